@@ -1,0 +1,56 @@
+"""The one canonical block hash: keyed BLAKE2b-128 over (parent digest, little-endian u32 token ids).
+
+The chain is rooted in everything that makes KV bytes incompatible: model fingerprint, KV dtype, block size, adapter, and
+the tenant's salt, so tenants that set a salt never share KV. Gateway and workers compute the same hashes; the readiness
+probe compares them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from array import array
+from collections.abc import Sequence
+
+DIGEST_BYTES = 16
+_KEY = b"baton.block.v1"
+
+
+def hash_root(*, model: str, kv_dtype: str, block_size: int, adapter: str = "", salt: str = "") -> bytes:
+    """Return the 16-byte root digest. Fields are length-prefixed, so no two tuples can collide by concatenation."""
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES, key=_KEY)
+    for field in (model, kv_dtype, str(block_size), adapter, salt):
+        raw = field.encode()
+        digest.update(struct.pack("<I", len(raw)) + raw)
+    return digest.digest()
+
+
+def hash_block(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """Return the digest of one full block whose predecessor has digest `parent`."""
+    return hashlib.blake2b(parent + pack_tokens(token_ids), digest_size=DIGEST_BYTES, key=_KEY).digest()
+
+
+def hash_blocks(root: bytes, token_ids: Sequence[int], block_size: int) -> list[bytes]:
+    """Return the digests of all *full* blocks of `token_ids`, in order. The trailing partial block has none."""
+    packed = pack_tokens(token_ids)
+    stride = 4 * block_size
+    parent, digests = root, []
+    for end in range(stride, len(packed) + 1, stride):
+        parent = hashlib.blake2b(parent + packed[end - stride : end], digest_size=DIGEST_BYTES, key=_KEY).digest()
+        digests.append(parent)
+    return digests
+
+
+def pack_tokens(token_ids: Sequence[int]) -> bytes:
+    """Pack token ids as little-endian uint32. Raises OverflowError for a negative or too large id."""
+    packed = array("I", token_ids)
+    if packed.itemsize != 4:  # pragma: no cover - no platform of ours
+        raise RuntimeError("array('I') is not 32 bits wide here")
+    return packed.tobytes()
+
+
+def unpack_tokens(packed: bytes) -> list[int]:
+    """Unpack what `pack_tokens` packed. Raises ValueError when the length is no multiple of 4."""
+    values = array("I")
+    values.frombytes(packed)
+    return values.tolist()

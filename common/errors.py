@@ -1,0 +1,91 @@
+"""Failures that another process must tell apart. Only the gateway knows what HTTP status each becomes."""
+
+from __future__ import annotations
+
+
+class ServingError(Exception):
+    """A request could not be served. `code` travels on the wire, `retryable` says whether another attempt may help."""
+
+    code = "internal"
+    retryable = False
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class InvalidRequestError(ServingError):
+    """The client sent something that can never work; `param` names the field."""
+
+    code = "invalid_request"
+
+
+class OverloadedError(ServingError):
+    """No room now. `retry_after_s` says when to come back."""
+
+    code = "overloaded"
+    retryable = True
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class UnavailableError(ServingError):
+    """A part that the request needs is not there: no live worker, no bus."""
+
+    code = "unavailable"
+    retryable = True
+
+
+class DeadlineExceededError(ServingError):
+    """The request's deadline passed before its answer was complete."""
+
+    code = "deadline_exceeded"
+
+
+class QuarantinedError(ServingError):
+    """The request was given up after it failed on several workers."""
+
+    code = "request_quarantined"
+
+
+class WorkerFailedError(ServingError):
+    """A worker reported that this attempt failed; another attempt may work."""
+
+    code = "worker_failed"
+    retryable = True
+
+
+class HandoffRefusedError(ServingError):
+    """The decode worker refused a reservation or a manifest; `reason` is a `RefusalReason` value."""
+
+    code = "handoff_refused"
+    retryable = True
+
+
+class MalformedMessageError(ServingError):
+    """Bytes on the bus that no decoder accepts. Counted and dead-lettered; no process dies of it."""
+
+    code = "malformed_message"
+
+
+_BY_CODE: dict[str, type[ServingError]] = {
+    kind.code: kind
+    for kind in (
+        ServingError,
+        InvalidRequestError,
+        UnavailableError,
+        DeadlineExceededError,
+        QuarantinedError,
+        WorkerFailedError,
+        HandoffRefusedError,
+        OverloadedError,
+    )
+}
+
+
+def error_from_code(code: str, message: str) -> ServingError:
+    """Rebuild an error that arrived on the wire; an unknown code (a newer peer's) becomes a plain `ServingError`."""
+    return _BY_CODE.get(code, ServingError)(message)

@@ -1,0 +1,360 @@
+"""Every message on the bus, with its direction and its promise.
+
+Encoding: msgpack maps through msgspec. Compatibility: a message carries `v`; fields are only ever added, with defaults;
+unknown fields are ignored; types and names are never changed or reused. Token ids travel packed (`blocks.pack_tokens`).
+Times are *remaining* or elapsed milliseconds, never wall-clock instants: hosts' clocks differ.
+
+One union per receiver (`ToWorker`, `ToGateway`), one decoder per union.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from common.errors import MalformedMessageError
+
+PROTOCOL_VERSION = 1
+MIN_PROTOCOL_VERSION = 1  # version N understands N-1
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How to choose tokens. Sampling is a pure function of (logits, seed, position, tokens so far)."""
+
+    temperature: float = 1.0  # 0 = greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 = off
+    min_p: float = 0.0
+    seed: int = 0  # unsigned 64 bit; the gateway always sets one, so that a resumed request continues as it would have
+    presence_penalty: float = 0.0  # over generated tokens
+    frequency_penalty: float = 0.0  # over generated tokens
+    repetition_penalty: float = 1.0  # over prompt and generated tokens
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None  # None = off; k = the chosen token's logprob and the k most likely tokens
+    max_tokens: int  # generated tokens at most, of the whole request (not of this attempt)
+    min_tokens: int = 0  # stop tokens are banned before this many were generated
+    stop_token_ids: list[int] = []  # model's EOS (unless ignore_eos) and the client's; the stop token is part of the output
+
+
+class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """Shape of a pool: `kv[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]`, one contiguous run a block."""
+
+    num_blocks: int
+    num_layers: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str  # "float32", "bfloat16", "float16"
+
+    @property
+    def block_elements(self) -> int:
+        return self.num_layers * 2 * self.block_size * self.num_kv_heads * self.head_dim
+
+    @property
+    def block_bytes(self) -> int:
+        return self.block_elements * {"float32": 4, "bfloat16": 2, "float16": 2}[self.dtype]
+
+    def compatible_with(self, other: KVLayout) -> bool:
+        """Whether blocks can move between the two pools as they are (their sizes may differ)."""
+        return msgspec.structs.replace(self, num_blocks=0) == msgspec.structs.replace(other, num_blocks=0)
+
+
+class Region(msgspec.Struct, frozen=True, kw_only=True):
+    """How a peer reaches a worker's registered pool. `address` is the transport's own (a shm name, host and port, ...)."""
+
+    transport: str  # "shm", "ucx", "cuda_ipc"
+    incarnation: int
+    layout: KVLayout
+    address: dict[str, str]
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
+    """Gateway -> prefill worker, through JetStream. Started only after a granted `Claim`; answered by token frames or `Failed`.
+
+    A resumed request (attempt > 1) carries the tokens that the client already has behind its prompt:
+    `token_ids = prompt + generated`, and the next sampled token has position `len(token_ids) - num_prompt_tokens`.
+    """
+
+    v: int = PROTOCOL_VERSION
+    request_id: str
+    attempt: int
+    gateway: str
+    token_ids: bytes
+    num_prompt_tokens: int
+    hash_root: bytes
+    sampling: SamplingParams
+    decode_workers: list[str]  # candidates, best first; empty = the worker that prefills also decodes (local prefill)
+    deadline_ms: int  # remaining when published; the claim's reply brings it up to date
+    priority: int = 0
+    traceparent: str = ""
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True, tag="claim"):
+    """Worker -> gateway, request. May this worker start this attempt? Answered by `ClaimReply`. Idempotent."""
+
+    v: int = PROTOCOL_VERSION
+    request_id: str
+    attempt: int
+    worker: str
+    incarnation: int
+
+
+class ClaimReply(msgspec.Struct, frozen=True, kw_only=True, tag="claim_reply"):
+    """Not granted: drop the job (`term` it); somebody else owns the request, or nobody wants it any more."""
+
+    granted: bool
+    reason: str = ""
+    remaining_ms: int = 0
+
+
+class Settle(msgspec.Struct, frozen=True, kw_only=True, tag="settle"):
+    """Prefill worker -> gateway, request, after the decode worker accepted the manifest (or the request ended here)."""
+
+    v: int = PROTOCOL_VERSION
+    request_id: str
+    attempt: int
+    worker: str
+    incarnation: int
+    decode_worker: str = ""  # who has it now; empty = ended on the sender
+    decode_incarnation: int = 0
+
+
+class SettleReply(msgspec.Struct, frozen=True, kw_only=True, tag="settle_reply"):
+    """`ack`: ack the job in JetStream. Otherwise the attempt is stale: `term` the delivery, never ack it."""
+
+    ack: bool
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """Worker -> gateway, one way. This attempt ended here without an answer; the gateway decides about another."""
+
+    v: int = PROTOCOL_VERSION
+    request_id: str
+    attempt: int
+    worker: str
+    incarnation: int
+    code: str  # `ServingError.code`
+    message: str
+    retryable: bool
+
+
+class Imported(msgspec.Struct, frozen=True, kw_only=True, tag="imported"):
+    """Decode worker -> gateway, one way. The KV was verified; this worker decodes the sequence from now on."""
+
+    v: int = PROTOCOL_VERSION
+    request_id: str
+    attempt: int
+    worker: str
+    incarnation: int
+    transferred_blocks: int
+    transferred_bytes: int
+    reused_blocks: int  # blocks of the prompt that the decode worker already had
+    transfer_ms: float  # reservation granted -> manifest verified
+
+
+class Reserve(msgspec.Struct, frozen=True, kw_only=True, tag="reserve"):
+    """Prefill -> decode worker, request. Reserve room for the whole job; answered by `ReserveReply`. Idempotent per attempt."""
+
+    v: int = PROTOCOL_VERSION
+    job: Job
+    worker: str  # the writer
+    incarnation: int
+    remaining_ms: int
+    layout: KVLayout
+
+
+class ReserveReply(msgspec.Struct, frozen=True, kw_only=True, tag="reserve_reply"):
+    """A lease on destination blocks, or a refusal with its reason (`full`, `draining`, `incompatible`, `cancelled`)."""
+
+    granted: bool
+    reason: str = ""
+    incarnation: int = 0  # the decode worker's
+    lease_id: int = 0
+    generation: int = 0
+    first_block: int = 0  # blocks [0, first_block) of the prompt are already there, verified
+    destination_blocks: bytes = b""  # packed u32: where blocks [first_block, ceil(tokens / block_size)) go
+    lease_ms: int = 0
+    region: Region | None = None
+
+
+class Handoff(msgspec.Struct, frozen=True, kw_only=True, tag="handoff"):
+    """Prefill -> decode worker, request: the manifest, sent after every run was pushed. Answered by `HandoffReply`."""
+
+    v: int = PROTOCOL_VERSION
+    request_id: str
+    attempt: int
+    worker: str
+    incarnation: int
+    decode_incarnation: int
+    lease_id: int
+    generation: int
+    digests: bytes  # packed little-endian u64, one for each pushed block, in order
+    first_token: int
+    remaining_ms: int
+    num_cached_tokens: int = 0  # the prefill worker's prefix hit, for usage and traces
+
+
+class HandoffReply(msgspec.Struct, frozen=True, kw_only=True, tag="handoff_reply"):
+    """Accepted: the decode worker owns the sequence. Otherwise `reason`: `digest`, `stale`, `expired`, `incomplete`, `cancelled`."""
+
+    accepted: bool
+    reason: str = ""
+
+
+class WriterDone(msgspec.Struct, frozen=True, kw_only=True, tag="writer_done"):
+    """Prefill -> decode worker, request (`Ack`): the writer gave this lease up; no write is in flight and none will follow."""
+
+    v: int = PROTOCOL_VERSION
+    request_id: str
+    attempt: int
+    worker: str
+    incarnation: int
+    lease_id: int
+    generation: int
+
+
+class LeaseAborted(msgspec.Struct, frozen=True, kw_only=True, tag="lease_aborted"):
+    """Decode -> prefill worker, one way: stop writing under this lease, then answer with `WriterDone`."""
+
+    v: int = PROTOCOL_VERSION
+    request_id: str
+    attempt: int
+    worker: str
+    incarnation: int
+    lease_id: int
+    generation: int
+    reason: str
+
+
+class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
+    """Gateway -> prefill and decode worker, request (`Ack`). Attempts up to `attempt` must stop; leaves a tombstone."""
+
+    v: int = PROTOCOL_VERSION
+    request_id: str
+    attempt: int
+    reason: str = "client"
+
+
+class Resend(msgspec.Struct, frozen=True, kw_only=True, tag="resend"):
+    """Gateway -> decode worker, one way: frames were lost; send the tokens from `position` on again."""
+
+    v: int = PROTOCOL_VERSION
+    request_id: str
+    attempt: int
+    position: int
+
+
+class Received(msgspec.Struct, frozen=True, kw_only=True, tag="received"):
+    """Gateway -> worker, one way: every token up to the final one arrived; the worker may forget the stream."""
+
+    v: int = PROTOCOL_VERSION
+    request_id: str
+    attempt: int
+
+
+class Ack(msgspec.Struct, frozen=True, kw_only=True, tag="ack"):
+    """Plain answer. `known` is False when the receiver had nothing to do for this id."""
+
+    known: bool
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Natural logarithms, of the model's distribution before temperature and penalties."""
+
+    logprob: float
+    top_ids: list[int] = []
+    top_logprobs: list[float] = []
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True):
+    """New tokens of one sequence. `position` counts generated tokens of the whole request from 0, across attempts."""
+
+    request_id: str
+    attempt: int
+    position: int
+    token_ids: bytes
+    finish: str = ""  # "", "stop" (the last token is a stop token), "length"
+    logprobs: list[TokenLogprobs] = []
+    cached_tokens: int = -1  # with the prefill worker's first token: prompt tokens that its prefix cache held
+    queue_ms: float = 0.0  # with the first token: claimed -> first chunk started
+    prefill_ms: float = 0.0  # with the first token: first chunk started -> token sampled
+
+
+class Frame(msgspec.Struct, frozen=True, kw_only=True, tag="frame"):
+    """Worker -> gateway, one way: one a step and gateway, with the new tokens of all of that gateway's sequences."""
+
+    v: int = PROTOCOL_VERSION
+    worker: str
+    incarnation: int
+    tokens: list[Tokens]
+
+
+class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="worker_state"):
+    """Worker -> everybody, every 500 ms; also what the registry in Redis holds. Facts first, then load, then rates."""
+
+    v: int = PROTOCOL_VERSION
+    worker: str
+    incarnation: int
+    roles: list[str]  # "prefill", "decode"
+    status: str  # "starting", "ready", "draining"
+    model: str  # served name
+    model_fingerprint: str
+    tokenizer_fingerprint: str
+    vocab_size: int
+    max_model_len: int
+    region: Region
+    parity_hash: bytes = b""  # block hash of the probe prompt (see docs/architecture.md); must equal the gateway's
+    steps: int = 0  # counter of the device loop: alive but stuck is dead
+    busy: bool = False  # a step is running or work is waiting; `steps` must then move
+    running: int = 0  # sequences in the batch
+    waiting: int = 0  # sequences claimed or imported, not in the batch
+    queued_tokens: int = 0  # prompt tokens claimed and not yet computed
+    free_blocks: int = 0  # free or evictable
+    held_blocks: int = 0  # under a lease, a hold or in quarantine
+    max_sequences: int = 0
+    prefill_tokens_per_s: float = 0.0  # measured, exponential average; 0 = not measured yet
+    decode_step_ms: float = 0.0
+
+
+class GatewayState(msgspec.Struct, frozen=True, kw_only=True, tag="gateway_state"):
+    """Gateway -> workers, every second. A worker drops the requests of a gateway that was silent for 5 s."""
+
+    v: int = PROTOCOL_VERSION
+    gateway: str
+    incarnation: int
+
+
+ToWorker = Reserve | Handoff | WriterDone | LeaseAborted | Cancel | Resend | Received
+ToGateway = Claim | Settle | Failed | Imported
+WorkerReply = ReserveReply | HandoffReply | Ack
+GatewayReply = ClaimReply | SettleReply | Ack
+
+to_worker_decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+to_gateway_decoder: msgspec.msgpack.Decoder[ToGateway] = msgspec.msgpack.Decoder(ToGateway)
+worker_reply_decoder: msgspec.msgpack.Decoder[WorkerReply] = msgspec.msgpack.Decoder(WorkerReply)
+gateway_reply_decoder: msgspec.msgpack.Decoder[GatewayReply] = msgspec.msgpack.Decoder(GatewayReply)
+frame_decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
+job_decoder: msgspec.msgpack.Decoder[Job] = msgspec.msgpack.Decoder(Job)
+worker_state_decoder: msgspec.msgpack.Decoder[WorkerState] = msgspec.msgpack.Decoder(WorkerState)
+gateway_state_decoder: msgspec.msgpack.Decoder[GatewayState] = msgspec.msgpack.Decoder(GatewayState)
+
+_encoder = msgspec.msgpack.Encoder()
+Message = TypeVar("Message")
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """Return the message as msgpack."""
+    return _encoder.encode(message)
+
+
+def decode(decoder: msgspec.msgpack.Decoder[Message], raw: bytes) -> Message:
+    """Decode and check the version. Raises MalformedMessageError with the path of what is wrong."""
+    try:
+        message = decoder.decode(raw)
+    except msgspec.MsgspecError as error:
+        raise MalformedMessageError(str(error)) from error
+    version = getattr(message, "v", PROTOCOL_VERSION)
+    if version < MIN_PROTOCOL_VERSION:
+        raise MalformedMessageError(f"protocol version {version} is older than {MIN_PROTOCOL_VERSION}")
+    return message

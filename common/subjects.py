@@ -1,0 +1,61 @@
+"""Every NATS subject, stream and Redis key, in one place.
+
+Worker and gateway ids are tokens of `[A-Za-z0-9_-]{1,64}` (checked by `check_id`), so that an id can never widen a subject.
+"""
+
+from __future__ import annotations
+
+import re
+
+JOBS_STREAM = "BATON_JOBS"  # work queue, memory storage: jobs that were admitted and not yet settled
+DEAD_STREAM = "BATON_DEAD"  # dead letters: jobs given up and messages that could not be decoded
+
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+
+
+def check_id(name: str) -> str:
+    """Return `name` if it may be part of a subject or key; raise ValueError otherwise."""
+    if not _ID.match(name):
+        raise ValueError(f"{name!r} is not a valid id: use 1 to 64 letters, digits, '-' or '_'")
+    return name
+
+
+def jobs(worker: str) -> str:
+    """JetStream: gateway -> the worker that shall prefill."""
+    return f"baton.jobs.{check_id(worker)}"
+
+
+def worker(worker_id: str) -> str:
+    """Core NATS, requests to one worker: `ToWorker` (reserve, hand-off, cancel, resend, ...)."""
+    return f"baton.worker.{check_id(worker_id)}"
+
+
+def gateway(gateway_id: str) -> str:
+    """Core NATS, requests to one gateway: `ToGateway` (claim, settle, failed, imported)."""
+    return f"baton.gateway.{check_id(gateway_id)}"
+
+
+def frames(gateway_id: str) -> str:
+    """Core NATS: token frames to one gateway, one a step and worker."""
+    return f"baton.frames.{check_id(gateway_id)}"
+
+
+def heartbeat(worker_id: str) -> str:
+    """Core NATS: one worker's `WorkerState`, every 500 ms."""
+    return f"baton.heartbeat.{check_id(worker_id)}"
+
+
+ALL_HEARTBEATS = "baton.heartbeat.*"
+
+
+def gateway_heartbeat(gateway_id: str) -> str:
+    """Core NATS: one gateway's `GatewayState`, every second."""
+    return f"baton.gatebeat.{check_id(gateway_id)}"
+
+
+ALL_GATEWAY_HEARTBEATS = "baton.gatebeat.*"
+
+
+def dead_letter(kind: str) -> str:
+    """JetStream: what was given up; `kind` is `job` or `malformed`."""
+    return f"baton.dead.{check_id(kind)}"
