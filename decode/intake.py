@@ -1,0 +1,364 @@
+"""How KV comes in: grant a lease, let the writer fill it, verify the manifest, give the sequence to the batch.
+
+The rules are the sans-IO `kvtransfer.lease.LeaseTable`: blocks under a lease belong to the *transfer* until it ended; after
+an abort they stay in quarantine until no write can land any more. This file does the I/O and the memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from common import subjects
+from common.blocks import hash_blocks, pack_tokens, unpack_tokens
+from common.errors import HandoffRefusedError, InvalidRequestError, UnavailableError
+from common.messages import (
+    Ack,
+    Handoff,
+    HandoffReply,
+    Imported,
+    Job,
+    LeaseAborted,
+    Region,
+    Reserve,
+    ReserveReply,
+    WriterDone,
+)
+from decode.request import DecodeRequest
+from engine.block_pool import OutOfBlocksError
+from engine.sequence import Sequence
+from kvtransfer.digest import block_digests
+from kvtransfer.lease import Lease, LeaseState
+from kvtransfer.lease import LeaseTable
+from worker.checks import check_job
+from worker.host import WorkerHost
+from worker.prefix import blocks_for, publish_computed
+from worker.tombstones import Tombstones
+
+log = logging.getLogger("baton.intake")
+
+LEASE_S = 30.0  # longest time from a reservation to its manifest
+MAX_VERDICTS = 1_000  # answers kept for repeated manifests
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Reservation:
+    """What a lease stands for: the job, and its prompt's blocks in order."""
+
+    lease: Lease
+    job: Job
+    token_ids: list[int]
+    cached: list[int]  # verified blocks that were here already; one reference each is ours
+    digests: list[bytes]  # of `cached`
+    num_pushed: int  # blocks that the writer fills: the first ones of the lease
+    deadline_at: float
+    granted_at: float
+    reply: ReserveReply
+
+
+class Intake:
+    """Answers `Reserve`, `Handoff` and `WriterDone` for the decode role."""
+
+    def __init__(
+        self,
+        host: WorkerHost,
+        *,
+        running: Callable[[], int],
+        cancelled: Tombstones,
+        activate: Callable[[DecodeRequest], None],
+    ) -> None:
+        self._host = host
+        self._running = running
+        self._cancelled = cancelled
+        self._activate = activate
+        self._table = LeaseTable(incarnation=host.incarnation)
+        self._reservations: dict[int, Reservation] = {}  # by lease id, until the lease ended
+        self._verdicts: OrderedDict[tuple[int, int], asyncio.Task[HandoffReply]] = OrderedDict()
+        self.bad_digests = 0
+
+    @property
+    def num_leases(self) -> int:
+        """Reservations that may still become sequences."""
+        return sum(r.lease.state in (LeaseState.RESERVED, LeaseState.VERIFYING) for r in self._reservations.values())
+
+    @property
+    def held_blocks(self) -> int:
+        """Blocks that leases and quarantine keep from everybody else."""
+        return self._table.held_blocks
+
+    # -- reserve -----------------------------------------------------------------------------------------------------
+
+    async def reserve(self, message: Reserve) -> ReserveReply:
+        """Grant a lease for the whole prompt and the first generated token, or say why not. Repeating it changes nothing."""
+        job = message.job
+        refusal = self._refusal(message)
+        if refusal:
+            return ReserveReply(granted=False, reason=refusal)
+        known = self._known(message)
+        if known is not None:
+            return known.reply
+        token_ids = unpack_tokens(job.token_ids)
+        size, pool = self._host.pool.block_size, self._host.pool
+        digests = hash_blocks(job.hash_root, token_ids, size)
+        cached = pool.match_prefix(digests)
+        num_fresh = blocks_for(len(token_ids) + 1, size) - len(cached)
+        room_to_grow = self._running()  # a block for each running sequence comes first
+        try:
+            if pool.num_free < num_fresh + room_to_grow and (room_to_grow or self._reservations):
+                raise OutOfBlocksError(num_fresh)
+            fresh = pool.allocate(num_fresh)
+        except OutOfBlocksError:
+            pool.release(cached)
+            return ReserveReply(granted=False, reason="full")
+        return self._grant(message, token_ids, cached, digests[: len(cached)], fresh)
+
+    def _refusal(self, message: Reserve) -> str:
+        job, settings = message.job, self._host.settings
+        if self._host.status != "ready":
+            return "draining"
+        if not self._host.engine.layout.compatible_with(message.layout):
+            return "incompatible"
+        if self._cancelled.covers(job.request_id, job.attempt):
+            return "cancelled"
+        try:
+            check_job(job, vocab_size=self._host.engine.vocab_size, max_model_len=self._host.max_model_len)
+        except InvalidRequestError as error:
+            return f"invalid: {error.message}"
+        if self._known(message) is None and self._running() + self.num_leases >= settings.max_sequences:
+            return "full"
+        return ""
+
+    def _known(self, message: Reserve) -> Reservation | None:
+        for reservation in self._reservations.values():
+            lease = reservation.lease
+            if (
+                reservation.job.request_id == message.job.request_id
+                and reservation.job.attempt == message.job.attempt
+                and (lease.writer, lease.writer_incarnation) == (message.worker, message.incarnation)
+                and lease.state is LeaseState.RESERVED
+            ):
+                return reservation
+        return None
+
+    def _grant(
+        self, message: Reserve, token_ids: list[int], cached: list[int], digests: list[bytes], fresh: list[int]
+    ) -> ReserveReply:
+        job, now, host = message.job, time.monotonic(), self._host
+        lease_s = min(LEASE_S, message.remaining_ms / 1000)
+        try:
+            lease = self._table.reserve(
+                now,
+                request_id=job.request_id,
+                attempt=job.attempt,
+                writer=message.worker,
+                writer_incarnation=message.incarnation,
+                blocks=fresh,
+                expires_at=now + lease_s,
+            )
+        except HandoffRefusedError as error:
+            host.pool.release(cached + fresh)
+            return ReserveReply(granted=False, reason=error.message)
+        num_pushed = blocks_for(len(token_ids), host.pool.block_size) - len(cached)
+        host.transport.expect(lease.lease_id, lease.generation, fresh[:num_pushed])
+        reply = ReserveReply(
+            granted=True,
+            incarnation=host.incarnation,
+            lease_id=lease.lease_id,
+            generation=lease.generation,
+            first_block=len(cached),
+            destination_blocks=pack_tokens(fresh[:num_pushed]),
+            lease_ms=int(lease_s * 1000),
+            region=host.region,
+        )
+        self._reservations[lease.lease_id] = Reservation(
+            lease=lease,
+            job=job,
+            token_ids=token_ids,
+            cached=cached,
+            digests=digests,
+            num_pushed=num_pushed,
+            deadline_at=now + message.remaining_ms / 1000,
+            granted_at=now,
+            reply=reply,
+        )
+        return reply
+
+    # -- manifest ----------------------------------------------------------------------------------------------------
+
+    async def hand_over(self, message: Handoff) -> HandoffReply:
+        """Verify and activate, once: a repeated manifest gets the first one's answer."""
+        key = (message.lease_id, message.generation)
+        verdict = self._verdicts.get(key)
+        if verdict is None:
+            verdict = self._verdicts[key] = self._host.spawn(self._verify(message))
+            if len(self._verdicts) > MAX_VERDICTS:
+                self._verdicts.popitem(last=False)
+        return await asyncio.shield(verdict)
+
+    async def _verify(self, message: Handoff) -> HandoffReply:
+        if message.decode_incarnation != self._host.incarnation:
+            return HandoffReply(accepted=False, reason="stale")
+        try:
+            self._table.begin_verify(
+                time.monotonic(),
+                lease_id=message.lease_id,
+                generation=message.generation,
+                request_id=message.request_id,
+                attempt=message.attempt,
+                writer=message.worker,
+                writer_incarnation=message.incarnation,
+            )
+        except HandoffRefusedError as error:
+            return HandoffReply(accepted=False, reason=error.message)
+        reservation = self._reservations[message.lease_id]
+        reason = await self._check(reservation, message)
+        self._host.transport.forget(message.lease_id, message.generation)
+        if self._cancelled.covers(message.request_id, message.attempt):
+            reason = "cancelled"
+        if reason:
+            self._give_back(reservation, self._table.reject(message.lease_id))
+            return HandoffReply(accepted=False, reason=reason)
+        self._accept(reservation, message)
+        return HandoffReply(accepted=True)
+
+    async def _check(self, reservation: Reservation, message: Handoff) -> str:
+        """The reason to refuse, or "": every pushed block arrived and has the digest that its writer computed."""
+        wait_s = max(0.0, min(5.0, message.remaining_ms / 1000))
+        if not await self._host.transport.arrived(message.lease_id, message.generation, wait_s):
+            return "incomplete"
+        pushed = reservation.lease.blocks[: reservation.num_pushed]
+        if len(message.digests) != 8 * len(pushed):
+            return "incomplete"
+        digests = await asyncio.to_thread(block_digests, self._host.engine.kv, pushed)
+        if digests != message.digests:
+            self.bad_digests += 1
+            log.error("intake.bad_digest", extra={"request_id": message.request_id, "writer": message.worker})
+            return "digest"
+        if not 0 <= message.first_token < self._host.engine.vocab_size:
+            return "invalid"
+        return ""
+
+    def _accept(self, reservation: Reservation, message: Handoff) -> None:
+        blocks = self._table.accept(message.lease_id)
+        del self._reservations[message.lease_id]
+        job = reservation.job
+        sequence = Sequence(
+            request_id=job.request_id,
+            attempt=job.attempt,
+            token_ids=reservation.token_ids,
+            num_prompt_tokens=job.num_prompt_tokens,
+            sampling=job.sampling,
+            hash_root=job.hash_root,
+        )
+        sequence.block_table = reservation.cached + blocks
+        sequence.digests = list(reservation.digests)
+        sequence.num_cached = len(reservation.cached) * self._host.pool.block_size
+        sequence.num_computed = len(reservation.token_ids)
+        publish_computed(self._host.pool, sequence)
+        sequence.append(message.first_token)
+        self._activate(
+            DecodeRequest(
+                job=job,
+                sequence=sequence,
+                deadline_at=reservation.deadline_at,
+                first_position=sequence.num_generated,
+            )
+        )
+        self._host.spawn(self._tell_imported(reservation))
+
+    async def _tell_imported(self, reservation: Reservation) -> None:
+        imported = Imported(
+            request_id=reservation.job.request_id,
+            attempt=reservation.job.attempt,
+            worker=self._host.worker_id,
+            incarnation=self._host.incarnation,
+            transferred_blocks=reservation.num_pushed,
+            transferred_bytes=reservation.num_pushed * self._host.engine.layout.block_bytes,
+            reused_blocks=len(reservation.cached),
+            transfer_ms=(time.monotonic() - reservation.granted_at) * 1000,
+        )
+        try:
+            await self._host.bus.publish(subjects.gateway(reservation.job.gateway), imported)
+        except UnavailableError:
+            log.warning("intake.import_not_told", extra={"request_id": reservation.job.request_id})
+
+    # -- abort, quarantine, release ----------------------------------------------------------------------------------
+
+    def writer_done(self, message: WriterDone) -> Ack:
+        """The writer gave the lease up: its blocks are free at once."""
+        freed = self._table.writer_done(
+            lease_id=message.lease_id, generation=message.generation, writer_incarnation=message.incarnation
+        )
+        reservation = self._reservations.get(message.lease_id)
+        if reservation is None or reservation.lease.state is not LeaseState.RELEASED:
+            return Ack(known=False)
+        self._host.transport.forget(message.lease_id, message.generation)
+        self._give_back(reservation, freed)
+        return Ack(known=True)
+
+    async def cancel(self, request_id: str, attempt: int) -> bool:
+        """Abort the request's lease; its blocks wait in quarantine until the writer can't write any more."""
+        lease = self._table.cancel(time.monotonic(), request_id, attempt)
+        if lease is None:
+            return False
+        await self._abort(lease, "cancelled")
+        return True
+
+    async def cancel_all(self, *, gateway: str | None) -> None:
+        for reservation in list(self._reservations.values()):
+            if gateway is None or reservation.job.gateway == gateway:
+                await self.cancel(reservation.job.request_id, reservation.job.attempt)
+
+    async def look_after_leases(self, now: float) -> None:
+        """Expire leases; ask the writers of quarantined ones to stop, again and again, until they answer or are gone."""
+        self._table.expire(now)
+        for reservation in list(self._reservations.values()):
+            if reservation.lease.state is LeaseState.QUARANTINED:
+                await self._abort(reservation.lease, "expired or cancelled")
+
+    def worker_lost(self, worker: str, incarnation: int) -> None:
+        """A silent writer is not a dead one: only when no write of it can land do its blocks go back."""
+        if self._host.transport.writer_gone(self._writer_region(worker, incarnation)):
+            self._fence(worker, incarnation)
+
+    async def _abort(self, lease: Lease, reason: str) -> None:
+        self._host.transport.forget(lease.lease_id, lease.generation)
+        if self._host.transport.writer_gone(self._writer_region(lease.writer, lease.writer_incarnation)):
+            self._fence(lease.writer, lease.writer_incarnation)
+            return
+        message = LeaseAborted(
+            request_id=lease.request_id,
+            attempt=lease.attempt,
+            worker=self._host.worker_id,
+            incarnation=self._host.incarnation,
+            lease_id=lease.lease_id,
+            generation=lease.generation,
+            reason=reason,
+        )
+        try:
+            await self._host.bus.publish(subjects.worker(lease.writer), message)
+        except UnavailableError:
+            log.debug("intake.abort_not_told", extra={"writer": lease.writer})
+
+    def _fence(self, writer: str, incarnation: int) -> None:
+        """Nothing of this writer can land any more: free all that it could have written."""
+        self._table.fence(writer, incarnation)
+        for reservation in list(self._reservations.values()):
+            if reservation.lease.state is LeaseState.RELEASED:
+                self._give_back(reservation, reservation.lease.blocks)
+
+    def _writer_region(self, worker: str, incarnation: int) -> Region | None:
+        """The writer's region while its process is the one that holds the lease; None when another took its name."""
+        state = self._host.peers.states.get(worker)
+        return state.region if state is not None and state.incarnation == incarnation else None
+
+    def _give_back(self, reservation: Reservation, blocks: list[int]) -> None:
+        """The lease ended without a sequence: its fresh blocks and the references on the cached ones are returned."""
+        if self._reservations.pop(reservation.lease.lease_id, None) is not None:
+            self._host.pool.release(reservation.cached + blocks)
+            self._host.jobs.room_changed()
+            self._host.device.wake()

@@ -1,0 +1,58 @@
+"""One request inside the decode role."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from common.blocks import pack_tokens
+from common.messages import Job, TokenLogprobs, Tokens
+from engine.sequence import Sequence
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class DecodeRequest:
+    """A sequence that this worker decodes, kept until the gateway has its last token (for `Resend`)."""
+
+    job: Job
+    sequence: Sequence
+    deadline_at: float  # `time.monotonic()`
+    first_position: int  # generated tokens before this worker's first; the gateway has those
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the tokens from `first_position` on, when asked for
+    finish: str = ""
+    ended_at: float | None = None
+    stopped: str = ""
+    in_step: bool = False
+    preemptions: int = 0
+
+    @property
+    def id(self) -> str:
+        return self.job.request_id
+
+    @property
+    def attempt(self) -> int:
+        return self.job.attempt
+
+    @property
+    def num_missing(self) -> int:
+        """Known tokens whose KV is not in the pool: 1 for a sequence that decodes, more after a preemption."""
+        return len(self.sequence.token_ids) - self.sequence.num_computed
+
+    @property
+    def expired(self) -> bool:
+        return time.monotonic() >= self.deadline_at
+
+    def tokens_from(self, position: int) -> Tokens | None:
+        """The tokens from generated position `position` on, as far as this worker made them; None if there are none."""
+        position = max(position, self.first_position)
+        ids = self.sequence.token_ids[self.sequence.num_prompt_tokens + position :]
+        if not ids:
+            return None
+        return Tokens(
+            request_id=self.id,
+            attempt=self.attempt,
+            position=position,
+            token_ids=pack_tokens(ids),
+            finish=self.finish,
+            logprobs=self.logprobs[position - self.first_position :],
+        )

@@ -1,0 +1,242 @@
+"""The hand-over of one request: reserve at the decode worker while the prompt is computed, push finished blocks, pass on.
+
+What may follow what is the sans-IO `kvtransfer.sender.Sender`; this file does its I/O:
+
+    reserve ──▶ push run, push run, … ──▶ manifest (`Handoff`) ──▶ `Settle` at the gateway, ack the job, free the hold
+       └────────────── any failure: no write in flight ──▶ `WriterDone` to the decode worker, `Failed` to the gateway
+
+A failed attempt costs little: the blocks stay in this worker's prefix cache, and the gateway decides about another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+from common import subjects
+from common.errors import HandoffRefusedError, ServingError, UnavailableError
+from common.messages import (
+    Handoff,
+    HandoffReply,
+    Reserve,
+    ReserveReply,
+    WriterDone,
+    worker_reply_decoder,
+)
+from kvtransfer.sender import Sender
+from kvtransfer.transport import Link, TransferError
+from prefill.request import PrefillRequest
+from worker.host import WorkerHost
+
+log = logging.getLogger("baton.handoff")
+
+RESERVE_TIMEOUT_S = 1.0
+RESERVE_AGAIN_S = 0.05  # every candidate was full: ask again after this
+PUSH_TIMEOUT_S = 10.0
+HANDOFF_TIMEOUT_S = 5.0
+HANDOFF_TRIES = 2
+WRITER_DONE_TIMEOUT_S = 1.0
+
+_UNWANTED = ("cancelled", "superseded", "gateway lost", "deadline")  # reasons after which nobody waits for an answer
+
+
+async def hand_over(request: PrefillRequest, host: WorkerHost) -> None:
+    """Follow `request` until its job is settled, failed or dropped. Never raises; leaves no write in flight."""
+    handover = _Handover(request, host)
+    reserving = host.spawn(handover.reserve()) if _needs_decode_worker(request) else None
+    try:
+        await handover.follow()
+    except (ServingError, TransferError) as error:
+        request.stop(str(error) or type(error).__name__)
+    except Exception as error:
+        log.exception("handoff.failed", extra={"request_id": request.id})
+        request.stop(f"hand-over failed: {type(error).__name__}")
+    if reserving is not None:
+        reserving.cancel()
+        await asyncio.wait([reserving])
+    if request.stopped:
+        await handover.give_up()
+
+
+def _needs_decode_worker(request: PrefillRequest) -> bool:
+    return request.sequence.num_generated + 1 < request.job.sampling.max_tokens
+
+
+class _Handover:
+    def __init__(self, request: PrefillRequest, host: WorkerHost) -> None:
+        self._request = request
+        self._host = host
+        self._sender = Sender(num_tokens=len(request.sequence.token_ids), block_size=host.pool.block_size)
+        self._link: Link | None = None
+        self._decode_worker = ""
+        self._reply: ReserveReply | None = None
+
+    async def follow(self) -> None:
+        request = self._request
+        while not request.stopped:
+            request.changed.clear()
+            if request.finish:
+                await self._host.jobs.settle(request.claimed)
+                await self._release_lease()
+                return
+            if self._reply is not None and not self._decode_worker_lives():
+                request.stop("decode worker lost")
+            elif request.expired:
+                request.stop("deadline")
+            elif await self._push_next():
+                continue
+            elif self._manifest_is_due():
+                await self._pass_on()
+                return
+            else:
+                await _wait(request.changed, request.claimed.remaining_ms() / 1000)
+
+    # -- reservation -----------------------------------------------------------------------------------------------
+
+    async def reserve(self) -> None:
+        """Ask the candidates, best first, round after round, until one grants a lease."""
+        request = self._request
+        while not request.stopped:
+            alive = [worker for worker in request.job.decode_workers if worker in self._host.peers.states]
+            if not alive:
+                request.stop("no decode worker lives")
+                return
+            for worker in alive:
+                reply = await self._ask(worker)
+                if reply is not None and reply.granted and reply.region is not None:
+                    await self._granted(worker, reply)
+                    return
+            await asyncio.sleep(RESERVE_AGAIN_S)
+
+    async def _ask(self, worker: str) -> ReserveReply | None:
+        message = Reserve(
+            job=self._request.job,
+            worker=self._host.worker_id,
+            incarnation=self._host.incarnation,
+            remaining_ms=self._request.claimed.remaining_ms(),
+            layout=self._host.engine.layout,
+        )
+        try:
+            reply = await self._host.bus.request(
+                subjects.worker(worker), message, worker_reply_decoder, timeout_s=RESERVE_TIMEOUT_S
+            )
+        except UnavailableError:
+            return None
+        return reply if isinstance(reply, ReserveReply) else None
+
+    async def _granted(self, worker: str, reply: ReserveReply) -> None:
+        assert reply.region is not None
+        self._decode_worker, self._reply = worker, reply
+        self._sender.reserved(reply)
+        try:
+            self._link = await self._host.transport.connect(reply.region)
+        except TransferError as error:
+            self._request.stop(f"no link to {worker}: {error}")
+        self._request.changed.set()
+
+    def _decode_worker_lives(self) -> bool:
+        state = self._host.peers.states.get(self._decode_worker)
+        return state is not None and self._reply is not None and state.incarnation == self._reply.incarnation
+
+    # -- blocks ----------------------------------------------------------------------------------------------------
+
+    async def _push_next(self) -> bool:
+        """Push the blocks that are computed, reserved and not yet sent; return whether there were any."""
+        sender, sequence = self._sender, self._request.sequence
+        sender.computed(sequence.num_computed)
+        if self._link is None or self._reply is None:
+            return False
+        run = sender.next_run()
+        if run is None:
+            return False
+        digests = await self._link.push(
+            lease_id=self._reply.lease_id,
+            generation=self._reply.generation,
+            source_blocks=[sequence.block_table[index] for index in run.indices],
+            destination_blocks=run.destination_blocks,
+            timeout_s=min(PUSH_TIMEOUT_S, self._request.claimed.remaining_ms() / 1000),
+        )
+        sender.pushed(run, digests)
+        return True
+
+    def _manifest_is_due(self) -> bool:
+        return self._request.first_token is not None and self._sender.manifest() is not None
+
+    # -- passing on ------------------------------------------------------------------------------------------------
+
+    async def _pass_on(self) -> None:
+        """Send the manifest; when it is accepted the sequence is the decode worker's, and the job is settled."""
+        reply = await self._send_manifest()
+        if not reply.accepted:
+            raise HandoffRefusedError(f"{self._decode_worker} refused the hand-over: {reply.reason}")
+        assert self._reply is not None
+        self._sender.handed_off()
+        await self._host.jobs.settle(
+            self._request.claimed,
+            decode_worker=self._decode_worker,
+            decode_incarnation=self._reply.incarnation,
+        )
+
+    async def _send_manifest(self) -> HandoffReply:
+        request, lease, digests = self._request, self._reply, self._sender.manifest()
+        assert lease is not None and digests is not None and request.first_token is not None
+        message = Handoff(
+            request_id=request.id,
+            attempt=request.job.attempt,
+            worker=self._host.worker_id,
+            incarnation=self._host.incarnation,
+            decode_incarnation=lease.incarnation,
+            lease_id=lease.lease_id,
+            generation=lease.generation,
+            digests=digests,
+            first_token=request.first_token,
+            remaining_ms=request.claimed.remaining_ms(),
+            num_cached_tokens=request.sequence.num_cached,
+        )
+        for _ in range(HANDOFF_TRIES):  # the receiver answers a repeated manifest as it answered the first
+            timeout_s = min(HANDOFF_TIMEOUT_S, request.claimed.remaining_ms() / 1000)
+            with contextlib.suppress(UnavailableError):
+                reply = await self._host.bus.request(
+                    subjects.worker(self._decode_worker), message, worker_reply_decoder, timeout_s=timeout_s
+                )
+                if isinstance(reply, HandoffReply):
+                    return reply
+        raise UnavailableError(f"{self._decode_worker} did not answer the hand-over")
+
+    # -- giving up -------------------------------------------------------------------------------------------------
+
+    async def give_up(self) -> None:
+        """No write is in flight any more: free the lease at the receiver, tell the gateway if it still cares."""
+        request = self._request
+        await self._release_lease()
+        if request.stopped in _UNWANTED:
+            await self._host.jobs.drop(request.claimed)
+        else:
+            await self._host.jobs.fail(
+                request.claimed, code="worker_failed", message=request.stopped, retryable=True
+            )
+        log.info("prefill.gave_up", extra={"request_id": request.id, "reason": request.stopped})
+
+    async def _release_lease(self) -> None:
+        lease = self._reply
+        if lease is None:
+            return
+        done = WriterDone(
+            request_id=self._request.id,
+            attempt=self._request.job.attempt,
+            worker=self._host.worker_id,
+            incarnation=self._host.incarnation,
+            lease_id=lease.lease_id,
+            generation=lease.generation,
+        )
+        with contextlib.suppress(UnavailableError):  # lost: the receiver asks again with `LeaseAborted`
+            await self._host.bus.request(
+                subjects.worker(self._decode_worker), done, worker_reply_decoder, timeout_s=WRITER_DONE_TIMEOUT_S
+            )
+
+
+async def _wait(event: asyncio.Event, timeout_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()

@@ -1,0 +1,56 @@
+"""One request inside the prefill role."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from common.blocks import unpack_tokens
+from common.messages import Job
+from engine.sequence import Sequence
+from worker.jobs import ClaimedJob
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class PrefillRequest:
+    """A claimed job with its sequence. `changed` is set whenever its hand-over may have something to do."""
+
+    claimed: ClaimedJob
+    sequence: Sequence
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    admitted: bool = False  # holds blocks
+    in_step: bool = False  # a pass over its blocks is running
+    started_at: float = 0.0  # first chunk planned
+    first_token: int | None = None
+    finish: str = ""  # set with the first token when the request ends with it
+    stopped: str = ""  # why the request was given up; "" = it goes on
+
+    @property
+    def job(self) -> Job:
+        return self.claimed.job
+
+    @property
+    def id(self) -> str:
+        return self.claimed.job.request_id
+
+    @property
+    def expired(self) -> bool:
+        return time.monotonic() >= self.claimed.deadline_at
+
+    def stop(self, reason: str) -> None:
+        """Give the request up; the first reason stands."""
+        self.stopped = self.stopped or reason
+        self.changed.set()
+
+
+def sequence_of(job: Job) -> Sequence:
+    """The sequence that a job describes, without blocks."""
+    return Sequence(
+        request_id=job.request_id,
+        attempt=job.attempt,
+        token_ids=unpack_tokens(job.token_ids),
+        num_prompt_tokens=job.num_prompt_tokens,
+        sampling=job.sampling,
+        hash_root=job.hash_root,
+    )

@@ -1,0 +1,225 @@
+"""The prefill role of a worker: admits prompts to the block pool, computes them in chunks, sends each first token.
+
+`PrefillRole` is called by the device loop (`plan`, `apply`, `failed`) and by the worker's host; what happens to the KV
+afterwards is `prefill.handoff`, one task for each request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence as ListOf
+
+from common import subjects
+from common.blocks import pack_tokens
+from common.errors import InvalidRequestError
+from common.messages import Ack, Cancel, Job, LeaseAborted, Tokens, ToWorker, WorkerReply, WriterDone
+from engine.block_pool import OutOfBlocksError
+from engine.engine import Chunk, Sampled
+from prefill.handoff import hand_over
+from prefill.request import PrefillRequest, sequence_of
+from prefill.scheduler import next_chunks
+from worker.checks import check_job
+from worker.host import RoleLoad, WorkerHost
+from worker.jobs import ClaimedJob
+from worker.prefix import admit, blocks_for, publish_computed, surrender
+from worker.tombstones import Tombstones
+
+log = logging.getLogger("baton.prefill")
+
+
+class PrefillRole:
+    """Owns the requests whose prompt is computed here, from the claim to the accepted hand-over."""
+
+    name = "prefill"
+
+    def __init__(self, host: WorkerHost, *, max_requests: int) -> None:
+        self._host = host
+        self._max_requests = max_requests
+        self._requests: dict[str, PrefillRequest] = {}  # in order of arrival
+        self._tasks: dict[PrefillRequest, asyncio.Task[None]] = {}
+        self._in_step: dict[int, PrefillRequest] = {}  # by id(sequence), of the pass in flight
+        self._cancelled = Tombstones()
+
+    # -- jobs ----------------------------------------------------------------------------------------------------------
+
+    def takes(self, job: Job) -> bool:
+        return bool(job.decode_workers)
+
+    def room(self) -> int:
+        """Jobs that could start now: none while a prompt waits for blocks, so that it waits where others can see it."""
+        if any(not request.admitted for request in self._requests.values()):
+            return 0
+        return self._max_requests - len(self._requests)
+
+    async def start(self, claimed: ClaimedJob) -> None:
+        job = claimed.job
+        try:
+            check_job(job, vocab_size=self._host.engine.vocab_size, max_model_len=self._host.max_model_len)
+        except InvalidRequestError as error:
+            await self._host.jobs.fail(claimed, code=error.code, message=error.message, retryable=False)
+            return
+        older = self._requests.get(job.request_id)
+        if self._cancelled.covers(job.request_id, job.attempt) or (older and older.job.attempt >= job.attempt):
+            await self._host.jobs.drop(claimed)
+            return
+        if older:
+            older.stop("superseded")
+            await self._tasks[older]
+        request = PrefillRequest(claimed=claimed, sequence=sequence_of(job))
+        self._requests[job.request_id] = request
+        self._tasks[request] = self._host.spawn(self._serve(request))
+        self._host.device.wake()
+
+    async def _serve(self, request: PrefillRequest) -> None:
+        """Follow one request to its end, whatever that is; nothing of it is left here afterwards."""
+        try:
+            await hand_over(request, self._host)
+        finally:
+            while request.in_step:
+                request.changed.clear()
+                await request.changed.wait()
+            surrender(self._host.pool, request.sequence)
+            del self._tasks[request]
+            if self._requests.get(request.id) is request:
+                del self._requests[request.id]
+            self._host.jobs.room_changed()
+            self._host.device.wake()
+
+    # -- the device loop -----------------------------------------------------------------------------------------------
+
+    def plan(self, token_budget: int) -> list[Chunk]:
+        self._stop_expired()
+        self._admit_waiting()
+        chunks = next_chunks(self._requests.values(), token_budget)
+        self._in_step = {}
+        for chunk in chunks:
+            request = self._requests[chunk.sequence.request_id]
+            self._in_step[id(chunk.sequence)] = request
+            request.in_step = True
+            request.started_at = request.started_at or time.monotonic()
+        return chunks
+
+    def apply(self, results: ListOf[tuple[Chunk, Sampled | None]]) -> None:
+        for chunk, sampled in results:
+            request = self._in_step[id(chunk.sequence)]
+            request.in_step = False
+            request.sequence.num_computed += chunk.num_tokens
+            if not request.stopped:
+                publish_computed(self._host.pool, request.sequence)
+                if chunk.sample:
+                    self._first_token(request, sampled)
+            request.changed.set()
+
+    def failed(self, chunks: ListOf[Chunk], error: Exception) -> None:
+        for chunk in chunks:
+            request = self._in_step[id(chunk.sequence)]
+            request.in_step = False
+            request.stop(f"step failed: {type(error).__name__}")
+
+    def _stop_expired(self) -> None:
+        for request in self._requests.values():
+            if request.first_token is None and request.expired:
+                request.stop("deadline")
+
+    def _admit_waiting(self) -> None:
+        for request in self._requests.values():
+            if request.admitted or request.stopped:
+                continue
+            try:
+                admit(self._host.pool, request.sequence, num_tokens=len(request.sequence.token_ids))
+            except OutOfBlocksError:
+                return  # in order: a short prompt does not overtake a long one for ever
+            request.admitted = True
+            request.changed.set()
+            self._host.jobs.room_changed()
+
+    def _first_token(self, request: PrefillRequest, sampled: Sampled | None) -> None:
+        """Send the token to the gateway from here: disaggregation must not cost time to first token."""
+        if sampled is None:
+            request.stop("step failed: no finite logits")
+            return
+        sequence, now = request.sequence, time.monotonic()
+        position = sequence.num_generated
+        sequence.append(sampled.token_id)
+        request.first_token = sampled.token_id
+        request.finish = sequence.finish_reason()
+        self._host.outbox.add(
+            request.job.gateway,
+            Tokens(
+                request_id=request.id,
+                attempt=request.job.attempt,
+                position=position,
+                token_ids=pack_tokens([sampled.token_id]),
+                finish=request.finish,
+                logprobs=[sampled.logprobs] if sampled.logprobs else [],
+                cached_tokens=min(sequence.num_cached, request.job.num_prompt_tokens),
+                queue_ms=(request.started_at - request.claimed.claimed_at) * 1000,
+                prefill_ms=(now - request.started_at) * 1000,
+            ),
+        )
+
+    # -- control -------------------------------------------------------------------------------------------------------
+
+    async def handle(self, message: ToWorker) -> WorkerReply | None:
+        match message:
+            case Cancel():
+                return Ack(known=self._cancel(message))
+            case LeaseAborted():
+                await self._lease_aborted(message)
+                return None
+            case _:
+                return None
+
+    async def _lease_aborted(self, message: LeaseAborted) -> None:
+        """Stop the request that writes under the lease (it answers when its write is over), or say that nobody does."""
+        request = self._requests.get(message.request_id)
+        if request is not None and request.job.attempt == message.attempt:
+            request.stop(f"lease aborted: {message.reason}")
+            return
+        done = WriterDone(
+            request_id=message.request_id,
+            attempt=message.attempt,
+            worker=self._host.worker_id,
+            incarnation=self._host.incarnation,
+            lease_id=message.lease_id,
+            generation=message.generation,
+        )
+        await self._host.bus.publish(subjects.worker(message.worker), done)
+
+    def _cancel(self, message: Cancel) -> bool:
+        self._cancelled.add(message.request_id, message.attempt)
+        request = self._requests.get(message.request_id)
+        if request is None or request.job.attempt > message.attempt:
+            return False
+        request.stop("cancelled")
+        return True
+
+    async def cancel_all(self, reason: str, *, gateway: str | None = None) -> None:
+        for request in list(self._requests.values()):
+            if gateway is None or request.job.gateway == gateway:
+                request.stop(reason)
+
+    def worker_lost(self, worker: str, incarnation: int) -> None:
+        for request in self._requests.values():
+            request.changed.set()  # a hand-over that waits for this worker looks again
+
+    def load(self) -> RoleLoad:
+        requests = list(self._requests.values())
+        missing = [len(request.sequence.token_ids) - request.sequence.num_computed for request in requests]
+        size = self._host.pool.block_size
+        return RoleLoad(
+            running=sum(request.admitted for request in requests),
+            waiting=sum(not request.admitted for request in requests),
+            queued_tokens=sum(tokens for tokens in missing if tokens > 0),
+            held_blocks=sum(blocks_for(len(r.sequence.token_ids), size) for r in requests if r.admitted),
+        )
+
+    def idle(self) -> bool:
+        return not self._tasks
+
+    async def close(self) -> None:
+        """Wait for the hand-overs, which were told to stop."""
+        if self._tasks:
+            await asyncio.wait(list(self._tasks.values()), timeout=5.0)

@@ -1,0 +1,349 @@
+"""One worker process: an engine, its block pool and transport, and the roles that share them.
+
+Reading order: `WorkerHost.run` starts the device loop, the job intake, the frame outbox, heartbeats and the control
+subject; roles (`prefill.role.PrefillRole`, `decode.role.DecodeRole`) attach before that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from common import subjects
+from common.blocks import hash_blocks, hash_root
+from common.bus import Bus
+from common.errors import ServingError, UnavailableError
+from common.messages import (
+    Ack,
+    Cancel,
+    GatewayState,
+    Job,
+    KVLayout,
+    Region,
+    ToWorker,
+    WorkerReply,
+    WorkerState,
+    gateway_state_decoder,
+    to_worker_decoder,
+)
+from common.peers import Peers
+from common.store import Store
+from engine.block_pool import BlockPool
+from kvtransfer.transport import Transport
+from worker.device import DeviceLoop, Planner, SteppingEngine
+from worker.frames import FrameOutbox
+from worker.jobs import ClaimedJob, JobIntake
+
+log = logging.getLogger("baton.worker")
+
+HEARTBEAT_S = 0.5
+REGISTER_S = 1.0
+ANNOUNCE_S = 0.1
+GATEWAY_SILENT_S = 5.0
+FENCE_AFTER_S = 3.0  # without the bus; others give the work away after 4 s
+
+
+class WorkerEngine(SteppingEngine, Protocol):
+    """What a worker needs of its engine besides stepping."""
+
+    layout: KVLayout
+    kv: torch.Tensor
+    vocab_size: int
+    max_model_len: int
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """What may differ between two sane deployments of a worker."""
+
+    served_model: str
+    tokenizer_fingerprint: str
+    max_batch_tokens: int = 512
+    max_sequences: int = 64
+    drain_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleLoad:
+    """A role's share of the worker's load."""
+
+    running: int = 0
+    waiting: int = 0
+    queued_tokens: int = 0
+    held_blocks: int = 0
+
+
+class Role(Planner, Protocol):
+    """Prefill or decode, as state of a worker."""
+
+    name: str
+
+    def takes(self, job: Job) -> bool:
+        """Whether this role starts such a job."""
+        ...
+
+    def room(self) -> int:
+        """Jobs that could start now."""
+        ...
+
+    async def start(self, claimed: ClaimedJob) -> None:
+        """Begin a claimed job. Never raises: a job that can't start is failed."""
+        ...
+
+    async def handle(self, message: ToWorker) -> WorkerReply | None:
+        """Answer a control message; None when it is not for this role or needs no answer."""
+        ...
+
+    def load(self) -> RoleLoad: ...
+
+    async def cancel_all(self, reason: str, *, gateway: str | None = None) -> None:
+        """Give up every request, or those of one gateway."""
+        ...
+
+    def worker_lost(self, worker: str, incarnation: int) -> None: ...
+
+    def idle(self) -> bool: ...
+
+    async def close(self) -> None: ...
+
+
+class WorkerHost:
+    """Owns what the roles share. Construct, `attach` roles, `run` until told to stop."""
+
+    def __init__(
+        self,
+        *,
+        bus: Bus,
+        store: Store,
+        peers: Peers,
+        engine: WorkerEngine,
+        transport: Transport,
+        settings: WorkerSettings,
+        worker_id: str,
+        incarnation: int,
+    ) -> None:
+        self.bus = bus
+        self.store = store
+        self.peers = peers
+        self.engine = engine
+        self.transport = transport
+        self.settings = settings
+        self.worker_id = worker_id
+        self.incarnation = incarnation
+        self.pool = BlockPool(num_blocks=engine.layout.num_blocks, block_size=engine.layout.block_size)
+        self.device = DeviceLoop(engine=engine, token_budget=settings.max_batch_tokens)
+        self.outbox = FrameOutbox(bus=bus, worker_id=worker_id, incarnation=incarnation)
+        self.jobs = JobIntake(
+            bus=bus, worker_id=worker_id, incarnation=incarnation, room=self._room, start=self._start_job
+        )
+        self.region: Region | None = None
+        self.status = "starting"
+        self._roles: list[Role] = []
+        self._gateways_seen: dict[str, tuple[int, float]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._known_to_store = False
+        self._connected_at = time.monotonic()
+
+    def attach(self, role: Role) -> None:
+        """Add a role. Decode attaches first in a worker with both, so that running sequences get their tokens first."""
+        self._roles.append(role)
+        self.device.attach(role)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run a coroutine beside the loop; an exception is logged, never lost."""
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._reap)
+        return task
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Serve until `stopping` is set, then drain: claim no more, finish what runs, leave the registry."""
+        self.region = await self.transport.open(self.engine.kv, self.engine.layout, self.incarnation)
+        await self.bus.serve(subjects.worker(self.worker_id), to_worker_decoder, self._handle)
+        await self.bus.subscribe(subjects.ALL_GATEWAY_HEARTBEATS, gateway_state_decoder, self._gateway_seen)
+        self.peers.on_lost(self._worker_lost)
+        self.status = "ready"
+        loops = [
+            self.spawn(loop)
+            for loop in (
+                self.device.run(),
+                self.outbox.run(),
+                self.jobs.keep_alive(),
+                self._every(HEARTBEAT_S, self._beat),
+                self._every(REGISTER_S, self._register),
+                self._every(ANNOUNCE_S, self._announce),
+                self._every(REGISTER_S, self._watch),
+            )
+        ]
+        log.info("worker.ready", extra={"worker": self.worker_id, "roles": [role.name for role in self._roles]})
+        try:
+            await self.jobs.run(stopping)
+            await self._drain()
+        finally:
+            await self._leave(loops)
+
+    def state(self) -> WorkerState:
+        """What this worker tells the others."""
+        assert self.region is not None
+        loads = [role.load() for role in self._roles]
+        return WorkerState(
+            worker=self.worker_id,
+            incarnation=self.incarnation,
+            roles=[role.name for role in self._roles],
+            status=self.status,
+            model=self.settings.served_model,
+            model_fingerprint=self.engine.fingerprint,
+            tokenizer_fingerprint=self.settings.tokenizer_fingerprint,
+            vocab_size=self.engine.vocab_size,
+            max_model_len=self.max_model_len,
+            region=self.region,
+            parity_hash=parity_hash(self.engine.fingerprint, self.engine.layout),
+            steps=self.device.steps,
+            busy=self.device.busy,
+            running=sum(load.running for load in loads),
+            waiting=sum(load.waiting for load in loads),
+            queued_tokens=sum(load.queued_tokens for load in loads),
+            held_blocks=sum(load.held_blocks for load in loads),
+            free_blocks=self.pool.num_free,
+            max_sequences=self.settings.max_sequences,
+            prefill_tokens_per_s=self.device.prefill_tokens_per_s,
+            decode_step_ms=self.device.decode_step_ms,
+        )
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest sequence that this worker can hold at all: the model's limit or the pool's."""
+        return min(self.engine.max_model_len, self.pool.num_blocks * self.pool.block_size)
+
+    # -- jobs and control ------------------------------------------------------------------------------------------
+
+    def _room(self) -> int:
+        return max((role.room() for role in self._roles), default=0) if self.status == "ready" else 0
+
+    async def _start_job(self, claimed: ClaimedJob) -> None:
+        self._gateways_seen.setdefault(claimed.job.gateway, (0, time.monotonic()))
+        for role in self._roles:
+            if role.takes(claimed.job):
+                await role.start(claimed)
+                return
+        await self.jobs.fail(
+            claimed, code="worker_failed", message=f"worker {self.worker_id} has no role for this job", retryable=True
+        )
+
+    async def _handle(self, message: ToWorker) -> WorkerReply | None:
+        replies = [await role.handle(message) for role in self._roles]
+        answers = [reply for reply in replies if reply is not None]
+        if isinstance(message, Cancel):
+            return Ack(known=any(isinstance(answer, Ack) and answer.known for answer in answers))
+        return answers[0] if answers else Ack(known=False)
+
+    # -- liveness ----------------------------------------------------------------------------------------------------
+
+    async def _beat(self) -> None:
+        await self.bus.publish(subjects.heartbeat(self.worker_id), self.state())
+
+    async def _register(self) -> None:
+        if await self.store.register(self.state()):
+            self._known_to_store = False
+
+    async def _announce(self) -> None:
+        """Keep the global index in step with the pool; after a flush or a lost call, tell everything again."""
+        if self._known_to_store:
+            added, removed = self.pool.drain_events()
+            if not added and not removed:
+                return
+        else:
+            self.pool.drain_events()
+            added, removed = self.pool.cached_digests(), []
+        self._known_to_store = False
+        await self.store.announce(self.worker_id, self.incarnation, added, removed)
+        self._known_to_store = True
+
+    async def _watch(self) -> None:
+        """Drop the requests of silent gateways; without the bus for too long, drop everything (others have given it away)."""
+        now = time.monotonic()
+        if self.bus.connected:
+            self._connected_at = now
+            for gateway, (_, seen_at) in list(self._gateways_seen.items()):
+                if now - seen_at > GATEWAY_SILENT_S:
+                    await self._gateway_lost(gateway)
+        else:
+            for gateway, (incarnation, _) in self._gateways_seen.items():
+                self._gateways_seen[gateway] = (incarnation, now)  # their silence is ours
+            if now - self._connected_at > FENCE_AFTER_S:
+                for role in self._roles:
+                    await role.cancel_all("worker lost the bus")
+
+    def _gateway_seen(self, state: GatewayState) -> None:
+        known = self._gateways_seen.get(state.gateway)
+        self._gateways_seen[state.gateway] = (state.incarnation, time.monotonic())
+        if known is not None and known[0] not in (0, state.incarnation):
+            self.spawn(self._cancel_gateway(state.gateway))
+
+    async def _gateway_lost(self, gateway: str) -> None:
+        del self._gateways_seen[gateway]
+        await self._cancel_gateway(gateway)
+
+    async def _cancel_gateway(self, gateway: str) -> None:
+        log.warning("gateway.lost", extra={"gateway": gateway})
+        for role in self._roles:
+            await role.cancel_all("gateway lost", gateway=gateway)
+
+    def _worker_lost(self, worker: str, incarnation: int) -> None:
+        for role in self._roles:
+            role.worker_lost(worker, incarnation)
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    async def _drain(self) -> None:
+        self.status = "draining"
+        with contextlib.suppress(ServingError):
+            await self._beat()
+        await self.jobs.close()
+        give_up_at = time.monotonic() + self.settings.drain_s
+        while not all(role.idle() for role in self._roles) and time.monotonic() < give_up_at:
+            await asyncio.sleep(0.05)
+        for role in self._roles:
+            await role.cancel_all("worker stopped")
+            await role.close()
+        await self.outbox.flush()
+
+    async def _leave(self, loops: list[asyncio.Task[Any]]) -> None:
+        self.status = "stopped"
+        for loop in loops:
+            loop.cancel()
+        await asyncio.wait(loops)
+        with contextlib.suppress(ServingError):
+            await self._beat()
+        with contextlib.suppress(ServingError):
+            await self.store.unregister(self.worker_id, self.incarnation)
+        await self.transport.close()
+
+    async def _every(self, period_s: float, action: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        while True:
+            try:
+                await action()
+            except UnavailableError as error:
+                log.debug("worker.unavailable", extra={"action": action.__name__, "error": error.message})
+            except Exception:
+                log.exception("worker.loop_failed", extra={"action": action.__name__})
+            await asyncio.sleep(period_s)
+
+    def _reap(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("worker.task_failed", exc_info=task.exception())
+
+
+def parity_hash(fingerprint: str, layout: KVLayout) -> bytes:
+    """The block hash of the probe prompt `0, 1, …` of two blocks: a gateway that computes another one must not place here."""
+    root = hash_root(model=fingerprint, kv_dtype=layout.dtype, block_size=layout.block_size)
+    return hash_blocks(root, range(2 * layout.block_size), layout.block_size)[-1]

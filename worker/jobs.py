@@ -1,0 +1,214 @@
+"""Pulling jobs: fetch only what can start now, claim each at its gateway, keep it alive, settle it.
+
+A job belongs to its gateway. JetStream accepts a stale ack from a worker whose ack-wait ran out, so the fence is the claim:
+a worker that was not granted the attempt must not start it, and acks only on the gateway's word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from common import subjects
+from common.bus import Bus, Delivery
+from common.errors import UnavailableError
+from common.messages import (
+    Claim,
+    ClaimReply,
+    Failed,
+    Job,
+    Settle,
+    SettleReply,
+    gateway_reply_decoder,
+)
+
+log = logging.getLogger("baton.jobs")
+
+FETCH_EXPIRES_S = 1.0  # a stopped worker holds at most one pull, for this long
+IN_PROGRESS_EVERY_S = 1.0
+CLAIM_TIMEOUT_S = 1.0
+SETTLE_TIMEOUT_S = 2.0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ClaimedJob:
+    """A job that this worker may work on, until it is settled, failed or dropped. Instants are `time.monotonic()`."""
+
+    job: Job
+    delivery: Delivery
+    claimed_at: float
+    deadline_at: float
+    finished: bool = field(default=False)
+
+    def remaining_ms(self) -> int:
+        """Milliseconds left, never below 0."""
+        return max(0, int((self.deadline_at - time.monotonic()) * 1000))
+
+
+class JobIntake:
+    """Pulls this worker's jobs and passes the claimed ones to `start`."""
+
+    def __init__(
+        self,
+        *,
+        bus: Bus,
+        worker_id: str,
+        incarnation: int,
+        room: Callable[[], int],
+        start: Callable[[ClaimedJob], Awaitable[None]],
+    ) -> None:
+        self._bus = bus
+        self._worker_id = worker_id
+        self._incarnation = incarnation
+        self._room = room
+        self._start = start
+        self._claiming = 0
+        self._held: set[ClaimedJob] = set()
+        self._room_changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.expired = 0
+
+    def room_changed(self) -> None:
+        """A role may take more jobs now."""
+        self._room_changed.set()
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Pull until `stopping`; then return, leaving claimed jobs to finish. Never cancels a pull in flight."""
+        queue = await self._bus.jobs(self._worker_id)
+        while not stopping.is_set():
+            self._room_changed.clear()
+            room = self._room() - self._claiming
+            if room <= 0:
+                await _first(self._room_changed.wait(), stopping.wait())
+                continue
+            for delivery in await queue.fetch(room, expires_s=FETCH_EXPIRES_S):
+                if stopping.is_set():
+                    await delivery.nak()
+                    continue
+                self._claiming += 1
+                self._spawn(self._claim(delivery))
+
+    async def keep_alive(self) -> None:
+        """Tell JetStream each second that the claimed jobs are in progress, until cancelled."""
+        while True:
+            await asyncio.sleep(IN_PROGRESS_EVERY_S)
+            for claimed in list(self._held):
+                with contextlib.suppress(UnavailableError):
+                    await claimed.delivery.in_progress()
+
+    async def settle(self, claimed: ClaimedJob, *, decode_worker: str = "", decode_incarnation: int = 0) -> None:
+        """Ack the job if the gateway agrees that this attempt is current; otherwise terminate the delivery."""
+        if not self._finish(claimed):
+            return
+        settle = Settle(
+            request_id=claimed.job.request_id,
+            attempt=claimed.job.attempt,
+            worker=self._worker_id,
+            incarnation=self._incarnation,
+            decode_worker=decode_worker,
+            decode_incarnation=decode_incarnation,
+        )
+        try:
+            reply = await self._bus.request(
+                subjects.gateway(claimed.job.gateway), settle, gateway_reply_decoder, timeout_s=SETTLE_TIMEOUT_S
+            )
+        except UnavailableError:
+            reply = SettleReply(ack=False)  # the gateway is gone: nobody waits for this job
+        with contextlib.suppress(UnavailableError):
+            if isinstance(reply, SettleReply) and reply.ack:
+                await claimed.delivery.ack()
+            else:
+                await claimed.delivery.term()
+
+    async def fail(self, claimed: ClaimedJob, *, code: str, message: str, retryable: bool) -> None:
+        """Tell the gateway that the attempt ended here; it decides about another. The delivery is over either way."""
+        if not self._finish(claimed):
+            return
+        failed = Failed(
+            request_id=claimed.job.request_id,
+            attempt=claimed.job.attempt,
+            worker=self._worker_id,
+            incarnation=self._incarnation,
+            code=code,
+            message=message[:500],
+            retryable=retryable,
+        )
+        with contextlib.suppress(UnavailableError):
+            await self._bus.publish(subjects.gateway(claimed.job.gateway), failed)
+        with contextlib.suppress(UnavailableError):
+            await claimed.delivery.term()
+
+    async def drop(self, claimed: ClaimedJob) -> None:
+        """The gateway wants this attempt no more (cancelled): terminate the delivery without a word."""
+        if self._finish(claimed):
+            with contextlib.suppress(UnavailableError):
+                await claimed.delivery.term()
+
+    async def close(self) -> None:
+        """Wait for claims in flight."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLAIM_TIMEOUT_S * 2)
+
+    def _finish(self, claimed: ClaimedJob) -> bool:
+        self._held.discard(claimed)
+        was_finished, claimed.finished = claimed.finished, True
+        return not was_finished
+
+    async def _claim(self, delivery: Delivery) -> None:
+        try:
+            reply = await self._ask(delivery.job)
+            if reply is None:
+                await delivery.nak(1.0)
+            elif not reply.granted:
+                log.info("job.not_granted", extra={"request_id": delivery.job.request_id, "reason": reply.reason})
+                await delivery.term()
+            elif reply.remaining_ms <= 0:
+                self.expired += 1
+                await delivery.term()
+            else:
+                now = time.monotonic()
+                claimed = ClaimedJob(
+                    job=delivery.job,
+                    delivery=delivery,
+                    claimed_at=now,
+                    deadline_at=now + reply.remaining_ms / 1000,
+                )
+                self._held.add(claimed)
+                await self._start(claimed)
+        except UnavailableError:
+            log.warning("job.claim_lost", extra={"request_id": delivery.job.request_id})
+        finally:
+            self._claiming -= 1
+            self._room_changed.set()
+
+    async def _ask(self, job: Job) -> ClaimReply | None:
+        """Return None when the gateway did not answer: it may be slow, so the job is tried again, `max_deliver` times."""
+        claim = Claim(
+            request_id=job.request_id, attempt=job.attempt, worker=self._worker_id, incarnation=self._incarnation
+        )
+        try:
+            reply = await self._bus.request(
+                subjects.gateway(job.gateway), claim, gateway_reply_decoder, timeout_s=CLAIM_TIMEOUT_S
+            )
+        except UnavailableError:
+            return None
+        return reply if isinstance(reply, ClaimReply) else None
+
+    def _spawn(self, coroutine: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _first(*waits: Awaitable[object]) -> None:
+    """Return when any of the awaitables is done; cancel the others."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -1,0 +1,57 @@
+"""Sequences and the block pool: taking room, sharing finished blocks, giving everything back."""
+
+from __future__ import annotations
+
+from common.blocks import hash_block, hash_blocks
+from engine.block_pool import BlockPool
+from engine.sequence import Sequence
+
+
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    """Blocks that `num_tokens` positions take."""
+    return -(-num_tokens // block_size)
+
+
+def admit(pool: BlockPool, sequence: Sequence, *, num_tokens: int) -> None:
+    """Give an empty sequence its cached prefix and fresh blocks for `num_tokens` positions in all.
+
+    At least the last known token is left to compute: its logits are wanted. Raises OutOfBlocksError and takes nothing.
+    """
+    size = pool.block_size
+    reusable = (len(sequence.token_ids) - 1) // size
+    digests = hash_blocks(sequence.hash_root, sequence.token_ids[: reusable * size], size)
+    cached = pool.match_prefix(digests)
+    try:
+        fresh = pool.allocate(blocks_for(num_tokens, size) - len(cached))
+    except Exception:
+        pool.release(cached)
+        raise
+    sequence.block_table = cached + fresh
+    sequence.digests = digests[: len(cached)]
+    sequence.num_computed = sequence.num_cached = len(cached) * size
+
+
+def grow(pool: BlockPool, sequence: Sequence, *, num_tokens: int) -> None:
+    """Extend the block table to cover `num_tokens` positions. Raises OutOfBlocksError and takes nothing."""
+    missing = blocks_for(num_tokens, pool.block_size) - len(sequence.block_table)
+    if missing > 0:
+        sequence.block_table.extend(pool.allocate(missing))
+
+
+def publish_computed(pool: BlockPool, sequence: Sequence) -> None:
+    """Share every block of the sequence that is full and computed by now."""
+    size = pool.block_size
+    while (len(sequence.digests) + 1) * size <= sequence.num_computed:
+        index = len(sequence.digests)
+        parent = sequence.digests[-1] if sequence.digests else sequence.hash_root
+        digest = hash_block(parent, sequence.token_ids[index * size : (index + 1) * size])
+        sequence.digests.append(digest)
+        pool.publish(sequence.block_table[index], digest)
+
+
+def surrender(pool: BlockPool, sequence: Sequence) -> None:
+    """Drop every reference of the sequence; published blocks stay cached. The sequence must be recomputed to go on."""
+    pool.release(sequence.block_table)
+    sequence.block_table = []
+    sequence.digests = []
+    sequence.num_computed = 0
