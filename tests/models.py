@@ -1,0 +1,156 @@
+"""Tiny random checkpoints in Hugging Face's format, one for each family that the engine runs, with a tokenizer of their own.
+
+Weights are drawn so that greedy decoding wanders instead of repeating one token, and so that no two tensors of a shape
+are alike: a swapped or forgotten weight shows up in the text.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+VOCAB_SIZE = 512
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+EOS_TOKEN_ID = 2  # <|im_end|>
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "bos_token_id": 0,
+    "eos_token_id": EOS_TOKEN_ID,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_FAMILIES: dict[str, tuple[type[transformers.PreTrainedConfig], dict[str, Any]]] = {
+    "llama": (transformers.LlamaConfig, {}),
+    "llama3": (transformers.LlamaConfig, {"rope_parameters": _LLAMA3_ROPE, "tie_word_embeddings": True}),
+    "mistral": (transformers.MistralConfig, {"sliding_window": 24}),
+    "qwen2": (transformers.Qwen2Config, {"tie_word_embeddings": True}),
+    "qwen3": (transformers.Qwen3Config, {"head_dim": 32}),
+}
+FAMILIES = tuple(_FAMILIES)
+
+
+def build_tiny_model(folder: Path, family: str, *, seed: int = 0, shards: int = 1) -> Path:
+    """Write a random float32 checkpoint of `family` (one of `FAMILIES`) and its tokenizer into `folder`; return `folder`.
+
+    `shards` > 1 writes several safetensors files with an index. The same arguments always give the same weights.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    kind, changes = _FAMILIES[family]
+    config = kind(**(_SHAPE | changes))
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    config.architectures = [type(model).__name__]
+    config.dtype = torch.float32
+    config.save_pretrained(folder)
+    _randomise(model, seed)
+    _save_weights(folder, model, shards)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": EOS_TOKEN_ID, "pad_token_id": 0}))
+    build_tokenizer(folder)
+    return folder
+
+
+def build_tokenizer(folder: Path) -> None:
+    """Write tokenizer.json and tokenizer_config.json: a byte-level BPE of `VOCAB_SIZE` tokens with a ChatML template."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_CORPUS.splitlines(), trainer)
+    if tokenizer.get_vocab_size() != VOCAB_SIZE:
+        raise RuntimeError(f"the corpus gives {tokenizer.get_vocab_size()} tokens, not {VOCAB_SIZE}")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|endoftext|>",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "add_bos_token": False,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": _SHAPE["max_position_embeddings"],
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
+
+
+@torch.no_grad()
+def _randomise(model: torch.nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if name.endswith("norm.weight"):
+            parameter.copy_(1 + 0.2 * noise)
+        elif name.endswith("embed_tokens.weight"):
+            parameter.copy_(0.2 * noise)  # small beside what the layers add: tied models would echo their input
+        elif parameter.dim() == 2:
+            parameter.copy_(noise * 1.5 / parameter.shape[1] ** 0.5)
+        else:
+            parameter.copy_(0.5 * noise)
+
+
+def _save_weights(folder: Path, model: torch.nn.Module, shards: int) -> None:
+    weights = {name: parameter.detach().contiguous() for name, parameter in model.named_parameters()}
+    if shards == 1:
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    names = list(weights)
+    weight_map = {}
+    for shard in range(shards):
+        file = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
+        mine = names[shard::shards]
+        save_file({name: weights[name] for name in mine}, folder / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(mine, file)
+    index = {
+        "metadata": {"total_size": sum(4 * weight.numel() for weight in weights.values())},
+        "weight_map": weight_map,
+    }
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+
+
+_CORPUS = """\
+A large language model reads a prompt and writes an answer, one token at a time. The prompt is read in one pass: every
+position attends to the positions before it, and the keys and values of all of them are kept. After that each new token
+needs only one more position. Reading is limited by arithmetic, writing by memory; so two kinds of workers share the work.
+The runner who finished the first leg hands the baton to the next one without slowing down. Nobody drops it, and nobody
+runs with two. The quick brown fox jumps over the lazy dog. Pack my box with five dozen liquor jugs. How vexingly quick
+daft zebras jump! What is the capital of France? The capital of France is Paris. Write a short story about the sea.
+Once upon a time there was a little boat that wanted to see the whole wide world, from the harbour to the open ocean.
+def main() -> None:
+    for number in range(10):
+        print(number, "squared is", number * number)
+    return None
+Zuerst wird die Eingabe gelesen, danach wird die Antwort geschrieben. Müller, Größe, Straße, Übung, Äpfel, schön.
+Première étape : lire la question ; deuxième étape : écrire la réponse. Voilà, c'est déjà terminé, à bientôt !
+{"model": "tiny", "messages": [{"role": "user", "content": "Hello, how are you today?"}], "stream": true}
+0 1 2 3 4 5 6 7 8 9 10 11 12 100 1000 2024 2025 2026 3.14159 2.71828
+You are a helpful assistant. The user asks a question and the assistant answers it in the same language as the user.
+user assistant system tool function content message response request temperature sampling probability distribution
+"""
