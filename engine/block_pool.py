@@ -1,0 +1,153 @@
+"""Who holds which block of the KV pool, and which blocks' contents can be shared. No tensors, no locks: one owner thread.
+
+A block is in exactly one of three states:
+
+    free     nobody refers to it, its content is nobody's
+    used     referred to at least once; published (its digest is known) or not
+    cached   published, nobody refers to it; can be matched again, or evicted when room is needed
+
+`num_free` counts free and cached blocks, because both can be allocated. Every operation costs O(1) a block.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+
+class OutOfBlocksError(Exception):
+    """Fewer blocks are free or evictable than were asked for. Nothing was taken."""
+
+
+class BlockPool:
+    """Reference counts, prefix reuse and eviction of `num_blocks` blocks.
+
+    Eviction takes the block that was released the longest ago. `release` lets go of a block table from its end, so of one
+    sequence the last blocks go first and what remains is still a prefix.
+    """
+
+    def __init__(self, *, num_blocks: int, block_size: int) -> None:
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError(f"a pool of {num_blocks} blocks of {block_size} tokens can hold nothing")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._references = [0] * num_blocks
+        self._digests: list[bytes | None] = [None] * num_blocks  # of published blocks
+        self._by_digest: dict[bytes, int] = {}
+        self._free = list(range(num_blocks - 1, -1, -1))  # a stack: block 0 first
+        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently released first
+        self._added: dict[bytes, None] = {}
+        self._removed: dict[bytes, None] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be allocated now: free or cached."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_cached(self) -> int:
+        """Published blocks that nobody refers to."""
+        return len(self._cached)
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that somebody refers to."""
+        return self.num_blocks - self.num_free
+
+    def match_prefix(self, digests: Sequence[bytes]) -> list[int]:
+        """Return the blocks of the longest cached prefix of `digests`, with one reference taken on each."""
+        blocks = []
+        for digest in digests:
+            block = self._by_digest.get(digest)
+            if block is None:
+                break
+            if self._references[block] == 0:
+                del self._cached[block]
+            self._references[block] += 1
+            blocks.append(block)
+        return blocks
+
+    def allocate(self, count: int) -> list[int]:
+        """Return `count` blocks with one reference each and unknown content, evicting cached ones if need be.
+
+        Raises OutOfBlocksError, and takes and evicts nothing, when too few are left.
+        """
+        if count < 0:
+            raise ValueError(f"can't allocate {count} blocks")
+        if count > self.num_free:
+            raise OutOfBlocksError(f"{count} blocks wanted, {self.num_free} of {self.num_blocks} free or evictable")
+        blocks = [self._free.pop() if self._free else self._evict() for _ in range(count)]
+        for block in blocks:
+            self._references[block] = 1
+        return blocks
+
+    def retain(self, blocks: Sequence[int]) -> None:
+        """Take one more reference on each. Raises ValueError for a block that nobody holds."""
+        for block in blocks:
+            self._check_used(block)
+            self._references[block] += 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Drop one reference on each, in reverse order. Unreferenced blocks become cached if published, else free.
+
+        Raises ValueError for a block that nobody holds: a double release is a bug of the caller, never ignored.
+        """
+        for block in reversed(blocks):
+            self._check_used(block)
+            self._references[block] -= 1
+            if self._references[block] > 0:
+                continue
+            if self._digests[block] is None:
+                self._free.append(block)
+            else:
+                self._cached[block] = None
+
+    def publish(self, block: int, digest: bytes) -> None:
+        """Declare the content of a held block final and shareable under `digest`.
+
+        The first publisher of a digest wins: a later block of the same content stays private and is freed on release.
+        Raises ValueError for a block that nobody holds or that is published under another digest.
+        """
+        self._check_used(block)
+        known = self._digests[block]
+        if known is not None and known != digest:
+            raise ValueError(f"block {block} is published under another digest already")
+        if digest in self._by_digest:
+            return
+        self._by_digest[digest] = block
+        self._digests[block] = digest
+        _note(digest, happened=self._added, undone=self._removed)
+
+    def drain_events(self) -> tuple[list[bytes], list[bytes]]:
+        """Return (digests added, digests removed) since the last call, without those that came and went in between."""
+        events = list(self._added), list(self._removed)
+        self._added.clear()
+        self._removed.clear()
+        return events
+
+    def cached_digests(self) -> list[bytes]:
+        """Return every digest that `match_prefix` would find now, oldest publication first."""
+        return list(self._by_digest)
+
+    def _evict(self) -> int:
+        block, _ = self._cached.popitem(last=False)
+        digest = self._digests[block]
+        assert digest is not None  # cached blocks are published
+        self._digests[block] = None
+        del self._by_digest[digest]
+        _note(digest, happened=self._removed, undone=self._added)
+        return block
+
+    def _check_used(self, block: int) -> None:
+        if not 0 <= block < self.num_blocks:
+            raise ValueError(f"block {block} is not in a pool of {self.num_blocks}")
+        if self._references[block] == 0:
+            raise ValueError(f"nobody holds block {block}")
+
+
+def _note(digest: bytes, *, happened: dict[bytes, None], undone: dict[bytes, None]) -> None:
+    """Record an event, or strike out its opposite that nobody has seen yet."""
+    if digest in undone:
+        del undone[digest]
+    else:
+        happened[digest] = None

@@ -1,0 +1,38 @@
+"""What an engine is told; resolved values (dtype, number of blocks) are attributes of the engine, never written back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """How to run one model on one device. Raises ValueError for a limit that is not positive."""
+
+    model: Path  # folder with config.json and safetensors
+    device: str = "cpu"
+    dtype: str = "auto"  # auto: the checkpoint's on a GPU, float32 on the CPU; else "float32", "bfloat16", "float16"
+    num_blocks: int | None = None  # None: as many as fit into kv_memory_bytes
+    kv_memory_bytes: int = 256 << 20
+    block_size: int = 16  # token positions
+    max_model_len: int | None = None  # None: the model's
+    max_batch_tokens: int = 512  # token budget of a step
+    max_sequences: int = 64
+    num_threads: int = 1  # torch's intra-op threads on the CPU
+
+    def __post_init__(self) -> None:
+        for name in (
+            "num_blocks",
+            "kv_memory_bytes",
+            "block_size",
+            "max_model_len",
+            "max_batch_tokens",
+            "max_sequences",
+            "num_threads",
+        ):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
+            raise ValueError(f"dtype must be auto, float32, bfloat16 or float16, not {self.dtype!r}")

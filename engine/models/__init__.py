@@ -1,0 +1,1 @@
+"""Model code: one parameterised decoder for the families that carry the traffic."""
