@@ -1,0 +1,153 @@
+"""One decoder for Llama, Mistral, Qwen2 and Qwen3: pre-norm blocks, grouped-query attention over paged KV, gated SiLU MLP.
+
+Shapes: T tokens of the step, R sampled rows, E hidden size, Hq query heads, Hkv key and value heads, D head size,
+I intermediate size, V vocabulary. q, k, v (and gate, up) are one matrix each layer, so that they are one product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import embedding, linear
+
+from engine.batch import ForwardBatch
+from engine.kernels.activation import silu_and_mul
+from engine.kernels.attention import paged_attention
+from engine.kernels.norm import add_rms_norm, rms_norm
+from engine.kernels.rope import rope_and_write_kv
+from engine.models.config import DecoderConfig
+from engine.models.rope import cos_sin_table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """One block's parameters; a bias or norm that the family lacks is None."""
+
+    input_norm: torch.Tensor  # [E]
+    qkv: torch.Tensor  # [(Hq + 2 Hkv) D, E]
+    qkv_bias: torch.Tensor | None  # [(Hq + 2 Hkv) D]
+    q_norm: torch.Tensor | None  # [D]
+    k_norm: torch.Tensor | None  # [D]
+    output: torch.Tensor  # [E, Hq D]
+    output_bias: torch.Tensor | None  # [E]
+    post_norm: torch.Tensor  # [E]
+    gate_up: torch.Tensor  # [2 I, E]
+    gate_up_bias: torch.Tensor | None  # [2 I]
+    down: torch.Tensor  # [E, I]
+    down_bias: torch.Tensor | None  # [E]
+
+
+class Decoder:
+    """Weights and forward pass. The weights are uninitialised until a loader has filled `destinations()`."""
+
+    def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device, max_model_len: int) -> None:
+        self.config = config
+        self._new = lambda *shape: torch.empty(shape, dtype=dtype, device=device)
+        self._embedding = self._new(config.vocab_size, config.hidden_size)
+        self._head = self._embedding if config.tie_word_embeddings else torch.empty_like(self._embedding)
+        self._norm = self._new(config.hidden_size)
+        self._layers = [self._new_layer() for _ in range(config.num_layers)]
+        table = cos_sin_table(config.rope, head_dim=config.head_dim, num_positions=max_model_len)
+        self._cos_sin = table.to(device)
+        self._scale = config.head_dim**-0.5
+
+    def forward(self, batch: ForwardBatch, kv: torch.Tensor) -> torch.Tensor | None:
+        """Compute the batch, writing its KV into the pool; return the sampled rows' logits [R, V] float32, None for R = 0.
+
+        `kv`: [num_blocks, num_layers, 2, block_size, Hkv, D], the model's dtype.
+        """
+        eps = self.config.rms_norm_eps
+        residual = embedding(batch.token_ids, self._embedding)
+        x = rms_norm(residual, self._layers[0].input_norm, eps)
+        for index, layer in enumerate(self._layers):
+            if index > 0:
+                x, residual = add_rms_norm(x, residual, layer.input_norm, eps)
+            x = self._attend(layer, x, batch, kv[:, index], window=self.config.windows[index])
+            x, residual = add_rms_norm(x, residual, layer.post_norm, eps)
+            x = _feed_forward(layer, x)
+        rows = batch.sampled_rows
+        if rows is None:
+            return None
+        x, _ = add_rms_norm(x[rows], residual[rows], self._norm, eps)
+        return linear(x, self._head).float()
+
+    def _attend(
+        self, layer: LayerWeights, x: torch.Tensor, batch: ForwardBatch, kv_layer: torch.Tensor, *, window: int
+    ) -> torch.Tensor:
+        """[T, E] -> [T, E]; `kv_layer` is [num_blocks, 2, block_size, Hkv, D], a strided view of the pool."""
+        config = self.config
+        q, k, v = linear(x, layer.qkv, layer.qkv_bias).split((config.q_size, config.kv_size, config.kv_size), dim=-1)
+        q = rope_and_write_kv(
+            q.unflatten(-1, (config.num_heads, config.head_dim)),
+            k.unflatten(-1, (config.num_kv_heads, config.head_dim)),
+            v.unflatten(-1, (config.num_kv_heads, config.head_dim)),
+            batch.positions,
+            self._cos_sin,
+            batch.slots,
+            kv_layer,
+            q_norm=layer.q_norm,
+            k_norm=layer.k_norm,
+            eps=config.rms_norm_eps,
+        )
+        x = paged_attention(q, kv_layer, batch.attention, scale=self._scale, window=window)
+        return linear(x.flatten(-2), layer.output, layer.output_bias)
+
+    def destinations(self) -> dict[str, torch.Tensor]:
+        """Return where each of the checkpoint's tensors goes: its name -> a view of the merged weight."""
+        views = {"model.embed_tokens.weight": self._embedding, "model.norm.weight": self._norm}
+        if not self.config.tie_word_embeddings:
+            views["lm_head.weight"] = self._head
+        for index, layer in enumerate(self._layers):
+            views |= {f"model.layers.{index}.{name}": view for name, view in self._layer_destinations(layer).items()}
+        return views
+
+    def _layer_destinations(self, layer: LayerWeights) -> dict[str, torch.Tensor]:
+        config = self.config
+        q, k, v = layer.qkv.split((config.q_size, config.kv_size, config.kv_size))
+        gate, up = layer.gate_up.chunk(2)
+        views: dict[str, torch.Tensor | None] = {
+            "input_layernorm.weight": layer.input_norm,
+            "self_attn.q_proj.weight": q,
+            "self_attn.k_proj.weight": k,
+            "self_attn.v_proj.weight": v,
+            "self_attn.q_norm.weight": layer.q_norm,
+            "self_attn.k_norm.weight": layer.k_norm,
+            "self_attn.o_proj.weight": layer.output,
+            "self_attn.o_proj.bias": layer.output_bias,
+            "post_attention_layernorm.weight": layer.post_norm,
+            "mlp.gate_proj.weight": gate,
+            "mlp.up_proj.weight": up,
+            "mlp.down_proj.weight": layer.down,
+            "mlp.down_proj.bias": layer.down_bias,
+        }
+        if layer.qkv_bias is not None:
+            parts = layer.qkv_bias.split((config.q_size, config.kv_size, config.kv_size))
+            views |= {f"self_attn.{name}_proj.bias": part for name, part in zip("qkv", parts, strict=True)}
+        if layer.gate_up_bias is not None:
+            gate_bias, up_bias = layer.gate_up_bias.chunk(2)
+            views |= {"mlp.gate_proj.bias": gate_bias, "mlp.up_proj.bias": up_bias}
+        return {name: view for name, view in views.items() if view is not None}
+
+    def _new_layer(self) -> LayerWeights:
+        config, new = self.config, self._new
+        qkv_size = config.q_size + 2 * config.kv_size
+        return LayerWeights(
+            input_norm=new(config.hidden_size),
+            qkv=new(qkv_size, config.hidden_size),
+            qkv_bias=new(qkv_size) if config.qkv_bias else None,
+            q_norm=new(config.head_dim) if config.qk_norm else None,
+            k_norm=new(config.head_dim) if config.qk_norm else None,
+            output=new(config.hidden_size, config.q_size),
+            output_bias=new(config.hidden_size) if config.output_bias else None,
+            post_norm=new(config.hidden_size),
+            gate_up=new(2 * config.intermediate_size, config.hidden_size),
+            gate_up_bias=new(2 * config.intermediate_size) if config.mlp_bias else None,
+            down=new(config.hidden_size, config.intermediate_size),
+            down_bias=new(config.hidden_size) if config.mlp_bias else None,
+        )
+
+
+def _feed_forward(layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
+    gate_up = linear(x, layer.gate_up, layer.gate_up_bias)
+    return linear(silu_and_mul(gate_up), layer.down, layer.down_bias)
