@@ -1,0 +1,153 @@
+"""The live worker table, from heartbeats. Gateways place by it when Redis is away; workers learn from it who died.
+
+Silence is suspicion, then death: after 3 s a worker is lost for everybody who placed work on it. A new incarnation under the
+same name means that the old one is gone at once. A worker that beats but whose device loop stands still while it has work is
+stuck, which is as good as dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from common import subjects
+from common.bus import Bus, Subscription
+from common.messages import WorkerState, worker_state_decoder
+
+log = logging.getLogger("baton.peers")
+
+DEAD_AFTER_S = 3.0
+STUCK_AFTER_S = 20.0  # one pass of the device loop may take long on a CPU
+CHECK_EVERY_S = 0.25
+
+LostCallback = Callable[[str, int], None]
+
+
+@dataclass(slots=True)
+class _Seen:
+    state: WorkerState
+    at: float
+    moved_at: float  # when `steps` last changed or there was no work
+
+
+class PeerTable:
+    """The table without clock or I/O: `saw` heartbeats in, lost (worker, incarnation) pairs out."""
+
+    def __init__(self, *, dead_after_s: float = DEAD_AFTER_S, stuck_after_s: float = STUCK_AFTER_S) -> None:
+        self._dead_after_s = dead_after_s
+        self._stuck_after_s = stuck_after_s
+        self._seen: dict[str, _Seen] = {}
+
+    @property
+    def states(self) -> dict[str, WorkerState]:
+        """The last state of every worker that is not lost, by id."""
+        return {worker: seen.state for worker, seen in self._seen.items()}
+
+    def saw(self, state: WorkerState, now: float) -> list[tuple[str, int]]:
+        """Take a heartbeat; return the incarnations that it shows to be gone."""
+        known = self._seen.get(state.worker)
+        if state.status == "stopped":
+            if known is None or known.state.incarnation != state.incarnation:
+                return []
+            del self._seen[state.worker]
+            return [(state.worker, state.incarnation)]
+        same = known is not None and known.state.incarnation == state.incarnation
+        moved = not (same and known and state.busy and state.steps == known.state.steps)
+        moved_at = now if moved or known is None else known.moved_at
+        self._seen[state.worker] = _Seen(state, now, moved_at)
+        return [] if same or known is None else [(state.worker, known.state.incarnation)]
+
+    def check(self, now: float) -> list[tuple[str, int]]:
+        """Drop the silent; return those lost now. A stuck one stays in the table, but is never `ready`."""
+        lost = [seen for seen in self._seen.values() if now - seen.at > self._dead_after_s]
+        for seen in lost:
+            del self._seen[seen.state.worker]
+        return [(seen.state.worker, seen.state.incarnation) for seen in lost]
+
+    def ready(self, role: str, now: float) -> list[WorkerState]:
+        """Workers that may get new work of `role`."""
+        return [
+            seen.state
+            for seen in self._seen.values()
+            if role in seen.state.roles
+            and seen.state.status == "ready"
+            and now - seen.moved_at < self._stuck_after_s
+        ]
+
+
+class Peers:
+    """The table, fed from the bus."""
+
+    def __init__(self, *, dead_after_s: float = DEAD_AFTER_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._table = PeerTable(dead_after_s=dead_after_s)
+        self._clock = clock
+        self._on_lost: list[LostCallback] = []
+        self._on_changed: list[Callable[[], None]] = []
+        self._subscription: Subscription | None = None
+        self._checker: asyncio.Task[None] | None = None
+        self._bus: Bus | None = None
+        self._deaf_since: float | None = None
+
+    @property
+    def states(self) -> dict[str, WorkerState]:
+        return self._table.states
+
+    def ready(self, role: str) -> list[WorkerState]:
+        """Workers that may get new work of `role` now."""
+        return self._table.ready(role, self._clock())
+
+    def on_lost(self, callback: LostCallback) -> None:
+        """Call `callback(worker, incarnation)` when a worker is lost."""
+        self._on_lost.append(callback)
+
+    def on_changed(self, callback: Callable[[], None]) -> None:
+        """Call `callback()` when a heartbeat came or a worker was lost."""
+        self._on_changed.append(callback)
+
+    async def start(self, bus: Bus) -> None:
+        """Listen for heartbeats and watch for silence."""
+        self._bus = bus
+        self._subscription = await bus.subscribe(subjects.ALL_HEARTBEATS, worker_state_decoder, self.saw)
+        self._checker = asyncio.create_task(self._check_often())
+
+    async def close(self) -> None:
+        """Stop listening."""
+        if self._checker is not None:
+            self._checker.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._checker
+        if self._subscription is not None:
+            await self._subscription.close()
+
+    def saw(self, state: WorkerState) -> None:
+        """Take one heartbeat."""
+        self._tell(self._table.saw(state, self._clock()))
+
+    def check(self) -> None:
+        """Look for silence. While this process itself is cut off from the bus, silence says nothing about the others."""
+        now = self._clock()
+        if self._bus is not None and not self._bus.connected:
+            self._deaf_since = now
+        if self._deaf_since is not None and now - self._deaf_since < DEAD_AFTER_S:
+            return
+        self._deaf_since = None
+        lost = self._table.check(now)
+        if lost:
+            self._tell(lost)
+
+    async def _check_often(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_EVERY_S)
+            self.check()
+
+    def _tell(self, lost: list[tuple[str, int]]) -> None:
+        for worker, incarnation in lost:
+            log.warning("peer.lost", extra={"worker": worker})
+            for callback in self._on_lost:
+                callback(worker, incarnation)
+        for changed in self._on_changed:
+            changed()
