@@ -1,3 +1,4 @@
+# mypy: allow-untyped-calls
 """One decoder for Llama, Mistral, Qwen2 and Qwen3: pre-norm blocks, grouped-query attention over paged KV, gated SiLU MLP.
 
 Shapes: T tokens of the step, R sampled rows, E hidden size, Hq query heads, Hkv key and value heads, D head size,
@@ -43,7 +44,7 @@ class Decoder:
 
     def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device, max_model_len: int) -> None:
         self.config = config
-        self._new = lambda *shape: torch.empty(shape, dtype=dtype, device=device)
+        self._dtype, self._device = dtype, device
         self._embedding = self._new(config.vocab_size, config.hidden_size)
         self._head = self._embedding if config.tie_word_embeddings else torch.empty_like(self._embedding)
         self._norm = self._new(config.hidden_size)
@@ -128,6 +129,9 @@ class Decoder:
             gate_bias, up_bias = layer.gate_up_bias.chunk(2)
             views |= {"mlp.gate_proj.bias": gate_bias, "mlp.up_proj.bias": up_bias}
         return {name: view for name, view in views.items() if view is not None}
+
+    def _new(self, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
 
     def _new_layer(self) -> LayerWeights:
         config, new = self.config, self._new

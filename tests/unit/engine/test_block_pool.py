@@ -1,0 +1,218 @@
+"""The block pool: sharing, eviction, events, and what holds after any sequence of operations."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from engine.block_pool import BlockPool, OutOfBlocksError
+
+
+def digest(number: int) -> bytes:
+    return number.to_bytes(16, "little")
+
+
+def published(pool: BlockPool, *numbers: int) -> list[int]:
+    """Allocate a block for each number and publish it under that digest."""
+    blocks = pool.allocate(len(numbers))
+    for block, number in zip(blocks, numbers, strict=True):
+        pool.publish(block, digest(number))
+    return blocks
+
+
+def test_allocation_is_all_or_nothing() -> None:
+    pool = BlockPool(num_blocks=4, block_size=16)
+    pool.release(published(pool, 1, 2))
+    held = pool.allocate(1)
+    with pytest.raises(OutOfBlocksError, match="4 blocks wanted, 3 of 4"):
+        pool.allocate(4)
+    assert pool.num_free == 3
+    assert pool.num_cached == 2
+    assert pool.cached_digests() == [digest(1), digest(2)]
+    assert pool.allocate(0) == []
+    pool.release(held)
+
+
+def test_a_released_prefix_is_found_again_up_to_the_first_gap() -> None:
+    pool = BlockPool(num_blocks=8, block_size=16)
+    blocks = published(pool, 1, 2, 4)
+    pool.release(blocks)
+    assert pool.match_prefix([digest(1), digest(2), digest(3), digest(4)]) == blocks[:2]
+    assert pool.num_cached == 1
+    assert pool.match_prefix([digest(3), digest(4)]) == []
+
+
+def test_blocks_in_use_are_shared() -> None:
+    pool = BlockPool(num_blocks=2, block_size=16)
+    (block,) = published(pool, 1)
+    assert pool.match_prefix([digest(1)]) == [block]
+    pool.release([block])
+    assert pool.num_used == 1  # the other holder still has it
+    pool.release([block])
+    assert pool.num_used == 0
+
+
+def test_a_block_that_was_never_published_is_forgotten_on_release() -> None:
+    pool = BlockPool(num_blocks=2, block_size=16)
+    pool.release(pool.allocate(2))
+    assert (pool.num_free, pool.num_cached) == (2, 0)
+
+
+def test_free_blocks_are_taken_before_cached_ones() -> None:
+    pool = BlockPool(num_blocks=4, block_size=16)
+    pool.release(published(pool, 1, 2))
+    pool.allocate(2)
+    assert pool.cached_digests() == [digest(1), digest(2)]
+
+
+def test_the_least_recently_released_sequence_is_evicted_from_its_end() -> None:
+    pool = BlockPool(num_blocks=4, block_size=16)
+    old, new = published(pool, 1, 2), published(pool, 3, 4)
+    pool.release(old)
+    pool.release(new)
+    pool.allocate(1)
+    assert pool.cached_digests() == [digest(1), digest(3), digest(4)]
+    pool.allocate(2)
+    assert pool.cached_digests() == [digest(3)]
+
+
+def test_a_hit_makes_a_block_recent() -> None:
+    pool = BlockPool(num_blocks=2, block_size=16)
+    for number in (1, 2):
+        pool.release(published(pool, number))
+    pool.release(pool.match_prefix([digest(1)]))
+    pool.allocate(1)
+    assert pool.cached_digests() == [digest(1)]
+
+
+def test_the_first_publisher_of_a_digest_wins() -> None:
+    pool = BlockPool(num_blocks=4, block_size=16)
+    (first,), (second,) = published(pool, 1), published(pool, 1)
+    pool.publish(first, digest(1))  # again is harmless
+    assert pool.match_prefix([digest(1)]) == [first]
+    pool.release([second])
+    assert pool.num_cached == 0
+    with pytest.raises(ValueError, match="another digest"):
+        pool.publish(first, digest(2))
+
+
+@pytest.mark.parametrize("misuse", ["release", "retain", "publish"])
+def test_touching_a_block_that_nobody_holds_raises(misuse: str) -> None:
+    pool = BlockPool(num_blocks=2, block_size=16)
+    blocks = pool.allocate(1)
+    pool.release(blocks)
+    with pytest.raises(ValueError, match="nobody holds"):
+        if misuse == "publish":
+            pool.publish(blocks[0], digest(1))
+        else:
+            getattr(pool, misuse)(blocks)
+    with pytest.raises(ValueError, match="not in a pool of 2"):
+        pool.release([-1])
+    assert pool.num_free == 2
+
+
+def test_releasing_one_reference_twice_raises_and_loses_nothing() -> None:
+    pool = BlockPool(num_blocks=2, block_size=16)
+    (block,) = pool.allocate(1)
+    with pytest.raises(ValueError, match="nobody holds"):
+        pool.release([block, block])
+    assert pool.num_free == 2
+
+
+def test_events_tell_what_changed_since_the_last_call() -> None:
+    pool = BlockPool(num_blocks=2, block_size=16)
+    pool.release(published(pool, 1, 2))
+    assert pool.drain_events() == ([digest(1), digest(2)], [])
+    assert pool.drain_events() == ([], [])
+    pool.release(pool.allocate(1))  # evicts 2
+    assert pool.drain_events() == ([], [digest(2)])
+
+
+def test_events_that_cancel_out_are_not_told() -> None:
+    pool = BlockPool(num_blocks=1, block_size=16)
+    pool.release(published(pool, 1))
+    pool.release(pool.allocate(1))
+    assert pool.drain_events() == ([], [])
+    pool.release(published(pool, 1))
+    pool.drain_events()
+    pool.release(pool.allocate(1))
+    pool.release(published(pool, 1))
+    assert pool.drain_events() == ([], [])
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Random holders against a model that only counts references and remembers contents."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(num_blocks=6, block_size=16)
+        self.holds: list[list[int]] = []  # each entry: one reference on each of its blocks
+        self.content: dict[int, int] = {}  # block -> number it was published under, since it was last allocated
+        self.index: set[bytes] = set()  # what a listener to the events believes
+
+    @rule(count=st.integers(0, 7))
+    def allocate(self, count: int) -> None:
+        in_use = {block for hold in self.holds for block in hold}
+        if count > 6 - len(in_use):
+            with pytest.raises(OutOfBlocksError):
+                self.pool.allocate(count)
+            return
+        blocks = self.pool.allocate(count)
+        assert len(set(blocks)) == count
+        assert not in_use & set(blocks), "a referenced block was given away"
+        for block in blocks:
+            self.content.pop(block, None)
+        self.holds.append(blocks)
+
+    @rule(first=st.integers(0, 9), length=st.integers(1, 4))
+    def match(self, first: int, length: int) -> None:
+        blocks = self.pool.match_prefix([digest(number) for number in range(first, first + length)])
+        assert [self.content[block] for block in blocks] == list(range(first, first + len(blocks)))
+        self.holds.append(blocks)
+
+    @precondition(lambda self: any(self.holds))
+    @rule(choice=st.randoms(use_true_random=False), number=st.integers(0, 9))
+    def publish(self, choice: object, number: int) -> None:
+        block = choice.choice([block for hold in self.holds for block in hold])  # type: ignore[attr-defined]
+        if self.content.get(block, number) != number:
+            with pytest.raises(ValueError, match="another digest"):
+                self.pool.publish(block, digest(number))
+            return
+        known = digest(number) in self.pool.cached_digests()
+        self.pool.publish(block, digest(number))
+        if not known:
+            self.content[block] = number
+
+    @precondition(lambda self: self.holds)
+    @rule(choice=st.randoms(use_true_random=False), retain=st.booleans())
+    def release_or_retain(self, choice: object, retain: bool) -> None:
+        hold = choice.choice(self.holds)  # type: ignore[attr-defined]
+        if retain:
+            self.pool.retain(hold)
+            self.holds.append(list(hold))
+        else:
+            self.pool.release(hold)
+            self.holds.remove(hold)
+
+    @rule()
+    def listen(self) -> None:
+        added, removed = self.pool.drain_events()
+        assert not self.index & set(added)
+        assert set(removed) <= self.index
+        self.index = (self.index | set(added)) - set(removed)
+        assert self.index == set(self.pool.cached_digests())
+
+    @invariant()
+    def every_block_is_in_one_state(self) -> None:
+        used = {block for hold in self.holds for block in hold}
+        assert self.pool.num_used == len(used)
+        assert self.pool.num_used + self.pool.num_free == 6
+        cached = {block for block in self.content if block not in used}
+        assert self.pool.num_cached == len(cached)
+        assert set(self.pool.cached_digests()) == {digest(number) for number in self.content.values()}
+
+
+TestPoolMachine = PoolMachine.TestCase
+TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
