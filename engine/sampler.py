@@ -39,7 +39,7 @@ def sample(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> list[Sample
     tokens = choose_tokens(logits, sequences)
     columns = [logits.amax(dim=-1).isfinite()[:, None], tokens[:, None]]
     if any(count is not None for count in wanted):
-        columns += _logprob_columns(logits, tokens, max(count or 0 for count in wanted))
+        columns += _logprob_columns(logits, tokens, max(max(count or 0, 0) for count in wanted))
     rows = torch.cat([column.double() for column in columns], dim=1).tolist()  # ids are exact in float64
     return [_sampled(row, count) if row[0] else None for row, count in zip(rows, wanted, strict=True)]
 
@@ -59,16 +59,19 @@ def choose_tokens(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> torc
 
 @dataclass(slots=True)
 class _Entries:
-    """Sparse [R, V] values: at most one for each (row, token)."""
+    """Sparse [R, V] values: at most one for each (row, token). Ids outside the vocabulary say nothing about a row."""
 
+    vocab_size: int
     rows: list[int] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
 
     def add(self, row: int, values: dict[int, float]) -> None:
-        self.rows.extend([row] * len(values))
-        self.ids.extend(values.keys())
-        self.values.extend(values.values())
+        for token_id, value in values.items():
+            if 0 <= token_id < self.vocab_size:
+                self.rows.append(row)
+                self.ids.append(token_id)
+                self.values.append(value)
 
     def index(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.tensor(self.rows, device=like.device), torch.tensor(self.ids, device=like.device)
@@ -79,7 +82,7 @@ class _Entries:
 
 def _adjust(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> torch.Tensor:
     """Apply bias, penalties and bans, for the rows that have any; returns `logits` itself if none has."""
-    bias, repetition, repeated, banned = _Entries(), _Entries(), _Entries(), _Entries()
+    bias, repetition, repeated, banned = (_Entries(logits.shape[1]) for _ in range(4))
     for row, sequence in enumerate(sequences):
         params = sequence.sampling
         if params.logit_bias:
@@ -130,7 +133,7 @@ def _filter(scores: torch.Tensor, params: SequenceOf[SamplingParams]) -> torch.T
     Ties are broken by the smaller token id, so that exactly top_k tokens remain.
     """
     device, vocab_size = scores.device, scores.shape[1]
-    top_k = torch.tensor([min(param.top_k, vocab_size) or vocab_size for param in params], device=device)
+    top_k = torch.tensor([param.top_k if param.top_k > 0 else vocab_size for param in params], device=device)
     top_p = torch.tensor([param.top_p for param in params], device=device)
     min_p = torch.tensor([param.min_p for param in params], device=device)
     ordered, order = scores.sort(dim=-1, descending=True, stable=True)
@@ -164,6 +167,6 @@ def _sampled(row: list[float], num_logprobs: int | None) -> Sampled:
     if num_logprobs is None:
         return Sampled(token_id, None)
     width = (len(row) - 3) // 2
-    top_ids = [int(value) for value in row[3 : 3 + min(num_logprobs, width)]]
+    top_ids = [int(value) for value in row[3 : 3 + max(0, min(num_logprobs, width))]]
     top_logprobs = row[3 + width : 3 + width + len(top_ids)]
     return Sampled(token_id, TokenLogprobs(logprob=row[2], top_ids=top_ids, top_logprobs=top_logprobs))

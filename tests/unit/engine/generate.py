@@ -31,8 +31,8 @@ class Generator:
 
     def __init__(self, engine: Engine, *, chunk_size: int = 512) -> None:
         self.pool = BlockPool(num_blocks=engine.layout.num_blocks, block_size=engine.layout.block_size)
-        self.results: dict[str, list[Sampled | None]] = {}
-        self._engine = engine
+        self.results: dict[str, list[Sampled | None]] = {}  # request id -> everything its sampling chunks got
+        self.step = engine.step
         self._chunk_size = chunk_size
 
     def run(self, sequences: Iterable[Sequence]) -> list[list[int]]:
@@ -41,7 +41,7 @@ class Generator:
         for sequence in sequences:
             self._admit(sequence)
         while running := [sequence for sequence in sequences if not self._is_over(sequence)]:
-            self._step(running)
+            self._advance(running)
         for sequence in sequences:
             self._publish(sequence)
             self.pool.release(sequence.block_table)
@@ -58,12 +58,12 @@ class Generator:
         end = sequence.num_tokens + sequence.sampling.max_tokens
         sequence.block_table += self.pool.allocate(sequence.blocks_needed(end, size))
 
-    def _step(self, running: list[Sequence]) -> None:
+    def _advance(self, running: list[Sequence]) -> None:
         chunks = []
         for sequence in running:
             missing = sequence.num_tokens - sequence.num_computed
             chunks.append(Chunk(sequence, min(missing, self._chunk_size), missing <= self._chunk_size))
-        for chunk, sampled in zip(chunks, self._engine.step(chunks), strict=True):
+        for chunk, sampled in zip(chunks, self.step(chunks), strict=True):
             chunk.sequence.num_computed += chunk.num_tokens
             if chunk.sample:
                 self.results.setdefault(chunk.sequence.request_id, []).append(sampled)

@@ -1,0 +1,136 @@
+"""The engine's promises around a step: what it refuses, what it leaves alone, and that one bad request stays alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.engine import Chunk, Engine, InvalidChunkError, Sampled
+from engine.sequence import Sequence
+from tests.models import FAMILIES
+from tests.unit.engine.generate import Generator, new_sequence
+
+
+@pytest.fixture
+def engine(tiny_engine: Callable[[str], Engine]) -> Engine:
+    return tiny_engine("llama")
+
+
+def test_the_pool_takes_the_given_memory(tiny_model: Callable[[str], Path]) -> None:
+    asked = []
+
+    def allocate(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
+        asked.append((shape, dtype, device))
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    engine = Engine(EngineConfig(model=tiny_model("qwen3"), num_blocks=3), allocate=allocate)
+    assert asked == [((3, 2, 2, 16, 2, 32), torch.float32, "cpu")]
+    assert engine.kv.shape == (3, 2, 2, 16, 2, 32)
+    assert engine.layout.block_bytes == engine.kv[0].nbytes
+
+
+def test_the_pool_fills_the_memory_it_is_given(tiny_model: Callable[[str], Path]) -> None:
+    engine = Engine(EngineConfig(model=tiny_model("llama"), kv_memory_bytes=100_000))
+    assert engine.layout.num_blocks == 100_000 // engine.layout.block_bytes
+    with pytest.raises(ValueError, match="less than one block"):
+        Engine(EngineConfig(model=tiny_model("llama"), kv_memory_bytes=1000))
+
+
+def test_the_models_length_can_be_lowered_only(tiny_model: Callable[[str], Path], engine: Engine) -> None:
+    assert engine.max_model_len == 1024
+    assert Engine(EngineConfig(model=tiny_model("llama"), num_blocks=1, max_model_len=50)).max_model_len == 50
+    with pytest.raises(ValueError, match="max_position_embeddings = 1024"):
+        Engine(EngineConfig(model=tiny_model("llama"), num_blocks=1, max_model_len=2000))
+
+
+def test_nothing_to_do_is_nothing_done(engine: Engine) -> None:
+    assert engine.step([]) == []
+
+
+def test_a_step_changes_no_sequence_and_answers_in_order(engine: Engine) -> None:
+    sequence, other = new_sequence("a", list(range(3, 23))), new_sequence("b", [7])
+    sequence.block_table, other.block_table = [0, 1], [2]
+    results = engine.step([Chunk(sequence, 16, False), Chunk(other, 1, True)])
+    assert results[0] is None
+    assert results[1] is not None
+    assert (sequence.num_computed, sequence.num_tokens, other.num_tokens) == (0, 20, 1)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "message"),
+    [
+        (lambda sequence: Chunk(sequence, 0, False), "a chunk of 0"),
+        (lambda sequence: Chunk(sequence, 21, True), "a chunk of 21 at 0 of 20 tokens"),
+        (lambda sequence: Chunk(sequence, 5, True), "asked to sample at position 5 of 20"),
+    ],
+)
+def test_a_chunk_that_contradicts_its_sequence_is_refused(
+    engine: Engine, chunk: Callable[[Sequence], Chunk], message: str
+) -> None:
+    sequence = new_sequence("culprit", list(range(3, 23)))
+    sequence.block_table = [0, 1]
+    with pytest.raises(InvalidChunkError, match=f"request culprit: {message}"):
+        engine.step([chunk(sequence)])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "blocks", "message"),
+    [
+        ([3] * 20, [0], "1 blocks don't cover 20"),
+        ([3] * 20, [0, 160], r"block 160 is not in \[0, 160\)"),
+        ([3, 512], [0], r"token id 512 is not in \[0, 512\)"),
+        ([3, -1], [0], "token id -1"),
+        ([3] * 1025, list(range(65)), "1025 tokens, the model takes 1024"),
+    ],
+)
+def test_what_is_out_of_range_is_refused_before_anything_is_computed(
+    engine: Engine, tokens: list[int], blocks: list[int], message: str
+) -> None:
+    fine, culprit = new_sequence("fine", [5]), new_sequence("culprit", tokens)
+    fine.block_table, culprit.block_table = [100], blocks
+    engine.kv[100] = 0
+    with pytest.raises(InvalidChunkError, match=f"request culprit: .*{message}"):
+        engine.step([Chunk(fine, 1, True), Chunk(culprit, len(tokens), True)])
+    assert engine.kv[100].count_nonzero() == 0
+
+
+def test_a_sequence_with_broken_kv_fails_alone(engine: Engine) -> None:
+    prompts = [list(range(first, first + 40)) for first in (10, 60, 110)]
+    healthy = Generator(engine).run([new_sequence(f"r{index}", prompt) for index, prompt in enumerate(prompts)])
+    generator = Generator(engine, chunk_size=40)
+    sequences = [new_sequence(f"r{index}", prompt) for index, prompt in enumerate(prompts)]
+    step = engine.step
+
+    def break_second(chunks: list[Chunk]) -> list[Sampled | None]:
+        if sequences[1].num_generated == 3:
+            engine.kv[sequences[1].block_table[0]] = math.nan
+        return step(chunks)
+
+    generator.step = break_second
+    assert generator.run(sequences) == [healthy[0], healthy[1][:3], healthy[2]]
+    assert generator.results["r1"][-1] is None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_runs_everywhere(tiny_model: Callable[[str], Path], family: str) -> None:
+    engine = Engine(EngineConfig(model=tiny_model(family), num_blocks=8, dtype="bfloat16"))
+    assert engine.kv.dtype == torch.bfloat16
+    assert engine.layout.dtype == "bfloat16"
+    (tokens,) = Generator(engine).run([new_sequence("a", list(range(3, 40)))])
+    assert len(tokens) == 12
+
+
+def test_a_seeded_request_repeats_itself_in_any_company(engine: Engine) -> None:
+    def request(name: str, seed: int) -> Sequence:
+        return new_sequence(name, list(range(5, 30)), temperature=0.8, top_p=0.95, seed=seed, max_tokens=20)
+
+    (alone,) = Generator(engine).run([request("a", 1)])
+    crowd = [request(f"r{seed}", seed) for seed in range(6)]
+    together = Generator(engine, chunk_size=9).run(crowd)
+    assert together[1] == alone
+    assert len({tuple(tokens) for tokens in together}) == 6
