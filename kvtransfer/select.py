@@ -1,0 +1,20 @@
+"""The transport by name. A setting chooses it; nothing falls back to another one silently."""
+
+from __future__ import annotations
+
+from kvtransfer.transport import Transport
+
+TRANSPORTS = ("shm", "ucx")
+
+
+def open_transport(name: str, *, host: str = "127.0.0.1") -> Transport:
+    """Return transport `name`. Raises ValueError that lists the names, ModuleNotFoundError when its library is missing."""
+    if name == "shm":
+        from kvtransfer.shm import ShmTransport
+
+        return ShmTransport()
+    if name == "ucx":
+        from kvtransfer.ucx import UcxTransport  # loads UCX: only where it was asked for
+
+        return UcxTransport(host=host)
+    raise ValueError(f"unknown transport {name!r}: choose one of {', '.join(TRANSPORTS)}")
