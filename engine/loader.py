@@ -64,9 +64,11 @@ def tokenizer_fingerprint(file: Path) -> str:
 
 def weight_files(folder: Path) -> list[Path]:
     """Return the checkpoint's safetensors files, sorted. Raises CheckpointError when there are none or some are missing."""
-    index = folder / INDEX_FILE
+    index, single = folder / INDEX_FILE, folder / "model.safetensors"
     if index.is_file():
         files = sorted(folder / name for name in _indexed_names(index))
+    elif single.is_file():  # alone: some folders hold the same weights once more under other names
+        files = [single]
     else:
         files = sorted(folder.glob("*.safetensors"))
     if missing := [file.name for file in files if not file.is_file()]:

@@ -181,6 +181,8 @@ def _rope(fields: Fields) -> RopeConfig:
     """`rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling` (transformers 4)."""
     field = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
     rope: Fields = fields.get(field) or {}
+    if any(isinstance(value, Mapping) for value in rope.values()):
+        raise UnsupportedModelError(f"config.json: {field} differs between layers, which is not supported")
     theta = float(rope.get("rope_theta") or fields.get("rope_theta") or 10_000.0)
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if (partial := rope.get("partial_rotary_factor") or fields.get("partial_rotary_factor") or 1.0) != 1.0:

@@ -60,6 +60,11 @@ def test_a_tied_head_in_the_checkpoint_is_not_needed(tiny_model: Callable[[str],
     load(folder)
 
 
+def test_a_second_copy_under_another_name_is_left_alone(folder: Path) -> None:
+    save_file({"layers.0.attention.wq.weight": torch.zeros(1)}, folder / "consolidated.safetensors")
+    load(folder)
+
+
 def test_a_missing_weight_is_named(folder: Path) -> None:
     change_weights(folder, lambda weights: weights.pop(Q_PROJ))
     with pytest.raises(CheckpointError, match=f"missing weights {Q_PROJ}"):
