@@ -1,3 +1,4 @@
+# mypy: allow-untyped-calls
 """Tiny random checkpoints in Hugging Face's format, one for each family that the engine runs, with a tokenizer of their own.
 
 Weights are drawn so that greedy decoding wanders instead of repeating one token, and so that no two tensors of a shape
@@ -122,7 +123,7 @@ def _save_weights(folder: Path, model: torch.nn.Module, shards: int) -> None:
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         return
     names = list(weights)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for shard in range(shards):
         file = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
         mine = names[shard::shards]
