@@ -1,0 +1,192 @@
+"""Redis: the worker registry, the prefix-hash index and the load ledger, through one library of Lua functions.
+
+Everything here is a hint that can be rebuilt. Each call has a short time-out and raises UnavailableError when Redis is away; a
+breaker keeps an unreachable Redis from slowing down every request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import redis.asyncio
+import redis.exceptions
+
+from common.errors import MalformedMessageError, UnavailableError
+from common.messages import WorkerState, decode, encode, worker_state_decoder
+
+log = logging.getLogger("baton.store")
+
+LIBRARY = Path(__file__).with_name("store.lua")
+CALL_TIMEOUT_S = 0.25
+DIGESTS_A_CALL = 1_000
+BREAKER_ERRORS = 5
+BREAKER_OPEN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisSettings:
+    """How to reach Redis; the URL may carry user and password."""
+
+    url: str = "redis://127.0.0.1:6379"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementRequest:
+    """What placement needs to know of a request."""
+
+    request_id: str
+    attempt: int
+    digests: list[bytes]  # of the prompt's full blocks
+    num_tokens: int
+    block_size: int
+    reserve_tokens: int  # prompt and answer, at most
+    deadline_ms: int  # the charge is given back by itself after this
+    model_fingerprint: str
+    cut_over_tokens: int = 0  # an uncached suffix up to this is prefilled on the decode worker
+    exclude: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where a request goes. `decode` empty: the prefill worker decodes as well."""
+
+    prefill: str
+    decode: list[str]
+    prefill_incarnation: int = 0
+    matched_blocks_prefill: int = 0
+    matched_blocks_decode: int = 0
+    reason: str = ""
+
+
+class Store:
+    """Calls of the function library. One per process; safe for concurrent use."""
+
+    def __init__(self, client: redis.asyncio.Redis) -> None:
+        self._client = client
+        self._errors = 0
+        self._open_until = 0.0
+
+    async def register(self, state: WorkerState, *, ttl_ms: int = 3_000) -> bool:
+        """Renew a worker's lease; True when Redis didn't know this incarnation: announce every block again."""
+        fields: list[Any] = [
+            *("state", encode(state)),
+            *("roles", ",".join(state.roles)),
+            *("status", state.status),
+            *("fingerprint", state.model_fingerprint),
+            *("rate", f"{state.prefill_tokens_per_s:.1f}"),
+            *("free_blocks", state.free_blocks),
+            *("sequences", state.running + state.waiting if "decode" in state.roles else 0),
+            *("max_sequences", state.max_sequences),
+            *("queued_tokens", state.queued_tokens),
+        ]
+        unknown = await self._call("baton_register", state.worker, str(state.incarnation), ttl_ms, *fields)
+        return bool(unknown)
+
+    async def unregister(self, worker: str, incarnation: int) -> None:
+        """End a worker's lease, if it is still this incarnation's."""
+        await self._call("baton_unregister", worker, str(incarnation))
+
+    async def workers(self) -> list[WorkerState]:
+        """The states of all workers whose lease is valid; unreadable ones (a newer version's) are left out."""
+        states = []
+        for raw in await self._call("baton_states"):
+            with contextlib.suppress(MalformedMessageError):
+                states.append(decode(worker_state_decoder, raw))
+        return states
+
+    async def announce(self, worker: str, incarnation: int, added: list[bytes], removed: list[bytes]) -> None:
+        """Bring the index up to date with what came into and left a worker's pool."""
+        member = f"{worker}@{incarnation}"
+        for start in range(0, len(added), DIGESTS_A_CALL):
+            part = added[start : start + DIGESTS_A_CALL]
+            await self._call("baton_announce", member, len(part), *part)
+        for start in range(0, len(removed), DIGESTS_A_CALL):
+            await self._call("baton_announce", member, 0, *removed[start : start + DIGESTS_A_CALL])
+
+    async def place(self, request: PlacementRequest) -> Placement:
+        """Choose workers and charge them, in one atomic step. Raises UnavailableError when none decodes or Redis is away."""
+        answer = await self._call(
+            "baton_place",
+            f"{request.request_id}:{request.attempt}",
+            request.num_tokens,
+            request.block_size,
+            request.reserve_tokens,
+            max(1, request.deadline_ms),
+            request.cut_over_tokens,
+            request.model_fingerprint,
+            "," + ",".join(request.exclude) + ",",
+            *request.digests[:DIGESTS_A_CALL],
+        )
+        prefill, incarnation, matched_prefill, matched_decode, reason, *decode_workers = answer
+        if not prefill:
+            raise UnavailableError(reason.decode())
+        return Placement(
+            prefill=prefill.decode(),
+            prefill_incarnation=int(incarnation),
+            decode=[worker.decode() for worker in decode_workers],
+            matched_blocks_prefill=int(matched_prefill),
+            matched_blocks_decode=int(matched_decode),
+            reason=reason.decode(),
+        )
+
+    async def release(self, request_id: str, attempt: int, *, stage: str, workers: list[str]) -> None:
+        """Give back what `place` charged `workers` for this attempt at `stage` ("prefill" or "decode"). Idempotent."""
+        if workers:
+            await self._call("baton_release", f"{request_id}:{attempt}", stage, *workers)
+
+    async def charged(self, worker: str, stage: str) -> int:
+        """Tokens charged to a worker now, expired charges included; for tests and tools."""
+        try:
+            return int(await self._client.get(f"baton:load:{stage}:{worker}") or 0)
+        except (redis.exceptions.RedisError, OSError) as error:
+            raise UnavailableError(f"Redis: {error}") from error
+
+    async def load_library(self) -> None:
+        """Install the function library, replacing an older one."""
+        await self._client.function_load(LIBRARY.read_text(), replace=True)
+
+    async def _call(self, function: str, *args: Any) -> Any:
+        if time.monotonic() < self._open_until:
+            raise UnavailableError("Redis is away; asking again in a moment")
+        try:
+            try:
+                answer = await self._client.fcall(function, 0, *args)
+            except redis.exceptions.ResponseError as error:
+                if "not found" not in str(error).lower():
+                    raise
+                await self.load_library()  # Redis was restarted
+                answer = await self._client.fcall(function, 0, *args)
+        except (redis.exceptions.RedisError, OSError, TimeoutError) as error:
+            self._errors += 1
+            if self._errors >= BREAKER_ERRORS:
+                self._open_until = time.monotonic() + BREAKER_OPEN_S
+            raise UnavailableError(f"Redis: {type(error).__name__} {error}") from error
+        self._errors = 0
+        return answer
+
+
+@contextlib.asynccontextmanager
+async def connect_store(settings: RedisSettings) -> AsyncIterator[Store]:
+    """Connect and install the library. A Redis that is away now may come later: that is logged, not raised."""
+    client = redis.asyncio.Redis.from_url(
+        settings.url,
+        socket_timeout=CALL_TIMEOUT_S,
+        socket_connect_timeout=CALL_TIMEOUT_S,
+        retry_on_timeout=False,
+        max_connections=32,
+    )
+    store = Store(client)
+    try:
+        await store.load_library()
+    except (redis.exceptions.RedisError, OSError, TimeoutError) as error:
+        log.warning("store.unavailable", extra={"error": str(error)[:200]})
+    try:
+        yield store
+    finally:
+        await client.aclose()
