@@ -1,0 +1,1 @@
+"""The front door: HTTP in, tokens out. Owns every request from admission to its last token. Never imports torch."""

@@ -1,0 +1,67 @@
+"""What the HTTP dialects see of serving: submit a specification, iterate over token events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from common.messages import SamplingParams, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationSpec:
+    """One sequence to generate."""
+
+    request_id: str
+    token_ids: list[int]
+    sampling: SamplingParams
+    deadline_s: float  # from now
+    salt: str = ""  # tenants that set one never share KV
+    priority: int = 0
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenEvent:
+    """New tokens. `position` counts generated tokens from 0."""
+
+    position: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish: str = ""  # "", "stop", "length"
+    cached_tokens: int = -1  # with the first event: prompt tokens that came from a prefix cache
+
+
+class Generation(Protocol):
+    """A sequence being generated."""
+
+    timings: dict[str, float]  # milliseconds: admission, queue, prefill, transfer
+
+    def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        """Events in order, no token twice, none missing; ends after the event with `finish`. Raises ServingError."""
+        ...
+
+    async def cancel(self, reason: str) -> None:
+        """Stop it on all workers. Idempotent; does nothing after the end."""
+        ...
+
+
+class Generations(Protocol):
+    """Where requests go."""
+
+    @property
+    def max_model_len(self) -> int | None: ...
+
+    @property
+    def ready(self) -> bool: ...
+
+    @property
+    def not_ready_reason(self) -> str: ...
+
+    @property
+    def in_flight(self) -> int: ...
+
+    async def submit(self, spec: GenerationSpec) -> Generation:
+        """Admit and place. Raises OverloadedError, UnavailableError or InvalidRequestError."""
+        ...

@@ -1,0 +1,165 @@
+"""One request as its gateway owns it, without I/O: which attempt is current, who works on it, which token comes next.
+
+    QUEUED ──claim──▶ CLAIMED ──first token──▶ PREFILLED ──settle / imported──▶ DECODING ──last token──▶ ENDED
+       ▲─────────────────┴────────── new attempt (worker lost, failed, silent) ──────┘
+
+Everything a worker says carries the attempt; what is not of the current one is ignored. Tokens are taken by position: the next
+one is delivered, earlier ones are dropped, later ones wait until the gap is filled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from common.blocks import unpack_tokens
+from common.messages import Tokens
+from gateway.generation import GenerationSpec, TokenEvent
+
+MAX_ATTEMPTS = 3
+MAX_HELD = 64  # frames beyond a gap
+
+
+class Phase(Enum):
+    QUEUED = "queued"
+    CLAIMED = "claimed"
+    PREFILLED = "prefilled"
+    DECODING = "decoding"
+    ENDED = "ended"
+
+
+Worker = tuple[str, int]  # id and incarnation
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RequestState:
+    """The facts of one request. Instants are seconds of the caller's monotonic clock."""
+
+    spec: GenerationSpec
+    deadline_at: float
+    attempt: int = 0
+    phase: Phase = Phase.QUEUED
+    generated: list[int] = field(default_factory=list)  # delivered tokens, across attempts
+    assigned: str = ""  # the worker whose queue the job is in
+    candidates: list[str] = field(default_factory=list)  # decode workers of the placement
+    claimed_by: Worker | None = None
+    decoder: Worker | None = None
+    excluded: list[str] = field(default_factory=list)
+    progress_at: float = 0.0  # last time that something of the current attempt was heard
+    gap_since: float | None = None
+    unanswered: int = 0  # probes without an answer
+    _held: dict[int, tuple[Tokens, Worker]] = field(default_factory=dict)
+
+    @property
+    def next_position(self) -> int:
+        return len(self.generated)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Prompt and delivered tokens: what a new attempt starts from."""
+        return self.spec.token_ids + self.generated
+
+    def begin_attempt(self, now: float) -> bool:
+        """Start the first or another attempt; False when there were enough."""
+        if self.phase is Phase.ENDED or self.attempt >= MAX_ATTEMPTS:
+            return False
+        self.attempt += 1
+        self.phase = Phase.QUEUED
+        self.assigned, self.candidates = "", []
+        self.claimed_by = self.decoder = None
+        self.gap_since, self.unanswered = None, 0
+        self._held.clear()
+        self.progress_at = now
+        return True
+
+    def placed(self, worker: str, candidates: list[str]) -> None:
+        """The job is in `worker`'s queue."""
+        self.assigned, self.candidates = worker, candidates
+
+    def claim(self, attempt: int, worker: Worker, now: float) -> str:
+        """Compare-and-set: "" when `worker` may start the attempt (again, if it asked before), else why not."""
+        if self.phase is Phase.ENDED:
+            return "ended"
+        if attempt != self.attempt:
+            return "stale attempt"
+        if self.claimed_by not in (None, worker):
+            return "claimed by another worker"
+        if self.phase is Phase.QUEUED:
+            self.phase, self.claimed_by, self.progress_at = Phase.CLAIMED, worker, now
+        return ""
+
+    def settle(self, attempt: int, worker: Worker, decoder: Worker | None) -> bool:
+        """Whether the job may be acked: its sender holds the claim of the current attempt, or the request is over."""
+        if self.phase is Phase.ENDED:
+            return True
+        if attempt != self.attempt or self.claimed_by != worker:
+            return False
+        if decoder is not None:
+            self._decodes(decoder)
+        return True
+
+    def imported(self, attempt: int, decoder: Worker) -> bool:
+        """The decode worker verified the KV; False when that is old news."""
+        if attempt != self.attempt or self.phase is Phase.ENDED:
+            return False
+        self._decodes(decoder)
+        return True
+
+    def _decodes(self, decoder: Worker) -> None:
+        self.decoder = decoder
+        if self.phase in (Phase.CLAIMED, Phase.PREFILLED):
+            self.phase = Phase.DECODING
+
+    def take(self, tokens: Tokens, sender: Worker, now: float) -> list[TokenEvent]:
+        """Take tokens off a frame; return what can be delivered now, in order."""
+        if tokens.attempt != self.attempt or self.phase is Phase.ENDED or self.claimed_by is None:
+            return []
+        self.progress_at, self.unanswered = now, 0
+        if tokens.position > self.next_position:
+            if len(self._held) < MAX_HELD:
+                self._held[tokens.position] = (tokens, sender)
+            self.gap_since = self.gap_since if self.gap_since is not None else now
+            self.decoder = self.decoder or (sender if sender != self.claimed_by else None)
+            return []
+        events = self._deliver(tokens, sender)
+        while self._held and self.phase is not Phase.ENDED and min(self._held) <= self.next_position:
+            events += self._deliver(*self._held.pop(min(self._held)))
+        self.gap_since = now if self._held else None
+        return events
+
+    def _deliver(self, tokens: Tokens, sender: Worker) -> list[TokenEvent]:
+        skip = self.next_position - tokens.position
+        ids = unpack_tokens(tokens.token_ids)[skip:]
+        if not ids:
+            return []
+        event = TokenEvent(
+            position=self.next_position,
+            token_ids=ids,
+            logprobs=tokens.logprobs[skip:],
+            finish=tokens.finish,
+            cached_tokens=tokens.cached_tokens if self.next_position == 0 else -1,
+        )
+        self.generated += ids
+        if tokens.finish:
+            self.phase = Phase.ENDED
+        elif sender != self.claimed_by:
+            self._decodes(sender)
+        elif self.phase is Phase.CLAIMED:
+            self.phase = Phase.PREFILLED
+        return [event]
+
+    def lost(self, worker: Worker) -> bool:
+        """Whether the current attempt can't go on without this worker."""
+        if self.phase is Phase.ENDED:
+            return False
+        if self.phase is Phase.QUEUED:
+            return self.assigned == worker[0]
+        if self.phase is Phase.DECODING:
+            return self.decoder == worker
+        return worker in (self.claimed_by, self.decoder)
+
+    def workers(self) -> list[str]:
+        """Everybody who may hold something of the current attempt."""
+        named = [worker[0] for worker in (self.claimed_by, self.decoder) if worker]
+        undecided = [self.assigned, *self.candidates] if self.decoder is None else []
+        return list(dict.fromkeys(name for name in [*named, *undecided] if name))

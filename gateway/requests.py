@@ -1,0 +1,530 @@
+"""The owner of every request of this gateway: admission, placement, claims, tokens, retries, deadlines, cancellation.
+
+What a request's state is and may become is `gateway.owner.RequestState`; this file listens, asks and tells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from common import subjects
+from common.blocks import hash_blocks, hash_root, pack_tokens
+from common.bus import Bus
+from common.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    OverloadedError,
+    QuarantinedError,
+    ServingError,
+    UnavailableError,
+    error_from_code,
+)
+from common.messages import (
+    Ack,
+    Cancel,
+    Claim,
+    ClaimReply,
+    Failed,
+    Frame,
+    GatewayReply,
+    GatewayState,
+    Imported,
+    Job,
+    Received,
+    Resend,
+    Settle,
+    SettleReply,
+    Tokens,
+    ToGateway,
+    WorkerState,
+    frame_decoder,
+    to_gateway_decoder,
+    worker_reply_decoder,
+)
+from common.peers import Peers
+from common.store import PlacementRequest, Store
+from gateway.generation import Generation, GenerationSpec, TokenEvent
+from gateway.owner import Phase, RequestState, Worker
+from gateway.placement import choose_locally, compatible
+
+log = logging.getLogger("baton.requests")
+
+WATCH_S = 0.1
+BEAT_S = 1.0
+GAP_RESEND_S = 0.2
+SILENT_S = 0.75  # a decoding stream without a token for so long is asked for
+PROBE_TIMEOUT_S = 0.5
+PROBES = 2  # unanswered ones before the attempt is given up
+UNCLAIMED_S = 10.0
+HANDOVER_S = 15.0  # first token seen, and nobody decodes
+CANCEL_TRIES = 3
+CANCEL_TIMEOUT_S = 0.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """Bounds of what one gateway takes on."""
+
+    max_requests: int = 1024
+    max_queued_tokens: int = 4_000_000
+    cut_over_tokens: int = 0
+
+
+class Requests:
+    """Implements `gateway.generation.Generations` over the bus."""
+
+    def __init__(
+        self,
+        *,
+        bus: Bus,
+        store: Store,
+        peers: Peers,
+        gateway_id: str,
+        incarnation: int,
+        limits: RequestLimits | None = None,
+    ) -> None:
+        self._bus = bus
+        self._store = store
+        self._peers = peers
+        self._gateway_id = gateway_id
+        self._incarnation = incarnation
+        self._limits = limits or RequestLimits()
+        self._active: dict[str, ActiveRequest] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._loops: list[asyncio.Task[Any]] = []
+        self._draining = False
+        self.counters: Counter[str] = Counter()
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Listen for workers; from now on requests can be submitted."""
+        await self._bus.serve(subjects.gateway(self._gateway_id), to_gateway_decoder, self._handle)
+        await self._bus.subscribe(subjects.frames(self._gateway_id), frame_decoder, self._on_frame)
+        self._peers.on_lost(self._on_lost)
+        self._loops = [self._spawn(self._beat()), self._spawn(self._watch())]
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no more; let what runs end; after `timeout_s` end it with an error."""
+        self._draining = True
+        waits = [active.ended.wait() for active in self._active.values()]
+        if waits:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await asyncio.gather(*waits)
+        for active in list(self._active.values()):
+            await self._end(active, UnavailableError("the gateway is shutting down"), cancel="gateway drained")
+
+    async def close(self) -> None:
+        """Stop listening and beating."""
+        for loop in self._loops:
+            loop.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=2.0)
+
+    # -- what HTTP sees ----------------------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._active)
+
+    @property
+    def max_model_len(self) -> int | None:
+        lengths = [state.max_model_len for state in self._workers("decode") + self._workers("prefill")]
+        return min(lengths, default=None)
+
+    @property
+    def ready(self) -> bool:
+        return not self.not_ready_reason
+
+    @property
+    def not_ready_reason(self) -> str:
+        if self._draining:
+            return "the gateway is shutting down"
+        if not self._bus.connected:
+            return "no connection to NATS"
+        if not self._workers("decode"):
+            return "no decode worker is ready"
+        return ""
+
+    async def submit(self, spec: GenerationSpec) -> Generation:
+        started = time.monotonic()
+        self._admit(spec)
+        state = RequestState(spec=spec, deadline_at=started + spec.deadline_s)
+        active = ActiveRequest(self, state, started)
+        self._active[spec.request_id] = active
+        try:
+            await self._attempt(active)
+        except BaseException:
+            self._active.pop(spec.request_id, None)
+            raise
+        active.timings["admission"] = (time.monotonic() - started) * 1000
+        return active
+
+    def _admit(self, spec: GenerationSpec) -> None:
+        if self.not_ready_reason:
+            raise UnavailableError(self.not_ready_reason)
+        if spec.deadline_s <= 0:
+            raise DeadlineExceededError("the deadline has passed")
+        limit = self.max_model_len
+        if limit is not None and len(spec.token_ids) >= limit:
+            raise InvalidRequestError(f"the prompt has {len(spec.token_ids)} tokens, the context {limit}", param="prompt")
+        if spec.request_id in self._active:
+            raise InvalidRequestError(f"request {spec.request_id} is running already", param="request_id")
+        queued = sum(
+            len(active.state.spec.token_ids)
+            for active in self._active.values()
+            if active.state.phase in (Phase.QUEUED, Phase.CLAIMED)
+        )
+        if len(self._active) >= self._limits.max_requests or (
+            queued and queued + len(spec.token_ids) > self._limits.max_queued_tokens
+        ):
+            self.counters["refused"] += 1
+            raise OverloadedError("too many requests are in flight; try again in a moment")
+
+    # -- attempts ------------------------------------------------------------------------------------------------------
+
+    async def _attempt(self, active: ActiveRequest) -> None:
+        """Place and queue another attempt. Raises ServingError when that can't be done."""
+        state, now = active.state, time.monotonic()
+        if not state.begin_attempt(now):
+            raise QuarantinedError(f"given up after {state.attempt} attempts")
+        attempt = state.attempt
+        worker, decode_workers, reason = await self._place(state)
+        self.counters[f"placed:{reason}"] += 1
+        if state.phase is Phase.ENDED or state.attempt != attempt:
+            return  # cancelled meanwhile
+        root = self._root(state.spec)
+        job = Job(
+            request_id=state.spec.request_id,
+            attempt=attempt,
+            gateway=self._gateway_id,
+            token_ids=pack_tokens(state.token_ids),
+            num_prompt_tokens=len(state.spec.token_ids),
+            hash_root=root,
+            sampling=state.spec.sampling,
+            decode_workers=decode_workers,
+            deadline_ms=max(1, int((state.deadline_at - now) * 1000)),
+            priority=state.spec.priority,
+            traceparent=state.spec.traceparent,
+        )
+        state.placed(worker, decode_workers)
+        active.published_at = time.monotonic()
+        active.stream_seq = await self._bus.publish_job(worker, job)
+
+    async def _place(self, state: RequestState) -> tuple[str, list[str], str]:
+        prefill, decode = self._workers("prefill"), self._workers("decode")
+        if not decode:
+            raise UnavailableError("no decode worker is ready")
+        reference = decode[0]
+        token_ids = state.token_ids
+        layout = reference.region.layout
+        request = PlacementRequest(
+            request_id=state.spec.request_id,
+            attempt=state.attempt,
+            digests=hash_blocks(self._root(state.spec), token_ids, layout.block_size),
+            num_tokens=len(token_ids),
+            block_size=layout.block_size,
+            reserve_tokens=len(state.spec.token_ids) + state.spec.sampling.max_tokens,
+            deadline_ms=int((state.deadline_at - time.monotonic()) * 1000),
+            model_fingerprint=reference.model_fingerprint,
+            cut_over_tokens=self._limits.cut_over_tokens,
+            exclude=state.excluded,
+        )
+        known = {worker.worker for worker in prefill + decode}
+        with contextlib.suppress(UnavailableError):
+            placement = await self._store.place(request)
+            if placement.prefill in known and (not placement.decode or known.intersection(placement.decode)):
+                return placement.prefill, placement.decode, placement.reason
+        queued = Counter(
+            name for active in self._active.values() if active.state.phase is not Phase.ENDED for name in active.state.workers()
+        )
+        return choose_locally(prefill, decode, queued=queued, exclude=state.excluded)
+
+    async def _retry(self, active: ActiveRequest, reason: str, *, blame: str = "") -> None:
+        """Give the current attempt up and start another, from what the client has already."""
+        state = active.state
+        if state.phase is Phase.ENDED or active.retrying:
+            return
+        active.retrying = True
+        self.counters["retries"] += 1
+        log.warning("request.retry", extra={"request_id": state.spec.request_id, "reason": reason, "blame": blame})
+        try:
+            self._abandon(active, "retry")
+            if blame and blame not in state.excluded:
+                state.excluded.append(blame)
+            if not [worker for worker in self._workers("decode") if worker.worker not in state.excluded]:
+                state.excluded.clear()  # better the same worker than none
+            while time.monotonic() < state.deadline_at:
+                try:
+                    await self._attempt(active)
+                    return
+                except (UnavailableError, OverloadedError):
+                    state.attempt -= 1  # nobody was tried
+                    await asyncio.sleep(WATCH_S)
+                    if state.phase is Phase.ENDED:
+                        return
+                except ServingError as error:
+                    await self._end(active, QuarantinedError(f"{error.message}; last: {reason}"))
+                    return
+        finally:
+            active.retrying = False
+
+    def _abandon(self, active: ActiveRequest, reason: str) -> None:
+        """Stop the current attempt wherever it is, in the background, and give its charges back."""
+        state = active.state
+        cancel = Cancel(request_id=state.spec.request_id, attempt=state.attempt, reason=reason)
+        for worker in state.workers():
+            self._spawn(self._cancel_at(worker, cancel))
+        if active.stream_seq and state.claimed_by is None:
+            self._spawn(self._bus.delete_job(active.stream_seq))
+        self._release(state, "prefill")
+        self._release(state, "decode")
+
+    async def _cancel_at(self, worker: str, cancel: Cancel) -> None:
+        for _ in range(CANCEL_TRIES):
+            with contextlib.suppress(UnavailableError):
+                await self._bus.request(
+                    subjects.worker(worker), cancel, worker_reply_decoder, timeout_s=CANCEL_TIMEOUT_S
+                )
+                return
+            if worker not in self._peers.states:
+                return
+
+    def _release(self, state: RequestState, stage: str) -> None:
+        workers = [name for name in dict.fromkeys([state.assigned, *state.candidates, *state.workers()]) if name]
+        if not workers:
+            return
+
+        async def release() -> None:
+            with contextlib.suppress(UnavailableError):
+                await self._store.release(state.spec.request_id, state.attempt, stage=stage, workers=workers)
+
+        self._spawn(release())
+
+    async def _end(self, active: ActiveRequest, error: ServingError | None, *, cancel: str = "") -> None:
+        """The request is over: with its last token, with `error`, or because the client left."""
+        state = active.state
+        if self._active.pop(state.spec.request_id, None) is None:
+            return
+        if cancel or error is not None:
+            self._abandon(active, cancel or "failed")
+        else:
+            self._release(state, "decode")
+        state.phase = Phase.ENDED
+        active.finish(error)
+
+    # -- what workers say ------------------------------------------------------------------------------------------------
+
+    async def _handle(self, message: ToGateway) -> GatewayReply | None:
+        active = self._active.get(message.request_id)
+        worker = (message.worker, message.incarnation)
+        match message:
+            case Claim():
+                return self._claim(active, message.attempt, worker)
+            case Settle():
+                if active is None:
+                    return SettleReply(ack=True)  # over already; the job must not come again
+                decoder = (message.decode_worker, message.decode_incarnation) if message.decode_worker else None
+                return SettleReply(ack=active.state.settle(message.attempt, worker, decoder))
+            case Imported():
+                if active is not None and active.state.imported(message.attempt, worker):
+                    active.timings["transfer"] = message.transfer_ms
+                    active.transferred = (message.transferred_blocks, message.transferred_bytes, message.reused_blocks)
+                return Ack(known=active is not None)
+            case Failed():
+                self._failed(active, message)
+                return Ack(known=active is not None)
+
+    def _claim(self, active: ActiveRequest | None, attempt: int, worker: Worker) -> ClaimReply:
+        if active is None:
+            return ClaimReply(granted=False, reason="unknown")
+        now = time.monotonic()
+        refusal = active.state.claim(attempt, worker, now)
+        if refusal:
+            self.counters["claims_refused"] += 1
+            return ClaimReply(granted=False, reason=refusal)
+        active.claimed_at = now
+        if active.published_at is not None:
+            active.timings.setdefault("queue", (now - active.published_at) * 1000)
+        return ClaimReply(granted=True, remaining_ms=max(0, int((active.state.deadline_at - now) * 1000)))
+
+    def _failed(self, active: ActiveRequest | None, message: Failed) -> None:
+        if active is None or message.attempt != active.state.attempt:
+            return
+        if message.retryable:
+            self._spawn(self._retry(active, message.message, blame=message.worker))
+        else:
+            self._spawn(self._end(active, error_from_code(message.code, message.message)))
+
+    def _on_frame(self, frame: Frame) -> None:
+        sender = (frame.worker, frame.incarnation)
+        for tokens in frame.tokens:
+            active = self._active.get(tokens.request_id)
+            if active is None:
+                if tokens.finish:
+                    self._tell_received(frame.worker, tokens)
+                continue
+            self._take(active, tokens, sender)
+
+    def _take(self, active: ActiveRequest, tokens: Tokens, sender: Worker) -> None:
+        state, now = active.state, time.monotonic()
+        if tokens.attempt != state.attempt:
+            self.counters["stale_tokens"] += 1
+            return
+        was_first = state.next_position == 0
+        events = state.take(tokens, sender, now)
+        if events and was_first:
+            active.timings.setdefault("prefill", (now - (active.claimed_at or now)) * 1000)
+            self._release(state, "prefill")
+        for event in events:
+            active.events.put_nowait(event)
+        if state.phase is Phase.ENDED:
+            self._tell_received(sender[0], tokens)
+            self._spawn(self._end(active, None))
+
+    def _tell_received(self, worker: str, tokens: Tokens) -> None:
+        received = Received(request_id=tokens.request_id, attempt=tokens.attempt)
+
+        async def tell() -> None:
+            with contextlib.suppress(UnavailableError):
+                await self._bus.publish(subjects.worker(worker), received)
+
+        self._spawn(tell())
+
+    def _on_lost(self, worker: str, incarnation: int) -> None:
+        for active in list(self._active.values()):
+            if active.state.lost((worker, incarnation)):
+                self._spawn(self._retry(active, "worker lost", blame=worker))
+
+    # -- time ------------------------------------------------------------------------------------------------------------
+
+    async def _beat(self) -> None:
+        while True:
+            with contextlib.suppress(UnavailableError):
+                await self._bus.publish(
+                    subjects.gateway_heartbeat(self._gateway_id),
+                    GatewayState(gateway=self._gateway_id, incarnation=self._incarnation),
+                )
+            await asyncio.sleep(BEAT_S)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_S)
+            now = time.monotonic()
+            for active in list(self._active.values()):
+                try:
+                    await self._look_at(active, now)
+                except Exception:
+                    log.exception("request.watch_failed")
+
+    async def _look_at(self, active: ActiveRequest, now: float) -> None:
+        state = active.state
+        if now >= state.deadline_at:
+            await self._end(active, DeadlineExceededError("the request's deadline passed"), cancel="deadline")
+            return
+        if active.retrying or active.probing or not self._bus.connected:
+            return
+        silent_s = now - state.progress_at
+        if state.gap_since is not None and now - state.gap_since > GAP_RESEND_S:
+            self._probe(active)
+        elif state.phase is Phase.DECODING and silent_s > SILENT_S:
+            self._probe(active)
+        elif state.phase is Phase.PREFILLED and silent_s > HANDOVER_S:
+            self._spawn(self._retry(active, "nobody took the sequence over"))
+        elif state.phase is Phase.QUEUED and silent_s > UNCLAIMED_S and len(self._workers("prefill")) > 1:
+            self._spawn(self._retry(active, "not claimed", blame=state.assigned))
+
+    def _probe(self, active: ActiveRequest) -> None:
+        if active.state.decoder is not None:
+            active.probing = True
+            self._spawn(self._ask_again(active, active.state.decoder[0], active.state.attempt))
+
+    async def _ask_again(self, active: ActiveRequest, worker: str, attempt: int) -> None:
+        """Ask the decode worker for everything from the next position on. One that doesn't know the request lost it."""
+        state = active.state
+        resend = Resend(request_id=state.spec.request_id, attempt=attempt, position=state.next_position)
+        self.counters["resends"] += 1
+        try:
+            reply = await self._bus.request(
+                subjects.worker(worker), resend, worker_reply_decoder, timeout_s=PROBE_TIMEOUT_S
+            )
+            known = isinstance(reply, Ack) and reply.known
+            state.unanswered = 0 if known else PROBES
+        except UnavailableError:
+            state.unanswered += self._bus.connected
+        finally:
+            active.probing = False
+        if state.attempt != attempt or state.phase is not Phase.DECODING and state.gap_since is None:
+            return
+        if state.unanswered >= PROBES:
+            await self._retry(active, "decode worker doesn't answer", blame=worker)
+        elif state.unanswered == 0:
+            state.progress_at = time.monotonic()
+
+    # -- small things ------------------------------------------------------------------------------------------------------
+
+    def _workers(self, role: str) -> list[WorkerState]:
+        return [state for state in self._peers.ready(role) if compatible(state)]
+
+    def _root(self, spec: GenerationSpec) -> bytes:
+        state = self._workers("decode")[0]
+        layout = state.region.layout
+        return hash_root(
+            model=state.model_fingerprint, kv_dtype=layout.dtype, block_size=layout.block_size, salt=spec.salt
+        )
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._reap)
+        return task
+
+    def _reap(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("request.task_failed", exc_info=task.exception())
+
+
+class ActiveRequest:
+    """A `Generation` in flight."""
+
+    def __init__(self, owner: Requests, state: RequestState, started_at: float) -> None:
+        self._owner = owner
+        self.state = state
+        self.started_at = started_at
+        self.published_at: float | None = None
+        self.claimed_at: float | None = None
+        self.stream_seq = 0
+        self.retrying = False
+        self.probing = False
+        self.transferred = (0, 0, 0)
+        self.timings: dict[str, float] = {}
+        self.events: asyncio.Queue[TokenEvent | ServingError | None] = asyncio.Queue()  # bounded by max_tokens
+        self.ended = asyncio.Event()
+
+    def finish(self, error: ServingError | None) -> None:
+        """No more events: wake the reader."""
+        self.events.put_nowait(error)
+        self.ended.set()
+
+    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        while True:
+            event = await self.events.get()
+            if event is None:
+                return
+            if isinstance(event, ServingError):
+                raise event
+            yield event
+            if event.finish:
+                return
+
+    async def cancel(self, reason: str) -> None:
+        await self._owner._end(self, None, cancel=reason)  # noqa: SLF001 - the two are one object in two parts
