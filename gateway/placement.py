@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from common.blocks import hash_blocks, hash_root
 from common.messages import WorkerState
@@ -33,8 +34,13 @@ def choose_locally(
 
 def compatible(state: WorkerState) -> bool:
     """Whether the worker hashes blocks as this gateway does (the parity probe); "" of an older one is not asked."""
-    if not state.parity_hash:
-        return True
     layout = state.region.layout
-    root = hash_root(model=state.model_fingerprint, kv_dtype=layout.dtype, block_size=layout.block_size)
-    return hash_blocks(root, range(2 * layout.block_size), layout.block_size)[-1] == state.parity_hash
+    return not state.parity_hash or state.parity_hash == _probe_hash(
+        state.model_fingerprint, layout.dtype, layout.block_size
+    )
+
+
+@lru_cache(maxsize=64)
+def _probe_hash(fingerprint: str, dtype: str, block_size: int) -> bytes:
+    root = hash_root(model=fingerprint, kv_dtype=dtype, block_size=block_size)
+    return hash_blocks(root, range(2 * block_size), block_size)[-1]

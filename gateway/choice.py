@@ -1,0 +1,77 @@
+"""One choice of an answer: token events in, text out, until it stops."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from common.messages import TokenLogprobs
+from gateway.detokenizer import Detokenizer
+from gateway.generation import Generation
+from gateway.stop import StopMatcher
+from gateway.tokenizer import ChatTokenizer
+
+
+@dataclass(slots=True, kw_only=True)
+class Piece:
+    """What one event adds to a choice."""
+
+    text: str
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish: str = ""
+
+
+class Choice:
+    """Runs one generation through the detokenizer and the stop strings; counts what `usage` needs."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        tokenizer: ChatTokenizer,
+        *,
+        index: int,
+        stops: list[str],
+        include_stop: bool,
+        skip_special_tokens: bool,
+        min_tokens: int,
+        stop_token_ids: frozenset[int],
+    ) -> None:
+        self.generation = generation
+        self.index = index
+        self.completion_tokens = 0
+        self.cached_tokens = 0
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+        self._stop = StopMatcher(stops, include=include_stop)
+        self._min_tokens = min_tokens
+        self._stop_token_ids = stop_token_ids
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """Yield pieces; the last one has `finish`. A matched stop string cancels the rest on the workers."""
+        async for event in self.generation:
+            if event.cached_tokens >= 0:
+                self.cached_tokens = event.cached_tokens
+            piece = Piece(text="")
+            for offset, token_id in enumerate(event.token_ids):
+                last = bool(event.finish) and offset == len(event.token_ids) - 1
+                self._add(piece, token_id, stops_here=last and event.finish == "stop")
+                piece.logprobs += event.logprobs[offset : offset + 1]
+                if self._stop.matched is not None:
+                    piece.finish = "stop"
+                    break
+            if not piece.finish and event.finish:
+                piece.text += self._stop.push(self._detokenizer.flush()) + self._stop.flush()
+                piece.finish = "stop" if self._stop.matched is not None else event.finish
+            yield piece
+            if piece.finish:
+                if not event.finish:
+                    await self.generation.cancel("stop string")
+                return
+
+    def _add(self, piece: Piece, token_id: int, *, stops_here: bool) -> None:
+        self.completion_tokens += 1
+        piece.token_ids.append(token_id)
+        if stops_here and token_id in self._stop_token_ids:
+            return  # the stop token ends the text and is not part of it
+        text = self._detokenizer.push([token_id])
+        piece.text += text if self.completion_tokens <= self._min_tokens else self._stop.push(text)

@@ -1,0 +1,62 @@
+"""Prometheus metrics of the gateway, under vLLM's names where one exists, so that people's dashboards go on working."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_TTFT = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80)
+_ITL = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
+_E2E = (0.1, 0.3, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
+_PHASE = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+
+
+class GatewayMetrics:
+    """One registry of its own, so that two gateways can live in one process (tests)."""
+
+    def __init__(self, model: str) -> None:
+        self.registry = CollectorRegistry()
+        self._model = model
+        labels = ["model_name"]
+        self.ttft = self._histogram("vllm:time_to_first_token_seconds", "Request received to first token sent", _TTFT)
+        self.itl = self._histogram("vllm:inter_token_latency_seconds", "Gap between two frames of a stream", _ITL)
+        self.e2e = self._histogram("vllm:e2e_request_latency_seconds", "Request received to last token", _E2E)
+        self.phase = Histogram(
+            "baton_ttft_phase_seconds",
+            "Parts of the time to first token, and the transfer beside it",
+            [*labels, "phase"],
+            registry=self.registry,
+            buckets=_PHASE,
+        )
+        self.prompt_tokens = Counter("vllm:prompt_tokens", "Prompt tokens", labels, registry=self.registry)
+        self.generation_tokens = Counter("vllm:generation_tokens", "Generated tokens", labels, registry=self.registry)
+        self.cached_tokens = Counter("baton_cached_prompt_tokens", "From a prefix cache", labels, registry=self.registry)
+        self.success = Counter(
+            "vllm:request_success", "Finished requests", [*labels, "finished_reason"], registry=self.registry
+        )
+        self.errors = Counter("baton_request_errors", "Failed requests", [*labels, "code"], registry=self.registry)
+        self.running = Gauge("vllm:num_requests_running", "Requests in flight", labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, text, ["model_name"], registry=self.registry, buckets=buckets)
+
+    def observe_timings(self, timings: dict[str, float]) -> None:
+        """Take a generation's phases, in milliseconds."""
+        for phase, milliseconds in timings.items():
+            self.phase.labels(self._model, phase).observe(milliseconds / 1000)
+
+    def finished(self, *, reason: str, prompt: int, generated: int, cached: int, seconds: float) -> None:
+        """Count a complete answer of one choice."""
+        self.success.labels(self._model, reason).inc()
+        self.prompt_tokens.labels(self._model).inc(prompt)
+        self.generation_tokens.labels(self._model).inc(generated)
+        self.cached_tokens.labels(self._model).inc(cached)
+        self.e2e.labels(self._model).observe(seconds)
+
+    def failed(self, code: str) -> None:
+        """Count an answer that ended in an error."""
+        self.errors.labels(self._model, code).inc()
+
+    def render(self, *, in_flight: int) -> bytes:
+        """The text of `/metrics`."""
+        self.running.labels(self._model).set(in_flight)
+        return generate_latest(self.registry)
