@@ -1,0 +1,173 @@
+"""The fake engine answers what its oracle says, as long as every byte that it reads is the byte that was written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.messages import SamplingParams
+from engine.config import EngineConfig
+from engine.engine import Chunk, InvalidChunkError
+from engine.fake import FakeCosts, FakeEngine
+from engine.sequence import Sequence
+
+PROMPT = [(7 * index + 3) % 512 for index in range(45)]  # three blocks, the last one partial
+LAYOUTS = ("float32", "bfloat16", "float16")
+
+
+def new_engine(dtype: str = "float32", **changes: object) -> FakeEngine:
+    config = EngineConfig(model=Path("fake"), dtype=dtype, num_blocks=32)
+    return FakeEngine(config, **({"sleep": None} | changes))  # type: ignore[arg-type]
+
+
+def new_sequence(prompt: list[int], blocks: list[int], **sampling: object) -> Sequence:
+    params = SamplingParams(**({"temperature": 0.0, "max_tokens": 20} | sampling))  # type: ignore[arg-type]
+    sequence = Sequence(
+        request_id="r", attempt=1, token_ids=list(prompt), num_prompt_tokens=len(prompt), sampling=params, hash_root=b""
+    )
+    sequence.block_table = blocks
+    return sequence
+
+
+def advance(engine: FakeEngine, sequence: Sequence, num_tokens: int) -> None:
+    """One step of this sequence alone, and what a worker does with its result."""
+    last = sequence.num_computed + num_tokens == sequence.num_tokens
+    (sampled,) = engine.step([Chunk(sequence, num_tokens, sample=last)])
+    sequence.num_computed += num_tokens
+    if sampled is not None:
+        sequence.append(sampled.token_id)
+
+
+def generate(engine: FakeEngine, sequence: Sequence, *, chunk: int = 512) -> list[int]:
+    while not sequence.finish_reason():
+        advance(engine, sequence, min(chunk, sequence.num_tokens - sequence.num_computed))
+    return sequence.token_ids[sequence.num_prompt_tokens :]
+
+
+@pytest.mark.parametrize("dtype", LAYOUTS)
+@pytest.mark.parametrize("chunk", [1, 7, 16, 512])
+def test_the_answer_is_the_oracles_however_the_prompt_is_cut(dtype: str, chunk: int) -> None:
+    engine = new_engine(dtype)
+    sequence = new_sequence(PROMPT, [9, 4, 30, 1, 0])
+
+    assert generate(engine, sequence, chunk=chunk) == engine.expected(PROMPT, 20, sequence.sampling)
+
+
+def test_sequences_of_one_step_do_not_disturb_each_other() -> None:
+    engine = new_engine()
+    sequences = [
+        new_sequence(PROMPT[:length], [3 * index, 3 * index + 1, 3 * index + 2])
+        for index, length in enumerate((5, 16, 33))
+    ]
+
+    results = engine.step([Chunk(sequence, sequence.num_tokens, sample=True) for sequence in sequences])
+
+    expected = [engine.expected(sequence.token_ids, 1, sequence.sampling)[0] for sequence in sequences]
+    assert [result.token_id for result in results if result is not None] == expected
+
+
+@pytest.mark.parametrize("dtype", LAYOUTS)
+def test_blocks_copied_into_another_pool_continue_the_sequence_there(dtype: str) -> None:
+    prefill, decode = new_engine(dtype), new_engine(dtype)
+    sequence = new_sequence(PROMPT, [5, 6, 7])
+    advance(prefill, sequence, len(PROMPT))
+
+    decode.kv[[20, 3, 11, 12]] = prefill.kv[[5, 6, 7, 8]]
+    sequence.block_table = [20, 3, 11, 12, 13]
+
+    assert generate(decode, sequence) == decode.expected(PROMPT, 20, sequence.sampling)
+
+
+@pytest.mark.parametrize("lane", [(0, 0, 0, 0, 0), (1, 1, 12, 0, 7), (0, 1, 5, 0, 3)])
+@pytest.mark.parametrize("block", [0, 1, 2])
+def test_a_single_wrong_value_changes_the_answer(block: int, lane: tuple[int, ...]) -> None:
+    engine = new_engine()
+    sequence = new_sequence(PROMPT, [5, 6, 7, 8, 9])
+    advance(engine, sequence, len(PROMPT))
+
+    engine.kv.view(torch.int32)[(sequence.block_table[block], *lane)] ^= 1
+
+    assert generate(engine, sequence) != engine.expected(PROMPT, 20, sequence.sampling)
+
+
+def test_swapped_blocks_change_the_answer() -> None:
+    engine = new_engine()
+    sequence = new_sequence(PROMPT, [5, 6, 7, 8, 9])
+    advance(engine, sequence, len(PROMPT))
+
+    sequence.block_table = [6, 5, 7, 8, 9]
+
+    assert generate(engine, sequence) != engine.expected(PROMPT, 20, sequence.sampling)
+
+
+def test_a_sequence_resumed_elsewhere_goes_on_as_it_would_have() -> None:
+    engine = new_engine()
+    sampling = SamplingParams(temperature=1.0, seed=2**63 + 5, max_tokens=20)
+    whole = engine.expected(PROMPT, 20, sampling)
+
+    rest = engine.expected(PROMPT + whole[:8], 20, sampling, num_generated=8)
+
+    assert whole[:8] + rest == whole
+
+
+def test_the_seed_matters_only_with_a_temperature() -> None:
+    engine = new_engine()
+
+    def answer(**sampling: object) -> list[int]:
+        return engine.expected(PROMPT, 8, SamplingParams(max_tokens=8, **sampling))  # type: ignore[arg-type]
+
+    assert answer(temperature=0.0, seed=1) == answer(temperature=0.0, seed=2)
+    assert answer(temperature=1.0, seed=1) != answer(temperature=1.0, seed=2)
+
+
+def test_a_stop_token_ends_the_answer_but_not_before_min_tokens() -> None:
+    engine = new_engine()
+    free = engine.expected(PROMPT, 20, SamplingParams(temperature=0.0, max_tokens=20))
+
+    stopped = new_sequence(PROMPT, [1, 2, 3, 4, 5], stop_token_ids=[free[3]])
+    held = new_sequence(PROMPT, [6, 7, 8, 9, 10], stop_token_ids=[free[3]], min_tokens=6)
+
+    assert generate(engine, stopped) == free[:4]
+    assert stopped.finish_reason() == "stop"
+    answer = generate(engine, held)
+    assert answer == engine.expected(PROMPT, 20, held.sampling)
+    assert len(answer) >= 6
+
+
+def test_a_step_costs_what_it_was_told() -> None:
+    slept: list[float] = []
+    costs = FakeCosts(step_ms=10, prefill_token_ms=2, decode_sequence_ms=1)
+    engine = new_engine(costs=costs, sleep=slept.append)
+    sequence = new_sequence(PROMPT, [1, 2, 3, 4])
+
+    advance(engine, sequence, 40)
+    advance(engine, sequence, 5)
+    advance(engine, sequence, 1)
+
+    assert slept == pytest.approx([0.09, 0.02, 0.011])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "blocks"), [([1, 2, 512], [0]), ([1, -1], [0]), (PROMPT, [0, 1]), ([1, 2], [32]), ([1, 2], [-1])]
+)
+def test_a_wrong_chunk_is_refused_before_anything_is_written(tokens: list[int], blocks: list[int]) -> None:
+    engine = new_engine()
+    good, bad = new_sequence([1, 2, 3], [9]), new_sequence(tokens, blocks)
+
+    with pytest.raises(InvalidChunkError):
+        engine.step([Chunk(good, 3, sample=True), Chunk(bad, len(tokens), sample=True)])
+
+    assert not engine.kv.any()
+
+
+def test_logprobs_have_the_shape_that_was_asked_for() -> None:
+    engine = new_engine()
+    sequence = new_sequence(PROMPT, [1, 2, 3], logprobs=3)
+
+    (sampled,) = engine.step([Chunk(sequence, len(PROMPT), sample=True)])
+
+    assert sampled is not None and sampled.logprobs is not None
+    assert sampled.logprobs.top_ids[0] == sampled.token_id
+    assert len(sampled.logprobs.top_ids) == len(sampled.logprobs.top_logprobs) == 3
