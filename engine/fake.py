@@ -145,7 +145,8 @@ class FakeEngine:
         first, last = start // size, -(-end // size)
         rows = self._slots[chunk.sequence.block_table[first:last]]  # [blocks, P, B, W]
         by_position = rows.transpose(0, 2, 1, 3).reshape((last - first) * size, -1)
-        return by_position[start - first * size : end - first * size]
+        lanes: Lanes = by_position[start - first * size : end - first * size]
+        return lanes
 
     def _sample(self, chunk: Chunk) -> Sampled:
         sampling = chunk.sequence.sampling
@@ -182,7 +183,8 @@ class _Pattern:
     def lanes(self, hashes: Words) -> Lanes:
         """Lanes [tokens, num_lanes] for the running hashes [tokens]."""
         pieces = hashes.astype("<u8").reshape(-1, 1).view(self._dtype)
-        return pieces[:, self._piece_of_lane] ^ self._masks
+        lanes: Lanes = pieces[:, self._piece_of_lane] ^ self._masks
+        return lanes
 
     def hash_of(self, lanes: Lanes) -> int:
         """The running hash that a slot's lanes [num_lanes] say they hold."""
@@ -215,7 +217,8 @@ def _slot_view(kv: torch.Tensor) -> Lanes:
     num_blocks, num_layers, _, size = kv.shape[:4]
     signed = kv.view(torch.int16 if kv.element_size() == 2 else torch.int32).numpy()
     unsigned = signed.view({2: np.uint16, 4: np.uint32}[kv.element_size()])
-    return unsigned.reshape(num_blocks, 2 * num_layers, size, -1)
+    slots: Lanes = unsigned.reshape(num_blocks, 2 * num_layers, size, -1)
+    return slots
 
 
 def _running_hashes(previous: int, token_ids: SequenceOf[int]) -> Words:

@@ -1,13 +1,17 @@
 """Transport `shm`: pools in POSIX shared memory of one host; the writer copies straight into the reader's pool.
 
 One-sided, as CUDA IPC is: the receiver can't refuse a late write, so an aborted lease's blocks stay in quarantine until the
-writer answered or its process is gone (`writer_gone` looks at the pid and its start time).
+writer answered or its process is gone. A worker holds a `flock` on its pool's file for as long as it lives; the kernel lets go of
+it with the process, however that ends. So the lock says who is gone, also across PID namespaces, where a pid says nothing:
+`writer_gone` asks it about writers, `remove_stale_pools` about files that a killed worker left behind.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import math
 import mmap
 import os
 import secrets
@@ -21,60 +25,69 @@ import torch
 
 from common.messages import KVLayout, Region
 from kvtransfer.digest import lane_digest, lane_view, multipliers
-from kvtransfer.transport import Link, TransferError
+from kvtransfer.transport import Link, TransferError, check_run
 
 SHM_FOLDER = Path("/dev/shm")
 PREFIX = "baton-kv"
+PROBE_BYTES = 4 << 20
 
 
 class ShmTransport:
-    """Each pool is a file of mode 0600 with an unguessable name in /dev/shm; files of dead processes are removed at start."""
+    """Each pool is a locked file of mode 0600 with an unguessable name in /dev/shm."""
 
     name = "shm"
 
     def __init__(self) -> None:
         self._pool: torch.Tensor | None = None
+        self._layout: KVLayout | None = None
         self._path: Path | None = None
-        self._links: dict[tuple[str, int], ShmLink] = {}
+        self._lock = -1  # descriptor whose lock says that this worker lives
+        self._links: dict[str, ShmLink] = {}  # by file name: a new incarnation has a new file
         remove_stale_pools()
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
-        """Return a zeroed tensor in shared memory. Raises ValueError for a device other than the CPU."""
+        """Return a zeroed tensor in shared memory. Raises ValueError for a device other than the CPU, MemoryError."""
         if device != "cpu":
             raise ValueError(f"transport shm moves host memory; device {device!r} needs another one")
         if self._path is not None:
             raise ValueError("this transport has a pool already")
-        num_bytes = torch.empty((), dtype=dtype).element_size() * int(np.prod(shape))
-        self._path = SHM_FOLDER / f"{PREFIX}-{os.getpid()}-{secrets.token_hex(16)}"
-        descriptor = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        num_bytes = torch.empty((), dtype=dtype).element_size() * math.prod(shape)
+        self._path, self._lock = _create_pool()
         try:
-            os.posix_fallocate(descriptor, 0, num_bytes)  # fails now, not with SIGBUS later
-            memory = mmap.mmap(descriptor, num_bytes)
+            os.posix_fallocate(self._lock, 0, num_bytes)  # fails now, not with SIGBUS later
+            memory = mmap.mmap(self._lock, num_bytes)
         except OSError as error:
             self._unlink()
             raise MemoryError(
                 f"no room for {num_bytes >> 20} MiB of KV in {SHM_FOLDER}: lower --kv-memory-mb"
             ) from error
-        finally:
-            os.close(descriptor)
         self._pool = torch.frombuffer(memory, dtype=dtype).reshape(shape)
         return self._pool
 
     async def open(self, pool: torch.Tensor, layout: KVLayout, incarnation: int) -> Region:
         if self._pool is None or pool.data_ptr() != self._pool.data_ptr() or self._path is None:
             raise ValueError("the pool was not allocated by this transport")
-        address = {"file": self._path.name, "pid": str(os.getpid()), "started": process_started(os.getpid()) or ""}
+        self._layout = layout
+        address = {"file": self._path.name}
         return Region(transport=self.name, incarnation=incarnation, layout=layout, address=address)
 
     async def connect(self, region: Region) -> Link:
         if region.transport != self.name:
             raise TransferError(f"the peer uses transport {region.transport}, this worker {self.name}")
-        if self._pool is None:
+        if self._pool is None or self._layout is None:
             raise TransferError("this transport has no pool")
-        key = (region.address.get("file", ""), region.incarnation)
-        if key not in self._links:
-            self._links[key] = ShmLink(self._pool, region)
-        return self._links[key]
+        if not self._layout.compatible_with(region.layout):
+            raise TransferError("the peer's KV layout is another one")
+        await self._drop_dead_links()
+        name = region.address.get("file", "")
+        if name not in self._links:
+            self._links[name] = ShmLink(self._pool, region)
+        return self._links[name]
+
+    async def _drop_dead_links(self) -> None:
+        """Unmap the pools of workers that are gone: the kernel keeps their memory while anybody maps it."""
+        for name in [name for name in self._links if not (SHM_FOLDER / name).exists()]:
+            await self._links.pop(name).close()
 
     def expect(self, lease_id: int, generation: int, blocks: Sequence[int]) -> None:
         """Nothing to do: the writer writes by itself."""
@@ -86,12 +99,14 @@ class ShmTransport:
         """Nothing to do: see `writer_gone`."""
 
     def writer_gone(self, writer: Region | None) -> bool:
+        """Whether the writer's process ended or closed its transport. Unknown writers (None) may still write."""
         if writer is None:
             return False
-        pid = int(writer.address.get("pid", "0") or 0)
-        return process_started(pid) != writer.address.get("started")
+        name = writer.address.get("file", "")
+        return _is_pool_name(name) and not _is_locked(SHM_FOLDER / name)
 
     async def close(self) -> None:
+        """Wait for the copies in flight, then remove the pool: its absence tells others that nothing is written any more."""
         for link in self._links.values():
             await link.close()
         self._links.clear()
@@ -99,8 +114,9 @@ class ShmTransport:
 
     def _unlink(self) -> None:
         if self._path is not None:
-            with contextlib.suppress(FileNotFoundError):
-                self._path.unlink()
+            self._path.unlink(missing_ok=True)
+            os.close(self._lock)
+            self._path = None
 
 
 class ShmLink:
@@ -109,13 +125,11 @@ class ShmLink:
     def __init__(self, pool: torch.Tensor, region: Region) -> None:
         self._source = lane_view(pool)
         self._factors = multipliers(self._source.shape[1])
-        self._memory = _map(region)
-        self._destination: npt.NDArray[np.unsignedinteger] = np.frombuffer(
-            self._memory, dtype=self._source.dtype
-        ).reshape(region.layout.num_blocks, -1)
-        if self._destination.shape[1] != self._source.shape[1]:
-            raise TransferError("the peer's blocks have another size")
-        self.bandwidth = _measure(self._source[0])
+        self._destination: npt.NDArray[np.unsignedinteger] | None = np.frombuffer(
+            _map(region), dtype=self._source.dtype
+        ).reshape(region.layout.num_blocks, self._source.shape[1])
+        self._copies: set[asyncio.Future[bytes]] = set()
+        self.bandwidth = _measure()
 
     async def push(
         self,
@@ -126,50 +140,87 @@ class ShmLink:
         destination_blocks: Sequence[int],
         timeout_s: float,
     ) -> bytes:
-        if len(source_blocks) != len(destination_blocks):
-            raise TransferError("as many destinations as sources are needed")
-        if any(not 0 <= block < len(self._destination) for block in destination_blocks):
-            raise TransferError("a destination block is outside the peer's pool")
-        copy = asyncio.get_running_loop().run_in_executor(None, self._copy, source_blocks, destination_blocks)
+        if self._destination is None:
+            raise TransferError("the link is closed")
+        check_run(
+            source_blocks, destination_blocks, num_source=len(self._source), num_destination=len(self._destination)
+        )
+        copy = asyncio.get_running_loop().run_in_executor(
+            None, self._copy, self._destination, source_blocks, destination_blocks
+        )
+        self._copies.add(copy)
+        copy.add_done_callback(self._copies.discard)
         try:
             return await asyncio.shield(copy)
         except asyncio.CancelledError:
             await asyncio.wait([copy])  # no write may be in flight when push is over
             raise
 
-    def _copy(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> bytes:
+    def _copy(
+        self,
+        destination: npt.NDArray[np.unsignedinteger],
+        source_blocks: Sequence[int],
+        destination_blocks: Sequence[int],
+    ) -> bytes:
+        """Copy and digest block by block, so that the digest reads what the copy brought into the cache."""
         digests = np.empty(len(source_blocks), dtype="<u8")
-        for index, (source, destination) in enumerate(zip(source_blocks, destination_blocks, strict=True)):
+        for index, (source, target) in enumerate(zip(source_blocks, destination_blocks, strict=True)):
             lanes = self._source[source]
-            self._destination[destination] = lanes
+            destination[target] = lanes
             digests[index] = lane_digest(lanes, self._factors)
         return digests.tobytes()
 
     async def close(self) -> None:
-        """The mapping goes with the last view of it."""
-
-
-def process_started(pid: int) -> str | None:
-    """The start time of a process in clock ticks since boot, which tells it from a later one of the same pid; None: no such."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else fields[19]
+        """Refuse further pushes, wait for those in flight; the mapping goes with the last view of it."""
+        self._destination = None
+        if self._copies:
+            await asyncio.wait(set(self._copies))
 
 
 def remove_stale_pools() -> None:
-    """Remove pools of this user whose process is gone: a killed worker can't do it."""
-    for path in SHM_FOLDER.glob(f"{PREFIX}-*-*"):
-        pid = path.name.removeprefix(f"{PREFIX}-").partition("-")[0]
+    """Remove this user's pools that nobody holds: a killed worker can't do it."""
+    for path in SHM_FOLDER.glob(f"{PREFIX}-*"):
         with contextlib.suppress(OSError):
-            if pid.isdigit() and process_started(int(pid)) is None and path.stat().st_uid == os.getuid():
+            if path.stat().st_uid == os.getuid() and not _is_locked(path):
                 path.unlink()
+
+
+def _create_pool() -> tuple[Path, int]:
+    """Create and lock an empty pool file; return it with the locked descriptor."""
+    while True:
+        path = SHM_FOLDER / f"{PREFIX}-{secrets.token_hex(16)}"
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_nlink > 0:
+                return path, descriptor
+        os.close(descriptor)  # another worker's start took the file for a stale one before it was locked
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a process holds the pool's lock. False for a pool that is not there."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # not ours to judge
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _is_pool_name(name: str) -> bool:
+    return name.startswith(f"{PREFIX}-") and "/" not in name
 
 
 def _map(region: Region) -> mmap.mmap:
     name = region.address.get("file", "")
-    if not name.startswith(f"{PREFIX}-") or "/" in name:
+    if not _is_pool_name(name):
         raise TransferError(f"{name!r} is not the name of a pool")
     try:
         descriptor = os.open(SHM_FOLDER / name, os.O_RDWR | os.O_NOFOLLOW)
@@ -184,12 +235,12 @@ def _map(region: Region) -> mmap.mmap:
         os.close(descriptor)
 
 
-def _measure(block: npt.NDArray[np.unsignedinteger]) -> float:
-    """Copy one block's bytes back and forth in private memory: what a copy here can do at best, in bytes/s."""
-    scratch = np.empty_like(block)
+def _measure() -> float:
+    """Copy private memory: what a copy here can do at best, in bytes/s."""
+    source, scratch = np.ones(PROBE_BYTES, np.uint8), np.empty(PROBE_BYTES, np.uint8)
     best = float("inf")
     for _ in range(3):
         started = time.perf_counter()
-        scratch[:] = block
+        scratch[:] = source
         best = min(best, time.perf_counter() - started)
-    return float(block.nbytes / max(best, 1e-9))
+    return PROBE_BYTES / max(best, 1e-9)

@@ -18,6 +18,17 @@ class TransferError(Exception):
     """Blocks could not be pushed, or a peer not be reached. No write of the failed push lands any more."""
 
 
+def check_run(
+    source_blocks: Sequence[int], destination_blocks: Sequence[int], *, num_source: int, num_destination: int
+) -> None:
+    """Raise TransferError unless the two lists pair up and every block is in its pool: nothing was written then."""
+    if len(source_blocks) != len(destination_blocks):
+        raise TransferError(f"{len(source_blocks)} source blocks for {len(destination_blocks)} destinations")
+    for blocks, limit, whose in ((source_blocks, num_source, "own"), (destination_blocks, num_destination, "peer's")):
+        if any(not 0 <= block < limit for block in blocks):
+            raise TransferError(f"a block is outside the {whose} pool of {limit}")
+
+
 class Link(Protocol):
     """A way into one peer's pool."""
 

@@ -3,12 +3,15 @@
 The Python binding (`ucxx`) has no one-sided access, so the receiver takes part: it takes a message only for blocks that `expect`
 named, and drops it otherwise. That makes every late write harmless, and quarantine ends at once. One message is one run of
 blocks, gathered into a staging buffer of bounded size; the receiver answers each, so that `push` returns when the bytes are
-in place. UCX notices neither a hung peer nor a silent partition by itself: every wait here has a deadline, after which the
-endpoint is dropped.
+in in place. UCX notices neither a hung peer nor a silent partition by itself: every wait for the rest of a message has a deadline,
+after which the endpoint is dropped.
 
 A message: a header of 64 bytes, the destination blocks (u32 each), the blocks' bytes; its answer: 8 bytes. The header's token
 comes from the receiver's `Region`, so only who could read it on the bus may write. UCX itself neither encrypts nor
-authenticates: keep its port inside the cluster's network.
+authenticates, and the binding listens on every interface: keep its ports inside the cluster's network.
+
+Buffers outlive their requests: UCX writes into a buffer until its request ended, also when nobody awaits it any more. So an
+endpoint is aborted while the failed wait's exception, whose traceback holds the buffers, is still at hand.
 """
 
 from __future__ import annotations
@@ -31,11 +34,11 @@ os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
 os.environ.setdefault("UCX_TCP_USER_TIMEOUT", "3s")  # read by UCX when ucxx is loaded
 os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
 
-import ucxx  # noqa: E402
+import ucxx
 
-from common.messages import KVLayout, Region  # noqa: E402
-from kvtransfer.digest import lane_digest, lane_view, multipliers  # noqa: E402
-from kvtransfer.transport import Link, TransferError  # noqa: E402
+from common.messages import KVLayout, Region
+from kvtransfer.digest import lane_digest, lane_view, multipliers
+from kvtransfer.transport import Link, TransferError, check_run
 
 log = logging.getLogger("baton.ucx")
 
@@ -43,6 +46,9 @@ STAGING_BYTES = 32 << 20  # most bytes of one message
 PROBE_BYTES = 4 << 20
 CONNECT_TIMEOUT_S = 5.0
 PROBE_TIMEOUT_S = 10.0
+MESSAGE_TIMEOUT_S = 10.0  # from a message's header to its end
+SCATTER_BYTES = 4 << 20  # most bytes that one turn of the event loop copies
+ABORT_NS = 10**9  # longest wait for an endpoint to let go
 _HEADER = struct.Struct("<8s16sQQIB19x")  # magic, token, lease, generation, number of blocks, kind
 _MAGIC = b"BATON-1\0"
 _WRITE, _PROBE = 1, 2
@@ -60,7 +66,8 @@ class UcxTransport:
         self._pool: npt.NDArray[np.unsignedinteger] | None = None
         self._listener: Any = None
         self._links: dict[tuple[str, str, int], UcxLink] = {}
-        self._connecting = asyncio.Lock()
+        self._opening: dict[tuple[str, str, int], asyncio.Task[UcxLink]] = {}
+        self._layout: KVLayout | None = None
         self._expected: dict[tuple[int, int], _Expected] = {}
         self.dropped_runs = 0
 
@@ -70,8 +77,10 @@ class UcxTransport:
 
     async def open(self, pool: torch.Tensor, layout: KVLayout, incarnation: int) -> Region:
         if pool.device.type != "cpu":
-            raise ValueError("transport ucx moves host memory so far; run the worker on the CPU or use another transport")
-        self._pool = lane_view(pool)
+            raise ValueError(
+                "transport ucx moves host memory so far; run the worker on the CPU or use another transport"
+            )
+        self._pool, self._layout = lane_view(pool), layout
         self._listener = ucxx.create_listener(self._serve, port=0)
         address = {"host": self._host, "port": str(self._listener.port), "token": self._token.hex()}
         return Region(transport=self.name, incarnation=incarnation, layout=layout, address=address)
@@ -79,15 +88,23 @@ class UcxTransport:
     async def connect(self, region: Region) -> Link:
         if region.transport != self.name:
             raise TransferError(f"the peer uses transport {region.transport}, this worker {self.name}")
-        if self._pool is None:
+        if self._pool is None or self._layout is None:
             raise TransferError("this transport has no pool")
-        host, port = region.address.get("host", ""), region.address.get("port", "")
-        key = (host, port, region.incarnation)
-        async with self._connecting:
-            link = self._links.get(key)
-            if link is None or link.closed:
-                link = self._links[key] = await UcxLink.open(self._pool, region)
-            return link
+        if not self._layout.compatible_with(region.layout):
+            raise TransferError("the peer's KV layout is another one")
+        self._links = {key: link for key, link in self._links.items() if not link.closed}
+        key = (region.address.get("host", ""), region.address.get("port", ""), region.incarnation)
+        if key in self._links:
+            return self._links[key]
+        if key not in self._opening:  # once, however many wait for it; a peer that doesn't answer delays no other
+            self._opening[key] = asyncio.create_task(UcxLink.open(self._pool, region))
+            self._opening[key].add_done_callback(lambda opening: self._opened(key, opening))
+        return await asyncio.shield(self._opening[key])
+
+    def _opened(self, key: tuple[str, str, int], opening: asyncio.Task[UcxLink]) -> None:
+        del self._opening[key]
+        if not opening.cancelled() and opening.exception() is None:
+            self._links[key] = opening.result()
 
     def expect(self, lease_id: int, generation: int, blocks: Sequence[int]) -> None:
         self._expected[lease_id, generation] = _Expected(blocks)
@@ -109,6 +126,8 @@ class UcxTransport:
         return True
 
     async def close(self) -> None:
+        for opening in list(self._opening.values()):
+            opening.cancel()
         for link in self._links.values():
             await link.close()
         self._links.clear()
@@ -120,45 +139,60 @@ class UcxTransport:
 
     async def _serve(self, endpoint: Any) -> None:
         """Take messages from one writer until it is gone or sends what makes no sense."""
-        header = np.empty(_HEADER.size, np.uint8)
         try:
-            while True:
-                await endpoint.recv(header)
-                magic, token, lease_id, generation, count, kind = _HEADER.unpack(header.tobytes())
-                if magic != _MAGIC or not secrets.compare_digest(token, self._token):
-                    log.warning("ucx.stranger")
-                    break
-                if kind == _PROBE:
-                    await endpoint.recv(np.empty(PROBE_BYTES, np.uint8))
-                    await endpoint.send(_answer(_TAKEN))
-                    continue
-                status = await self._take(endpoint, lease_id, generation, count)
-                if status is None:
-                    break
-                await endpoint.send(_answer(status))
+            while await self._serve_message(endpoint):
+                pass
+            _abort(endpoint)
         except Exception as error:  # noqa: BLE001 - ucxx has no common base class for its errors
             log.debug("ucx.writer_left", extra={"error": str(error)[:200]})
-        finally:
-            with contextlib.suppress(Exception):
-                endpoint.abort()
+            _abort(endpoint)
+        except asyncio.CancelledError:
+            _abort(endpoint)
+            raise
 
-    async def _take(self, endpoint: Any, lease_id: int, generation: int, count: int) -> int | None:
-        """Receive one run; scatter it if it is expected *when it is here*. None: it can't be a run of ours."""
-        pool = self._pool
-        assert pool is not None
-        if not 0 < count * pool[0].nbytes <= max(STAGING_BYTES, pool[0].nbytes):
-            return None
+    async def _serve_message(self, endpoint: Any) -> bool:
+        """Take and answer one message. False for one that is not of our protocol: the connection must end."""
+        header = np.empty(_HEADER.size, np.uint8)
+        await endpoint.recv(header)
+        magic, token, lease_id, generation, count, kind = _HEADER.unpack(header.tobytes())
+        if magic != _MAGIC or not secrets.compare_digest(token, self._token):
+            log.warning("ucx.stranger")
+            return False
+        async with asyncio.timeout(MESSAGE_TIMEOUT_S):
+            if kind == _PROBE:
+                await endpoint.recv(np.empty(PROBE_BYTES, np.uint8))
+                taken = True
+            elif kind == _WRITE and 0 < count <= _blocks_in_message(self._lanes):
+                taken = await self._take(endpoint, lease_id, generation, count)
+            else:
+                log.warning("ucx.bad_header")
+                return False
+            await endpoint.send(_answer(_TAKEN if taken else _DROPPED))
+        return True
+
+    async def _take(self, endpoint: Any, lease_id: int, generation: int, count: int) -> bool:
+        """Receive one run and scatter it, as far as it is expected *at that moment*. False if it is not."""
+        pool = self._lanes
         blocks = np.empty(count, np.uint32)
         await endpoint.recv(blocks)
         staging = np.empty((count, pool.shape[1]), pool.dtype)
         await endpoint.recv(staging.reshape(-1).view(np.uint8))
-        expected = self._expected.get((lease_id, generation))
-        if expected is None or not expected.covers(blocks.tolist()):
-            self.dropped_runs += 1
-            return _DROPPED
-        pool[blocks] = staging  # on the loop: `forget` can't come between the check and the write
-        expected.took(blocks.tolist())
-        return _TAKEN
+        at_once = max(1, SCATTER_BYTES // pool[0].nbytes)
+        for start in range(0, count, at_once):
+            piece = blocks[start : start + at_once]
+            expected = self._expected.get((lease_id, generation))
+            if expected is None or not expected.covers(piece.tolist()):
+                self.dropped_runs += 1
+                return False
+            pool[piece] = staging[start : start + at_once]  # no await since the check: `forget` can't come between
+            expected.took(piece.tolist())
+            await asyncio.sleep(0)
+        return True
+
+    @property
+    def _lanes(self) -> npt.NDArray[np.unsignedinteger]:
+        assert self._pool is not None  # nobody serves or is served before `open`
+        return self._pool
 
 
 class UcxLink:
@@ -183,8 +217,6 @@ class UcxLink:
                     region.address["host"], int(region.address["port"]), connect_timeout=CONNECT_TIMEOUT_S
                 )
             link = cls(endpoint, pool, region)
-            if region.layout.block_bytes != pool[0].nbytes:
-                raise TransferError("the peer's blocks have another size")
             await link._measure()
         except TransferError:
             raise
@@ -201,22 +233,25 @@ class UcxLink:
         destination_blocks: Sequence[int],
         timeout_s: float,
     ) -> bytes:
-        if len(source_blocks) != len(destination_blocks):
-            raise TransferError("as many destinations as sources are needed")
-        if any(not 0 <= block < self._num_blocks for block in destination_blocks):
-            raise TransferError("a destination block is outside the peer's pool")
-        per_message = max(1, STAGING_BYTES // self._pool[0].nbytes)
+        check_run(source_blocks, destination_blocks, num_source=len(self._pool), num_destination=self._num_blocks)
+        per_message = _blocks_in_message(self._pool)
         digests = b""
         async with self._exchange(timeout_s):
             for start in range(0, len(source_blocks), per_message):
-                staging = self._pool[np.asarray(source_blocks[start : start + per_message])]
+                staging, digest = await asyncio.to_thread(self._gather, source_blocks[start : start + per_message])
                 blocks = np.asarray(destination_blocks[start : start + per_message], np.uint32)
                 await self._send(_WRITE, lease_id, generation, blocks, staging)
-                digests += self._digests(staging)
+                digests += digest
         return digests
 
-    def _digests(self, staging: npt.NDArray[np.unsignedinteger]) -> bytes:
-        return np.array([lane_digest(lanes, self._factors) for lanes in staging], dtype="<u8").tobytes()
+    def _gather(self, blocks: Sequence[int]) -> tuple[npt.NDArray[np.unsignedinteger], bytes]:
+        """Pack blocks of the pool into one buffer, with the digests of what was packed."""
+        staging = np.empty((len(blocks), self._pool.shape[1]), self._pool.dtype)
+        digests = np.empty(len(blocks), dtype="<u8")
+        for index, block in enumerate(blocks):
+            staging[index] = self._pool[block]
+            digests[index] = lane_digest(staging[index], self._factors)
+        return staging, digests.tobytes()
 
     async def _send(
         self,
@@ -239,19 +274,27 @@ class UcxLink:
     @contextlib.asynccontextmanager
     async def _exchange(self, timeout_s: float) -> AsyncIterator[None]:
         """One run: its turn, its deadline; whatever breaks it off also ends the endpoint, since messages would be out of step."""
-        async with self._turn:
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._turn.acquire()
+        except TimeoutError as error:
+            raise TransferError(f"the link was busy for {timeout_s:.1f} s") from error
+        try:
             if self.closed:
                 raise TransferError("the link is closed")
-            try:
-                async with asyncio.timeout(timeout_s):
-                    yield
-            except TransferError:
-                raise
-            except BaseException as error:
-                self._abort()
-                if isinstance(error, Exception):
-                    raise TransferError(f"push failed: {type(error).__name__} {error}") from error
-                raise
+            async with asyncio.timeout_at(deadline):
+                yield
+        except TransferError:
+            raise
+        except BaseException as error:
+            self.closed = True
+            _abort(self._endpoint)
+            if isinstance(error, Exception):
+                raise TransferError(f"push failed: {type(error).__name__} {error}") from error
+            raise
+        finally:
+            self._turn.release()
 
     async def _measure(self) -> None:
         async with self._exchange(PROBE_TIMEOUT_S):
@@ -261,17 +304,11 @@ class UcxLink:
             await self._send(_PROBE, 0, 0, none, payload)
             self.bandwidth = PROBE_BYTES / (time.perf_counter() - started)
 
-    def _abort(self) -> None:
-        self.closed = True
-        with contextlib.suppress(Exception):
-            self._endpoint.abort()
-
     async def close(self) -> None:
+        """End the connection; a push that is on its way fails."""
         if not self.closed:
             self.closed = True
-            with contextlib.suppress(Exception):
-                async with asyncio.timeout(1.0):
-                    await self._endpoint.close()
+            _abort(self._endpoint)
 
 
 class _Expected:
@@ -290,6 +327,17 @@ class _Expected:
         self._missing.difference_update(blocks)
         if not self._missing:
             self.complete.set()
+
+
+def _blocks_in_message(pool: npt.NDArray[np.unsignedinteger]) -> int:
+    """Most blocks of one message: what fits into the staging buffer, one at least."""
+    return max(1, STAGING_BYTES // pool[0].nbytes)
+
+
+def _abort(endpoint: Any) -> None:
+    """Drop an endpoint with all that is in flight on it. Blocks for `ABORT_NS` at most."""
+    with contextlib.suppress(Exception):
+        endpoint.abort(period=ABORT_NS)
 
 
 def _answer(status: int) -> npt.NDArray[np.uint8]:
