@@ -1,0 +1,224 @@
+"""Settings: one documented set, by flag, `BATON_…` variable or file, checked at start.
+
+Precedence: flag > variable > file (`--config baton.toml`) > default. A name that nobody knows stops the start, with the nearest
+known one; so does a value that can't be. Nothing else in Baton reads the environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+PREFIX = "BATON_"
+Port = Annotated[int, Field(ge=0, le=65_535)]
+Positive = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,64}$")]
+
+
+class ConfigError(Exception):
+    """A setting is wrong. The message names the flag and says what to do."""
+
+
+class Settings(BaseModel):
+    """What every service has."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    nats_url: str = Field("nats://127.0.0.1:4222", description="NATS server, with JetStream")
+    redis_url: str = Field("redis://127.0.0.1:6379", description="Redis 7.0+ or Valkey server")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe log lines shown")
+    log_format: Literal["text", "json"] = Field("text", description="log lines for people or for machines")
+    drain_s: Seconds = Field(30.0, description="longest wait for running requests when told to stop")
+
+
+class ModelSettings(Settings):
+    """What services that know the model have."""
+
+    model: Path = Field(Path("models/demo"), description="Hugging Face model folder")
+    served_model_name: str = Field("", description="name in the API; empty: the folder's name")
+
+    @property
+    def served_name(self) -> str:
+        return self.served_model_name or self.model.resolve().name
+
+
+class GatewaySettings(ModelSettings):
+    """`baton gateway`."""
+
+    host: str = Field("127.0.0.1", description="address to listen on; other than loopback needs an API key")
+    port: Port = Field(8000, description="HTTP port")
+    api_keys: str = Field("", description="comma-separated API keys; empty: none is asked for (loopback only)")
+    gateway_id: Id = Field("", description="name on the bus; empty: made up")
+    request_timeout_s: Seconds = Field(600.0, description="deadline of a request that sets none")
+    max_requests: Positive = Field(1024, description="requests in flight at most")
+    max_queued_tokens: Positive = Field(4_000_000, description="prompt tokens waiting for prefill at most")
+    max_body_mb: Positive = Field(10, description="largest HTTP body, MiB")
+    local_prefill_tokens: Annotated[int, Field(ge=0)] = Field(
+        0, description="uncached prompt up to this many tokens is prefilled on the decode worker"
+    )
+
+
+class WorkerServiceSettings(ModelSettings):
+    """`baton prefill`, `baton decode`, `baton worker`."""
+
+    worker_id: Id = Field("", description="name on the bus; empty: made up")
+    transport: Literal["shm", "ucx"] = Field("shm", description="how KV moves: shm within a host, ucx also between hosts")
+    transport_host: str = Field("127.0.0.1", description="address that peers reach this worker's ucx listener at")
+    device: str = Field("cpu", description="torch device")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="weights and KV; auto: float32 on the CPU")
+    kv_memory_mb: Positive = Field(256, description="memory of the KV pool, MiB")
+    block_size: Literal[8, 16, 32, 64, 128] = Field(16, description="token positions in a block")
+    max_model_len: Annotated[int, Field(ge=0)] = Field(0, description="longest sequence; 0: the model's")
+    max_batch_tokens: Positive = Field(512, description="token budget of a step")
+    max_sequences: Positive = Field(64, description="sequences in the decode batch at most")
+    max_prefills: Positive = Field(16, description="prompts that a prefill worker holds at most")
+    threads: Positive = Field(1, description="CPU threads of a step")
+    fake: bool = Field(False, description="fake device: real bytes, made-up tokens, virtual step times (tests, benchmarks)")
+    fake_step_ms: Annotated[float, Field(ge=0)] = Field(1.0, description="fake device: fixed cost of a step")
+    fake_token_us: Annotated[float, Field(ge=0)] = Field(50.0, description="fake device: cost of a prompt token")
+
+
+class UpSettings(GatewaySettings, WorkerServiceSettings):
+    """`baton up`: everything in one command; what it doesn't use itself goes to the services."""
+
+    prefill: Annotated[int, Field(ge=0, le=64)] = Field(1, description="number of prefill workers")
+    decode: Annotated[int, Field(ge=1, le=64)] = Field(1, description="number of decode workers")
+    data_dir: Path = Field(Path(".baton"), description="where logs and server data go")
+
+
+class ChatSettings(BaseModel):
+    """`baton chat`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str = Field("http://127.0.0.1:8000", description="the gateway")
+    api_key: str = Field("", description="key to send")
+    system: str = Field("", description="system message")
+    max_tokens: Annotated[int, Field(ge=0)] = Field(0, description="longest answer; 0: what the context has room for")
+    temperature: Annotated[float, Field(ge=0, le=2)] = Field(0.7, description="0: always the most likely token")
+
+
+S = TypeVar("S", bound=BaseModel)
+ALL: tuple[type[BaseModel], ...] = (GatewaySettings, WorkerServiceSettings, UpSettings, ChatSettings)
+
+
+def load_settings(
+    kind: type[S], *, command: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+) -> S:
+    """Resolve settings from `arguments`, the environment and a file. Raises ConfigError; `--help` prints and exits."""
+    environment = os.environ if environment is None else environment
+    flags = vars(_parser(kind, command).parse_args(list(arguments)))
+    config_file = flags.pop("config") or environment.get(f"{PREFIX}CONFIG")
+    values = _from_file(kind, Path(config_file)) if config_file else {}
+    values |= _from_environment(kind, environment)
+    values |= {name: value for name, value in flags.items() if value is not None}
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_explain(error)) from None
+
+
+def fields_of(kind: type[BaseModel]) -> dict[str, Any]:
+    """Name -> pydantic field, in order of declaration."""
+    return dict(kind.model_fields)
+
+
+def as_environment(settings: BaseModel, kind: type[BaseModel]) -> dict[str, str]:
+    """The variables that give `kind` the values of `settings`: how `baton up` configures its services."""
+    return {
+        f"{PREFIX}{name.upper()}": str(getattr(settings, name)) for name in fields_of(kind) if hasattr(settings, name)
+    }
+
+
+def fail(error: object) -> int:
+    """Print one line for a person; the exit code to leave with."""
+    print(f"baton: {error}", file=sys.stderr)
+    return 2
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        unknown = message.partition("unrecognized arguments: ")[2].split()
+        if unknown:
+            known = [option for action in self._actions for option in action.option_strings]
+            raise ConfigError(f"unknown option {unknown[0]}{_nearest(unknown[0], known)}; see {self.prog} --help")
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+
+def _parser(kind: type[BaseModel], command: str) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog=f"baton {command}",
+        allow_abbrev=False,
+        description=(kind.__doc__ or "").strip(),
+        epilog=f"Each option is also a variable ({PREFIX}NAME) and a key of the file given by --config (TOML).",
+    )
+    parser.add_argument("--config", metavar="FILE", help="TOML file with settings")
+    for name, field in fields_of(kind).items():
+        text = f"{field.description} (default: {field.default})".replace("%", "%%")
+        flag = f"--{name.replace('_', '-')}"
+        if field.annotation is bool:
+            parser.add_argument(flag, dest=name, action="store_const", const=True, help=text)
+        else:
+            choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else None
+            metavar = "{" + ",".join(map(str, choices)) + "}" if choices else name.rpartition("_")[2].upper()
+            parser.add_argument(flag, dest=name, metavar=metavar, help=text, type=_number if _is_int_choice(choices) else str)
+    return parser
+
+
+def _is_int_choice(choices: tuple[Any, ...] | None) -> bool:
+    return bool(choices) and all(isinstance(choice, int) for choice in choices or ())
+
+
+def _number(text: str) -> int | str:
+    return int(text) if text.isdigit() else text
+
+
+def _from_environment(kind: type[BaseModel], environment: Mapping[str, str]) -> dict[str, Any]:
+    known = {f"{PREFIX}{name.upper()}" for settings in ALL for name in fields_of(settings)} | {f"{PREFIX}CONFIG"}
+    for name in environment:
+        if name.startswith(PREFIX) and name not in known:
+            raise ConfigError(f"unknown variable {name}{_nearest(name, sorted(known))}")
+    values: dict[str, Any] = {}
+    for name, field in fields_of(kind).items():
+        raw = environment.get(f"{PREFIX}{name.upper()}")
+        if raw is not None:
+            choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else None
+            values[name] = _number(raw) if _is_int_choice(choices) else raw
+    return values
+
+
+def _from_file(kind: type[BaseModel], path: Path) -> dict[str, Any]:
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"--config {path}: {error}") from None
+    known = sorted({name for settings in ALL for name in fields_of(settings)})
+    for name in content:
+        if name not in known:
+            raise ConfigError(f"--config {path}: unknown setting {name!r}{_nearest(name, known)}")
+    return {name: value for name, value in content.items() if name in fields_of(kind)}
+
+
+def _explain(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    name = str(first["loc"][0]) if first["loc"] else "?"
+    return (
+        f"--{name.replace('_', '-')} ({PREFIX}{name.upper()}): {first['msg'][0].lower()}{first['msg'][1:]}, "
+        f"not {first['input']!r}"
+    )
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {near[0]}?)" if near else ""

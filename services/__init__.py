@@ -1,0 +1,1 @@
+"""What runs: one folder a process, wiring only. Nobody imports it."""

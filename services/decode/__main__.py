@@ -1,0 +1,10 @@
+"""The decode process: `baton decode`."""
+
+from __future__ import annotations
+
+import sys
+
+from services.worker_process import main
+
+if __name__ == "__main__":
+    sys.exit(main("decode", ("decode",)))

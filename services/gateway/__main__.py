@@ -1,0 +1,106 @@
+"""The gateway process: `baton gateway`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+import sys
+
+import uvicorn
+
+from common.bus import NatsSettings, connect_bus
+from common.config import ConfigError, GatewaySettings, fail, load_settings
+from common.errors import ServingError
+from common.lifecycle import until_signalled
+from common.peers import Peers
+from common.store import RedisSettings, connect_store
+from common.telemetry import start_logging
+from gateway.app import HttpSettings, create_app
+from gateway.requests import RequestLimits, Requests
+from gateway.tokenizer import ChatTokenizer
+
+log = logging.getLogger("baton.gateway")
+
+
+async def run(settings: GatewaySettings) -> None:
+    """Serve HTTP until signalled; then refuse new requests, finish the running ones, leave."""
+    keys = tuple(key.strip() for key in settings.api_keys.split(",") if key.strip())
+    listener = _listen(settings.host, settings.port, has_keys=bool(keys))
+    tokenizer = ChatTokenizer(settings.model)
+    async with (
+        until_signalled() as stopping,
+        connect_bus(NatsSettings(url=settings.nats_url), name="gateway") as bus,
+        connect_store(RedisSettings(url=settings.redis_url)) as store,
+    ):
+        peers = Peers()
+        await peers.start(bus)
+        requests = Requests(
+            bus=bus,
+            store=store,
+            peers=peers,
+            gateway_id=settings.gateway_id or f"gateway-{secrets.token_hex(4)}",
+            incarnation=secrets.randbits(63),
+            limits=RequestLimits(
+                max_requests=settings.max_requests,
+                max_queued_tokens=settings.max_queued_tokens,
+                cut_over_tokens=settings.local_prefill_tokens,
+            ),
+        )
+        await requests.start()
+        app = create_app(
+            generations=requests,
+            tokenizer=tokenizer,
+            settings=HttpSettings(
+                served_model=settings.served_name,
+                api_keys=keys,
+                max_body_bytes=settings.max_body_mb << 20,
+                request_timeout_s=settings.request_timeout_s,
+            ),
+        )
+        server = _Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_keep_alive=75))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        log.info("gateway.listening", extra={"url": f"http://{settings.host}:{listener.getsockname()[1]}"})
+        await stopping.wait()
+        await requests.drain(settings.drain_s)
+        server.should_exit = True
+        await serving
+        await requests.close()
+        await peers.close()
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without its own signal handlers: ours drain first."""
+
+    def capture_signals(self):  # type: ignore[no-untyped-def]
+        return contextlib.nullcontext()
+
+
+def _listen(host: str, port: int, *, has_keys: bool) -> socket.socket:
+    """Bind now, so that a port in use is one clear line before anything else starts."""
+    if not has_keys and host not in ("127.0.0.1", "localhost", "::1"):
+        raise ConfigError(f"--host {host} is not loopback: set --api-keys (BATON_API_KEYS), or listen on 127.0.0.1")
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        raise ConfigError(f"--port {port} on {host}: {error.strerror}: choose another port or stop what uses it") from None
+    return listener
+
+
+def main() -> int:
+    """Entry point; returns the exit code."""
+    try:
+        settings = load_settings(GatewaySettings, command="gateway", arguments=sys.argv[1:])
+        start_logging(service="gateway", level=settings.log_level, form=settings.log_format)
+        asyncio.run(run(settings))
+    except (ConfigError, ServingError, OSError, ValueError) as error:
+        return fail(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

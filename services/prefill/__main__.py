@@ -1,0 +1,10 @@
+"""The prefill process: `baton prefill`."""
+
+from __future__ import annotations
+
+import sys
+
+from services.worker_process import main
+
+if __name__ == "__main__":
+    sys.exit(main("prefill", ("prefill",)))

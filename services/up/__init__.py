@@ -1,0 +1,1 @@
+"""All of Baton on one machine."""

@@ -1,0 +1,34 @@
+"""All of Baton on one machine: `baton up`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from common.config import ConfigError, UpSettings, fail, load_settings
+from common.errors import ServingError
+from common.lifecycle import until_signalled
+from common.telemetry import start_logging
+from services.up.stack import Stack
+
+
+async def run(settings: UpSettings) -> None:
+    """Start everything, say so, and stop everything when signalled."""
+    async with until_signalled() as stopping, Stack(settings) as stack:
+        await stack.start(stopping)
+        await stack.watch(stopping)
+
+
+def main() -> int:
+    """Entry point; returns the exit code."""
+    try:
+        settings = load_settings(UpSettings, command="up", arguments=sys.argv[1:])
+        start_logging(service="up", level=settings.log_level, form=settings.log_format)
+        asyncio.run(run(settings))
+    except (ConfigError, ServingError, OSError, ValueError) as error:
+        return fail(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

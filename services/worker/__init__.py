@@ -1,0 +1,1 @@
+"""A worker process with both roles."""

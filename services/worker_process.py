@@ -1,0 +1,101 @@
+"""The wiring that the three worker services share: settings -> engine and transport -> bus, store, peers -> roles -> run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import sys
+from collections.abc import Sequence
+
+from common.bus import NatsSettings, connect_bus
+from common.config import ConfigError, WorkerServiceSettings, fail, load_settings
+from common.errors import ServingError
+from common.lifecycle import until_signalled
+from common.peers import Peers
+from common.store import RedisSettings, connect_store
+from common.telemetry import start_logging
+from decode.role import DecodeRole
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.fake import FakeCosts, FakeEngine
+from engine.loader import tokenizer_fingerprint
+from kvtransfer.select import open_transport
+from kvtransfer.transport import Transport
+from prefill.role import PrefillRole
+from worker.host import WorkerEngine, WorkerHost, WorkerSettings
+
+log = logging.getLogger("baton.worker")
+
+
+async def run(settings: WorkerServiceSettings, roles: Sequence[str]) -> None:
+    """Serve `roles` until signalled; then drain."""
+    worker_id = settings.worker_id or f"{'-'.join(roles)}-{secrets.token_hex(4)}"
+    async with until_signalled() as stopping:
+        transport = open_transport(settings.transport, host=settings.transport_host)
+        engine = await asyncio.to_thread(build_engine, settings, transport)
+        async with (
+            connect_bus(NatsSettings(url=settings.nats_url), name=worker_id) as bus,
+            connect_store(RedisSettings(url=settings.redis_url)) as store,
+        ):
+            peers = Peers()
+            await peers.start(bus)
+            host = WorkerHost(
+                bus=bus,
+                store=store,
+                peers=peers,
+                engine=engine,
+                transport=transport,
+                settings=WorkerSettings(
+                    served_model=settings.served_name,
+                    tokenizer_fingerprint=_tokenizer_fingerprint(settings),
+                    max_batch_tokens=max(settings.max_batch_tokens, settings.max_sequences),
+                    max_sequences=settings.max_sequences,
+                    drain_s=settings.drain_s,
+                ),
+                worker_id=worker_id,
+                incarnation=secrets.randbits(63),
+            )
+            if "decode" in roles:
+                host.attach(DecodeRole(host))
+            if "prefill" in roles:
+                host.attach(PrefillRole(host, max_requests=settings.max_prefills))
+            await host.run(stopping)
+            await peers.close()
+
+
+def build_engine(settings: WorkerServiceSettings, transport: Transport) -> WorkerEngine:
+    """Load the model (or the fake device) with its pool in the transport's memory."""
+    config = EngineConfig(
+        model=settings.model,
+        device=settings.device,
+        dtype=settings.dtype,
+        kv_memory_bytes=settings.kv_memory_mb << 20,
+        block_size=settings.block_size,
+        max_model_len=settings.max_model_len or None,
+        max_batch_tokens=settings.max_batch_tokens,
+        max_sequences=settings.max_sequences,
+        num_threads=settings.threads,
+    )
+    if settings.fake:
+        costs = FakeCosts(step_ms=settings.fake_step_ms, prefill_token_ms=settings.fake_token_us / 1000)
+        return FakeEngine(config, costs=costs, allocate=transport.allocate)
+    if not (settings.model / "config.json").is_file():
+        raise ConfigError(f"--model {settings.model}: no config.json there; give a Hugging Face model folder")
+    return Engine(config, allocate=transport.allocate)
+
+
+def _tokenizer_fingerprint(settings: WorkerServiceSettings) -> str:
+    file = settings.model / "tokenizer.json"
+    return tokenizer_fingerprint(file) if file.is_file() else ""
+
+
+def main(service: str, roles: Sequence[str]) -> int:
+    """Entry point of a worker service; returns the exit code."""
+    try:
+        settings = load_settings(WorkerServiceSettings, command=service, arguments=sys.argv[1:])
+        start_logging(service=settings.worker_id or service, level=settings.log_level, form=settings.log_format)
+        asyncio.run(run(settings, roles))
+    except (ConfigError, ServingError, OSError, ValueError, MemoryError) as error:
+        return fail(error)
+    return 0
