@@ -35,6 +35,7 @@ _NEXT = {
 }
 HOLDING = frozenset({LeaseState.RESERVED, LeaseState.VERIFYING, LeaseState.QUARANTINED})
 MAX_TOMBSTONES = 10_000
+TOMBSTONE_S = 3600.0  # longer than any message of a cancelled attempt is on its way
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -66,7 +67,7 @@ class LeaseTable:
         self._incarnation = incarnation
         self._leases: dict[int, Lease] = {}
         self._next_id = 1
-        self._tombstones: OrderedDict[str, int] = OrderedDict()
+        self._tombstones: OrderedDict[str, tuple[int, float]] = OrderedDict()  # newest cancelled attempt, when
 
     @property
     def held_blocks(self) -> int:
@@ -94,9 +95,9 @@ class LeaseTable:
         """Open a lease on `blocks`, or return the one that this writer has for this attempt (then `blocks` are not taken).
 
         A lease of an older attempt, or of another writer of this one, is aborted. Raises HandoffRefusedError("cancelled") for an
-        attempt that was cancelled, and HandoffRefusedError("stale") when a newer one holds a lease.
+        attempt that was cancelled, and HandoffRefusedError("stale") while a newer one holds a lease or an older one is verified.
         """
-        if attempt <= self._tombstones.get(request_id, 0):
+        if self._is_cancelled(request_id, attempt):
             raise HandoffRefusedError("cancelled")
         for lease in self._of_request(request_id):
             if lease.state is LeaseState.QUARANTINED:
@@ -134,7 +135,7 @@ class LeaseTable:
         writer_incarnation: int,
     ) -> Lease:
         """The writer says that everything is written. Raises HandoffRefusedError: `stale`, `expired` or `cancelled`."""
-        if attempt <= self._tombstones.get(request_id, 0):
+        if self._is_cancelled(request_id, attempt):
             raise HandoffRefusedError("cancelled")
         lease = self._leases.get(lease_id)
         if lease is None or (
@@ -159,10 +160,8 @@ class LeaseTable:
         return self._end(lease_id, LeaseState.RELEASED)
 
     def cancel(self, now: float, request_id: str, attempt: int) -> Lease | None:
-        """Give up attempts up to `attempt`, for ever; return the lease that was open for one, if any."""
-        self._tombstones[request_id] = max(attempt, self._tombstones.pop(request_id, 0))
-        if len(self._tombstones) > MAX_TOMBSTONES:
-            self._tombstones.popitem(last=False)
+        """Give up attempts up to `attempt`, and refuse them from now on; return the lease that was open for one, if any."""
+        self._bury(now, request_id, attempt)
         found = None
         for lease in self._of_request(request_id):
             if lease.attempt > attempt:
@@ -201,6 +200,15 @@ class LeaseTable:
             if its and lease.state is not LeaseState.VERIFYING:
                 freed += self._end(lease.lease_id, LeaseState.RELEASED)
         return freed
+
+    def _bury(self, now: float, request_id: str, attempt: int) -> None:
+        newest, _ = self._tombstones.pop(request_id, (0, now))
+        self._tombstones[request_id] = (max(attempt, newest), now)
+        while len(self._tombstones) > MAX_TOMBSTONES or now - next(iter(self._tombstones.values()))[1] > TOMBSTONE_S:
+            self._tombstones.popitem(last=False)
+
+    def _is_cancelled(self, request_id: str, attempt: int) -> bool:
+        return attempt <= self._tombstones.get(request_id, (0, 0.0))[0]
 
     def _end(self, lease_id: int, state: LeaseState) -> list[int]:
         lease = self._leases[lease_id]

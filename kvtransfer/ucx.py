@@ -331,7 +331,7 @@ class _Expected:
 
 def _blocks_in_message(pool: npt.NDArray[np.unsignedinteger]) -> int:
     """Most blocks of one message: what fits into the staging buffer, one at least."""
-    return max(1, STAGING_BYTES // pool[0].nbytes)
+    return max(1, STAGING_BYTES // int(pool[0].nbytes))
 
 
 def _abort(endpoint: Any) -> None:

@@ -1,0 +1,60 @@
+"""A decode worker's end of a transport as a process of its own: `python -m tests.integration.kv_receiver <transport> ...`.
+
+Reads one JSON command a line from stdin and answers each with one JSON line; ends when stdin does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import sys
+from typing import Any
+
+import msgspec
+import torch
+
+from common.messages import KVLayout
+from kvtransfer.digest import block_digests
+from kvtransfer.select import open_transport
+
+
+async def main(name: str, layout: KVLayout, incarnation: int) -> None:
+    torch.set_num_threads(1)
+    transport = open_transport(name)
+    shape = (layout.num_blocks, layout.num_layers, 2, layout.block_size, layout.num_kv_heads, layout.head_dim)
+    pool = transport.allocate(shape, getattr(torch, layout.dtype), "cpu")
+    region = await transport.open(pool, layout, incarnation)
+    reader = asyncio.StreamReader(limit=1 << 24)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    _print(msgspec.to_builtins(region))
+    while line := await reader.readline():
+        command = json.loads(line)
+        lease = command.get("lease", (0, 0))
+        match command["do"]:
+            case "expect":
+                transport.expect(*lease, command["blocks"])
+                _print(True)
+            case "forget":
+                transport.forget(*lease)
+                _print(True)
+            case "arrived":
+                _print(await transport.arrived(*lease, command["timeout_s"]))
+            case "digests":
+                _print(base64.b64encode(block_digests(pool, command["blocks"])).decode())
+            case "bytes":
+                raw = pool[command["blocks"]].view(torch.uint8).numpy().tobytes()
+                _print(base64.b64encode(raw).decode())
+            case "fill":
+                pool[command["blocks"]] = command["value"]
+                _print(True)
+    await transport.close()
+    _print("closed")
+
+
+def _print(answer: Any) -> None:
+    print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], msgspec.json.decode(sys.argv[2], type=KVLayout), int(sys.argv[3])))

@@ -1,0 +1,307 @@
+"""The transports between two real processes: this one writes, `kv_receiver` holds the pool that is written into."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import signal
+import stat
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from common.messages import KVLayout, Region
+from kvtransfer.digest import block_digests
+from kvtransfer.select import open_transport
+from kvtransfer.shm import SHM_FOLDER, remove_stale_pools
+from kvtransfer.transport import Link, TransferError, Transport
+
+# UCX belongs to one event loop for as long as the process lives.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+BOUND_S = 20.0  # far above what anything here takes: what exceeds it hangs
+ROOT = Path(__file__).parents[2]
+SMALL = KVLayout(num_blocks=64, num_layers=2, block_size=16, num_kv_heads=2, head_dim=16, dtype="float32")
+LARGE = KVLayout(num_blocks=80, num_layers=8, block_size=16, num_kv_heads=8, head_dim=64, dtype="float32")  # 40 MiB
+SCATTERED = [63, 0, 1, 2, 40, 17, 18, 5, 62, 33]
+
+
+class Receiver:
+    """The other process."""
+
+    def __init__(self, process: asyncio.subprocess.Process, region: Region) -> None:
+        self.process = process
+        self.region = region
+
+    async def call(self, do: str, **arguments: Any) -> Any:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"do": do} | arguments).encode() + b"\n")
+        return await self.answer()
+
+    async def bytes_of(self, blocks: list[int]) -> bytes:
+        return base64.b64decode(await self.call("bytes", blocks=blocks))
+
+    async def answer(self) -> Any:
+        assert self.process.stdout is not None
+        async with asyncio.timeout(BOUND_S):
+            return json.loads(await self.process.stdout.readline())
+
+    async def kill(self) -> None:
+        self.process.kill()
+        await self.process.wait()
+
+
+@asynccontextmanager
+async def start_receiver(name: str, layout: KVLayout = SMALL, incarnation: int = 1) -> AsyncIterator[Receiver]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.integration.kv_receiver", name, msgspec.json.encode(layout), str(incarnation)),
+        cwd=ROOT,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=1 << 26,
+    )
+    try:
+        receiver = Receiver(process, SMALL_REGION)
+        receiver.region = msgspec.convert(await receiver.answer(), Region)
+        yield receiver
+        if process.returncode is None:
+            assert process.stdin is not None
+            process.stdin.close()
+            assert await receiver.answer() == "closed"
+            async with asyncio.timeout(BOUND_S):
+                assert await process.wait() == 0  # the interpreter leaves without hanging
+    finally:
+        if process.returncode is None:
+            await receiver.kill()
+
+
+SMALL_REGION = Region(transport="", incarnation=0, layout=SMALL, address={})
+
+
+class Writer:
+    """This process's transport and pool, full of random bits (NaN and all)."""
+
+    def __init__(self, transport: Transport, layout: KVLayout) -> None:
+        shape = (layout.num_blocks, layout.num_layers, 2, layout.block_size, layout.num_kv_heads, layout.head_dim)
+        self.transport = transport
+        self.layout = layout
+        self.pool = transport.allocate(shape, getattr(torch, layout.dtype), "cpu")
+        bits = torch.randint(0, 256, (layout.num_blocks, layout.block_bytes), dtype=torch.uint8)
+        self.pool.view(torch.uint8).reshape(bits.shape).copy_(bits)
+
+    def bytes_of(self, blocks: list[int]) -> bytes:
+        return self.pool[blocks].view(torch.uint8).numpy().tobytes()
+
+
+@asynccontextmanager
+async def start_writer(name: str, layout: KVLayout = SMALL) -> AsyncIterator[Writer]:
+    transport = open_transport(name)
+    writer = Writer(transport, layout)
+    await transport.open(writer.pool, layout, 99)
+    try:
+        yield writer
+    finally:
+        await transport.close()
+
+
+@pytest.fixture(params=["shm", "ucx"])
+def name(request: pytest.FixtureRequest) -> str:
+    if request.param == "ucx":
+        pytest.importorskip("ucxx")
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+async def push(link: Link, source: list[int], destination: list[int], *, lease: int = 1, generation: int = 7) -> bytes:
+    async with asyncio.timeout(BOUND_S):
+        return await link.push(
+            lease_id=lease,
+            generation=generation,
+            source_blocks=source,
+            destination_blocks=destination,
+            timeout_s=BOUND_S / 2,
+        )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_scattered_blocks_arrive_bit_for_bit_with_their_digests(name: str, dtype: str) -> None:
+    layout = msgspec.structs.replace(SMALL, dtype=dtype)
+    async with start_receiver(name, layout) as receiver, start_writer(name, layout) as writer:
+        link = await writer.transport.connect(receiver.region)
+        source = list(reversed(SCATTERED))
+        others = [block for block in range(64) if block not in SCATTERED]
+        await receiver.call("expect", lease=[1, 7], blocks=SCATTERED)
+
+        digests = await push(link, source, SCATTERED)
+
+        assert await receiver.call("arrived", lease=[1, 7], timeout_s=5)
+        assert await receiver.bytes_of(SCATTERED) == writer.bytes_of(source)
+        assert not any(await receiver.bytes_of(others))
+        assert digests == block_digests(writer.pool, source)
+        assert digests == base64.b64decode(await receiver.call("digests", blocks=SCATTERED))
+        assert link.bandwidth > 0
+
+
+async def test_a_run_larger_than_a_message_arrives_whole(name: str) -> None:
+    async with start_receiver(name, LARGE) as receiver, start_writer(name, LARGE) as writer:
+        link = await writer.transport.connect(receiver.region)
+        blocks = list(range(80))
+        await receiver.call("expect", lease=[1, 7], blocks=blocks)
+
+        digests = await push(link, blocks, blocks[::-1])
+
+        assert await receiver.call("arrived", lease=[1, 7], timeout_s=5)
+        assert digests == base64.b64decode(await receiver.call("digests", blocks=blocks[::-1]))
+
+
+async def test_concurrent_pushes_under_several_leases_do_not_mix(name: str) -> None:
+    async with start_receiver(name) as receiver, start_writer(name) as writer:
+        links = await asyncio.gather(*(writer.transport.connect(receiver.region) for _ in range(8)))
+        assert len(set(map(id, links))) == 1
+        shares = [list(range(lease, 64, 8)) for lease in range(8)]
+        for lease, blocks in enumerate(shares):
+            await receiver.call("expect", lease=[lease, lease], blocks=blocks)
+
+        async with asyncio.TaskGroup() as group:
+            for lease, blocks in enumerate(shares):
+                for half in (blocks[:4], blocks[4:]):
+                    group.create_task(push(links[lease], half, half, lease=lease, generation=lease))
+
+        for lease in range(8):
+            assert await receiver.call("arrived", lease=[lease, lease], timeout_s=5)
+        assert await receiver.bytes_of(list(range(64))) == writer.bytes_of(list(range(64)))
+
+
+async def test_a_late_write_is_refused_or_its_writer_is_known_to_live(name: str) -> None:
+    async with start_receiver(name) as receiver, start_writer(name) as writer:
+        link = await writer.transport.connect(receiver.region)
+        await receiver.call("expect", lease=[1, 7], blocks=[3, 4])
+        await receiver.call("forget", lease=[1, 7])
+        if name == "shm":  # one-sided: the receiver's quarantine lasts as long as this
+            assert not writer.transport.writer_gone(receiver.region)
+            return
+
+        with pytest.raises(TransferError):
+            await push(link, [0], [3])
+
+        assert not any(await receiver.bytes_of([3]))
+        await receiver.call("expect", lease=[2, 8], blocks=[3])
+        await push(link, [0], [3], lease=2, generation=8)  # the link is still good
+
+
+@pytest.mark.parametrize(("lease", "generation", "block"), [(1, 8, 3), (2, 7, 3), (1, 7, 5)])
+async def test_ucx_refuses_what_no_lease_allows(lease: int, generation: int, block: int) -> None:
+    pytest.importorskip("ucxx")
+    async with start_receiver("ucx") as receiver, start_writer("ucx") as writer:
+        link = await writer.transport.connect(receiver.region)
+        await receiver.call("expect", lease=[1, 7], blocks=[3, 4])
+
+        with pytest.raises(TransferError):
+            await push(link, [0], [block], lease=lease, generation=generation)
+
+        assert not any(await receiver.bytes_of(list(range(64))))
+        assert not await receiver.call("arrived", lease=[1, 7], timeout_s=0)
+
+
+async def test_ucx_turns_away_a_writer_without_the_token() -> None:
+    pytest.importorskip("ucxx")
+    async with start_receiver("ucx") as receiver, start_writer("ucx") as writer:
+        forged = msgspec.structs.replace(receiver.region, address=receiver.region.address | {"token": "00" * 16})
+
+        async with asyncio.timeout(BOUND_S):
+            with pytest.raises(TransferError):
+                await writer.transport.connect(forged)
+
+
+async def test_blocks_outside_a_pool_are_refused_before_anything_is_sent(name: str) -> None:
+    async with start_receiver(name) as receiver, start_writer(name) as writer:
+        link = await writer.transport.connect(receiver.region)
+        for source, destination in (([0], [64]), ([64], [0]), ([-1], [0]), ([0], [-1]), ([0, 1], [0])):
+            with pytest.raises(TransferError):
+                await push(link, source, destination)
+
+
+async def test_pools_of_another_layout_are_not_connected(name: str) -> None:
+    other = msgspec.structs.replace(SMALL, num_kv_heads=4)
+    async with start_receiver(name, other) as receiver, start_writer(name) as writer:
+        with pytest.raises(TransferError, match="layout"):
+            await writer.transport.connect(receiver.region)
+
+
+async def test_after_a_killed_receiver_pushes_fail_and_its_next_incarnation_is_reached(name: str) -> None:
+    async with start_writer(name) as writer:
+        async with start_receiver(name, incarnation=1) as old:
+            link = await writer.transport.connect(old.region)
+            await old.call("expect", lease=[1, 7], blocks=[3])
+            await old.kill()
+            if name == "ucx":
+                with pytest.raises(TransferError):
+                    await push(link, [0], [3])
+            assert writer.transport.writer_gone(old.region)
+
+        async with start_receiver(name, incarnation=2) as new:
+            async with asyncio.timeout(BOUND_S):
+                with pytest.raises(TransferError):
+                    await writer.transport.connect(old.region)
+            link = await writer.transport.connect(new.region)
+            await new.call("expect", lease=[1, 8], blocks=[3])
+            await push(link, [0], [3], generation=8)
+            assert await new.bytes_of([3]) == writer.bytes_of([0])
+
+
+async def test_ucx_does_not_wait_for_a_hung_receiver() -> None:
+    pytest.importorskip("ucxx")
+    async with start_receiver("ucx", LARGE) as receiver, start_writer("ucx", LARGE) as writer:
+        link = await writer.transport.connect(receiver.region)
+        blocks = list(range(80))
+        await receiver.call("expect", lease=[1, 7], blocks=blocks)
+        os.kill(receiver.process.pid, signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(BOUND_S):
+                with pytest.raises(TransferError):
+                    await link.push(
+                        lease_id=1, generation=7, source_blocks=blocks, destination_blocks=blocks, timeout_s=0.5
+                    )
+            with pytest.raises(TransferError, match="closed"):
+                await push(link, [0], [0])
+        finally:
+            os.kill(receiver.process.pid, signal.SIGCONT)
+
+        link = await writer.transport.connect(receiver.region)  # it lives again: a fresh endpoint
+        await push(link, blocks, blocks)
+        assert await receiver.call("arrived", lease=[1, 7], timeout_s=5)
+
+
+async def test_shm_pools_are_private_and_go_with_their_process() -> None:
+    async with start_receiver("shm") as receiver, start_receiver("shm") as killed:
+        files = [SHM_FOLDER / each.region.address["file"] for each in (receiver, killed)]
+        assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600, 0o600]
+
+        await killed.kill()
+        remove_stale_pools()
+
+        assert [file.exists() for file in files] == [True, False]
+    assert not files[0].exists()
+
+
+async def test_shm_maps_nothing_but_pools() -> None:
+    async with start_writer("shm") as writer:
+        for file in ("../../etc/passwd", "baton-kv-/../x", "other", ""):
+            region = msgspec.structs.replace(SMALL_REGION, transport="shm", address={"file": file})
+            with pytest.raises(TransferError):
+                await writer.transport.connect(region)

@@ -1,0 +1,155 @@
+"""The prefill worker's side of the hand-over: what may be pushed when."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.blocks import pack_tokens
+from common.errors import HandoffRefusedError
+from common.messages import ReserveReply
+from kvtransfer.sender import Run, Sender, SenderState
+
+
+def reply(destinations: list[int], *, first_block: int = 0) -> ReserveReply:
+    return ReserveReply(granted=True, first_block=first_block, destination_blocks=pack_tokens(destinations))
+
+
+def push(sender: Sender, run: Run | None, mark: int = 1) -> None:
+    assert run is not None
+    sender.pushed(run, bytes([mark]) * 8 * len(run.indices))
+
+
+def test_nothing_is_pushed_before_it_is_computed_and_reserved() -> None:
+    computed, reserved = Sender(num_tokens=40, block_size=16), Sender(num_tokens=40, block_size=16)
+    computed.computed(40)
+    reserved.reserved(reply([7, 8, 9]))
+
+    assert computed.next_run() is None
+    assert reserved.next_run() is None
+
+
+def test_full_blocks_go_at_once_and_the_partial_one_after_the_last_chunk() -> None:
+    sender = Sender(num_tokens=40, block_size=16)
+    sender.reserved(reply([7, 8, 9]))
+
+    sender.computed(39)
+    run = sender.next_run()
+    assert run == Run(indices=[0, 1], destination_blocks=[7, 8])
+    push(sender, run)
+    assert sender.next_run() is None
+
+    sender.computed(40)
+    assert sender.next_run() == Run(indices=[2], destination_blocks=[9])
+
+
+def test_blocks_that_the_receiver_has_are_not_pushed() -> None:
+    sender = Sender(num_tokens=40, block_size=16)
+    sender.computed(40)
+    sender.reserved(reply([9], first_block=2))
+
+    assert sender.next_run() == Run(indices=[2], destination_blocks=[9])
+
+
+def test_a_receiver_that_has_everything_gets_an_empty_manifest() -> None:
+    sender = Sender(num_tokens=32, block_size=16)
+    sender.reserved(reply([], first_block=2))
+
+    assert sender.state is SenderState.COMPLETE
+    assert sender.manifest() == b""
+
+
+def test_one_run_is_in_flight_at_most() -> None:
+    sender = Sender(num_tokens=40, block_size=16)
+    sender.reserved(reply([7, 8, 9]))
+    sender.computed(16)
+    run = sender.next_run()
+    sender.computed(40)
+
+    assert not sender.writer_idle
+    assert sender.next_run() is None
+    push(sender, run)
+    assert sender.writer_idle
+    assert sender.next_run() == Run(indices=[1, 2], destination_blocks=[8, 9])  # coalesced
+
+
+def test_nothing_more_is_pushed_after_an_abort() -> None:
+    sender = Sender(num_tokens=40, block_size=16)
+    sender.reserved(reply([7, 8, 9]))
+    sender.computed(32)
+    run = sender.next_run()
+
+    sender.abort()
+
+    assert not sender.writer_idle  # the receiver must not be told yet
+    push(sender, run)
+    assert sender.writer_idle
+    sender.computed(40)
+    assert sender.next_run() is None
+    assert sender.manifest() is None
+
+
+@pytest.mark.parametrize("grant", [reply([1, 2]), reply([1, 2, 3], first_block=1), reply([1, 2, 3, 4])])
+def test_a_lease_of_another_size_is_refused(grant: ReserveReply) -> None:
+    with pytest.raises(HandoffRefusedError):
+        Sender(num_tokens=40, block_size=16).reserved(grant)
+
+
+def test_a_wrong_number_of_digests_fails_the_hand_over() -> None:
+    sender = Sender(num_tokens=32, block_size=16)
+    sender.reserved(reply([7, 8]))
+    sender.computed(32)
+    run = sender.next_run()
+    assert run is not None
+
+    with pytest.raises(HandoffRefusedError):
+        sender.pushed(run, b"12345678")
+
+    assert sender.writer_idle
+    assert sender.manifest() is None
+
+
+def test_what_the_table_of_states_lacks_is_an_error() -> None:
+    sender = Sender(num_tokens=32, block_size=16)
+
+    with pytest.raises(RuntimeError):
+        sender.handed_off()
+    sender.abort()
+    sender.abort()  # giving up twice is not
+    with pytest.raises(RuntimeError):
+        sender.reserved(reply([7, 8]))
+
+
+@given(
+    num_tokens=st.integers(1, 200),
+    cached=st.integers(0, 13),
+    steps=st.lists(st.sampled_from(["compute", "take", "land"]), max_size=60),
+    chunk=st.integers(1, 40),
+)
+def test_every_block_is_pushed_once_in_order_and_only_when_final(
+    num_tokens: int, cached: int, steps: list[str], chunk: int
+) -> None:
+    num_blocks = -(-num_tokens // 16)
+    first = min(cached, num_blocks)
+    sender = Sender(num_tokens=num_tokens, block_size=16)
+    sender.reserved(reply(list(range(100 + first, 100 + num_blocks)), first_block=first))
+    computed, run, taken = 0, None, []
+
+    for step in [*steps, *["compute", "take", "land"] * (num_tokens + 1)]:
+        if step == "compute":
+            computed = min(num_tokens, computed + chunk)
+            sender.computed(computed)
+        elif step == "take" and run is None:
+            run = sender.next_run()
+            if run is not None:
+                assert run.destination_blocks == [100 + index for index in run.indices]
+                assert min(num_tokens, (run.indices[-1] + 1) * 16) <= computed
+                taken += run.indices
+        elif step == "land" and run is not None:
+            push(sender, run)
+            run = None
+
+    assert taken == list(range(first, num_blocks))
+    digests = sender.manifest()
+    assert digests is not None and len(digests) == 8 * len(taken)
