@@ -150,13 +150,17 @@ class _Handover:
         run = sender.next_run()
         if run is None:
             return False
-        digests = await self._link.push(
-            lease_id=self._reply.lease_id,
-            generation=self._reply.generation,
-            source_blocks=[sequence.block_table[index] for index in run.indices],
-            destination_blocks=run.destination_blocks,
-            timeout_s=min(PUSH_TIMEOUT_S, self._request.claimed.remaining_ms() / 1000),
-        )
+        try:
+            digests = await self._link.push(
+                lease_id=self._reply.lease_id,
+                generation=self._reply.generation,
+                source_blocks=[sequence.block_table[index] for index in run.indices],
+                destination_blocks=run.destination_blocks,
+                timeout_s=min(PUSH_TIMEOUT_S, self._request.claimed.remaining_ms() / 1000),
+            )
+        except TransferError:
+            sender.failed()
+            raise
         sender.pushed(run, digests)
         return True
 
@@ -209,6 +213,7 @@ class _Handover:
     async def give_up(self) -> None:
         """No write is in flight any more: free the lease at the receiver, tell the gateway if it still cares."""
         request = self._request
+        self._sender.abort()
         await self._release_lease()
         if request.stopped in _UNWANTED:
             await self._host.jobs.drop(request.claimed)

@@ -207,12 +207,16 @@ class PrefillRole:
 
     def load(self) -> RoleLoad:
         requests = list(self._requests.values())
-        missing = [len(request.sequence.token_ids) - request.sequence.num_computed for request in requests]
+        missing = [
+            len(request.sequence.token_ids) - request.sequence.num_computed
+            for request in requests
+            if request.first_token is None
+        ]
         size = self._host.pool.block_size
         return RoleLoad(
             running=sum(request.admitted for request in requests),
             waiting=sum(not request.admitted for request in requests),
-            queued_tokens=sum(tokens for tokens in missing if tokens > 0),
+            queued_tokens=sum(missing),
             held_blocks=sum(blocks_for(len(r.sequence.token_ids), size) for r in requests if r.admitted),
         )
 

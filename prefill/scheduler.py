@@ -19,7 +19,7 @@ def next_chunks(requests: Iterable[PrefillRequest], token_budget: int) -> list[C
             break
         sequence = request.sequence
         missing = len(sequence.token_ids) - sequence.num_computed
-        if not request.admitted or request.stopped or missing == 0:
+        if not request.admitted or request.stopped or request.first_token is not None:
             continue
         num_tokens = min(missing, token_budget)
         chunks.append(Chunk(sequence=sequence, num_tokens=num_tokens, sample=num_tokens == missing))
