@@ -1,10 +1,10 @@
-"""An engine without a model, for tests and load experiments: the real KV pool, real bytes, arithmetic instead of attention.
+"""An engine without a model, for tests and load experiments: the real pool, real bytes, arithmetic for attention.
 
-Every token's slot gets a pattern derived from a running hash of the tokens up to it. The next token is a function of what is
-*read back* through the block table over the whole context, so one wrong, stale or missing lane gives another answer. What the
-answer must be, `FakeEngine.expected` computes from the tokens alone.
+Every token's slot gets a pattern derived from a running hash of the tokens up to it. The next token is a function of
+what is *read back* through the block table over the whole context, so one wrong, stale or missing lane gives another
+answer. What the answer must be, `FakeEngine.expected` computes from the tokens alone.
 
-Shapes: N blocks, P = layers * 2 planes, B block size, W = heads * head_dim lanes; a slot has P * W lanes of 2 or 4 bytes.
+Shapes: N blocks, P = layers * 2 planes, B block size, W = heads * head_dim; a slot has P * W lanes of 2 or 4 bytes.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class FakeEngine:
         self._pattern = _Pattern(num_lanes=2 * num_layers * num_kv_heads * head_dim, itemsize=self.kv.element_size())
 
     def step(self, chunks: list[Chunk]) -> list[Sampled | None]:
-        """Write each chunk's slots, then read each sampled sequence's whole context; one result for each chunk, in order.
+        """Write each chunk's slots, then read each sampled sequence's whole context; return one result a chunk.
 
         Raises InvalidChunkError before anything was written when a chunk contradicts its sequence or the pool.
         """
@@ -97,7 +97,7 @@ class FakeEngine:
     def expected(
         self, token_ids: SequenceOf[int], n: int, sampling: SamplingParams, *, num_generated: int = 0
     ) -> list[int]:
-        """Return the tokens that follow `token_ids`, computed without the pool: `n`, or fewer when a stop token ends them.
+        """Return the tokens that follow `token_ids`, computed without the pool: `n`, fewer if a stop token ends them.
 
         `num_generated` of `token_ids` were generated before, which counts for `max_tokens` and `min_tokens`.
         """
@@ -192,7 +192,7 @@ class _Pattern:
         return int.from_bytes(pieces.astype(self._dtype).tobytes(), "little")
 
     def checksum(self, lanes: Lanes, *, start: int) -> int:
-        """Sum over lanes [tokens, num_lanes] at positions from `start`, mod 2^64: another one if any single lane differs."""
+        """Sum over lanes [tokens, num_lanes] at positions from `start`, mod 2^64: any single other lane changes it."""
         end = start + len(lanes)
         if end > len(self._weights):
             self._weights = _mixed(2 * end, salt=3) | np.uint64(1)

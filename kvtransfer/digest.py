@@ -3,10 +3,10 @@
     digest(block) = sum_i (x_i + 1) * m_i  mod 2^64,   m_i = splitmix64(i) | 1
 
 over the block's unsigned lanes x_i (16 bit for 2-byte dtypes, 32 bit for 4-byte ones), i being the lane's index in
-[layer, 2, slot, head, dim] order of the unsharded model. An odd factor is invertible modulo 2^64, so any single changed lane
-changes the sum; for several lanes the pseudo-random factors make a collision as likely as a random 64-bit match (the multilinear
-hash of Carter and Wegman, 1979). The sum is linear: the digests of tensor-parallel shards add up to the whole block's. It guards
-against corruption and mix-ups, not against somebody who can choose the bytes.
+[layer, 2, slot, head, dim] order of the unsharded model. An odd factor is invertible modulo 2^64, so any single changed
+lane changes the sum; for several lanes the pseudo-random factors make a collision as likely as a random 64-bit match
+(the multilinear hash of Carter and Wegman, 1979). The sum is linear: the digests of tensor-parallel shards add up to
+the whole block's. It guards against corruption and mix-ups, not against somebody who can choose the bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LANES = {4: np.uint32, 2: np.uint16}
 
 
 def block_digests(pool: torch.Tensor, blocks: Sequence[int]) -> bytes:
-    """Return one little-endian u64 for each of `blocks` of `pool` [num_blocks, ...], on the CPU, any 2- or 4-byte dtype."""
+    """Return one little-endian u64 a block; `pool` [num_blocks, ...] is in host memory, any 2- or 4-byte dtype."""
     lanes = lane_view(pool)
     factors = multipliers(lanes.shape[1])
     digests = np.empty(len(blocks), dtype="<u8")

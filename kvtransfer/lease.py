@@ -5,8 +5,8 @@
        ├──writer_done / fence─────────────────────▶ RELEASED
        └──cancel / expire──▶ QUARANTINED ──writer_done / fence──▶ RELEASED
 
-Blocks of a lease that is RESERVED, VERIFYING or QUARANTINED belong to the transfer: a write may still land in them. Time alone
-never frees them. The clock is passed in (seconds, monotonic).
+Blocks of a lease that is RESERVED, VERIFYING or QUARANTINED belong to the transfer: a write may still land in them.
+Time alone never frees them. The clock is passed in (seconds, monotonic).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Lease:
 
 
 class LeaseTable:
-    """All leases of one decode worker that may still be written under. `generation` makes every lease unique for ever."""
+    """All leases of one decode worker that may still be written under. `generation` makes a lease unique for ever."""
 
     def __init__(self, *, incarnation: int) -> None:
         self._incarnation = incarnation
@@ -92,10 +92,11 @@ class LeaseTable:
         blocks: list[int],
         expires_at: float,
     ) -> Lease:
-        """Open a lease on `blocks`, or return the one that this writer has for this attempt (then `blocks` are not taken).
+        """Open a lease on `blocks`, or return what this writer has for this attempt (then `blocks` are not taken).
 
-        A lease of an older attempt, or of another writer of this one, is aborted. Raises HandoffRefusedError("cancelled") for an
-        attempt that was cancelled, and HandoffRefusedError("stale") while a newer one holds a lease or an older one is verified.
+        A lease of an older attempt, or of another writer of this one, is aborted. Raises
+        HandoffRefusedError("cancelled") for an attempt that was cancelled, and HandoffRefusedError("stale") while a
+        newer one holds a lease or an older one is verified.
         """
         if self._is_cancelled(request_id, attempt):
             raise HandoffRefusedError("cancelled")
@@ -160,7 +161,7 @@ class LeaseTable:
         return self._end(lease_id, LeaseState.RELEASED)
 
     def cancel(self, now: float, request_id: str, attempt: int) -> Lease | None:
-        """Give up attempts up to `attempt`, and refuse them from now on; return the lease that was open for one, if any."""
+        """Give up attempts up to `attempt`, and refuse them from now on; return the lease that was open, if any."""
         self._bury(now, request_id, attempt)
         found = None
         for lease in self._of_request(request_id):

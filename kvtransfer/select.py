@@ -8,7 +8,7 @@ TRANSPORTS = ("shm", "ucx")
 
 
 def open_transport(name: str, *, host: str = "127.0.0.1") -> Transport:
-    """Return transport `name`. Raises ValueError that lists the names, ModuleNotFoundError when its library is missing."""
+    """Return transport `name`. Raises ValueError listing the names, ModuleNotFoundError without its library."""
     if name == "shm":
         from kvtransfer.shm import ShmTransport
 

@@ -1,4 +1,4 @@
-"""The prefill worker's side of the hand-over of one request, apart from its I/O: what may be pushed next, what the manifest says.
+"""The prefill worker's side of one request's hand-over, apart from its I/O: what to push next, what the manifest says.
 
     COMPUTING ──reserved──▶ STREAMING ──all blocks pushed──▶ COMPLETE ──handed_off──▶ HANDED_OFF
         └───────────────────────┴──────────── abort ────────────┴──▶ ABORTED

@@ -1,9 +1,10 @@
 """Transport `shm`: pools in POSIX shared memory of one host; the writer copies straight into the reader's pool.
 
-One-sided, as CUDA IPC is: the receiver can't refuse a late write, so an aborted lease's blocks stay in quarantine until the
-writer answered or its process is gone. A worker holds a `flock` on its pool's file for as long as it lives; the kernel lets go of
-it with the process, however that ends. So the lock says who is gone, also across PID namespaces, where a pid says nothing:
-`writer_gone` asks it about writers, `remove_stale_pools` about files that a killed worker left behind.
+One-sided, as CUDA IPC is: the receiver can't refuse a late write, so an aborted lease's blocks stay in quarantine until
+the writer answered or its process is gone. A worker holds a `flock` on its pool's file for as long as it lives; the
+kernel lets go of it with the process, however that ends. So the lock says who is gone, also across PID namespaces,
+where a pid says nothing: `writer_gone` asks it about writers, `remove_stale_pools` about files that a killed worker
+left behind.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class ShmTransport:
         return _is_pool_name(name) and not _is_locked(SHM_FOLDER / name)
 
     async def close(self) -> None:
-        """Wait for the copies in flight, then remove the pool: its absence tells others that nothing is written any more."""
+        """Wait for the copies in flight, then remove the pool: its absence says that nothing is written any more."""
         for link in self._links.values():
             await link.close()
         self._links.clear()

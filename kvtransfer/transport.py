@@ -1,7 +1,7 @@
 """What a transport does: make a worker's pool reachable, and push blocks into a peer's pool.
 
-The worker introduces engine and transport to each other: it allocates the pool with `allocate`, opens the transport on it, and
-publishes the `Region` that comes back. Writers `connect` to a region and `push`.
+The worker introduces engine and transport to each other: it allocates the pool with `allocate`, opens the transport on
+it, and publishes the `Region` that comes back. Writers `connect` to a region and `push`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Link(Protocol):
     ) -> bytes:
         """Copy blocks of our pool into the peer's and return their digests (packed little-endian u64, one a block).
 
-        Returns when the bytes are there and the source may be reused. Raises TransferError; then no write is in flight any more.
+        Returns when the bytes are there and the source may be reused. Raises TransferError; then no write is in flight
+        any more.
         """
         ...
 
@@ -74,7 +75,7 @@ class Transport(Protocol):
         ...
 
     async def arrived(self, lease_id: int, generation: int, timeout_s: float) -> bool:
-        """Whether all expected blocks were written, waiting for it at most `timeout_s`. One-sided transports can't know: True."""
+        """Whether all expected blocks were written, after `timeout_s` at most. One-sided transports say True at once."""
         ...
 
     def forget(self, lease_id: int, generation: int) -> None:

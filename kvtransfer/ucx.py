@@ -1,17 +1,17 @@
 """Transport `ucx`: blocks as messages over UCX (TCP, shared memory, RDMA), between hosts or within one.
 
-The Python binding (`ucxx`) has no one-sided access, so the receiver takes part: it takes a message only for blocks that `expect`
-named, and drops it otherwise. That makes every late write harmless, and quarantine ends at once. One message is one run of
-blocks, gathered into a staging buffer of bounded size; the receiver answers each, so that `push` returns when the bytes are
-in in place. UCX notices neither a hung peer nor a silent partition by itself: every wait for the rest of a message has a deadline,
-after which the endpoint is dropped.
+The Python binding (`ucxx`) has no one-sided access, so the receiver takes part: it takes a message only for blocks that
+`expect` named, and drops it otherwise. That makes every late write harmless, and quarantine ends at once. One message
+is one run of blocks, gathered into a staging buffer of bounded size; the receiver answers each, so that `push` returns
+when the bytes are in place. UCX notices neither a hung peer nor a silent partition by itself: every wait for the rest
+of a message has a deadline, after which the endpoint is dropped.
 
-A message: a header of 64 bytes, the destination blocks (u32 each), the blocks' bytes; its answer: 8 bytes. The header's token
-comes from the receiver's `Region`, so only who could read it on the bus may write. UCX itself neither encrypts nor
-authenticates, and the binding listens on every interface: keep its ports inside the cluster's network.
+A message: a header of 64 bytes, the destination blocks (u32 each), the blocks' bytes; its answer: 8 bytes. The header's
+token comes from the receiver's `Region`, so only who could read it on the bus may write. UCX itself neither encrypts
+nor authenticates, and the binding listens on every interface: keep its ports inside the cluster's network.
 
-Buffers outlive their requests: UCX writes into a buffer until its request ended, also when nobody awaits it any more. So an
-endpoint is aborted while the failed wait's exception, whose traceback holds the buffers, is still at hand.
+Buffers outlive their requests: UCX writes into a buffer until its request ended, also when nobody awaits it any more.
+So an endpoint is aborted while the failed wait's exception, whose traceback holds the buffers, is still at hand.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class UcxTransport:
             while await self._serve_message(endpoint):
                 pass
             _abort(endpoint)
-        except Exception as error:  # noqa: BLE001 - ucxx has no common base class for its errors
+        except Exception as error:
             log.debug("ucx.writer_left", extra={"error": str(error)[:200]})
             _abort(endpoint)
         except asyncio.CancelledError:
@@ -273,7 +273,7 @@ class UcxLink:
 
     @contextlib.asynccontextmanager
     async def _exchange(self, timeout_s: float) -> AsyncIterator[None]:
-        """One run: its turn, its deadline; whatever breaks it off also ends the endpoint, since messages would be out of step."""
+        """One run: its turn, its deadline. What breaks it off ends the endpoint: messages would be out of step."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         try:
             async with asyncio.timeout_at(deadline):

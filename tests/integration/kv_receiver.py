@@ -1,4 +1,4 @@
-"""A decode worker's end of a transport as a process of its own: `python -m tests.integration.kv_receiver <transport> ...`.
+"""A decode worker's end of a transport as a process: `python -m tests.integration.kv_receiver <transport> ...`.
 
 Reads one JSON command a line from stdin and answers each with one JSON line; ends when stdin does.
 """

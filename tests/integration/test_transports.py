@@ -24,8 +24,7 @@ from kvtransfer.select import open_transport
 from kvtransfer.shm import SHM_FOLDER, remove_stale_pools
 from kvtransfer.transport import Link, TransferError, Transport
 
-# UCX belongs to one event loop for as long as the process lives.
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # UCX belongs to one event loop
 
 BOUND_S = 20.0  # far above what anything here takes: what exceeds it hangs
 ROOT = Path(__file__).parents[2]

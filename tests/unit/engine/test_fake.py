@@ -168,6 +168,7 @@ def test_logprobs_have_the_shape_that_was_asked_for() -> None:
 
     (sampled,) = engine.step([Chunk(sequence, len(PROMPT), sample=True)])
 
-    assert sampled is not None and sampled.logprobs is not None
+    assert sampled is not None
+    assert sampled.logprobs is not None
     assert sampled.logprobs.top_ids[0] == sampled.token_id
     assert len(sampled.logprobs.top_ids) == len(sampled.logprobs.top_logprobs) == 3

@@ -152,4 +152,5 @@ def test_every_block_is_pushed_once_in_order_and_only_when_final(
 
     assert taken == list(range(first, num_blocks))
     digests = sender.manifest()
-    assert digests is not None and len(digests) == 8 * len(taken)
+    assert digests is not None
+    assert len(digests) == 8 * len(taken)
