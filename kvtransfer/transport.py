@@ -75,7 +75,7 @@ class Transport(Protocol):
         ...
 
     async def arrived(self, lease_id: int, generation: int, timeout_s: float) -> bool:
-        """Whether all expected blocks were written, after `timeout_s` at most. One-sided transports say True at once."""
+        """Whether all expected blocks were written, after `timeout_s` at most. One-sided ones say True at once."""
         ...
 
     def forget(self, lease_id: int, generation: int) -> None:
