@@ -71,10 +71,14 @@ class WorkerServiceSettings(ModelSettings):
     """`baton prefill`, `baton decode`, `baton worker`."""
 
     worker_id: Id = Field("", description="name on the bus; empty: made up")
-    transport: Literal["shm", "ucx"] = Field("shm", description="how KV moves: shm within a host, ucx also between hosts")
+    transport: Literal["shm", "ucx"] = Field(
+        "shm", description="how KV moves: shm within a host, ucx also between hosts"
+    )
     transport_host: str = Field("127.0.0.1", description="address that peers reach this worker's ucx listener at")
     device: str = Field("cpu", description="torch device")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="weights and KV; auto: float32 on the CPU")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="weights and KV; auto: float32 on the CPU"
+    )
     kv_memory_mb: Positive = Field(256, description="memory of the KV pool, MiB")
     block_size: Literal[8, 16, 32, 64, 128] = Field(16, description="token positions in a block")
     max_model_len: Annotated[int, Field(ge=0)] = Field(0, description="longest sequence; 0: the model's")
@@ -82,7 +86,9 @@ class WorkerServiceSettings(ModelSettings):
     max_sequences: Positive = Field(64, description="sequences in the decode batch at most")
     max_prefills: Positive = Field(16, description="prompts that a prefill worker holds at most")
     threads: Positive = Field(1, description="CPU threads of a step")
-    fake: bool = Field(False, description="fake device: real bytes, made-up tokens, virtual step times (tests, benchmarks)")
+    fake: bool = Field(
+        False, description="fake device: real bytes, made-up tokens, virtual step times (tests, benchmarks)"
+    )
     fake_step_ms: Annotated[float, Field(ge=0)] = Field(1.0, description="fake device: fixed cost of a step")
     fake_token_us: Annotated[float, Field(ge=0)] = Field(50.0, description="fake device: cost of a prompt token")
 
@@ -170,7 +176,9 @@ def _parser(kind: type[BaseModel], command: str) -> argparse.ArgumentParser:
         else:
             choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else None
             metavar = "{" + ",".join(map(str, choices)) + "}" if choices else name.rpartition("_")[2].upper()
-            parser.add_argument(flag, dest=name, metavar=metavar, help=text, type=_number if _is_int_choice(choices) else str)
+            parser.add_argument(
+                flag, dest=name, metavar=metavar, help=text, type=_number if _is_int_choice(choices) else str
+            )
     return parser
 
 

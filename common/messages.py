@@ -34,7 +34,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None  # None = off; k = the chosen token's logprob and the k most likely tokens
     max_tokens: int  # generated tokens at most, of the whole request (not of this attempt)
     min_tokens: int = 0  # stop tokens are banned before this many were generated
-    stop_token_ids: list[int] = []  # model's EOS (unless ignore_eos) and the client's; the stop token is part of the output
+    stop_token_ids: list[
+        int
+    ] = []  # model's EOS (unless ignore_eos) and the client's; the stop token is part of the output
 
 
 class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,7 +198,7 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True, tag="handoff"):
 
 
 class HandoffReply(msgspec.Struct, frozen=True, kw_only=True, tag="handoff_reply"):
-    """Accepted: the decode worker owns the sequence. Otherwise `reason`: `digest`, `stale`, `expired`, `incomplete`, `cancelled`."""
+    """Accepted: the decode worker owns the sequence. Else `reason`: `digest`, `stale`, `expired`, `incomplete`, `cancelled`."""
 
     accepted: bool
     reason: str = ""

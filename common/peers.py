@@ -73,9 +73,7 @@ class PeerTable:
         return [
             seen.state
             for seen in self._seen.values()
-            if role in seen.state.roles
-            and seen.state.status == "ready"
-            and now - seen.moved_at < self._stuck_after_s
+            if role in seen.state.roles and seen.state.status == "ready" and now - seen.moved_at < self._stuck_after_s
         ]
 
 

@@ -23,7 +23,8 @@ from common.messages import WorkerState, decode, encode, worker_state_decoder
 log = logging.getLogger("baton.store")
 
 LIBRARY = Path(__file__).with_name("store.lua")
-CALL_TIMEOUT_S = 0.25
+PLACE_TIMEOUT_S = 0.25  # a request waits for it
+PATIENT_TIMEOUT_S = 2.0  # nobody waits for a worker's registration and announcements
 DIGESTS_A_CALL = 1_000
 BREAKER_ERRORS = 5
 BREAKER_OPEN_S = 1.0
@@ -67,8 +68,9 @@ class Placement:
 class Store:
     """Calls of the function library. One per process; safe for concurrent use."""
 
-    def __init__(self, client: redis.asyncio.Redis) -> None:
+    def __init__(self, client: redis.asyncio.Redis, patient: redis.asyncio.Redis) -> None:
         self._client = client
+        self._patient = patient
         self._errors = 0
         self._open_until = 0.0
 
@@ -122,6 +124,7 @@ class Store:
             request.model_fingerprint,
             "," + ",".join(request.exclude) + ",",
             *request.digests[:DIGESTS_A_CALL],
+            patient=False,
         )
         prefill, incarnation, matched_prefill, matched_decode, reason, *decode_workers = answer
         if not prefill:
@@ -149,19 +152,20 @@ class Store:
 
     async def load_library(self) -> None:
         """Install the function library, replacing an older one."""
-        await self._client.function_load(LIBRARY.read_text(), replace=True)
+        await self._patient.function_load(LIBRARY.read_text(), replace=True)
 
-    async def _call(self, function: str, *args: Any) -> Any:
+    async def _call(self, function: str, *args: Any, patient: bool = True) -> Any:
+        client = self._patient if patient else self._client
         if time.monotonic() < self._open_until:
             raise UnavailableError("Redis is away; asking again in a moment")
         try:
             try:
-                answer = await self._client.fcall(function, 0, *args)
+                answer = await client.fcall(function, 0, *args)
             except redis.exceptions.ResponseError as error:
                 if "not found" not in str(error).lower():
                     raise
                 await self.load_library()  # Redis was restarted
-                answer = await self._client.fcall(function, 0, *args)
+                answer = await client.fcall(function, 0, *args)
         except (redis.exceptions.RedisError, OSError, TimeoutError) as error:
             self._errors += 1
             if self._errors >= BREAKER_ERRORS:
@@ -174,14 +178,8 @@ class Store:
 @contextlib.asynccontextmanager
 async def connect_store(settings: RedisSettings) -> AsyncIterator[Store]:
     """Connect and install the library. A Redis that is away now may come later: that is logged, not raised."""
-    client = redis.asyncio.Redis.from_url(
-        settings.url,
-        socket_timeout=CALL_TIMEOUT_S,
-        socket_connect_timeout=CALL_TIMEOUT_S,
-        retry_on_timeout=False,
-        max_connections=32,
-    )
-    store = Store(client)
+    client, patient = (_client(settings.url, timeout_s) for timeout_s in (PLACE_TIMEOUT_S, PATIENT_TIMEOUT_S))
+    store = Store(client, patient)
     try:
         await store.load_library()
     except (redis.exceptions.RedisError, OSError, TimeoutError) as error:
@@ -190,3 +188,15 @@ async def connect_store(settings: RedisSettings) -> AsyncIterator[Store]:
         yield store
     finally:
         await client.aclose()
+        await patient.aclose()
+
+
+def _client(url: str, timeout_s: float) -> redis.asyncio.Redis:
+    return redis.asyncio.Redis.from_url(
+        url,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+        retry_on_timeout=False,
+        max_connections=32,
+        protocol=2,
+    )

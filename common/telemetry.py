@@ -1,4 +1,4 @@
-"""Log lines: an event name and fields, for people (`text`) or machines (`json`), on standard error. No secrets: fields are named."""
+"""Log lines: an event name and fields, for people (`text`) or machines (`json`), on standard error."""
 
 from __future__ import annotations
 

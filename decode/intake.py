@@ -32,8 +32,7 @@ from decode.request import DecodeRequest
 from engine.block_pool import OutOfBlocksError
 from engine.sequence import Sequence
 from kvtransfer.digest import block_digests
-from kvtransfer.lease import Lease, LeaseState
-from kvtransfer.lease import LeaseTable
+from kvtransfer.lease import Lease, LeaseState, LeaseTable
 from worker.checks import check_job
 from worker.host import WorkerHost
 from worker.prefix import blocks_for, publish_computed

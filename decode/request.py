@@ -18,7 +18,9 @@ class DecodeRequest:
     sequence: Sequence
     deadline_at: float  # `time.monotonic()`
     first_position: int  # generated tokens before this worker's first; the gateway has those
-    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the tokens from `first_position` on, when asked for
+    logprobs: list[TokenLogprobs] = field(
+        default_factory=list
+    )  # of the tokens from `first_position` on, when asked for
     finish: str = ""
     ended_at: float | None = None
     stopped: str = ""

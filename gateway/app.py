@@ -113,8 +113,10 @@ class _Server:
         started = time.monotonic()
         if body.model != self._settings.served_model:
             return _error(
-                404, f"the model {body.model!r} does not exist; this gateway serves {self._settings.served_model!r}",
-                param="model", code="model_not_found",
+                404,
+                f"the model {body.model!r} does not exist; this gateway serves {self._settings.served_model!r}",
+                param="model",
+                code="model_not_found",
             )
         try:
             answer = await start()
@@ -274,11 +276,13 @@ class _Server:
         reason = self._generations.not_ready_reason
         if reason:
             return Response(_json.encode({"status": "not ready", "reason": reason}), 503, media_type="application/json")
-        return _ok({"status": "ready"})
+        return _ok({"status": "ready", "workers": self._generations.ready_workers})
 
     async def render_metrics(self) -> Response:
         """Prometheus text."""
-        return Response(self._metrics.render(in_flight=self._generations.in_flight), media_type="text/plain; version=0.0.4")
+        return Response(
+            self._metrics.render(in_flight=self._generations.in_flight), media_type="text/plain; version=0.0.4"
+        )
 
     async def version(self) -> Response:
         """Baton's version."""
@@ -342,7 +346,9 @@ def parse_body(raw: bytes, model: type[Body]) -> Body:
 def _invalid(kind: str, where: list[str], message: str) -> InvalidRequestError:
     message = message.removeprefix("Value error, ")
     if kind == "extra_forbidden":
-        return InvalidRequestError(f"unknown field {'.'.join(where)!r}: remove it or check its spelling", param=where[0])
+        return InvalidRequestError(
+            f"unknown field {'.'.join(where)!r}: remove it or check its spelling", param=where[0]
+        )
     if kind == "json_invalid":
         return InvalidRequestError(f"the body is not valid JSON: {message}")
     if not where:  # a rule over several fields: "field: what is wrong"

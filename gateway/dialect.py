@@ -42,7 +42,9 @@ class Answer:
 
     async def cancel(self, reason: str) -> None:
         """Stop every choice on all workers."""
-        for choice in self.choices:  # one after the other: nothing here waits, so it also completes under a cancellation
+        for (
+            choice
+        ) in self.choices:  # one after the other: nothing here waits, so it also completes under a cancellation
             await choice.generation.cancel(reason)
 
     def usage(self) -> dict[str, Any]:

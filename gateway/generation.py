@@ -62,6 +62,11 @@ class Generations(Protocol):
     @property
     def in_flight(self) -> int: ...
 
+    @property
+    def ready_workers(self) -> dict[str, int]:
+        """Role -> workers that may get work of it now."""
+        ...
+
     async def submit(self, spec: GenerationSpec) -> Generation:
         """Admit and place. Raises OverloadedError, UnavailableError or InvalidRequestError."""
         ...

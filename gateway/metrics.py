@@ -29,7 +29,9 @@ class GatewayMetrics:
         )
         self.prompt_tokens = Counter("vllm:prompt_tokens", "Prompt tokens", labels, registry=self.registry)
         self.generation_tokens = Counter("vllm:generation_tokens", "Generated tokens", labels, registry=self.registry)
-        self.cached_tokens = Counter("baton_cached_prompt_tokens", "From a prefix cache", labels, registry=self.registry)
+        self.cached_tokens = Counter(
+            "baton_cached_prompt_tokens", "From a prefix cache", labels, registry=self.registry
+        )
         self.success = Counter(
             "vllm:request_success", "Finished requests", [*labels, "finished_reason"], registry=self.registry
         )

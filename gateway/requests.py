@@ -41,8 +41,8 @@ from common.messages import (
     Resend,
     Settle,
     SettleReply,
-    Tokens,
     ToGateway,
+    Tokens,
     WorkerState,
     frame_decoder,
     to_gateway_decoder,
@@ -136,6 +136,10 @@ class Requests:
         return len(self._active)
 
     @property
+    def ready_workers(self) -> dict[str, int]:
+        return {role: len(self._workers(role)) for role in ("prefill", "decode")}
+
+    @property
     def max_model_len(self) -> int | None:
         lengths = [state.max_model_len for state in self._workers("decode") + self._workers("prefill")]
         return min(lengths, default=None)
@@ -175,7 +179,9 @@ class Requests:
             raise DeadlineExceededError("the deadline has passed")
         limit = self.max_model_len
         if limit is not None and len(spec.token_ids) >= limit:
-            raise InvalidRequestError(f"the prompt has {len(spec.token_ids)} tokens, the context {limit}", param="prompt")
+            raise InvalidRequestError(
+                f"the prompt has {len(spec.token_ids)} tokens, the context {limit}", param="prompt"
+            )
         if spec.request_id in self._active:
             raise InvalidRequestError(f"request {spec.request_id} is running already", param="request_id")
         queued = sum(
@@ -199,6 +205,10 @@ class Requests:
         attempt = state.attempt
         worker, decode_workers, reason = await self._place(state)
         self.counters[f"placed:{reason}"] += 1
+        log.debug(
+            "request.placed",
+            extra={"request_id": state.spec.request_id, "prefill": worker, "decode": decode_workers, "reason": reason},
+        )
         if state.phase is Phase.ENDED or state.attempt != attempt:
             return  # cancelled meanwhile
         root = self._root(state.spec)
@@ -243,9 +253,8 @@ class Requests:
             placement = await self._store.place(request)
             if placement.prefill in known and (not placement.decode or known.intersection(placement.decode)):
                 return placement.prefill, placement.decode, placement.reason
-        queued = Counter(
-            name for active in self._active.values() if active.state.phase is not Phase.ENDED for name in active.state.workers()
-        )
+        active = [active.state for active in self._active.values() if active.state.phase is not Phase.ENDED]
+        queued = Counter(name for other in active for name in other.workers())
         return choose_locally(prefill, decode, queued=queued, exclude=state.excluded)
 
     async def _retry(self, active: ActiveRequest, reason: str, *, blame: str = "") -> None:
@@ -433,9 +442,9 @@ class Requests:
         if active.retrying or active.probing or not self._bus.connected:
             return
         silent_s = now - state.progress_at
-        if state.gap_since is not None and now - state.gap_since > GAP_RESEND_S:
-            self._probe(active)
-        elif state.phase is Phase.DECODING and silent_s > SILENT_S:
+        if (state.gap_since is not None and now - state.gap_since > GAP_RESEND_S) or (
+            state.phase is Phase.DECODING and silent_s > SILENT_S
+        ):
             self._probe(active)
         elif state.phase is Phase.PREFILLED and silent_s > HANDOVER_S:
             self._spawn(self._retry(active, "nobody took the sequence over"))
@@ -462,7 +471,7 @@ class Requests:
             state.unanswered += self._bus.connected
         finally:
             active.probing = False
-        if state.attempt != attempt or state.phase is not Phase.DECODING and state.gap_since is None:
+        if state.attempt != attempt or (state.phase is not Phase.DECODING and state.gap_since is None):
             return
         if state.unanswered >= PROBES:
             await self._retry(active, "decode worker doesn't answer", blame=worker)
@@ -527,4 +536,4 @@ class ActiveRequest:
                 return
 
     async def cancel(self, reason: str) -> None:
-        await self._owner._end(self, None, cancel=reason)  # noqa: SLF001 - the two are one object in two parts
+        await self._owner._end(self, None, cancel=reason)

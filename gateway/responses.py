@@ -33,8 +33,7 @@ def chat_logprobs(
         _entry(tokenizer, token_id, entry.logprob)
         | {
             "top_logprobs": [
-                _entry(tokenizer, top_id, top)
-                for top_id, top in zip(entry.top_ids, entry.top_logprobs, strict=True)
+                _entry(tokenizer, top_id, top) for top_id, top in zip(entry.top_ids, entry.top_logprobs, strict=True)
             ]
         }
         for token_id, entry in zip(token_ids, logprobs, strict=False)

@@ -184,7 +184,9 @@ class _Handover:
 
     async def _send_manifest(self) -> HandoffReply:
         request, lease, digests = self._request, self._reply, self._sender.manifest()
-        assert lease is not None and digests is not None and request.first_token is not None
+        assert lease is not None
+        assert digests is not None
+        assert request.first_token is not None
         message = Handoff(
             request_id=request.id,
             attempt=request.job.attempt,
@@ -218,9 +220,7 @@ class _Handover:
         if request.stopped in _UNWANTED:
             await self._host.jobs.drop(request.claimed)
         else:
-            await self._host.jobs.fail(
-                request.claimed, code="worker_failed", message=request.stopped, retryable=True
-            )
+            await self._host.jobs.fail(request.claimed, code="worker_failed", message=request.stopped, retryable=True)
         log.info("prefill.gave_up", extra={"request_id": request.id, "reason": request.stopped})
 
     async def _release_lease(self) -> None:

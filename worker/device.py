@@ -98,7 +98,7 @@ class DeviceLoop:
         except asyncio.CancelledError:
             await asyncio.wait([pass_])
             raise
-        except Exception as error:  # noqa: BLE001 - a failed pass fails its sequences, not the worker
+        except Exception as error:
             log.exception("device.step_failed", extra={"chunks": len(chunks)})
             for planner, share in zip(self._planners, shares, strict=True):
                 planner.failed(share, error)

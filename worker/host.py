@@ -170,7 +170,7 @@ class WorkerHost:
         await self.bus.serve(subjects.worker(self.worker_id), to_worker_decoder, self._handle)
         await self.bus.subscribe(subjects.ALL_GATEWAY_HEARTBEATS, gateway_state_decoder, self._gateway_seen)
         self.peers.on_lost(self._worker_lost)
-        self.status = "ready"
+        await self._first_registration()
         loops = [
             self.spawn(loop)
             for loop in (
@@ -189,6 +189,14 @@ class WorkerHost:
             await self._drain()
         finally:
             await self._leave(loops)
+
+    async def _first_registration(self) -> None:
+        """Be in the registry before anybody is told to place work here; without Redis be ready all the same."""
+        self.status = "ready"
+        try:
+            await self._register()
+        except UnavailableError as error:
+            log.warning("worker.not_registered", extra={"error": error.message})
 
     def state(self) -> WorkerState:
         """What this worker tells the others."""

@@ -73,9 +73,7 @@ def _one_sequence(
     return torch.einsum("hgqc,chd->qhgd", weights, values).flatten(1, 2).to(q.dtype)
 
 
-def _decode(
-    q: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, scale: float, window: int
-) -> torch.Tensor:
+def _decode(q: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, scale: float, window: int) -> torch.Tensor:
     """One new token each: `q` [S, Hq, D], contexts padded to the longest."""
     block_size, num_kv_heads = kv_layer.shape[2], kv_layer.shape[3]
     count = -(-batch.max_context_len // block_size)

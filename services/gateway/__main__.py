@@ -87,7 +87,9 @@ def _listen(host: str, port: int, *, has_keys: bool) -> socket.socket:
     try:
         listener.bind((host, port))
     except OSError as error:
-        raise ConfigError(f"--port {port} on {host}: {error.strerror}: choose another port or stop what uses it") from None
+        raise ConfigError(
+            f"--port {port} on {host}: {error.strerror}: choose another port or stop what uses it"
+        ) from None
     return listener
 
 

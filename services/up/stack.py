@@ -157,7 +157,9 @@ class Stack:
             child.deaths = [at for at in child.deaths if now - at < RESTART_WINDOW_S] + [now]
             self._say(f"{child.name} ended with {_describe(code)}; its last lines:\n{self._last_lines(child)}")
             if len(child.deaths) > MAX_RESTARTS:
-                raise UnavailableError(f"{child.name} died {len(child.deaths)} times in a minute; see {self._log_file(child)}")
+                raise UnavailableError(
+                    f"{child.name} died {len(child.deaths)} times in a minute; see {self._log_file(child)}"
+                )
             await asyncio.sleep(min(5.0, 0.2 * 2 ** len(child.deaths)))
             self._say(f"restarting {child.name} …")
             await self._spawn(child)
@@ -177,7 +179,7 @@ class Stack:
                         raise UnavailableError(
                             f"{child.name} ended with {_describe(child.process.returncode)}: {self._last_lines(child, 1)}"
                         )
-                reason = await _reason_not_ready(client)
+                reason = await _reason_not_ready(client, prefill=self._settings.prefill, decode=self._settings.decode)
                 if reason is None:
                     return
                 if reason != told:
@@ -214,13 +216,19 @@ class Stack:
         return ""
 
 
-async def _reason_not_ready(client: httpx.AsyncClient) -> str | None:
+async def _reason_not_ready(client: httpx.AsyncClient, *, prefill: int, decode: int) -> str | None:
+    """Why a request would not be served as asked for yet; None when it would."""
     try:
         response = await client.get("/ready")
     except httpx.HTTPError:
         return "the gateway starts"
     answer: dict[str, Any] = response.json()
-    return None if response.status_code == 200 else str(answer.get("reason"))
+    if response.status_code != 200:
+        return str(answer.get("reason"))
+    workers = answer["workers"]
+    if workers["prefill"] < prefill or workers["decode"] < decode:
+        return f"{workers['prefill']} of {prefill} prefill and {workers['decode']} of {decode} decode workers are ready"
+    return None
 
 
 def _describe(code: int) -> str:
@@ -229,5 +237,3 @@ def _describe(code: int) -> str:
     with contextlib.suppress(ValueError):
         return f"signal {signal.Signals(-code).name}"
     return f"signal {-code}"
-
-

@@ -1,0 +1,146 @@
+"""A whole Baton in separate processes, for tests: real NATS, real Redis, real workers, a real gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+
+from common.servers import Server, die_with_parent, free_port, run_nats, run_redis, stop
+
+ROOT = Path(__file__).resolve().parents[2]
+READY_S = 90.0
+
+
+class Cluster:
+    """Starts on entry, stops on exit; on an error the ends of all logs are added to it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        model: Path,
+        prefill: int = 1,
+        decode: int = 1,
+        both: int = 0,
+        transport: str = "shm",
+        fake: bool = False,
+        gateway_options: tuple[str, ...] = (),
+        **worker_options: object,
+    ) -> None:
+        self.folder = folder
+        self.names = [f"prefill-{index}" for index in range(prefill)]
+        self.names += [f"decode-{index}" for index in range(decode)]
+        self.names += [f"worker-{index}" for index in range(both)]
+        self._expected = {"prefill": prefill + both, "decode": decode + both}
+        self.processes: dict[str, asyncio.subprocess.Process] = {}
+        self.url = ""
+        self._model = model
+        self._gateway_options = gateway_options
+        self._worker_options = {"transport": transport, "kv_memory_mb": 32, **worker_options}
+        self._fake = fake
+        self._stack = contextlib.AsyncExitStack()
+        self.nats: Server
+        self.redis: Server
+
+    async def __aenter__(self) -> Cluster:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.nats = await self._stack.enter_async_context(
+                run_nats(data_dir=self.folder / "nats", log_file=self.folder / "nats.log")
+            )
+            self.redis = await self._stack.enter_async_context(run_redis(data_dir=self.folder / "redis"))
+            self.url = f"http://127.0.0.1:{free_port()}"
+            for name in [*self.names, "gateway"]:
+                await self.start(name)
+            await self.until_ready()
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            error.add_note(self.logs())
+        await self._close()
+
+    async def start(self, name: str) -> None:
+        """Start one of the services, again if it was there before."""
+        service = name.partition("-")[0]
+        options = self._gateway_flags() if service == "gateway" else self._worker_flags(name)
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                f"services.{service}",
+                *options,
+                env={key: value for key, value in os.environ.items() if not key.startswith("BATON_")}
+                | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+                stdout=log,
+                stderr=log,
+                preexec_fn=die_with_parent,
+            )
+
+    def kill(self, name: str) -> None:
+        """End a service as a crash would."""
+        self.processes[name].kill()
+
+    def pause(self, name: str) -> None:
+        """Stop a service without its noticing."""
+        self.processes[name].send_signal(signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        """Let a paused service go on."""
+        self.processes[name].send_signal(signal.SIGCONT)
+
+    async def until_ready(self) -> None:
+        """Wait until the gateway would serve and every worker said that it is ready."""
+        give_up_at = time.monotonic() + READY_S
+        async with httpx.AsyncClient(base_url=self.url, timeout=2.0) as client:
+            while time.monotonic() < give_up_at:
+                dead = [name for name, process in self.processes.items() if process.returncode is not None]
+                if dead:
+                    raise RuntimeError(f"{dead} ended\n{self.logs()}")
+                with contextlib.suppress(httpx.HTTPError):
+                    answer = await client.get("/ready")
+                    if answer.status_code == 200 and answer.json()["workers"] == self._expected:
+                        return
+                await asyncio.sleep(0.05)
+        raise TimeoutError(f"not ready\n{self.logs()}")
+
+    def logs(self, lines: int = 25) -> str:
+        """The ends of all logs."""
+        return "\n".join(
+            f"--- {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+            for path in sorted(self.folder.glob("*.log"))
+            if path.name != "nats.log"
+        )
+
+    def _gateway_flags(self) -> list[str]:
+        return [*self._common(), "--port", self.url.rpartition(":")[2], *self._gateway_options]
+
+    def _worker_flags(self, name: str) -> list[str]:
+        flags = [*self._common(), "--worker-id", name, *(["--fake"] if self._fake else [])]
+        for option, value in self._worker_options.items():
+            flags += [f"--{option.replace('_', '-')}", str(value)]
+        return flags
+
+    def _common(self) -> list[str]:
+        servers = ["--nats-url", self.nats.url, "--redis-url", self.redis.url]
+        return [*servers, "--model", str(self._model), "--served-model-name", "tiny", "--drain-s", "5"]
+
+    async def _close(self) -> None:
+        for process in self.processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGCONT)
+        await asyncio.gather(*(stop(process, timeout_s=10) for process in self.processes.values()))
+        await self._stack.aclose()

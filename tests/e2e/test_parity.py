@@ -1,0 +1,57 @@
+"""Greedy answers through the whole path of separate processes are those of `transformers`, token for token."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.cluster import Cluster
+from tests.models import build_tiny_model
+from tests.reference import greedy_tokens
+
+NEW_TOKENS = 12
+PROMPT_LENGTHS = (1, 15, 16, 17, 33, 150)  # the cluster's token budget is 64: 150 tokens are three chunks
+
+
+@pytest.mark.parametrize(
+    ("family", "transport"), [("llama", "shm"), ("mistral", "shm"), ("qwen2", "ucx"), ("qwen3", "shm")]
+)
+async def test_a_family_answers_as_transformers_does(family: str, transport: str, tmp_path: Path) -> None:
+    model = build_tiny_model(tmp_path / family, family, shards=2 if family == "llama" else 1)
+    rng = random.Random(family)
+    prompts = [[rng.randrange(10, 400) for _ in range(length)] for length in PROMPT_LENGTHS]
+    mixed = [[rng.randrange(10, 400) for _ in range(rng.randint(1, 120))] for _ in range(16)]
+    expected = greedy_tokens(model, [*prompts, *mixed], NEW_TOKENS)
+    async with Cluster(tmp_path / "run", model=model, transport=transport, max_batch_tokens=64) as cluster:
+        async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
+            alone = [await complete(client, prompt) for prompt in prompts]
+            again = [await complete(client, prompt) for prompt in prompts]  # with a prefix hit where a block is full
+            batch = await asyncio.gather(*(complete(client, prompt) for prompt in mixed))
+    assert [tokens for tokens, _ in alone] == expected[: len(prompts)]
+    assert [tokens for tokens, _ in again] == expected[: len(prompts)]
+    assert [tokens for tokens, _ in batch] == expected[len(prompts) :]
+    hits = {length: cached for length, (_, cached) in zip(PROMPT_LENGTHS, again, strict=True)}
+    assert hits == {1: 0, 15: 0, 16: 0, 17: 16, 33: 32, 150: 144}
+    assert all(cached == 0 for _, cached in alone[:2])
+
+
+async def complete(client: httpx.AsyncClient, prompt: list[int]) -> tuple[list[int], int]:
+    """Return the generated token ids and the cached prompt tokens."""
+    response = await client.post(
+        "/v1/completions",
+        json={
+            "model": "tiny",
+            "prompt": prompt,
+            "max_tokens": NEW_TOKENS,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        },
+    )
+    assert response.status_code == 200, response.text
+    body = response.json()
+    return body["choices"][0]["token_ids"], body["usage"]["prompt_tokens_details"]["cached_tokens"]

@@ -1,0 +1,27 @@
+"""What a trusted implementation answers: `transformers` on the CPU in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+
+def greedy_tokens(model: Path, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+    """Return `num_tokens` greedy tokens for each prompt, computed one by one, EOS ignored."""
+    torch.set_num_threads(1)
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    answers = []
+    with torch.inference_mode():
+        for prompt in prompts:
+            output = network.generate(
+                torch.tensor([prompt]),
+                max_new_tokens=num_tokens,
+                min_new_tokens=num_tokens,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+            answers.append(output[0, len(prompt) :].tolist())
+    return answers
