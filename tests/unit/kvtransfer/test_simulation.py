@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -187,7 +187,6 @@ class Handover:
     computed: int = 0
     in_flight: int = 0  # blocks of the run that have not landed
     over: str = ""
-    known: list[Stamp] = field(default_factory=list)
 
 
 class Writer:
