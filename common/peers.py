@@ -84,7 +84,7 @@ class Peers:
         self._table = PeerTable(dead_after_s=dead_after_s)
         self._clock = clock
         self._on_lost: list[LostCallback] = []
-        self._on_changed: list[Callable[[], None]] = []
+        self._on_joined: list[Callable[[WorkerState], None]] = []
         self._subscription: Subscription | None = None
         self._checker: asyncio.Task[None] | None = None
         self._bus: Bus | None = None
@@ -102,9 +102,9 @@ class Peers:
         """Call `callback(worker, incarnation)` when a worker is lost."""
         self._on_lost.append(callback)
 
-    def on_changed(self, callback: Callable[[], None]) -> None:
-        """Call `callback()` when a heartbeat came or a worker was lost."""
-        self._on_changed.append(callback)
+    def on_joined(self, callback: Callable[[WorkerState], None]) -> None:
+        """Call `callback(state)` when a worker, or a new incarnation of one, is heard for the first time."""
+        self._on_joined.append(callback)
 
     async def start(self, bus: Bus) -> None:
         """Listen for heartbeats and watch for silence."""
@@ -123,7 +123,11 @@ class Peers:
 
     def saw(self, state: WorkerState) -> None:
         """Take one heartbeat."""
+        known = self._table.states.get(state.worker)
         self._tell(self._table.saw(state, self._clock()))
+        if state.status != "stopped" and (known is None or known.incarnation != state.incarnation):
+            for callback in self._on_joined:
+                callback(state)
 
     def check(self) -> None:
         """Look for silence. While this process itself is cut off from the bus, silence says nothing about the others."""
@@ -147,5 +151,3 @@ class Peers:
             log.warning("peer.lost", extra={"worker": worker})
             for callback in self._on_lost:
                 callback(worker, incarnation)
-        for changed in self._on_changed:
-            changed()

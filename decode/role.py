@@ -25,6 +25,7 @@ from common.messages import (
     Tokens,
     ToWorker,
     WorkerReply,
+    WorkerState,
     WriterDone,
 )
 from decode.intake import Intake
@@ -301,6 +302,9 @@ class DecodeRole:
             if gateway is None or request.job.gateway == gateway:
                 self._stop(request, reason)
         await self._intake.cancel_all(gateway=gateway)
+
+    def worker_joined(self, state: WorkerState) -> None:
+        """Writers connect to us."""
 
     def worker_lost(self, worker: str, incarnation: int) -> None:
         self._intake.worker_lost(worker, incarnation)

@@ -33,6 +33,7 @@ log = logging.getLogger("baton.handoff")
 
 RESERVE_TIMEOUT_S = 1.0
 RESERVE_AGAIN_S = 0.05  # every candidate was full: ask again after this
+SILENT_ROUNDS = 5  # nobody even answers
 PUSH_TIMEOUT_S = 10.0
 HANDOFF_TIMEOUT_S = 5.0
 HANDOFF_TRIES = 2
@@ -95,18 +96,20 @@ class _Handover:
     # -- reservation -----------------------------------------------------------------------------------------------
 
     async def reserve(self) -> None:
-        """Ask the candidates, best first, round after round, until one grants a lease."""
-        request = self._request
+        """Ask the candidates, best first, round after round, until one grants a lease. Silence of all ends the attempt."""
+        request, silent_rounds = self._request, 0
         while not request.stopped:
-            alive = [worker for worker in request.job.decode_workers if worker in self._host.peers.states]
-            if not alive:
-                request.stop("no decode worker lives")
-                return
-            for worker in alive:
+            replies = 0
+            for worker in request.job.decode_workers:
                 reply = await self._ask(worker)
+                replies += reply is not None
                 if reply is not None and reply.granted and reply.region is not None:
                     await self._granted(worker, reply)
                     return
+            silent_rounds = 0 if replies else silent_rounds + 1
+            if silent_rounds >= SILENT_ROUNDS:
+                request.stop("no decode worker answers")
+                return
             await asyncio.sleep(RESERVE_AGAIN_S)
 
     async def _ask(self, worker: str) -> ReserveReply | None:
@@ -136,8 +139,10 @@ class _Handover:
         self._request.changed.set()
 
     def _decode_worker_lives(self) -> bool:
+        assert self._reply is not None
         state = self._host.peers.states.get(self._decode_worker)
-        return state is not None and self._reply is not None and state.incarnation == self._reply.incarnation
+        replaced = state is not None and state.incarnation != self._reply.incarnation
+        return not replaced and (self._decode_worker, self._reply.incarnation) not in self._request.lost
 
     # -- blocks ----------------------------------------------------------------------------------------------------
 

@@ -26,6 +26,8 @@ class PrefillRequest:
     finish: str = ""  # set with the first token when the request ends with it
     stopped: str = ""  # why the request was given up; "" = it goes on
 
+    lost: set[tuple[str, int]] = field(default_factory=set)  # (worker, incarnation) lost while this request ran
+
     @property
     def job(self) -> Job:
         return self.claimed.job

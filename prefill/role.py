@@ -14,9 +14,10 @@ from collections.abc import Sequence as ListOf
 from common import subjects
 from common.blocks import pack_tokens
 from common.errors import InvalidRequestError
-from common.messages import Ack, Cancel, Job, LeaseAborted, Tokens, ToWorker, WorkerReply, WriterDone
+from common.messages import Ack, Cancel, Job, LeaseAborted, Tokens, ToWorker, WorkerReply, WorkerState, WriterDone
 from engine.block_pool import OutOfBlocksError
 from engine.engine import Chunk, Sampled
+from kvtransfer.transport import TransferError
 from prefill.handoff import hand_over
 from prefill.request import PrefillRequest, sequence_of
 from prefill.scheduler import next_chunks
@@ -201,9 +202,23 @@ class PrefillRole:
             if gateway is None or request.job.gateway == gateway:
                 request.stop(reason)
 
+    def worker_joined(self, state: WorkerState) -> None:
+        """Open the link to a decode worker now: no request shall pay for the first handshake."""
+        if "decode" in state.roles:
+            self._host.spawn(self._connect(state))
+
+    async def _connect(self, state: WorkerState) -> None:
+        try:
+            link = await self._host.transport.connect(state.region)
+        except TransferError as error:
+            log.warning("prefill.no_link", extra={"worker": state.worker, "error": str(error)})
+            return
+        log.info("prefill.linked", extra={"worker": state.worker, "gb_per_s": round(link.bandwidth / 1e9, 2)})
+
     def worker_lost(self, worker: str, incarnation: int) -> None:
         for request in self._requests.values():
-            request.changed.set()  # a hand-over that waits for this worker looks again
+            request.lost.add((worker, incarnation))
+            request.changed.set()  # a hand-over to this worker looks again
 
     def load(self) -> RoleLoad:
         requests = list(self._requests.values())

@@ -108,6 +108,8 @@ class Role(Planner, Protocol):
         """Give up every request, or those of one gateway."""
         ...
 
+    def worker_joined(self, state: WorkerState) -> None: ...
+
     def worker_lost(self, worker: str, incarnation: int) -> None: ...
 
     def idle(self) -> bool: ...
@@ -170,6 +172,7 @@ class WorkerHost:
         await self.bus.serve(subjects.worker(self.worker_id), to_worker_decoder, self._handle)
         await self.bus.subscribe(subjects.ALL_GATEWAY_HEARTBEATS, gateway_state_decoder, self._gateway_seen)
         self.peers.on_lost(self._worker_lost)
+        self.peers.on_joined(self._worker_joined)
         await self._first_registration()
         loops = [
             self.spawn(loop)
@@ -293,7 +296,9 @@ class WorkerHost:
     def _gateway_seen(self, state: GatewayState) -> None:
         known = self._gateways_seen.get(state.gateway)
         self._gateways_seen[state.gateway] = (state.incarnation, time.monotonic())
-        if known is not None and known[0] not in (0, state.incarnation):
+        if known is None:
+            self.spawn(self._beat_once())
+        elif known[0] not in (0, state.incarnation):
             self.spawn(self._cancel_gateway(state.gateway))
 
     async def _gateway_lost(self, gateway: str) -> None:
@@ -304,6 +309,17 @@ class WorkerHost:
         log.warning("gateway.lost", extra={"gateway": gateway})
         for role in self._roles:
             await role.cancel_all("gateway lost", gateway=gateway)
+
+    def _worker_joined(self, state: WorkerState) -> None:
+        """Answer a newcomer with a heartbeat at once, and let the roles connect to it before a request needs that."""
+        if state.worker != self.worker_id:
+            self.spawn(self._beat_once())
+            for role in self._roles:
+                role.worker_joined(state)
+
+    async def _beat_once(self) -> None:
+        with contextlib.suppress(UnavailableError):
+            await self._beat()
 
     def _worker_lost(self, worker: str, incarnation: int) -> None:
         for role in self._roles:
