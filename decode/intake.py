@@ -57,6 +57,7 @@ class Reservation:
     deadline_at: float
     granted_at: float
     reply: ReserveReply
+    writer_region: Region | None  # remembered: the live table forgets a lost writer, whose lease must still be fenced
 
 
 class Intake:
@@ -123,6 +124,8 @@ class Intake:
             return "incompatible"
         if self._cancelled.covers(job.request_id, job.attempt):
             return "cancelled"
+        if self._writer_region(message.worker, message.incarnation) is None:
+            return "unknown writer"  # its heartbeat is on the way; a lease needs to know how to tell that the writer is gone
         try:
             check_job(job, vocab_size=self._host.engine.vocab_size, max_model_len=self._host.max_model_len)
         except InvalidRequestError as error:
@@ -183,6 +186,7 @@ class Intake:
             deadline_at=now + message.remaining_ms / 1000,
             granted_at=now,
             reply=reply,
+            writer_region=self._writer_region(message.worker, message.incarnation),
         )
         return reply
 
@@ -216,7 +220,7 @@ class Intake:
         reservation = self._reservations[message.lease_id]
         reason = await self._check(reservation, message)
         self._host.transport.forget(message.lease_id, message.generation)
-        if self._cancelled.covers(message.request_id, message.attempt):
+        if reservation.lease.cancelled or self._cancelled.covers(message.request_id, message.attempt):
             reason = "cancelled"
         if reason:
             self._give_back(reservation, self._table.reject(message.lease_id))
@@ -321,13 +325,15 @@ class Intake:
 
     def worker_lost(self, worker: str, incarnation: int) -> None:
         """A silent writer is not a dead one: only when no write of it can land do its blocks go back."""
-        if self._host.transport.writer_gone(self._writer_region(worker, incarnation)):
-            self._fence(worker, incarnation)
+        for reservation in list(self._reservations.values()):
+            lease = reservation.lease
+            if (lease.writer, lease.writer_incarnation) == (worker, incarnation):
+                self._release_if_writer_gone(reservation)
 
     async def _abort(self, lease: Lease, reason: str) -> None:
         self._host.transport.forget(lease.lease_id, lease.generation)
-        if self._host.transport.writer_gone(self._writer_region(lease.writer, lease.writer_incarnation)):
-            self._fence(lease.writer, lease.writer_incarnation)
+        reservation = self._reservations.get(lease.lease_id)
+        if reservation is None or self._release_if_writer_gone(reservation):
             return
         message = LeaseAborted(
             request_id=lease.request_id,
@@ -343,12 +349,17 @@ class Intake:
         except UnavailableError:
             log.debug("intake.abort_not_told", extra={"writer": lease.writer})
 
-    def _fence(self, writer: str, incarnation: int) -> None:
-        """Nothing of this writer can land any more: free all that it could have written."""
-        self._table.fence(writer, incarnation)
-        for reservation in list(self._reservations.values()):
-            if reservation.lease.state is LeaseState.RELEASED:
-                self._give_back(reservation, reservation.lease.blocks)
+    def _release_if_writer_gone(self, reservation: Reservation) -> bool:
+        """End this lease, and no other of its writer, if nothing can land under it any more once it is forgotten."""
+        lease = reservation.lease
+        if lease.state is LeaseState.VERIFYING or not self._host.transport.writer_gone(reservation.writer_region):
+            return False
+        self._host.transport.forget(lease.lease_id, lease.generation)
+        freed = self._table.writer_done(
+            lease_id=lease.lease_id, generation=lease.generation, writer_incarnation=lease.writer_incarnation
+        )
+        self._give_back(reservation, freed)
+        return True
 
     def _writer_region(self, worker: str, incarnation: int) -> Region | None:
         """The writer's region while its process is the one that holds the lease; None when another took its name."""
