@@ -7,7 +7,7 @@ import hashlib
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,7 +56,7 @@ class Answer:
             cached_tokens=sum(choice.cached_tokens for choice in self.choices[:: max(1, per_prompt)]),
         )
 
-    async def pieces(self) -> AsyncIterator[tuple[Choice, Piece]]:
+    async def pieces(self) -> AsyncGenerator[tuple[Choice, Piece], None]:
         """The pieces of all choices as they come. The first error ends all of them and is raised."""
         queue: asyncio.Queue[tuple[Choice, Piece] | BaseException | None] = asyncio.Queue(BUFFERED_PIECES)
 

@@ -51,6 +51,11 @@ class RequestState:
     _held: dict[int, tuple[Tokens, Worker]] = field(default_factory=dict)
 
     @property
+    def is_over(self) -> bool:
+        """Whether the last token was delivered or the request given up."""
+        return self.phase is Phase.ENDED
+
+    @property
     def next_position(self) -> int:
         return len(self.generated)
 
@@ -61,7 +66,7 @@ class RequestState:
 
     def begin_attempt(self, now: float) -> bool:
         """Start the first or another attempt; False when there were enough."""
-        if self.phase is Phase.ENDED or self.attempt >= MAX_ATTEMPTS:
+        if self.is_over or self.attempt >= MAX_ATTEMPTS:
             return False
         self.attempt += 1
         self.phase = Phase.QUEUED
@@ -78,7 +83,7 @@ class RequestState:
 
     def claim(self, attempt: int, worker: Worker, now: float) -> str:
         """Compare-and-set: "" when `worker` may start the attempt (again, if it asked before), else why not."""
-        if self.phase is Phase.ENDED:
+        if self.is_over:
             return "ended"
         if attempt != self.attempt:
             return "stale attempt"
@@ -90,7 +95,7 @@ class RequestState:
 
     def settle(self, attempt: int, worker: Worker, decoder: Worker | None) -> bool:
         """Whether the job may be acked: its sender holds the claim of the current attempt, or the request is over."""
-        if self.phase is Phase.ENDED:
+        if self.is_over:
             return True
         if attempt != self.attempt or self.claimed_by != worker:
             return False
@@ -100,7 +105,7 @@ class RequestState:
 
     def imported(self, attempt: int, decoder: Worker) -> bool:
         """The decode worker verified the KV; False when that is old news."""
-        if attempt != self.attempt or self.phase is Phase.ENDED:
+        if attempt != self.attempt or self.is_over:
             return False
         self._decodes(decoder)
         return True
@@ -112,7 +117,7 @@ class RequestState:
 
     def take(self, tokens: Tokens, sender: Worker, now: float) -> list[TokenEvent]:
         """Take tokens off a frame; return what can be delivered now, in order."""
-        if tokens.attempt != self.attempt or self.phase is Phase.ENDED or self.claimed_by is None:
+        if tokens.attempt != self.attempt or self.is_over or self.claimed_by is None:
             return []
         self.progress_at, self.unanswered = now, 0
         if tokens.position > self.next_position:
@@ -122,7 +127,7 @@ class RequestState:
             self.decoder = self.decoder or (sender if sender != self.claimed_by else None)
             return []
         events = self._deliver(tokens, sender)
-        while self._held and self.phase is not Phase.ENDED and min(self._held) <= self.next_position:
+        while self._held and not self.is_over and min(self._held) <= self.next_position:
             events += self._deliver(*self._held.pop(min(self._held)))
         self.gap_since = now if self._held else None
         return events
@@ -150,7 +155,7 @@ class RequestState:
 
     def lost(self, worker: Worker) -> bool:
         """Whether the current attempt can't go on without this worker."""
-        if self.phase is Phase.ENDED:
+        if self.is_over:
             return False
         if self.phase is Phase.QUEUED:
             return self.assigned == worker[0]

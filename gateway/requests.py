@@ -209,7 +209,7 @@ class Requests:
             "request.placed",
             extra={"request_id": state.spec.request_id, "prefill": worker, "decode": decode_workers, "reason": reason},
         )
-        if state.phase is Phase.ENDED or state.attempt != attempt:
+        if state.is_over or state.attempt != attempt:
             return  # cancelled meanwhile
         root = self._root(state.spec)
         job = Job(
@@ -253,14 +253,14 @@ class Requests:
             placement = await self._store.place(request)
             if placement.prefill in known and (not placement.decode or known.intersection(placement.decode)):
                 return placement.prefill, placement.decode, placement.reason
-        active = [active.state for active in self._active.values() if active.state.phase is not Phase.ENDED]
+        active = [active.state for active in self._active.values() if not active.state.is_over]
         queued = Counter(name for other in active for name in other.workers())
         return choose_locally(prefill, decode, queued=queued, exclude=state.excluded)
 
     async def _retry(self, active: ActiveRequest, reason: str, *, blame: str = "") -> None:
         """Give the current attempt up and start another, from what the client has already."""
         state = active.state
-        if state.phase is Phase.ENDED or active.retrying:
+        if state.is_over or active.retrying:
             return
         active.retrying = True
         self.counters["retries"] += 1
@@ -278,7 +278,7 @@ class Requests:
                 except (UnavailableError, OverloadedError):
                     state.attempt -= 1  # nobody was tried
                     await asyncio.sleep(WATCH_S)
-                    if state.phase is Phase.ENDED:
+                    if state.is_over:
                         return
                 except ServingError as error:
                     await self._end(active, QuarantinedError(f"{error.message}; last: {reason}"))
@@ -395,7 +395,7 @@ class Requests:
             self._release(state, "prefill")
         for event in events:
             active.events.put_nowait(event)
-        if state.phase is Phase.ENDED:
+        if state.is_over:
             self._tell_received(sender[0], tokens)
             self._spawn(self._end(active, None))
 

@@ -103,11 +103,9 @@ def test_touching_a_block_that_nobody_holds_raises(misuse: str) -> None:
     pool = BlockPool(num_blocks=2, block_size=16)
     blocks = pool.allocate(1)
     pool.release(blocks)
+    arguments = (blocks[0], digest(1)) if misuse == "publish" else (blocks,)
     with pytest.raises(ValueError, match="nobody holds"):
-        if misuse == "publish":
-            pool.publish(blocks[0], digest(1))
-        else:
-            getattr(pool, misuse)(blocks)
+        getattr(pool, misuse)(*arguments)
     with pytest.raises(ValueError, match="not in a pool of 2"):
         pool.release([-1])
     assert pool.num_free == 2
