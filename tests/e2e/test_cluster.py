@@ -1,0 +1,228 @@
+"""What holds between processes: placement by prefix, cancellation, and life without some of the parts.
+
+The workers run the fake device: real gateway, bus, scheduler, hand-over and bytes; answers are right only if every byte is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+import redis.asyncio
+
+from common.bus import NatsBus, NatsSettings, connect_bus
+from common.messages import SamplingParams, WorkerState
+from common.peers import Peers
+from engine.config import EngineConfig
+from engine.fake import FakeEngine
+from tests.e2e.cluster import Cluster
+from tests.models import build_tiny_model
+
+FAKE = {"fake": True, "kv_memory_mb": 8, "fake_step_ms": 5}
+TOKENS = 24
+
+
+def oracle(model: Path) -> FakeEngine:
+    """The fake device that the workers run, to ask what the answer must be."""
+    return FakeEngine(EngineConfig(model=model, kv_memory_bytes=8 << 20))
+
+
+def expected(model: Path, prompt: list[int], count: int = TOKENS, **sampling: object) -> list[int]:
+    params = SamplingParams(max_tokens=count, temperature=0.0, **sampling)  # type: ignore[arg-type]
+    return oracle(model).expected(prompt, count, params)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_model(tmp_path_factory.mktemp("model") / "tiny", "llama")
+
+
+@contextlib.asynccontextmanager
+async def client_of(cluster: Cluster) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
+        yield client
+
+
+async def complete(client: httpx.AsyncClient, prompt: list[int], **options: object) -> dict[str, object]:
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    response = await client.post("/v1/completions", json=body | {"return_token_ids": True} | options)
+    assert response.status_code == 200, response.text
+    answer = response.json()
+    return {"tokens": answer["choices"][0]["token_ids"], "usage": answer["usage"]}
+
+
+@contextlib.asynccontextmanager
+async def watching(cluster: Cluster) -> AsyncIterator[tuple[NatsBus, Peers]]:
+    """A bystander on the bus that hears the workers' heartbeats."""
+    async with connect_bus(NatsSettings(url=cluster.nats.url), name="bystander") as bus:
+        peers = Peers()
+        await peers.start(bus)
+        yield bus, peers
+        await peers.close()
+
+
+async def until(peers: Peers, holds, timeout_s: float = 15.0) -> None:  # type: ignore[no-untyped-def]
+    """Wait until `holds(states)`, looking at each heartbeat period."""
+    async with asyncio.timeout(timeout_s):
+        while not holds(list(peers.states.values())):
+            await asyncio.sleep(0.05)
+
+
+def all_idle(states: list[WorkerState]) -> bool:
+    """Nothing runs, waits or is held, and every block can be had."""
+    return bool(states) and all(
+        state.running == state.waiting == state.held_blocks == 0 and state.free_blocks == state.region.layout.num_blocks
+        for state in states
+    )
+
+
+@pytest.mark.parametrize("transport", ["shm", "ucx"])
+async def test_four_and_four_workers_answer_a_burst_and_hold_nothing_afterwards(
+    transport: str, model: Path, tmp_path: Path
+) -> None:
+    prompts = [[(7 * index + position) % 500 for position in range(1 + 11 * index)] for index in range(32)]
+    async with Cluster(tmp_path, model=model, prefill=4, decode=4, transport=transport, **FAKE) as cluster:
+        async with client_of(cluster) as client, watching(cluster) as (_, peers):
+            answers = await asyncio.gather(*(complete(client, prompt) for prompt in prompts))
+            await until(peers, lambda states: len(states) == 8 and all_idle(states))
+    assert [answer["tokens"] for answer in answers] == [expected(model, prompt) for prompt in prompts]
+
+
+async def test_the_second_request_goes_where_the_prefix_is_also_after_redis_forgot(model: Path, tmp_path: Path) -> None:
+    async with Cluster(tmp_path, model=model, prefill=2, decode=1, **FAKE) as cluster:
+        async with client_of(cluster) as client:
+            for round_ in range(2):
+                for index in range(6):  # with two workers, chance alone would miss some
+                    prompt = [100 * round_ + index * 3 + 1] * 64
+                    await complete(client, prompt)
+                    await announced(cluster, blocks=4)
+                    second = await complete(client, [*prompt, 5, 6, 7])
+                    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == 64
+                    assert second["tokens"] == expected(model, [*prompt, 5, 6, 7])
+                async with redis.asyncio.Redis.from_url(cluster.redis.url) as store:
+                    await store.flushall()  # the workers notice and announce everything again
+                await announced(cluster, blocks=24)
+
+
+async def announced(cluster: Cluster, *, blocks: int) -> None:
+    """Wait until the index knows at least so many blocks and both prefill workers."""
+    async with asyncio.timeout(10), redis.asyncio.Redis.from_url(cluster.redis.url) as store:
+        while len(await store.keys("baton:block:*")) < blocks or len(await store.keys("baton:worker:*")) < len(
+            cluster.names
+        ):
+            await asyncio.sleep(0.02)
+
+
+async def test_without_redis_answers_go_on(model: Path, tmp_path: Path) -> None:
+    async with Cluster(tmp_path, model=model, prefill=2, decode=2, **FAKE) as cluster:
+        async with client_of(cluster) as client:
+            cluster.redis.process.kill()
+            await cluster.redis.process.wait()
+            prompts = [[index + 1] * 40 for index in range(6)]
+            answers = await asyncio.gather(*(complete(client, prompt) for prompt in prompts))
+            assert [answer["tokens"] for answer in answers] == [expected(model, prompt) for prompt in prompts]
+            assert (await client.get("/ready")).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_hangs_up_frees_both_workers(stream: bool, model: Path, tmp_path: Path) -> None:
+    async with Cluster(tmp_path, model=model, **{**FAKE, "fake_step_ms": 30}) as cluster:
+        async with client_of(cluster) as client, watching(cluster) as (_, peers):
+            body = {"model": "tiny", "prompt": [5] * 200, "max_tokens": 2000, "ignore_eos": True, "stream": stream}
+            if stream:
+                async with client.stream("POST", "/v1/completions", json=body) as response:
+                    async for line in response.aiter_lines():
+                        if line.startswith("data: "):
+                            break
+            else:
+                asking = asyncio.create_task(client.post("/v1/completions", json=body))
+                await until(peers, lambda states: sum(state.running for state in states) > 0)
+                asking.cancel()
+                await asyncio.wait([asking])
+            await until(peers, all_idle)
+
+
+async def test_a_decode_worker_killed_mid_stream_is_replaced_without_a_wrong_token(model: Path, tmp_path: Path) -> None:
+    count = 150
+    async with Cluster(tmp_path, model=model, prefill=1, decode=2, **{**FAKE, "fake_step_ms": 10}) as cluster:
+        async with client_of(cluster) as client, watching(cluster) as (_, peers):
+            prompt = [9] * 50
+            body = {
+                "model": "tiny", "prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True,
+                "stream": True, "return_token_ids": True,
+            }  # fmt: skip
+            tokens: list[int] = []
+            async with client.stream("POST", "/v1/completions", json=body) as response:
+                async for line in response.aiter_lines():
+                    if not line.startswith("data: {"):
+                        continue
+                    chunk = json.loads(line.removeprefix("data: "))
+                    assert "error" not in chunk, chunk
+                    tokens += chunk["choices"][0]["token_ids"]
+                    if len(tokens) == 20:
+                        await until(peers, lambda states: any("decode" in s.roles and s.running for s in states))
+                        busy = next(s.worker for s in peers.states.values() if "decode" in s.roles and s.running)
+                        cluster.kill(busy)
+            assert tokens == expected(model, prompt, count)
+
+
+async def test_a_prefill_worker_killed_before_its_first_token_is_replaced(model: Path, tmp_path: Path) -> None:
+    options = {**FAKE, "fake_token_us": 4000}
+    async with Cluster(tmp_path, model=model, prefill=2, decode=1, **options) as cluster:
+        async with client_of(cluster) as client, watching(cluster) as (_, peers):
+            prompt = [3] * 700
+            asking = asyncio.create_task(complete(client, prompt))
+            await until(peers, lambda states: any("prefill" in s.roles and s.running for s in states))
+            busy = next(s.worker for s in peers.states.values() if "prefill" in s.roles and s.running)
+            cluster.kill(busy)
+            answer = await asking
+            await until(peers, lambda states: len(states) == 2 and all_idle(states))
+    assert answer["tokens"] == expected(model, prompt)
+
+
+async def test_without_a_prefill_worker_the_decode_worker_prefills(model: Path, tmp_path: Path) -> None:
+    async with Cluster(tmp_path, model=model, prefill=0, decode=1, **FAKE) as cluster, client_of(cluster) as client:
+        prompt = [8] * 70
+        first, second = await complete(client, prompt), await complete(client, prompt)
+    assert first["tokens"] == second["tokens"] == expected(model, prompt)
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == 64
+
+
+async def test_a_worker_with_both_roles_serves_alone(model: Path, tmp_path: Path) -> None:
+    async with (
+        Cluster(tmp_path, model=model, prefill=0, decode=0, both=1, **FAKE) as cluster,
+        client_of(cluster) as client,
+    ):
+        prompts = [[index + 2] * (30 * index + 1) for index in range(8)]
+        answers = await asyncio.gather(*(complete(client, prompt) for prompt in prompts))
+    assert [answer["tokens"] for answer in answers] == [expected(model, prompt) for prompt in prompts]
+
+
+async def test_a_pool_too_small_for_all_at_once_preempts_and_answers_all(model: Path, tmp_path: Path) -> None:
+    """1 MiB of KV is 1024 blocks of the fake device; long answers of many sequences need more."""
+    options = {**FAKE, "kv_memory_mb": 1, "fake_step_ms": 0}
+    async with Cluster(tmp_path, model=model, prefill=1, decode=1, **options) as cluster, client_of(cluster) as client:
+        prompts = [[index + 1] * 400 for index in range(24)]
+        answers = await asyncio.gather(*(complete(client, prompt, max_tokens=500) for prompt in prompts))
+        engine = FakeEngine(EngineConfig(model=model, kv_memory_bytes=1 << 20))
+        params = SamplingParams(max_tokens=500, temperature=0.0)
+    assert [answer["tokens"] for answer in answers] == [engine.expected(prompt, 500, params) for prompt in prompts]
+
+
+async def test_sigterm_drains(model: Path, tmp_path: Path) -> None:
+    async with Cluster(tmp_path, model=model, **{**FAKE, "fake_step_ms": 20}) as cluster, client_of(cluster) as client:
+        asking = asyncio.create_task(complete(client, [4] * 30, max_tokens=60))
+        async with watching(cluster) as (_, peers):
+            await until(peers, lambda states: any("decode" in s.roles and s.running for s in states))
+        cluster.processes["decode-0"].terminate()
+        answer = await asking
+        assert answer["tokens"] == expected(model, [4] * 30, 60)
+        assert await cluster.processes["decode-0"].wait() == 0
+    log = (tmp_path / "decode-0.log").read_text()
+    assert not re.search(r"Traceback|task_failed", log), log
