@@ -18,10 +18,11 @@ import httpx
 
 from common.config import (
     PREFIX,
+    ROOT,
     ConfigError,
     GatewaySettings,
     UpSettings,
-    WorkerServiceSettings,
+    WorkerOptions,
     as_environment,
 )
 from common.errors import UnavailableError
@@ -31,7 +32,6 @@ START_TIMEOUT_S = 180.0
 MAX_RESTARTS = 5
 RESTART_WINDOW_S = 60.0
 LAST_LINES = 5
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -121,7 +121,7 @@ class Stack:
 
     def _plan(self, addresses: dict[str, str]) -> list[Child]:
         settings = self._settings
-        worker = as_environment(settings, WorkerServiceSettings) | addresses
+        worker = as_environment(settings, WorkerOptions) | addresses
         children = [
             Child(name=name, service=role, settings=worker | {f"{PREFIX}WORKER_ID": name})
             for role, count in (("prefill", settings.prefill), ("decode", settings.decode))

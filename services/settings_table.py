@@ -1,0 +1,45 @@
+"""Print docs/configuration.md from the settings classes: `python -m services.settings_table > docs/configuration.md`."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from common.config import PREFIX, ChatSettings, GatewaySettings, UpSettings, WorkerServiceSettings, fields_of
+
+_HEAD = """# Configuration
+
+Made by `python -m services.settings_table`; a test keeps it up to date.
+
+Precedence: flag, then variable, then file (`--config FILE` or `BATON_CONFIG`, TOML with the names of the variables in lower case without
+the prefix), then default. An unknown name stops the start. `baton up` hands its settings on to the services.
+"""
+
+
+def render() -> str:
+    """Return the page."""
+    sections = (
+        ("baton gateway", GatewaySettings),
+        ("baton prefill, baton decode, baton worker", WorkerServiceSettings),
+        ("baton up: all of the above, and", UpSettings),
+        ("baton chat", ChatSettings),
+    )
+    shared = set(fields_of(GatewaySettings)) | set(fields_of(WorkerServiceSettings))
+    parts = [_HEAD]
+    for title, kind in sections:
+        skip = shared if kind is UpSettings else set()
+        parts.append(f"## {title}\n\n{_table(kind, skip)}\n")
+    return "\n".join(parts)
+
+
+def _table(kind: type[BaseModel], skip: set[str]) -> str:
+    rows = ["| flag | variable | default | what |", "|---|---|---|---|"]
+    for name, field in fields_of(kind).items():
+        if name not in skip:
+            flag, variable = f"--{name.replace('_', '-')}", f"{PREFIX}{name.upper()}"
+            default = f"`{field.default}`" if str(field.default) else ""
+            rows.append(f"| `{flag}` | `{variable}` | {default} | {field.description} |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    print(render(), end="")

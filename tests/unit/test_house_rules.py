@@ -1,0 +1,68 @@
+"""Rules of the house that a machine can check."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from services.settings_table import render
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("services", "gateway", "prefill", "decode", "worker", "engine", "kvtransfer", "common")
+LONGEST_MODULE = 520
+
+
+def modules(*packages: str) -> list[Path]:
+    return [path for package in packages for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def test_every_setting_is_documented() -> None:
+    assert (ROOT / "docs/configuration.md").read_text() == render(), (
+        "run python -m services.settings_table > docs/configuration.md"
+    )
+
+
+def test_no_module_outgrows_a_reader() -> None:
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in modules(*PACKAGES)}
+    assert {name: length for name, length in lengths.items() if length > LONGEST_MODULE} == {}
+
+
+def test_nothing_is_pickled() -> None:
+    for path in modules(*PACKAGES):
+        text = path.read_text()
+        assert "import pickle" not in text, path
+        assert "torch.load" not in text.replace("never pickle/torch.load", ""), path
+
+
+def test_the_environment_is_read_in_one_place() -> None:
+    readers = {str(path.relative_to(ROOT)) for path in modules(*PACKAGES) if "os.environ" in path.read_text()}
+    allowed = {
+        "common/config.py",
+        "services/up/stack.py",  # hands the environment on to its children
+        "kvtransfer/ucx.py",  # UCX's own variables
+        "engine/kernels/backend.py",  # Triton's own variable
+    }
+    assert readers <= allowed
+
+
+def test_no_distribution_claims_our_names() -> None:
+    assert set(PACKAGES) & set(metadata.packages_distributions()) == set()
+
+
+@pytest.mark.parametrize("module", ["services.gateway.__main__", "services.up.__main__", "services.chat.__main__"])
+def test_the_front_door_has_no_torch(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_no_address_of_a_registry_or_of_a_machine_is_in_the_repository() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    names = ["Makefile", "pyproject.toml", "constraints.txt", ".ci/run"]
+    for name in [path for path in names if path in listed]:
+        text = (ROOT / name).read_text()
+        assert "index-url" not in text, name
+        assert "file://" not in text, name
