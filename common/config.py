@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 PREFIX = "BATON_"
+ROOT = Path(__file__).resolve().parents[1]
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -46,13 +47,19 @@ class ModelSettings(Settings):
     model: Path = Field(Path("models/demo"), description="Hugging Face model folder")
     served_model_name: str = Field("", description="name in the API; empty: the folder's name")
 
+    @field_validator("model")
+    @classmethod
+    def _from_root(cls, folder: Path) -> Path:
+        """What isn't here may be in Baton's own folder: `baton` works from anywhere with the demo model."""
+        return ROOT / folder if not folder.exists() and (ROOT / folder).exists() else folder
+
     @property
     def served_name(self) -> str:
         return self.served_model_name or self.model.resolve().name
 
 
 class GatewaySettings(ModelSettings):
-    """`baton gateway`."""
+    """`baton gateway`: HTTP in, tokens out."""
 
     host: str = Field("127.0.0.1", description="address to listen on; other than loopback needs an API key")
     port: Port = Field(8000, description="HTTP port")
@@ -67,10 +74,9 @@ class GatewaySettings(ModelSettings):
     )
 
 
-class WorkerServiceSettings(ModelSettings):
-    """`baton prefill`, `baton decode`, `baton worker`."""
+class WorkerOptions(ModelSettings):
+    """What the workers of one deployment have in common."""
 
-    worker_id: Id = Field("", description="name on the bus; empty: made up")
     transport: Literal["shm", "ucx"] = Field(
         "shm", description="how KV moves: shm within a host, ucx also between hosts"
     )
@@ -93,16 +99,24 @@ class WorkerServiceSettings(ModelSettings):
     fake_token_us: Annotated[float, Field(ge=0)] = Field(50.0, description="fake device: cost of a prompt token")
 
 
-class UpSettings(GatewaySettings, WorkerServiceSettings):
+class WorkerServiceSettings(WorkerOptions):
+    """A worker: `baton prefill`, `baton decode` or, with both roles, `baton worker`."""
+
+    worker_id: Id = Field("", description="name on the bus; empty: made up")
+
+
+class UpSettings(GatewaySettings, WorkerOptions):
     """`baton up`: everything in one command; what it doesn't use itself goes to the services."""
 
+    nats_url: str = Field("", description="NATS server, with JetStream; empty: one is started")
+    redis_url: str = Field("", description="Redis 7.0+ or Valkey server; empty: one is started")
     prefill: Annotated[int, Field(ge=0, le=64)] = Field(1, description="number of prefill workers")
     decode: Annotated[int, Field(ge=1, le=64)] = Field(1, description="number of decode workers")
     data_dir: Path = Field(Path(".baton"), description="where logs and server data go")
 
 
 class ChatSettings(BaseModel):
-    """`baton chat`."""
+    """`baton chat`: talk to a gateway in the terminal."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -114,7 +128,7 @@ class ChatSettings(BaseModel):
 
 
 S = TypeVar("S", bound=BaseModel)
-ALL: tuple[type[BaseModel], ...] = (GatewaySettings, WorkerServiceSettings, UpSettings, ChatSettings)
+ALL: tuple[type[BaseModel], ...] = (UpSettings, GatewaySettings, WorkerServiceSettings, ChatSettings)
 
 
 def load_settings(
@@ -133,15 +147,10 @@ def load_settings(
         raise ConfigError(_explain(error)) from None
 
 
-def fields_of(kind: type[BaseModel]) -> dict[str, Any]:
-    """Name -> pydantic field, in order of declaration."""
-    return dict(kind.model_fields)
-
-
 def as_environment(settings: BaseModel, kind: type[BaseModel]) -> dict[str, str]:
     """The variables that give `kind` the values of `settings`: how `baton up` configures its services."""
     return {
-        f"{PREFIX}{name.upper()}": str(getattr(settings, name)) for name in fields_of(kind) if hasattr(settings, name)
+        f"{PREFIX}{name.upper()}": str(getattr(settings, name)) for name in kind.model_fields if hasattr(settings, name)
     }
 
 
@@ -168,11 +177,11 @@ def _parser(kind: type[BaseModel], command: str) -> argparse.ArgumentParser:
         epilog=f"Each option is also a variable ({PREFIX}NAME) and a key of the file given by --config (TOML).",
     )
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings")
-    for name, field in fields_of(kind).items():
+    for name, field in kind.model_fields.items():
         text = f"{field.description} (default: {field.default})".replace("%", "%%")
         flag = f"--{name.replace('_', '-')}"
         if field.annotation is bool:
-            parser.add_argument(flag, dest=name, action="store_const", const=True, help=text)
+            parser.add_argument(flag, dest=name, action=argparse.BooleanOptionalAction, default=None, help=text)
         else:
             choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else None
             metavar = "{" + ",".join(map(str, choices)) + "}" if choices else name.rpartition("_")[2].upper()
@@ -191,12 +200,12 @@ def _number(text: str) -> int | str:
 
 
 def _from_environment(kind: type[BaseModel], environment: Mapping[str, str]) -> dict[str, Any]:
-    known = {f"{PREFIX}{name.upper()}" for settings in ALL for name in fields_of(settings)} | {f"{PREFIX}CONFIG"}
+    known = {f"{PREFIX}{name.upper()}" for settings in ALL for name in settings.model_fields} | {f"{PREFIX}CONFIG"}
     for name in environment:
         if name.startswith(PREFIX) and name not in known:
             raise ConfigError(f"unknown variable {name}{_nearest(name, sorted(known))}")
     values: dict[str, Any] = {}
-    for name, field in fields_of(kind).items():
+    for name, field in kind.model_fields.items():
         raw = environment.get(f"{PREFIX}{name.upper()}")
         if raw is not None:
             choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else None
@@ -211,11 +220,11 @@ def _from_file(kind: type[BaseModel], path: Path) -> dict[str, Any]:
         raise ConfigError(f"--config {path}: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"--config {path}: {error}") from None
-    known = sorted({name for settings in ALL for name in fields_of(settings)})
+    known = sorted({name for settings in ALL for name in settings.model_fields})
     for name in content:
         if name not in known:
             raise ConfigError(f"--config {path}: unknown setting {name!r}{_nearest(name, known)}")
-    return {name: value for name, value in content.items() if name in fields_of(kind)}
+    return {name: value for name, value in content.items() if name in kind.model_fields}
 
 
 def _explain(error: ValidationError) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from common.config import PREFIX, ChatSettings, GatewaySettings, UpSettings, WorkerServiceSettings, fields_of
+from common.config import PREFIX, ChatSettings, GatewaySettings, UpSettings, WorkerServiceSettings
 
 _HEAD = """# Configuration
 
 Made by `python -m services.settings_table`; a test keeps it up to date.
 
-Precedence: flag, then variable, then file (`--config FILE` or `BATON_CONFIG`, TOML with the names of the variables in lower case without
+Precedence: flag, then variable, then file (`--config FILE` or `BATON_CONFIG`; TOML, the variables' names in lower case without
 the prefix), then default. An unknown name stops the start. `baton up` hands its settings on to the services.
 """
 
@@ -20,10 +20,15 @@ def render() -> str:
     sections = (
         ("baton gateway", GatewaySettings),
         ("baton prefill, baton decode, baton worker", WorkerServiceSettings),
-        ("baton up: all of the above, and", UpSettings),
+        ("baton up: all of the above but --worker-id, and", UpSettings),
         ("baton chat", ChatSettings),
     )
-    shared = set(fields_of(GatewaySettings)) | set(fields_of(WorkerServiceSettings))
+    shared = {
+        name
+        for kind in (GatewaySettings, WorkerServiceSettings)
+        for name, field in kind.model_fields.items()
+        if name in UpSettings.model_fields and field.description == UpSettings.model_fields[name].description
+    }
     parts = [_HEAD]
     for title, kind in sections:
         skip = shared if kind is UpSettings else set()
@@ -33,7 +38,7 @@ def render() -> str:
 
 def _table(kind: type[BaseModel], skip: set[str]) -> str:
     rows = ["| flag | variable | default | what |", "|---|---|---|---|"]
-    for name, field in fields_of(kind).items():
+    for name, field in kind.model_fields.items():
         if name not in skip:
             flag, variable = f"--{name.replace('_', '-')}", f"{PREFIX}{name.upper()}"
             default = f"`{field.default}`" if str(field.default) else ""

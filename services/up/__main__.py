@@ -14,7 +14,7 @@ from services.up.stack import Stack
 
 async def run(settings: UpSettings) -> None:
     """Start everything, say so, and stop everything when signalled."""
-    async with until_signalled() as stopping, Stack(settings) as stack:
+    async with until_signalled() as stopping, Stack(settings, say=_say) as stack:
         await stack.start(stopping)
         await stack.watch(stopping)
 
@@ -27,7 +27,13 @@ def main() -> int:
         asyncio.run(run(settings))
     except (ConfigError, ServingError, OSError, ValueError) as error:
         return fail(error)
+    except KeyboardInterrupt:  # the second Ctrl-C: children die with this process
+        return 130
     return 0
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,64 +1,52 @@
-"""The processes of `baton up`: servers first, then workers and the gateway, each restarted when it dies, all stopped together."""
+"""The processes of `baton up`: servers first, then workers and the gateway. What dies is restarted; all stop together."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
-import sys
+import fcntl
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import httpx
 
-from common.config import (
-    PREFIX,
-    ROOT,
-    ConfigError,
-    GatewaySettings,
-    UpSettings,
-    WorkerOptions,
-    as_environment,
-)
+from common.config import PREFIX, ConfigError, GatewaySettings, UpSettings, WorkerOptions, as_environment
 from common.errors import UnavailableError
-from common.servers import die_with_parent, port_is_free, run_nats, run_redis, stop
+from common.servers import Server, port_is_free, run_nats, run_redis
+from services.up.child import Child, describe_exit, last_lines
 
 START_TIMEOUT_S = 180.0
-MAX_RESTARTS = 5
+MAX_RESTARTS = 5  # of one service, within the window; then everything stops
 RESTART_WINDOW_S = 60.0
+FIRST_PAUSE_S = 0.5  # doubled with each death in the window
+LONGEST_PAUSE_S = 5.0
 LAST_LINES = 5
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Child:
-    """A service that is kept running."""
-
-    name: str
-    service: str
-    settings: dict[str, str]
-    process: asyncio.subprocess.Process | None = None
-    deaths: list[float] = field(default_factory=list)
+STOP_MARGIN_S = 10.0  # beyond the time to drain, before a process is killed
 
 
 class Stack:
     """Starts and watches. Used as a context: whatever happens inside, leaving it stops every process it started."""
 
-    def __init__(self, settings: UpSettings, *, say: Callable[[str], None] | None = None) -> None:
+    def __init__(self, settings: UpSettings, *, say: Callable[[str], None]) -> None:
         self._settings = settings
-        self._say = say or (lambda line: print(line, flush=True))
-        self._servers = contextlib.AsyncExitStack()
+        self._say = say
+        self._held = contextlib.AsyncExitStack()
+        self._servers: list[Server] = []
         self._children: list[Child] = []
         self._data = settings.data_dir.resolve()
         self._logs = self._data / "logs"
 
     @property
     def url(self) -> str:
-        return f"http://{self._settings.host}:{self._settings.port}"
+        host = self._settings.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self._settings.port}"
+
+    @property
+    def children(self) -> tuple[Child, ...]:
+        return tuple(self._children)
 
     async def __aenter__(self) -> Stack:
         return self
@@ -67,118 +55,87 @@ class Stack:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._children:
-            self._say("stopping: finishing what runs …")
+            self._say("stopping: finishing what runs … (Ctrl-C again stops at once)")
         gateways = [child for child in self._children if child.service == "gateway"]
         workers = [child for child in self._children if child.service != "gateway"]
         for group in (gateways, workers):  # the gateway first: workers finish what it still waits for
-            await asyncio.gather(*(self._stop(child) for child in group))
-        await self._servers.aclose()
+            await asyncio.gather(*(child.stop(timeout_s=self._settings.drain_s + STOP_MARGIN_S) for child in group))
+        await self._held.aclose()
         if self._children:
             self._say("stopped")
 
     async def start(self, stopping: asyncio.Event) -> None:
         """Bring everything up and say so. Raises ConfigError or UnavailableError with one line that says what to do."""
         began = time.monotonic()
-        self._check()
+        _check(self._settings)
         self._logs.mkdir(parents=True, exist_ok=True)
-        self._say("starting NATS and Redis …")
-        nats = await self._servers.enter_async_context(
-            run_nats(data_dir=self._data / "nats", log_file=self._logs / "nats.log")
-        )
-        redis = await self._servers.enter_async_context(
-            run_redis(data_dir=self._data / "redis", log_file=self._logs / "redis.log")
-        )
-        addresses = {f"{PREFIX}NATS_URL": nats.url, f"{PREFIX}REDIS_URL": redis.url}
-        self._children = self._plan(addresses)
-        for child in self._children:
+        self._held.enter_context(_locked(self._data / "lock"))
+        for log in self._logs.glob("*.log"):
+            log.unlink()
+        addresses = await self._start_servers()
+        for child in self._plan(addresses):
+            if stopping.is_set():
+                return
             self._say(f"starting {child.name} …")
-            await self._spawn(child)
+            self._children.append(child)
+            await child.start()
         await self._until_ready(stopping)
         if not stopping.is_set():
-            self._welcome(time.monotonic() - began)
+            self._say(_welcome(self._settings, self.url, self._logs, seconds=time.monotonic() - began))
 
     async def watch(self, stopping: asyncio.Event) -> None:
-        """Restart what dies, with growing pauses, until `stopping`. What dies again and again stops everything."""
-        watchers = [asyncio.create_task(self._keep(child, stopping)) for child in self._children]
-        waiting = asyncio.create_task(stopping.wait())
+        """Restart services that die, with growing pauses, until `stopping`.
+
+        Raises UnavailableError when a service dies again and again, or when NATS or Redis ends: then everything has to stop.
+        """
+        watchers = [asyncio.create_task(self._keep(child)) for child in self._children]
+        watchers += [asyncio.create_task(self._guard(server)) for server in self._servers]
+        told = asyncio.create_task(stopping.wait())
         try:
-            done, _ = await asyncio.wait([waiting, *watchers], return_when=asyncio.FIRST_COMPLETED)
-            for task in done - {waiting}:
+            done, _ = await asyncio.wait([told, *watchers], return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {told}:
                 task.result()
         finally:
-            for task in (waiting, *watchers):
+            for task in (told, *watchers):
                 task.cancel()
-            await asyncio.wait([waiting, *watchers])
+            await asyncio.wait([told, *watchers])
 
-    # -- plan ------------------------------------------------------------------------------------------------------
+    # -- start -----------------------------------------------------------------------------------------------------
 
-    def _check(self) -> None:
-        settings = self._settings
-        if not (settings.model / "config.json").is_file():
-            raise ConfigError(f"--model {settings.model}: no config.json there; give a Hugging Face model folder")
-        if not port_is_free(settings.port, settings.host):
-            raise ConfigError(f"--port {settings.port}: in use; stop what uses it, or choose another port")
+    async def _start_servers(self) -> dict[str, str]:
+        """Start those that no address is given for; return all addresses as variables."""
+        addresses = {"nats": self._settings.nats_url, "redis": self._settings.redis_url}
+        for name, run in (("nats", run_nats), ("redis", run_redis)):
+            if not addresses[name]:
+                self._say(f"starting {name} …")
+                server = await self._held.enter_async_context(
+                    run(data_dir=self._data / name, log_file=self._logs / f"{name}.log")
+                )
+                self._servers.append(server)
+                addresses[name] = server.url
+        return {f"{PREFIX}{name.upper()}_URL": url for name, url in addresses.items()}
 
     def _plan(self, addresses: dict[str, str]) -> list[Child]:
         settings = self._settings
+        names = [("prefill", f"prefill-{index}") for index in range(settings.prefill)]
+        names += [("decode", f"decode-{index}") for index in range(settings.decode)]
         worker = as_environment(settings, WorkerOptions) | addresses
-        children = [
-            Child(name=name, service=role, settings=worker | {f"{PREFIX}WORKER_ID": name})
-            for role, count in (("prefill", settings.prefill), ("decode", settings.decode))
-            for name in (f"{role}-{index}" for index in range(count))
+        services = [(role, name, worker | {f"{PREFIX}WORKER_ID": name}) for role, name in names]
+        services.append(("gateway", "gateway", as_environment(settings, GatewaySettings) | addresses))
+        return [
+            Child(name=name, service=service, settings=variables, log_file=self._logs / f"{name}.log")
+            for service, name, variables in services
         ]
-        gateway = as_environment(settings, GatewaySettings) | addresses
-        return [*children, Child(name="gateway", service="gateway", settings=gateway)]
-
-    # -- processes -------------------------------------------------------------------------------------------------
-
-    async def _spawn(self, child: Child) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-        with self._log_file(child).open("ab") as log:
-            child.process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                f"services.{child.service}",
-                env=environment | child.settings | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                preexec_fn=die_with_parent,
-                start_new_session=True,  # Ctrl-C reaches this process alone, which stops the others in order
-            )
-
-    async def _keep(self, child: Child, stopping: asyncio.Event) -> None:
-        while True:
-            assert child.process is not None
-            code = await child.process.wait()
-            if stopping.is_set():
-                return
-            now = time.monotonic()
-            child.deaths = [at for at in child.deaths if now - at < RESTART_WINDOW_S] + [now]
-            self._say(f"{child.name} ended with {_describe(code)}; its last lines:\n{self._last_lines(child)}")
-            if len(child.deaths) > MAX_RESTARTS:
-                raise UnavailableError(
-                    f"{child.name} died {len(child.deaths)} times in a minute; see {self._log_file(child)}"
-                )
-            await asyncio.sleep(min(5.0, 0.2 * 2 ** len(child.deaths)))
-            self._say(f"restarting {child.name} …")
-            await self._spawn(child)
-
-    async def _stop(self, child: Child) -> None:
-        if child.process is not None:
-            await stop(child.process, timeout_s=self._settings.drain_s + 10)
 
     async def _until_ready(self, stopping: asyncio.Event) -> None:
         """Wait for the gateway to say that a request would be served; give up when a process ends."""
-        headers = {"authorization": f"Bearer {self._settings.api_keys.partition(',')[0]}"}
         give_up_at, told = time.monotonic() + START_TIMEOUT_S, ""
-        async with httpx.AsyncClient(base_url=self.url, headers=headers, timeout=2.0) as client:
+        async with httpx.AsyncClient(base_url=self.url, timeout=2.0) as client:
             while not stopping.is_set():
                 for child in self._children:
-                    if child.process is not None and child.process.returncode is not None:
-                        raise UnavailableError(
-                            f"{child.name} ended with {_describe(child.process.returncode)}: {self._last_lines(child, 1)}"
-                        )
+                    if child.exit_code is not None:
+                        end = "".join(last_lines(child.log_file, 1)) or f"see {child.log_file}"
+                        raise UnavailableError(f"{child.name} ended with {describe_exit(child.exit_code)}: {end}")
                 reason = await _reason_not_ready(client, prefill=self._settings.prefill, decode=self._settings.decode)
                 if reason is None:
                     return
@@ -190,37 +147,58 @@ class Stack:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stopping.wait(), 0.1)
 
-    # -- words -----------------------------------------------------------------------------------------------------
+    # -- watch -----------------------------------------------------------------------------------------------------
 
-    def _welcome(self, seconds: float) -> None:
-        settings = self._settings
-        key = ' -H "authorization: Bearer $BATON_API_KEY"' if settings.api_keys else ""
-        body = (
-            f'{{"model": "{settings.served_name}", '
-            '"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
-        )
-        self._say(
-            f"\nBaton serves {settings.served_name} at {self.url} ({seconds:.1f} s). "
-            f"{settings.prefill} prefill, {settings.decode} decode, transport {settings.transport}; logs in {self._logs}\n"
-            f"\n  curl {self.url}/v1/chat/completions{key} -H 'content-type: application/json' -d '{body}'\n"
-            f"\nCtrl-C drains and stops everything."
-        )
+    async def _keep(self, child: Child) -> None:
+        deaths: list[float] = []
+        while True:
+            code = await child.wait()
+            now = time.monotonic()
+            deaths = [at for at in deaths if now - at < RESTART_WINDOW_S] + [now]
+            self._say(f"{child.name} ended with {describe_exit(code)}; its last lines:{_indented(child.log_file)}")
+            if len(deaths) > MAX_RESTARTS:
+                raise UnavailableError(f"{child.name} died {len(deaths)} times in a minute; see {child.log_file}")
+            await asyncio.sleep(restart_pause_s(len(deaths)))
+            self._say(f"restarting {child.name} …")
+            await child.start()
 
-    def _log_file(self, child: Child) -> Path:
-        return self._logs / f"{child.name}.log"
+    async def _guard(self, server: Server) -> None:
+        code = await server.process.wait()
+        log_file = self._logs / f"{server.name}.log"
+        self._say(f"{server.name} ended with {describe_exit(code)}; its last lines:{_indented(log_file)}")
+        raise UnavailableError(f"{server.name} is gone, and with it what was under way: start again with `baton up`")
 
-    def _last_lines(self, child: Child, count: int = LAST_LINES) -> str:
-        with contextlib.suppress(OSError):
-            lines = self._log_file(child).read_text(errors="replace").splitlines()[-count:]
-            return "\n".join(f"  {line}" if count > 1 else line for line in lines)
-        return ""
+
+def restart_pause_s(deaths: int) -> float:
+    """Seconds to wait before the restart after the n-th death in the window, n from 1."""
+    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (deaths - 1))
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold `path`, so that two `baton up` never share servers' data. The lock goes with the process, however it ends."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(
+                f"--data-dir {path.parent}: another `baton up` uses it; stop that one, or choose another folder"
+            ) from None
+        yield
+
+
+def _check(settings: UpSettings) -> None:
+    if not (settings.model / "config.json").is_file():
+        raise ConfigError(f"--model {settings.model}: no config.json there; give a Hugging Face model folder")
+    if not port_is_free(settings.port, settings.host):
+        raise ConfigError(f"--port {settings.port}: in use; stop what uses it, or choose another port")
 
 
 async def _reason_not_ready(client: httpx.AsyncClient, *, prefill: int, decode: int) -> str | None:
     """Why a request would not be served as asked for yet; None when it would."""
     try:
         response = await client.get("/ready")
-    except httpx.HTTPError:
+    except httpx.TransportError:
         return "the gateway starts"
     answer: dict[str, Any] = response.json()
     if response.status_code != 200:
@@ -231,9 +209,17 @@ async def _reason_not_ready(client: httpx.AsyncClient, *, prefill: int, decode: 
     return None
 
 
-def _describe(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    with contextlib.suppress(ValueError):
-        return f"signal {signal.Signals(-code).name}"
-    return f"signal {-code}"
+def _welcome(settings: UpSettings, url: str, logs: Path, *, seconds: float) -> str:
+    key = ' -H "authorization: Bearer $KEY"' if settings.api_keys else ""
+    question = '[{"role": "user", "content": "What is the capital of France?"}]'
+    body = f'{{"model": "{settings.served_name}", "messages": {question}}}'
+    return (
+        f"\nBaton serves {settings.served_name} at {url} ({seconds:.1f} s): {settings.prefill} prefill and "
+        f"{settings.decode} decode, transport {settings.transport}, logs in {logs}\n"
+        f"\n  curl {url}/v1/chat/completions{key} -H 'content-type: application/json' -d '{body}'\n"
+        f"\nor talk to it with ./baton chat. Ctrl-C drains and stops everything."
+    )
+
+
+def _indented(log_file: Path) -> str:
+    return "".join(f"\n  {line}" for line in last_lines(log_file, LAST_LINES)) or " (none)"

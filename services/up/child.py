@@ -1,0 +1,76 @@
+"""One service process under `baton up`: started, watched, stopped, with its log in a file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from common.config import PREFIX, ROOT
+from common.servers import die_with_parent, stop
+
+
+class Child:
+    """A service process and its log file. It gets its settings as variables, and dies with this process."""
+
+    def __init__(self, *, name: str, service: str, settings: Mapping[str, str], log_file: Path) -> None:
+        self.name = name
+        self.service = service
+        self.log_file = log_file
+        self._settings = settings
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._process.returncode if self._process is not None else None
+
+    async def start(self) -> None:
+        """Start the process; the log of an earlier one under this name goes on."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+        with self.log_file.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                f"services.{self.service}",
+                env=environment | dict(self._settings) | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=die_with_parent,
+                start_new_session=True,  # Ctrl-C reaches `baton up` alone, which stops the others in order
+            )
+
+    async def wait(self) -> int:
+        """Return the exit code once the process ended."""
+        assert self._process is not None
+        return await self._process.wait()
+
+    async def stop(self, *, timeout_s: float) -> None:
+        """Let it drain; end it when it takes longer."""
+        if self._process is not None:
+            await stop(self._process, timeout_s=timeout_s)
+
+
+def describe_exit(code: int) -> str:
+    """Say how a process ended: `exit code 2`, `signal SIGKILL`."""
+    if code >= 0:
+        return f"exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"signal {signal.Signals(-code).name}"
+    return f"signal {-code}"
+
+
+def last_lines(log_file: Path, count: int) -> list[str]:
+    """The end of a log; nothing when there is none."""
+    with contextlib.suppress(OSError):
+        return log_file.read_text(errors="replace").splitlines()[-count:]
+    return []
