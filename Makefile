@@ -1,9 +1,8 @@
 # make up: set everything up and serve the demo model. make test: set up what the tests need and pass them.
 VENV := .venv
 PYTHON ?= python3
-PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 RUN := $(VENV)/bin/python -m
-PACKAGES := services gateway prefill decode worker kvtransfer engine common tests models benchmarks
+PIP := $(RUN) pip --disable-pip-version-check -q
 .PHONY: up setup test check unit integration e2e clean
 
 up: setup
@@ -11,24 +10,21 @@ up: setup
 
 setup: $(VENV)/.serving
 
-# torch by itself and pinned, before anything can ask for another build of it
+# torch first, by itself: its build decides what else it brings
 $(VENV)/.serving: constraints.txt pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "baton: Python 3.11 or 3.12 is needed: make PYTHON=python3.11")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "baton: needs Python 3.11 or later: make PYTHON=python3.11")'
 	@test -x $(VENV)/bin/python || { echo "making $(VENV) …"; $(PYTHON) -m venv $(VENV); }
-	@echo "installing what serving needs (once, about a minute) …"
-	@$(PIP) install -q -c constraints.txt torch==2.13.0
-	@$(RUN) services.requirements pyproject.toml gateway worker servers ucx > $(VENV)/serving.txt
-	@$(PIP) install -q -c constraints.txt -r $(VENV)/serving.txt
-	@touch $@
+	@echo "installing torch (once) …" && $(PIP) install torch==$$(sed -n 's/^torch==//p' constraints.txt)
+	@echo "installing what serving needs (once) …" && $(RUN) services.requirements gateway worker servers ucx > $@.txt
+	@$(PIP) install -c constraints.txt -r $@.txt && touch $@
 
+# triton comes with a torch for GPUs; without one, its interpreter alone runs the kernels' tests
 $(VENV)/.testing: $(VENV)/.serving
-	@echo "installing what the tests need (once) …"
-	@$(RUN) services.requirements pyproject.toml dev train > $(VENV)/testing.txt
-	@$(PIP) install -q -c constraints.txt -r $(VENV)/testing.txt
-	@touch $@
+	@echo "installing what the tests need (once) …" && $(RUN) services.requirements dev > $@.txt
+	@$(VENV)/bin/python -c 'import triton' 2>/dev/null || $(PIP) install triton==3.6.0
+	@$(PIP) install -c constraints.txt -r $@.txt && touch $@
 
-test: check
-	$(RUN) pytest -q -n 2 --dist loadfile tests/unit tests/integration tests/e2e
+test: check unit integration e2e
 
 check: $(VENV)/.testing
 	$(RUN) ruff check .
@@ -40,4 +36,4 @@ unit integration e2e: $(VENV)/.testing
 	$(RUN) pytest -q -n 2 --dist loadfile tests/$@
 
 clean:
-	rm -rf .venv .baton .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .baton .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

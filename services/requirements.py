@@ -1,4 +1,4 @@
-"""Print a project's requirements, with the given extras, one a line: pip can install them without installing Baton itself."""
+"""Print the requirements of pyproject.toml with the extras given as arguments: pip installs them, and never Baton itself."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import sys
 import tomllib
 from pathlib import Path
 
+PYPROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
 
-def main() -> None:
-    """Arguments: pyproject.toml and the names of extras."""
-    project = tomllib.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))["project"]
-    extras = project["optional-dependencies"]
-    print(*project["dependencies"], *(line for name in sys.argv[2:] for line in extras[name]), sep="\n")
+
+def requirements(extras: list[str]) -> list[str]:
+    """Return them in the file's order. Raises KeyError for an unknown extra."""
+    project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
+    return [*project["dependencies"], *(line for name in extras for line in project["optional-dependencies"][name])]
 
 
 if __name__ == "__main__":
-    main()
+    print(*requirements(sys.argv[1:]), sep="\n")
