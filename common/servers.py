@@ -1,6 +1,6 @@
 """The real NATS and Redis servers as child processes: found on PATH or inside the Python packages that carry them.
 
-Used by `baton up` and by the tests. Both listen on 127.0.0.1 alone.
+Used by `baton up` and by the tests, with the configuration that `deploy/` ships. Both listen on 127.0.0.1 alone.
 """
 
 from __future__ import annotations
@@ -19,9 +19,16 @@ from pathlib import Path
 
 from common.errors import UnavailableError
 
+DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
 START_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 5.0
+POLL_S = 0.02
+PORT_TRIES = 3  # a free port may be gone before the server takes it
 _PR_SET_PDEATHSIG = 1
+
+
+# Loaded before any fork: between fork and exec no lock may be taken.
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,32 +70,26 @@ def _find(names: tuple[str, ...], *, package: str, remedy: str) -> Path:
 
 @contextlib.asynccontextmanager
 async def run_nats(*, port: int = 0, data_dir: Path, log_file: Path | None = None) -> AsyncIterator[Server]:
-    """Run nats-server with JetStream in `data_dir`; `port` 0 takes a free one. Stops it on exit."""
-    port = port or free_port()
+    """Run nats-server with JetStream in `data_dir`; `port` 0 takes a free one. Stops it on exit.
+
+    Raises UnavailableError when it does not start and FileNotFoundError when there is none; both say what to do.
+    """
     data_dir.mkdir(parents=True, exist_ok=True)
-    config = data_dir / "nats.conf"
-    config.write_text(
-        f'listen: "127.0.0.1:{port}"\nmax_payload: 8MB\n'
-        f'jetstream {{ store_dir: "{data_dir / "jetstream"}", max_memory_store: 256MB, max_file_store: 1GB }}\n'
-    )
-    server = await _start("nats", [str(find_nats_server()), "-c", str(config)], port, log_file)
-    try:
+    command = [str(find_nats_server()), "-c", str(DEPLOY / "nats" / "nats.conf"), "-a", "127.0.0.1"]
+    async with _running("nats", [*command, "-sd", str(data_dir), "-p"], port, log_file) as server:
         yield server
-    finally:
-        await stop(server.process)
 
 
 @contextlib.asynccontextmanager
 async def run_redis(*, port: int = 0, data_dir: Path, log_file: Path | None = None) -> AsyncIterator[Server]:
-    """Run a Redis-protocol server without persistence; `port` 0 takes a free one. Stops it on exit."""
-    port = port or free_port()
+    """Run a Redis-protocol server without persistence; `port` 0 takes a free one. Stops it on exit.
+
+    Raises UnavailableError when it does not start and FileNotFoundError when there is none; both say what to do.
+    """
     data_dir.mkdir(parents=True, exist_ok=True)
-    command = [str(find_redis_server()), "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no"]
-    server = await _start("redis", [*command, "--dir", str(data_dir)], port, log_file)
-    try:
+    command = [str(find_redis_server()), str(DEPLOY / "redis" / "index.conf"), "--bind", "127.0.0.1"]
+    async with _running("redis", [*command, "--dir", str(data_dir), "--port"], port, log_file) as server:
         yield server
-    finally:
-        await stop(server.process)
 
 
 def free_port() -> int:
@@ -112,8 +113,8 @@ def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
 
 def die_with_parent() -> None:
     """Between fork and exec: have Linux end this child when its parent dies, however it dies."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 async def stop(process: asyncio.subprocess.Process, timeout_s: float = STOP_TIMEOUT_S) -> None:
@@ -130,39 +131,59 @@ async def stop(process: asyncio.subprocess.Process, timeout_s: float = STOP_TIME
         await process.wait()
 
 
+@contextlib.asynccontextmanager
+async def _running(name: str, command: list[str], port: int, log_file: Path | None) -> AsyncIterator[Server]:
+    """Start `command` with the port as its last argument; stop it on exit."""
+    if port:
+        server = await _start(name, command, port, log_file)
+    else:
+        for tries_left in reversed(range(PORT_TRIES)):
+            try:
+                server = await _start(name, command, free_port(), log_file)
+                break
+            except UnavailableError:  # somebody else took the port first
+                if not tries_left:
+                    raise
+    try:
+        yield server
+    finally:
+        await stop(server.process)
+
+
 async def _start(name: str, command: list[str], port: int, log_file: Path | None) -> Server:
     if not port_is_free(port):
         raise UnavailableError(f"port {port} is in use: stop what uses it, or choose another port for {name}")
-    output = log_file.open("ab") if log_file else asyncio.subprocess.DEVNULL
-    try:
+    with log_file.open("ab") if log_file else contextlib.nullcontext(asyncio.subprocess.DEVNULL) as output:
         process = await asyncio.create_subprocess_exec(
-            *command, stdout=output, stderr=output, preexec_fn=die_with_parent, start_new_session=True
+            *command, str(port), stdout=output, stderr=output, preexec_fn=die_with_parent, start_new_session=True
         )
-    finally:
-        if log_file and not isinstance(output, int):
-            output.close()
     try:
-        await asyncio.wait_for(_listening(port, process, name), START_TIMEOUT_S)
+        async with asyncio.timeout(START_TIMEOUT_S):
+            await _answers(name, port, process, log_file)
+    except TimeoutError as error:
+        await stop(process)
+        raise UnavailableError(f"{name} did not answer within {START_TIMEOUT_S:.0f} s{_see(log_file)}") from error
     except BaseException:
         await stop(process)
         raise
     return Server(name=name, port=port, process=process)
 
 
-async def _listening(port: int, process: asyncio.subprocess.Process, name: str) -> None:
-    """Return once the server answers a byte; raise when it ended instead."""
-    probe = b"" if name == "nats" else b"PING\r\n"  # NATS speaks first
+async def _answers(name: str, port: int, process: asyncio.subprocess.Process, log_file: Path | None) -> None:
+    """Return once the server says that it serves; raise UnavailableError when it ended instead."""
     while True:
         if process.returncode is not None:
-            raise UnavailableError(f"{name} ended at once with exit code {process.returncode}")
-        try:
+            raise UnavailableError(f"{name} ended at once with exit code {process.returncode}{_see(log_file)}")
+        with contextlib.suppress(OSError):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        except OSError:
-            await asyncio.sleep(0.02)
-            continue
-        try:
-            writer.write(probe)
-            if await reader.read(1):
-                return
-        finally:
-            writer.close()
+            try:
+                writer.write(b"PING\r\n")  # NATS says INFO first, Redis +PONG, or -LOADING for a while
+                if (await reader.readline()).startswith((b"INFO ", b"+PONG")):
+                    return
+            finally:
+                writer.close()
+        await asyncio.sleep(POLL_S)  # between attempts to connect: there is nothing to wait on yet
+
+
+def _see(log_file: Path | None) -> str:
+    return f"; see {log_file}" if log_file else ""

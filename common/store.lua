@@ -7,8 +7,15 @@
 --   baton:worker:<id>          hash with a TTL, from the worker's heartbeat
 --   baton:block:<digest>       set of "<worker>@<incarnation>", with a TTL
 --   baton:charges:<stage>:<id> sorted set "<request>:<attempt>|<tokens>" by expiry (ms); baton:load:<stage>:<id> its sum of tokens
+--   baton:placed:<request>:<attempt>  hash stage -> worker, with the charge's TTL
+--
+-- What has no TTL (workers, charges, load) is small and dies with its worker; an evicting Redis must only evict the rest
+-- (`volatile-lfu`, see deploy/redis/index.conf).
 
-local BLOCK_TTL_S = 3600
+local BLOCK_TTL_S = 6 * 3600
+local STAGES = { 'prefill', 'decode' }
+local FULL = 1e6 -- cost of a decode worker without room: it comes after all that have room
+local HELD_WEIGHT = 0.1 -- holding the whole prompt is worth a tenth of a worker's capacity
 
 local function now_ms()
   local time = redis.call('TIME')
@@ -47,10 +54,41 @@ local function charged(stage, worker, now)
   return tonumber(redis.call('GET', 'baton:load:' .. stage .. ':' .. worker) or '0'), count
 end
 
-local function charge(stage, worker, request, tokens, expires_at)
-  local charges = 'baton:charges:' .. stage .. ':' .. worker
-  if redis.call('ZADD', charges, 'NX', expires_at, request .. '|' .. tokens) == 1 then
+local function charge(stage, worker, request, tokens, now, ttl)
+  local charges, placed = 'baton:charges:' .. stage .. ':' .. worker, 'baton:placed:' .. request
+  if redis.call('ZADD', charges, 'NX', now + ttl, request .. '|' .. tokens) == 1 then
     redis.call('INCRBY', 'baton:load:' .. stage .. ':' .. worker, tokens)
+  end
+  redis.call('HSET', placed, stage, worker)
+  redis.call('PEXPIRE', placed, ttl)
+end
+
+local function forget_charges(worker)
+  for _, stage in ipairs(STAGES) do
+    redis.call('DEL', 'baton:charges:' .. stage .. ':' .. worker, 'baton:load:' .. stage .. ':' .. worker)
+  end
+end
+
+-- A worker whose lease ran out: what was charged to it is placed elsewhere by now.
+local function forget_worker(worker)
+  redis.call('SREM', 'baton:workers', worker)
+  forget_charges(worker)
+end
+
+-- Give back whatever this attempt was charged at `stage`; `others` are workers to look at besides the recorded one.
+local function discharge(request, stage, others)
+  local placed = 'baton:placed:' .. request
+  local recorded = redis.call('HGET', placed, stage)
+  if recorded then
+    redis.call('HDEL', placed, stage)
+    others[#others + 1] = recorded
+  end
+  for _, worker in ipairs(others) do
+    local found = {}
+    for _, member in ipairs(redis.call('ZRANGE', 'baton:charges:' .. stage .. ':' .. worker, 0, -1)) do
+      if string.sub(member, 1, #request + 1) == request .. '|' then found[#found + 1] = member end
+    end
+    give_back(stage, worker, found)
   end
 end
 
@@ -58,6 +96,7 @@ end
 local function register(_, args)
   local worker, incarnation, key = args[1], args[2], 'baton:worker:' .. args[1]
   local unknown = redis.call('HGET', key, 'incarnation') ~= incarnation
+  if unknown then forget_charges(worker) end
   local fields = {}
   for i = 4, #args do fields[#fields + 1] = args[i] end
   redis.call('HSET', key, 'incarnation', incarnation, unpack(fields))
@@ -71,7 +110,7 @@ local function unregister(_, args)
   local key = 'baton:worker:' .. args[1]
   if redis.call('HGET', key, 'incarnation') == args[2] then
     redis.call('DEL', key)
-    redis.call('SREM', 'baton:workers', args[1])
+    forget_worker(args[1])
   end
   return 1
 end
@@ -84,7 +123,7 @@ local function states()
     if state then
       found[#found + 1] = state
     else
-      redis.call('SREM', 'baton:workers', worker)
+      forget_worker(worker)
     end
   end
   return found
@@ -105,32 +144,43 @@ local function announce(_, args)
   return #args - 2
 end
 
+-- The workers that may serve this model and request, and the set "<worker>@<incarnation>" of all that are alive.
 local function candidates(fingerprint, excluded)
-  local found = {}
+  local found, alive = {}, {}
   for _, id in ipairs(redis.call('SMEMBERS', 'baton:workers')) do
     local f = redis.call('HMGET', 'baton:worker:' .. id, 'incarnation', 'roles', 'status', 'fingerprint', 'rate',
-      'free_blocks', 'sequences', 'max_sequences', 'queued_tokens')
+      'free_blocks', 'num_blocks', 'sequences', 'max_sequences', 'queued_tokens')
     if not f[1] then
-      redis.call('SREM', 'baton:workers', id)
-    elseif f[3] == 'ready' and f[4] == fingerprint and not string.find(excluded, ',' .. id .. ',', 1, true) then
-      found[#found + 1] = {
-        id = id, incarnation = f[1], roles = ',' .. f[2] .. ',', rate = math.max(tonumber(f[5]) or 0, 0),
-        free_blocks = tonumber(f[6]) or 0, sequences = tonumber(f[7]) or 0, max_sequences = tonumber(f[8]) or 1,
-        queued_tokens = tonumber(f[9]) or 0, matched = 0, member = id .. '@' .. f[1],
-      }
+      forget_worker(id)
+    else
+      local member = id .. '@' .. f[1]
+      alive[member] = true
+      if f[3] == 'ready' and f[4] == fingerprint and not string.find(excluded, ',' .. id .. ',', 1, true) then
+        found[#found + 1] = {
+          id = id, incarnation = f[1], member = member, roles = ',' .. f[2] .. ',', matched = 0,
+          rate = math.max(tonumber(f[5]) or 0, 0), free_blocks = tonumber(f[6]) or 0, num_blocks = tonumber(f[7]) or 0,
+          sequences = tonumber(f[8]) or 0, max_sequences = math.max(tonumber(f[9]) or 1, 1),
+          queued_tokens = tonumber(f[10]) or 0,
+        }
+      end
     end
   end
-  return found
+  return found, alive
 end
 
--- The longest cached prefix of every worker, in blocks: one pass, ending with the first block that nobody holds.
-local function match_prefixes(workers, args, first)
+-- Set the longest cached prefix of every worker, in blocks: one pass, ending with the first block that none of them holds.
+-- Entries of dead incarnations are removed on the way. One call in sixteen renews the TTLs, so that what is hit stays.
+local function match_prefixes(workers, alive, args, first, renew)
   local active = workers
   for i = first, #args do
-    local holders = redis.call('SMEMBERS', 'baton:block:' .. args[i])
-    if #holders == 0 then return end
-    local holds, still = {}, {}
-    for _, holder in ipairs(holders) do holds[holder] = true end
+    local key, holds, still = 'baton:block:' .. args[i], {}, {}
+    for _, holder in ipairs(redis.call('SMEMBERS', key)) do
+      if alive[holder] then
+        holds[holder] = true
+      else
+        redis.call('SREM', key, holder)
+      end
+    end
     for _, worker in ipairs(active) do
       if holds[worker.member] then
         worker.matched = i - first + 1
@@ -138,6 +188,7 @@ local function match_prefixes(workers, args, first)
       end
     end
     if #still == 0 then return end
+    if renew then redis.call('EXPIRE', key, BLOCK_TTL_S) end
     active = still
   end
 end
@@ -152,73 +203,94 @@ local function cheaper(a, b)
   return a.id < b.id
 end
 
+-- Prefill workers, cheapest first: the seconds until each would have computed what it is charged and this prompt's rest.
+local function rank_prefill(workers, now)
+  local slowest, ranked = 0, {}
+  for _, worker in ipairs(workers) do
+    if worker.rate > 0 and (slowest == 0 or worker.rate < slowest) then slowest = worker.rate end
+  end
+  for _, worker in ipairs(workers) do
+    if has_role(worker, 'prefill') then
+      local load, count = charged('prefill', worker.id, now)
+      local rate = worker.rate > 0 and worker.rate or (slowest > 0 and slowest or 1)
+      local cost = (math.max(load, worker.queued_tokens) + worker.uncached) / rate
+      ranked[#ranked + 1] = { id = worker.id, worker = worker, count = count, cost = cost }
+    end
+  end
+  table.sort(ranked, cheaper)
+  return ranked
+end
+
+-- Decode workers, those with room first, then by predicted load and by what of the prompt they lack. Load is the larger of
+-- what was charged (newer) and what the worker said (truer), as a share of its capacity.
+local function rank_decode(workers, now, tokens, block_size, reserve)
+  local ranked = {}
+  for _, worker in ipairs(workers) do
+    if has_role(worker, 'decode') then
+      local load, count = charged('decode', worker.id, now)
+      local sequences = math.max(count, worker.sequences)
+      local capacity = math.max(worker.num_blocks * block_size, 1)
+      local used = math.max(load, (worker.num_blocks - worker.free_blocks) * block_size)
+      local full = sequences >= worker.max_sequences or used + reserve - worker.matched * block_size > capacity
+      local cost = math.max(sequences / worker.max_sequences, used / capacity)
+        + HELD_WEIGHT * worker.uncached / math.max(tokens, 1) + (full and FULL or 0)
+      ranked[#ranked + 1] = { id = worker.id, worker = worker, count = count, cost = cost, full = full }
+    end
+  end
+  table.sort(ranked, cheaper)
+  return ranked
+end
+
 -- place(request:attempt, tokens, block_size, reserve_tokens, ttl_ms, cut_over_tokens, fingerprint, ",excluded,", digest, ...)
 -- -> {prefill, incarnation, matched blocks there, matched blocks at the first decode candidate, reason, decode, decode, ...}
+-- Again for the same attempt (the answer was lost): the earlier charges are given back first.
 local function place(_, args)
   local request, tokens, block_size = args[1], tonumber(args[2]), tonumber(args[3])
   local reserve, ttl, cut_over = tonumber(args[4]), tonumber(args[5]), tonumber(args[6])
   local now = now_ms()
-  local workers = candidates(args[7], args[8])
-  match_prefixes(workers, args, 9)
-
-  local slowest = 0
-  for _, worker in ipairs(workers) do
-    if worker.rate > 0 and (slowest == 0 or worker.rate < slowest) then slowest = worker.rate end
-  end
-  local prefill, decode = {}, {}
+  for _, stage in ipairs(STAGES) do discharge(request, stage, {}) end
+  local workers, alive = candidates(args[7], args[8])
+  match_prefixes(workers, alive, args, 9, now % 16 == 0)
   for _, worker in ipairs(workers) do
     worker.uncached = math.max(tokens - worker.matched * block_size, 1)
-    if has_role(worker, 'prefill') then
-      local load, count = charged('prefill', worker.id, now)
-      local rate = worker.rate > 0 and worker.rate or (slowest > 0 and slowest or 1)
-      prefill[#prefill + 1] = { id = worker.id, worker = worker, count = count,
-        cost = (math.max(load, worker.queued_tokens) + worker.uncached) / rate }
-    end
-    if has_role(worker, 'decode') then
-      local load, count = charged('decode', worker.id, now)
-      local sequences = math.max(count, worker.sequences)
-      local full = sequences >= worker.max_sequences or worker.free_blocks * block_size < worker.uncached
-      decode[#decode + 1] = { id = worker.id, worker = worker, count = count,
-        cost = (full and 1e6 or 0) + sequences / worker.max_sequences + load / 1e7
-          + worker.uncached / math.max(tokens, 1) * 0.1 }
-    end
   end
-  if #decode == 0 then return { '', '0', 0, 0, 'no decode worker' } end
-  table.sort(decode, cheaper)
-  table.sort(prefill, cheaper)
 
+  local decode = rank_decode(workers, now, tokens, block_size, reserve)
+  if #decode == 0 then return { '', '0', 0, 0, 'no decode worker' } end
+  local prefill = rank_prefill(workers, now)
   local best = decode[1].worker
-  local reason
+  local chosen, reason = best, nil
   if #prefill == 0 then
     reason = 'local: no prefill worker'
   elseif best.uncached <= cut_over then
     reason = 'local: short'
   elseif prefill[1].id == best.id then
     reason = 'local: same worker'
+  else
+    chosen = prefill[1].worker
+    reason = decode[1].full and 'full' or (chosen.matched > 0 and 'prefix' or 'load')
   end
-  charge('decode', best.id, request, reserve, now + ttl)
-  if reason then
-    charge('prefill', best.id, request, best.uncached, now + ttl)
-    return { best.id, best.incarnation, best.matched, best.matched, reason }
+  charge('prefill', chosen.id, request, chosen.uncached, now, ttl)
+  charge('decode', best.id, request, reserve, now, ttl)
+  local answer = { chosen.id, chosen.incarnation, chosen.matched, best.matched, reason }
+  if chosen.id ~= best.id then
+    for i = 1, math.min(#decode, 4) do answer[#answer + 1] = decode[i].id end
   end
-  local chosen = prefill[1].worker
-  charge('prefill', chosen.id, request, chosen.uncached, now + ttl)
-  local answer = { chosen.id, chosen.incarnation, chosen.matched, best.matched, chosen.matched > 0 and 'prefix' or 'load' }
-  for i = 1, math.min(#decode, 4) do answer[#answer + 1] = decode[i].id end
   return answer
 end
 
--- release(request:attempt, stage, worker, ...): give the charges of the request at these workers back
+-- release(request:attempt, stage, worker, ...): give the charge back; the workers are looked at if its record was evicted
 local function release(_, args)
-  for i = 3, #args do
-    local charges = 'baton:charges:' .. args[2] .. ':' .. args[i]
-    local found = {}
-    for _, member in ipairs(redis.call('ZRANGE', charges, 0, -1)) do
-      if string.sub(member, 1, #args[1] + 1) == args[1] .. '|' then found[#found + 1] = member end
-    end
-    give_back(args[2], args[i], found)
-  end
+  local others = {}
+  for i = 3, #args do others[#others + 1] = args[i] end
+  discharge(args[1], args[2], others)
   return 1
+end
+
+-- charged(stage, worker) -> tokens charged now
+local function charged_now(_, args)
+  local load = charged(args[1], args[2], now_ms())
+  return load
 end
 
 redis.register_function('baton_register', register)
@@ -227,3 +299,4 @@ redis.register_function('baton_states', states)
 redis.register_function('baton_announce', announce)
 redis.register_function('baton_place', place)
 redis.register_function('baton_release', release)
+redis.register_function('baton_charged', charged_now)

@@ -6,16 +6,19 @@ breaker keeps an unreachable Redis from slowing down every request.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import redis.asyncio
 import redis.exceptions
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
 from common.errors import MalformedMessageError, UnavailableError
 from common.messages import WorkerState, decode, encode, worker_state_decoder
@@ -23,18 +26,20 @@ from common.messages import WorkerState, decode, encode, worker_state_decoder
 log = logging.getLogger("baton.store")
 
 LIBRARY = Path(__file__).with_name("store.lua")
-PLACE_TIMEOUT_S = 0.25  # a request waits for it
-PATIENT_TIMEOUT_S = 2.0  # nobody waits for a worker's registration and announcements
-DIGESTS_A_CALL = 1_000
+DIGESTS_A_CALL = 1_000  # Redis does nothing else meanwhile: about 2 ms
+DIGESTS_PLACED = 4_096  # of a longer prompt, the rest counts as not cached; looking ends with the first miss
+MAX_CONNECTIONS = 16  # more calls at once wait for a connection
 BREAKER_ERRORS = 5
 BREAKER_OPEN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisSettings:
-    """How to reach Redis; the URL may carry user and password."""
+    """How to reach Redis; the URL may carry user and password, and start with `rediss://`."""
 
     url: str = "redis://127.0.0.1:6379"
+    place_timeout_s: float = 0.25  # a request waits for it, and has another way
+    timeout_s: float = 2.0  # nobody waits for registrations and announcements
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +73,9 @@ class Placement:
 class Store:
     """Calls of the function library. One per process; safe for concurrent use."""
 
-    def __init__(self, client: redis.asyncio.Redis, patient: redis.asyncio.Redis) -> None:
+    def __init__(self, client: redis.asyncio.Redis, settings: RedisSettings) -> None:
         self._client = client
-        self._patient = patient
+        self._settings = settings
         self._errors = 0
         self._open_until = 0.0
 
@@ -83,6 +88,7 @@ class Store:
             *("fingerprint", state.model_fingerprint),
             *("rate", f"{state.prefill_tokens_per_s:.1f}"),
             *("free_blocks", state.free_blocks),
+            *("num_blocks", state.region.layout.num_blocks),
             *("sequences", state.running + state.waiting if "decode" in state.roles else 0),
             *("max_sequences", state.max_sequences),
             *("queued_tokens", state.queued_tokens),
@@ -112,7 +118,11 @@ class Store:
             await self._call("baton_announce", member, 0, *removed[start : start + DIGESTS_A_CALL])
 
     async def place(self, request: PlacementRequest) -> Placement:
-        """Choose workers and charge them, in one atomic step. Raises UnavailableError when none decodes or Redis is away."""
+        """Choose workers and charge them, in one atomic step. Raises UnavailableError when none decodes or Redis is away.
+
+        While any decode worker has room, none is given more than it has room for; when all are full, the reason is "full"
+        and the least loaded comes first: the request will queue.
+        """
         answer = await self._call(
             "baton_place",
             f"{request.request_id}:{request.attempt}",
@@ -123,8 +133,8 @@ class Store:
             request.cut_over_tokens,
             request.model_fingerprint,
             "," + ",".join(request.exclude) + ",",
-            *request.digests[:DIGESTS_A_CALL],
-            patient=False,
+            *request.digests[:DIGESTS_PLACED],
+            timeout_s=self._settings.place_timeout_s,
         )
         prefill, incarnation, matched_prefill, matched_decode, reason, *decode_workers = answer
         if not prefill:
@@ -138,34 +148,28 @@ class Store:
             reason=reason.decode(),
         )
 
-    async def release(self, request_id: str, attempt: int, *, stage: str, workers: list[str]) -> None:
-        """Give back what `place` charged `workers` for this attempt at `stage` ("prefill" or "decode"). Idempotent."""
-        if workers:
-            await self._call("baton_release", f"{request_id}:{attempt}", stage, *workers)
+    async def release(self, request_id: str, attempt: int, *, stage: str, workers: Sequence[str] = ()) -> None:
+        """Give back what `place` charged for this attempt at `stage`: "prefill", "decode" or "all". Idempotent.
 
-    async def charged(self, worker: str, stage: str) -> int:
-        """Tokens charged to a worker now, expired charges included; for tests and tools."""
-        try:
-            return int(await self._client.get(f"baton:load:{stage}:{worker}") or 0)
-        except (redis.exceptions.RedisError, OSError) as error:
-            raise UnavailableError(f"Redis: {error}") from error
+        Redis remembers where; `workers` are looked at as well, in case it had to evict that.
+        """
+        for one in ("prefill", "decode") if stage == "all" else (stage,):
+            await self._call("baton_release", f"{request_id}:{attempt}", one, *workers)
+
+    async def charged(self, worker: str, stage: Literal["prefill", "decode"]) -> int:
+        """Tokens charged to a worker now."""
+        return int(await self._call("baton_charged", stage, worker))
 
     async def load_library(self) -> None:
-        """Install the function library, replacing an older one."""
-        await self._patient.function_load(LIBRARY.read_text(), replace=True)
+        """Install the function library, replacing an older one. Raises what the Redis client raises."""
+        await self._client.function_load(LIBRARY.read_text(), replace=True)
 
-    async def _call(self, function: str, *args: Any, patient: bool = True) -> Any:
-        client = self._patient if patient else self._client
+    async def _call(self, function: str, *args: Any, timeout_s: float | None = None) -> Any:
         if time.monotonic() < self._open_until:
             raise UnavailableError("Redis is away; asking again in a moment")
         try:
-            try:
-                answer = await client.fcall(function, 0, *args)
-            except redis.exceptions.ResponseError as error:
-                if "not found" not in str(error).lower():
-                    raise
-                await self.load_library()  # Redis was restarted
-                answer = await client.fcall(function, 0, *args)
+            async with asyncio.timeout(timeout_s or self._settings.timeout_s):
+                answer = await self._call_loading(function, *args)
         except (redis.exceptions.RedisError, OSError, TimeoutError) as error:
             self._errors += 1
             if self._errors >= BREAKER_ERRORS:
@@ -174,29 +178,37 @@ class Store:
         self._errors = 0
         return answer
 
+    async def _call_loading(self, function: str, *args: Any) -> Any:
+        try:
+            return await self._client.fcall(function, 0, *args)
+        except redis.exceptions.ResponseError as error:
+            if "function not found" not in str(error).lower():
+                raise
+        await self.load_library()  # Redis was restarted or flushed
+        return await self._client.fcall(function, 0, *args)
+
 
 @contextlib.asynccontextmanager
 async def connect_store(settings: RedisSettings) -> AsyncIterator[Store]:
     """Connect and install the library. A Redis that is away now may come later: that is logged, not raised."""
-    client, patient = (_client(settings.url, timeout_s) for timeout_s in (PLACE_TIMEOUT_S, PATIENT_TIMEOUT_S))
-    store = Store(client, patient)
+    pool = redis.asyncio.BlockingConnectionPool.from_url(
+        settings.url,
+        max_connections=MAX_CONNECTIONS,
+        timeout=settings.timeout_s,
+        socket_timeout=settings.timeout_s,
+        socket_connect_timeout=settings.timeout_s,
+        # Once more at once, for a connection that a restart of Redis closed; by default it would be tried for seconds.
+        retry=Retry(NoBackoff(), 1, supported_errors=(redis.exceptions.ConnectionError,)),
+        protocol=2,
+    )
+    client = redis.asyncio.Redis.from_pool(pool)
+    store = Store(client, settings)
     try:
-        await store.load_library()
+        async with asyncio.timeout(settings.timeout_s):
+            await store.load_library()
     except (redis.exceptions.RedisError, OSError, TimeoutError) as error:
-        log.warning("store.unavailable", extra={"error": str(error)[:200]})
+        log.warning("store.unavailable", extra={"error": f"{type(error).__name__}: {error}"[:200]})
     try:
         yield store
     finally:
         await client.aclose()
-        await patient.aclose()
-
-
-def _client(url: str, timeout_s: float) -> redis.asyncio.Redis:
-    return redis.asyncio.Redis.from_url(
-        url,
-        socket_timeout=timeout_s,
-        socket_connect_timeout=timeout_s,
-        retry_on_timeout=False,
-        max_connections=32,
-        protocol=2,
-    )

@@ -1,0 +1,336 @@
+"""The work queue of jobs, on JetStream: a memory stream, one durable pull consumer a worker, dead letters.
+
+Facts behind it (measured, see docs/operations.md):
+- A pull left behind on the server swallows the next job for a whole ack-wait. So pulls are short and never cancelled, and
+  none is sent while disconnected, where the client would store it up.
+- A client's pull for several jobs holds the first back until the others came or the pull expired. So there are two kinds
+  here: take what is there without waiting, or wait for one job.
+- A job past `max_deliver` stays in the stream for ever unless somebody moves it away.
+- A restarted server has lost memory streams and their consumers; whoever notices creates them again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription as NatsSubscription
+from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+
+from common import subjects
+from common.errors import InvalidRequestError, MalformedMessageError, OverloadedError, UnavailableError
+from common.messages import Job, decode, encode, job_decoder
+
+log = logging.getLogger("baton.job_queue")
+
+API_TIMEOUT_S = 2.0
+RETRY_PAUSE_S = 0.2  # after a failed pull: long enough to be no hot loop, short against any deadline
+MALFORMED_MAX_BYTES = 64 << 10  # of a message that nobody could decode
+DEAD_MAX_MESSAGES = 10_000
+DEAD_MAX_BYTES = 64 << 20
+ADVISORIES = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{subjects.JOBS_STREAM}.*"
+
+_FULL = frozenset(
+    {10023, 10028, 10047, 10077}
+)  # JetStream error codes: out of resources, storage, memory, or stream full
+_ERRORS = (nats.errors.Error, OSError, TimeoutError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueLimits:
+    """How long and how often jobs are delivered, and how many may wait."""
+
+    ack_wait_s: float = 5.0  # workers say `in_progress` each second
+    max_deliver: int = 3
+    max_ack_pending: int = 1_000  # unacknowledged deliveries of one worker
+    max_jobs: int = 100_000
+    max_bytes: int = 128 << 20  # half of what deploy/nats/nats.conf gives to memory streams
+    max_age_s: float = 3_600.0
+    duplicate_window_s: float = 120.0
+    idle_consumer_s: float = 60.0  # a consumer that nobody pulls from is forgotten; its jobs stay
+
+
+class Delivery(Protocol):
+    """One delivery of a job. After `ack` or `term` it is over; without either it comes again after the ack-wait."""
+
+    job: Job
+    num_delivered: int
+
+    async def ack(self) -> None: ...
+    async def nak(self, delay_s: float = 0.0) -> None: ...
+    async def term(self) -> None: ...
+    async def in_progress(self) -> None: ...
+
+
+class JobQueue(Protocol):
+    """One worker's share of the work queue."""
+
+    async def fetch(self, max_jobs: int, *, expires_s: float = 1.0) -> list[Delivery]:
+        """Return up to `max_jobs` jobs as soon as there is one, [] after `expires_s`. Must not be cancelled."""
+        ...
+
+
+class JobStream:
+    """The stream of all jobs and the stream of dead letters."""
+
+    def __init__(self, client: Client, limits: QueueLimits) -> None:
+        self.limits = limits
+        self.malformed = 0
+        self.dead_letters = 0
+        self._client = client
+        self._jetstream = client.jetstream(timeout=API_TIMEOUT_S)
+
+    async def open(self) -> None:
+        """Create the streams and watch for jobs that were delivered too often. Raises UnavailableError."""
+        await self.ensure()
+        await self._client.subscribe(ADVISORIES, cb=self._on_max_deliveries, queue="baton-dead-letters")
+
+    async def ensure(self) -> None:
+        """Create the streams, or bring them to our configuration. Raises UnavailableError."""
+        jobs = StreamConfig(
+            name=subjects.JOBS_STREAM,
+            subjects=["baton.jobs.*"],
+            retention=RetentionPolicy.WORK_QUEUE,
+            storage=StorageType.MEMORY,
+            discard=DiscardPolicy.NEW,
+            max_age=self.limits.max_age_s,
+            max_msgs=self.limits.max_jobs,
+            max_bytes=self.limits.max_bytes,
+            duplicate_window=self.limits.duplicate_window_s,
+        )
+        dead = StreamConfig(
+            name=subjects.DEAD_STREAM,
+            subjects=["baton.dead.*"],
+            storage=StorageType.FILE,
+            discard=DiscardPolicy.OLD,
+            max_msgs=DEAD_MAX_MESSAGES,
+            max_bytes=DEAD_MAX_BYTES,
+        )
+        try:
+            for config in (jobs, dead):
+                try:
+                    await self._jetstream.add_stream(config)
+                except nats.js.errors.BadRequestError:  # it is there, configured by another version
+                    await self._jetstream.update_stream(config)
+        except _ERRORS as error:
+            raise UnavailableError(f"JetStream is not ready: {_text(error)}") from error
+
+    async def publish(self, worker: str, job: Job) -> int:
+        """Queue a job and return its sequence. The same (request, attempt) again is stored once."""
+        if not self._client.is_connected:  # the client would store it up and send it later, unasked for
+            raise UnavailableError("not connected to NATS")
+        headers = {"Nats-Msg-Id": f"{job.request_id}:{job.attempt}"}
+        try:
+            try:
+                ack = await self._jetstream.publish(subjects.jobs(worker), encode(job), headers=headers)
+            except nats.js.errors.NoStreamResponseError:  # the server was restarted
+                await self.ensure()
+                ack = await self._jetstream.publish(subjects.jobs(worker), encode(job), headers=headers)
+        except nats.errors.MaxPayloadError as error:
+            raise InvalidRequestError("the prompt is larger than the bus carries (max_payload of NATS)") from error
+        except nats.js.errors.APIError as error:
+            if error.err_code in _FULL:
+                raise OverloadedError(f"the job queue takes no more: {error.description}") from error
+            raise UnavailableError(f"could not queue the job: {error.description}") from error
+        except _ERRORS as error:
+            raise UnavailableError(f"could not queue the job: {_text(error)}") from error
+        return ack.seq
+
+    async def delete(self, stream_seq: int) -> None:
+        """Take a job out of the queue; best effort."""
+        with contextlib.suppress(*_ERRORS):
+            await self._jetstream.delete_msg(subjects.JOBS_STREAM, stream_seq)
+
+    async def queue(self, worker: str) -> NatsJobQueue:
+        """Return `worker`'s queue, its consumer created or updated. Raises UnavailableError."""
+        queue = NatsJobQueue(self, self._client, worker)
+        await queue.open()
+        return queue
+
+    async def ensure_consumer(self, name: str, worker: str) -> None:
+        """Create `worker`'s consumer, or bring it to our configuration; the stream as well if it is gone."""
+        config = ConsumerConfig(
+            name=name,
+            durable_name=name,
+            filter_subject=subjects.jobs(worker),
+            ack_policy=AckPolicy.EXPLICIT,
+            ack_wait=self.limits.ack_wait_s,
+            max_deliver=self.limits.max_deliver,
+            max_ack_pending=self.limits.max_ack_pending,
+            inactive_threshold=self.limits.idle_consumer_s,
+        )
+        try:
+            try:
+                await self._jetstream.add_consumer(subjects.JOBS_STREAM, config)
+            except nats.js.errors.NotFoundError:
+                await self.ensure()
+                await self._jetstream.add_consumer(subjects.JOBS_STREAM, config)
+        except _ERRORS as error:
+            raise UnavailableError(f"could not open the job queue: {_text(error)}") from error
+
+    async def dead_letter(self, kind: str, raw: bytes, *, subject: str, reason: str) -> None:
+        """Keep what was given up, best effort. `kind` is `job` or `malformed`."""
+        self.dead_letters += 1
+        headers = {"Baton-Subject": subject, "Baton-Reason": reason[:200], "Baton-Bytes": str(len(raw))}
+        kept = raw[:MALFORMED_MAX_BYTES] if kind == "malformed" else raw
+        with contextlib.suppress(*_ERRORS):
+            await self._jetstream.publish(subjects.dead_letter(kind), kept, headers=headers)
+
+    async def _on_max_deliveries(self, raw: Msg) -> None:
+        """A job was delivered `max_deliver` times without an end: move it to the dead letters."""
+        try:
+            advisory = msgspec.json.decode(raw.data, type=_MaxDeliveries)
+            message = await self._jetstream.get_msg(subjects.JOBS_STREAM, advisory.stream_seq)
+            reason = f"delivered {advisory.deliveries} times"
+            await self.dead_letter("job", message.data or b"", subject=message.subject or "", reason=reason)
+            await self._jetstream.delete_msg(subjects.JOBS_STREAM, advisory.stream_seq)
+            log.warning("job_queue.dead_letter", extra={"subject": message.subject, "reason": reason})
+        except nats.js.errors.NotFoundError:
+            return  # ended or deleted meanwhile
+        except (*_ERRORS, msgspec.MsgspecError) as error:
+            log.warning("job_queue.dead_letter_failed", extra={"error": _text(error)})
+
+
+class NatsJobQueue:
+    """`JobQueue` on a durable pull consumer, which is created again when the server lost it."""
+
+    def __init__(self, stream: JobStream, client: Client, worker: str) -> None:
+        self._stream = stream
+        self._client = client
+        self._worker = worker
+        self._consumer = f"worker-{subjects.check_id(worker)}"
+        self._inbox = client.new_inbox()
+        self._arrivals: NatsSubscription | None = None
+        self._pulls = 0
+        self._lost = False
+
+    async def open(self) -> None:
+        """Create or update the consumer. Raises UnavailableError."""
+        await self._stream.ensure_consumer(self._consumer, self._worker)
+        if self._arrivals is None:
+            try:
+                self._arrivals = await self._client.subscribe(f"{self._inbox}.*")
+            except _ERRORS as error:
+                raise UnavailableError(f"could not open the job queue: {_text(error)}") from error
+        self._lost = False
+
+    async def fetch(self, max_jobs: int, *, expires_s: float = 1.0) -> list[Delivery]:
+        """Return what is queued, or the next job to come within `expires_s`. Transient errors are logged and give []."""
+        if not self._client.is_connected:
+            await asyncio.sleep(min(RETRY_PAUSE_S, expires_s))
+            return []
+        try:
+            if self._lost:
+                await self.open()
+            messages = await self._arrived(max_jobs)
+            if not messages:
+                messages = await self._pull(max_jobs, wait_s=0.0)
+            if not messages and not self._lost:
+                messages = await self._pull(1, wait_s=expires_s)
+        except (*_ERRORS, UnavailableError) as error:
+            log.warning("job_queue.fetch_failed", extra={"error": _text(error)})
+            self._lost = True
+            await asyncio.sleep(min(RETRY_PAUSE_S, expires_s))
+            return []
+        deliveries = [await self._delivery(message) for message in messages]
+        return [delivery for delivery in deliveries if delivery is not None]
+
+    async def _arrived(self, max_jobs: int) -> list[Msg]:
+        """What a pull brought after it was given up (a slow or lost connection): delivered, so to be worked on."""
+        assert self._arrivals is not None
+        jobs: list[Msg] = []
+        while self._arrivals.pending_msgs and len(jobs) < max_jobs:
+            message = await self._arrivals.next_msg(timeout=API_TIMEOUT_S)
+            if not self._is_status(message):
+                jobs.append(message)
+        return jobs
+
+    async def _pull(self, batch: int, *, wait_s: float) -> list[Msg]:
+        """Ask for `batch` jobs: those there now, or with `wait_s` until that many came. Ends with the server's word or time."""
+        assert self._arrivals is not None
+        self._pulls += 1
+        reply = f"{self._inbox}.{self._pulls}"
+        request = {"batch": batch, "expires": int(wait_s * 1e9)} if wait_s else {"batch": batch, "no_wait": True}
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{subjects.JOBS_STREAM}.{self._consumer}"
+        await self._client.publish(subject, json.dumps(request).encode(), reply=reply)
+        jobs: list[Msg] = []
+        give_up_at = asyncio.get_running_loop().time() + wait_s + API_TIMEOUT_S
+        while len(jobs) < batch:
+            left = give_up_at - asyncio.get_running_loop().time()
+            try:
+                message = await self._arrivals.next_msg(timeout=max(left, 0.001))
+            except TimeoutError:
+                self._lost = True  # the server owes an answer: ask whether it still knows us
+                break
+            if not self._is_status(message):
+                jobs.append(message)
+            elif message.subject == reply:
+                status = (message.headers or {}).get("Status", "")
+                self._lost = status not in (
+                    "404",
+                    "408",
+                )  # nothing there, time is up; else 503 or 409: consumer is gone
+                break
+        return jobs
+
+    def _is_status(self, message: Msg) -> bool:
+        return message.subject.startswith(self._inbox)
+
+    async def _delivery(self, raw: Msg) -> Delivery | None:
+        try:
+            return NatsDelivery(raw, decode(job_decoder, raw.data))
+        except (MalformedMessageError, RecursionError) as error:
+            self._stream.malformed += 1
+            log.warning("job_queue.malformed", extra={"error": _text(error)})
+            await self._stream.dead_letter("malformed", raw.data, subject=raw.subject, reason=_text(error))
+            with contextlib.suppress(*_ERRORS):
+                await raw.term()
+            return None
+
+
+class NatsDelivery:
+    """`Delivery` of JetStream. Ending a delivery that is over already does nothing."""
+
+    def __init__(self, raw: Msg, job: Job) -> None:
+        self._raw = raw
+        self.job = job
+        self.num_delivered: int = raw.metadata.num_delivered or 1
+
+    async def ack(self) -> None:
+        await self._say(self._raw.ack())
+
+    async def nak(self, delay_s: float = 0.0) -> None:
+        await self._say(self._raw.nak(delay=delay_s or None))
+
+    async def term(self) -> None:
+        await self._say(self._raw.term())
+
+    async def in_progress(self) -> None:
+        await self._say(self._raw.in_progress())
+
+    async def _say(self, call: Awaitable[None]) -> None:
+        try:
+            await call
+        except nats.errors.MsgAlreadyAckdError:
+            return
+        except _ERRORS as error:
+            raise UnavailableError(f"could not answer for the job: {_text(error)}") from error
+
+
+class _MaxDeliveries(msgspec.Struct):
+    stream_seq: int
+    deliveries: int
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:200]

@@ -1,0 +1,390 @@
+"""Registry, prefix index and load ledger against a real Redis or Valkey server."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import redis.asyncio
+
+from common.blocks import hash_blocks, hash_root
+from common.errors import UnavailableError
+from common.messages import KVLayout, Region, WorkerState
+from common.servers import run_redis
+from common.store import BREAKER_ERRORS, Placement, PlacementRequest, RedisSettings, Store, connect_store
+from tests.integration.waiting import LIMIT_S, eventually
+
+BLOCK_SIZE = 16
+ROOT = hash_root(model="model", kv_dtype="float32", block_size=BLOCK_SIZE)
+TTL_MS = 60_000
+
+
+@pytest.fixture
+async def raw(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
+    """A plain client on a server that was flushed."""
+    async with redis.asyncio.Redis.from_url(redis_url) as client:
+        await client.flushall()
+        yield client
+
+
+@pytest.fixture
+async def store(redis_url: str, raw: redis.asyncio.Redis) -> AsyncIterator[Store]:
+    async with connect_store(patient(redis_url)) as store:
+        yield store
+
+
+def patient(url: str) -> RedisSettings:
+    return RedisSettings(url=url, place_timeout_s=LIMIT_S, timeout_s=LIMIT_S)  # a busy machine fails no test
+
+
+def a_worker(worker: str, *roles: str, **changes: Any) -> WorkerState:
+    layout = KVLayout(num_blocks=100, num_layers=1, block_size=BLOCK_SIZE, num_kv_heads=1, head_dim=8, dtype="float32")
+    state = WorkerState(
+        worker=worker,
+        incarnation=1,
+        roles=list(roles),
+        status="ready",
+        model="model",
+        model_fingerprint="model",
+        tokenizer_fingerprint="tokenizer",
+        vocab_size=100,
+        max_model_len=2048,
+        region=Region(transport="shm", incarnation=1, layout=layout, address={}),
+        free_blocks=100,
+        max_sequences=8,
+        prefill_tokens_per_s=1000.0,
+    )
+    return msgspec.structs.replace(state, **changes)
+
+
+async def two_and_two(store: Store) -> None:
+    """Two workers of each role."""
+    for state in (*(a_worker(f"p{n}", "prefill") for n in (0, 1)), *(a_worker(f"d{n}", "decode") for n in (0, 1))):
+        await store.register(state, ttl_ms=TTL_MS)
+
+
+def a_request(request_id: str = "request", **changes: Any) -> PlacementRequest:
+    values: dict[str, Any] = {
+        "attempt": 1,
+        "digests": [],
+        "num_tokens": 64,
+        "block_size": BLOCK_SIZE,
+        "reserve_tokens": 96,
+        "deadline_ms": TTL_MS,
+        "model_fingerprint": "model",
+    }
+    return PlacementRequest(request_id=request_id, **(values | changes))
+
+
+def a_prompt(first: int = 0, *, blocks: int = 4) -> list[bytes]:
+    return hash_blocks(ROOT, range(first, first + blocks * BLOCK_SIZE), BLOCK_SIZE)
+
+
+# -- registry ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_worker_is_unknown_once_and_again_with_a_new_incarnation(store: Store) -> None:
+    assert await store.register(a_worker("w", "decode"))
+    assert not await store.register(a_worker("w", "decode"))
+    assert await store.register(a_worker("w", "decode", incarnation=2))
+    assert [state.incarnation for state in await store.workers()] == [2]
+
+
+async def test_a_worker_leaves_unless_a_newer_incarnation_is_there(store: Store) -> None:
+    await store.register(a_worker("w", "decode", incarnation=2), ttl_ms=TTL_MS)
+    await store.unregister("w", 1)
+    assert [state.worker for state in await store.workers()] == ["w"]
+    await store.unregister("w", 2)
+    assert await store.workers() == []
+
+
+async def test_a_worker_whose_lease_ran_out_is_gone_with_its_charges(store: Store, raw: redis.asyncio.Redis) -> None:
+    await store.register(a_worker("d0", "decode"), ttl_ms=50)
+    assert (await store.place(a_request())).prefill == "d0"
+
+    async def nobody() -> bool:
+        return await store.workers() == []
+
+    await eventually(nobody)
+    with pytest.raises(UnavailableError, match="no decode worker"):
+        await store.place(a_request("another"))
+    assert [key async for key in raw.scan_iter("baton:*") if b":placed:" not in key] == []
+
+
+async def test_only_ready_workers_of_the_model_that_are_not_excluded_are_chosen(store: Store) -> None:
+    await two_and_two(store)
+    await store.register(a_worker("p1", "prefill", status="draining"))
+    await store.register(a_worker("d1", "decode", model_fingerprint="another"))
+    for number in range(6):
+        placement = await store.place(a_request(f"request-{number}"))
+        assert (placement.prefill, placement.decode) == ("p0", ["d0"])
+    assert (await store.place(a_request(exclude=["p0"]))).reason == "local: no prefill worker"
+    with pytest.raises(UnavailableError):
+        await store.place(a_request(exclude=["d0"]))
+
+
+# -- prefixes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("holder", ["p0", "p1"])
+async def test_a_prompt_goes_where_its_prefix_is(store: Store, holder: str) -> None:
+    await two_and_two(store)
+    prompt = a_prompt()
+    await store.announce(holder, 1, prompt[:3], [])
+    placement = await store.place(a_request(digests=prompt))
+    assert (placement.prefill, placement.matched_blocks_prefill, placement.reason) == (holder, 3, "prefix")
+    assert await store.charged(holder, "prefill") == 64 - 3 * BLOCK_SIZE
+
+
+async def test_the_longest_prefix_without_a_gap_counts(store: Store) -> None:
+    await two_and_two(store)
+    prompt = a_prompt(blocks=6)
+    await store.announce("p0", 1, prompt[:1] + prompt[2:], [])
+    await store.announce("p1", 1, prompt[:2], [])
+    placement = await store.place(a_request(digests=prompt, num_tokens=96))
+    assert (placement.prefill, placement.matched_blocks_prefill) == ("p1", 2)
+
+
+async def test_a_long_queue_outweighs_a_prefix(store: Store) -> None:
+    await two_and_two(store)
+    prompt = a_prompt()
+    await store.announce("p0", 1, prompt, [])
+    await store.register(a_worker("p0", "prefill", queued_tokens=1000))
+    assert (await store.place(a_request(digests=prompt))).prefill == "p1"
+
+
+async def test_the_faster_worker_takes_the_longer_queue(store: Store) -> None:
+    await two_and_two(store)
+    await store.register(a_worker("p0", "prefill", prefill_tokens_per_s=8000.0))
+    chosen = Counter([(await store.place(a_request(f"request-{number}"))).prefill for number in range(9)])
+    assert chosen == {"p0": 8, "p1": 1}
+
+
+async def test_decode_goes_where_the_blocks_are(store: Store) -> None:
+    await two_and_two(store)
+    prompt = a_prompt()
+    await store.announce("d1", 1, prompt, [])
+    placement = await store.place(a_request(digests=prompt))
+    assert (placement.decode, placement.matched_blocks_decode) == (["d1", "d0"], 4)
+
+
+async def test_a_block_that_left_the_pool_is_no_hit(store: Store) -> None:
+    await two_and_two(store)
+    prompt = a_prompt()
+    await store.announce("p1", 1, prompt, [])
+    await store.announce("p1", 1, [], prompt[1:])
+    assert (await store.place(a_request(digests=prompt))).matched_blocks_prefill == 1
+
+
+async def test_blocks_of_a_dead_incarnation_are_no_hit_and_are_cleared_away(
+    store: Store, raw: redis.asyncio.Redis
+) -> None:
+    await two_and_two(store)
+    prompt = a_prompt()
+    await store.announce("p1", 1, prompt, [])
+    await store.register(a_worker("p1", "prefill", incarnation=2), ttl_ms=TTL_MS)
+    assert (await store.place(a_request(digests=prompt))).matched_blocks_prefill == 0
+    assert not await raw.exists(b"baton:block:" + prompt[0])
+
+
+async def test_thousands_of_blocks_are_announced_in_parts_and_found(store: Store) -> None:
+    await two_and_two(store)
+    prompt = a_prompt(blocks=2500)
+    await store.announce("p1", 1, prompt, [])
+    placement = await store.place(a_request(digests=prompt, num_tokens=2500 * BLOCK_SIZE))
+    assert (placement.prefill, placement.matched_blocks_prefill) == ("p1", 2500)
+
+
+async def test_after_a_flush_workers_are_unknown_and_announcing_again_restores_hits(
+    store: Store, raw: redis.asyncio.Redis
+) -> None:
+    await two_and_two(store)
+    prompt = a_prompt()
+    await store.announce("p1", 1, prompt, [])
+    await raw.flushall()
+    assert await store.register(a_worker("p1", "prefill"))
+    assert await store.register(a_worker("d0", "decode"))
+    assert (await store.place(a_request("before", digests=prompt))).matched_blocks_prefill == 0
+    await store.announce("p1", 1, prompt, [])
+    assert (await store.place(a_request("after", digests=prompt))).matched_blocks_prefill == 4
+
+
+# -- local prefill -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_short_uncached_rest_is_prefilled_on_the_decode_worker(store: Store) -> None:
+    await two_and_two(store)
+    prompt = a_prompt()
+    assert (await store.place(a_request("long", digests=prompt, cut_over_tokens=20))).reason == "load"
+    await store.announce("d1", 1, prompt[:3], [])
+    placement = await store.place(a_request("short", digests=prompt, cut_over_tokens=20))
+    assert placement == Placement(
+        prefill="d1",
+        decode=[],
+        prefill_incarnation=1,
+        matched_blocks_prefill=3,
+        matched_blocks_decode=3,
+        reason="local: short",
+    )
+
+
+async def test_a_worker_with_both_roles_serves_alone(store: Store) -> None:
+    await store.register(a_worker("w", "prefill", "decode"))
+    placement = await store.place(a_request())
+    assert (placement.prefill, placement.decode, placement.reason) == ("w", [], "local: same worker")
+
+
+# -- ledger ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_charge_is_exact_and_given_back_once(store: Store) -> None:
+    await two_and_two(store)
+    placement = await store.place(a_request(num_tokens=50, reserve_tokens=70))
+    decode = placement.decode[0]
+    assert await store.charged(placement.prefill, "prefill") == 50
+    assert await store.charged(decode, "decode") == 70
+    for _ in range(2):
+        await store.release("request", 1, stage="prefill")
+    assert (await store.charged(placement.prefill, "prefill"), await store.charged(decode, "decode")) == (0, 70)
+    for _ in range(2):
+        await store.release("request", 1, stage="all")
+    assert await store.charged(decode, "decode") == 0
+
+
+async def test_a_charge_is_found_at_the_named_workers_when_its_record_was_evicted(
+    store: Store, raw: redis.asyncio.Redis
+) -> None:
+    await two_and_two(store)
+    placement = await store.place(a_request())
+    await raw.delete("baton:placed:request:1")
+    await store.release("request", 1, stage="prefill", workers=["p0", "p1"])
+    assert await store.charged(placement.prefill, "prefill") == 0
+
+
+async def test_placing_the_same_attempt_again_charges_it_once(store: Store) -> None:
+    await two_and_two(store)
+    for _ in range(3):
+        await store.place(a_request(num_tokens=50, reserve_tokens=70))
+    assert [await store.charged(worker, "prefill") for worker in ("p0", "p1")] == [50, 0]
+    assert [await store.charged(worker, "decode") for worker in ("d0", "d1")] == [70, 0]
+
+
+async def test_a_charge_expires_with_its_deadline_and_takes_only_itself_along(store: Store) -> None:
+    await two_and_two(store)
+    await store.place(a_request("short", num_tokens=50, reserve_tokens=70, deadline_ms=50, exclude=["p1", "d1"]))
+    await store.place(a_request("long", num_tokens=5, reserve_tokens=7, exclude=["p1", "d1"]))
+
+    async def is_expired() -> bool:
+        return (await store.charged("p0", "prefill"), await store.charged("d0", "decode")) == (5, 7)
+
+    await eventually(is_expired)
+
+
+async def test_loads_spread_over_equal_workers(store: Store) -> None:
+    await two_and_two(store)
+    placements = [await store.place(a_request(f"request-{number}")) for number in range(8)]
+    assert Counter(placement.prefill for placement in placements) == {"p0": 4, "p1": 4}
+    assert Counter(placement.decode[0] for placement in placements) == {"d0": 4, "d1": 4}
+
+
+@pytest.mark.parametrize("limit", [{"max_sequences": 10}, {"free_blocks": 100}], ids=["sequences", "blocks"])
+async def test_two_gateways_at_once_never_overbook_a_worker_while_another_has_room(
+    store: Store, redis_url: str, limit: dict[str, int]
+) -> None:
+    # Room for 10 requests each: of 160 tokens in 100 blocks of 16, or 10 sequences.
+    roomy = {"max_sequences": 1000} | limit
+    for worker in ("d0", "d1", "d2"):
+        await store.register(a_worker(worker, "decode", **roomy), ttl_ms=TTL_MS)
+    await store.register(a_worker("p0", "prefill"), ttl_ms=TTL_MS)
+    held = a_prompt()
+    await store.announce("d0", 1, held[:1], [])  # everybody would like d0
+    reserve = 160 if "free_blocks" in limit else 1
+    async with connect_store(patient(redis_url)) as other:
+        placements = await asyncio.gather(
+            *(
+                gateway.place(
+                    a_request(f"{name}-{number}", reserve_tokens=reserve, digests=held if name == "a" else [])
+                )
+                for number in range(15)
+                for name, gateway in (("a", store), ("b", other))
+            )
+        )
+        chosen = Counter(placement.decode[0] for placement in placements)
+        assert chosen == {"d0": 10, "d1": 10, "d2": 10}
+        assert "full" not in {placement.reason for placement in placements}
+        assert (await other.place(a_request("one too many", reserve_tokens=reserve))).reason == "full"
+
+
+async def test_what_a_worker_says_of_its_load_counts_when_it_is_more_than_was_charged(store: Store) -> None:
+    await two_and_two(store)
+    await store.register(a_worker("d0", "decode", running=7))
+    await store.register(a_worker("p0", "prefill", queued_tokens=500))
+    placement = await store.place(a_request())
+    assert (placement.prefill, placement.decode) == ("p1", ["d1", "d0"])
+
+
+# -- a server that goes away -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flush", ["FUNCTION FLUSH", "FLUSHALL", "SCRIPT FLUSH"])
+async def test_the_library_is_loaded_again_when_it_is_gone(store: Store, raw: redis.asyncio.Redis, flush: str) -> None:
+    await raw.execute_command(*flush.split())
+    await two_and_two(store)
+    assert (await store.place(a_request())).prefill == "p0"
+
+
+async def test_a_killed_redis_is_unavailable_at_once_and_back_after_its_restart(tmp_path: Path) -> None:
+    async with run_redis(data_dir=tmp_path) as server, connect_store(RedisSettings(url=server.url)) as store:
+        await store.register(a_worker("w", "decode"))
+        server.process.kill()
+        await server.process.wait()
+        async with asyncio.timeout(2.0):  # the client's own retries would take many seconds
+            for _ in range(BREAKER_ERRORS + 20):
+                with pytest.raises(UnavailableError):
+                    await store.place(a_request())
+        async with run_redis(port=server.port, data_dir=tmp_path):
+            assert await eventually(lambda: registered_as_unknown(store))
+            assert (await store.place(a_request())).prefill == "w"
+
+
+async def test_a_hung_redis_is_unavailable_after_the_time_out_and_answers_are_not_mixed_up_later(
+    tmp_path: Path,
+) -> None:
+    settings = RedisSettings(url="", place_timeout_s=0.05, timeout_s=LIMIT_S)
+    async with run_redis(data_dir=tmp_path) as server:
+        async with connect_store(dataclasses.replace(settings, url=server.url)) as store:
+            await store.register(a_worker("w", "decode"), ttl_ms=TTL_MS)
+            server.process.send_signal(signal.SIGSTOP)
+            try:
+                async with asyncio.timeout(LIMIT_S / 2):
+                    with pytest.raises(UnavailableError, match="TimeoutError"):
+                        await store.place(a_request())
+            finally:
+                server.process.send_signal(signal.SIGCONT)
+            assert [state.worker for state in await store.workers()] == ["w"]
+            await store.release("request", 1, stage="all")  # it may have been placed after all
+            assert await store.charged("w", "decode") == 0
+
+
+async def test_a_store_without_redis_at_first_works_once_there_is_one(tmp_path: Path) -> None:
+    async with run_redis(data_dir=tmp_path) as server:
+        port = server.port
+    async with connect_store(RedisSettings(url=f"redis://127.0.0.1:{port}")) as store:
+        with pytest.raises(UnavailableError):
+            await store.workers()
+        async with run_redis(port=port, data_dir=tmp_path):
+            assert await eventually(lambda: registered_as_unknown(store))
+
+
+async def registered_as_unknown(store: Store) -> bool:
+    try:
+        return await store.register(a_worker("w", "decode"), ttl_ms=TTL_MS)
+    except UnavailableError:
+        return False  # the breaker is open for a second
