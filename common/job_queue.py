@@ -276,10 +276,8 @@ class NatsJobQueue:
                 jobs.append(message)
             elif message.subject == reply:
                 status = (message.headers or {}).get("Status", "")
-                self._lost = status not in (
-                    "404",
-                    "408",
-                )  # nothing there, time is up; else 503 or 409: consumer is gone
+                # 404 nothing there, 408 time is up; 409 and 503: the consumer was deleted or is unknown
+                self._lost = status not in ("404", "408")
                 break
         return jobs
 

@@ -306,6 +306,21 @@ async def test_a_deleted_stream_and_consumer_are_made_again_by_their_next_use(bu
     assert [delivery.job.request_id for delivery in await some_jobs(queue)] == ["first"]
 
 
+async def test_a_consumer_deleted_under_a_waiting_worker_is_made_again(bus: NatsBus, raw: nats.NATS) -> None:
+    queue = await bus.jobs("w")
+    fetching = asyncio.create_task(queue.fetch(8, expires_s=10 * LIMIT_S))
+
+    async def is_waiting() -> bool:
+        return bool((await raw.jetstream().consumer_info(subjects.JOBS_STREAM, "worker-w")).num_waiting)
+
+    await eventually(is_waiting)
+    await raw.jetstream().delete_consumer(subjects.JOBS_STREAM, "worker-w")
+    async with asyncio.timeout(LIMIT_S):
+        assert await fetching == []
+    await bus.publish_job("w", a_job())
+    assert [delivery.job for delivery in await some_jobs(queue)] == [a_job()]
+
+
 # -- a server that goes away -------------------------------------------------------------------------------------------
 
 

@@ -268,6 +268,15 @@ async def test_a_charge_is_found_at_the_named_workers_when_its_record_was_evicte
     assert await store.charged(placement.prefill, "prefill") == 0
 
 
+async def test_a_new_incarnation_starts_without_the_charges_of_the_old_one(store: Store) -> None:
+    await two_and_two(store)
+    await store.place(a_request(exclude=["p1", "d1"]))
+    await store.register(a_worker("p0", "prefill", incarnation=2), ttl_ms=TTL_MS)
+    assert await store.charged("p0", "prefill") == 0
+    await store.release("request", 1, stage="all")  # of the old one's: nothing happens to the new one's
+    assert await store.charged("p0", "prefill") == 0
+
+
 async def test_placing_the_same_attempt_again_charges_it_once(store: Store) -> None:
     await two_and_two(store)
     for _ in range(3):
@@ -341,7 +350,7 @@ async def test_the_library_is_loaded_again_when_it_is_gone(store: Store, raw: re
 
 
 async def test_a_killed_redis_is_unavailable_at_once_and_back_after_its_restart(tmp_path: Path) -> None:
-    async with run_redis(data_dir=tmp_path) as server, connect_store(RedisSettings(url=server.url)) as store:
+    async with run_redis(data_dir=tmp_path) as server, connect_store(patient(server.url)) as store:
         await store.register(a_worker("w", "decode"))
         server.process.kill()
         await server.process.wait()
