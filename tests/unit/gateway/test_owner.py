@@ -1,0 +1,102 @@
+"""The owner's record of a request under any order of events: tokens in order, none twice, none missing."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.blocks import pack_tokens
+from common.messages import SamplingParams, Tokens
+from gateway.generation import GenerationSpec
+from gateway.owner import MAX_ATTEMPTS, Phase, RequestState
+
+PREFILL, DECODE, OTHER = ("p", 1), ("d", 1), ("d", 2)
+ANSWER = [100 + index for index in range(30)]
+
+
+def request() -> RequestState:
+    spec = GenerationSpec(request_id="r", token_ids=[1, 2], sampling=SamplingParams(max_tokens=30), deadline_s=60)
+    return RequestState(spec=spec, deadline_at=60.0)
+
+
+def tokens(attempt: int, start: int, end: int) -> Tokens:
+    finish = "length" if end == len(ANSWER) else ""
+    return Tokens(
+        request_id="r", attempt=attempt, position=start, token_ids=pack_tokens(ANSWER[start:end]), finish=finish
+    )
+
+
+def claimed() -> RequestState:
+    state = request()
+    state.begin_attempt(0.0)
+    state.placed("p", ["d"])
+    assert state.claim(1, PREFILL, 0.0) == ""
+    return state
+
+
+@settings(max_examples=300, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_tokens_come_in_order_once_whatever_the_network_does(seed: int) -> None:
+    rng = random.Random(seed)
+    state = request()
+    received: list[int] = []
+    while state.phase is not Phase.ENDED:
+        if not state.begin_attempt(0.0):
+            break
+        state.claim(state.attempt, PREFILL, 0.0)
+        first = state.next_position
+        frames = [tokens(state.attempt, at, at + 1) for at in range(first, len(ANSWER))]
+        frames = [frame for frame in frames if rng.random() > 0.1]
+        frames += [rng.choice(frames) for _ in range(5) if frames]
+        frames += [tokens(state.attempt - 1, at, at + 2) for at in range(0, 20, 3)]  # late ones of the attempt before
+        if rng.random() < 0.7:
+            rng.shuffle(frames)
+        for frame in frames:
+            for event in state.take(frame, DECODE if frame.position else PREFILL, 0.0):
+                assert event.position == len(received)
+                received += event.token_ids
+        if rng.random() < 0.5:  # the answer to a `Resend`
+            for event in state.take(tokens(state.attempt, state.next_position, len(ANSWER)), DECODE, 0.0):
+                received += event.token_ids
+    assert received == ANSWER[: len(received)]
+    assert received == state.generated
+    assert (state.phase is Phase.ENDED) == (len(received) == len(ANSWER))
+
+
+def test_only_one_worker_gets_an_attempt_and_may_ask_twice() -> None:
+    state = claimed()
+    assert state.claim(1, PREFILL, 0.0) == ""
+    assert state.claim(1, OTHER, 0.0) != ""
+    assert state.claim(2, OTHER, 0.0) != ""
+
+
+def test_a_stale_worker_may_not_ack_the_job() -> None:
+    state = claimed()
+    state.begin_attempt(0.0)
+    assert not state.settle(1, PREFILL, DECODE)
+    assert state.claim(2, OTHER, 0.0) == ""
+    assert state.settle(2, OTHER, DECODE)
+
+
+def test_nothing_is_taken_before_the_attempt_was_claimed() -> None:
+    state = request()
+    state.begin_attempt(0.0)
+    assert state.take(tokens(1, 0, 1), PREFILL, 0.0) == []
+
+
+def test_attempts_are_bounded() -> None:
+    state = request()
+    assert [state.begin_attempt(0.0) for _ in range(MAX_ATTEMPTS + 1)] == [True] * MAX_ATTEMPTS + [False]
+
+
+def test_who_is_missed_depends_on_the_phase() -> None:
+    state = claimed()
+    assert state.lost(PREFILL)
+    assert not state.lost(DECODE)
+    state.take(tokens(1, 0, 1), PREFILL, 0.0)
+    assert state.settle(1, PREFILL, DECODE)
+    assert not state.lost(PREFILL)
+    assert state.lost(DECODE)
+    assert not state.lost(OTHER)
