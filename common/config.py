@@ -13,12 +13,13 @@ import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 PREFIX = "BATON_"
 ROOT = Path(__file__).resolve().parents[1]
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -44,7 +45,7 @@ class Settings(BaseModel):
 class ModelSettings(Settings):
     """What services that know the model have."""
 
-    model: Path = Field(Path("models/demo"), description="Hugging Face model folder")
+    model: Path = Field(Path("models/demo"), validate_default=True, description="Hugging Face model folder")
     served_model_name: str = Field("", description="name in the API; empty: the folder's name")
 
     @field_validator("model")
@@ -72,6 +73,19 @@ class GatewaySettings(ModelSettings):
     local_prefill_tokens: Annotated[int, Field(ge=0)] = Field(
         0, description="uncached prompt up to this many tokens is prefilled on the decode worker"
     )
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The API keys; empty: none is asked for."""
+        return tuple(key.strip() for key in self.api_keys.split(",") if key.strip())
+
+    @model_validator(mode="after")
+    def _guarded(self) -> Self:
+        if self.host not in LOOPBACK and not self.keys:
+            raise ConfigError(
+                f"--host {self.host} is not loopback: set {PREFIX}API_KEYS (--api-keys), or listen on 127.0.0.1"
+            )
+        return self
 
 
 class WorkerOptions(ModelSettings):

@@ -27,8 +27,7 @@ log = logging.getLogger("baton.gateway")
 
 async def run(settings: GatewaySettings) -> None:
     """Serve HTTP until signalled; then refuse new requests, finish the running ones, leave."""
-    keys = tuple(key.strip() for key in settings.api_keys.split(",") if key.strip())
-    listener = _listen(settings.host, settings.port, has_keys=bool(keys))
+    listener = _listen(settings.host, settings.port)
     tokenizer = ChatTokenizer(settings.model)
     async with (
         until_signalled() as stopping,
@@ -55,7 +54,7 @@ async def run(settings: GatewaySettings) -> None:
             tokenizer=tokenizer,
             settings=HttpSettings(
                 served_model=settings.served_name,
-                api_keys=keys,
+                api_keys=settings.keys,
                 max_body_bytes=settings.max_body_mb << 20,
                 request_timeout_s=settings.request_timeout_s,
             ),
@@ -78,10 +77,8 @@ class _Server(uvicorn.Server):
         return contextlib.nullcontext()
 
 
-def _listen(host: str, port: int, *, has_keys: bool) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     """Bind now, so that a port in use is one clear line before anything else starts."""
-    if not has_keys and host not in ("127.0.0.1", "localhost", "::1"):
-        raise ConfigError(f"--host {host} is not loopback: set --api-keys (BATON_API_KEYS), or listen on 127.0.0.1")
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

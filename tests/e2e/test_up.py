@@ -1,0 +1,197 @@
+"""`baton up` as a person meets it: one command, one address, restarts, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from common.servers import free_port
+from tests.models import build_tiny_model
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 60.0
+
+
+class Up:
+    """A running `baton up` and what it said."""
+
+    def __init__(self, process: asyncio.subprocess.Process, url: str) -> None:
+        self.process = process
+        self.url = url
+        self.said: list[str] = []
+
+    async def says(self, part: str) -> str:
+        """Return the next line with `part` in it. Fails with everything said when the output ends first."""
+        assert self.process.stdout is not None
+        async with asyncio.timeout(PATIENCE_S):
+            while line := (await self.process.stdout.readline()).decode():
+                self.said.append(line)
+                if part in line:
+                    return line
+        raise AssertionError(f"never said {part!r}:\n{''.join(self.said)}")
+
+    def family(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def child(self, part: str) -> psutil.Process:
+        """The child whose command line has `part` in it."""
+        return next(child for child in self.family() if part in " ".join(child.cmdline()))
+
+    async def ends(self) -> tuple[int, list[str]]:
+        """Wait for the end; return the exit code and the rest of what was said."""
+        assert self.process.stdout is not None
+        async with asyncio.timeout(PATIENCE_S):
+            rest = (await self.process.stdout.read()).decode().splitlines()
+            return await self.process.wait(), rest
+
+
+async def all_gone(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Wait for processes to end; return those that did not."""
+    _, alive = await asyncio.to_thread(psutil.wait_procs, processes, timeout=PATIENCE_S)
+    return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+Start = Callable[..., contextlib.AbstractAsyncContextManager[Up]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_model(tmp_path_factory.mktemp("up") / "tiny", "llama")
+
+
+@pytest.fixture
+def start(model: Path, tmp_path: Path) -> Start:
+    @contextlib.asynccontextmanager
+    async def start(*options: str) -> AsyncIterator[Up]:
+        port = free_port()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "services.up",
+            *("--model", str(model), "--port", str(port), "--data-dir", str(tmp_path / "data")),
+            *("--kv-memory-mb", "8", "--drain-s", "5", *options),
+            cwd=ROOT,
+            env={key: value for key, value in os.environ.items() if not key.startswith("BATON_")},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        try:
+            yield Up(process, f"http://127.0.0.1:{port}")
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    return start
+
+
+async def test_the_curl_line_works_a_dead_worker_comes_back_and_ctrl_c_leaves_nothing(start: Start) -> None:
+    async with start("--decode", "2") as up:
+        await up.says(f"Baton serves tiny at {up.url}")
+        curl = shlex.split(await up.says("curl"))
+        body, url = curl[curl.index("-d") + 1], curl[1]
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
+            answer = await client.post(url, content=body, headers=dict([curl[curl.index("-H") + 1].split(": ")]))
+            assert answer.json()["choices"][0]["message"]["content"]
+            assert answer.json()["usage"]["completion_tokens"] > 0
+        up.child("services.decode").kill()
+        await up.says("ended with signal SIGKILL; its last lines:")
+        await up.says("worker.ready")
+        await up.says("restarting decode-")
+        family = up.family()
+        up.process.send_signal(signal.SIGINT)
+        code, rest = await up.ends()
+        assert (code, rest[-1]) == (0, "stopped")
+        assert await all_gone(family) == []
+
+
+async def test_stopping_while_starting_leaves_nothing(start: Start) -> None:
+    async with start("--fake") as up:
+        await up.says("starting gateway")
+        family = up.family()
+        up.process.send_signal(signal.SIGTERM)
+        code, _ = await up.ends()
+        assert code == 0
+        assert await all_gone(family) == []
+
+
+async def test_children_die_with_a_killed_parent(start: Start) -> None:
+    async with start("--fake") as up:
+        await up.says("Baton serves")
+        family = up.family()
+        assert len(family) >= 5
+        up.process.kill()
+        assert await all_gone(family) == []
+
+
+async def test_a_lost_nats_is_named_and_stops_everything(start: Start) -> None:
+    async with start("--fake", "--drain-s", "1") as up:
+        await up.says("Baton serves")
+        family = up.family()
+        up.child("nats-server").kill()
+        await up.says("nats ended with signal SIGKILL")
+        code, rest = await up.ends()
+        assert code == 2
+        assert rest[-1].startswith("baton: nats is gone")
+        assert await all_gone(family) == []
+
+
+async def test_two_with_one_data_folder_are_refused(start: Start) -> None:
+    async with start("--fake") as first:
+        await first.says("starting nats")
+        async with start("--fake") as second:
+            code, said = await second.ends()
+            assert code == 2
+            assert len(said) == 1
+            assert "another `baton up` uses it" in said[0]
+
+
+async def test_a_broken_model_is_one_line_and_stops_everything(start: Start, model: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in model.iterdir():
+        if file.suffix != ".safetensors":
+            (broken / file.name).write_bytes(file.read_bytes())
+    async with start("--model", str(broken)) as up:
+        code, said = await up.ends()
+        assert code == 2
+        assert said[-1].startswith("baton: ")
+        assert "safetensors" in said[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        (["--model", "/no/such/folder"], "--model /no/such/folder: no config.json"),
+        (["--decod", "2"], "unknown option --decod (did you mean --decode?)"),
+        (["--prefill", "many"], "--prefill (BATON_PREFILL)"),
+        (["--host", "0.0.0.0"], "set BATON_API_KEYS"),
+    ],
+)
+async def test_a_wrong_option_is_one_line(start: Start, options: list[str], part: str) -> None:
+    async with start(*options) as up:
+        code, said = await up.ends()
+        assert code == 2
+        assert len(said) == 1
+        assert part in said[0]
+
+
+async def test_a_port_in_use_is_one_line(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        async with start("--port", port) as up:
+            code, said = await up.ends()
+            assert code == 2
+            assert len(said) == 1
+            assert said[0].startswith(f"baton: --port {port}: in use")

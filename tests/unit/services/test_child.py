@@ -1,0 +1,43 @@
+"""The parts of `baton up` that need no server: how it names an end, how long it waits before a restart."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from services.requirements import requirements
+from services.up.child import describe_exit, last_lines
+from services.up.stack import LONGEST_PAUSE_S, restart_pause_s
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(0, "exit code 0"), (2, "exit code 2"), (-signal.SIGKILL, "signal SIGKILL"), (-999, "signal 999")],
+)
+def test_an_end_is_described(code: int, words: str) -> None:
+    assert describe_exit(code) == words
+
+
+def test_restart_pauses_grow_and_are_bounded() -> None:
+    pauses = [restart_pause_s(deaths) for deaths in range(1, 20)]
+    assert pauses == sorted(pauses)
+    assert pauses[0] < 1
+    assert pauses[-1] == LONGEST_PAUSE_S
+
+
+def test_last_lines_of_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert last_lines(log, 2) == []
+    log.write_bytes(b"one\ntwo\n\xffthree\n")
+    assert last_lines(log, 2) == ["two", "\ufffdthree"]
+
+
+def test_requirements_are_those_of_the_project_and_of_the_extras_asked_for() -> None:
+    serving = requirements(["gateway", "worker"])
+    assert any(line.startswith("torch") for line in serving)
+    assert not any(line.startswith("torch") for line in requirements(["gateway"]))
+    assert not any(line.startswith("pytest") for line in serving)
+    with pytest.raises(KeyError):
+        requirements(["no-such-extra"])
