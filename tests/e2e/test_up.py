@@ -62,6 +62,20 @@ async def all_gone(processes: list[psutil.Process]) -> list[psutil.Process]:
     return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
+async def ask(url: str, lines: str) -> str:
+    """What `baton chat` prints for these lines of input."""
+    chat = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.chat", "--url", url, "--max-tokens", "4", "--temperature", "0"),
+        cwd=ROOT,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    printed, _ = await asyncio.wait_for(chat.communicate(lines.encode()), PATIENCE_S)
+    assert chat.returncode == 0
+    return printed.decode(errors="replace")
+
+
 Start = Callable[..., contextlib.AbstractAsyncContextManager[Up]]
 
 
@@ -105,6 +119,7 @@ async def test_the_curl_line_works_a_dead_worker_comes_back_and_ctrl_c_leaves_no
             answer = await client.post(url, content=body, headers=dict([curl[curl.index("-H") + 1].split(": ")]))
             assert answer.json()["choices"][0]["message"]["content"]
             assert answer.json()["usage"]["completion_tokens"] > 0
+        assert "tiny at" in (chat := await ask(up.url, "Hello!\n")), chat
         up.child("services.decode").kill()
         await up.says("ended with signal SIGKILL; its last lines:")
         await up.says("worker.ready")

@@ -132,9 +132,11 @@ def test_what_up_hands_on_is_what_the_service_reads(kind: type[BaseModel]) -> No
     assert service.model_dump() == {name: getattr(up, name) for name in kind.model_fields}
 
 
-def test_the_demo_model_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_folder_of_the_repository_is_found_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert load().model == ROOT / "models/demo"  # type: ignore[attr-defined]
+    assert load("--model", "docs").model == ROOT / "docs"  # type: ignore[attr-defined]
     assert load("--model", "nowhere").model == Path("nowhere")  # type: ignore[attr-defined]
-    (tmp_path / "models/demo").mkdir(parents=True)
-    assert load().model == Path("models/demo")  # type: ignore[attr-defined]
+    (tmp_path / "docs").mkdir()
+    assert load("--model", "docs").model == Path("docs")  # type: ignore[attr-defined]
