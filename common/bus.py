@@ -46,6 +46,8 @@ log = logging.getLogger("baton.bus")
 M = TypeVar("M")
 
 MAX_HANDLERS = 256  # concurrent handler tasks of one subscription
+# One attempt to reconnect. On a starved host, a hand-shake may take seconds; too short an attempt would never succeed there.
+ATTEMPT_TIMEOUT_S = 5
 PENDING_BYTES = 32 << 20  # stored while disconnected; more is refused
 COMPLAINTS_A_SECOND = 5  # log lines and dead letters about bad messages and connection errors; all are counted
 
@@ -61,7 +63,7 @@ class NatsSettings:
     password: str | None = None
     credentials: Path | None = None  # a .creds file: JWT and NKey
     ca_file: Path | None = None  # who signed the server's certificate; None: the system's authorities
-    connect_timeout_s: float = 5.0
+    connect_timeout_s: float = 10.0  # at start; afterwards it reconnects for ever
 
 
 class Subscription(Protocol):
@@ -161,7 +163,7 @@ class NatsBus:
                     allow_reconnect=True,
                     max_reconnect_attempts=-1,
                     reconnect_time_wait=0.1 + random.random() * 0.1,
-                    connect_timeout=2,
+                    connect_timeout=ATTEMPT_TIMEOUT_S,
                     ping_interval=1,
                     max_outstanding_pings=2,
                     pending_size=PENDING_BYTES,
