@@ -23,6 +23,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,64}$")]
 
 
@@ -95,7 +96,7 @@ class WorkerOptions(ModelSettings):
         "shm", description="how KV moves: shm within a host, ucx also between hosts"
     )
     transport_host: str = Field("127.0.0.1", description="address that peers reach this worker's ucx listener at")
-    device: str = Field("cpu", description="torch device")
+    device: Device = Field("cpu", description="cpu, cuda or cuda:N")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="weights and KV; auto: float32 on the CPU"
     )

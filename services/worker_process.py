@@ -8,6 +8,8 @@ import secrets
 import sys
 from collections.abc import Sequence
 
+import torch
+
 from common.bus import NatsSettings, connect_bus
 from common.config import ConfigError, WorkerServiceSettings, fail, load_settings
 from common.errors import ServingError
@@ -65,7 +67,10 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str]) -> None:
 
 
 def build_engine(settings: WorkerServiceSettings, transport: Transport) -> WorkerEngine:
-    """Load the model (or the fake device) with its pool in the transport's memory."""
+    """Load the model (or the fake device) with its pool in the transport's memory. Raises ConfigError."""
+    device = torch.device(settings.device)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"--device {device}: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices")
     config = EngineConfig(
         model=settings.model,
         device=settings.device,

@@ -8,6 +8,7 @@ import logging
 import secrets
 import socket
 import sys
+from pathlib import Path
 
 import uvicorn
 
@@ -28,7 +29,7 @@ log = logging.getLogger("baton.gateway")
 async def run(settings: GatewaySettings) -> None:
     """Serve HTTP until signalled; then refuse new requests, finish the running ones, leave."""
     listener = _listen(settings.host, settings.port)
-    tokenizer = ChatTokenizer(settings.model)
+    tokenizer = _tokenizer(settings.model)
     async with (
         until_signalled() as stopping,
         connect_bus(NatsSettings(url=settings.nats_url), name="gateway") as bus,
@@ -75,6 +76,13 @@ class _Server(uvicorn.Server):
 
     def capture_signals(self):  # type: ignore[no-untyped-def]
         return contextlib.nullcontext()
+
+
+def _tokenizer(folder: Path) -> ChatTokenizer:
+    try:
+        return ChatTokenizer(folder)
+    except Exception as error:  # the tokenizers library raises nothing narrower
+        raise ConfigError(f"--model {folder}: {error}") from error
 
 
 def _listen(host: str, port: int) -> socket.socket:

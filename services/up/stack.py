@@ -134,7 +134,7 @@ class Stack:
             while not stopping.is_set():
                 for child in self._children:
                     if child.exit_code is not None:
-                        end = "".join(last_lines(child.log_file, 1)) or f"see {child.log_file}"
+                        end = "".join(last_lines(child.log_file, 1)).removeprefix("baton: ") or f"see {child.log_file}"
                         raise UnavailableError(f"{child.name} ended with {describe_exit(child.exit_code)}: {end}")
                 reason = await _reason_not_ready(client, prefill=self._settings.prefill, decode=self._settings.decode)
                 if reason is None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import shlex
+import shutil
 import signal
 import socket
 import sys
@@ -172,17 +173,27 @@ async def test_two_with_one_data_folder_are_refused(start: Start) -> None:
             assert "another `baton up` uses it" in said[0]
 
 
-async def test_a_broken_model_is_one_line_and_stops_everything(start: Start, model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+async def test_a_broken_model_is_one_line_and_stops_everything(
+    start: Start, model: Path, tmp_path: Path, name: str
+) -> None:
     broken = tmp_path / "broken"
-    broken.mkdir()
-    for file in model.iterdir():
-        if file.suffix != ".safetensors":
-            (broken / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(model, broken)
+    (broken / name).write_text("{'")
     async with start("--model", str(broken)) as up:
         code, said = await up.ends()
         assert code == 2
+        assert said[-2] == "stopped"
         assert said[-1].startswith("baton: ")
-        assert "safetensors" in said[-1]
+        assert "ended with exit code 2: " in said[-1]
+        assert str(broken) in said[-1]
+
+
+async def test_a_device_that_is_not_there_is_one_line(start: Start) -> None:
+    async with start("--device", "cuda:99") as up:
+        code, said = await up.ends()
+        assert code == 2
+        assert "--device cuda:99: torch" in said[-1]
 
 
 @pytest.mark.parametrize(
