@@ -1,0 +1,88 @@
+"""What the kernels compute, in float64 and the plainest loops; and random inputs for them."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.kernels.attention import AttentionBatch
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    wide = x.double()
+    return weight.double() * wide / (wide.square().mean(dim=-1, keepdim=True) + eps).sqrt()
+
+
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    return gate / (1 + (-gate).exp()) * up
+
+
+def rotated(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
+    """[T, heads, D]: the complex numbers (first half) + i (second half), turned."""
+    first, second = x.double().chunk(2, dim=-1)
+    cos, sin = cos_sin.double()[positions].chunk(2, dim=-1)
+    turned = torch.complex(first, second) * torch.complex(cos, sin)[:, None]
+    return torch.cat((turned.real, turned.imag), dim=-1)
+
+
+def attention(
+    q: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, scale: float, window: int
+) -> torch.Tensor:
+    """Query by query and head by head."""
+    block_size = kv_layer.shape[2]
+    group = q.shape[1] // kv_layer.shape[3]
+    out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
+    starts = batch.query_start.tolist()
+    for sequence, context in enumerate(batch.context_len.tolist()):
+        at = torch.arange(context, device=q.device)
+        blocks = batch.block_table[sequence].long()[at // block_size]
+        keys, values = (kv_layer[blocks, side, at % block_size].double() for side in (0, 1))  # [C, Hkv, D]
+        rows = range(starts[sequence], starts[sequence + 1])
+        for row in rows:
+            own = context - (rows.stop - row)
+            seen = slice(max(0, own - window + 1) if window else 0, own + 1)
+            for head in range(q.shape[1]):
+                scores = keys[seen, head // group] @ q[row, head].double() * scale
+                out[row, head] = scores.softmax(dim=0) @ values[seen, head // group]
+    return out
+
+
+def attention_case(
+    lengths: list[tuple[int, int]],
+    *,
+    heads: tuple[int, int],
+    head_dim: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: str = "cpu",
+) -> tuple[torch.Tensor, torch.Tensor, AttentionBatch]:
+    """q, a layer of a pool and the batch for `lengths` (new tokens, context). What no sequence owns is NaN."""
+    num_q_heads, num_kv_heads = heads
+    counts = [-(-context // block_size) for _, context in lengths]
+    num_blocks = sum(counts) + 3
+    pool = torch.full((num_blocks, 2, 2, block_size, num_kv_heads, head_dim), float("nan"), dtype=dtype)
+    order = torch.randperm(num_blocks).tolist()
+    table = torch.full((len(lengths), max(counts) + 1), order.pop(), dtype=torch.int32)
+    for sequence, (_, context) in enumerate(lengths):
+        for index in range(counts[sequence]):
+            table[sequence, index] = block = order.pop()
+            used = min(block_size, context - index * block_size)
+            pool[block, 1, :, :used] = torch.randn(2, used, num_kv_heads, head_dim).to(dtype)
+    queries = [new for new, _ in lengths]
+    starts = torch.tensor([0, *queries]).cumsum(0).to(torch.int32)
+    # a slice of a wider tensor, as the model's fused projection gives it
+    q = torch.randn(sum(queries), num_q_heads + 2 * num_kv_heads, head_dim).to(dtype).to(device)[:, :num_q_heads]
+    batch = AttentionBatch(
+        query_start=starts.to(device),
+        context_len=torch.tensor([context for _, context in lengths], dtype=torch.int32, device=device),
+        block_table=table.to(device),
+        max_query_len=max(queries),
+        max_context_len=max(context for _, context in lengths),
+    )
+    return q, pool.to(device)[:, 1], batch
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype | None = None) -> None:
+    """Assert that `actual` is `expected` (float64) up to the rounding of its type, and has no NaN."""
+    tolerance = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype or actual.dtype]
+    torch.testing.assert_close(actual.double(), expected.double(), rtol=tolerance, atol=tolerance)

@@ -1,0 +1,140 @@
+"""The plain-torch twins, the CPU's product path, against float64 references."""
+
+from __future__ import annotations
+
+import random
+from array import array
+
+import pytest
+import torch
+
+from engine.kernels import activation, attention, blocks, norm, rope, sampling
+from engine.philox import gumbel_noise
+from kvtransfer import digest
+from tests.unit.kernels import references
+from tests.unit.kernels.references import close
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+SEEDS = range(6)
+
+
+@pytest.fixture(params=SEEDS)
+def draw(request: pytest.FixtureRequest) -> random.Random:
+    """Random shapes; torch's own numbers are seeded likewise."""
+    torch.manual_seed(request.param)
+    return random.Random(request.param)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norm(draw: random.Random, dtype: torch.dtype) -> None:
+    shape = (draw.randint(1, 9), draw.randint(1, 5), draw.randint(1, 300))
+    x, residual = torch.randn(2, *shape).to(dtype).unbind(0)
+    weight = torch.randn(shape[-1]).to(dtype)
+    close(norm.reference(x, weight, 1e-5), references.rms_norm(x, weight, 1e-5))
+    normed, total = norm.add_reference(x, residual, weight, 1e-5)
+    close(total, x.double() + residual.double())
+    close(normed, references.rms_norm(total, weight, 1e-5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_activation(draw: random.Random, dtype: torch.dtype) -> None:
+    gate_up = (3 * torch.randn(draw.randint(1, 9), 2 * draw.randint(1, 300))).to(dtype)
+    close(activation.reference(gate_up), references.silu_and_mul(gate_up))
+
+
+@pytest.mark.parametrize("with_norm", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rope(draw: random.Random, dtype: torch.dtype, with_norm: bool) -> None:
+    tokens, kv_heads, group, half, block_size = (draw.randint(1, top) for top in (20, 4, 4, 64, 16))
+    fused = torch.randn(tokens, kv_heads * (group + 2), 2 * half).to(dtype)
+    q, k, v = fused.split([kv_heads * group, kv_heads, kv_heads], dim=1)
+    positions = torch.randint(0, 50, (tokens,))
+    angles = torch.rand(50, half) * 6
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    num_blocks = -(-tokens // block_size) + 2
+    slots = torch.randperm(num_blocks * block_size)[:tokens]
+    pool = torch.full((num_blocks, 3, 2, block_size, kv_heads, 2 * half), 7.0).to(dtype)
+    q_norm, k_norm = torch.randn(2, 2 * half).to(dtype).unbind(0) if with_norm else (None, None)
+    out = rope.reference(q, k, v, positions, cos_sin, slots, pool[:, 1], q_norm=q_norm, k_norm=k_norm, eps=1e-6)
+    if q_norm is not None and k_norm is not None:
+        q, k = references.rms_norm(q, q_norm, 1e-6), references.rms_norm(k, k_norm, 1e-6)
+    expected_q, expected_k = (references.rotated(x, positions, cos_sin) for x in (q, k))
+    scale = 3 if with_norm else 1  # two roundings more, of numbers up to 8
+    close(out / scale, expected_q / scale, dtype)
+    written = pool[slots // block_size, 1, :, slots % block_size]
+    close(written[:, 0] / scale, expected_k / scale, dtype)
+    assert torch.equal(written[:, 1], v)
+    pool[slots // block_size, 1, :, slots % block_size] = 7.0
+    assert bool((pool == 7.0).all())
+
+
+@pytest.mark.parametrize("decode", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention(draw: random.Random, dtype: torch.dtype, decode: bool) -> None:
+    kv_heads, group = draw.randint(1, 3), draw.randint(1, 4)
+    lengths = []
+    for _ in range(draw.randint(1, 4)):
+        new = 1 if decode else draw.randint(1, 20)
+        lengths.append((new, new + draw.randint(0, 60)))
+    window = draw.choice([0, 1, 7, 40])
+    q, kv_layer, batch = references.attention_case(
+        lengths,
+        heads=(kv_heads * group, kv_heads),
+        head_dim=draw.choice([16, 24, 80]),
+        block_size=draw.choice([1, 4, 16]),
+        dtype=dtype,
+    )
+    out = attention.reference(q, kv_layer, batch, scale=0.2, window=window)
+    close(out, references.attention(q, kv_layer, batch, 0.2, window))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gather_and_scatter(draw: random.Random, dtype: torch.dtype) -> None:
+    pool = torch.randn(draw.randint(2, 9), 2, 2, draw.randint(1, 16), 3).to(dtype)
+    ids = torch.randperm(len(pool))[: draw.randint(1, len(pool))]
+    staging = blocks.reference_gather(pool, ids)
+    for row, block in enumerate(ids.tolist()):
+        assert torch.equal(staging[row], pool[block].flatten())
+    target = torch.zeros_like(pool)
+    blocks.reference_scatter(staging, target, ids)
+    for block in range(len(pool)):
+        assert torch.equal(target[block], pool[block] if block in ids.tolist() else torch.zeros_like(pool[block]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_digests_agree_with_the_transfer_s(draw: random.Random, dtype: torch.dtype) -> None:
+    pool = torch.randn(draw.randint(2, 6), draw.randint(1, 3000)).to(dtype)
+    pool[0, 0] = float("nan")
+    pool[-1, -1] = -0.0
+    ids = torch.randperm(len(pool))
+    expected = array("q", digest.block_digests(pool, ids.tolist()))
+    assert blocks.block_digests(blocks.gather_blocks(pool, ids)).tolist() == expected.tolist()
+
+
+def test_digest_by_its_definition() -> None:
+    staging = torch.tensor([[1, 0xFFFF - (1 << 16), 7]], dtype=torch.int16).view(torch.float16)
+    total = 0
+    for index, lane in enumerate([1, 0xFFFF, 7]):
+        z = (index + 1) * 0x9E3779B97F4A7C15 % (1 << 64)
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % (1 << 64)
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB % (1 << 64)
+        total += (lane + 1) * ((z ^ (z >> 31)) | 1)
+    assert int(blocks.reference_digests(staging)) % (1 << 64) == total % (1 << 64)
+
+
+def test_gumbel_argmax(draw: random.Random) -> None:
+    rows, vocab_size = draw.randint(1, 8), draw.randint(1, 500)
+    scores = torch.randn(rows, vocab_size)
+    seeds, positions = torch.randint(-(2**63), 2**63 - 1, (rows,)), torch.randint(0, 10_000, (rows,))
+    tokens = sampling.reference(scores, seeds, positions)
+    for row in range(rows):  # a row alone gives what it gives in the batch
+        noise = gumbel_noise(seeds[row : row + 1], positions[row : row + 1], vocab_size)[0]
+        assert int(tokens[row]) == int((scores[row].double() + noise.double()).argmax())
+
+
+def test_gumbel_argmax_draws_from_the_distribution() -> None:
+    draws = 20_000
+    scores = torch.tensor([0.5, 0.2, 0.2, 0.1, 0.0]).log().expand(draws, 5)
+    tokens = sampling.reference(scores, torch.full((draws,), 42), torch.arange(draws))
+    shares = torch.bincount(tokens, minlength=5) / draws
+    torch.testing.assert_close(shares, torch.tensor([0.5, 0.2, 0.2, 0.1, 0.0]), atol=0.015, rtol=0)

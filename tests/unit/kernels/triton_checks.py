@@ -1,0 +1,228 @@
+"""Checks of the Triton kernels against float64 references: `python -m tests.unit.kernels.triton_checks NAME`.
+
+`test_triton.py` runs them in Triton's interpreter, each in a process of its own with TRITON_INTERPRET=1;
+`tests/gpu/test_kernels.py` calls them on a GPU. Every output tensor is full of NaN (or of -1) before its kernel runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+
+from engine.kernels import activation, attention, blocks, norm, rope, sampling
+from engine.kernels.backend import use_triton
+from tests.unit.kernels import references
+from tests.unit.kernels.references import close
+
+
+def _dtypes(device: str) -> tuple[torch.dtype, ...]:
+    """Arithmetic in bfloat16 is checked on GPUs only: Triton 3.6's interpreter reads some float64 results as float32."""
+    return (torch.float32, torch.float16) if device == "cpu" else (torch.float32, torch.float16, torch.bfloat16)
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Within, `torch.empty` and `torch.empty_like` return NaN, or -1 for integers."""
+
+    def poison(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def wrapped(*args: Any, **kwargs: Any) -> torch.Tensor:
+            out = allocate(*args, **kwargs)
+            return out.fill_(float("nan") if out.is_floating_point() else -1)
+
+        return wrapped
+
+    with mock.patch("torch.empty", poison(torch.empty)), mock.patch("torch.empty_like", poison(torch.empty_like)):
+        yield
+
+
+def check_norm(device: str, large: bool) -> None:
+    for dtype in _dtypes(device):
+        for rows, features in [(3, 64), (2, 100), (5, 1)] + [(300, 4096), (7, 16384), (1, 5120)] * large:
+            x, residual = torch.randn(2, rows, features, device=device).to(dtype).unbind(0)
+            weight = torch.randn(features, device=device).to(dtype)
+            close(norm.rms_norm(x, weight, 1e-5), references.rms_norm(x, weight, 1e-5))
+            normed, total = norm.add_rms_norm(x, residual, weight, 1e-5)
+            close(total, x.double() + residual.double())
+            close(normed, references.rms_norm(total, weight, 1e-5))
+    wide = torch.randn(4, 2, 48, device=device)
+    close(norm.rms_norm(wide[:, 0], wide[0, 1], 1e-6), references.rms_norm(wide[:, 0], wide[0, 1], 1e-6))
+    close(norm.rms_norm(wide, wide[0, 1], 1e-6), references.rms_norm(wide, wide[0, 1], 1e-6))
+
+
+def check_activation(device: str, large: bool) -> None:
+    for dtype in _dtypes(device):
+        for shape in [(3, 64), (2, 2 * 1030), (2, 3, 10)] + [(500, 28672)] * large:
+            gate_up = (3 * torch.randn(shape, device=device)).to(dtype)
+            close(activation.silu_and_mul(gate_up), references.silu_and_mul(gate_up))
+    extreme = torch.tensor([[-200.0, 200.0, 1.0, 1.0]], device=device)
+    close(activation.silu_and_mul(extreme), torch.tensor([[0.0, 200.0]], device=device))
+
+
+def check_rope(device: str, large: bool) -> None:
+    shapes = [(5, 4, 2, 64, 16), (3, 9, 3, 80, 4), (2, 1, 1, 16, 8)] + [(700, 32, 8, 128, 16)] * large
+    for dtype in _dtypes(device):
+        for tokens, q_heads, kv_heads, head_dim, block_size in shapes:
+            for with_norm in (False, True):
+                _check_rope(device, dtype, tokens, q_heads, kv_heads, head_dim, block_size, with_norm)
+
+
+def _check_rope(
+    device: str,
+    dtype: torch.dtype,
+    tokens: int,
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    with_norm: bool,
+) -> None:
+    fused = torch.randn(tokens, q_heads + 2 * kv_heads, head_dim, device=device).to(dtype)
+    q, k, v = fused.split([q_heads, kv_heads, kv_heads], dim=1)
+    before = fused.clone()
+    positions = torch.randint(0, 50, (tokens,), device=device)
+    angles = torch.rand(50, head_dim // 2, device=device) * 6
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    num_blocks = -(-tokens // block_size) + 2
+    slots = torch.randperm(num_blocks * block_size, device=device)[:tokens]
+    pool = torch.full((num_blocks, 3, 2, block_size, kv_heads, head_dim), 7.0, device=device).to(dtype)
+    q_norm, k_norm = torch.randn(2, head_dim, device=device).to(dtype).unbind(0) if with_norm else (None, None)
+    out = rope.rope_and_write_kv(q, k, v, positions, cos_sin, slots, pool[:, 1], q_norm=q_norm, k_norm=k_norm, eps=1e-6)
+    assert torch.equal(fused, before)
+    if q_norm is not None and k_norm is not None:
+        q, k = norm.reference(q, q_norm, 1e-6), norm.reference(k, k_norm, 1e-6)
+    close(out, references.rotated(q, positions, cos_sin))
+    written = pool[slots // block_size, 1, :, slots % block_size]
+    close(written[:, 0], references.rotated(k, positions, cos_sin))
+    assert torch.equal(written[:, 1], v)
+    pool[slots // block_size, 1, :, slots % block_size] = 7.0
+    assert bool((pool == 7.0).all()), "something was written elsewhere"
+
+
+def check_chunks(device: str, large: bool) -> None:
+    for dtype in _dtypes(device):
+        _check_attention([(9, 9), (70, 85), (1, 30), (3, 140)], (4, 2), 64, 16, dtype, device)
+    for head_dim in (16, 24, 80, 128, 256):
+        _check_attention([(5, 20), (2, 2)], (2, 1), head_dim, 8, torch.float32, device)
+    for heads in [(6, 2), (7, 1), (3, 3), (40, 1)]:
+        _check_attention([(13, 33), (2, 3)], heads, 16, 4, torch.float32, device)
+    for window in (1, 5, 64, 70):
+        _check_attention([(20, 150), (80, 80), (2, 3)], (2, 1), 16, 16, torch.float32, device, window)
+    if large:
+        for dtype in _dtypes(device):
+            for head_dim in (64, 80, 128, 256):
+                for window in (0, 100):
+                    _check_attention([(60, 700), (90, 90)], (8, 2), head_dim, 16, dtype, device, window)
+
+
+def check_decode(device: str, large: bool) -> None:
+    for dtype in _dtypes(device):
+        _check_attention([(1, 1), (1, 70), (1, 530)], (4, 2), 64, 16, dtype, device)
+    for head_dim in (16, 24, 80, 256):
+        _check_attention([(1, 20), (1, 3)], (2, 1), head_dim, 8, torch.float32, device)
+    for heads in [(6, 2), (7, 1), (3, 3), (20, 1)]:
+        _check_attention([(1, 33)], heads, 16, 4, torch.float32, device)
+    for window in (1, 5, 64, 600):
+        _check_attention([(1, 1100), (1, 512), (1, 513), (1, 4)], (2, 1), 16, 16, torch.float32, device, window)
+    if large:
+        for dtype in _dtypes(device):
+            for head_dim in (64, 128, 256):
+                for window in (0, 1000):
+                    lengths = [(1, 1 + 97 * index) for index in range(40)]
+                    _check_attention(lengths, (8, 2), head_dim, 16, dtype, device, window)
+
+
+def check_decode_alone_or_in_a_batch(device: str, large: bool) -> None:
+    """The same bits: a batch's other rows say nothing about a row."""
+    q, kv_layer, batch = references.attention_case(
+        [(1, 300), (1, 1200), (1, 7)], heads=(4, 2), head_dim=32, block_size=16, dtype=torch.float32, device=device
+    )
+    together = attention.paged_attention(q, kv_layer, batch, scale=0.3, window=0)
+    for row, context in enumerate(batch.context_len.tolist()):
+        starts, lengths = torch.tensor([[0, 1], [context, 0]], dtype=torch.int32, device=device)
+        single = attention.AttentionBatch(starts, lengths[:1], batch.block_table[row : row + 1], 1, context)
+        alone = attention.paged_attention(q[row : row + 1], kv_layer, single, scale=0.3, window=0)
+        assert torch.equal(alone[0], together[row])
+
+
+def _check_attention(
+    lengths: list[tuple[int, int]],
+    heads: tuple[int, int],
+    head_dim: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: str,
+    window: int = 0,
+) -> None:
+    q, kv_layer, batch = references.attention_case(
+        lengths, heads=heads, head_dim=head_dim, block_size=block_size, dtype=dtype, device=device
+    )
+    scale = head_dim**-0.5
+    out = attention.paged_attention(q, kv_layer, batch, scale=scale, window=window)
+    close(out, references.attention(q, kv_layer, batch, scale, window))
+
+
+def check_blocks(device: str, large: bool) -> None:
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        for shape in [(6, 3, 10), (4, 2, 5000)] + [(300, 32, 2, 16, 8, 128)] * large:
+            bits = torch.randint(-(2**15), 2**15, shape, device=device, dtype=torch.int16)
+            pool = bits.view(dtype) if dtype.itemsize == 2 else bits.int().mul(65537).view(dtype)  # NaN included
+            same = torch.int16 if dtype.itemsize == 2 else torch.int32
+            ids = torch.randperm(shape[0], device=device)[: shape[0] - 2]
+            staging = blocks.gather_blocks(pool, ids)
+            assert staging.dtype == dtype
+            assert torch.equal(staging.view(same), pool.flatten(1)[ids].view(same))
+            assert torch.equal(blocks.block_digests(staging), blocks.reference_digests(staging))
+            target = torch.zeros_like(pool)
+            blocks.scatter_blocks(staging, target, ids)
+            expected = torch.zeros_like(pool).view(same)
+            expected[ids] = pool.view(same)[ids]
+            assert torch.equal(target.view(same), expected)
+
+
+def check_sampling(device: str, large: bool) -> None:
+    for rows, vocab_size in [(5, 50), (3, 2048), (4, 5000)] + [(64, 128256)] * large:
+        scores = 2 * torch.randn(rows, vocab_size, device=device)
+        scores[0, ::2] = float("-inf")
+        seeds = torch.randint(-(2**63), 2**63 - 1, (rows,), device=device)
+        positions = torch.randint(0, 2**31 - 1, (rows,), device=device)
+        tokens = sampling.gumbel_argmax(scores, seeds, positions)
+        assert tokens.dtype == torch.int64
+        assert torch.equal(tokens, sampling.reference(scores, seeds, positions))
+    nothing = torch.full((2, 3000), float("-inf"), device=device)
+    nothing[1] = float("nan")
+    tokens = sampling.gumbel_argmax(nothing, seeds[:2], positions[:2])
+    assert tokens[0] == 0
+    assert 0 <= tokens[1] < 3000
+
+
+CHECKS: dict[str, Callable[[str, bool], None]] = {
+    "norm": check_norm,
+    "activation": check_activation,
+    "rope": check_rope,
+    "chunks": check_chunks,
+    "decode": check_decode,
+    "decode_alone_or_in_a_batch": check_decode_alone_or_in_a_batch,
+    "blocks": check_blocks,
+    "sampling": check_sampling,
+}
+
+
+def run(name: str, device: str, *, large: bool) -> None:
+    """Run one check; its assertions tell."""
+    assert use_triton(torch.zeros(1, device=device)), "this would check the twin"
+    torch.manual_seed(0)
+    with poisoned():
+        CHECKS[name](device, large)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    assert os.environ.get("TRITON_INTERPRET") == "1"
+    run(sys.argv[1], "cpu", large=False)
+    assert "triton" in sys.modules
