@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -28,7 +28,7 @@ def _dtypes(device: str) -> tuple[torch.dtype, ...]:
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Within, `torch.empty` and `torch.empty_like` return NaN, or -1 for integers."""
+    """Within, new tensors without a value hold NaN, or -1 if they are integers, however they are made."""
 
     def poison(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def wrapped(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -37,7 +37,11 @@ def poisoned() -> Iterator[None]:
 
         return wrapped
 
-    with mock.patch("torch.empty", poison(torch.empty)), mock.patch("torch.empty_like", poison(torch.empty_like)):
+    with ExitStack() as stack:
+        for name in ("empty", "empty_like", "empty_strided", "Tensor.new_empty"):
+            owner = torch.Tensor if name.startswith("Tensor") else torch
+            attribute = name.rpartition(".")[2]
+            stack.enter_context(mock.patch.object(owner, attribute, poison(getattr(owner, attribute))))
         yield
 
 
