@@ -20,6 +20,7 @@ class Piece:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: str = ""
+    offset: int = 0  # characters of the tokens before these, for logprobs
 
 
 class Choice:
@@ -41,21 +42,25 @@ class Choice:
         self.index = index
         self.completion_tokens = 0
         self.cached_tokens = 0
+        self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
         self._stop = StopMatcher(stops, include=include_stop)
         self._min_tokens = min_tokens
         self._stop_token_ids = stop_token_ids
+        self._offset = 0
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Yield pieces; the last one has `finish`. A matched stop string cancels the rest on the workers."""
         async for event in self.generation:
             if event.cached_tokens >= 0:
                 self.cached_tokens = event.cached_tokens
-            piece = Piece(text="")
+            piece = Piece(text="", offset=self._offset)
             for offset, token_id in enumerate(event.token_ids):
                 last = bool(event.finish) and offset == len(event.token_ids) - 1
                 self._add(piece, token_id, stops_here=last and event.finish == "stop")
-                piece.logprobs += event.logprobs[offset : offset + 1]
+                if event.logprobs:
+                    piece.logprobs.append(event.logprobs[offset])
+                    self._offset += len(self._tokenizer.token_text(token_id))
                 if self._stop.matched is not None:
                     piece.finish = "stop"
                     break

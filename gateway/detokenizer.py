@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 
 from gateway.tokenizer import ChatTokenizer
 
-CONTEXT = 6  # tokens before a piece that its text may depend on (prefix spaces, merged bytes)
+MAX_HELD = 16  # tokens held back for an unfinished character; no character has so many
 
 
 class Detokenizer:
     """Incremental decoding: what `push` and `flush` return, joined, is the text of all tokens.
 
-    A token's text may depend on the one before (a leading space, a character of several tokens), so each piece is the difference
-    between two decodes of a short window. Text that ends inside a character is held back until the character is whole.
+    Text that ends inside a character is held back until the character is whole. For byte-level tokenizers that is an
+    incremental UTF-8 decoder over the tokens' bytes. Elsewhere a token's text may depend on its neighbours (a leading
+    space, a character of several byte tokens), so a piece is the difference between two decodes: of the tokens of the
+    piece before, and of those with the new ones. Both cost a constant time for each token.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special_tokens
-        self._window: list[int] = []
-        self._known = 0  # leading tokens of the window whose text is out
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace") if tokenizer.is_byte_level else None
+        self._context: list[int] = []  # tokens of the piece before, whose text is out
+        self._held: list[int] = []
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Return the text that is certain now."""
@@ -28,27 +32,26 @@ class Detokenizer:
 
     def flush(self) -> str:
         """Return what was held back; an unfinished character becomes U+FFFD."""
-        text = self._new_text()
-        self._known = len(self._window)
+        if self._utf8 is not None:
+            return self._utf8.decode(b"", final=True)
+        text = self._text_of_held()
+        self._context, self._held = self._held, []
         return text
 
     def _push(self, token_id: int) -> str:
         if self._skip_special and token_id in self._tokenizer.special_ids:
             return ""
-        self._window.append(token_id)
-        text = self._new_text()
-        if text.endswith("\ufffd") and len(self._window) - self._known < CONTEXT:
+        if self._utf8 is not None:
+            return self._utf8.decode(self._tokenizer.token_bytes(token_id))
+        self._held.append(token_id)
+        text = self._text_of_held()
+        if text.endswith("\ufffd") and len(self._held) < MAX_HELD:
             return ""
-        self._known = len(self._window)
-        if len(self._window) > 2 * CONTEXT:
-            self._window = self._window[-CONTEXT:]
-            self._known = CONTEXT
+        self._context, self._held = self._held, []
         return text
 
-    def _new_text(self) -> str:
-        before = self._decode(self._window[: self._known])
-        whole = self._decode(self._window)
-        return whole[len(before) :] if whole.startswith(before) else whole[len(before.rstrip("\ufffd")) :]
+    def _text_of_held(self) -> str:
+        return self._decode(self._context + self._held)[len(self._decode(self._context)) :]
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special) if ids else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import secrets
 import time
@@ -13,20 +14,16 @@ from typing import Any
 
 import msgspec
 
-from common.errors import InvalidRequestError, ServingError
+from common.errors import InvalidRequestError
 from common.messages import SamplingParams
 from gateway.choice import Choice, Piece
 from gateway.generation import Generation, Generations, GenerationSpec
-from gateway.responses import chat_logprobs, completion_logprobs, usage
+from gateway.responses import ContextLengthError, chat_logprobs, completion_logprobs, usage
 from gateway.schema import ChatRequest, CompletionRequest
 from gateway.tokenizer import ChatTokenizer
 
 MAX_PROMPTS = 64
 BUFFERED_PIECES = 256  # of one answer; a client that reads slower makes its own stream wait
-
-
-class ContextLengthError(InvalidRequestError):
-    """The prompt leaves no room for an answer."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,18 +39,20 @@ class Answer:
 
     async def cancel(self, reason: str) -> None:
         """Stop every choice on all workers."""
-        for (
-            choice
-        ) in self.choices:  # one after the other: nothing here waits, so it also completes under a cancellation
+        # one after the other: nothing here waits, so it also completes under a cancellation
+        for choice in self.choices:
             await choice.generation.cancel(reason)
+
+    @property
+    def choices_per_prompt(self) -> int:
+        return max(1, len(self.choices) // len(self.prompts))
 
     def usage(self) -> dict[str, Any]:
         """Prompt tokens count once, however many choices; cached ones as the first choice of each prompt saw them."""
-        per_prompt = len(self.choices) // max(1, len(self.prompts))
         return usage(
             prompt_tokens=sum(map(len, self.prompts)),
             completion_tokens=sum(choice.completion_tokens for choice in self.choices),
-            cached_tokens=sum(choice.cached_tokens for choice in self.choices[:: max(1, per_prompt)]),
+            cached_tokens=sum(choice.cached_tokens for choice in self.choices[:: self.choices_per_prompt]),
         )
 
     async def pieces(self) -> AsyncGenerator[tuple[Choice, Piece], None]:
@@ -65,7 +64,7 @@ class Answer:
                 async for piece in choice.pieces():
                     await queue.put((choice, piece))
                 await queue.put(None)
-            except ServingError as error:
+            except Exception as error:  # also our own mistakes: whoever waits for this choice must hear of them
                 await queue.put(error)
 
         pumps = [asyncio.create_task(pump(choice)) for choice in self.choices]
@@ -96,14 +95,18 @@ class Dialect:
         self.served_model = served_model
         self._default_deadline_s = default_deadline_s
 
-    async def start_chat(self, request: ChatRequest) -> Answer:
+    async def start_chat(self, request: ChatRequest, *, traceparent: str = "") -> Answer:
         """Render, tokenise and submit. Raises ServingError."""
-        options = {"add_generation_prompt": request.add_generation_prompt} | (request.chat_template_kwargs or {})
-        messages = [message.as_template_input() for message in request.messages]
-        prompt = await asyncio.to_thread(self.tokenizer.encode_chat, messages, **options)
-        return await self._start(request, [prompt], prefix="chatcmpl", kind="chat.completion")
+        prompt = await asyncio.to_thread(
+            self.tokenizer.encode_chat,
+            [message.as_template_input() for message in request.messages],
+            add_generation_prompt=request.opens_answer,
+            continue_final_message=request.continue_final_message,
+            variables=request.chat_template_kwargs,
+        )
+        return await self._start(request, [prompt], prefix="chatcmpl", kind="chat.completion", traceparent=traceparent)
 
-    async def start_completion(self, request: CompletionRequest) -> Answer:
+    async def start_completion(self, request: CompletionRequest, *, traceparent: str = "") -> Answer:
         """Tokenise and submit every prompt. Raises ServingError."""
         prompts = request.prompts
         if len(prompts) * (request.n or 1) > MAX_PROMPTS:
@@ -112,10 +115,16 @@ class Dialect:
             await asyncio.to_thread(self.tokenizer.encode, prompt) if isinstance(prompt, str) else prompt
             for prompt in prompts
         ]
-        return await self._start(request, tokenised, prefix="cmpl", kind="text_completion")
+        return await self._start(request, tokenised, prefix="cmpl", kind="text_completion", traceparent=traceparent)
 
     async def _start(
-        self, request: ChatRequest | CompletionRequest, prompts: list[list[int]], *, prefix: str, kind: str
+        self,
+        request: ChatRequest | CompletionRequest,
+        prompts: list[list[int]],
+        *,
+        prefix: str,
+        kind: str,
+        traceparent: str,
     ) -> Answer:
         answer = Answer(id=f"{prefix}-{uuid.uuid4().hex}", object=kind, model=self.served_model, prompts=prompts)
         seed = request.seed % 2**64 if request.seed is not None else secrets.randbits(64)
@@ -126,32 +135,22 @@ class Dialect:
             for prompt, sampling in zip(prompts, samplings, strict=True):
                 for _ in range(request.n or 1):
                     index = len(answer.choices)
-                    generation = await self._submit(request, answer, prompt, sampling, seed, index)
+                    own = msgspec.structs.replace(sampling, seed=choice_seed(seed, index))
+                    spec = GenerationSpec(
+                        request_id=f"{answer.id}-{index}",
+                        token_ids=prompt,
+                        sampling=own,
+                        deadline_s=request.timeout or self._default_deadline_s,
+                        salt=request.cache_salt or "",
+                        priority=request.priority,
+                        traceparent=traceparent,
+                    )
+                    generation = await self.generations.submit(spec)
                     answer.choices.append(self._choice(request, generation, sampling, index))
         except BaseException:
             await answer.cancel("not all choices could start")
             raise
         return answer
-
-    async def _submit(
-        self,
-        request: ChatRequest | CompletionRequest,
-        answer: Answer,
-        prompt: list[int],
-        sampling: SamplingParams,
-        seed: int,
-        index: int,
-    ) -> Generation:
-        return await self.generations.submit(
-            GenerationSpec(
-                request_id=f"{answer.id}-{index}",
-                token_ids=prompt,
-                sampling=msgspec.structs.replace(sampling, seed=choice_seed(seed, index)),
-                deadline_s=request.timeout or self._default_deadline_s,
-                salt=request.cache_salt or "",
-                priority=request.priority,
-            )
-        )
 
     def _choice(
         self, request: ChatRequest | CompletionRequest, generation: Generation, sampling: SamplingParams, index: int
@@ -223,30 +222,48 @@ class Dialect:
         kind = "chat.completion.chunk" if chunk and answer.object == "chat.completion" else answer.object
         return {"id": answer.id, "object": kind, "created": answer.created, "model": answer.model}
 
+    def opening(
+        self, request: ChatRequest | CompletionRequest, answer: Answer, choice: Choice
+    ) -> dict[str, Any] | None:
+        """The entry of a stream's first chunk of `choice`: the role, or the prompt if it is echoed."""
+        entry: dict[str, Any] = {"index": choice.index, "logprobs": None, "finish_reason": None}
+        if isinstance(request, ChatRequest):
+            return entry | {"delta": {"role": "assistant", "content": "", "refusal": None}}
+        echo = self.echo(request, answer, choice.index)
+        return entry | {"text": echo} if echo else None
+
     def chunk_choice(
-        self, request: ChatRequest | CompletionRequest, choice: Choice, piece: Piece, *, offset: int
-    ) -> dict[str, Any]:
-        """One entry of `choices` of a streamed chunk."""
+        self, request: ChatRequest | CompletionRequest, choice: Choice, piece: Piece
+    ) -> dict[str, Any] | None:
+        """One entry of `choices` of a streamed chunk; None if `piece` has nothing to tell, since its text is held back."""
+        if not (piece.text or piece.finish or piece.logprobs or request.return_token_ids):
+            return None
         entry: dict[str, Any] = {"index": choice.index}
         if isinstance(request, ChatRequest):
-            entry["delta"] = {"content": piece.text} if piece.text or piece.token_ids else {}
+            entry["delta"] = {"content": piece.text} if piece.text or not piece.finish else {}
         else:
             entry["text"] = piece.text
-        entry["logprobs"] = self._logprobs(request, piece.token_ids, piece, offset)
+        entry["logprobs"] = self._logprobs(request, piece)
         entry["finish_reason"] = piece.finish or None
         if request.return_token_ids:
             entry["token_ids"] = piece.token_ids
         return entry
 
-    async def whole(self, request: ChatRequest | CompletionRequest, answer: Answer) -> dict[str, Any]:
-        """Wait for all choices and return the answer's object. Raises ServingError."""
+    async def whole(
+        self,
+        request: ChatRequest | CompletionRequest,
+        answer: Answer,
+        pieces: AsyncGenerator[tuple[Choice, Piece], None],
+    ) -> dict[str, Any]:
+        """Take all of the answer's `pieces` and return its object. Raises ServingError."""
         merged = {choice.index: Piece(text="") for choice in answer.choices}
-        async for choice, piece in answer.pieces():
-            whole = merged[choice.index]
-            whole.text += piece.text
-            whole.token_ids += piece.token_ids
-            whole.logprobs += piece.logprobs
-            whole.finish = piece.finish
+        async with contextlib.aclosing(pieces):
+            async for choice, piece in pieces:
+                whole = merged[choice.index]
+                whole.text += piece.text
+                whole.token_ids += piece.token_ids
+                whole.logprobs += piece.logprobs
+                whole.finish = piece.finish
         choices = [self._whole_choice(request, answer, index, piece) for index, piece in sorted(merged.items())]
         return self.head(answer, chunk=False) | {
             "choices": choices,
@@ -262,7 +279,7 @@ class Dialect:
             entry["message"] = {"role": "assistant", "content": piece.text, "refusal": None}
         else:
             entry["text"] = self.echo(request, answer, index) + piece.text
-        entry["logprobs"] = self._logprobs(request, piece.token_ids, piece, 0)
+        entry["logprobs"] = self._logprobs(request, piece)
         if request.return_token_ids:
             entry["token_ids"] = piece.token_ids
         return entry
@@ -271,18 +288,15 @@ class Dialect:
         """The prompt's text, when `echo` asks for it."""
         if not isinstance(request, CompletionRequest) or not request.echo:
             return ""
-        position = index // (request.n or 1)
-        prompt = request.prompts[position]
+        prompt = request.prompts[index // answer.choices_per_prompt]
         return prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt, skip_special_tokens=False)
 
-    def _logprobs(
-        self, request: ChatRequest | CompletionRequest, token_ids: list[int], piece: Piece, offset: int
-    ) -> dict[str, Any] | None:
+    def _logprobs(self, request: ChatRequest | CompletionRequest, piece: Piece) -> dict[str, Any] | None:
         if request.num_logprobs is None:
             return None
         if isinstance(request, ChatRequest):
-            return chat_logprobs(self.tokenizer, token_ids, piece.logprobs)
-        return completion_logprobs(self.tokenizer, token_ids, piece.logprobs, offset=offset)
+            return chat_logprobs(self.tokenizer, piece.token_ids, piece.logprobs)
+        return completion_logprobs(self.tokenizer, piece.token_ids, piece.logprobs, offset=piece.offset)
 
 
 def choice_seed(seed: int, index: int) -> int:

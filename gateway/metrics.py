@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from gateway.choice import Choice, Piece
+from gateway.dialect import Answer
 
 _TTFT = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80)
 _ITL = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
@@ -11,10 +18,10 @@ _PHASE = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 
 class GatewayMetrics:
-    """One registry of its own, so that two gateways can live in one process (tests)."""
+    """In `registry`, by default one of its own, so that two gateways can live in one process (tests)."""
 
-    def __init__(self, model: str) -> None:
-        self.registry = CollectorRegistry()
+    def __init__(self, model: str, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or CollectorRegistry()
         self._model = model
         labels = ["model_name"]
         self.ttft = self._histogram("vllm:time_to_first_token_seconds", "Request received to first token sent", _TTFT)
@@ -46,8 +53,16 @@ class GatewayMetrics:
         for phase, milliseconds in timings.items():
             self.phase.labels(self._model, phase).observe(milliseconds / 1000)
 
+    def first_token(self, seconds: float) -> None:
+        """Take the time from the request to a choice's first token."""
+        self.ttft.labels(self._model).observe(seconds)
+
+    def next_token(self, seconds: float) -> None:
+        """Take the gap between two frames of a choice."""
+        self.itl.labels(self._model).observe(seconds)
+
     def finished(self, *, reason: str, prompt: int, generated: int, cached: int, seconds: float) -> None:
-        """Count a complete answer of one choice."""
+        """Count one choice of an answer; `prompt` and `cached` are 0 but for the first choice of a prompt."""
         self.success.labels(self._model, reason).inc()
         self.prompt_tokens.labels(self._model).inc(prompt)
         self.generation_tokens.labels(self._model).inc(generated)
@@ -62,3 +77,56 @@ class GatewayMetrics:
         """The text of `/metrics`."""
         self.running.labels(self._model).set(in_flight)
         return generate_latest(self.registry)
+
+
+class AnswerMetrics:
+    """Watches one answer and counts it once, whole or streamed, however it ends."""
+
+    def __init__(self, metrics: GatewayMetrics, answer: Answer, started: float) -> None:
+        self._metrics = metrics
+        self._answer = answer
+        self._started = started
+        self._last: dict[int, float] = {}  # choice -> time of its last token
+        self._finishes: dict[int, str] = {}
+        self._counted = False
+
+    async def watch(
+        self, pieces: AsyncGenerator[tuple[Choice, Piece], None]
+    ) -> AsyncGenerator[tuple[Choice, Piece], None]:
+        """Yield `pieces` and take their times."""
+        async with aclosing(pieces):
+            async for choice, piece in pieces:
+                now = time.monotonic()
+                if choice.index in self._last:
+                    self._metrics.next_token(now - self._last[choice.index])
+                else:
+                    self._metrics.first_token(now - self._started)
+                self._last[choice.index] = now
+                if piece.finish:
+                    self._finishes[choice.index] = piece.finish
+                yield choice, piece
+
+    def ended(self, unfinished: str = "abort") -> None:
+        """Count the choices, unless that was done; those that have no reason get `unfinished`."""
+        if self._counted:
+            return
+        self._counted = True
+        seconds = time.monotonic() - self._started
+        answer = self._answer
+        per_prompt = answer.choices_per_prompt
+        for choice in answer.choices:
+            is_first = choice.index % per_prompt == 0
+            self._metrics.observe_timings(choice.generation.timings)
+            self._metrics.finished(
+                reason=self._finishes.get(choice.index, unfinished),
+                prompt=len(answer.prompts[choice.index // per_prompt]) if is_first else 0,
+                generated=choice.completion_tokens,
+                cached=choice.cached_tokens if is_first else 0,
+                seconds=seconds,
+            )
+
+    def failed(self, code: str) -> None:
+        """Count the answer as an error."""
+        if not self._counted:
+            self._counted = True
+            self._metrics.failed(code)

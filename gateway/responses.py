@@ -1,12 +1,33 @@
-"""OpenAI's response objects, as plain dicts for the JSON encoder."""
+"""OpenAI's response objects, as plain dicts for the JSON encoder, and what HTTP status each error becomes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+from starlette.responses import Response
+
+from common.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    OverloadedError,
+    ServingError,
+    UnavailableError,
+)
 from common.messages import TokenLogprobs
 from gateway.tokenizer import ChatTokenizer
+
+LEAST_LOGPROB = -9999.0  # JSON has no infinity
+_json = msgspec.json.Encoder()
+
+
+class ContextLengthError(InvalidRequestError):
+    """The prompt leaves no room for the answer that was asked for."""
+
+
+class ModelNotFoundError(InvalidRequestError):
+    """Another model than the served one was asked for."""
 
 
 def usage(*, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
@@ -20,9 +41,54 @@ def usage(*, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> 
     }
 
 
+def error_status(error: ServingError) -> tuple[int, str]:
+    """Return the HTTP status and OpenAI's `type` of `error`."""
+    match error:
+        case ModelNotFoundError():
+            return 404, "invalid_request_error"
+        case InvalidRequestError():
+            return 400, "invalid_request_error"
+        case OverloadedError():
+            return 429, "rate_limit_error"
+        case UnavailableError():
+            return 503, "service_unavailable_error"
+        case DeadlineExceededError():
+            return 504, "timeout_error"
+        case _:
+            return 500, "server_error"
+
+
+def error_code(error: ServingError) -> str:
+    """Return OpenAI's `code`: clients tell some wrong requests apart by it. Elsewhere it is the code on the wire."""
+    match error:
+        case ContextLengthError():
+            return "context_length_exceeded"
+        case ModelNotFoundError():
+            return "model_not_found"
+        case _:
+            return error.code
+
+
 def error_body(message: str, *, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """OpenAI's error object."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def error_response(
+    status: int,
+    message: str,
+    *,
+    kind: str = "invalid_request_error",
+    param: str | None = None,
+    code: str | None = None,
+) -> Response:
+    """An answer that is an error."""
+    return json_response(error_body(message, kind=kind, param=param, code=code), status=status)
+
+
+def json_response(content: dict[str, Any], *, status: int = 200) -> Response:
+    """An answer of one JSON object."""
+    return Response(_json.encode(content), status, media_type="application/json")
 
 
 def chat_logprobs(
@@ -44,23 +110,30 @@ def chat_logprobs(
 def completion_logprobs(
     tokenizer: ChatTokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], *, offset: int
 ) -> dict[str, Any]:
-    """`choices[].logprobs` of a completion; `offset` is the text's length before these tokens."""
+    """`choices[].logprobs` of a completion; `offset` is where the first of these tokens begins in the answer's text.
+
+    `top_logprobs` also has the chosen token, as OpenAI's does: up to k + 1 entries.
+    """
     texts = [tokenizer.token_text(token_id) for token_id in token_ids]
     offsets = []
     for text in texts:
         offsets.append(offset)
         offset += len(text)
+    tops = []
+    for text, entry in zip(texts, logprobs, strict=False):
+        top = {
+            tokenizer.token_text(top_id): max(value, LEAST_LOGPROB)
+            for top_id, value in zip(entry.top_ids, entry.top_logprobs, strict=True)
+        }
+        tops.append({text: max(entry.logprob, LEAST_LOGPROB)} | top)
     return {
         "tokens": texts,
-        "token_logprobs": [entry.logprob for entry in logprobs],
-        "top_logprobs": [
-            {tokenizer.token_text(top_id): top for top_id, top in zip(entry.top_ids, entry.top_logprobs, strict=True)}
-            for entry in logprobs
-        ],
+        "token_logprobs": [max(entry.logprob, LEAST_LOGPROB) for entry in logprobs],
+        "top_logprobs": tops,
         "text_offset": offsets,
     }
 
 
 def _entry(tokenizer: ChatTokenizer, token_id: int, logprob: float) -> dict[str, Any]:
-    text = tokenizer.token_text(token_id)
-    return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
+    raw = tokenizer.token_bytes(token_id)
+    return {"token": raw.decode("utf-8", "replace"), "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(raw)}

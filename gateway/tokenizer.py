@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-import jinja2
-import jinja2.ext
-import jinja2.sandbox
 from tokenizers import Tokenizer
 
 from common.errors import InvalidRequestError
+from gateway.template import RenderOptions, read_template
 
-MAX_RENDERED_CHARS = 8_000_000
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 
 
 class ChatTokenizer:
@@ -26,8 +24,10 @@ class ChatTokenizer:
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise FileNotFoundError(f"{folder} has no tokenizer.json: point --model at a Hugging Face model folder")
-        self.tokenizer = Tokenizer.from_file(str(path))
-        self.fingerprint = hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+        raw = path.read_bytes()
+        self.tokenizer = Tokenizer.from_str(raw.decode("utf-8"))
+        self.fingerprint = hashlib.blake2b(raw, digest_size=16).hexdigest()
+        self.is_byte_level = _is_byte_level(json.loads(raw).get("decoder"))
         config = _read(folder / "tokenizer_config.json")
         model_config = _read(folder / "config.json")
         self._special = {
@@ -40,35 +40,49 @@ class ChatTokenizer:
         )
         self.eos_ids = self._eos_ids(_read(folder / "generation_config.json"), model_config)
         self.vocab_size = int(model_config.get("vocab_size") or self.tokenizer.get_vocab_size())
-        self._template = _compile(_template_source(folder, config))
+        self._template = read_template(folder, config, self._special)
+        self._bytes: dict[int, bytes] = {}  # filled as tokens are met
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`."""
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[RenderOptions]) -> list[int]:
         """Render the chat template and tokenise it. The template itself writes BOS, so none is added."""
         return self.encode(self.render(messages, **options), add_special_tokens=False)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        """Render the model's template in a sandbox. Raises InvalidRequestError for what the template refuses."""
+    def render(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[RenderOptions]) -> str:
+        """Return the prompt's text; see `ChatTemplate.render`. Raises InvalidRequestError."""
         if self._template is None:
             raise InvalidRequestError("this model has no chat template: use /v1/completions", param="messages")
-        try:
-            text = self._template.render(messages=messages, **(self._special | options))
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, OverflowError) as error:
-            raise InvalidRequestError(f"the chat template refused the messages: {error}", param="messages") from error
-        if len(text) > MAX_RENDERED_CHARS:
-            raise InvalidRequestError("the rendered prompt is too long", param="messages")
-        return text
+        return self._template.render(messages, **options)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of `ids`."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """One token by itself: maybe part of a character, and with the space that decoding alone would strip."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            known = self._bytes[token_id] = self._bytes_of(token_id)
+        return known
+
     def token_text(self, token_id: int) -> str:
         """One token by itself, for logprobs; part of a character becomes U+FFFD."""
-        return self.tokenizer.decode([token_id], skip_special_tokens=False)
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        token = self.tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""  # the model's vocabulary is padded beyond the tokenizer's
+        if self.is_byte_level:
+            known = [_BYTE_OF_CHAR.get(character) for character in token]
+            return token.encode() if None in known else bytes(byte for byte in known if byte is not None)
+        if token_id in self.special_ids:
+            return token.encode()
+        byte = _BYTE_TOKEN.match(token)
+        return bytes([int(byte[1], 16)]) if byte else token.replace("\u2581", " ").encode()
 
     def _eos_ids(self, generation: Mapping[str, Any], model: Mapping[str, Any]) -> list[int]:
         found: list[int] = []
@@ -79,31 +93,21 @@ class ChatTokenizer:
         return list(dict.fromkeys([*found, *([by_name] if by_name is not None else [])]))
 
 
-def _template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    inline = config.get("chat_template")
-    if isinstance(inline, list):
-        named = {entry["name"]: entry["template"] for entry in inline}
-        inline = named.get("default") or next(iter(named.values()), None)
-    return inline
+def _is_byte_level(decoder: Mapping[str, Any] | None) -> bool:
+    """Whether tokens are bytes in GPT-2's disguise, so that decoding is joining bytes."""
+    if decoder is not None and decoder["type"] == "Sequence":
+        return len(decoder["decoders"]) == 1 and _is_byte_level(decoder["decoders"][0])
+    return decoder is not None and decoder["type"] == "ByteLevel"
 
 
-def _compile(source: str | None) -> jinja2.Template | None:
-    if source is None:
-        return None
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-    return environment.from_string(source)
+def _byte_of_char() -> dict[str, int]:
+    """GPT-2's table: printable bytes stand for themselves, the others for characters from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
-def _raise(message: str) -> None:
-    raise jinja2.TemplateError(message)
+_BYTE_OF_CHAR = _byte_of_char()
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.detokenizer import Detokenizer
 from gateway.stop import StopMatcher
 from gateway.tokenizer import ChatTokenizer
-from tests.models import build_tokenizer
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    build_tokenizer(folder)
-    return ChatTokenizer(folder)
 
 
 @settings(max_examples=200, deadline=None)
@@ -29,12 +20,31 @@ def test_pieces_joined_are_the_text(tokenizer: ChatTokenizer, text: str) -> None
 
 
 @settings(max_examples=200, deadline=None)
-@given(ids=st.lists(st.integers(0, 511), max_size=40))
-def test_any_tokens_joined_are_their_decoding(tokenizer: ChatTokenizer, ids: list[int]) -> None:
-    detokenizer = Detokenizer(tokenizer)
+@given(text=st.text(max_size=60) | st.text(alphabet="the wüé🙂 ", max_size=60), size=st.integers(1, 4))
+def test_pieces_joined_are_the_text_with_prefix_spaces(
+    prefix_space_tokenizer: ChatTokenizer, text: str, size: int
+) -> None:
+    ids = prefix_space_tokenizer.encode(text, add_special_tokens=False)
+    detokenizer = Detokenizer(prefix_space_tokenizer)
+    pieces = [detokenizer.push(ids[start : start + size]) for start in range(0, len(ids), size)]
+    if "\ufffd" not in text:
+        assert all("\ufffd" not in piece for piece in pieces)
+    assert "".join(pieces) + detokenizer.flush() == prefix_space_tokenizer.decode(ids, skip_special_tokens=True)
+
+
+@settings(max_examples=300, deadline=None)
+@given(ids=st.lists(st.integers(0, 511), max_size=40), skip=st.booleans())
+def test_any_tokens_joined_are_their_decoding(tokenizer: ChatTokenizer, ids: list[int], skip: bool) -> None:
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip)
     joined = "".join(detokenizer.push([token_id]) for token_id in ids) + detokenizer.flush()
-    whole = tokenizer.decode(ids, skip_special_tokens=True)
-    assert joined.replace("\ufffd", "") == whole.replace("\ufffd", "")
+    assert joined == tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+def test_bytes_of_tokens_joined_are_the_text(tokenizer: ChatTokenizer, prefix_space_tokenizer: ChatTokenizer) -> None:
+    for one in (tokenizer, prefix_space_tokenizer):
+        ids = one.encode("the Größe 🙂", add_special_tokens=False)
+        assert b"".join(map(one.token_bytes, ids)).decode().strip() == "the Größe 🙂"
+        assert one.token_bytes(one.tokenizer.get_vocab_size() + 7) == b""
 
 
 def test_half_a_character_waits_for_its_other_half(tokenizer: ChatTokenizer) -> None:

@@ -1,0 +1,241 @@
+"""The routes. What an answer is made of is `gateway.dialect`; this file reads bodies, counts, and watches the connection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request, Response
+from starlette.exceptions import HTTPException
+
+from common.errors import InvalidRequestError, ServingError
+from gateway.dialect import Answer, Dialect
+from gateway.metrics import AnswerMetrics, GatewayMetrics
+from gateway.responses import ModelNotFoundError, error_body, error_code, error_status, json_response
+from gateway.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse_body
+from gateway.stream import DONE, EventStream, disconnected, event
+
+log = logging.getLogger("baton.http")
+
+VERSION = "0.1.0"
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpSettings:
+    """What the HTTP side needs to know."""
+
+    served_model: str
+    api_keys: tuple[str, ...] = ()  # empty: no key needed
+    max_body_bytes: int = 10 << 20
+    request_timeout_s: float = 600.0
+
+
+def _traceparent(request: Request) -> str:
+    header = request.headers.get("traceparent", "")
+    return header if _TRACEPARENT.match(header) else ""
+
+
+class Routes:
+    """Endpoints by path."""
+
+    def __init__(self, dialect: Dialect, metrics: GatewayMetrics, settings: HttpSettings) -> None:
+        self._dialect = dialect
+        self._generations = dialect.generations
+        self._tokenizer = dialect.tokenizer
+        self._metrics = metrics
+        self._settings = settings
+        self._started_at = int(time.time())
+        self.posts: dict[str, Endpoint] = {
+            "/v1/chat/completions": self.chat,
+            "/v1/completions": self.complete,
+            "/tokenize": self.tokenize,
+            "/detokenize": self.detokenize,
+        }
+        self.gets: dict[str, Endpoint] = {
+            "/v1/models": self.models,
+            "/v1/models/{model:path}": self.model,
+            "/health": self.health,
+            "/ready": self.ready,
+            "/metrics": self.metrics,
+            "/version": self.version,
+        }
+
+    # -- generation --------------------------------------------------------------------------------------------------
+
+    async def chat(self, request: Request) -> Response:
+        """OpenAI's chat completions."""
+        started = time.monotonic()
+        try:
+            body = parse_body(await self._raw_body(request), ChatRequest)
+            self._check_model(body.model)
+            answer = await self._dialect.start_chat(body, traceparent=_traceparent(request))
+        except ServingError as error:
+            self._metrics.failed(error_code(error))
+            raise
+        return await self._answer(request, body, answer, started)
+
+    async def complete(self, request: Request) -> Response:
+        """OpenAI's completions."""
+        started = time.monotonic()
+        try:
+            body = parse_body(await self._raw_body(request), CompletionRequest)
+            self._check_model(body.model)
+            answer = await self._dialect.start_completion(body, traceparent=_traceparent(request))
+        except ServingError as error:
+            self._metrics.failed(error_code(error))
+            raise
+        return await self._answer(request, body, answer, started)
+
+    async def _answer(
+        self, request: Request, body: ChatRequest | CompletionRequest, answer: Answer, started: float
+    ) -> Response:
+        metrics = AnswerMetrics(self._metrics, answer, started)
+        if not body.stream:
+            return await self._whole(request, body, answer, metrics)
+
+        async def close() -> None:
+            await answer.cancel("client disconnected")
+            metrics.ended("abort")  # unless it was counted already
+
+        return EventStream(self._events(body, answer, metrics), close=close)
+
+    async def _whole(
+        self, request: Request, body: ChatRequest | CompletionRequest, answer: Answer, metrics: AnswerMetrics
+    ) -> Response:
+        """One JSON object; a client that hangs up before it is there cancels the work."""
+        work = asyncio.create_task(self._dialect.whole(body, answer, metrics.watch(answer.pieces())))
+        gone = asyncio.create_task(disconnected(request))
+        try:
+            await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                log.info("http.client_left", extra={"answer": answer.id})
+                return Response(status_code=499)  # nobody reads it
+            result = work.result()
+            metrics.ended()
+            return json_response(result)
+        except ServingError as error:
+            metrics.failed(error_code(error))
+            raise
+        finally:
+            gone.cancel()
+            work.cancel()
+            await answer.cancel("client disconnected")
+            metrics.ended("abort")
+
+    async def _events(
+        self, body: ChatRequest | CompletionRequest, answer: Answer, metrics: AnswerMetrics
+    ) -> AsyncGenerator[bytes, None]:
+        """The events of a stream. An error in its middle is an event too, and no `[DONE]` follows it."""
+        head = self._dialect.head(answer, chunk=True)
+        usage = {"usage": None} if body.include_usage else {}
+        try:
+            for choice in answer.choices:
+                opening = self._dialect.opening(body, answer, choice)
+                if opening is not None:
+                    yield event(head | {"choices": [opening]} | usage)
+            async with contextlib.aclosing(metrics.watch(answer.pieces())) as pieces:
+                async for choice, piece in pieces:
+                    entry = self._dialect.chunk_choice(body, choice, piece)
+                    if entry is not None:
+                        yield event(head | {"choices": [entry]} | usage)
+            if body.include_usage:
+                yield event(head | {"choices": [], "usage": answer.usage()})
+            metrics.ended()
+            yield DONE
+        except ServingError as error:
+            code = error_code(error)
+            metrics.failed(code)
+            log.warning("http.stream_failed", extra={"answer": answer.id, "code": code})
+            yield event(error_body(error.message, kind=error_status(error)[1], param=error.param, code=code))
+        except Exception:
+            metrics.failed("internal")
+            log.exception("http.stream_crashed", extra={"answer": answer.id})
+            yield event(error_body("internal error", kind="server_error", code="internal"))
+
+    def _check_model(self, model: str) -> None:
+        served = self._settings.served_model
+        if model != served:
+            raise ModelNotFoundError(
+                f"the model {model!r} does not exist; this gateway serves {served!r}", param="model"
+            )
+
+    async def _raw_body(self, request: Request) -> bytes:
+        chunks, size = [], 0
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > self._settings.max_body_bytes:
+                raise HTTPException(413, f"the body is larger than {self._settings.max_body_bytes} bytes")
+            chunks.append(chunk)
+        return b"".join(chunks)
+
+    # -- the rest ------------------------------------------------------------------------------------------------------
+
+    async def models(self, request: Request) -> Response:
+        """The served model, as a list."""
+        return json_response({"object": "list", "data": [self._model_card()]})
+
+    async def model(self, request: Request) -> Response:
+        """One model."""
+        self._check_model(request.path_params["model"])
+        return json_response(self._model_card())
+
+    def _model_card(self) -> dict[str, Any]:
+        return {
+            "id": self._settings.served_model,
+            "object": "model",
+            "created": self._started_at,
+            "owned_by": "baton",
+            "max_model_len": self._generations.max_model_len,
+        }
+
+    async def tokenize(self, request: Request) -> Response:
+        """Token ids of `prompt` or of chat `messages`."""
+        body = parse_body(await self._raw_body(request), TokenizeRequest)
+        if body.messages is not None:
+            messages = [message.as_template_input() for message in body.messages]
+            tokens = await asyncio.to_thread(
+                self._tokenizer.encode_chat, messages, add_generation_prompt=body.add_generation_prompt
+            )
+        else:
+            tokens = await asyncio.to_thread(
+                self._tokenizer.encode, body.prompt or "", add_special_tokens=body.add_special_tokens
+            )
+        length = self._generations.max_model_len
+        return json_response({"tokens": tokens, "count": len(tokens), "max_model_len": length})
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of `tokens`."""
+        body = parse_body(await self._raw_body(request), DetokenizeRequest)
+        if any(token >= self._tokenizer.vocab_size for token in body.tokens):
+            raise InvalidRequestError("a token is not in the vocabulary", param="tokens")
+        text = await asyncio.to_thread(self._tokenizer.decode, body.tokens, skip_special_tokens=False)
+        return json_response({"prompt": text})
+
+    async def health(self, request: Request) -> Response:
+        """This process answers."""
+        return json_response({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        """Whether a request would be served now, or why not."""
+        reason = self._generations.not_ready_reason
+        if reason:
+            return json_response({"status": "not ready", "reason": reason}, status=503)
+        return json_response({"status": "ready", "workers": self._generations.ready_workers})
+
+    async def metrics(self, request: Request) -> Response:
+        """Prometheus text."""
+        text = self._metrics.render(in_flight=self._generations.in_flight)
+        return Response(text, media_type="text/plain; version=0.0.4")
+
+    async def version(self, request: Request) -> Response:
+        """Baton's version."""
+        return json_response({"version": VERSION})

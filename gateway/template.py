@@ -1,0 +1,113 @@
+"""The model's chat template, rendered in a sandbox the way Hugging Face's tools render it, without transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from common.errors import InvalidRequestError
+
+MAX_RENDERED_CHARS = 8_000_000
+RESERVED = frozenset({"messages", "add_generation_prompt", "tools", "documents", "bos_token", "eos_token"})
+_END = "\x00the final message ends here\x00"
+
+
+class RenderOptions(TypedDict, total=False):
+    """How to render: `variables` are the client's own (`chat_template_kwargs`); `continue_final_message` (default False)
+    leaves the last message open, so that the model writes on where it ends."""
+
+    add_generation_prompt: bool  # default True
+    continue_final_message: bool
+    variables: Mapping[str, Any] | None
+
+
+class ChatTemplate:
+    """One compiled template. Rendering is safe from several threads."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+        self._template = environment.from_string(source)
+        self._special_tokens = dict(special_tokens)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[RenderOptions]) -> str:
+        """Return the prompt's text. Raises InvalidRequestError for what the template refuses."""
+        variables = options.get("variables") or {}
+        reserved = RESERVED.intersection(variables)
+        if reserved:
+            name = f"chat_template_kwargs.{min(reserved)}"
+            raise InvalidRequestError(f"{name}: not the client's to set", param="chat_template_kwargs")
+        resumes = options.get("continue_final_message", False)
+        if resumes:
+            messages = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + _END}]
+        text = self._rendered(messages, options.get("add_generation_prompt", True), variables)
+        if resumes:
+            text, found, _ = text.partition(_END)
+            if not found:
+                raise InvalidRequestError("the chat template drops the final message", param="continue_final_message")
+        if len(text) > MAX_RENDERED_CHARS:
+            raise InvalidRequestError("the rendered prompt is too long", param="messages")
+        return text
+
+    def _rendered(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, variables: Mapping[str, Any]
+    ) -> str:
+        # Templates ask `tools is not none`: what nobody gave is None, not undefined.
+        context = {"tools": None, "documents": None, **variables, **self._special_tokens}
+        context |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
+        try:
+            return self._template.render(context)
+        except (
+            jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError
+        ) as error:  # fmt: skip
+            raise InvalidRequestError(f"the chat template refused the messages: {error}", param="messages") from error
+
+
+def read_template(folder: Path, tokenizer_config: Mapping[str, Any], special: Mapping[str, str]) -> ChatTemplate | None:
+    """Return the folder's template (chat_template.jinja, else the one in tokenizer_config.json), or None if it has none."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return ChatTemplate(path.read_text(encoding="utf-8"), special)
+    inline = tokenizer_config.get("chat_template")
+    if isinstance(inline, list):
+        named = {entry["name"]: entry["template"] for entry in inline}
+        inline = named.get("default") or next(iter(named.values()), None)
+    return ChatTemplate(inline, special) if inline else None
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}` marks the assistant's tokens for training; here it is only its content."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's own interface
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes HTML; templates are written for this one."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)

@@ -1,0 +1,123 @@
+"""`gateway.generation.Generations` without workers: every request is answered with a scripted list of tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from common.errors import ServingError
+from common.messages import TokenLogprobs
+from gateway.generation import GenerationSpec, TokenEvent
+
+
+class ScriptedGenerations:
+    """Answers with `script(spec)`, cut at `max_tokens` and after a stop token as a worker would.
+
+    `refuse` is raised by `submit`; `fail` after `fail_after` tokens. With `hold_after` a generation waits there until it is
+    cancelled or `release` is set. `per_event` tokens travel in one event.
+    """
+
+    max_model_len: int | None = 256
+    not_ready_reason = ""
+    ready_workers = {"prefill": 1, "decode": 2}  # noqa: RUF012 - read only
+
+    def __init__(self, script: Callable[[GenerationSpec], Sequence[int]]) -> None:
+        self.script = script
+        self.submitted: list[GenerationSpec] = []
+        self.running: dict[str, ScriptedGeneration] = {}
+        self.cancelled: dict[str, str] = {}  # request id -> reason, of those that had not ended
+        self.changed = asyncio.Condition()
+        self.refuse: ServingError | None = None
+        self.fail: Exception | None = None
+        self.fail_after = 0
+        self.hold_after: int | None = None
+        self.release = asyncio.Event()
+        self.per_event = 1
+        self.cached_tokens = 0
+
+    @property
+    def ready(self) -> bool:
+        return not self.not_ready_reason
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.running)
+
+    async def submit(self, spec: GenerationSpec) -> ScriptedGeneration:
+        if self.refuse is not None:
+            raise self.refuse
+        self.submitted.append(spec)
+        generation = self.running[spec.request_id] = ScriptedGeneration(self, spec)
+        await self.notify()
+        return generation
+
+    async def notify(self) -> None:
+        async with self.changed:
+            self.changed.notify_all()
+
+    async def until(self, predicate: Callable[[], bool]) -> None:
+        """Return when `predicate` holds; it is looked at after every submission and end."""
+        async with asyncio.timeout(10), self.changed:
+            await self.changed.wait_for(predicate)
+
+
+class ScriptedGeneration:
+    def __init__(self, owner: ScriptedGenerations, spec: GenerationSpec) -> None:
+        self.spec = spec
+        self.timings = {"admission": 1.0, "prefill": 2.0}
+        self.position = 0  # how far it was asked
+        self._owner = owner
+        self._cancelled = asyncio.Event()
+
+    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        owner, sampling = self._owner, self.spec.sampling
+        tokens, finish = self._answer()
+        for position in range(0, len(tokens), owner.per_event):
+            self.position = position
+            await self._hold(position)
+            if self._cancelled.is_set():
+                return
+            if owner.fail is not None and position >= owner.fail_after:
+                raise owner.fail
+            new = tokens[position : position + owner.per_event]
+            logprobs = [] if sampling.logprobs is None else [self._logprobs(token, sampling.logprobs) for token in new]
+            is_last = position + owner.per_event >= len(tokens)
+            if is_last:
+                owner.running.pop(self.spec.request_id, None)
+                await owner.notify()
+            yield TokenEvent(
+                position=position,
+                token_ids=new,
+                logprobs=logprobs,
+                finish=finish if is_last else "",
+                cached_tokens=owner.cached_tokens if position == 0 else -1,
+            )
+
+    async def cancel(self, reason: str) -> None:
+        if self._owner.running.pop(self.spec.request_id, None) is not None:
+            self._owner.cancelled[self.spec.request_id] = reason
+            self._cancelled.set()
+            await self._owner.notify()
+
+    def _answer(self) -> tuple[list[int], str]:
+        sampling = self.spec.sampling
+        tokens = list(self._owner.script(self.spec))[: sampling.max_tokens]
+        for position, token in enumerate(tokens):
+            if token in sampling.stop_token_ids and position >= sampling.min_tokens:
+                return tokens[: position + 1], "stop"
+        return tokens, "length"
+
+    async def _hold(self, position: int) -> None:
+        owner = self._owner
+        if owner.hold_after is None or position < owner.hold_after:
+            return
+        waits = [asyncio.create_task(event.wait()) for event in (owner.release, self._cancelled)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waits:
+                task.cancel()
+
+    def _logprobs(self, token: int, count: int) -> TokenLogprobs:
+        tops = [token, *(other for other in range(40, 40 + count) if other != token)][:count]
+        return TokenLogprobs(logprob=-0.5, top_ids=tops, top_logprobs=[-0.5 - index for index in range(len(tops))])

@@ -1,0 +1,103 @@
+"""The application over a real loopback server, answered by a script instead of workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import httpx
+import openai
+import pytest
+import uvicorn
+from tokenizers import Tokenizer, decoders, models, normalizers
+
+from gateway.app import HttpSettings, create_app
+from gateway.tokenizer import ChatTokenizer
+from tests.fakes.generations import ScriptedGenerations
+from tests.models import build_tokenizer
+
+MODEL = "scripted"
+TEXT = "The capital of France is Paris. Größe 🙂 and the sea."
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
+    """Byte-level BPE, as Qwen's and Llama 3's."""
+    folder = tmp_path_factory.mktemp("byte-level")
+    build_tokenizer(folder)
+    return ChatTokenizer(folder)
+
+
+@pytest.fixture(scope="session")
+def prefix_space_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
+    """As Llama 2's and Mistral's: `▁` for spaces, one before the text, byte tokens for what has no token."""
+    folder = tmp_path_factory.mktemp("prefix-space")
+    words = [
+        "<s>",
+        "</s>",
+        "<unk>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        *"abcdehlnortuw,.!ü",
+        "▁th",
+        "he",
+    ]
+    vocabulary = {word: index for index, word in enumerate(dict.fromkeys(words))}
+    merges = [("▁", "t"), ("h", "e"), ("▁t", "h")]
+    vocabulary |= {"▁t": len(vocabulary)}
+    built = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    built.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    built.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    built.add_special_tokens(["<s>", "</s>", "<unk>"])
+    built.save(str(folder / "tokenizer.json"))
+    return ChatTokenizer(folder)
+
+
+@dataclass
+class Gateway:
+    """A running gateway, its script, and clients of it."""
+
+    url: str
+    script: ScriptedGenerations
+    tokenizer: ChatTokenizer
+    openai: openai.AsyncOpenAI
+    http: httpx.AsyncClient
+
+
+@contextlib.asynccontextmanager
+async def run_gateway(tokenizer: ChatTokenizer, settings: HttpSettings) -> AsyncIterator[Gateway]:
+    """Serve on an ephemeral port of the loopback address."""
+    script = ScriptedGenerations(lambda spec: [*tokenizer.encode(TEXT), *tokenizer.eos_ids])
+    app = create_app(generations=script, tokenizer=tokenizer, settings=settings)
+    listener = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off", timeout_graceful_shutdown=5))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    key = settings.api_keys[0] if settings.api_keys else "none"
+    async with (
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client,
+        httpx.AsyncClient(base_url=url, timeout=30) as http,
+    ):
+        yield Gateway(url=url, script=script, tokenizer=tokenizer, openai=client, http=http)
+    server.should_exit = True
+    await serving
+
+
+@pytest.fixture(scope="module")
+async def served(tokenizer: ChatTokenizer) -> AsyncIterator[Gateway]:
+    async with run_gateway(tokenizer, HttpSettings(served_model=MODEL, max_body_bytes=200_000)) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+async def gateway(served: Gateway) -> AsyncIterator[Gateway]:
+    """The module's gateway with a fresh script."""
+    vars(served.script).update(vars(ScriptedGenerations(served.script.script)))
+    usual = served.script.script
+    yield served
+    served.script.script = usual

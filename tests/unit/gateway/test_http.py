@@ -1,0 +1,351 @@
+"""Everything around an answer: wrong input, errors, hang-ups, keys, ids, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+from starlette.types import Message, Scope
+
+from common.errors import (
+    DeadlineExceededError,
+    OverloadedError,
+    QuarantinedError,
+    ServingError,
+    UnavailableError,
+    WorkerFailedError,
+)
+from gateway.app import HttpSettings, create_app
+from gateway.tokenizer import ChatTokenizer
+from tests.fakes.generations import ScriptedGenerations
+from tests.unit.gateway.conftest import MODEL, TEXT, Gateway, run_gateway
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+MESSAGES = [{"role": "user", "content": "Hello"}]
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"model": MODEL, "messages": MESSAGES, "max_tokens": 4},
+    COMPLETIONS: {"model": MODEL, "prompt": "Hello", "max_tokens": 4},
+}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
+
+
+def user(content: Any, **more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content} | more]}
+
+
+WRONG_ON_BOTH: list[dict[str, Any]] = [
+    {"no_such_field": 1}, {"no_such_field": None},
+    {"temperature": -0.1}, {"temperature": 2.1}, {"temperature": "1"}, {"temperature": True},
+    {"top_p": 0}, {"top_p": 1.1}, {"top_k": -2}, {"top_k": 1.5}, {"min_p": 2}, {"min_p": -1},
+    {"presence_penalty": 2.1}, {"frequency_penalty": -2.1}, {"repetition_penalty": 0},
+    {"max_tokens": 0}, {"max_tokens": -1}, {"max_tokens": 1.5}, {"max_tokens": "9"},
+    {"n": 0}, {"n": 17}, {"n": True}, {"seed": 2**64}, {"seed": 1.5},
+    {"stop": ["x"] * 17}, {"stop": ""}, {"stop": [1]}, {"stop": 1}, {"stop": "x" * 1001},
+    {"logit_bias": {"x": 1}}, {"logit_bias": {"1": 101}}, {"logit_bias": {"999999": 1}}, {"logit_bias": {"9" * 5000: 1}},
+    {"logit_bias": [1]}, {"logit_bias": {"-1": 1}},
+    {"stop_token_ids": [-1]}, {"stop_token_ids": [999999]}, {"stop_token_ids": 5}, {"min_tokens": -1},
+    {"stream": "yes"}, {"stream_options": {"include_usage": True}}, {"ignore_eos": 1},
+    {"store": True}, {"service_tier": "priority"}, {"metadata": {"a": 1}}, {"timeout": 0}, {"cache_salt": "x" * 257},
+    {"suffix": "x"}, {"use_beam_search": True}, {"guided_json": {"a": 1}}, {"model": 5},
+]  # fmt: skip
+WRONG_CHAT: list[dict[str, Any]] = [
+    {"messages": []}, {"messages": "hi"}, {"messages": [{}]}, {"messages": None}, {"messages": [{"role": "user"}]},
+    user(5), user(None), user([IMAGE]), user([{"type": "text"}]), user(["x"]), user([{"type": "text", "text": 1}]),
+    user("x", tool_call_id="a"), user("x", no_such=1), user("x", refusal="no"),
+    {"messages": [{"role": "alien", "content": "x"}]}, {"messages": [{"role": "tool", "content": "x"}]},
+    {"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}]},
+    {"top_logprobs": 2}, {"top_logprobs": 21, "logprobs": True}, {"logprobs": 1},
+    {"response_format": {"type": "json_object"}}, {"response_format": {"type": "json_schema", "json_schema": {}}},
+    {"tools": [{"type": "function"}]}, {"tool_choice": "required"}, {"tool_choice": {"type": "function"}},
+    {"functions": [{"name": "f"}]}, {"function_call": "auto"}, {"modalities": ["audio"]}, {"audio": {"voice": "x"}},
+    {"reasoning_effort": "low"}, {"web_search_options": {"a": 1}}, {"prediction": {"type": "content"}},
+    {"chat_template_kwargs": {"messages": []}}, {"continue_final_message": True}, {"max_completion_tokens": 0},
+]  # fmt: skip
+WRONG_COMPLETIONS: list[dict[str, Any]] = [
+    {"prompt": ""}, {"prompt": []}, {"prompt": [[]]}, {"prompt": None}, {"prompt": 5}, {"prompt": ["a", 1]},
+    {"prompt": [1, "a"]}, {"prompt": [[1], "a"]}, {"prompt": [-1]}, {"prompt": [True]}, {"prompt": [999999]},
+    {"prompt": ["x"] * 65}, {"best_of": 3}, {"echo": True, "logprobs": 1}, {"logprobs": 21}, {"logprobs": True},
+]  # fmt: skip
+WRONG = [
+    *((route, fields) for fields in WRONG_ON_BOTH for route in (CHAT, COMPLETIONS)),
+    *((CHAT, fields) for fields in WRONG_CHAT),
+    *((COMPLETIONS, fields) for fields in WRONG_COMPLETIONS),
+]
+
+
+@pytest.mark.parametrize(("route", "fields"), WRONG, ids=lambda value: json.dumps(value)[:50])
+async def test_wrong_input_is_named(gateway: Gateway, route: str, fields: dict[str, Any]) -> None:
+    response = await gateway.http.post(route, json=BODIES[route] | fields)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] in fields
+    assert error["param"] in error["message"] or error["param"] == "prompt" or "token" in error["message"]
+    assert gateway.script.submitted == []
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b'{"model":"\xff"}', b'{"model":"\\ud800","messages":[]}',
+        b'{"model":' + b"[" * 50_000 + b"]" * 50_000 + b"}",
+        b'{"model":"m","chat_template_kwargs":{"a":' + b"[" * 5_000 + b"]" * 5_000 + b"}}",
+        b'{"model":"m","messages":[],"temperature":NaN}', b'{"model":"m","seed":' + b"9" * 10_000 + b"}",
+    ],
+    ids=lambda raw: repr(raw[:24]),
+)  # fmt: skip
+@pytest.mark.parametrize("route", [CHAT, COMPLETIONS, "/tokenize", "/detokenize"])
+async def test_bytes_that_are_no_request(gateway: Gateway, route: str, raw: bytes) -> None:
+    response = await gateway.http.post(route, content=raw, headers={"content-type": "application/json"})
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["message"]
+
+
+async def test_a_body_that_is_too_large(gateway: Gateway) -> None:
+    response = await gateway.http.post(CHAT, content=b" " * 200_001)
+    assert response.status_code == 413
+    assert response.json()["error"]["message"]
+
+
+async def test_a_prompt_that_is_too_long(gateway: Gateway) -> None:
+    for fields in ({"prompt": [5] * 256}, {"prompt": [5] * 250, "max_tokens": 7}):
+        with pytest.raises(openai.BadRequestError) as raised:
+            await gateway.openai.completions.create(model=MODEL, **fields)
+        assert raised.value.code == "context_length_exceeded"
+
+
+async def test_another_model(gateway: Gateway) -> None:
+    for call in (
+        gateway.openai.chat.completions.create(model="other", messages=MESSAGES),  # type: ignore[call-overload]
+        gateway.openai.models.retrieve("org/other"),
+    ):
+        with pytest.raises(openai.NotFoundError) as raised:
+            await call
+        assert (raised.value.code, raised.value.param) == ("model_not_found", "model")
+
+
+async def test_models(gateway: Gateway) -> None:
+    listed = (await gateway.openai.models.list()).data
+    assert [model.id for model in listed] == [MODEL]
+    assert (await gateway.openai.models.retrieve(MODEL)).id == MODEL
+
+
+ERRORS: list[tuple[ServingError, int]] = [
+    (OverloadedError("full", retry_after_s=7), 429),
+    (UnavailableError("nobody"), 503),
+    (DeadlineExceededError("late"), 504),
+    (WorkerFailedError("broke"), 500),
+    (QuarantinedError("given up"), 500),
+]
+
+
+@pytest.mark.parametrize(("error", "status"), ERRORS, ids=lambda value: getattr(value, "code", str(value)))
+async def test_a_refusal_has_its_status(gateway: Gateway, error: ServingError, status: int) -> None:
+    gateway.script.refuse = error
+    response = await gateway.http.post(CHAT, json=BODIES[CHAT])
+    assert response.status_code == status
+    assert response.json()["error"]["code"] == error.code
+    assert response.headers.get("retry-after") == {429: "7", 503: "1"}.get(status)
+
+
+@pytest.mark.parametrize("route", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize(("error", "status"), ERRORS, ids=lambda value: getattr(value, "code", str(value)))
+async def test_a_failure_in_the_middle(gateway: Gateway, route: str, error: ServingError, status: int) -> None:
+    gateway.script.fail, gateway.script.fail_after = error, 2
+    assert (await gateway.http.post(route, json=BODIES[route])).status_code == status
+    response = await gateway.http.post(route, json=BODIES[route] | {"stream": True})
+    events = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+    assert json.loads(events[-1])["error"]["code"] == error.code
+    assert gateway.script.running == {}
+
+
+async def test_the_client_sees_a_failure_in_the_middle(gateway: Gateway) -> None:
+    gateway.script.fail, gateway.script.fail_after = WorkerFailedError("broke"), 2
+    with pytest.raises(openai.APIError, match="broke"):
+        async for _ in await gateway.openai.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True):  # type: ignore[call-overload]
+            pass
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_our_own_mistakes_are_errors_not_silence(gateway: Gateway, stream: bool) -> None:
+    gateway.script.fail, gateway.script.fail_after = ZeroDivisionError("a bug"), 1
+    response = await gateway.http.post(CHAT, json=BODIES[CHAT] | {"stream": stream, "n": 2})
+    assert response.status_code == (200 if stream else 500)
+    assert '"code":"internal"' in response.text
+    assert "a bug" not in response.text
+    assert response.headers["x-request-id"]
+    assert gateway.script.running == {}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("hold_after", [0, 2])
+async def test_a_client_that_hangs_up_cancels_all_its_choices(gateway: Gateway, stream: bool, hold_after: int) -> None:
+    script = gateway.script
+    script.hold_after = hold_after
+    body = BODIES[CHAT] | {"n": 3, "stream": stream, "max_tokens": 50}
+    call = asyncio.create_task(gateway.http.post(CHAT, json=body))
+    await script.until(lambda: len(script.running) == 3)
+    call.cancel()
+    await script.until(lambda: len(script.cancelled) == 3)
+    assert script.running == {}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_a_client_gone_before_the_first_byte_cancels_too(tokenizer: ChatTokenizer, stream: bool) -> None:
+    script = ScriptedGenerations(lambda spec: [5, 6])
+    script.hold_after = 0
+    app = create_app(generations=script, tokenizer=tokenizer, settings=HttpSettings(served_model=MODEL))
+    body = json.dumps(BODIES[CHAT] | {"stream": stream}).encode()
+    incoming: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        return incoming.pop() if incoming else {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        await asyncio.sleep(0)
+
+    scope: Scope = {"type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1"}
+    scope |= {"method": "POST", "path": CHAT, "raw_path": CHAT.encode(), "query_string": b"", "headers": []}
+    await app(scope, receive, send)
+    assert len(script.cancelled) == 1
+    assert script.running == {}
+
+
+async def test_a_slow_reader_holds_its_own_stream_back(gateway: Gateway) -> None:
+    """What nobody reads is not buffered without bound: the script stops being asked."""
+    script = gateway.script
+    script.max_model_len = 100_000
+    script.script = lambda spec: gateway.tokenizer.encode("a") * 60_000
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rsplit(":", 1)[1]), limit=1024)
+    body = json.dumps(BODIES[COMPLETIONS] | {"stream": True, "max_tokens": 60_000}).encode()
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    writer.write(head + body)
+    await reader.readexactly(10)
+    generation = next(iter(script.running.values()))
+    seen = -1
+    while seen != generation.position:  # until it no longer moves
+        seen = generation.position
+        await asyncio.sleep(0.3)
+    assert 0 < seen < 59_000
+    writer.close()
+    await script.until(lambda: len(script.cancelled) == 1)
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/version", "/v1/models", f"/v1/models/{MODEL}"])
+async def test_get_and_head(gateway: Gateway, path: str) -> None:
+    assert (await gateway.http.get(path)).status_code == 200
+    head = await gateway.http.head(path)
+    assert (head.status_code, head.content) == (200, b"")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", CHAT, 405), ("PUT", CHAT, 405), ("POST", "/health", 405), ("GET", "/nowhere", 404), ("POST", "/v1/", 404)],
+)
+async def test_no_such_route(gateway: Gateway, method: str, path: str, status: int) -> None:
+    response = await gateway.http.request(method, path)
+    assert response.status_code == status
+    assert response.json()["error"].keys() == {"message", "type", "param", "code"}
+    assert response.headers["x-request-id"]
+
+
+async def test_not_ready_says_why(gateway: Gateway) -> None:
+    gateway.script.not_ready_reason = "no decode worker is ready"
+    response = await gateway.http.get("/ready")
+    assert (response.status_code, response.json()["reason"]) == (503, "no decode worker is ready")
+    assert (await gateway.http.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept"), [("abc-1:2.3_x", True), ("a b", False), ("x" * 129, False), ("", False), ("é", False)]
+)
+async def test_request_ids(gateway: Gateway, sent: str, kept: bool) -> None:
+    response = await gateway.http.get("/health", headers={"x-request-id": sent.encode()})  # type: ignore[dict-item]
+    assert (response.headers["x-request-id"] == sent) is kept
+    assert response.headers["x-request-id"]
+
+
+async def test_traces_go_on(gateway: Gateway) -> None:
+    parent = f"00-{'a' * 32}-{'b' * 16}-01"
+    for header, kept in ((parent, parent), ("nonsense", "")):
+        await gateway.http.post(CHAT, json=BODIES[CHAT], headers={"traceparent": header})
+        assert gateway.script.submitted[-1].traceparent == kept
+
+
+async def test_tokenize_there_and_back(gateway: Gateway) -> None:
+    tokens = (await gateway.http.post("/tokenize", json={"prompt": TEXT})).json()
+    assert tokens["count"] == len(tokens["tokens"])
+    back = await gateway.http.post("/detokenize", json={"tokens": tokens["tokens"]})
+    assert back.json() == {"prompt": TEXT}
+    await gateway.http.post(CHAT, json=BODIES[CHAT])
+    chat = await gateway.http.post("/tokenize", json={"messages": MESSAGES})
+    assert chat.json()["tokens"] == gateway.script.submitted[-1].token_ids
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {}), ("/tokenize", {"prompt": "a", "messages": MESSAGES}), ("/tokenize", {"prompt": "a", "x": 1}),
+        ("/tokenize", {"messages": [{"role": "user", "content": 5}]}), ("/detokenize", {"tokens": [-1]}),
+        ("/detokenize", {"tokens": [999_999]}), ("/detokenize", {}),
+    ],
+)  # fmt: skip
+async def test_wrong_tokenize(gateway: Gateway, path: str, body: dict[str, Any]) -> None:
+    assert (await gateway.http.post(path, json=body)).status_code == 400
+
+
+async def test_keys(tokenizer: ChatTokenizer) -> None:
+    settings = HttpSettings(served_model=MODEL, api_keys=("secret-1", "secret-2"))
+    async with run_gateway(tokenizer, settings) as gateway:
+        assert [model.id for model in (await gateway.openai.models.list()).data] == [MODEL]
+        for header in (
+            {},
+            {"authorization": "Bearer wrong"},
+            {"authorization": "Basic secret-1"},
+            {"authorization": "Bearer"},
+        ):
+            response = await gateway.http.get("/v1/models", headers=header)
+            assert response.status_code == 401
+            assert response.json()["error"]["code"] == "invalid_api_key"
+            assert response.headers["www-authenticate"] == "Bearer"
+            assert response.headers["x-request-id"]
+        for header in ({"authorization": "Bearer secret-2"}, {"authorization": "bearer secret-1"}):
+            assert (await gateway.http.get("/v1/models", headers=header)).status_code == 200
+        assert (await gateway.http.get("/metrics")).status_code == 401
+        assert [(await gateway.http.get(path)).status_code for path in ("/health", "/ready")] == [200, 200]
+
+
+async def test_metrics_count_each_answer_once(tokenizer: ChatTokenizer) -> None:
+    async with run_gateway(tokenizer, HttpSettings(served_model=MODEL)) as gateway:
+        script = gateway.script
+        script.cached_tokens = 2
+        for stream in (False, True):
+            await gateway.http.post(COMPLETIONS, json=BODIES[COMPLETIONS] | {"n": 2, "stream": stream})
+        script.fail = WorkerFailedError("broke")
+        for stream in (False, True):
+            await gateway.http.post(CHAT, json=BODIES[CHAT] | {"stream": stream})
+        await gateway.http.post(CHAT, json=BODIES[CHAT] | {"n": 99})
+        script.fail, script.hold_after = None, 0
+        call = asyncio.create_task(gateway.http.post(CHAT, json=BODIES[CHAT]))
+        await script.until(lambda: len(script.running) == 1)
+        call.cancel()
+        await script.until(lambda: len(script.running) == 0)
+        text = (await gateway.http.get("/metrics")).text
+    prompt = len(tokenizer.encode("Hello"))
+    for sample in (
+        'vllm:request_success_total{finished_reason="length",model_name="scripted"} 4.0',
+        f'vllm:prompt_tokens_total{{model_name="scripted"}} {2.0 * prompt + len(script.submitted[-1].token_ids)}',
+        'vllm:generation_tokens_total{model_name="scripted"} 16.0',
+        'baton_cached_prompt_tokens_total{model_name="scripted"} 4.0',
+        'vllm:time_to_first_token_seconds_count{model_name="scripted"} 4.0',
+        'vllm:inter_token_latency_seconds_count{model_name="scripted"} 12.0',
+        'baton_request_errors_total{code="worker_failed",model_name="scripted"} 2.0',
+        'baton_request_errors_total{code="invalid_request",model_name="scripted"} 1.0',
+        'vllm:request_success_total{finished_reason="abort",model_name="scripted"} 1.0',
+        'baton_ttft_phase_seconds_count{model_name="scripted",phase="prefill"} 5.0',
+    ):
+        assert sample in text, sample
