@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as AsgiMessage
 
-from common.errors import ServingError
+from common.errors import QuarantinedError, ServingError
 from gateway.dialect import Dialect
 from gateway.generation import Generations
 from gateway.metrics import GatewayMetrics
@@ -121,6 +121,8 @@ async def _on_serving_error(request: Request, error: Exception) -> Response:
     response = error_response(status, error.message, kind=kind, param=error.param, code=error_code(error))
     if status in (429, 503):
         response.headers["retry-after"] = str(max(1, round(getattr(error, "retry_after_s", 1.0))))
+    if isinstance(error, QuarantinedError):
+        response.headers["x-should-retry"] = "false"  # OpenAI's clients try a 500 again: not one that fells workers
     return response
 
 

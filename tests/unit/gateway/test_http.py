@@ -150,6 +150,7 @@ async def test_a_refusal_has_its_status(gateway: Gateway, error: ServingError, s
     assert response.status_code == status
     assert response.json()["error"]["code"] == error.code
     assert response.headers.get("retry-after") == {429: "7", 503: "1"}.get(status)
+    assert response.headers.get("x-should-retry") == ("false" if isinstance(error, QuarantinedError) else None)
 
 
 @pytest.mark.parametrize("route", [CHAT, COMPLETIONS])
