@@ -5,6 +5,7 @@ T tokens of S chunks lie one behind the other; nothing is padded but the block t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from itertools import chain
@@ -13,25 +14,8 @@ import numpy as np
 import torch
 
 from engine.kernels.attention import AttentionBatch
-from engine.sequence import Sequence
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """One sequence's share of a step: positions [num_computed, num_computed + num_tokens)."""
-
-    sequence: Sequence
-    num_tokens: int
-    sample: bool  # the chunk ends at the last known token: sample the next one
-
-    @property
-    def end(self) -> int:
-        """Position behind the chunk: the context length after it."""
-        return self.sequence.num_computed + self.num_tokens
-
-
-class InvalidChunkError(ValueError):
-    """A chunk that the engine can't compute. Nothing was computed, the pool is as it was."""
+from engine.passes import InvalidChunkError
+from engine.sequence import Chunk, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +32,19 @@ class ForwardBatch:
 def build_batch(
     chunks: SequenceOf[Chunk],
     *,
+    newest: Mapping[Sequence, int],
     block_size: int,
     num_blocks: int,
     vocab_size: int,
     max_model_len: int,
     device: torch.device,
 ) -> ForwardBatch:
-    """Check the chunks and lay them out. Raises InvalidChunkError naming the request that is wrong."""
+    """Check the chunks and lay them out. Raises InvalidChunkError naming the request that is wrong.
+
+    `newest`: the tokens that the pass before sampled, for chunks that begin with one that their sequence does not hold yet.
+    """
     for chunk in chunks:
-        _check(chunk, block_size, max_model_len)
+        _check(chunk, newest, block_size, max_model_len)
     lengths = np.array([chunk.num_tokens for chunk in chunks], dtype=np.int64)
     ends = np.array([chunk.end for chunk in chunks], dtype=np.int64)
     query_start = np.zeros(len(chunks) + 1, dtype=np.int64)
@@ -64,7 +52,7 @@ def build_batch(
 
     owner = np.repeat(np.arange(len(chunks)), lengths)  # [T]: the chunk of each token
     positions = np.arange(query_start[-1]) + (ends - query_start[1:])[owner]
-    token_ids = _token_ids(chunks, int(query_start[-1]))
+    token_ids = _token_ids(chunks, newest, int(query_start[-1]))
     tables = _block_tables(chunks, block_size)
     slots = tables[owner, positions // block_size] * block_size + positions % block_size
     _check_ids(token_ids, vocab_size, owner, chunks, "token id")
@@ -89,12 +77,14 @@ def build_batch(
     )
 
 
-def _check(chunk: Chunk, block_size: int, max_model_len: int) -> None:
+def _check(chunk: Chunk, newest: Mapping[Sequence, int], block_size: int, max_model_len: int) -> None:
     sequence = chunk.sequence
-    if chunk.num_tokens < 1 or chunk.end > sequence.num_tokens:
-        problem = f"a chunk of {chunk.num_tokens} at {sequence.num_computed} of {sequence.num_tokens} tokens"
-    elif chunk.sample and chunk.end != sequence.num_tokens:
-        problem = f"asked to sample at position {chunk.end} of {sequence.num_tokens} known tokens"
+    num_known = len(sequence.token_ids)
+    num_tokens = max(num_known, chunk.end if chunk.end == num_known + 1 and sequence in newest else 0)
+    if chunk.num_tokens < 1 or chunk.end > num_tokens:
+        problem = f"a chunk of {chunk.num_tokens} at {chunk.start} of {num_tokens} tokens"
+    elif chunk.sample and chunk.end < num_known:
+        problem = f"asked to sample at position {chunk.end} of {num_known} known tokens"
     elif chunk.end > max_model_len:
         problem = f"{chunk.end} tokens, the model takes {max_model_len}"
     elif chunk.end > len(sequence.block_table) * block_size:
@@ -104,8 +94,18 @@ def _check(chunk: Chunk, block_size: int, max_model_len: int) -> None:
     raise InvalidChunkError(f"request {sequence.request_id}: {problem}")
 
 
-def _token_ids(chunks: SequenceOf[Chunk], count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    pieces = (chunk.sequence.token_ids[chunk.sequence.num_computed : chunk.end] for chunk in chunks)
+def known_tokens(chunk: Chunk, newest: Mapping[Sequence, int], start: int = 0) -> list[int]:
+    """Return the sequence's tokens [start, chunk.end), the last one from `newest` if the sequence does not hold it yet."""
+    tokens = chunk.sequence.token_ids[start : chunk.end]
+    if len(tokens) < chunk.end - start:
+        tokens.append(newest[chunk.sequence])
+    return tokens
+
+
+def _token_ids(
+    chunks: SequenceOf[Chunk], newest: Mapping[Sequence, int], count: int
+) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    pieces = (known_tokens(chunk, newest, chunk.start) for chunk in chunks)
     return np.fromiter(chain.from_iterable(pieces), dtype=np.int64, count=count)
 
 

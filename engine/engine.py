@@ -1,6 +1,6 @@
-"""The engine: a model, its KV pool and a sampler behind one call, `step`.
+"""The engine: a model, its KV pool and a sampler behind one call, `launch`.
 
-It knows nothing of requests' lives: schedulers decide what a step computes, the worker's loop applies what comes back.
+It knows nothing of requests' lives: schedulers decide what a pass computes, the worker's loop applies what comes back.
 """
 
 from __future__ import annotations
@@ -10,21 +10,23 @@ from collections.abc import Callable
 import torch
 
 from common.messages import KVLayout
-from engine.batch import Chunk, InvalidChunkError, build_batch
+from engine.batch import build_batch
 from engine.config import EngineConfig
 from engine.kv_cache import allocate_zeros, plan_layout, pool_shape
 from engine.loader import load_weights, model_fingerprint
 from engine.models.config import read_decoder_config
 from engine.models.decoder import Decoder
-from engine.sampler import Sampled, sample
+from engine.passes import Finished, InvalidChunkError, Pass, Sampled
+from engine.sampler import SampledRow, sample
+from engine.sequence import Chunk, Sequence
 
-__all__ = ["Chunk", "Engine", "InvalidChunkError", "Sampled"]
+__all__ = ["Chunk", "Engine", "InvalidChunkError", "Pass", "Sampled"]
 
 Allocate = Callable[[tuple[int, ...], torch.dtype, str], torch.Tensor]
 
 
 class Engine:
-    """Loads a model on construction. `step` is called by one thread at a time, which need not be the constructing one.
+    """Loads a model on construction. `launch` is called by one thread at a time, which need not be the constructing one.
 
     `allocate(shape, dtype, device)` provides the pool's memory (a transport's, so that peers can reach it); it need not
     be initialised.
@@ -45,21 +47,22 @@ class Engine:
         self._decoder = Decoder(decoder_config, dtype=dtype, device=device, max_model_len=self.max_model_len)
         load_weights(self._decoder, config.model)
         self.kv = (allocate or allocate_zeros)(pool_shape(self.layout), dtype, config.device)
+        self._newest: dict[Sequence, int] = {}  # tokens that the last pass sampled
 
     @torch.inference_mode()
-    def step(self, chunks: list[Chunk]) -> list[Sampled | None]:
-        """Compute the chunks in one forward pass; return one result for each, in order.
+    def launch(self, chunks: list[Chunk]) -> Pass:
+        """Start one forward pass over the chunks. Sequences are not changed: that is the caller's, by `Pass.wait`.
 
-        None for a chunk with `sample=False`. None for one with `sample=True` says that the model gave no usable logits
-        (NaN or infinity) for this sequence: fail that request, the others are not affected. Sequences are not changed;
-        the caller advances `num_computed` and appends the token.
+        Passes are computed in the order of their launch. A chunk may begin with the token that the pass launched directly
+        before it samples for the same sequence, before anybody knows that token (`Sequence.num_pending`).
 
         Raises InvalidChunkError before anything was computed when a chunk contradicts its sequence or the pool.
         """
         if not chunks:
-            return []
+            return Finished([])
         batch = build_batch(
             chunks,
+            newest=self._newest,
             block_size=self.layout.block_size,
             num_blocks=self.layout.num_blocks,
             vocab_size=self.vocab_size,
@@ -67,10 +70,15 @@ class Engine:
             device=self.kv.device,
         )
         logits = self._decoder.forward(batch, self.kv)
-        if logits is None:
-            return [None] * len(chunks)
-        sampled = iter(sample(logits, [chunk.sequence for chunk in chunks if chunk.sample]))
-        return [next(sampled) if chunk.sample else None for chunk in chunks]
+        rows = [SampledRow.of(chunk, self._newest) for chunk in chunks if chunk.sample]
+        sampled = iter(sample(logits, rows) if logits is not None else [])
+        results = [next(sampled) if chunk.sample else None for chunk in chunks]
+        self._newest = {
+            chunk.sequence: result.token_id
+            for chunk, result in zip(chunks, results, strict=True)
+            if result is not None
+        }
+        return Finished(results)
 
 
 def _resolve_dtype(asked: str, device: torch.device, checkpoint: str) -> str:

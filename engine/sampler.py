@@ -10,50 +10,65 @@ R sampled rows, V vocabulary, K most logprobs that any row asks for.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 
 from common.messages import SamplingParams, TokenLogprobs
+from engine.batch import known_tokens
+from engine.passes import Sampled
 from engine.philox import gumbel_noise
-from engine.sequence import Sequence
+from engine.sequence import Chunk, Sequence
 
 _MIN_TEMPERATURE = 1e-5  # below, logits / temperature could overflow; the argmax is the same
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
-    """One sampled token; `logprobs` when the request asked for them."""
+class SampledRow:
+    """What the choice of one token depends on, beside its logits."""
 
-    token_id: int
-    logprobs: TokenLogprobs | None
+    sampling: SamplingParams
+    token_ids: list[int]  # prompt and generated so far
+    num_prompt_tokens: int
+
+    @classmethod
+    def of(cls, chunk: Chunk, newest: Mapping[Sequence, int]) -> Self:
+        sequence = chunk.sequence
+        return cls(sequence.sampling, known_tokens(chunk, newest), sequence.num_prompt_tokens)
+
+    @property
+    def num_generated(self) -> int:
+        """The counter of the row's random numbers."""
+        return len(self.token_ids) - self.num_prompt_tokens
 
 
-def sample(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> list[Sampled | None]:
+def sample(logits: torch.Tensor, rows: SequenceOf[SampledRow]) -> list[Sampled | None]:
     """Sample one token for each row of `logits` [R, V] float32; None where the row holds NaN or +infinity.
 
     One transfer from the device, whatever R and K are.
     """
-    wanted = [sequence.sampling.logprobs for sequence in sequences]
-    tokens = choose_tokens(logits, sequences)
+    wanted = [row.sampling.logprobs for row in rows]
+    tokens = choose_tokens(logits, rows)
     columns = [logits.amax(dim=-1).isfinite()[:, None], tokens[:, None]]
     if any(count is not None for count in wanted):
         columns += _logprob_columns(logits, tokens, max(max(count or 0, 0) for count in wanted))
-    rows = torch.cat([column.double() for column in columns], dim=1).tolist()  # ids are exact in float64
-    return [_sampled(row, count) if row[0] else None for row, count in zip(rows, wanted, strict=True)]
+    values = torch.cat([column.double() for column in columns], dim=1).tolist()  # ids are exact in float64
+    return [_sampled(row, count) if row[0] else None for row, count in zip(values, wanted, strict=True)]
 
 
-def choose_tokens(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> torch.Tensor:
+def choose_tokens(logits: torch.Tensor, rows: SequenceOf[SampledRow]) -> torch.Tensor:
     """Return the chosen token ids [R] int64. `logits` are left as they are."""
-    params = [sequence.sampling for sequence in sequences]
-    adjusted = _adjust(logits, sequences)
+    params = [row.sampling for row in rows]
+    adjusted = _adjust(logits, rows)
     tokens = adjusted.argmax(dim=-1)
     random = [row for row, param in enumerate(params) if param.temperature > 0]
     if random:
-        rows = torch.tensor(random, device=logits.device)
-        positions = [sequences[row].num_generated for row in random]
-        tokens[rows] = _draw(adjusted[rows], [params[row] for row in random], positions)
+        drawn = torch.tensor(random, device=logits.device)
+        positions = [rows[row].num_generated for row in random]
+        tokens[drawn] = _draw(adjusted[drawn], [params[row] for row in random], positions)
     return tokens
 
 
@@ -80,18 +95,18 @@ class _Entries:
         return torch.tensor(self.values, dtype=like.dtype, device=like.device)
 
 
-def _adjust(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> torch.Tensor:
+def _adjust(logits: torch.Tensor, rows: SequenceOf[SampledRow]) -> torch.Tensor:
     """Apply bias, penalties and bans, for the rows that have any; returns `logits` itself if none has."""
     bias, repetition, repeated, banned = (_Entries(logits.shape[1]) for _ in range(4))
-    for row, sequence in enumerate(sequences):
-        params = sequence.sampling
+    for row, known in enumerate(rows):
+        params = known.sampling
         if params.logit_bias:
             bias.add(row, params.logit_bias)
         if params.repetition_penalty != 1.0:
-            repetition.add(row, dict.fromkeys(sequence.token_ids, params.repetition_penalty))
+            repetition.add(row, dict.fromkeys(known.token_ids, params.repetition_penalty))
         if params.presence_penalty or params.frequency_penalty:
-            repeated.add(row, _repetition_costs(sequence))
-        if sequence.num_generated < params.min_tokens:
+            repeated.add(row, _repetition_costs(known))
+        if known.num_generated < params.min_tokens:
             banned.add(row, dict.fromkeys(params.stop_token_ids, 0.0))
     if not (bias.rows or repetition.rows or repeated.rows or banned.rows):
         return logits
@@ -109,9 +124,9 @@ def _adjust(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> torch.Tens
     return adjusted
 
 
-def _repetition_costs(sequence: Sequence) -> dict[int, float]:
-    params = sequence.sampling
-    counts = Counter(sequence.token_ids[sequence.num_prompt_tokens :])
+def _repetition_costs(row: SampledRow) -> dict[int, float]:
+    params = row.sampling
+    counts = Counter(row.token_ids[row.num_prompt_tokens :])
     return {token: params.presence_penalty + params.frequency_penalty * count for token, count in counts.items()}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from common.blocks import hash_blocks, hash_root
 from common.messages import SamplingParams
 from engine.block_pool import BlockPool
-from engine.engine import Chunk, Engine, Sampled
+from engine.engine import Engine, Sampled
 from engine.sequence import Sequence
 
 ROOT = hash_root(model="tiny", kv_dtype="float32", block_size=16)
@@ -32,7 +32,7 @@ class Generator:
     def __init__(self, engine: Engine, *, chunk_size: int = 512) -> None:
         self.pool = BlockPool(num_blocks=engine.layout.num_blocks, block_size=engine.layout.block_size)
         self.results: dict[str, list[Sampled | None]] = {}  # request id -> everything its sampling chunks got
-        self.step = engine.step
+        self.launch = engine.launch
         self._chunk_size = chunk_size
 
     def run(self, sequences: Iterable[Sequence]) -> list[list[int]]:
@@ -54,17 +54,15 @@ class Generator:
         size = self.pool.block_size
         digests = hash_blocks(ROOT, sequence.token_ids[:-1], size)
         sequence.block_table = self.pool.match_prefix(digests)
-        sequence.num_computed = sequence.num_cached = len(sequence.block_table) * size
+        sequence.num_cached = len(sequence.block_table) * size
+        sequence.restart(sequence.num_cached)
         end = sequence.num_tokens + sequence.sampling.max_tokens
         sequence.block_table += self.pool.allocate(sequence.blocks_needed(end, size))
 
     def _advance(self, running: list[Sequence]) -> None:
-        chunks = []
-        for sequence in running:
-            missing = sequence.num_tokens - sequence.num_computed
-            chunks.append(Chunk(sequence, min(missing, self._chunk_size), missing <= self._chunk_size))
-        for chunk, sampled in zip(chunks, self.step(chunks), strict=True):
-            chunk.sequence.num_computed += chunk.num_tokens
+        chunks = [sequence.schedule(min(sequence.num_unscheduled, self._chunk_size)) for sequence in running]
+        for chunk, sampled in zip(chunks, self.launch(chunks).wait(), strict=True):
+            chunk.sequence.finish(chunk)
             if chunk.sample:
                 self.results.setdefault(chunk.sequence.request_id, []).append(sampled)
                 if sampled is not None:
