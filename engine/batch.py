@@ -1,132 +1,344 @@
-"""Chunks -> the tensors of one forward pass.
+"""Chunks -> the inputs of one forward pass, packed into one run of int32 so that they reach the device in one copy.
 
-T tokens of S chunks lie one behind the other; nothing is padded but the block tables.
+T tokens of S chunks lie one behind the other, those that decode (one token each) first; nothing is padded but the block tables, and
+the number of decoding tokens in a captured graph. Between passes the host keeps each sequence's block table as a row of a matrix,
+because building it anew from Python's lists would take longer than a small model's step.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from engine.kernels.attention import AttentionBatch
+from engine.kernels.attention import AttentionBatch, AttentionPlan, DecodeItems, deal_out, max_items
 from engine.passes import InvalidChunkError
 from engine.sequence import Chunk, Sequence
+
+Ints = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
+
+
+class Newest(Protocol):
+    """The tokens that the pass before sampled; the host may not know them yet."""
+
+    def row_of(self, sequence: Sequence) -> int | None:
+        """Which row of the pass before sampled for `sequence`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """Inputs of `Decoder.forward`, on the device."""
 
-    token_ids: torch.Tensor  # [T] int64
-    positions: torch.Tensor  # [T] int64
-    slots: torch.Tensor  # [T] int64: block * block_size + offset, where each token's KV goes
-    attention: AttentionBatch
-    sampled_rows: torch.Tensor | None  # [R] int64: rows of T whose logits are wanted; None = none
+    token_ids: torch.Tensor  # [T] int32
+    sources: torch.Tensor  # [T] int32: row of `newest` that holds the token; -1: `token_ids` does
+    newest: torch.Tensor  # [R] int64
+    positions: torch.Tensor  # [T] int32
+    slots: torch.Tensor  # [T] int32: block * block_size + offset, where each token's KV goes; -1: nowhere
+    attention: AttentionPlan
+    sampled_rows: torch.Tensor | None  # [R] int32: rows of T whose logits are wanted; None = all (decoding only)
+    num_sampled: int
 
 
-def build_batch(
-    chunks: SequenceOf[Chunk],
-    *,
-    newest: Mapping[Sequence, int],
-    block_size: int,
-    num_blocks: int,
-    vocab_size: int,
-    max_model_len: int,
-    device: torch.device,
-) -> ForwardBatch:
-    """Check the chunks and lay them out. Raises InvalidChunkError naming the request that is wrong.
+class Packed:
+    """Named int32 arrays, one behind the other."""
 
-    `newest`: the tokens that the pass before sampled, for chunks that begin with one that their sequence does not hold yet.
-    """
-    for chunk in chunks:
-        _check(chunk, newest, block_size, max_model_len)
-    lengths = np.array([chunk.num_tokens for chunk in chunks], dtype=np.int64)
-    ends = np.array([chunk.end for chunk in chunks], dtype=np.int64)
-    query_start = np.zeros(len(chunks) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=query_start[1:])
+    def __init__(self) -> None:
+        self._places: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self._arrays: list[tuple[int, Ints]] = []
+        self.size = 0
 
-    owner = np.repeat(np.arange(len(chunks)), lengths)  # [T]: the chunk of each token
-    positions = np.arange(query_start[-1]) + (ends - query_start[1:])[owner]
-    token_ids = _token_ids(chunks, newest, int(query_start[-1]))
-    tables = _block_tables(chunks, block_size)
-    slots = tables[owner, positions // block_size] * block_size + positions % block_size
-    _check_ids(token_ids, vocab_size, owner, chunks, "token id")
-    _check_ids(slots // block_size, num_blocks, owner, chunks, "block")
-    sampled = np.flatnonzero([chunk.sample for chunk in chunks])
+    def add(self, name: str, values: np.ndarray[tuple[int, ...], np.dtype[np.int64]] | Ints) -> None:
+        self._places[name] = (self.size, values.shape)
+        self._arrays.append((self.size, values.astype(np.int32, copy=False)))
+        self.size += -(-values.size // 4) * 4  # 16-byte boundaries
 
-    def tensor(values: np.ndarray[tuple[int, ...], np.dtype[np.int64]], dtype: torch.dtype) -> torch.Tensor:
-        return torch.from_numpy(values).to(device=device, dtype=dtype)
+    def offset(self, name: str) -> int:
+        return self._places[name][0]
 
-    return ForwardBatch(
-        token_ids=tensor(token_ids, torch.int64),
-        positions=tensor(positions, torch.int64),
-        slots=tensor(slots, torch.int64),
-        attention=AttentionBatch(
-            query_start=tensor(query_start, torch.int32),
-            context_len=tensor(ends, torch.int32),
-            block_table=tensor(tables, torch.int32),
-            max_query_len=int(lengths.max()),
-            max_context_len=int(ends.max()),
-        ),
-        sampled_rows=tensor(query_start[1:][sampled] - 1, torch.int64) if sampled.size else None,
-    )
+    def write(self, target: Ints) -> None:
+        """Copy everything into `target` [at least `size`]."""
+        for start, values in self._arrays:
+            target[start : start + values.size] = values.reshape(-1)
+
+    def view(self, buffer: torch.Tensor, name: str) -> torch.Tensor:
+        """The array's place in `buffer`, which holds what `write` wrote."""
+        start, shape = self._places[name]
+        return buffer[start : start + int(np.prod(shape))].view(shape)
 
 
-def _check(chunk: Chunk, newest: Mapping[Sequence, int], block_size: int, max_model_len: int) -> None:
+@dataclass(slots=True)
+class _Row:
+    """One sequence's block table on the host; `source` is the list it was copied from."""
+
+    index: int
+    source: list[int]
+    num_blocks: int = 0
+
+
+@dataclass(slots=True)
+class BlockTables:
+    """[rows, max_blocks] int32: the block tables of the sequences that were in a pass, kept up to date by what was appended."""
+
+    max_blocks: int
+    num_blocks: int  # of the pool: ids must be below it
+    table: Ints = field(init=False)
+    _rows: weakref.WeakKeyDictionary[Sequence, _Row] = field(init=False, default_factory=weakref.WeakKeyDictionary)
+    _free: list[int] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.table = np.zeros((0, self.max_blocks), dtype=np.int32)
+
+    def rows_of(self, chunks: SequenceOf[Chunk]) -> list[int]:
+        """Return each chunk's row. Raises InvalidChunkError for a block that is not in the pool."""
+        return [self._sync(chunk.sequence) for chunk in chunks]
+
+    def _sync(self, sequence: Sequence) -> int:
+        blocks, row = sequence.block_table, self._rows.get(sequence)
+        if row is None:
+            row = _Row(self._take(), blocks)
+            self._rows[sequence] = row
+            weakref.finalize(sequence, self._free.append, row.index).atexit = False
+        elif row.source is not blocks or len(blocks) < row.num_blocks:
+            row.source, row.num_blocks = blocks, 0
+        if (count := len(blocks)) > row.num_blocks:
+            added = np.array(blocks[row.num_blocks : count], dtype=np.int64)
+            if wrong := added[(added < 0) | (added >= self.num_blocks)].tolist():
+                raise InvalidChunkError(
+                    f"request {sequence.request_id}: block {wrong[0]} is not in [0, {self.num_blocks})"
+                )
+            self.table[row.index, row.num_blocks : count] = added
+            row.num_blocks = count
+        return row.index
+
+    def _take(self) -> int:
+        if not self._free:
+            count = len(self.table)
+            self.table = np.concatenate((self.table, np.zeros((max(8, count), self.max_blocks), dtype=np.int32)))
+            self._free.extend(range(len(self.table) - 1, count - 1, -1))
+        return self._free.pop()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a chunk may ask for, and the shape of what it attends to."""
+
+    block_size: int
+    num_blocks: int
+    vocab_size: int
+    max_model_len: int
+    num_kv_heads: int
+    windows: tuple[int, ...]  # distinct ones of the model's layers
+
+
+def decodes(chunk: Chunk) -> bool:
+    return chunk.num_tokens == 1
+
+
+def check(chunk: Chunk, newest: Newest, limits: Limits) -> None:
+    """Raise InvalidChunkError when a chunk contradicts its sequence or the limits."""
     sequence = chunk.sequence
-    num_known = len(sequence.token_ids)
-    num_tokens = max(num_known, chunk.end if chunk.end == num_known + 1 and sequence in newest else 0)
-    if chunk.num_tokens < 1 or chunk.end > num_tokens:
-        problem = f"a chunk of {chunk.num_tokens} at {chunk.start} of {num_tokens} tokens"
-    elif chunk.sample and chunk.end < num_known:
-        problem = f"asked to sample at position {chunk.end} of {num_known} known tokens"
-    elif chunk.end > max_model_len:
-        problem = f"{chunk.end} tokens, the model takes {max_model_len}"
-    elif chunk.end > len(sequence.block_table) * block_size:
-        problem = f"{len(sequence.block_table)} blocks don't cover {chunk.end} positions"
+    num_known, end = len(sequence.token_ids), chunk.end
+    pending = end == num_known + 1 and newest.row_of(sequence) is not None
+    if chunk.num_tokens < 1 or chunk.start < 0 or end > num_known + pending:
+        problem = f"a chunk of {chunk.num_tokens} at {chunk.start} of {num_known + pending} tokens"
+    elif chunk.sample and end < num_known:
+        problem = f"asked to sample at position {end} of {num_known} known tokens"
+    elif end > limits.max_model_len:
+        problem = f"{end} tokens, the model takes {limits.max_model_len}"
+    elif end > len(sequence.block_table) * limits.block_size:
+        problem = f"{len(sequence.block_table)} blocks don't cover {end} positions"
     else:
         return
     raise InvalidChunkError(f"request {sequence.request_id}: {problem}")
 
 
-def known_tokens(chunk: Chunk, newest: Mapping[Sequence, int], start: int = 0) -> list[int]:
-    """Return the sequence's tokens [start, chunk.end), the last one from `newest` if the sequence does not hold it yet."""
-    tokens = chunk.sequence.token_ids[start : chunk.end]
-    if len(tokens) < chunk.end - start:
-        tokens.append(newest[chunk.sequence])
-    return tokens
+def pack(
+    chunks: SequenceOf[Chunk], newest: Newest, tables: BlockTables, limits: Limits, *, padded_to: int = 0
+) -> Packed:
+    """Check the chunks, decoding ones first, and lay out their inputs. `padded_to`: decoding only, in a graph of that size.
+
+    An id out of range would kill the whole device context on a GPU; here it is one comparison. Raises InvalidChunkError.
+    """
+    for chunk in chunks:
+        check(chunk, newest, limits)
+    num_decode = sum(map(decodes, chunks))
+    rows = np.array(tables.rows_of(chunks), dtype=np.int64)
+    lengths = np.array([chunk.num_tokens for chunk in chunks], dtype=np.int64)
+    ends = np.array([chunk.end for chunk in chunks], dtype=np.int64)
+    query_start = np.zeros(len(chunks) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=query_start[1:])
+    token_ids, sources = _token_ids(chunks, newest, int(query_start[-1]))
+    owner = np.repeat(np.arange(len(chunks)), lengths)  # [T]: the chunk of each token
+    positions = np.arange(len(owner)) + (ends - query_start[1:])[owner]
+    slots = (
+        tables.table[rows[owner], positions // limits.block_size] * limits.block_size + positions % limits.block_size
+    )
+    if wrong := np.flatnonzero((token_ids < 0) | (token_ids >= limits.vocab_size)).tolist():
+        request_id = chunks[owner[wrong[0]]].sequence.request_id
+        raise InvalidChunkError(
+            f"request {request_id}: token id {token_ids[wrong[0]]} is not in [0, {limits.vocab_size})"
+        )
+
+    packed = Packed()
+    packed.add("token_ids", _padded(token_ids, padded_to))
+    packed.add("sources", _padded(sources, padded_to, -1))
+    packed.add("positions", _padded(positions, padded_to))
+    packed.add("slots", _padded(slots, padded_to, -1))
+    sampled = np.flatnonzero([chunk.sample for chunk in chunks])
+    packed.add("sampled_rows", query_start[1:][sampled] - 1 if not padded_to else np.zeros(0, dtype=np.int64))
+    if num_decode:
+        _add_decode(packed, ends[:num_decode], rows[:num_decode], tables, limits, padded_to)
+    if num_decode < len(chunks):
+        packed.add("prefill.query_start", query_start[num_decode:] - query_start[num_decode])
+        packed.add("prefill.context_len", ends[num_decode:])
+        packed.add("prefill.tables", _tables(tables, rows[num_decode:], ends[num_decode:], limits))
+    return packed
+
+
+def unpack(
+    packed: Packed, buffer: torch.Tensor, newest: torch.Tensor, chunks: SequenceOf[Chunk], limits: Limits
+) -> ForwardBatch:
+    """The views of a buffer that holds what `pack` laid out."""
+    num_decode = sum(map(decodes, chunks))
+
+    def view(name: str) -> torch.Tensor:
+        return packed.view(buffer, name)
+
+    decode, prefill, items = None, None, dict[int, DecodeItems]()
+    if num_decode:
+        items = {window: DecodeItems(view(f"items.{window}"), view(f"parts.{window}")) for window in limits.windows}
+        decode = AttentionBatch(
+            query_start=torch.arange(num_decode + 1, dtype=torch.int32)
+            if buffer.device.type == "cpu"
+            else view("ends"),
+            context_len=view("ends"),
+            block_table=view("tables"),
+            max_query_len=1,
+            max_context_len=max(chunk.end for chunk in chunks[:num_decode]),
+        )
+    if num_decode < len(chunks):
+        prefill = AttentionBatch(
+            query_start=view("prefill.query_start"),
+            context_len=view("prefill.context_len"),
+            block_table=view("prefill.tables"),
+            max_query_len=max(chunk.num_tokens for chunk in chunks[num_decode:]),
+            max_context_len=max(chunk.end for chunk in chunks[num_decode:]),
+        )
+    return ForwardBatch(
+        token_ids=view("token_ids"),
+        sources=view("sources"),
+        newest=newest,
+        positions=view("positions"),
+        slots=view("slots"),
+        attention=AttentionPlan(num_decode, decode, items, buffer, prefill, None),
+        sampled_rows=view("sampled_rows"),
+        num_sampled=sum(chunk.sample for chunk in chunks),
+    )
+
+
+def graph_layout(size: int, limits: Limits) -> Packed:
+    """What `pack(..., padded_to=size)` lays out, with nothing to do in it: a graph is captured with this."""
+    packed = Packed()
+    for name, fill in (("token_ids", 0), ("sources", -1), ("positions", 0), ("slots", -1)):
+        packed.add(name, np.full(size, fill, dtype=np.int32))
+    packed.add("sampled_rows", np.zeros(0, dtype=np.int32))
+    for window in limits.windows:
+        packed.add(f"items.{window}", np.full((max_items(size, limits.num_kv_heads), 8), -1, dtype=np.int32))
+        packed.add(f"parts.{window}", np.zeros((size, 2), dtype=np.int32))
+    packed.add("ends", np.zeros(size, dtype=np.int32))
+    packed.add("tables", np.zeros(0, dtype=np.int32))
+    return packed
+
+
+def unpack_graph(packed: Packed, buffer: torch.Tensor, newest: torch.Tensor, limits: Limits) -> ForwardBatch:
+    """The views of `buffer` that a graph is captured with; their places depend on the graph's size alone."""
+    items = {
+        window: DecodeItems(packed.view(buffer, f"items.{window}"), packed.view(buffer, f"parts.{window}"))
+        for window in limits.windows
+    }
+    token_ids = packed.view(buffer, "token_ids")
+    return ForwardBatch(
+        token_ids=token_ids,
+        sources=packed.view(buffer, "sources"),
+        newest=newest,
+        positions=packed.view(buffer, "positions"),
+        slots=packed.view(buffer, "slots"),
+        attention=AttentionPlan(len(token_ids), None, items, buffer, None, None),
+        sampled_rows=None,
+        num_sampled=len(token_ids),
+    )
+
+
+def _add_decode(
+    packed: Packed,
+    ends: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
+    rows: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
+    tables: BlockTables,
+    limits: Limits,
+    padded_to: int,
+) -> None:
+    matrix = _tables(tables, rows, ends, limits)
+    count = max(padded_to, len(ends))
+    item_rows = max_items(count, limits.num_kv_heads)
+    room = len(limits.windows) * (-(-item_rows * 8 // 4) * 4 + -(-count * 2 // 4) * 4) + -(-count // 4) * 4
+    offsets = (
+        packed.size + room + np.arange(len(ends)) * matrix.shape[1]
+    )  # the tables come behind everything of fixed size
+    for window in limits.windows:
+        items, parts = deal_out(ends, offsets, window=window, num_kv_heads=limits.num_kv_heads)
+        packed.add(f"items.{window}", _padded(items, item_rows, -1))
+        packed.add(f"parts.{window}", _padded(parts, count))
+    packed.add("ends", _padded(ends, count) if padded_to else ends)
+    packed.add("tables", matrix)
+    assert packed.offset("tables") == offsets[0]
+
+
+def _tables(
+    tables: BlockTables,
+    rows: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
+    ends: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
+    limits: Limits,
+) -> Ints:
+    width = -(-int(ends.max()) // limits.block_size)
+    return tables.table[rows, :width]
+
+
+def _padded(
+    values: np.ndarray[tuple[int, ...], np.dtype[np.int64]] | Ints, length: int, fill: int = 0
+) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]] | Ints:
+    if len(values) >= length:
+        return values
+    padded = np.full((length, *values.shape[1:]), fill, dtype=values.dtype)
+    padded[: len(values)] = values
+    return padded
 
 
 def _token_ids(
-    chunks: SequenceOf[Chunk], newest: Mapping[Sequence, int], count: int
-) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    pieces = (known_tokens(chunk, newest, chunk.start) for chunk in chunks)
-    return np.fromiter(chain.from_iterable(pieces), dtype=np.int64, count=count)
+    chunks: SequenceOf[Chunk], newest: Newest, count: int
+) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.int64]], np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
+    """[T] ids that the host knows, else 0; [T] rows of `newest` for the others, else -1."""
+    token_ids, sources = np.zeros(count, dtype=np.int64), np.full(count, -1, dtype=np.int64)
+    at = 0
+    for chunk in chunks:
+        known = chunk.sequence.token_ids[chunk.start : chunk.end]
+        token_ids[at : at + len(known)] = known
+        at += chunk.num_tokens
+        if len(known) < chunk.num_tokens:
+            row = newest.row_of(chunk.sequence)
+            assert row is not None, "checked"
+            sources[at - 1] = row
+    return token_ids, sources
 
 
-def _block_tables(chunks: SequenceOf[Chunk], block_size: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    """[S, most blocks], as far as the contexts reach; padded with block 0, which no kernel reads there."""
-    counts = [-(-chunk.end // block_size) for chunk in chunks]
-    tables = np.zeros((len(chunks), max(counts)), dtype=np.int64)
-    for row, (chunk, count) in enumerate(zip(chunks, counts, strict=True)):
-        tables[row, :count] = chunk.sequence.block_table[:count]
-    return tables
-
-
-def _check_ids(
-    ids: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
-    limit: int,
-    owner: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
-    chunks: SequenceOf[Chunk],
-    what: str,
-) -> None:
-    """An id out of range would kill the whole device context on a GPU; here it is one comparison."""
-    wrong = np.flatnonzero((ids < 0) | (ids >= limit))
-    if wrong.size:
-        request_id = chunks[owner[wrong[0]]].sequence.request_id
-        raise InvalidChunkError(f"request {request_id}: {what} {ids[wrong[0]]} is not in [0, {limit})")
+def known_tokens(chunk: Chunk, newest: Mapping[Sequence, int]) -> list[int]:
+    """Return the sequence's tokens up to the chunk's end, the last one from `newest` if the sequence does not hold it yet."""
+    tokens = chunk.sequence.token_ids[: chunk.end]
+    if len(tokens) < chunk.end:
+        tokens.append(newest[chunk.sequence])
+    return tokens

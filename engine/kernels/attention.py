@@ -5,16 +5,23 @@ T tokens of S sequences one behind the other, Hq query heads, Hkv key and value 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from engine.kernels.backend import use_triton
 
+Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]] | np.ndarray[tuple[int, ...], np.dtype[np.int32]]
+
+DECODE_PROGRAMS = 4 * 132  # among which a decode pass's work is dealt out: four for each processor of an H200
+MIN_ITEM = 128  # positions; shorter pieces cost more to combine than they save
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """Where each sequence's tokens are, on the device."""
+    """Sequences whose new tokens lie one behind the other: where everything of them is, on the device."""
 
     query_start: torch.Tensor  # [S + 1] int32: rows [query_start[s], query_start[s + 1]) are sequence s's
     context_len: torch.Tensor  # [S] int32: positions in the pool, the new tokens included
@@ -23,19 +30,80 @@ class AttentionBatch:
     max_context_len: int
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeItems:
+    """A decode pass's work, dealt out evenly. I items, S sequences."""
+
+    items: (
+        torch.Tensor
+    )  # [I, 8] int32: row of q (-1: nothing to do), first position, end, alone, offset of the block table
+    parts: torch.Tensor  # [S, 2] int32: each sequence's first item and number of items
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """What one pass attends to: `num_decode` sequences of one new token each, then prompts or parts of them."""
+
+    num_decode: int
+    decode: AttentionBatch | None  # None in a captured graph: the items say it all
+    items: Mapping[int, DecodeItems]  # by window
+    tables: torch.Tensor  # [...] int32: what the items' offsets count from
+    prefill: AttentionBatch | None
+    tiles: torch.Tensor | None  # of the prefill part
+
+
+def deal_out(context_len: Ints, table_offsets: Ints, *, window: int, num_kv_heads: int) -> tuple[Ints, Ints]:
+    """Cut contexts [S] into items of about equal length. Returns the items [I, 8] and parts [S, 2] of `DecodeItems`, int32.
+
+    I is at most `max_items(S)`.
+    """
+    first = np.maximum(context_len - window, 0) if window else np.zeros_like(context_len)
+    lengths = context_len - first
+    share = -(-int(lengths.sum()) * num_kv_heads // DECODE_PROGRAMS)
+    longest = max(MIN_ITEM, -(-share // 64) * 64)
+    counts = -(-lengths // longest)
+    each = -(-(-(-lengths // counts)) // 64) * 64  # even pieces, whole loop steps
+    counts = -(-lengths // each)
+    ends = np.cumsum(counts)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    piece = np.arange(ends[-1]) - (ends - counts)[owner]
+    items = np.zeros((len(owner), 8), dtype=np.int32)
+    items[:, 0] = owner
+    items[:, 1] = first[owner] + piece * each[owner]
+    items[:, 2] = np.minimum(items[:, 1] + each[owner], context_len[owner])
+    items[:, 3] = (counts == 1)[owner]
+    items[:, 4] = table_offsets[owner]
+    return items, np.stack((ends - counts, counts), axis=1).astype(np.int32)
+
+
+def max_items(num_sequences: int, num_kv_heads: int) -> int:
+    """The most items that `deal_out` makes of so many sequences."""
+    return num_sequences + -(-DECODE_PROGRAMS // num_kv_heads)
+
+
 def paged_attention(
-    q: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, *, scale: float, window: int
+    q: torch.Tensor, kv_layer: torch.Tensor, plan: AttentionPlan, *, scale: float, window: int
 ) -> torch.Tensor:
     """Return [T, Hq, D]: the i-th new token of a sequence attends to all positions up to its own.
 
     `kv_layer` [num_blocks, 2, B, Hkv, D] is a strided view of the pool that holds the new tokens' KV already. `window` > 0: only
     the last `window` positions, its own included. Sums are in float32.
     """
+    out = torch.empty_like(q)
     if use_triton(q):
-        from engine.kernels.triton_attention import paged_attention as kernel
+        from engine.kernels import triton_attention, triton_decode
 
-        return kernel(q, kv_layer, batch, scale=scale, window=window)
-    return reference(q, kv_layer, batch, scale=scale, window=window)
+        if plan.num_decode:
+            items = plan.items[window]
+            triton_decode.paged_decode(q, kv_layer, items.items, items.parts, plan.tables, out, scale=scale)
+        if plan.prefill is not None:
+            rows = slice(plan.num_decode, None)
+            out[rows] = triton_attention.paged_attention(q[rows], kv_layer, plan.prefill, scale=scale, window=window)
+        return out
+    for rows, batch in ((slice(plan.num_decode), plan.decode), (slice(plan.num_decode, None), plan.prefill)):
+        if batch is not None:
+            out[rows] = reference(q[rows], kv_layer, batch, scale=scale, window=window)
+    return out
 
 
 def reference(

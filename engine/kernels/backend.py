@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 import torch
@@ -12,3 +13,13 @@ _INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own switch: i
 def use_triton(x: torch.Tensor) -> bool:
     """Whether the Triton version computes this tensor."""
     return x.is_cuda or _INTERPRET
+
+
+def programmatic_launch(x: torch.Tensor) -> bool:
+    """Whether kernels may start before the one launched before them is over, and wait inside (Hopper and later)."""
+    return x.is_cuda and _capability(x.device) >= (9, 0)
+
+
+@functools.cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)

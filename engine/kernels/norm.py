@@ -1,4 +1,4 @@
-"""RMSNorm, alone and fused with the residual sum. T tokens (any leading shape), E features."""
+"""RMSNorm, alone and fused with the residual sum. T tokens (any leading shape), E features, P partial sums."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (rms_norm(x + residual), x + residual), both [..., E]."""
+    """Return (rms_norm(x + residual), x + residual), both [..., E] in residual's dtype.
+
+    `x` may have one dimension more than `residual`, [P, ..., E]: partial sums, added up in float32 first (`linear_parts`).
+    """
     if use_triton(x):
         from engine.kernels.triton_norm import add_rms_norm as kernel
 
@@ -38,5 +41,7 @@ def add_reference(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The twin of `add_rms_norm`."""
+    if x.dim() > residual.dim():
+        x = x.sum(dim=0).to(residual.dtype)
     total = x + residual
     return reference(total, weight, eps), total

@@ -1,6 +1,6 @@
 """Rotary position embedding (rotate-half form), optional QK-norm, and the write into the pool, in one pass.
 
-T tokens, Hq query heads, Hkv key and value heads, D head size, B block size.
+T tokens, P partial sums, Hq query heads, Hkv key and value heads, D head size, B block size.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from engine.kernels.backend import use_triton
 
 
 def rope_and_write_kv(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    qkv: torch.Tensor,
     positions: torch.Tensor,
     cos_sin: torch.Tensor,
     slots: torch.Tensor,
@@ -24,22 +22,22 @@ def rope_and_write_kv(
     k_norm: torch.Tensor | None,
     eps: float,
 ) -> torch.Tensor:
-    """Return the rotated `q` [T, Hq, D]; write the rotated `k` and `v` [T, Hkv, D] into `kv_layer`.
+    """Return the rotated queries [T, Hq, D]; write the rotated keys, and the values, into `kv_layer`.
 
-    `positions` [T] and `slots` [T] (block * B + offset) are int64; `cos_sin` [positions, D] float32 holds cos | sin halves;
-    `kv_layer` [num_blocks, 2, B, Hkv, D] is a strided view of the pool. `q_norm` and `k_norm` [D]: RMSNorm of each head first.
+    `qkv` [T, (Hq + 2 Hkv) D], or partial sums of it [P, T, ...] in float32: queries, keys, values side by side. `positions` [T] and
+    `slots` [T] (block * B + offset; a token with a negative one is not written) are int32; `cos_sin` [positions, D] float32 holds
+    cos | sin halves; `kv_layer` [num_blocks, 2, B, Hkv, D] is a strided view of the pool, in whose dtype the result is. `q_norm`
+    and `k_norm` [D]: RMSNorm of each head first.
     """
-    if use_triton(q):
+    if use_triton(qkv):
         from engine.kernels.triton_rope import rope_and_write_kv as kernel
 
-        return kernel(q, k, v, positions, cos_sin, slots, kv_layer, q_norm=q_norm, k_norm=k_norm, eps=eps)
-    return reference(q, k, v, positions, cos_sin, slots, kv_layer, q_norm=q_norm, k_norm=k_norm, eps=eps)
+        return kernel(qkv, positions, cos_sin, slots, kv_layer, q_norm=q_norm, k_norm=k_norm, eps=eps)
+    return reference(qkv, positions, cos_sin, slots, kv_layer, q_norm=q_norm, k_norm=k_norm, eps=eps)
 
 
 def reference(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    qkv: torch.Tensor,
     positions: torch.Tensor,
     cos_sin: torch.Tensor,
     slots: torch.Tensor,
@@ -50,15 +48,21 @@ def reference(
     eps: float,
 ) -> torch.Tensor:
     """The twin of `rope_and_write_kv`."""
+    block_size, num_kv_heads, head_dim = kv_layer.shape[2:]
+    if qkv.dim() == 3:
+        qkv = qkv.sum(dim=0)
+    heads = qkv.to(kv_layer.dtype).unflatten(-1, (-1, head_dim))  # [T, Hq + 2 Hkv, D]
+    q, k, v = heads.split((heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads), dim=1)
     if q_norm is not None:
         q = norm.reference(q, q_norm, eps)
     if k_norm is not None:
         k = norm.reference(k, k_norm, eps)
-    cos, sin = cos_sin[positions].chunk(2, dim=-1)  # [T, D / 2]
-    block_size = kv_layer.shape[2]
+    cos, sin = cos_sin[positions.long()].chunk(2, dim=-1)  # [T, D / 2]
+    written = slots >= 0 if bool((slots < 0).any()) else slice(None)
+    slots = slots[written].long()
     blocks, offsets = slots // block_size, slots % block_size
-    kv_layer[blocks, 0, offsets] = _rotate(k, cos, sin).to(kv_layer.dtype)
-    kv_layer[blocks, 1, offsets] = v.to(kv_layer.dtype)
+    kv_layer[blocks, 0, offsets] = _rotate(k, cos, sin)[written]
+    kv_layer[blocks, 1, offsets] = v[written]
     return _rotate(q, cos, sin)
 
 

@@ -1,42 +1,72 @@
-"""Triton versions of `norm`: one program a row. T rows, E features."""
+"""Triton versions of `norm`: one program a row. T rows, E features, P partial sums."""
 
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from engine.kernels.backend import programmatic_launch
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     out = torch.empty_like(rows)
-    _norm[(rows.shape[0],)](
-        rows, rows, weight, out, out, rows.shape[1], eps, HAS_RESIDUAL=False, E=triton.next_power_of_2(rows.shape[1])
-    )
+    _launch(rows, rows, weight, out, out, eps, parts=0)
     return out.view(x.shape)
 
 
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    parts = x.shape[0] if x.dim() > residual.dim() else 1
     rows, other = x.reshape(-1, x.shape[-1]).contiguous(), residual.reshape(-1, x.shape[-1]).contiguous()
-    out, total = torch.empty_like(rows), torch.empty_like(rows)
-    _norm[(rows.shape[0],)](
-        rows, other, weight, out, total, rows.shape[1], eps, HAS_RESIDUAL=True, E=triton.next_power_of_2(rows.shape[1])
-    )
-    return out.view(x.shape), total.view(x.shape)
+    out, total = torch.empty_like(other), torch.empty_like(other)
+    _launch(rows, other, weight, out, total, eps, parts=parts)
+    return out.view(residual.shape), total.view(residual.shape)
 
 
-@triton.jit
+def _launch(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    total: torch.Tensor,
+    eps: float,
+    *,
+    parts: int,
+) -> None:
+    num_rows, num_features = out.shape
+    if num_rows == 0:
+        return
+    pdl = programmatic_launch(x)
+    width = triton.next_power_of_2(num_features)
+    _norm[(num_rows,)](
+        x, residual, weight, out, total, num_rows, eps,
+        NUM_FEATURES=num_features, E=width, PARTS=parts, PDL=pdl,
+        num_warps=8 if width >= 4096 else 4, launch_pdl=pdl,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_rows"])
 def _norm(
-    x_TE, residual_TE, weight_E, out_TE, total_TE, num_features, eps, HAS_RESIDUAL: tl.constexpr, E: tl.constexpr
-):
-    row = tl.program_id(0).to(tl.int64) * num_features
+    x_PTE, residual_TE, weight_E, out_TE, total_TE, num_rows, eps,
+    NUM_FEATURES: tl.constexpr, E: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """PARTS = 0: no residual."""
+    row = tl.program_id(0).to(tl.int64) * NUM_FEATURES
     at = tl.arange(0, E)
-    inside = at < num_features
-    x = tl.load(x_TE + row + at, mask=inside, other=0.0)
-    if HAS_RESIDUAL:
+    inside = at < NUM_FEATURES
+    weight = tl.load(weight_E + at, mask=inside, other=0.0)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    x = tl.load(x_PTE + row + at, mask=inside, other=0.0)
+    for part in tl.static_range(1, PARTS):
+        x += tl.load(x_PTE + part * num_rows.to(tl.int64) * NUM_FEATURES + row + at, mask=inside, other=0.0)
+    x = x.to(out_TE.dtype.element_ty)
+    if PARTS > 0:
         x = x + tl.load(residual_TE + row + at, mask=inside, other=0.0)
         tl.store(total_TE + row + at, x, mask=inside)
     wide = x.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / num_features + eps)
-    weight = tl.load(weight_E + at, mask=inside, other=0.0)
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / NUM_FEATURES + eps)
     tl.store(out_TE + row + at, weight * (wide * scale).to(x.dtype), mask=inside)

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import embedding, linear
 
 from engine.batch import ForwardBatch
-from engine.kernels.activation import silu_and_mul
 from engine.kernels.attention import paged_attention
+from engine.kernels.embedding import embed
+from engine.kernels.linear import gated_linear, linear, linear_parts
 from engine.kernels.norm import add_rms_norm, rms_norm
 from engine.kernels.rope import rope_and_write_kv
 from engine.models.config import DecoderConfig
@@ -53,46 +53,46 @@ class Decoder:
         self._cos_sin = table.to(device)
         self._scale = config.head_dim**-0.5
 
-    def forward(self, batch: ForwardBatch, kv: torch.Tensor) -> torch.Tensor | None:
-        """Compute the batch, writing its KV into the pool; return the sampled rows' logits [R, V] float32, None for R = 0.
+    def forward(
+        self, batch: ForwardBatch, kv: torch.Tensor, *, logits: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        """Compute the batch, writing its KV into the pool; return the sampled rows' logits [R, V], None for R = 0.
 
-        `kv`: [num_blocks, num_layers, 2, block_size, Hkv, D], the model's dtype.
+        `kv`: [num_blocks, num_layers, 2, block_size, Hkv, D], the model's dtype, which is the logits' too.
+        `logits`: where they go; None = newly allocated.
         """
         eps = self.config.rms_norm_eps
-        residual = embedding(batch.token_ids, self._embedding)
+        residual = embed(batch.token_ids, batch.sources, batch.newest, self._embedding)
         x = rms_norm(residual, self._layers[0].input_norm, eps)
         for index, layer in enumerate(self._layers):
             if index > 0:
                 x, residual = add_rms_norm(x, residual, layer.input_norm, eps)
             x = self._attend(layer, x, batch, kv[:, index], window=self.config.windows[index])
             x, residual = add_rms_norm(x, residual, layer.post_norm, eps)
-            x = _feed_forward(layer, x)
-        rows = batch.sampled_rows
-        if rows is None:
+            x = linear_parts(gated_linear(x, layer.gate_up, layer.gate_up_bias), layer.down, layer.down_bias)
+        if not batch.num_sampled:
             return None
-        x, _ = add_rms_norm(x[rows], residual[rows], self._norm, eps)
-        return linear(x, self._head).float()
+        if (rows := batch.sampled_rows) is not None:
+            x, residual = x.index_select(-2, rows), residual.index_select(0, rows)
+        x, _ = add_rms_norm(x, residual, self._norm, eps)
+        return linear(x, self._head, None, out=logits)
 
     def _attend(
         self, layer: LayerWeights, x: torch.Tensor, batch: ForwardBatch, kv_layer: torch.Tensor, *, window: int
     ) -> torch.Tensor:
-        """[T, E] -> [T, E]; `kv_layer` is [num_blocks, 2, block_size, Hkv, D], a strided view of the pool."""
-        config = self.config
-        q, k, v = linear(x, layer.qkv, layer.qkv_bias).split((config.q_size, config.kv_size, config.kv_size), dim=-1)
+        """[T, E] -> [T, E] or its partial sums; `kv_layer` is [num_blocks, 2, block_size, Hkv, D], a strided view of the pool."""
         q = rope_and_write_kv(
-            q.unflatten(-1, (config.num_heads, config.head_dim)),
-            k.unflatten(-1, (config.num_kv_heads, config.head_dim)),
-            v.unflatten(-1, (config.num_kv_heads, config.head_dim)),
+            linear_parts(x, layer.qkv, layer.qkv_bias),
             batch.positions,
             self._cos_sin,
             batch.slots,
             kv_layer,
             q_norm=layer.q_norm,
             k_norm=layer.k_norm,
-            eps=config.rms_norm_eps,
+            eps=self.config.rms_norm_eps,
         )
         x = paged_attention(q, kv_layer, batch.attention, scale=self._scale, window=window)
-        return linear(x.flatten(-2), layer.output, layer.output_bias)
+        return linear_parts(x.flatten(-2), layer.output, layer.output_bias)
 
     def destinations(self) -> dict[str, torch.Tensor]:
         """Return where each of the checkpoint's tensors goes: its name -> a view of the merged weight."""
@@ -150,8 +150,3 @@ class Decoder:
             down=new(config.hidden_size, config.intermediate_size),
             down_bias=new(config.hidden_size) if config.mlp_bias else None,
         )
-
-
-def _feed_forward(layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
-    gate_up = linear(x, layer.gate_up, layer.gate_up_bias)
-    return linear(silu_and_mul(gate_up), layer.down, layer.down_bias)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.attention import AttentionBatch
+from engine.kernels.attention import AttentionBatch, AttentionPlan, DecodeItems, deal_out, max_items
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -80,6 +80,21 @@ def attention_case(
         max_context_len=max(context for _, context in lengths),
     )
     return q, pool.to(device)[:, 1], batch
+
+
+def plan_of(batch: AttentionBatch, *, num_kv_heads: int, window: int) -> AttentionPlan:
+    """The plan of a batch that only decodes, if every sequence has one new token, or of one of prompts."""
+    num_sequences = len(batch.context_len)
+    if batch.max_query_len > 1:
+        return AttentionPlan(0, None, {}, batch.block_table, batch, None)
+    offsets = torch.arange(num_sequences).numpy() * batch.block_table.stride(0)
+    contexts = batch.context_len.cpu().long().numpy()
+    items, parts = deal_out(contexts, offsets, window=window, num_kv_heads=num_kv_heads)
+    assert len(items) <= max_items(num_sequences, num_kv_heads)
+    nothing = torch.full((2, 8), -1, dtype=torch.int32)  # as in a graph that is larger than the pass
+    padded = torch.cat((torch.from_numpy(items), nothing)).to(batch.block_table.device)
+    dealt = DecodeItems(padded, torch.from_numpy(parts).to(batch.block_table.device))
+    return AttentionPlan(num_sequences, batch, {window: dealt}, batch.block_table, None, None)
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype | None = None) -> None:

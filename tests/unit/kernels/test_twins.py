@@ -48,14 +48,16 @@ def test_rope(draw: random.Random, dtype: torch.dtype, with_norm: bool) -> None:
     tokens, kv_heads, group, half, block_size = (draw.randint(1, top) for top in (20, 4, 4, 64, 16))
     fused = torch.randn(tokens, kv_heads * (group + 2), 2 * half).to(dtype)
     q, k, v = fused.split([kv_heads * group, kv_heads, kv_heads], dim=1)
-    positions = torch.randint(0, 50, (tokens,))
+    positions = torch.randint(0, 50, (tokens,), dtype=torch.int32)
     angles = torch.rand(50, half) * 6
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
     num_blocks = -(-tokens // block_size) + 2
-    slots = torch.randperm(num_blocks * block_size)[:tokens]
+    slots = torch.randperm(num_blocks * block_size)[:tokens].int()
     pool = torch.full((num_blocks, 3, 2, block_size, kv_heads, 2 * half), 7.0).to(dtype)
     q_norm, k_norm = torch.randn(2, 2 * half).to(dtype).unbind(0) if with_norm else (None, None)
-    out = rope.reference(q, k, v, positions, cos_sin, slots, pool[:, 1], q_norm=q_norm, k_norm=k_norm, eps=1e-6)
+    out = rope.reference(
+        fused.flatten(1), positions, cos_sin, slots, pool[:, 1], q_norm=q_norm, k_norm=k_norm, eps=1e-6
+    )
     if q_norm is not None and k_norm is not None:
         q, k = references.rms_norm(q, q_norm, 1e-6), references.rms_norm(k, k_norm, 1e-6)
     expected_q, expected_k = (references.rotated(x, positions, cos_sin) for x in (q, k))

@@ -15,7 +15,7 @@ from unittest import mock
 
 import torch
 
-from engine.kernels import activation, attention, blocks, norm, rope, sampling
+from engine.kernels import activation, attention, blocks, embedding, linear, norm, rope, sampling
 from engine.kernels.backend import use_triton
 from tests.unit.kernels import references
 from tests.unit.kernels.references import close
@@ -54,6 +54,10 @@ def check_norm(device: str, large: bool) -> None:
             normed, total = norm.add_rms_norm(x, residual, weight, 1e-5)
             close(total, x.double() + residual.double())
             close(normed, references.rms_norm(total, weight, 1e-5))
+            parts = torch.randn(3, rows, features, device=device)
+            normed, total = norm.add_rms_norm(parts, residual, weight, 1e-5)
+            close(total, parts.double().sum(dim=0) + residual.double())
+            close(normed, references.rms_norm(total, weight, 1e-5))
     wide = torch.randn(4, 2, 48, device=device)
     close(norm.rms_norm(wide[:, 0], wide[0, 1], 1e-6), references.rms_norm(wide[:, 0], wide[0, 1], 1e-6))
     close(norm.rms_norm(wide, wide[0, 1], 1e-6), references.rms_norm(wide, wide[0, 1], 1e-6))
@@ -72,8 +76,8 @@ def check_rope(device: str, large: bool) -> None:
     shapes = [(5, 4, 2, 64, 16), (3, 9, 3, 80, 4), (2, 1, 1, 16, 8)] + [(700, 32, 8, 128, 16)] * large
     for dtype in _dtypes(device):
         for tokens, q_heads, kv_heads, head_dim, block_size in shapes:
-            for with_norm in (False, True):
-                _check_rope(device, dtype, tokens, q_heads, kv_heads, head_dim, block_size, with_norm)
+            for with_norm, parts in ((False, 1), (True, 1), (True, 3)):
+                _check_rope(device, dtype, tokens, q_heads, kv_heads, head_dim, block_size, with_norm, parts)
 
 
 def _check_rope(
@@ -85,25 +89,33 @@ def _check_rope(
     head_dim: int,
     block_size: int,
     with_norm: bool,
+    parts: int,
 ) -> None:
     fused = torch.randn(tokens, q_heads + 2 * kv_heads, head_dim, device=device).to(dtype)
     q, k, v = fused.split([q_heads, kv_heads, kv_heads], dim=1)
     before = fused.clone()
-    positions = torch.randint(0, 50, (tokens,), device=device)
+    positions = torch.randint(0, 50, (tokens,), device=device, dtype=torch.int32)
     angles = torch.rand(50, head_dim // 2, device=device) * 6
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
     num_blocks = -(-tokens // block_size) + 2
-    slots = torch.randperm(num_blocks * block_size, device=device)[:tokens]
+    slots = torch.randperm(num_blocks * block_size, device=device)[:tokens].int()
+    slots[tokens // 2] = -1  # not to be written
     pool = torch.full((num_blocks, 3, 2, block_size, kv_heads, head_dim), 7.0, device=device).to(dtype)
     q_norm, k_norm = torch.randn(2, head_dim, device=device).to(dtype).unbind(0) if with_norm else (None, None)
-    out = rope.rope_and_write_kv(q, k, v, positions, cos_sin, slots, pool[:, 1], q_norm=q_norm, k_norm=k_norm, eps=1e-6)
+    qkv = fused.flatten(1)
+    if parts > 1:
+        shares = torch.randn(parts, *qkv.shape, device=device)
+        shares[0] = qkv.float() - shares[1:].sum(dim=0)
+        qkv = shares
+    out = rope.rope_and_write_kv(qkv, positions, cos_sin, slots, pool[:, 1], q_norm=q_norm, k_norm=k_norm, eps=1e-6)
     assert torch.equal(fused, before)
     if q_norm is not None and k_norm is not None:
         q, k = norm.reference(q, q_norm, 1e-6), norm.reference(k, k_norm, 1e-6)
     close(out, references.rotated(q, positions, cos_sin))
+    wanted, slots = slots >= 0, slots[slots >= 0].long()
     written = pool[slots // block_size, 1, :, slots % block_size]
-    close(written[:, 0], references.rotated(k, positions, cos_sin))
-    assert torch.equal(written[:, 1], v)
+    close(written[:, 0], references.rotated(k, positions, cos_sin)[wanted])
+    close(written[:, 1], v[wanted].double())
     pool[slots // block_size, 1, :, slots % block_size] = 7.0
     assert bool((pool == 7.0).all()), "something was written elsewhere"
 
@@ -141,17 +153,32 @@ def check_decode(device: str, large: bool) -> None:
                     _check_attention(lengths, (8, 2), head_dim, 16, dtype, device, window)
 
 
-def check_decode_alone_or_in_a_batch(device: str, large: bool) -> None:
-    """The same bits: a batch's other rows say nothing about a row."""
-    q, kv_layer, batch = references.attention_case(
-        [(1, 300), (1, 1200), (1, 7)], heads=(4, 2), head_dim=32, block_size=16, dtype=torch.float32, device=device
-    )
-    together = attention.paged_attention(q, kv_layer, batch, scale=0.3, window=0)
-    for row, context in enumerate(batch.context_len.tolist()):
-        starts, lengths = torch.tensor([[0, 1], [context, 0]], dtype=torch.int32, device=device)
-        single = attention.AttentionBatch(starts, lengths[:1], batch.block_table[row : row + 1], 1, context)
-        alone = attention.paged_attention(q[row : row + 1], kv_layer, single, scale=0.3, window=0)
-        assert torch.equal(alone[0], together[row])
+def check_linear(device: str, large: bool) -> None:
+    shapes = [(1, 100, 256), (3, 64, 512), (17, 70, 256), (40, 33, 256)]
+    shapes += [(rows, n, k) for rows in (1, 8, 33, 64, 100, 300) for n, k in ((6144, 4096), (4096, 14336))] * large
+    for dtype in _dtypes(device):
+        for rows, num_outputs, num_inputs in shapes:
+            x = torch.randn(rows, num_inputs, device=device).to(dtype)
+            weight = (torch.randn(2 * num_outputs, num_inputs, device=device) / num_inputs**0.5).to(dtype)
+            for bias in (None, torch.randn(2 * num_outputs, device=device).to(dtype)):
+                expected = torch.nn.functional.linear(
+                    x.double(), weight.double(), None if bias is None else bias.double()
+                )
+                close(linear.linear(x, weight, bias), expected)
+                into = torch.empty(rows, 2 * num_outputs, device=device, dtype=dtype)
+                assert linear.linear(x, weight, bias, out=into) is into
+                close(into, expected)
+                parts = linear.linear_parts(x, weight, bias)
+                close(parts.sum(dim=0).to(dtype) if parts.dim() == 3 else parts, expected)
+                close(linear.gated_linear(x, weight, bias), references.silu_and_mul(expected), dtype)
+
+
+def check_embedding(device: str, large: bool) -> None:
+    table = torch.randn(50, 72, device=device)
+    token_ids = torch.tensor([3, 0, 49, 7], dtype=torch.int32, device=device)
+    sources = torch.tensor([-1, 1, -1, 0], dtype=torch.int32, device=device)
+    newest = torch.tensor([11, 48], device=device)
+    assert torch.equal(embedding.embed(token_ids, sources, newest, table), table[[3, 48, 49, 11]])
 
 
 def _check_attention(
@@ -167,7 +194,8 @@ def _check_attention(
         lengths, heads=heads, head_dim=head_dim, block_size=block_size, dtype=dtype, device=device
     )
     scale = head_dim**-0.5
-    out = attention.paged_attention(q, kv_layer, batch, scale=scale, window=window)
+    plan = references.plan_of(batch, num_kv_heads=heads[1], window=window)
+    out = attention.paged_attention(q.contiguous(), kv_layer, plan, scale=scale, window=window)
     close(out, references.attention(q, kv_layer, batch, scale, window))
 
 
@@ -211,7 +239,8 @@ CHECKS: dict[str, Callable[[str, bool], None]] = {
     "rope": check_rope,
     "chunks": check_chunks,
     "decode": check_decode,
-    "decode_alone_or_in_a_batch": check_decode_alone_or_in_a_batch,
+    "linear": check_linear,
+    "embedding": check_embedding,
     "blocks": check_blocks,
     "sampling": check_sampling,
 }

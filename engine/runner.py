@@ -1,0 +1,118 @@
+"""One forward pass after another on one device, without waiting for it: inputs in one copy, decoding in captured graphs.
+
+A pass that only decodes replays the CUDA graph of the next size up; every other pass is launched kernel by kernel. Inputs live in one
+device buffer that the passes use in turn: the device's stream orders a pass's copy behind the pass before it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import torch
+
+from engine.batch import BlockTables, Limits, Newest, Packed, decodes, graph_layout, pack, unpack, unpack_graph
+from engine.models.decoder import Decoder
+from engine.sequence import Chunk
+
+STAGING_BUFFERS = 3  # passes whose inputs may be on their way at once: two in flight, one being packed
+
+
+@dataclass(slots=True)
+class _Staging:
+    """Pinned host memory that a copy may still read until `copied`."""
+
+    buffer: torch.Tensor  # [n] int32
+    copied: torch.cuda.Event | None = None
+
+    def wait(self) -> None:
+        if self.copied is not None:
+            self.copied.synchronize()
+
+
+class Runner:
+    """Owns a device's input buffers and graphs. One thread at a time."""
+
+    def __init__(
+        self, decoder: Decoder, kv: torch.Tensor, limits: Limits, *, max_tokens: int, max_sequences: int
+    ) -> None:
+        self._decoder = decoder
+        self._kv = kv
+        self._limits = limits
+        self._device = kv.device
+        self._tables = BlockTables(
+            max_blocks=-(-limits.max_model_len // limits.block_size), num_blocks=limits.num_blocks
+        )
+        self._logits: torch.Tensor | None = None  # [largest graph, V]: every graph's result, one at a time
+        self._stagings = [_Staging(self._pinned(1 << 16)) for _ in range(STAGING_BUFFERS)]
+        room = (1 << 16) + max_sequences * self._tables.max_blocks  # graphs read from this buffer alone
+        self._inputs = torch.zeros(room, dtype=torch.int32, device=self._device)
+        self._newest = torch.zeros(max(max_sequences, max_tokens), dtype=torch.int64, device=self._device)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._sizes: list[int] = []
+
+    @torch.inference_mode()
+    def forward(self, chunks: SequenceOf[Chunk], newest: Newest) -> torch.Tensor | None:
+        """Launch one pass over the chunks, decoding ones first. Returns the logits [R, V] of those that sample.
+
+        The logits of a decoding pass are overwritten by the next one. Raises InvalidChunkError before anything was launched.
+        """
+        size = self._graph_size(chunks)
+        packed = pack(chunks, newest, self._tables, self._limits, padded_to=size)
+        inputs = self._upload(packed)
+        if size:
+            self._graphs[size].replay()
+            assert self._logits is not None
+            return self._logits[: len(chunks)]
+        return self._decoder.forward(unpack(packed, inputs, self._newest, chunks, self._limits), self._kv)
+
+    def keep_newest(self, token_ids: torch.Tensor) -> None:
+        """Make `token_ids` [R] int64 what the next pass may begin with."""
+        self._newest[: len(token_ids)].copy_(token_ids)
+
+    @torch.inference_mode()
+    def capture(self, sizes: SequenceOf[int]) -> None:
+        """Capture decoding of each number of tokens in `sizes`, the largest first, in one memory pool."""
+        pool = None
+        for size in sorted(sizes, reverse=True):
+            packed = graph_layout(size, self._limits)
+            batch = unpack_graph(packed, self._upload(packed), self._newest, self._limits)
+            logits = self._decoder.forward(batch, self._kv)  # compiles what is not compiled yet
+            assert logits is not None
+            if self._logits is None:
+                self._logits = torch.empty_like(logits)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                self._decoder.forward(batch, self._kv, logits=self._logits[:size])
+            pool = pool or graph.pool()
+            self._graphs[size] = graph
+        self._sizes = sorted(self._graphs)
+
+    def _graph_size(self, chunks: SequenceOf[Chunk]) -> int:
+        """The smallest graph that holds a pass which only decodes; 0 if there is none."""
+        if not self._sizes or len(chunks) > self._sizes[-1]:
+            return 0
+        if not all(decodes(chunk) and chunk.sample for chunk in chunks):
+            return 0
+        return self._sizes[bisect_left(self._sizes, len(chunks))]
+
+    def _upload(self, packed: Packed) -> torch.Tensor:
+        """Copy the inputs to the device; returns the buffer that holds them."""
+        staging = self._stagings.pop(0)
+        self._stagings.append(staging)
+        staging.wait()
+        if packed.size > len(staging.buffer):
+            staging.buffer = self._pinned(2 * packed.size)
+        packed.write(staging.buffer.numpy())
+        inputs = self._inputs
+        if packed.size > len(inputs):
+            inputs = torch.empty(packed.size, dtype=torch.int32, device=self._device)
+        inputs[: packed.size].copy_(staging.buffer[: packed.size], non_blocking=True)
+        if self._device.type == "cuda":
+            staging.copied = torch.cuda.Event()
+            staging.copied.record()
+        return inputs
+
+    def _pinned(self, count: int) -> torch.Tensor:
+        return torch.empty(count, dtype=torch.int32, pin_memory=self._device.type == "cuda")
