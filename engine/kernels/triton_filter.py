@@ -1,0 +1,297 @@
+"""top_k, top_p and min_p without a sort: every filter keeps a prefix of the tokens in order of likelihood, so it is one cut.
+
+F filtered rows, V vocabulary, T tiles. A token's `rank` is an int64 that orders a row: score first, then smaller id. Each row's
+tokens are counted (and weighed) in bins of their distance from the row's best score; the tokens of the bins where the cut must
+lie are collected, and the cut is found among them by bisection. Weights are integers, so that no order of adding changes a sum.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels.sampling import Choice, Word
+from engine.kernels.triton_sampling import BLOCK, TILE, WARPS, adjusted, minus_noise, number, tempered
+
+BINS = 2048
+MEMBERS = 8192  # the most tokens that are collected; if there are more, the whole row is looked through again and again
+
+_WIDTH = tl.constexpr(len(Word))
+_TEMPERATURE, _TOP_K, _TOP_P, _MIN_P = (
+    tl.constexpr(int(word)) for word in (Word.TEMPERATURE, Word.TOP_K, Word.TOP_P, Word.MIN_P)
+)
+_ID_BITS = tl.constexpr(20)  # of a rank: sampling.MAX_VOCAB
+_ID_MASK = tl.constexpr((1 << 20) - 1)
+_ONE = tl.constexpr(float(1 << 42))  # the weight of a row's best token: V times it fits 63 bits
+_BIN_SHIFT = tl.constexpr(16)  # a bin spans 1/128 of its distance ...
+_FIRST_BIN = tl.constexpr((127 - 6) << 7)  # ... between 2**-6 and 2**10
+_NOWHERE = tl.constexpr(-(1 << 62))  # below every rank
+
+
+def draw_filtered(
+    logits: torch.Tensor, choice: Choice, counts: torch.Tensor, best: torch.Tensor, winner: torch.Tensor
+) -> None:
+    """Draw for the filtered rows. `best` and `winner` [R, T] hold their best scores without noise, and then the draw's."""
+    vocab_size, tiles, device = logits.shape[1], best.shape[1], logits.device
+    bins = torch.zeros((choice.filtered, 2, BINS), dtype=torch.int64, device=device)
+    plan = torch.empty((choice.filtered, 8), dtype=torch.int64, device=device)
+    members = torch.empty((choice.filtered, MEMBERS), dtype=torch.int64, device=device)
+    row = (logits, choice.words, counts, choice.filtered_at, vocab_size, logits.stride(0))
+    grid = (choice.filtered, tiles)
+    static = {"BLOCK": BLOCK, "EXTRAS": choice.extras, "num_warps": WARPS, "enable_fp_fusion": False}
+    _fill_bins[grid](*row, best, bins, tiles, TILE=TILE, BINS=BINS, TILES=triton.next_power_of_2(tiles), **static)
+    _plan[(choice.filtered,)](
+        choice.words, best, bins, plan, choice.filtered_at, vocab_size, tiles,
+        BINS=BINS, TILES=triton.next_power_of_2(tiles), num_warps=8,
+    )  # fmt: skip
+    _collect[grid](*row, plan, members, TILE=TILE, BINS=BINS, MEMBERS=MEMBERS, **static)
+    _cut[(choice.filtered,)](
+        *row, plan, members,
+        BLOCK=BLOCK, BINS=BINS, MEMBERS=MEMBERS, EXTRAS=choice.extras, num_warps=8, enable_fp_fusion=False,
+    )  # fmt: skip
+    _draw_kept[grid](*row, plan, best, winner, tiles, TILE=TILE, **static)
+
+
+@triton.jit(do_not_specialize=["filtered_at", "tiles"])
+def _fill_bins(
+    logits_RV, words, counts_SV, filtered_at, vocab_size, row_stride, best_RT, bins_F2B, tiles,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr, TILES: tl.constexpr, EXTRAS: tl.constexpr,
+):  # fmt: skip
+    """Count a tile's tokens in their bins if the row has top_k, weigh them if it has top_p."""
+    filtered, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.load(words + filtered_at + filtered)
+    counted = tl.load(words + row * _WIDTH + _TOP_K) < vocab_size
+    weighed = number(words, row, _TOP_P) < 1
+    if counted | weighed:
+        highest = _highest(best_RT, row, tiles, TILES)
+        for step in range(TILE // BLOCK):
+            at = tile * TILE + step * BLOCK + tl.arange(0, BLOCK)
+            scores = _scores(logits_RV, words, counts_SV, row, at, vocab_size, row_stride, EXTRAS)
+            target = bins_F2B + filtered * 2 * BINS + _bin(scores, highest, BINS)
+            if counted:
+                tl.atomic_add(target, tl.full((BLOCK,), 1, tl.int64), mask=at < vocab_size, sem="relaxed")
+            if weighed:
+                weight = _weight(scores, highest)
+                tl.atomic_add(target + BINS, weight, mask=(at < vocab_size) & (weight > 0), sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["filtered_at", "tiles"])
+def _plan(
+    words, best_RT, bins_F2B, plan_F8, filtered_at, vocab_size, tiles, BINS: tl.constexpr, TILES: tl.constexpr
+):  # fmt: skip
+    """Where the row's cut must lie: its best score, the first and last bin, and how much lies in the bins before."""
+    filtered = tl.program_id(0).to(tl.int64)
+    row = tl.load(words + filtered_at + filtered)
+    top_k = tl.load(words + row * _WIDTH + _TOP_K)
+    top_p = tl.load(words + row * _WIDTH + _TOP_P).to(tl.float64, bitcast=True)
+    bin = tl.arange(0, BINS)
+    counts = tl.load(bins_F2B + filtered * 2 * BINS + bin)
+    weights = tl.load(bins_F2B + filtered * 2 * BINS + BINS + bin)
+    last = tl.full((), BINS - 1, tl.int32)
+    if top_k < vocab_size:
+        last = tl.sum((tl.cumsum(counts, axis=0) < top_k).to(tl.int32), axis=0)
+    first = tl.where(top_k < vocab_size, last, 0)
+    certain = tl.full((), 0, tl.int64)
+    if top_p < 1:
+        certain = tl.sum(tl.where((bin < last) | (top_k >= vocab_size), weights, 0), axis=0)
+        reached = tl.cumsum(weights, axis=0) < _share(certain, top_p)
+        first = tl.minimum(tl.sum(reached.to(tl.int32), axis=0), last)
+        last = tl.where(top_k < vocab_size, last, first)
+    plan = plan_F8 + filtered * 8
+    tl.store(plan, _highest(best_RT, row, tiles, TILES).to(tl.int32, bitcast=True).to(tl.int64))
+    tl.store(plan + 1, first.to(tl.int64))
+    tl.store(plan + 2, last.to(tl.int64))
+    tl.store(plan + 3, tl.sum(tl.where(bin < first, counts, 0), axis=0))
+    tl.store(plan + 4, tl.sum(tl.where(bin < first, weights, 0), axis=0))
+    tl.store(plan + 5, tl.full((), 0, tl.int64))  # members
+    tl.store(plan + 6, certain)  # without top_k: the row's weight
+    tl.store(plan + 7, tl.full((), _NOWHERE, tl.int64))  # the cut
+
+
+@triton.jit(do_not_specialize=["filtered_at"])
+def _collect(
+    logits_RV, words, counts_SV, filtered_at, vocab_size, row_stride, plan_F8, members_FM,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr, MEMBERS: tl.constexpr, EXTRAS: tl.constexpr,
+):  # fmt: skip
+    """Append the ranks of a tile's tokens in the planned bins, in any order."""
+    filtered, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.load(words + filtered_at + filtered)
+    if (tl.load(words + row * _WIDTH + _TOP_K) < vocab_size) | (number(words, row, _TOP_P) < 1):
+        plan = plan_F8 + filtered * 8
+        highest = tl.load(plan).to(tl.int32).to(tl.float32, bitcast=True)
+        first, last = tl.load(plan + 1), tl.load(plan + 2)
+        for step in range(TILE // BLOCK):
+            at = tile * TILE + step * BLOCK + tl.arange(0, BLOCK)
+            scores = _scores(logits_RV, words, counts_SV, row, at, vocab_size, row_stride, EXTRAS)
+            bin = _bin(scores, highest, BINS)
+            member = (at < vocab_size) & (bin >= first) & (bin <= last)
+            count = tl.sum(member.to(tl.int32), axis=0)
+            if count > 0:
+                start = tl.atomic_add(plan + 5, count.to(tl.int64), sem="relaxed")
+                slot = start + tl.cumsum(member.to(tl.int32), axis=0) - 1
+                tl.store(members_FM + filtered * MEMBERS + slot, _rank(scores, at), mask=member & (slot < MEMBERS))
+
+
+@triton.jit(do_not_specialize=["filtered_at"])
+def _cut(
+    logits_RV, words, counts_SV, filtered_at, vocab_size, row_stride, plan_F8, members_FM,
+    BLOCK: tl.constexpr, BINS: tl.constexpr, MEMBERS: tl.constexpr, EXTRAS: tl.constexpr,
+):  # fmt: skip
+    """Find the rank of the last token that top_k keeps, then that top_p keeps of those."""
+    filtered = tl.program_id(0).to(tl.int64)
+    row = tl.load(words + filtered_at + filtered)
+    top_k = tl.load(words + row * _WIDTH + _TOP_K)
+    top_p = tl.load(words + row * _WIDTH + _TOP_P).to(tl.float64, bitcast=True)
+    if (top_k < vocab_size) | (top_p < 1):
+        plan, members = plan_F8 + filtered * 8, members_FM + filtered * MEMBERS
+        low = tl.full((), 0x7FFFFFFFFFFFFFFF, tl.int64)
+        high = tl.full((), _NOWHERE, tl.int64)
+        weight = tl.full((), 0, tl.int64)
+        size = tl.load(plan + 5)
+        for start in range(0, tl.where(size <= MEMBERS, size, vocab_size), BLOCK):
+            ranks, member, weights = _members(
+                logits_RV, words, counts_SV, row, vocab_size, row_stride, plan, members, start,
+                BLOCK, BINS, MEMBERS, EXTRAS,
+            )  # fmt: skip
+            low = tl.minimum(low, tl.min(tl.where(member, ranks, 0x7FFFFFFFFFFFFFFF), axis=0))
+            high = tl.maximum(high, tl.max(tl.where(member, ranks, _NOWHERE), axis=0))
+            weight += tl.sum(weights, axis=0)
+        high += 1
+        total = tl.load(plan + 6)
+        if top_k < vocab_size:
+            low, size, weight = _bisect(
+                logits_RV, words, counts_SV, row, vocab_size, row_stride, plan, members,
+                low, high, size, weight, top_k - tl.load(plan + 3), False, BLOCK, BINS, MEMBERS, EXTRAS,
+            )  # fmt: skip
+            total = tl.load(plan + 4) + weight
+        if top_p < 1:
+            low, size, weight = _bisect(
+                logits_RV, words, counts_SV, row, vocab_size, row_stride, plan, members,
+                low, high, size, weight, _share(total, top_p) - tl.load(plan + 4), True, BLOCK, BINS, MEMBERS, EXTRAS,
+            )  # fmt: skip
+        tl.store(plan + 7, low)
+
+
+@triton.jit
+def _bisect(
+    logits_RV, words, counts_SV, row, vocab_size, row_stride, plan, members, low, high, size_low, weight_low, wanted,
+    BY_WEIGHT: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr, MEMBERS: tl.constexpr, EXTRAS: tl.constexpr,
+):  # fmt: skip
+    """The highest rank such that it and the members above it are (or weigh) as much as wanted; their number and weight.
+
+    All from `low` on do; from `high` on they do not. `size_low` and `weight_low` are what lies from `low` on.
+    """
+    size_high = tl.full((), 0, tl.int64)
+    listed = tl.load(plan + 5)
+    looked_at = tl.where(listed <= MEMBERS, listed, vocab_size)
+    while size_low - size_high > 1:
+        middle = (low >> 1) + (high >> 1) + (low & high & 1)
+        size = tl.full((), 0, tl.int64)
+        weight = tl.full((), 0, tl.int64)
+        for start in range(0, looked_at, BLOCK):
+            ranks, member, weights = _members(
+                logits_RV, words, counts_SV, row, vocab_size, row_stride, plan, members, start,
+                BLOCK, BINS, MEMBERS, EXTRAS,
+            )  # fmt: skip
+            above = member & (ranks >= middle)
+            size += tl.sum(above.to(tl.int32), axis=0)
+            weight += tl.sum(tl.where(above, weights, 0), axis=0)
+        enough = (weight if BY_WEIGHT else size) >= wanted
+        low = tl.where(enough, middle, low)
+        size_low = tl.where(enough, size, size_low)
+        weight_low = tl.where(enough, weight, weight_low)
+        high = tl.where(enough, high, middle)
+        size_high = tl.where(enough, size_high, size)
+    return low, size_low, weight_low
+
+
+@triton.jit
+def _members(
+    logits_RV, words, counts_SV, row, vocab_size, row_stride, plan, members, start,
+    BLOCK: tl.constexpr, BINS: tl.constexpr, MEMBERS: tl.constexpr, EXTRAS: tl.constexpr,
+):  # fmt: skip
+    """A block of the tokens in the planned bins: ranks, which of them count, weights. From the list, or from the row."""
+    at = start + tl.arange(0, BLOCK)
+    highest = tl.load(plan).to(tl.int32).to(tl.float32, bitcast=True)
+    size = tl.load(plan + 5)
+    if size <= MEMBERS:
+        member = at < size
+        ranks = tl.load(members + at, mask=member, other=_NOWHERE)
+    else:
+        scores = _scores(logits_RV, words, counts_SV, row, at, vocab_size, row_stride, EXTRAS)
+        bin = _bin(scores, highest, BINS)
+        member = (at < vocab_size) & (bin >= tl.load(plan + 1)) & (bin <= tl.load(plan + 2))
+        ranks = _rank(scores, at)
+    key = (ranks >> _ID_BITS).to(tl.int32)
+    scores = (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    return ranks, member, tl.where(member, _weight(scores, highest), 0)
+
+
+@triton.jit(do_not_specialize=["filtered_at", "tiles"])
+def _draw_kept(
+    logits_RV, words, counts_SV, filtered_at, vocab_size, row_stride, plan_F8, best_RT, winner_RT, tiles,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, EXTRAS: tl.constexpr,
+):  # fmt: skip
+    """A tile's best token with noise, of those that the row's cut and min_p keep."""
+    filtered, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.load(words + filtered_at + filtered)
+    highest = tl.load(plan_F8 + filtered * 8).to(tl.int32).to(tl.float32, bitcast=True)
+    cut = tl.load(plan_F8 + filtered * 8 + 7)
+    min_p = tl.minimum(number(words, row, _MIN_P), 1.0)
+    best = float("-inf")
+    winner = tile * TILE
+    for step in range(TILE // BLOCK):
+        at = tile * TILE + step * BLOCK + tl.arange(0, BLOCK)
+        scores = _scores(logits_RV, words, counts_SV, row, at, vocab_size, row_stride, EXTRAS)
+        kept = (at < vocab_size) & (_rank(scores, at) >= cut) & (_likelihood(scores, highest) >= min_p)
+        if tl.sum(kept.to(tl.int32), axis=0) > 0:
+            noisy = tl.where(kept, scores - minus_noise(words, row, at), float("-inf"))
+            top = tl.max(noisy, axis=0)
+            token_id = tl.min(tl.where(noisy == top, at, 0x7FFFFFFF), axis=0)
+            winner = tl.where(top > best, token_id, winner)
+            best = tl.maximum(top, best)
+    tl.store(best_RT + row * tiles + tile, best)
+    tl.store(winner_RT + row * tiles + tile, winner)
+
+
+@triton.jit
+def _highest(best_RT, row, tiles, TILES: tl.constexpr):
+    tile = tl.arange(0, TILES)
+    return tl.max(tl.load(best_RT + row * tiles + tile, mask=tile < tiles, other=float("-inf")), axis=0)
+
+
+@triton.jit
+def _scores(logits_RV, words, counts_SV, row, at, vocab_size, row_stride, EXTRAS: tl.constexpr):
+    raw = tl.load(logits_RV + row * row_stride + at, mask=at < vocab_size, other=float("-inf")).to(tl.float32)
+    return tempered(adjusted(raw, at, words, counts_SV, row, vocab_size, EXTRAS), number(words, row, _TEMPERATURE))
+
+
+@triton.jit
+def _rank(scores, at):
+    key = tl.where(scores == 0, 0.0, scores).to(tl.int32, bitcast=True)  # -0 and 0 are equal
+    key = key ^ ((key >> 31) & 0x7FFFFFFF)
+    return (key.to(tl.int64) << _ID_BITS) | (at ^ _ID_MASK).to(tl.int64)
+
+
+@triton.jit
+def _bin(scores, highest, BINS: tl.constexpr):
+    """0 for the most likely tokens; never less for a smaller score."""
+    distance = tl.where(scores == highest, 0.0, highest - scores)
+    bin = (distance.to(tl.int32, bitcast=True) >> _BIN_SHIFT) - _FIRST_BIN
+    return tl.minimum(tl.maximum(bin, 0), BINS - 1)
+
+
+@triton.jit
+def _likelihood(scores, highest):
+    """Probability in units of the most likely token's."""
+    return tl.where(scores == highest, 1.0, tl.exp(scores - highest))
+
+
+@triton.jit
+def _weight(scores, highest):
+    return (_likelihood(scores, highest) * _ONE).to(tl.int64)
+
+
+@triton.jit
+def _share(weight, top_p):
+    """The least weight that is top_p of `weight`, and at least something: the most likely token always stays."""
+    return tl.maximum(tl.ceil(weight.to(tl.float64) * top_p).to(tl.int64), 1)

@@ -1,0 +1,217 @@
+"""Checks of the sampling kernels against their twins: `python -m tests.unit.kernels.sampling_checks NAME`.
+
+`test_sampling.py` runs them in Triton's interpreter, as `test_triton.py` does its own; on a GPU, `tests/gpu/bench_sampling.py`
+and `tests/gpu/test_kernels.py` may.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from engine.kernels import sampling
+from engine.kernels.backend import use_triton
+from engine.kernels.sampling import Choice, Chosen, Word
+from tests.unit.kernels.triton_checks import poisoned
+
+Row = dict[str, float]
+
+
+def choice_of(rows: list[Row], vocab_size: int, device: str, *, logprobs: bool = True) -> Choice:
+    """The words for these rows: names of `Word`s, `bias` and `bans` (how many), `counts` (whether it has a line)."""
+    words = np.zeros((len(rows), len(Word)), dtype=np.int64)
+    lists: list[int] = []
+    filtered = [
+        row for row, asked in enumerate(rows) if asked.get("temperature") and asked.keys() & {"top_k", "top_p", "min_p"}
+    ]
+    start = words.size + len(filtered)
+    for row, asked in enumerate(rows):
+        numbers = words[row].view(np.float64)
+        numbers[Word.TEMPERATURE] = asked.get("temperature", 0.0)
+        words[row, Word.TOP_K] = asked.get("top_k", vocab_size)
+        numbers[Word.TOP_P], numbers[Word.MIN_P] = asked.get("top_p", 1.0), asked.get("min_p", 0.0)
+        words[row, Word.SEED] = random.randrange(-(2**63), 2**63)
+        words[row, Word.POSITION] = random.randrange(2**31)
+        words[row, Word.COUNTS] = row if asked.get("counts") else -1
+        numbers[Word.REPETITION] = asked.get("repetition", 1.0)
+        numbers[Word.PRESENCE], numbers[Word.FREQUENCY] = asked.get("presence", 0.0), asked.get("frequency", 0.0)
+        words[row, Word.BIAS] = start + len(lists)
+        biased = random.sample(range(vocab_size), int(asked.get("bias", 0)))
+        bits = np.array([random.uniform(-5, 5) for _ in biased], dtype=np.float32).view(np.uint32)
+        lists += [token << 32 | int(value) for token, value in zip(biased, bits, strict=True)]
+        words[row, Word.BANNED] = start + len(lists)
+        lists += random.sample(range(vocab_size), int(asked.get("bans", 0)))
+        words[row, Word.END] = start + len(lists)
+        words[row, Word.FILTERED] = row in filtered
+    counts = torch.randint(0, 4, (len(rows), vocab_size), dtype=torch.int16)
+    counts[torch.rand(len(rows), vocab_size) < 0.3] |= -0x8000
+    return Choice(
+        words=torch.cat((torch.from_numpy(words).flatten(), torch.tensor([*filtered, *lists]).long())).to(device),
+        counts=counts.to(device),
+        filtered=len(filtered),
+        filtered_at=words.size,
+        random=any(asked.get("temperature") for asked in rows),
+        extras=any(asked.keys() & {"bias", "bans", "counts"} for asked in rows),
+        logprobs=logprobs,
+    )
+
+
+def compare(logits: torch.Tensor, choice: Choice) -> Chosen:
+    """Assert that the kernels and their twin choose the same; return what the kernels chose."""
+    report = torch.full((len(logits), 3), -1, dtype=torch.int32, device=logits.device)
+    before = logits.clone()
+    actual = sampling.choose(logits, choice, report)
+    expected = sampling.reference_choose(logits, choice, torch.zeros_like(report))
+    assert torch.equal(before.nan_to_num(), logits.nan_to_num())
+    assert actual.token_ids.tolist() == expected.token_ids.tolist()
+    assert torch.equal(actual.report[:, :2], expected.report[:, :2])
+    assert actual.report[:, 1].tolist() == actual.token_ids.tolist()
+    if choice.logprobs:
+        usable = expected.report[:, 0] == 1
+        one, other = (chosen.report[usable, 2].view(torch.float32) for chosen in (actual, expected))
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(actual.normalizer[usable], expected.normalizer[usable], rtol=1e-5, atol=1e-5)
+    return actual
+
+
+def random_logits(rows: int, vocab_size: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+    """A view of something wider; every third row with many equal values."""
+    logits = 3 * torch.randn(rows, vocab_size + 16, device=device)
+    logits[::3] = logits[::3].round()
+    return logits.to(dtype)[:, :vocab_size]
+
+
+def check_greedy(device: str, large: bool) -> None:
+    none = torch.zeros(0, dtype=torch.int64, device=device)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        for rows, vocab_size in [(1, 50), (3, 4096), (2, 9001)] + [(64, 128256)] * large:
+            for logprobs in (False, True):
+                choice = Choice(
+                    words=none, counts=None, filtered=0, filtered_at=0, random=False, extras=False, logprobs=logprobs
+                )
+                compare(random_logits(rows, vocab_size, dtype, device), choice)
+
+
+def check_drawn(device: str, large: bool) -> None:
+    for rows, vocab_size in [(5, 50), (2, 9001)] + [(64, 128256)] * large:
+        asked: list[Row] = [{"temperature": random.choice([0.0, 1e-5, 0.5, 1.0, 3.0])} for _ in range(rows)]
+        compare(random_logits(rows, vocab_size, torch.float32, device), choice_of(asked, vocab_size, device))
+
+
+def check_extras(device: str, large: bool) -> None:
+    asked: list[Row] = [
+        {"bias": 9},
+        {"bans": 3, "temperature": 1.0},
+        {"counts": 1, "repetition": 1.3},
+        {"counts": 1, "presence": 0.4, "frequency": 0.7, "temperature": 0.8},
+        {"counts": 1, "presence": -0.4, "frequency": -0.1, "repetition": 0.8, "bias": 40, "bans": 2},
+        {"counts": 1, "frequency": 0.3, "bias": 4, "temperature": 1.0, "top_k": 20, "top_p": 0.8},
+        {},
+    ]
+    for vocab_size in [60, 5000] + [128256] * large:
+        compare(random_logits(len(asked), vocab_size, torch.float32, device), choice_of(asked, vocab_size, device))
+
+
+def check_filters(device: str, large: bool) -> None:
+    for rows, vocab_size in [(12, 50), (4, 5000)] + [(64, 128256)] * large:
+        for temperature in (0.01, 1.0, 30.0):
+            asked: list[Row] = [{"temperature": temperature, **_filters(vocab_size)} for _ in range(rows)]
+            compare(random_logits(rows, vocab_size, torch.float32, device), choice_of(asked, vocab_size, device))
+
+
+def _filters(vocab_size: int) -> Row:
+    asked: Row = {}
+    if random.random() < 0.6:
+        asked["top_k"] = random.choice([1, 2, 20, vocab_size // 2, vocab_size - 1])
+    if random.random() < 0.6:
+        asked["top_p"] = random.choice([0.0, 0.1, 0.75, 0.9, 0.999])
+    if random.random() < 0.4:
+        asked["min_p"] = random.choice([0.001, 0.1, 1.0])
+    return asked
+
+
+def check_filters_of_equal_scores(device: str, large: bool) -> None:
+    """The smaller ids stay, exactly as many as asked for; also where they are too many to be collected."""
+    for vocab_size in [100, 9000] + [128256] * large:
+        kept = vocab_size // 3
+        logits = torch.zeros(4, vocab_size, device=device)
+        logits[3, 5] = 1e-3
+        asked: list[Row] = [
+            {"temperature": 1.0, "top_k": kept},
+            {"temperature": 1.0, "top_p": kept / vocab_size},
+            {"temperature": 1.0, "top_k": 2 * kept, "top_p": 0.5},
+            {"temperature": 1.0, "top_k": kept, "min_p": 0.5},
+        ]
+        for _ in range(3):
+            chosen = compare(logits, choice_of(asked, vocab_size, device))
+            assert int(chosen.token_ids.max()) <= kept
+
+
+def check_unusable(device: str, large: bool) -> None:
+    """NaN and infinities fail their rows alone, and give a token that a next pass can look up."""
+    asked: list[Row] = [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 3, "top_p": 0.5}]
+    for value in (float("nan"), float("inf"), float("-inf")):
+        logits = random_logits(6, 5000, torch.float32, device)
+        logits[:3, 4500] = value
+        if value < 0:
+            logits[:3] = value
+        report = torch.full((6, 3), -1, dtype=torch.int32, device=device)
+        chosen = sampling.choose(logits, choice_of(asked * 2, 5000, device), report)
+        assert report[:, 0].tolist() == [0, 0, 0, 1, 1, 1]
+        assert bool(((chosen.token_ids >= 0) & (chosen.token_ids < 5000)).all())
+
+
+def check_rows_alone(device: str, large: bool) -> None:
+    """The same bits alone and in a batch."""
+    asked: list[Row] = [{"temperature": 1.0}, {}, {"temperature": 0.7, "top_k": 9}, {"counts": 1, "presence": 1.0}]
+    logits = random_logits(len(asked), 5000, torch.float32, device)
+    together = choice_of(asked, 5000, device)
+    expected = compare(logits, together)
+    assert together.counts is not None
+    for row in range(len(asked)):
+        words = together.words[row * len(Word) : (row + 1) * len(Word)].clone()
+        words[Word.BIAS : Word.END + 1] = 0
+        words[Word.COUNTS] = words[Word.COUNTS].clamp(max=0)
+        single = Choice(
+            words=torch.cat((words, words.new_zeros(1))),
+            counts=together.counts[row : row + 1],
+            filtered=int(words[Word.FILTERED]),
+            filtered_at=len(Word),
+            random="temperature" in asked[row],
+            extras="counts" in asked[row],
+            logprobs=True,
+        )
+        alone = compare(logits[row : row + 1], single)
+        assert torch.equal(alone.report[0], expected.report[row])
+
+
+CHECKS: dict[str, Callable[[str, bool], None]] = {
+    "greedy": check_greedy,
+    "drawn": check_drawn,
+    "extras": check_extras,
+    "filters": check_filters,
+    "filters_of_equal_scores": check_filters_of_equal_scores,
+    "unusable": check_unusable,
+    "rows_alone": check_rows_alone,
+}
+
+
+def run(name: str, device: str, *, large: bool) -> None:
+    """Run one check; its assertions tell."""
+    assert use_triton(torch.zeros(1, device=device)), "this would check the twin"
+    torch.manual_seed(0)
+    random.seed(0)
+    with poisoned():
+        CHECKS[name](device, large)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    assert os.environ.get("TRITON_INTERPRET") == "1"
+    run(sys.argv[1], "cpu", large=False)
+    assert "triton" in sys.modules
