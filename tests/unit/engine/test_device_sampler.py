@@ -78,29 +78,33 @@ def check(actual: list[Sampled | None], wanted: list[Sampled | None], logits: to
 
 @pytest.mark.parametrize("seed", range(40))
 def test_random_mixtures(seed: int) -> None:
+    check_mixture(seed, CPU)
+
+
+def check_mixture(seed: int, device: torch.device) -> None:
     draw = random.Random(seed)
     torch.manual_seed(seed)
-    sampler = DeviceSampler(VOCAB, 16, CPU)
+    sampler = DeviceSampler(VOCAB, 16, device)
     chunks = [schedule(random_sequence(draw, str(row))) for row in range(draw.randint(1, 16))]
     logits = random_logits(len(chunks))
-    actual = sampler.launch(logits, chunks, NewestTokens.none(CPU)).wait()
+    actual = sampler.launch(logits.to(device), chunks, NewestTokens.none(device)).wait()
     check(actual, expected(logits, chunks, {}), logits)
 
 
 class Loop:
     """A worker's loop in small: launches the next pass before it looks at the one before, and checks every token."""
 
-    def __init__(self, draw: random.Random, *, max_rows: int = 8) -> None:
-        self.draw = draw
-        self.sampler = DeviceSampler(VOCAB, max_rows, CPU)
-        self.newest = NewestTokens.none(CPU)
+    def __init__(self, device: torch.device, *, max_rows: int) -> None:
+        self.device = device
+        self.sampler = DeviceSampler(VOCAB, max_rows, device)
+        self.newest = NewestTokens.none(device)
         self.known: dict[Sequence, int] = {}  # what the pass before sampled, as the host's sampler says
         self.in_flight: tuple[list[Chunk], Draw] | None = None
 
     def launch(self, sequences: list[Sequence]) -> None:
         chunks = [schedule(sequence) for sequence in sequences]
         logits = random_logits(len(chunks))
-        draw = self.sampler.launch(logits, chunks, self.newest)
+        draw = self.sampler.launch(logits.to(self.device), chunks, self.newest)
         wanted = expected(logits, chunks, self.known)
         check(draw.wait(), wanted, logits)
         self.land()
@@ -120,10 +124,14 @@ class Loop:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_overlapping_passes_of_changing_sequences(seed: int) -> None:
+    check_overlap(seed, CPU)
+
+
+def check_overlap(seed: int, device: torch.device) -> None:
     """Sequences come, go, sit out and are preempted; there are more than the sampler has room for."""
     draw = random.Random(seed)
     torch.manual_seed(seed)
-    loop = Loop(draw, max_rows=5)
+    loop = Loop(device, max_rows=5)
     sequences = [random_sequence(draw, str(number)) for number in range(8)]
     for turn in range(25):
         if turn % 3 == 0:
