@@ -54,22 +54,25 @@ class TokenCounts:
         self._lines: OrderedDict[int, _Line] = OrderedDict()  # by id of the sequence; least recently used first
 
     def plan(self, chunks: SequenceOf[Chunk], newest: NewestTokens) -> Changes:
-        """Decide how the lines of these chunks come to count exactly the tokens before each chunk's end."""
+        """Decide how the lines of these chunks come to count exactly the tokens before each chunk's end. Apply it, in order."""
         while self._dead:  # before any look-up: a new sequence may have the id of a dead one
             self._free.append(self._lines.pop(self._dead.popleft()).index)
         changes = Changes()
         used = {id(chunk.sequence) for chunk in chunks}
+        lines: list[_Line] = []
         for chunk in chunks:
             line = self._lines.get(id(chunk.sequence))
             if line is None:
                 line = self._new_line(chunk, used)
             self._lines.move_to_end(id(chunk.sequence))
-            changes.lines.append(line.index)
+            lines.append(line)
             if chunk.num_tokens == 1 and line.end == chunk.start:
                 self._follow(chunk, line.index, newest, changes)
             else:
                 self._build(chunk, line.index, newest, changes)
+        for chunk, line in zip(chunks, lines, strict=True):  # not before all of them are right
             line.end = chunk.end
+        changes.lines = [line.index for line in lines]
         return changes
 
     def apply(self, changes: Changes, entries: torch.Tensor, places: torch.Tensor, newest: NewestTokens) -> None:

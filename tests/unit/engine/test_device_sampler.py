@@ -190,9 +190,13 @@ def test_a_row_without_usable_logits_gives_none_and_spares_the_others(value: flo
     assert 0 <= int(draw.token_ids[1]) < VOCAB
 
 
-def test_a_pending_token_that_nobody_samples_is_refused() -> None:
+def test_a_pending_token_that_nobody_samples_is_refused_and_nothing_is_counted() -> None:
     sampler = DeviceSampler(VOCAB, 4, CPU)
-    sequence = new_sequence("a", [1], presence_penalty=1.0)
-    schedule(sequence)
-    with pytest.raises(ValueError, match="nobody samples"):
-        sampler.launch(random_logits(1), [schedule(sequence)], NewestTokens.none(CPU))
+    sequences = [new_sequence(name, [1], frequency_penalty=5.0) for name in "ab"]
+    before = sampler.launch(random_logits(2), [schedule(sequence) for sequence in sequences], NewestTokens.none(CPU))
+    chunks = [schedule(sequence) for sequence in sequences]
+    with pytest.raises(ValueError, match="request b: nobody samples"):
+        sampler.launch(random_logits(2), chunks, NewestTokens(before.token_ids, sequences[:1]))
+    known = dict(zip(sequences, before.token_ids.tolist(), strict=True))
+    logits = random_logits(2)
+    check(sampler.launch(logits, chunks, before.newest).wait(), expected(logits, chunks, known), logits)
