@@ -1,0 +1,1 @@
+"""Measurements against targets: run with `python -m benchmarks.<name>`, see benchmarks/README.md."""

@@ -1,0 +1,172 @@
+"""Greedy tokens of the engine against `transformers` on the same device, for one model of each family.
+
+    python -m benchmarks.accuracy --device cuda           models of real shapes in bfloat16
+    python -m benchmarks.accuracy --device cpu            the demo model in float32: every token must be the same
+
+The reference judges each of the engine's tokens behind the engine's own tokens before it, so one early difference hides nothing.
+In bfloat16 both round, and random weights make near-ties; the judge is therefore the reference in float32. A token other than its
+best is explained by rounding if its logit lies below the best one by no more than twice the largest error that the bfloat16
+reference makes at that position, which is what rounding can do to two logits. What is not explained is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+
+from benchmarks.environment import ROOT
+from benchmarks.results_format import Result
+from benchmarks.workload import Prompts, Workload, driven
+from engine.block_pool import BlockPool
+from engine.config import EngineConfig
+from engine.engine import Engine
+
+SHAPES = {"llama": "llama-small", "mistral": "mistral-small", "qwen2": "qwen2-small", "qwen3": "qwen3-small"}
+PROMPT_LENGTHS = (5, 17, 64, 100, 129, 250, 333, 511)
+NUM_TOKENS = 32
+DEADLINE_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """How one model's tokens compare. `gaps`: by how much float32 prefers its own token, where rounding does not explain it."""
+
+    name: str
+    tokens: int
+    as_reference: int  # tokens that are the reference's best in the engine's dtype
+    as_float32: int
+    reference_as_float32: int  # what the reference itself reaches
+    gaps: tuple[float, ...]
+    explained: tuple[float, ...]  # the same gaps, where it does
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.name}: {self.as_reference} of {self.tokens} tokens are the reference's; the float32 reference's: "
+            f"{self.as_float32} of ours, {self.reference_as_float32} of the reference's own"
+        )
+        if self.explained:
+            text += f"; {len(self.explained)} explained by rounding, largest gap {max(self.explained):.4f}"
+        if self.gaps:
+            text += f"; WRONG: {len(self.gaps)}, gaps {', '.join(f'{gap:.4f}' for gap in self.gaps[:8])}"
+        return text
+
+    def results(self) -> list[Result]:
+        """In a results page: the share that agrees, and how many are wrong."""
+        return [
+            Result(
+                name=f"accuracy_{self.name}",
+                value=100 * self.as_float32 / self.tokens,
+                unit="% of tokens as in float32",
+                better="higher",
+                floor=100.0,
+                reference=100 * self.reference_as_float32 / self.tokens or None,
+            ),
+            Result(name=f"accuracy_{self.name}_wrong", value=len(self.gaps), unit="tokens", better="lower"),
+        ]
+
+
+def measure_accuracy(device: str, *, quick: bool, seed: int, checkpoints: Path | None = None) -> list[Agreement]:
+    """Compare one model of each family; the demo model alone if `quick`."""
+    if quick:
+        return [compare(ROOT / "models/demo", "demo", device=device, seed=seed)]
+    from benchmarks.checkpoint import write_checkpoint
+
+    agreements = []
+    for family, shape in SHAPES.items():
+        with tempfile.TemporaryDirectory(dir=checkpoints, prefix=f"{shape}-") as folder:
+            write_checkpoint(Path(folder), shape)
+            agreements.append(compare(Path(folder), family, device=device, seed=seed))
+    return agreements
+
+
+def compare(model: Path, name: str, *, device: str, seed: int) -> Agreement:
+    """Generate with the engine, then let the reference judge each token."""
+    engine = Engine(
+        EngineConfig(model=model, device=device, kv_memory_bytes=1 << 30, max_batch_tokens=256, max_sequences=16)
+    )
+    lengths = [min(length, engine.max_model_len - NUM_TOKENS) for length in PROMPT_LENGTHS]
+    sequences = asyncio.run(_generate(engine, lengths, seed))
+    dtype: torch.dtype = getattr(torch, engine.layout.dtype)
+    del engine
+    release_memory()
+    exact = _logits(model, sequences, lengths, device=device, dtype=torch.float32)
+    rounded = exact if dtype is torch.float32 else _logits(model, sequences, lengths, device=device, dtype=dtype)
+    ours = [torch.tensor(tokens[length:]) for tokens, length in zip(sequences, lengths, strict=True)]
+    return judge(name, ours=torch.cat(ours), exact=torch.cat(exact), rounded=torch.cat(rounded))
+
+
+def judge(name: str, *, ours: torch.Tensor, exact: torch.Tensor, rounded: torch.Tensor) -> Agreement:
+    """`ours` [N] tokens; `exact` and `rounded` [N, V]: the reference's logits in float32 and in the engine's dtype."""
+    best, reference = exact.argmax(dim=-1), rounded.argmax(dim=-1)
+    gaps = exact.amax(dim=-1) - exact.gather(1, ours[:, None])[:, 0]
+    allowed = 2 * (exact - rounded).abs().amax(dim=-1)
+    parted = (ours != best) & (gaps > 0)
+    return Agreement(
+        name=name,
+        tokens=len(ours),
+        as_reference=int((ours == reference).sum()),
+        as_float32=int((ours == best).sum()),
+        reference_as_float32=int((reference == best).sum()),
+        gaps=tuple(gaps[parted & (gaps > allowed)].tolist()),
+        explained=tuple(gaps[parted & (gaps <= allowed)].tolist()),
+    )
+
+
+def release_memory() -> None:
+    """Give back what nobody refers to any more, on the device too."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+async def _generate(engine: Engine, lengths: Sequence[int], seed: int) -> list[list[int]]:
+    """Prompts and generated tokens, all in one batch, prefill in chunks, passes overlapping: as a worker does it."""
+    pool = BlockPool(num_blocks=engine.layout.num_blocks, block_size=engine.layout.block_size)
+    workload = Workload(pool, max_sequences=engine.config.max_sequences)
+    requests = Prompts(vocab_size=engine.vocab_size, seed=seed).requests(lengths, max_tokens=NUM_TOKENS)
+    async with driven(engine, workload, token_budget=engine.config.max_batch_tokens) as loop:
+        for request in requests:
+            workload.enqueue(request)
+        loop.wake()
+        await asyncio.wait_for(workload.finished(), DEADLINE_S)
+    return [request.sequence.token_ids for request in requests]
+
+
+@torch.inference_mode()
+def _logits(
+    model: Path, sequences: Sequence[list[int]], lengths: Sequence[int], *, device: str, dtype: torch.dtype
+) -> list[torch.Tensor]:
+    """The reference's logits [tokens, V] float32, on the host, before each generated token of each sequence."""
+    reference = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=dtype, attn_implementation="eager")
+    reference = reference.to(device).eval()
+    logits = []
+    for tokens, length in zip(sequences, lengths, strict=True):
+        output = reference(torch.tensor([tokens[:-1]], device=device)).logits[0, length - 1 :]
+        logits.append(output.float().cpu())
+    del reference
+    release_memory()
+    return logits
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit code: 1 when a token is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--seed", type=int, default=20_261_121)
+    options = parser.parse_args(arguments)
+    agreements = measure_accuracy(options.device, quick=options.device == "cpu", seed=options.seed)
+    print(*agreements, sep="\n")
+    return 1 if any(agreement.gaps for agreement in agreements) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

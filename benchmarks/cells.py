@@ -1,0 +1,219 @@
+"""The rows of the engine's table: what each one runs, and what it must be compared with."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from benchmarks.floors import Ceilings, ModelCost, decode_step, offline, prefill
+from benchmarks.results_format import Result
+from benchmarks.workload import Prompts, Workload, driven
+from common.blocks import hash_blocks
+from decode.request import DecodeRequest
+from engine.block_pool import BlockPool
+from engine.engine import Engine
+from worker.prefix import blocks_for
+
+NEVER = 1 << 30  # max_tokens of a sequence that a measurement ends, not itself
+GREEDY: Mapping[str, float] = MappingProxyType({"temperature": 0.0})
+NUCLEUS: Mapping[str, float] = MappingProxyType({"temperature": 0.8, "top_p": 0.95})
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What all cells share: one engine, its ceilings, a source of prompts."""
+
+    engine: Engine
+    ceilings: Ceilings
+    cost: ModelCost
+    prompts: Prompts
+    token_budget: int
+
+    def workload(self) -> Workload:
+        layout = self.engine.layout
+        pool = BlockPool(num_blocks=layout.num_blocks, block_size=layout.block_size)
+        return Workload(pool, max_sequences=self.engine.config.max_sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """Steps of a full batch around one context length, two passes outstanding; the KV is random, the block tables real."""
+
+    batch: int
+    context: int
+    sampling: Mapping[str, float] = field(default_factory=lambda: GREEDY)
+    steps: int = 100
+    warm_up: int = 20
+
+    @property
+    def name(self) -> str:
+        return f"decode_b{self.batch}_ctx{self.context}" + ("" if self.sampling is GREEDY else "_top_p")
+
+    async def measure(self, bench: Bench) -> list[Result]:
+        ends = (await self.run(bench)).pass_ends[self.warm_up - 1 :]
+        steps = [1e3 * (end - start) for start, end in itertools.pairwise(ends)]
+        floor = 1e3 * decode_step(bench.cost, batch=self.batch, context=self.context).seconds(bench.ceilings)
+        p99 = sorted(steps)[min(len(steps) - 1, len(steps) * 99 // 100)]
+        return [
+            Result(name=self.name, value=statistics.median(steps), unit="ms", better="lower", floor=floor),
+            Result(name=f"{self.name}_p99", value=p99, unit="ms", better="lower", floor=floor),
+            Result(name=f"{self.name}_mean", value=statistics.fmean(steps), unit="ms", better="lower", floor=floor),
+        ]
+
+    async def run(self, bench: Bench) -> Workload:
+        """Return the workload after all passes, those of the warm-up included."""
+        workload = bench.workload()
+        computed = self.context - self.warm_up - self.steps // 2
+        if computed < 1:
+            raise ValueError(f"{self.name}: {self.warm_up + self.steps} steps do not fit around context {self.context}")
+        lengths = [computed + 1] * self.batch
+        for request in bench.prompts.requests(lengths, max_tokens=NEVER, sampling=dict(self.sampling)):
+            _pretend_computed(workload.pool, request, computed)
+            workload.join(request)
+        workload.passes_left = self.warm_up + self.steps
+        async with driven(bench.engine, workload, token_budget=bench.token_budget):
+            await workload.finished()
+        return workload
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """One prompt on an idle worker: from handing it to the scheduler until its first token is on the host."""
+
+    prompt: int
+    runs: int = 12
+    warm_up: int = 3
+
+    @property
+    def name(self) -> str:
+        return f"ttft_p{self.prompt}"
+
+    async def measure(self, bench: Bench) -> list[Result]:
+        times = await self.run(bench)
+        floor = 1e3 * prefill(bench.cost, [self.prompt]).seconds(bench.ceilings)
+        return [
+            Result(name=self.name, value=statistics.median(times), unit="ms", better="lower", floor=floor),
+            Result(name=f"{self.name}_worst", value=max(times), unit="ms", better="lower", floor=floor),
+        ]
+
+    async def run(self, bench: Bench) -> list[float]:
+        """Milliseconds of each run after the warm-up."""
+        workload, times = bench.workload(), []
+        async with driven(bench.engine, workload, token_budget=bench.token_budget) as loop:
+            for request in bench.prompts.requests([self.prompt] * (self.warm_up + self.runs), max_tokens=1):
+                started = time.perf_counter()
+                workload.enqueue(request)
+                loop.wake()
+                await workload.finished()
+                times.append(1e3 * (workload.first_token_at[request.id] - started))
+        return times[self.warm_up :]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRate:
+    """Many prompts at once, one token sampled for each."""
+
+    prompts: int
+    length: int
+    warm_up: int = 32
+
+    @property
+    def name(self) -> str:
+        return f"prefill_{self.length}"
+
+    async def measure(self, bench: Bench) -> list[Result]:
+        seconds = await self.run(bench)
+        floor = prefill(bench.cost, [self.length] * self.prompts).seconds(bench.ceilings)
+        tokens = self.prompts * self.length
+        rate = tokens / seconds
+        return [Result(name=self.name, value=rate, unit="tok/s", better="higher", floor=tokens / floor)]
+
+    async def run(self, bench: Bench) -> float:
+        await _all_at_once(bench, bench.prompts.requests([self.length] * self.warm_up, max_tokens=1))
+        return await _all_at_once(bench, bench.prompts.requests([self.length] * self.prompts, max_tokens=1))
+
+
+@dataclass(frozen=True, slots=True)
+class Offline:
+    """All requests there from the start; one worker prefills and decodes, both in the same passes."""
+
+    requests: int
+    prompt: int
+    output: int
+    warm_up: int = 24
+
+    @property
+    def name(self) -> str:
+        return f"offline_{self.prompt}_{self.output}"
+
+    async def measure(self, bench: Bench) -> list[Result]:
+        seconds = await self.run(bench)
+        work = offline(bench.cost, requests=self.requests, prompt=self.prompt, output=self.output)
+        at_best = work.seconds(bench.ceilings)
+        tokens = self.requests * (self.prompt + self.output)
+        return [
+            Result(
+                name=self.name,
+                value=self.requests / seconds,
+                unit="req/s",
+                better="higher",
+                floor=self.requests / at_best,
+            ),
+            Result(
+                name=f"{self.name}_tokens",
+                value=tokens / seconds,
+                unit="tok/s",
+                better="higher",
+                floor=tokens / at_best,
+            ),
+        ]
+
+    async def run(self, bench: Bench) -> float:
+        warm_up = bench.prompts.requests([self.prompt] * self.warm_up, max_tokens=min(8, self.output))
+        await _all_at_once(bench, warm_up)
+        return await _all_at_once(bench, bench.prompts.requests([self.prompt] * self.requests, max_tokens=self.output))
+
+
+Cell = Decode | FirstToken | PrefillRate | Offline
+
+FULL: tuple[Cell, ...] = (
+    *(Decode(batch, 1088) for batch in (1, 8, 32, 64, 128, 256)),
+    Decode(32, 8256),
+    Decode(64, 4160),
+    Decode(64, 1088, NUCLEUS),
+    *(FirstToken(prompt) for prompt in (512, 2048, 8192)),
+    PrefillRate(256, 1024),
+    Offline(1000, 1024, 128),
+)
+QUICK: tuple[Cell, ...] = (  # the same code in a second or two on a CPU and a tiny model
+    Decode(1, 64, steps=6, warm_up=2),
+    Decode(8, 64, steps=6, warm_up=2),
+    Decode(8, 64, NUCLEUS, steps=6, warm_up=2),
+    FirstToken(48, runs=2, warm_up=1),
+    PrefillRate(6, 64, warm_up=1),
+    Offline(6, 48, 8, warm_up=1),
+)
+
+
+async def _all_at_once(bench: Bench, requests: list[DecodeRequest]) -> float:
+    """Seconds from the first request's arrival to the last one's end."""
+    workload = bench.workload()
+    async with driven(bench.engine, workload, token_budget=bench.token_budget) as loop:
+        started = time.perf_counter()
+        for request in requests:
+            workload.enqueue(request)
+        loop.wake()
+        await workload.finished()
+        return workload.pass_ends[-1] - started
+
+
+def _pretend_computed(pool: BlockPool, request: DecodeRequest, num_tokens: int) -> None:
+    """Give the request blocks as if its first `num_tokens` tokens had been computed; their KV is what lies there."""
+    sequence = request.sequence
+    sequence.block_table = pool.allocate(blocks_for(num_tokens + 1, pool.block_size))
+    sequence.digests = hash_blocks(sequence.hash_root, sequence.token_ids[:num_tokens], pool.block_size)
+    sequence.restart(num_tokens)

@@ -1,0 +1,285 @@
+"""The engine's table: decode steps, first tokens, prefill, an offline batch and a process's start, each beside its floor.
+
+    python -m benchmarks.engine --out DIR                                       on an H200, in less than 8 minutes
+    python -m benchmarks.engine --out DIR --shape demo --device cpu --quick     the same code in seconds, figures without worth
+
+`benchmarks/README.md` says how to read what comes out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import re
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+
+from benchmarks.accuracy import measure_accuracy, release_memory
+from benchmarks.ceilings import measure_ceilings
+from benchmarks.cells import FULL, QUICK, Bench, Cell
+from benchmarks.environment import ROOT, clocks, describe
+from benchmarks.floors import Ceilings, ModelCost, upload
+from benchmarks.results_format import Result, ResultsPage, number
+from benchmarks.startup import start_process
+from benchmarks.step_profile import profile_cell
+from benchmarks.targets import REFERENCE, TARGETS
+from benchmarks.workload import Prompts
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.models.config import read_decoder_config
+
+NOTES = ROOT / "benchmarks/results/engine.notes.md"
+SEED = 20_261_121
+GRACE_S = 30.0  # what a cell may take when it starts just before the limit
+STARTS = ("start_cold_cache", "start_warm_cache")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit code: 1 when a cell failed or was left out for lack of time, 0 also when targets are missed."""
+    options = _parse(arguments)
+    device = torch.device(options.device)
+    facts = describe("benchmarks.engine", arguments, device, commit=options.commit)
+    facts["model"] = f"shape {options.shape}, random weights" if options.shape != "demo" else "models/demo"
+    facts["reference"] = REFERENCE
+    notes = NOTES.read_text() if NOTES.is_file() and options.shape in TARGETS else ""
+    page = ResultsPage(options.out, "engine", title="The engine on one device", facts=facts, notes=notes)
+    run = Run(options, page, device)
+    run.profile(options.profile) if options.profile else run.table()
+    return 1 if page.remarks else 0
+
+
+class Run:
+    """One run of the table, a cell after the other; what is measured is written at once."""
+
+    def __init__(self, options: argparse.Namespace, page: ResultsPage, device: torch.device) -> None:
+        self._options, self._page, self._device = options, page, device
+        self._started = time.monotonic()
+        self._targets = TARGETS.get(options.shape, {})
+        self._cells: dict[str, Cell] = {cell.name: cell for cell in (QUICK if options.quick else FULL)}
+        self._prompt = 48 if options.quick else 512  # of the first token after a start
+
+    def table(self) -> None:
+        """Measure every cell that `--cells` names, while `--limit-s` lasts."""
+        wanted = [name for name in (*STARTS, *self._cells, "accuracy") if re.search(self._options.cells, name)]
+        if not self._options.accuracy:
+            wanted = [name for name in wanted if name != "accuracy"]
+        model, ceilings = self._prepare()
+        self._page.add(
+            Result(name="copy_bandwidth", value=ceilings.bytes_per_s / 1e12, unit="TB/s", better="higher"),
+            Result(name="matmul_rate", value=ceilings.flops_per_s / 1e12, unit="TFLOP/s", better="higher"),
+            Result(name="upload_bandwidth", value=ceilings.upload_bytes_per_s / 1e9, unit="GB/s", better="higher"),
+        )
+        self._guarded(STARTS, wanted, lambda: self._measure_starts(model, ceilings, wanted))
+        if any(name in self._cells for name in wanted):
+            bench = self._bench(model, ceilings)
+            for name in [name for name in wanted if name in self._cells]:
+                self._measure(self._cells[name], bench)
+            del bench
+        if "accuracy" in wanted:
+            self._guarded(("accuracy",), wanted, self._measure_accuracy)
+        if self._device.type == "cuda":
+            self._page.state("after", clocks(self._device))
+        self._page.state("duration", f"{self._elapsed():.0f} s")
+        self._page.write()
+        self._say(f"results in {self._options.out}")
+
+    def profile(self, name: str) -> None:
+        """Write where the time of one cell's passes goes."""
+        if name not in self._cells:
+            raise SystemExit(f"--profile {name}: known are {', '.join(self._cells)}")
+        model, ceilings = self._prepare()
+        bench = self._bench(model, ceilings)
+        text = asyncio.run(profile_cell(self._cells[name], bench, read_decoder_config(model)))
+        (self._options.out / f"profile_{name}.txt").write_text(text)
+        print(text, flush=True)
+
+    def _prepare(self) -> tuple[Path, Ceilings]:
+        model = self._options.model or _checkpoint(self._options.shape, self._options.checkpoints)
+        self._say(f"model {model}")
+        dtype = torch.float32 if self._device.type == "cpu" else torch.bfloat16
+        ceilings = measure_ceilings(self._device, dtype, quick=self._options.quick)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        self._say(
+            f"ceilings {ceilings.bytes_per_s / 1e12:.2f} TB/s, {ceilings.flops_per_s / 1e12:.0f} TFLOP/s, "
+            f"upload {ceilings.upload_bytes_per_s / 1e9:.0f} GB/s"
+        )
+        return model, ceilings
+
+    def _bench(self, model: Path, ceilings: Ceilings) -> Bench:
+        engine = Engine(self._config(model))
+        for blocks in engine.kv.split(256):
+            blocks.normal_()
+        self._say("engine ready")
+        self._page.state("engine", _settings(engine))
+        return Bench(
+            engine=engine,
+            ceilings=ceilings,
+            cost=ModelCost.of(read_decoder_config(model), engine.layout.dtype),
+            prompts=Prompts(vocab_size=engine.vocab_size, seed=SEED),
+            token_budget=engine.config.max_batch_tokens,
+        )
+
+    def _config(self, model: Path) -> EngineConfig:
+        options = self._options
+        return EngineConfig(
+            model=model,
+            device=options.device,
+            kv_memory_bytes=options.kv_memory_mb << 20,
+            max_batch_tokens=options.max_batch_tokens,
+            max_sequences=options.max_sequences,
+            num_threads=torch.get_num_threads(),
+        )
+
+    def _measure(self, cell: Cell, bench: Bench) -> None:
+        if self._out_of_time(cell.name):
+            return
+        try:
+            seconds_left = self._options.limit_s + GRACE_S - self._elapsed()
+            self._add(asyncio.run(asyncio.wait_for(cell.measure(bench), seconds_left)))
+        except Exception as error:
+            self._failed(cell.name, error)
+
+    def _measure_starts(self, model: Path, ceilings: Ceilings, wanted: Sequence[str]) -> None:
+        config = {**dataclasses.asdict(self._config(model)), "model": str(model)}
+        config["kv_memory_bytes"] = min(self._options.kv_memory_mb, 16 << 10) << 20
+        config["dtype"] = "float32" if self._device.type == "cpu" else "auto"
+        cost = ModelCost.of(decoder := read_decoder_config(model), _dtype(self._device, decoder.dtype))
+        floor = upload(cost, ceilings)
+        _read_all(model)
+        with tempfile.TemporaryDirectory(prefix="triton-cache-") as cache:
+            for name in STARTS:
+                if name not in wanted and name == STARTS[1]:
+                    continue  # the cold one fills the cache for the warm one
+                start = start_process(config, prompt=self._prompt, triton_cache=Path(cache))
+                results = [
+                    Result(name=name, value=start.ready, unit="s", better="lower", floor=floor),
+                    Result(name=f"{name}_imports", value=start.imported, unit="s", better="lower"),
+                    Result(name=f"{name}_first_token", value=start.first_token, unit="s", better="lower"),
+                ]
+                self._add(results)
+
+    def _measure_accuracy(self) -> None:
+        release_memory()
+        agreements = measure_accuracy(self._options.device, quick=self._options.quick, seed=SEED)
+        for agreement in agreements:
+            self._say(str(agreement))
+            self._add(agreement.results())
+        self._page.state("accuracy", "; ".join(map(str, agreements)))
+        if wrong := [agreement.name for agreement in agreements if agreement.gaps]:
+            self._remark(f"accuracy: wrong tokens for {', '.join(wrong)}")
+
+    def _guarded(self, names: Sequence[str], wanted: Sequence[str], measure: Callable[[], None]) -> None:
+        if not any(name in wanted for name in names) or self._out_of_time(names[0]):
+            return
+        try:
+            measure()
+        except Exception as error:
+            self._failed(names[0], error)
+
+    def _add(self, results: Sequence[Result]) -> None:
+        with_targets = []
+        for result in results:
+            if yardstick := self._targets.get(result.name):
+                result = msgspec.structs.replace(result, target=yardstick.target, reference=yardstick.reference)
+            with_targets.append(result)
+        self._page.state("duration", f"{self._elapsed():.0f} s so far")
+        self._page.add(*with_targets)
+        for result in with_targets:
+            bounds = f"(target {number(result.target)}, floor {number(result.floor)})"
+            aim = {None: "", True: ", met", False: ", MISSED"}[result.met]
+            self._say(f"{result.name} {number(result.value)} {result.unit}{aim} {bounds}")
+
+    def _out_of_time(self, name: str) -> bool:
+        if self._elapsed() < self._options.limit_s:
+            return False
+        self._remark(f"{name}: left out, the run's {self._options.limit_s:.0f} s were over")
+        return True
+
+    def _failed(self, name: str, error: Exception) -> None:
+        traceback.print_exception(error)
+        text = str(error).strip().splitlines()
+        self._remark(f"{name}: failed, {type(error).__name__}: {text[-1] if text else ''}")
+
+    def _remark(self, text: str) -> None:
+        self._say(text)
+        self._page.remarks.append(text)
+        self._page.write()
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._started
+
+    def _say(self, text: str) -> None:
+        print(f"[{self._elapsed():6.1f} s] {text}", flush=True)
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder for engine.json, engine.md and profiles")
+    parser.add_argument(
+        "--shape", default="llama-3.1-8b", help="a shape of benchmarks/checkpoint.py, or demo: models/demo"
+    )
+    parser.add_argument(
+        "--model", type=Path, help="a checkpoint of that shape; else one with random weights is written"
+    )
+    parser.add_argument("--checkpoints", type=Path, default=Path(tempfile.gettempdir()) / "baton-checkpoints")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--quick", action="store_true", help="small cells, for a CPU")
+    parser.add_argument("--cells", default="", help="regular expression: measure only the cells whose name it finds")
+    parser.add_argument("--accuracy", action="store_true", help="compare greedy tokens with transformers, too")
+    parser.add_argument("--limit-s", type=float, default=460.0, help="start no cell after this many seconds")
+    parser.add_argument("--kv-memory-mb", type=int, help="the pool; default 65536, on a CPU 32")
+    parser.add_argument("--max-batch-tokens", type=int, default=8192, help="token budget of a pass")
+    parser.add_argument("--max-sequences", type=int, default=256)
+    parser.add_argument("--commit", default="", help="what to call this version; default: git's")
+    parser.add_argument("--profile", default="", metavar="CELL", help="say where this cell's time goes, instead")
+    options = parser.parse_args(arguments)
+    options.kv_memory_mb = options.kv_memory_mb or (32 if options.device == "cpu" else 65_536)
+    return options
+
+
+def _checkpoint(shape: str, folder: Path) -> Path:
+    """The folder of a checkpoint of `shape`, written now unless an earlier run did."""
+    if shape == "demo":
+        return ROOT / "models/demo"
+    from benchmarks.checkpoint import write_checkpoint
+
+    target = folder / shape
+    if not (target / "written").is_file():
+        target.mkdir(parents=True, exist_ok=True)
+        write_checkpoint(target, shape)
+        (target / "written").touch()
+    return target
+
+
+def _read_all(model: Path) -> None:
+    """Bring the weights into the page cache."""
+    buffer = bytearray(64 << 20)
+    for file in model.glob("*.safetensors"):
+        with file.open("rb", buffering=0) as opened:
+            while opened.readinto(buffer):
+                pass
+
+
+def _settings(engine: Engine) -> str:
+    layout, config = engine.layout, engine.config
+    return (
+        f"{layout.dtype}, {layout.num_blocks} blocks of {layout.block_size} tokens, "
+        f"{config.max_batch_tokens} tokens and {config.max_sequences} sequences a pass at most"
+    )
+
+
+def _dtype(device: torch.device, checkpoint: str) -> str:
+    return "float32" if device.type == "cpu" else checkpoint
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

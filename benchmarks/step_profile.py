@@ -1,0 +1,190 @@
+"""Where the passes of one cell spend their time: kernels by name and purpose, idle time of the device, the host's part."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from benchmarks.cells import Bench, Cell, Decode, FirstToken, Offline, PrefillRate
+from benchmarks.floors import ModelCost
+from engine.engine import Chunk, Engine, Pass
+from engine.models.config import DecoderConfig
+
+TOP = 25
+# What a kernel is for, by the first pattern that its name matches.
+GROUPS = (
+    ("attention", r"attention|attn|combine|flash|_decode_kernel|_prefill_kernel"),
+    ("gemm helper", r"splitk.*reduce|splitKreduce"),
+    ("gemm", r"gemm|linear|matmul|nvjet|cutlass|cublas|xmma|sm90_"),
+    ("sampling", r"sampl|choose|argmax|filter|softmax|topk|sort|gumbel|count|reduce_kernel|scan"),
+    ("norm, rope, activation", r"norm|rope|silu|activation|embed"),
+    ("copies", r"memcpy|memset|copy"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One run of a kernel; microseconds."""
+
+    name: str
+    start: float
+    duration: float
+
+
+@dataclass(slots=True)
+class TimedEngine:
+    """An engine that notes how long `launch` keeps the host busy."""
+
+    engine: Engine
+    launch_s: float = 0.0
+    launches: int = 0
+
+    def launch(self, chunks: list[Chunk]) -> Pass:
+        started = time.perf_counter()
+        launched = self.engine.launch(chunks)
+        self.launch_s += time.perf_counter() - started
+        self.launches += 1
+        return launched
+
+
+async def profile_cell(cell: Cell, bench: Bench, config: DecoderConfig) -> str:
+    """Run a shortened form of the cell, once to warm up and once under the profiler; return the report."""
+    cell = _shortened(cell)
+    await cell.run(bench)
+    timed = TimedEngine(bench.engine)
+    watched = replace(bench, engine=_Proxy(bench.engine, timed))  # type: ignore[arg-type]
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if bench.engine.kv.is_cuda:
+        activities = [torch.profiler.ProfilerActivity.CUDA]
+    cpu_started, started = time.process_time(), time.perf_counter()
+    with torch.profiler.profile(activities=activities) as profiler:
+        await cell.run(watched)
+        if bench.engine.kv.is_cuda:
+            torch.cuda.synchronize()
+    wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
+    with tempfile.NamedTemporaryFile(prefix="trace-", suffix=".json") as trace:
+        profiler.export_chrome_trace(trace.name)
+        kernels = read_trace(Path(trace.name))
+    header = (
+        f"profile of {cell.name}: {timed.launches} passes in {wall_s:.3f} s, set-up included; "
+        f"host: launch {1e3 * timed.launch_s / max(1, timed.launches):.3f} ms a pass, "
+        f"CPU time of the process {1e3 * cpu_s / max(1, timed.launches):.3f} ms a pass\n"
+    )
+    return header + report(kernels, passes=timed.launches, cost=bench.cost, config=config, cell=cell)
+
+
+def report(kernels: list[Kernel], *, passes: int, cost: ModelCost, config: DecoderConfig, cell: Cell) -> str:
+    """The device's part of a profile: groups, then the kernels that take longest. Shares are of the span from first to last."""
+    if not kernels:
+        return "no kernels seen on the device\n"
+    span = max(kernel.start + kernel.duration for kernel in kernels) - min(kernel.start for kernel in kernels)
+    idle = span - busy_us(kernels)
+    groups: dict[str, float] = defaultdict(float)
+    for kernel in kernels:
+        groups[group_of(kernel.name)] += kernel.duration
+    num_bytes = _group_bytes(cost, cell)
+    lines = [f"device: {span / 1e3:.3f} ms from first to last kernel, {span / 1e3 / passes:.3f} ms a pass", ""]
+    lines += [f"{'group':<28}{'ms a pass':>12}{'share':>9}{'GB/s':>9}"]
+    for name, duration in sorted(groups.items(), key=lambda item: -item[1]):
+        rate = f"{num_bytes[name] * passes / duration / 1e3:9.0f}" if name in num_bytes else " " * 9
+        lines.append(f"{name:<28}{duration / 1e3 / passes:>12.4f}{duration / span:>9.1%}{rate}")
+    lines.append(f"{'gaps (device idle)':<28}{idle / 1e3 / passes:>12.4f}{idle / span:>9.1%}")
+    lines += ["", f"{'count':>8}{'a pass':>9}{'mean us':>10}{'share':>8}{'GB/s':>8}  kernel"]
+    labelled = label_products(kernels, config, passes)
+    sums: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for kernel, label in zip(kernels, labelled, strict=True):
+        sums[label, kernel.name].append(kernel.duration)
+    product_bytes = _product_bytes(config, cost.item_bytes) if isinstance(cell, Decode) else {}
+    for (label, name), durations in sorted(sums.items(), key=lambda item: -sum(item[1]))[:TOP]:
+        total, count = sum(durations), len(durations)
+        rate = f"{product_bytes[label] * count / total / 1e3:8.0f}" if label in product_bytes else " " * 8
+        lines.append(
+            f"{count:>8}{count / passes:>9.1f}{total / count:>10.2f}{total / span:>8.1%}{rate}  {label:<8}{name[:110]}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def group_of(name: str) -> str:
+    """What a kernel is for."""
+    for group, pattern in GROUPS:
+        if re.search(pattern, name, re.IGNORECASE):
+            return group
+    return "other"
+
+
+def busy_us(kernels: Iterable[Kernel]) -> float:
+    """Microseconds in which at least one kernel ran."""
+    busy, end = 0.0, float("-inf")
+    for kernel in sorted(kernels, key=lambda kernel: kernel.start):
+        stop = kernel.start + kernel.duration
+        busy += max(0.0, stop - max(end, kernel.start))
+        end = max(end, stop)
+    return busy
+
+
+def label_products(kernels: list[Kernel], config: DecoderConfig, passes: int) -> list[str]:
+    """Which weight each matrix product reads: by its place, if a pass has four a layer and one for the head; else ""."""
+    order = sorted(range(len(kernels)), key=lambda index: kernels[index].start)
+    products = [index for index in order if group_of(kernels[index].name) == "gemm"]
+    names = ["qkv", "output", "gate_up", "down"] * config.num_layers + ["head"]
+    labels = [""] * len(kernels)
+    if len(products) == len(names) * passes:
+        for position, index in enumerate(products):
+            labels[index] = names[position % len(names)]
+    return labels
+
+
+def read_trace(file: Path) -> list[Kernel]:
+    """The kernels and copies of a Chrome trace of torch's profiler."""
+    events = json.loads(file.read_bytes())["traceEvents"]
+    wanted = ("kernel", "gpu_memcpy", "gpu_memset")
+    return [Kernel(event["name"], event["ts"], event["dur"]) for event in events if event.get("cat") in wanted]
+
+
+class _Proxy:
+    """The engine with another `launch`."""
+
+    def __init__(self, engine: Engine, timed: TimedEngine) -> None:
+        self._engine = engine
+        self.launch = timed.launch
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._engine, name)
+
+
+def _shortened(cell: Cell) -> Cell:
+    match cell:
+        case Decode():
+            return replace(cell, steps=min(cell.steps, 30), warm_up=min(cell.warm_up, 5))
+        case FirstToken():
+            return replace(cell, runs=min(cell.runs, 4), warm_up=1)
+        case PrefillRate():
+            return replace(cell, prompts=min(cell.prompts, 48), warm_up=1)
+        case Offline():
+            return replace(cell, requests=min(cell.requests, 64), warm_up=1)
+
+
+def _group_bytes(cost: ModelCost, cell: Cell) -> dict[str, float]:
+    """What a pass of a memory-bound cell must read, by group."""
+    if not isinstance(cell, Decode):
+        return {}
+    return {"gemm": cost.weight_bytes, "attention": cell.batch * cell.context * cost.kv_bytes}
+
+
+def _product_bytes(config: DecoderConfig, item_bytes: int) -> Counter[str]:
+    hidden, intermediate = config.hidden_size, config.intermediate_size
+    return Counter(
+        qkv=(config.q_size + 2 * config.kv_size) * hidden * item_bytes,
+        output=config.q_size * hidden * item_bytes,
+        gate_up=2 * intermediate * hidden * item_bytes,
+        down=intermediate * hidden * item_bytes,
+        head=config.vocab_size * hidden * item_bytes,
+    )

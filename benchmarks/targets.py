@@ -1,0 +1,35 @@
+"""What the cells are compared with, by the shape of the model on one H200 in bf16 (issue 3)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Yardstick(NamedTuple):
+    """In the cell's unit."""
+
+    target: float
+    reference: float  # vLLM 0.26.0 with FlashAttention 3, prefix cache off, same kind of GPU
+
+
+REFERENCE = "vLLM 0.26.0, one H200, Llama-3.1-8B shape, bf16, random weights, prefix cache off"
+
+TARGETS: dict[str, dict[str, Yardstick]] = {
+    "llama-3.1-8b": {
+        "decode_b1_ctx1088": Yardstick(4.3, 4.98),
+        "decode_b8_ctx1088": Yardstick(4.6, 5.20),
+        "decode_b32_ctx1088": Yardstick(5.6, 6.20),
+        "decode_b64_ctx1088": Yardstick(6.8, 7.59),
+        "decode_b128_ctx1088": Yardstick(9.3, 10.55),
+        "decode_b256_ctx1088": Yardstick(15.0, 18.12),
+        "decode_b32_ctx8256": Yardstick(11.0, 13.1),
+        "decode_b64_ctx4160": Yardstick(11.0, 13.4),
+        "ttft_p512": Yardstick(14.0, 17.3),
+        "ttft_p2048": Yardstick(48.0, 51.3),
+        "ttft_p8192": Yardstick(205.0, 213.0),
+        "prefill_1024": Yardstick(45_000.0, 43_500.0),
+        "offline_1024_128": Yardstick(32.0, 29.7),
+        "start_cold_cache": Yardstick(20.0, 164.0),
+        "start_warm_cache": Yardstick(20.0, 164.0),
+    }
+}
