@@ -1,8 +1,8 @@
 """Chunks -> the inputs of one forward pass, packed into one run of int32 so that they reach the device in one copy.
 
-T tokens of S chunks lie one behind the other, those that decode (one token each) first; nothing is padded but the block tables, and
-the number of decoding tokens in a captured graph. Between passes the host keeps each sequence's block table as a row of a matrix,
-because building it anew from Python's lists would take longer than a small model's step.
+T tokens of S chunks lie one behind the other, those that decode (one token each) first; nothing is padded but the block tables,
+and the number of decoding tokens in a captured graph. Between passes the host keeps each sequence's block table as a row of a
+matrix, because building it anew from Python's lists would take longer than a small model's step.
 """
 
 from __future__ import annotations
@@ -11,24 +11,16 @@ import weakref
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
 
 from engine.kernels.attention import AttentionBatch, AttentionPlan, DecodeItems, deal_out, max_items
+from engine.newest import NewestTokens
 from engine.passes import InvalidChunkError
 from engine.sequence import Chunk, Sequence
 
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
-
-
-class Newest(Protocol):
-    """The tokens that the pass before sampled; the host may not know them yet."""
-
-    def row_of(self, sequence: Sequence) -> int | None:
-        """Which row of the pass before sampled for `sequence`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +132,7 @@ def decodes(chunk: Chunk) -> bool:
     return chunk.num_tokens == 1
 
 
-def check(chunk: Chunk, newest: Newest, limits: Limits) -> None:
+def check(chunk: Chunk, newest: NewestTokens, limits: Limits) -> None:
     """Raise InvalidChunkError when a chunk contradicts its sequence or the limits."""
     sequence = chunk.sequence
     num_known, end = len(sequence.token_ids), chunk.end
@@ -159,7 +151,7 @@ def check(chunk: Chunk, newest: Newest, limits: Limits) -> None:
 
 
 def pack(
-    chunks: SequenceOf[Chunk], newest: Newest, tables: BlockTables, limits: Limits, *, padded_to: int = 0
+    chunks: SequenceOf[Chunk], newest: NewestTokens, tables: BlockTables, limits: Limits, *, padded_to: int = 0
 ) -> Packed:
     """Check the chunks, decoding ones first, and lay out their inputs. `padded_to`: decoding only, in a graph of that size.
 
@@ -320,7 +312,7 @@ def _padded(
 
 
 def _token_ids(
-    chunks: SequenceOf[Chunk], newest: Newest, count: int
+    chunks: SequenceOf[Chunk], newest: NewestTokens, count: int
 ) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.int64]], np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
     """[T] ids that the host knows, else 0; [T] rows of `newest` for the others, else -1."""
     token_ids, sources = np.zeros(count, dtype=np.int64), np.full(count, -1, dtype=np.int64)

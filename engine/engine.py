@@ -6,17 +6,20 @@ It knows nothing of requests' lives: schedulers decide what a pass computes, the
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 import torch
 
 from common.messages import KVLayout
-from engine.batch import Limits
+from engine.batch import Limits, decodes
 from engine.config import EngineConfig
+from engine.device_sampler import DeviceSampler, Draw
 from engine.kv_cache import allocate_zeros, plan_layout, pool_shape
 from engine.loader import load_weights, model_fingerprint
 from engine.models.config import read_decoder_config
 from engine.models.decoder import Decoder
+from engine.newest import NewestTokens
 from engine.passes import Finished, InvalidChunkError, Pass, Sampled
 from engine.runner import Runner
 from engine.sampler import SampledRow, sample
@@ -60,7 +63,9 @@ class Engine:
         self._runner = Runner(
             self._decoder, self.kv, limits, max_tokens=config.max_batch_tokens, max_sequences=config.max_sequences
         )
-        self._newest = _Newest({}, {})
+        self._newest = NewestTokens.none(device)
+        self._known: dict[Sequence, int] = {}  # the same on the host, where it is known at once
+        self._sampler = DeviceSampler(self.vocab_size, max(config.max_sequences, config.max_batch_tokens), device)
         if device.type == "cuda":
             self._runner.capture(_graph_sizes(config.max_sequences))
 
@@ -75,33 +80,54 @@ class Engine:
         """
         if not chunks:
             return Finished([])
-        order = sorted(
-            range(len(chunks)), key=lambda index: chunks[index].num_tokens > 1
-        )  # decoding first, else as given
-        ordered = [chunks[index] for index in order]
+        ordered = sorted(chunks, key=lambda chunk: not decodes(chunk))  # stable
         logits = self._runner.forward(ordered, self._newest)
         sampling = [chunk for chunk in ordered if chunk.sample]
-        rows = [SampledRow.of(chunk, self._newest.tokens) for chunk in sampling]
+        if self.kv.is_cuda:
+            return self._sample_on_device(chunks, logits, sampling)
+        rows = [SampledRow.of(chunk, self._known) for chunk in sampling]
         sampled = sample(logits.float(), rows) if logits is not None else []
         tokens = [result.token_id if result else 0 for result in sampled]
-        self._runner.keep_newest(torch.tensor(tokens, dtype=torch.int64))
-        self._newest = _Newest(
-            {chunk.sequence: row for row, chunk in enumerate(sampling)},
-            {chunk.sequence: token for chunk, token in zip(sampling, tokens, strict=True)},
-        )
-        by_sequence = dict(zip([chunk.sequence for chunk in sampling], sampled, strict=True))
-        return Finished([by_sequence[chunk.sequence] if chunk.sample else None for chunk in chunks])
+        self._remember(NewestTokens(torch.tensor(tokens, dtype=torch.int64), [chunk.sequence for chunk in sampling]))
+        self._known = {chunk.sequence: token for chunk, token in zip(sampling, tokens, strict=True)}
+        return Finished(_in_order(chunks, sampling, sampled))
+
+    def _sample_on_device(self, chunks: list[Chunk], logits: torch.Tensor | None, sampling: list[Chunk]) -> Pass:
+        if logits is None:
+            self._remember(NewestTokens.none(self.kv.device))
+            over = torch.cuda.Event()
+            over.record()
+            return _DevicePass(chunks, sampling, None, over)
+        draw = self._sampler.launch(logits, sampling, self._newest)
+        self._remember(draw.newest)
+        return _DevicePass(chunks, sampling, draw, None)
+
+    def _remember(self, newest: NewestTokens) -> None:
+        self._runner.keep_newest(newest.tensor)
+        self._newest = newest
 
 
 @dataclass(frozen=True, slots=True)
-class _Newest:
-    """Which sequences the last pass sampled a token for."""
+class _DevicePass:
+    """A pass that the GPU may still be busy with."""
 
-    rows: dict[Sequence, int]
-    tokens: dict[Sequence, int]
+    chunks: list[Chunk]
+    sampling: list[Chunk]  # in the order of the draw's rows
+    draw: Draw | None
+    over: torch.cuda.Event | None  # for a pass that samples nothing
 
-    def row_of(self, sequence: Sequence) -> int | None:
-        return self.rows.get(sequence)
+    def wait(self) -> list[Sampled | None]:
+        if self.draw is not None:
+            return _in_order(self.chunks, self.sampling, self.draw.wait())
+        assert self.over is not None
+        self.over.synchronize()
+        return [None] * len(self.chunks)
+
+
+def _in_order(chunks: list[Chunk], sampling: list[Chunk], sampled: SequenceOf[Sampled | None]) -> list[Sampled | None]:
+    """One result for each chunk; a sequence is in a pass once."""
+    results = {chunk.sequence: result for chunk, result in zip(sampling, sampled, strict=True)}
+    return [results[chunk.sequence] if chunk.sample else None for chunk in chunks]
 
 
 def _graph_sizes(max_sequences: int) -> list[int]:

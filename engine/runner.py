@@ -1,7 +1,7 @@
 """One forward pass after another on one device, without waiting for it: inputs in one copy, decoding in captured graphs.
 
-A pass that only decodes replays the CUDA graph of the next size up; every other pass is launched kernel by kernel. Inputs live in one
-device buffer that the passes use in turn: the device's stream orders a pass's copy behind the pass before it.
+A pass that only decodes replays the CUDA graph of the next size up; every other pass is launched kernel by kernel. Inputs live in
+one device buffer that the passes use in turn: the device's stream orders a pass's copy behind the pass before it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.batch import BlockTables, Limits, Newest, Packed, decodes, graph_layout, pack, unpack, unpack_graph
+from engine.batch import BlockTables, Limits, Packed, decodes, graph_layout, pack, unpack, unpack_graph
 from engine.models.decoder import Decoder
+from engine.newest import NewestTokens
 from engine.sequence import Chunk
 
 STAGING_BUFFERS = 3  # passes whose inputs may be on their way at once: two in flight, one being packed
@@ -53,7 +54,7 @@ class Runner:
         self._sizes: list[int] = []
 
     @torch.inference_mode()
-    def forward(self, chunks: SequenceOf[Chunk], newest: Newest) -> torch.Tensor | None:
+    def forward(self, chunks: SequenceOf[Chunk], newest: NewestTokens) -> torch.Tensor | None:
         """Launch one pass over the chunks, decoding ones first. Returns the logits [R, V] of those that sample.
 
         The logits of a decoding pass are overwritten by the next one. Raises InvalidChunkError before anything was launched.

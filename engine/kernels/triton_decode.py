@@ -43,9 +43,12 @@ def paged_decode(
         B=block_size, KEYS=KEYS if small else KEYS // 2, STAGES=STAGES, PDL=pdl,
         num_warps=WARPS, num_stages=STAGES, launch_pdl=pdl,
     )  # fmt: skip
-    _combine[(parts.shape[0], num_heads)](
-        partial, stats, parts, out, HQ=num_heads, D=head_dim, D_PADDED=padded, PDL=pdl, num_warps=1, launch_pdl=pdl
-    )
+    # one head a program while that fills the GPU; a program that finds nothing to add up costs time as well
+    heads = 1 if parts.shape[0] <= 32 else min(8, num_heads & -num_heads)
+    _combine[(parts.shape[0], num_heads // heads)](
+        partial, stats, parts, out,
+        HQ=num_heads, HEADS=heads, D=head_dim, D_PADDED=padded, PDL=pdl, num_warps=1 if heads == 1 else 4, launch_pdl=pdl,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -102,24 +105,28 @@ def _decode(
 
 @triton.jit
 def _combine(
-    partial_IHD, stats_IH2, parts_S2, out_SHD, HQ: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, PDL: tl.constexpr
+    partial_IHD, stats_IH2, parts_S2, out_SHD,
+    HQ: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    sequence = tl.program_id(0).to(tl.int64)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     first, count = tl.load(parts_S2 + sequence * 2), tl.load(parts_S2 + sequence * 2 + 1)
     if count > 1:
-        d = tl.arange(0, D_PADDED)
-        top, total = float("-inf"), 0.0
-        sums = tl.zeros((D_PADDED,), tl.float32)
+        head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+        d = tl.arange(0, D_PADDED)[None, :]
+        top = tl.full((HEADS,), float("-inf"), tl.float32)
+        total = tl.zeros((HEADS,), tl.float32)
+        sums = tl.zeros((HEADS, D_PADDED), tl.float32)
         for part in range(count):
             base = (first + part).to(tl.int64) * HQ + head
             part_top, part_total = tl.load(stats_IH2 + base * 2), tl.load(stats_IH2 + base * 2 + 1)
             new_top = tl.maximum(top, part_top)
             old, new = tl.exp2(top - new_top), tl.exp2(part_top - new_top)
-            sums = sums * old + tl.load(partial_IHD + base * D + d, mask=d < D, other=0.0) * new
+            values = tl.load(partial_IHD + base[:, None] * D + d, mask=d < D, other=0.0)
+            sums = sums * old[:, None] + values * new[:, None]
             total = total * old + part_total * new
             top = new_top
-        out = out_SHD + (sequence * HQ + head) * D + d
-        tl.store(out, (sums / total).to(out_SHD.dtype.element_ty), mask=d < D)
+        out = out_SHD + (sequence * HQ + head)[:, None] * D + d
+        tl.store(out, (sums / total[:, None]).to(out_SHD.dtype.element_ty), mask=d < D)

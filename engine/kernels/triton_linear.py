@@ -72,10 +72,12 @@ def _choose(x: torch.Tensor, weight: torch.Tensor, parts: bool) -> _Tiles | None
     row_tiles = triton.cdiv(num_outputs, 64)
     if row_tiles >= wave:
         return _Tiles(64, 128, 4, 4)
-    if num_rows <= 16 and row_tiles > wave // 2 and parts:
-        return _Tiles(32, 128, 6, 4, splits=2)
-    if not parts or row_tiles > wave // 2:
-        return None if row_tiles > wave // 2 else _Tiles(32, 128, 6, 4)
+    if row_tiles > wave // 2:
+        if num_rows <= 16 and parts:
+            return _Tiles(32, 128, 6, 4, splits=2)
+        return _Tiles(64, 128, 6, 4) if num_rows <= 32 else _Tiles(64, 64, 8, 4)
+    if not parts:
+        return _Tiles(32, 128, 6, 4)
     return _Tiles(64, 64, 8, 4, splits=2) if num_rows > 32 else _Tiles(64, 128, 6, 4, splits=2)
 
 

@@ -1,3 +1,4 @@
+# ruff: noqa: SIM102 - Triton decides an outer `if` of constants at compile time, an `and` with one at run time
 """Triton version of `rope`: a program rotates one head of a few tokens and, for keys and values, writes it into the pool.
 
 T tokens, P partial sums, Hq query heads, Hkv key and value heads, D head size, B block size, ROWS tokens of a program.
@@ -26,7 +27,7 @@ def rope_and_write_kv(
     num_tokens, width = qkv.shape[-2:]
     num_heads = width // head_dim - 2 * num_kv_heads
     out = torch.empty((num_tokens, num_heads, head_dim), dtype=kv_layer.dtype, device=qkv.device)
-    rows = 1 if num_tokens <= 256 else 32
+    rows = 1 if num_tokens <= 32 else 4 if num_tokens <= 128 else 16 if num_tokens <= 512 else 32
     pdl = programmatic_launch(qkv)
     _rope[(num_heads + 2 * num_kv_heads, triton.cdiv(num_tokens, rows))](
         qkv, positions, cos_sin, slots, kv_layer, out,
