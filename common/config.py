@@ -100,11 +100,17 @@ class WorkerOptions(ModelSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="weights and KV; auto: float32 on the CPU"
     )
-    kv_memory_mb: Positive = Field(256, description="memory of the KV pool, MiB")
+    kv_memory_mb: Annotated[int, Field(ge=0)] = Field(
+        0, description="memory of the KV pool, MiB; 0: 256 on the CPU, on a GPU what weights and working memory leave"
+    )
     block_size: Literal[8, 16, 32, 64, 128] = Field(16, description="token positions in a block")
     max_model_len: Annotated[int, Field(ge=0)] = Field(0, description="longest sequence; 0: the model's")
-    max_batch_tokens: Positive = Field(512, description="token budget of a step")
-    max_sequences: Positive = Field(64, description="sequences in the decode batch at most")
+    max_batch_tokens: Annotated[int, Field(ge=0)] = Field(
+        0, description="token budget of a step; 0: 512 on the CPU, 8192 on a GPU"
+    )
+    max_sequences: Annotated[int, Field(ge=0)] = Field(
+        0, description="sequences in the decode batch at most; 0: 64 on the CPU, 256 on a GPU"
+    )
     max_prefills: Positive = Field(16, description="prompts that a prefill worker holds at most")
     threads: Positive = Field(1, description="CPU threads of a step")
     fake: bool = Field(

@@ -14,7 +14,7 @@ class EngineConfig:
     device: str = "cpu"
     dtype: str = "auto"  # auto: the checkpoint's on a GPU, float32 on the CPU; else "float32", "bfloat16", "float16"
     num_blocks: int | None = None  # None: as many as fit into kv_memory_bytes
-    kv_memory_bytes: int = 256 << 20
+    kv_memory_bytes: int | None = None  # None: 256 MiB on the CPU, on a GPU what weights and working memory leave
     block_size: int = 16  # token positions
     max_model_len: int | None = None  # None: the model's
     max_batch_tokens: int = 512  # token budget of a step

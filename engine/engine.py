@@ -48,9 +48,9 @@ class Engine:
         self.vocab_size = decoder_config.vocab_size
         self.max_model_len = _resolve_max_model_len(config.max_model_len, decoder_config.max_position_embeddings)
         self.fingerprint = model_fingerprint(config.model)
-        self.layout: KVLayout = plan_layout(decoder_config, config, dtype_name)
         self._decoder = Decoder(decoder_config, dtype=dtype, device=device, max_model_len=self.max_model_len)
         load_weights(self._decoder, config.model)
+        self.layout: KVLayout = plan_layout(decoder_config, config, dtype_name)
         self.kv = (allocate or allocate_zeros)(pool_shape(self.layout), dtype, config.device)
         limits = Limits(
             block_size=self.layout.block_size,

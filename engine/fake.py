@@ -22,6 +22,7 @@ from msgspec import structs
 
 from common.messages import KVLayout, SamplingParams, TokenLogprobs
 from engine.config import EngineConfig
+from engine.kv_cache import DEFAULT_CPU_BYTES
 from engine.engine import Allocate, Chunk, InvalidChunkError, Sampled
 from engine.kv_cache import allocate_zeros, pool_shape
 
@@ -209,7 +210,9 @@ def _layout(config: EngineConfig, *, num_layers: int, num_kv_heads: int, head_di
         head_dim=head_dim,
         dtype="float32" if config.dtype == "auto" else config.dtype,
     )
-    return structs.replace(layout, num_blocks=config.num_blocks or config.kv_memory_bytes // layout.block_bytes)
+    return structs.replace(
+        layout, num_blocks=config.num_blocks or (config.kv_memory_bytes or DEFAULT_CPU_BYTES) // layout.block_bytes
+    )
 
 
 def _slot_view(kv: torch.Tensor) -> Lanes:

@@ -10,9 +10,14 @@ from engine.config import EngineConfig
 from engine.models.config import DecoderConfig
 
 
+DEFAULT_CPU_BYTES = 256 << 20
+SPARED = 0.06  # of a GPU's memory: graphs, the libraries' workspaces, fragments
+
+
 def plan_layout(decoder: DecoderConfig, config: EngineConfig, dtype: str) -> KVLayout:
     """Return the pool's layout: `config.num_blocks` blocks, or as many as fit into `config.kv_memory_bytes`.
 
+    With neither given, on a GPU: as many as fit into what is free now, when the weights are there, and a pass does not need.
     Raises ValueError when not a single block fits.
     """
     layout = KVLayout(
@@ -25,12 +30,21 @@ def plan_layout(decoder: DecoderConfig, config: EngineConfig, dtype: str) -> KVL
     )
     if layout.num_blocks > 0:
         return layout
-    num_blocks = config.kv_memory_bytes // layout.block_bytes
-    if num_blocks == 0:
-        raise ValueError(
-            f"kv_memory_bytes = {config.kv_memory_bytes} is less than one block of {layout.block_bytes} bytes"
-        )
+    memory = config.kv_memory_bytes
+    if memory is None:
+        memory = DEFAULT_CPU_BYTES if config.device == "cpu" else _free_bytes(decoder, config)
+    num_blocks = memory // layout.block_bytes
+    if num_blocks <= 0:
+        raise ValueError(f"{memory} bytes of memory for KV are less than one block of {layout.block_bytes} bytes")
     return structs.replace(layout, num_blocks=num_blocks)
+
+
+def _free_bytes(decoder: DecoderConfig, config: EngineConfig) -> int:
+    free, total = torch.cuda.mem_get_info(config.device)
+    # the widest moment of a pass: the MLP's input, its two halves and their product; and the logits, twice, in float32
+    token_bytes = 2 * (4 * decoder.hidden_size + 3 * decoder.intermediate_size)
+    logits_bytes = 8 * decoder.vocab_size * min(config.max_sequences, config.max_batch_tokens)
+    return free - config.max_batch_tokens * token_bytes - logits_bytes - int(SPARED * total)
 
 
 def pool_shape(layout: KVLayout) -> tuple[int, ...]:

@@ -32,6 +32,7 @@ log = logging.getLogger("baton.worker")
 
 async def run(settings: WorkerServiceSettings, roles: Sequence[str]) -> None:
     """Serve `roles` until signalled; then drain."""
+    settings = sized(settings)
     worker_id = settings.worker_id or f"{'-'.join(roles)}-{secrets.token_hex(4)}"
     async with until_signalled() as stopping:
         transport = open_transport(settings.transport, host=settings.transport_host)
@@ -66,6 +67,17 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str]) -> None:
             await peers.close()
 
 
+def sized(settings: WorkerServiceSettings) -> WorkerServiceSettings:
+    """Settings with the sizes that were left to the device."""
+    on_cpu = settings.device == "cpu"
+    return settings.model_copy(
+        update={
+            "max_batch_tokens": settings.max_batch_tokens or (512 if on_cpu else 8192),
+            "max_sequences": settings.max_sequences or (64 if on_cpu else 256),
+        }
+    )
+
+
 def build_engine(settings: WorkerServiceSettings, transport: Transport) -> WorkerEngine:
     """Load the model (or the fake device) with its pool in the transport's memory. Raises ConfigError."""
     device = torch.device(settings.device)
@@ -75,7 +87,7 @@ def build_engine(settings: WorkerServiceSettings, transport: Transport) -> Worke
         model=settings.model,
         device=settings.device,
         dtype=settings.dtype,
-        kv_memory_bytes=settings.kv_memory_mb << 20,
+        kv_memory_bytes=settings.kv_memory_mb << 20 or None,
         block_size=settings.block_size,
         max_model_len=settings.max_model_len or None,
         max_batch_tokens=settings.max_batch_tokens,
