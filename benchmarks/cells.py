@@ -67,9 +67,7 @@ class Decode:
     async def run(self, bench: Bench) -> Workload:
         """Return the workload after all passes, those of the warm-up included."""
         workload = bench.workload()
-        computed = self.context - self.warm_up - self.steps // 2
-        if computed < 1:
-            raise ValueError(f"{self.name}: {self.warm_up + self.steps} steps do not fit around context {self.context}")
+        computed = self.first_context()
         lengths = [computed + 1] * self.batch
         for request in bench.prompts.requests(lengths, max_tokens=NEVER, sampling=dict(self.sampling)):
             _pretend_computed(workload.pool, request, computed)
@@ -78,6 +76,13 @@ class Decode:
         async with driven(bench.engine, workload, token_budget=bench.token_budget):
             await workload.finished()
         return workload
+
+    def first_context(self) -> int:
+        """Positions computed before the warm-up, so that the measured steps have `context` in their middle."""
+        computed = self.context - self.warm_up - self.steps // 2
+        if computed < 1:
+            raise ValueError(f"{self.name}: {self.warm_up + self.steps} steps do not fit around context {self.context}")
+        return computed
 
 
 @dataclass(frozen=True, slots=True)

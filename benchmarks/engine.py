@@ -37,6 +37,7 @@ from engine.engine import Engine
 from engine.models.config import read_decoder_config
 
 NOTES = ROOT / "benchmarks/results/engine.notes.md"
+DEFAULT_SHAPE = "llama-3.1-8b"
 SEED = 20_261_121
 GRACE_S = 30.0  # what a cell may take when it starts just before the limit
 STARTS = ("start_cold_cache", "start_warm_cache")
@@ -47,8 +48,9 @@ def main(arguments: Sequence[str]) -> int:
     options = _parse(arguments)
     device = torch.device(options.device)
     facts = describe("benchmarks.engine", arguments, device, commit=options.commit)
-    facts["model"] = f"shape {options.shape}, random weights" if options.shape != "demo" else "models/demo"
-    facts["reference"] = REFERENCE
+    facts["model"] = options.shape if options.model or options.shape == "demo" else f"{options.shape}, random weights"
+    if options.shape in TARGETS:
+        facts["reference"] = REFERENCE
     notes = NOTES.read_text() if NOTES.is_file() and options.shape in TARGETS else ""
     page = ResultsPage(options.out, "engine", title="The engine on one device", facts=facts, notes=notes)
     run = Run(options, page, device)
@@ -242,6 +244,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--commit", default="", help="what to call this version; default: git's")
     parser.add_argument("--profile", default="", metavar="CELL", help="say where this cell's time goes, instead")
     options = parser.parse_args(arguments)
+    options.shape = options.shape or (options.model.name if options.model else DEFAULT_SHAPE)
     options.kv_memory_mb = options.kv_memory_mb or (32 if options.device == "cpu" else 65_536)
     return options
 

@@ -1,0 +1,30 @@
+"""The engine's greedy tokens beside transformers', and how a difference is judged."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.accuracy import compare, judge
+from benchmarks.environment import ROOT
+
+
+def test_on_the_cpu_every_token_is_the_references() -> None:
+    agreement = compare(ROOT / "models/demo", "demo", device="cpu", seed=1)
+    assert agreement.tokens == 8 * 32
+    assert agreement.as_reference == agreement.as_float32 == agreement.tokens
+    assert agreement.gaps == agreement.explained == ()
+
+
+def test_only_what_rounding_can_do_is_explained() -> None:
+    exact = torch.tensor([[3.0, 2.9, 0.0], [3.0, 2.9, 0.0], [3.0, 2.9, 0.0], [1.0, 1.0, 0.0]])
+    rounded = torch.tensor([[2.9, 2.95, 0.0], [2.9, 2.95, 0.0], [3.0, 2.9, 0.0], [1.0, 1.0, 0.0]])
+    ours = torch.tensor([1, 2, 1, 1])  # as the reference rounds; nowhere near; a near-tie that nothing rounds; a tie
+    agreement = judge("made up", ours=ours, exact=exact, rounded=rounded)
+    assert agreement.as_reference == 1
+    assert agreement.as_float32 == 0
+    assert agreement.reference_as_float32 == 2
+    torch.testing.assert_close(torch.tensor(agreement.explained), torch.tensor([0.1]))
+    torch.testing.assert_close(torch.tensor(agreement.gaps), torch.tensor([3.0, 0.1]))
+    assert "WRONG: 2" in str(agreement)
+    share, wrong = agreement.results()
+    assert (share.value, wrong.value) == (0.0, 2)

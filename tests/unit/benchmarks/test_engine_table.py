@@ -1,0 +1,63 @@
+"""The whole table in its small form on the CPU: its structure, not its times."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cells import FULL, QUICK, Decode
+from benchmarks.engine import STARTS, main
+from benchmarks.results_format import read_results
+from benchmarks.targets import TARGETS
+
+SMALL = ["--shape", "demo", "--device", "cpu", "--quick", "--commit", "abc"]
+
+
+def test_the_small_table_measures_every_cell(tmp_path: Path) -> None:
+    assert main([*SMALL, "--out", str(tmp_path)]) == 0
+    results = {result.name: result for result in read_results(tmp_path / "engine.json")}
+    assert {*STARTS, *(cell.name for cell in QUICK)} <= results.keys()
+    assert all(result.value > 0 for result in results.values())
+    for cell in QUICK:
+        assert (results[cell.name].floor or 0) > 0
+    text = (tmp_path / "engine.md").read_text()
+    for fact in (
+        "- date: ",
+        "- commit: abc",
+        "- device: CPU",
+        "- versions: torch",
+        "python -m benchmarks.engine --shape demo",
+    ):
+        assert fact in text
+
+
+def test_a_pattern_chooses_cells_and_a_spent_limit_leaves_them_out(tmp_path: Path) -> None:
+    assert main([*SMALL, "--out", str(tmp_path), "--cells", "ttft|prefill", "--limit-s", "0"]) == 1
+    names = {result.name for result in read_results(tmp_path / "engine.json")}
+    assert names == {"copy_bandwidth", "matmul_rate", "upload_bandwidth"}
+    text = (tmp_path / "engine.md").read_text()
+    assert "ttft_p48: left out" in text
+    assert "decode_b1" not in text
+
+
+def test_a_profile_is_written_beside_the_results(tmp_path: Path) -> None:
+    assert main([*SMALL, "--out", str(tmp_path), "--profile", "decode_b8_ctx64"]) == 0
+    text = (tmp_path / "profile_decode_b8_ctx64.txt").read_text()
+    assert text.startswith("profile of decode_b8_ctx64: 8 passes")
+
+
+def test_every_target_has_its_cell() -> None:
+    assert TARGETS["llama-3.1-8b"].keys() <= {*STARTS, *(cell.name for cell in FULL)}
+
+
+def test_measured_steps_lie_around_the_stated_context() -> None:
+    for cell in FULL:
+        if isinstance(cell, Decode):
+            assert cell.steps >= 50
+            assert cell.context - cell.warm_up - cell.steps // 2 > 0
+
+
+def test_a_context_too_short_for_its_steps_is_refused() -> None:
+    with pytest.raises(ValueError, match="do not fit"):
+        Decode(1, 20).first_context()

@@ -1,0 +1,108 @@
+"""Floors against figures worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+
+from benchmarks.environment import ROOT
+from benchmarks.floors import Ceilings, ModelCost, Work, decode_step, offline, prefill, upload
+from engine.models.config import decoder_config
+
+LLAMA_8B: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128_256,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+    "dtype": "bfloat16",
+}
+H200 = Ceilings(bytes_per_s=4.16e12, flops_per_s=790e12, upload_bytes_per_s=55e9)
+
+
+def llama_8b() -> ModelCost:
+    return ModelCost.of(decoder_config(LLAMA_8B), "bfloat16")
+
+
+def test_llama_8b_has_as_many_parameters_as_its_card_says() -> None:
+    assert llama_8b().stored_parameters == 8_030_261_248
+
+
+def test_a_step_reads_no_embedding() -> None:
+    assert llama_8b().weight_bytes == 2 * (8_030_261_248 - 128_256 * 4096)
+    assert llama_8b().kv_bytes == 131_072
+
+
+@pytest.mark.parametrize(("batch", "milliseconds"), [(1, 3.64), (64, 5.80), (256, 12.38)])
+def test_a_decode_step_of_llama_8b_on_an_h200(batch: int, milliseconds: float) -> None:
+    floor = decode_step(llama_8b(), batch=batch, context=1088).seconds(H200)
+    assert 1e3 * floor == pytest.approx(milliseconds, abs=0.01)
+
+
+def test_arithmetic_bounds_a_large_batch_with_little_context() -> None:
+    work = decode_step(llama_8b(), batch=1024, context=1)
+    assert work.seconds(H200) == work.flops / 790e12
+    assert 1e3 * work.seconds(H200) == pytest.approx(1024 * 2 * 7.505e9 / 790e9, rel=0.001)
+
+
+@pytest.mark.parametrize(("length", "milliseconds"), [(512, 9.1), (2048, 37.6), (8192, 167.0)])
+def test_a_prompt_on_llama_8b(length: int, milliseconds: float) -> None:
+    floor = prefill(llama_8b(), [length]).seconds(H200)
+    assert 1e3 * floor == pytest.approx(milliseconds, rel=0.01)
+
+
+def test_a_short_prompt_costs_at_least_the_weights() -> None:
+    assert prefill(llama_8b(), [8]).seconds(H200) == pytest.approx(15.01e9 / 4.16e12, rel=0.001)
+
+
+def test_an_offline_batch_is_its_prefill_and_its_decoding() -> None:
+    cost = llama_8b()
+    work = offline(cost, requests=10, prompt=100, output=3)
+    parts = prefill(cost, [100] * 10)
+    for context in (101, 102):
+        parts += decode_step(cost, batch=10, context=context)
+    assert work == parts
+
+
+def test_bytes_and_arithmetic_hide_each_other() -> None:
+    assert Work(4.16e12, 395e12).seconds(H200) == 1.0
+    assert Work(2.08e12, 790e12).seconds(H200) == 1.0
+
+
+def test_uploading_the_checkpoint() -> None:
+    assert upload(llama_8b(), H200) == pytest.approx(16.06e9 / 55e9, rel=0.001)
+
+
+def test_parameters_of_the_demo_model_are_counted_as_its_file_has_them() -> None:
+    folder = ROOT / "models/demo"
+    cost = ModelCost.of(decoder_config(json.loads((folder / "config.json").read_bytes())), "float32")
+    with safe_open(folder / "model.safetensors", framework="pt") as tensors:
+        stored = sum(tensors.get_tensor(name).numel() for name in tensors.keys())  # noqa: SIM118 - not a mapping
+    assert cost.stored_parameters == stored
+    assert cost.read_parameters == stored  # tied: the head is the embedding
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"architectures": ["Qwen2ForCausalLM"]},
+        {"architectures": ["Qwen3ForCausalLM"], "head_dim": 128, "attention_bias": True},
+        {"attention_bias": True, "mlp_bias": True},
+    ],
+)
+def test_biases_and_head_norms_are_counted(changes: dict[str, Any]) -> None:
+    import torch
+
+    from engine.models.decoder import Decoder
+
+    small = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 512}
+    config = decoder_config(LLAMA_8B | small | {"num_attention_heads": 4, "num_key_value_heads": 2} | changes)
+    decoder = Decoder(config, dtype=torch.float32, device=torch.device("cpu"), max_model_len=16)
+    held = sum(tensor.numel() for tensor in decoder.destinations().values())
+    assert ModelCost.of(config, "float32").stored_parameters == held
