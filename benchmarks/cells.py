@@ -32,11 +32,15 @@ class Bench:
     cost: ModelCost
     prompts: Prompts
     token_budget: int
+    started: list[Workload] | None = None  # where to note the workloads, for a profile
 
     def workload(self) -> Workload:
         layout = self.engine.layout
         pool = BlockPool(num_blocks=layout.num_blocks, block_size=layout.block_size)
-        return Workload(pool, max_sequences=self.engine.config.max_sequences)
+        workload = Workload(pool, max_sequences=self.engine.config.max_sequences)
+        if self.started is not None:
+            self.started.append(workload)
+        return workload
 
 
 @dataclass(frozen=True, slots=True)

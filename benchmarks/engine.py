@@ -135,7 +135,7 @@ class Run:
         return EngineConfig(
             model=model,
             device=options.device,
-            kv_memory_bytes=options.kv_memory_mb << 20,
+            kv_memory_bytes=options.kv_memory_mb << 20 if options.kv_memory_mb else None,
             max_batch_tokens=options.max_batch_tokens,
             max_sequences=options.max_sequences,
             num_threads=torch.get_num_threads(),
@@ -152,8 +152,6 @@ class Run:
 
     def _measure_starts(self, model: Path, ceilings: Ceilings, wanted: Sequence[str]) -> None:
         config = {**dataclasses.asdict(self._config(model)), "model": str(model)}
-        config["kv_memory_bytes"] = min(self._options.kv_memory_mb, 16 << 10) << 20
-        config["dtype"] = "float32" if self._device.type == "cpu" else "auto"
         cost = ModelCost.of(decoder := read_decoder_config(model), _dtype(self._device, decoder.dtype))
         floor = upload(cost, ceilings)
         _read_all(model)
@@ -238,14 +236,15 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--cells", default="", help="regular expression: measure only the cells whose name it finds")
     parser.add_argument("--accuracy", action="store_true", help="compare greedy tokens with transformers, too")
     parser.add_argument("--limit-s", type=float, default=460.0, help="start no cell after this many seconds")
-    parser.add_argument("--kv-memory-mb", type=int, help="the pool; default 65536, on a CPU 32")
+    parser.add_argument("--kv-memory-mb", type=int, help="the pool; default: what the worker takes")
     parser.add_argument("--max-batch-tokens", type=int, default=8192, help="token budget of a pass")
     parser.add_argument("--max-sequences", type=int, default=256)
     parser.add_argument("--commit", default="", help="what to call this version; default: git's")
     parser.add_argument("--profile", default="", metavar="CELL", help="say where this cell's time goes, instead")
     options = parser.parse_args(arguments)
     options.shape = options.shape or (options.model.name if options.model else DEFAULT_SHAPE)
-    options.kv_memory_mb = options.kv_memory_mb or (32 if options.device == "cpu" else 65_536)
+    if options.quick:
+        options.kv_memory_mb = options.kv_memory_mb or 32
     return options
 
 

@@ -15,6 +15,7 @@ import torch
 
 from benchmarks.cells import Bench, Cell, Decode, FirstToken, Offline, PrefillRate
 from benchmarks.floors import ModelCost
+from benchmarks.workload import Workload
 from engine.engine import Chunk, Engine, Pass
 from engine.models.config import DecoderConfig
 
@@ -56,29 +57,36 @@ class TimedEngine:
 
 
 async def profile_cell(cell: Cell, bench: Bench, config: DecoderConfig) -> str:
-    """Run a shortened form of the cell, once to warm up and once under the profiler; return the report."""
+    """Run a shortened form of the cell three times: to warm up, to see the host's part, under the profiler. Return the report."""
     cell = _shortened(cell)
     await cell.run(bench)
-    timed = TimedEngine(bench.engine)
-    watched = replace(bench, engine=_Proxy(bench.engine, timed))  # type: ignore[arg-type]
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if bench.engine.kv.is_cuda:
-        activities = [torch.profiler.ProfilerActivity.CUDA]
-    cpu_started, started = time.process_time(), time.perf_counter()
-    with torch.profiler.profile(activities=activities) as profiler:
-        await cell.run(watched)
-        if bench.engine.kv.is_cuda:
+    host = await _host_part(cell, bench)
+    on_gpu = bench.engine.kv.is_cuda
+    counted = TimedEngine(bench.engine)
+    activity = torch.profiler.ProfilerActivity.CUDA if on_gpu else torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[activity]) as profiler:
+        await cell.run(replace(bench, engine=_Proxy(counted)))  # type: ignore[arg-type]
+        if on_gpu:
             torch.cuda.synchronize()
-    wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
     with tempfile.NamedTemporaryFile(prefix="trace-", suffix=".json") as trace:
         profiler.export_chrome_trace(trace.name)
         kernels = read_trace(Path(trace.name))
-    header = (
-        f"profile of {cell.name}: {timed.launches} passes in {wall_s:.3f} s, set-up included; "
-        f"host: launch {1e3 * timed.launch_s / max(1, timed.launches):.3f} ms a pass, "
-        f"CPU time of the process {1e3 * cpu_s / max(1, timed.launches):.3f} ms a pass\n"
-    )
-    return header + report(kernels, passes=timed.launches, cost=bench.cost, config=config, cell=cell)
+    return host + report(kernels, passes=counted.launches, cost=bench.cost, config=config, cell=cell)
+
+
+async def _host_part(cell: Cell, bench: Bench) -> str:
+    timed, workloads = TimedEngine(bench.engine), list[Workload]()
+    cpu_started = time.process_time()
+    await cell.run(replace(bench, engine=_Proxy(timed), started=workloads))  # type: ignore[arg-type]
+    cpu_s = time.process_time() - cpu_started
+    sums = {
+        "plan": sum(workload.plan_s for workload in workloads),
+        "launch": timed.launch_s,
+        "apply": sum(workload.apply_s for workload in workloads),
+        "CPU time of all threads, set-up included": cpu_s,
+    }
+    parts = ", ".join(f"{name} {1e3 * seconds / timed.launches:.3f}" for name, seconds in sums.items())
+    return f"profile of {cell.name}: {timed.launches} passes; the host's ms a pass: {parts}\n"
 
 
 def report(kernels: list[Kernel], *, passes: int, cost: ModelCost, config: DecoderConfig, cell: Cell) -> str:
@@ -150,10 +158,10 @@ def read_trace(file: Path) -> list[Kernel]:
 
 
 class _Proxy:
-    """The engine with another `launch`."""
+    """The engine with a `launch` that is timed."""
 
-    def __init__(self, engine: Engine, timed: TimedEngine) -> None:
-        self._engine = engine
+    def __init__(self, timed: TimedEngine) -> None:
+        self._engine = timed.engine
         self.launch = timed.launch
 
     def __getattr__(self, name: str) -> object:
