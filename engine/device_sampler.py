@@ -33,6 +33,7 @@ class DeviceSampler:
         self._counts = TokenCounts(vocab_size, max_rows, device)
         self._staging = Staging(device)
         self._no_words = torch.zeros(0, dtype=torch.int64, device=device)
+        self._rows = _Rows([], self._table, vocab_size)  # of the last pass: often the next one's
 
     @torch.inference_mode()
     def launch(self, logits: torch.Tensor, rows: SequenceOf[Chunk], newest: NewestTokens) -> Draw:
@@ -41,79 +42,98 @@ class DeviceSampler:
         `newest`: what the pass before sampled, for a chunk that ends with a token that its sequence does not hold yet.
         """
         sequences = [chunk.sequence for chunk in rows]
-        request = self._request(rows, sequences, newest)
+        if sequences != self._rows.sequences:
+            self._rows = _Rows(sequences, self._table, self._vocab_size)
+        known = self._rows
+        request = self._request(rows, known, newest)
         words = self._no_words
         if request.size:
             np.concatenate(request.pieces, out=self._staging.write(request.size))
             words = self._staging.send(request.size)
         if request.changes is not None:
             self._counts.apply(request.changes, words[request.entries], words[request.places].view(-1, 2), newest)
-        num_rows, num_listed, width = len(rows), request.listed.size, request.width
-        packed = torch.empty(3 * num_rows + 2 * num_listed * width, dtype=torch.int32, device=self._device)
+        num_rows, num_listed = len(rows), known.listed.size
+        num_likely = 2 * num_listed * known.width  # ids and log probabilities, behind the rows' reports
+        packed = torch.empty((num_rows + -(-num_likely // 3), 3), dtype=torch.int32, device=self._device)
         choice = Choice(
             words=words,
             counts=None if request.changes is None else self._counts.counts,
-            filtered=request.num_filtered,
+            filtered=known.filtered.size,
             filtered_at=request.filtered_at,
-            random=bool(request.needs & Needs.RANDOM),
+            random=known.random,
             extras=request.extras,
             logprobs=num_listed > 0,
         )
-        chosen = choose(logits, choice, packed[: 3 * num_rows].view(-1, 3))
-        if width:
+        chosen = choose(logits, choice, packed[:num_rows])
+        if known.width and chosen.normalizer is not None:
             listed = words[request.listed_at : request.listed_at + num_listed]
-            top = logits[listed].topk(width, dim=-1)
-            ids, logprobs = packed[3 * num_rows :].view(2, num_listed, width)
+            top = logits[listed].topk(known.width, dim=-1)
+            ids, logprobs = packed[num_rows:].view(-1)[:num_likely].view(2, num_listed, -1)
             ids.copy_(top.indices)
             torch.sub(top.values.float(), chosen.normalizer[listed][:, None], out=logprobs.view(torch.float32))
-        counts = [sequences[row].sampling.logprobs or 0 for row in request.listed]
-        asked = dict(zip(request.listed.tolist(), counts, strict=True))
-        return Draw(chosen.token_ids, NewestTokens(chosen.token_ids, sequences), packed, asked, width)
+        return Draw(chosen.token_ids, known.newest.of(chosen.token_ids), packed, known)
 
-    def _request(self, rows: SequenceOf[Chunk], sequences: list[Sequence], newest: NewestTokens) -> _Request:
-        own = self._table.rows(sequences)
-        traits = self._table.traits[own]
-        needs = Needs(int(np.bitwise_or.reduce(traits[:, Trait.NEEDS])))
-        positions = np.array([chunk.start + chunk.num_tokens for chunk in rows]) - traits[:, Trait.NUM_PROMPT_TOKENS]
-        banned = positions < traits[:, Trait.MIN_TOKENS]
-        extras = bool(needs & (Needs.BIAS | Needs.PENALTIES)) or bool(banned.any())
-        request = _Request(needs, extras)
-        if extras or needs & Needs.RANDOM:
-            table = self._table.words[own]
-            table[:, Word.POSITION] = positions
-            request.add(table.reshape(-1))  # a view: what follows still changes it
-        if needs & Needs.FILTERS:
-            filtered = _rows_with(traits, Needs.FILTERS)
-            request.num_filtered, request.filtered_at = filtered.size, request.add(filtered).start
-        if needs & Needs.LOGPROBS:
-            request.listed = _rows_with(traits, Needs.LOGPROBS)
-            request.listed_at = request.add(request.listed).start
-            most = max(sequences[row].sampling.logprobs or 0 for row in request.listed)
-            request.width = min(max(most, 0), self._vocab_size)
-        if needs & Needs.PENALTIES:
-            penalized = _rows_with(traits, Needs.PENALTIES)
-            changes = request.changes = self._counts.plan([rows[row] for row in penalized], newest)
-            table[penalized, Word.COUNTS] = changes.lines
+    def _request(self, rows: SequenceOf[Chunk], known: _Rows, newest: NewestTokens) -> _Request:
+        request = _Request()
+        if known.plain and not known.listed.size:
+            return request
+        ends = np.array([chunk.start + chunk.num_tokens for chunk in rows])
+        positions = ends - known.traits[:, Trait.NUM_PROMPT_TOKENS]
+        banned = positions < known.traits[:, Trait.MIN_TOKENS]
+        request.extras = bool(known.biased.size or known.penalized.size or banned.any())
+        table = known.words.copy()
+        table[:, Word.POSITION] = positions
+        request.add(table.reshape(-1))  # a view: what follows still changes it
+        request.filtered_at = request.add(known.filtered).start
+        request.listed_at = request.add(known.listed).start
+        if known.penalized.size:
+            changes = request.changes = self._counts.plan([rows[row] for row in known.penalized], newest)
+            table[known.penalized, Word.COUNTS] = changes.lines
             request.entries = request.add(*changes.entries)
             request.places = request.add(np.array(changes.places, dtype=np.int64).reshape(-1))
-        for row in np.flatnonzero((traits[:, Trait.NEEDS] & Needs.BIAS != 0) | banned):
-            lists = self._table.lists[own[row]]
-            bias = request.add(lists.bias)
-            bans = request.add(lists.banned) if banned[row] else slice(bias.stop, bias.stop)
-            table[row, Word.BIAS : Word.END + 1] = bias.start, bans.start, bans.stop
+        if known.biased.size or request.extras:
+            for row in np.flatnonzero((known.traits[:, Trait.NEEDS] & Needs.BIAS != 0) | banned):
+                bias = request.add(known.lists[row].bias)
+                bans = request.add(known.lists[row].banned) if banned[row] else slice(bias.stop, bias.stop)
+                table[row, Word.BIAS : Word.END + 1] = bias.start, bans.start, bans.stop
         return request
+
+
+class _Rows:
+    """What stays the same for as long as the same sequences are sampled, in the same order."""
+
+    def __init__(self, sequences: list[Sequence], table: SamplingTable, vocab_size: int) -> None:
+        own = table.rows(sequences)
+        self.sequences = sequences
+        self.words = table.words[own]
+        self.traits = table.traits[own]
+        self.lists = [table.lists[row] for row in own]
+        self.random = self._with(Needs.RANDOM).size > 0
+        self.filtered = self._with(Needs.FILTERS)
+        self.biased = self._with(Needs.BIAS)
+        self.penalized = self._with(Needs.PENALTIES)
+        self.listed = self._with(Needs.LOGPROBS)
+        self.plain = not (
+            self.random or self.biased.size or self.penalized.size or self.traits[:, Trait.MIN_TOKENS].any()
+        )
+        self.asked = {row: max(sequences[row].sampling.logprobs or 0, 0) for row in self.listed.tolist()}
+        self.width = min(
+            max(self.asked.values(), default=0), vocab_size
+        )  # most likely tokens that any row wants to see
+        self.newest = NewestTokens.none("cpu", sequences)
+
+    def _with(self, need: Needs) -> Words:
+        return np.flatnonzero(self.traits[:, Trait.NEEDS] & need)
 
 
 class Draw:
     """Sampled tokens on their way to the host."""
 
-    def __init__(
-        self, token_ids: torch.Tensor, newest: NewestTokens, packed: torch.Tensor, asked: dict[int, int], width: int
-    ) -> None:
+    def __init__(self, token_ids: torch.Tensor, newest: NewestTokens, packed: torch.Tensor, rows: _Rows) -> None:
         self.token_ids = token_ids  # [R] int64, on the device: good for the next pass at once
         self.newest = newest  # the same, for the next pass's chunks
-        self._asked = asked  # row -> number of likely tokens to report, for the rows with logprobs
-        self._width = width
+        self._asked = rows.asked  # row -> number of likely tokens to report, for the rows with logprobs
+        self._width = rows.width
         self._packed, self._copied = packed, None
         if packed.is_cuda:
             self._packed = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
@@ -125,19 +145,20 @@ class Draw:
         """Block until the tokens are known; None for a row whose logits had NaN or +infinity. By any thread, again if need be."""
         if self._copied is not None:
             self._copied.synchronize()
-        num_rows, packed = len(self.token_ids), self._packed.numpy()
-        report = packed[: 3 * num_rows].reshape(-1, 3)
+        num_rows = len(self.token_ids)
+        report = self._packed.numpy()[:num_rows]
         usable, token_ids = report[:, 0].tolist(), report[:, 1].tolist()
         if not self._asked:
             return [Sampled(token, None) if fine else None for fine, token in zip(usable, token_ids, strict=True)]
         chosen = report[:, 2].copy().view(np.float32).tolist()
-        ids, bits = packed[3 * num_rows :].reshape(2, len(self._asked), self._width)
+        likely = self._packed.numpy()[num_rows:].reshape(-1)[: 2 * len(self._asked) * self._width]
+        ids, bits = likely.reshape(2, len(self._asked), self._width)
         top = dict(zip(self._asked, zip(ids.tolist(), bits.view(np.float32).tolist(), strict=True), strict=True))
         results: list[Sampled | None] = []
         for row, token_id in enumerate(token_ids):
             logprobs = None
             if row in self._asked:
-                count = max(self._asked[row], 0)
+                count = self._asked[row]
                 logprobs = TokenLogprobs(
                     logprob=chosen[row], top_ids=top[row][0][:count], top_logprobs=top[row][1][:count]
                 )
@@ -149,15 +170,11 @@ class Draw:
 class _Request:
     """What a pass sends to the device, and where in its words what lies."""
 
-    needs: Needs
-    extras: bool  # some row has bias, penalties or bans
+    extras: bool = False  # some row has bias, penalties or bans
     pieces: list[Words] = field(default_factory=list)
     size: int = 0
-    num_filtered: int = 0
     filtered_at: int = 0
-    listed: Words = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # rows with logprobs
     listed_at: int = 0
-    width: int = 0  # most likely tokens that any row wants to see
     changes: Changes | None = None
     entries: slice = field(default_factory=lambda: slice(0))
     places: slice = field(default_factory=lambda: slice(0))
@@ -168,7 +185,3 @@ class _Request:
         self.pieces += pieces
         self.size += sum(piece.size for piece in pieces)
         return slice(start, self.size)
-
-
-def _rows_with(traits: Words, need: Needs) -> Words:
-    return np.flatnonzero(traits[:, Trait.NEEDS] & need)

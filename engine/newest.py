@@ -17,9 +17,15 @@ class NewestTokens:
         self._rows = {sequence: row for row, sequence in enumerate(sequences)}
 
     @classmethod
-    def none(cls, device: torch.device | str) -> NewestTokens:
+    def none(cls, device: torch.device | str, sequences: Iterable[Sequence] = ()) -> NewestTokens:
         """Before the first pass, or after one that sampled nothing."""
-        return cls(torch.zeros(0, dtype=torch.int64, device=device))
+        return cls(torch.zeros(0, dtype=torch.int64, device=device), sequences)
+
+    def of(self, tensor: torch.Tensor) -> NewestTokens:
+        """The same sequences' tokens of another pass."""
+        newest = NewestTokens(tensor)
+        newest._rows = self._rows
+        return newest
 
     def row_of(self, sequence: Sequence) -> int | None:
         return self._rows.get(sequence)

@@ -17,6 +17,7 @@ from engine.sequence import Sequence
 from engine.staging import Words
 
 _MIN_TEMPERATURE = 1e-5  # as in engine.sampler
+_NOTHING = np.zeros(0, dtype=np.int64)
 
 
 class Needs(IntFlag):
@@ -53,7 +54,7 @@ class SamplingTable:
         self._free: list[int] = []
         self.words = np.zeros((0, len(Word)), dtype=np.int64)
         self.traits = np.zeros((0, len(Trait)), dtype=np.int64)
-        self.lists: list[Lists | None] = []
+        self.lists: list[Lists] = []
 
     def rows(self, sequences: SequenceOf[Sequence]) -> npt.NDArray[np.intp]:
         """Return each sequence's row of `words`, `traits` and `lists`."""
@@ -61,7 +62,7 @@ class SamplingTable:
             self._free.append(self._entries.pop(self._dead.popleft()))
         entries = self._entries
         try:
-            return np.array([entries[id(sequence)] for sequence in sequences])
+            return np.array([entries[id(sequence)] for sequence in sequences], dtype=np.intp)
         except KeyError:
             return np.array([self._row(sequence) for sequence in sequences])
 
@@ -84,7 +85,7 @@ class SamplingTable:
         self._free.extend(range(len(self.words), len(self.words) + more))
         self.words = np.concatenate((self.words, np.zeros((more, len(Word)), dtype=np.int64)))
         self.traits = np.concatenate((self.traits, np.zeros((more, len(Trait)), dtype=np.int64)))
-        self.lists += [None] * more
+        self.lists += [Lists(_NOTHING, _NOTHING)] * more
 
 
 def _words(params: SamplingParams, vocab_size: int) -> Words:

@@ -15,17 +15,19 @@ class Staging:
         self._device = device
         self._pinned = device.type == "cuda"
         self._buffers = [self._allocate(capacity) for _ in range(buffers)]
+        self._arrays: list[Words] = [buffer.numpy() for buffer in self._buffers]
         self._copied = [torch.cuda.Event() if self._pinned else None for _ in range(buffers)]
         self._turn = 0
 
     def write(self, count: int) -> Words:
         """Return room for `count` int64 words, to be filled and sent before the next call."""
-        self._turn = (self._turn + 1) % len(self._buffers)
-        if event := self._copied[self._turn]:
+        self._turn = turn = (self._turn + 1) % len(self._buffers)
+        if event := self._copied[turn]:
             event.synchronize()  # of the pass before the last two: over, but for a host far ahead
-        if len(self._buffers[self._turn]) < count:
-            self._buffers[self._turn] = self._allocate(max(count, 2 * len(self._buffers[self._turn])))
-        return self._buffers[self._turn][:count].numpy()
+        if len(self._arrays[turn]) < count:
+            self._buffers[turn] = self._allocate(max(count, 2 * len(self._arrays[turn])))
+            self._arrays[turn] = self._buffers[turn].numpy()
+        return self._arrays[turn][:count]
 
     def send(self, count: int) -> torch.Tensor:
         """Return the first `count` words that were written, on the device."""

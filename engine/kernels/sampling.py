@@ -55,7 +55,7 @@ class Choice:
 class Chosen:
     token_ids: torch.Tensor  # [R] int64, always inside the vocabulary
     report: torch.Tensor  # [R, 3] int32: whether the row was usable, token id, bits of its log probability (float32)
-    normalizer: torch.Tensor  # [R] float32: logsumexp of the raw logits; only if logprobs are wanted
+    normalizer: torch.Tensor | None  # [R] float32: logsumexp of the raw logits, if log probabilities are wanted
 
 
 def choose(logits: torch.Tensor, choice: Choice, report: torch.Tensor) -> Chosen:

@@ -9,8 +9,9 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.launch import Kernel
 from engine.kernels.sampling import Choice, Word
-from engine.kernels.triton_sampling import BLOCK, TILE, WARPS, adjusted, minus_noise, number, tempered
+from engine.kernels.triton_sampling import BLOCK, TILE, WARPS, adjusted, minus_noise, number, store_winner, tempered
 
 BINS = 2048
 MEMBERS = 8192  # the most tokens that are collected; if there are more, the whole row is looked through again and again
@@ -28,32 +29,29 @@ _NOWHERE = tl.constexpr(-(1 << 62))  # below every rank
 
 
 def draw_filtered(
-    logits: torch.Tensor, choice: Choice, counts: torch.Tensor, best: torch.Tensor, winner: torch.Tensor
+    logits: torch.Tensor, choice: Choice, counts: torch.Tensor, partial: torch.Tensor, variant: tuple[object, ...]
 ) -> None:
-    """Draw for the filtered rows. `best` and `winner` [R, T] hold their best scores without noise, and then the draw's."""
-    vocab_size, tiles, device = logits.shape[1], best.shape[1], logits.device
+    """Draw for the filtered rows. `partial` [4, R, T] holds their best scores without noise, and then what was drawn."""
+    _, num_rows, tiles = partial.shape
+    vocab_size, extras, device = logits.shape[1], choice.extras, logits.device
     bins = torch.zeros((choice.filtered, 2, BINS), dtype=torch.int64, device=device)
     plan = torch.empty((choice.filtered, 8), dtype=torch.int64, device=device)
     members = torch.empty((choice.filtered, MEMBERS), dtype=torch.int64, device=device)
     row = (logits, choice.words, counts, choice.filtered_at, vocab_size, logits.stride(0))
-    grid = (choice.filtered, tiles)
-    static = {"BLOCK": BLOCK, "EXTRAS": choice.extras, "num_warps": WARPS, "enable_fp_fusion": False}
-    _fill_bins[grid](*row, best, bins, tiles, TILE=TILE, BINS=BINS, TILES=triton.next_power_of_2(tiles), **static)
-    _plan[(choice.filtered,)](
-        choice.words, best, bins, plan, choice.filtered_at, vocab_size, tiles,
-        BINS=BINS, TILES=triton.next_power_of_2(tiles), num_warps=8,
-    )  # fmt: skip
-    _collect[grid](*row, plan, members, TILE=TILE, BINS=BINS, MEMBERS=MEMBERS, **static)
-    _cut[(choice.filtered,)](
-        *row, plan, members,
-        BLOCK=BLOCK, BINS=BINS, MEMBERS=MEMBERS, EXTRAS=choice.extras, num_warps=8, enable_fp_fusion=False,
-    )  # fmt: skip
-    _draw_kept[grid](*row, plan, best, winner, tiles, TILE=TILE, **static)
+    every_row, every_tile, padded = (choice.filtered,), (choice.filtered, tiles), triton.next_power_of_2(tiles)
+    variant = (*variant, extras)
+    _FILL_BINS.launch(every_tile, variant, *row, partial, bins, tiles, TILE, BLOCK, BINS, padded, extras)
+    _PLAN.launch(
+        every_row, variant, choice.words, partial, bins, plan, choice.filtered_at, vocab_size, tiles, BINS, padded
+    )
+    _COLLECT.launch(every_tile, variant, *row, plan, members, TILE, BLOCK, BINS, MEMBERS, extras)
+    _CUT.launch(every_row, variant, *row, plan, members, BLOCK, BINS, MEMBERS, extras)
+    _DRAW_KEPT.launch(every_tile, variant, *row, plan, partial, num_rows, tiles, TILE, BLOCK, extras)
 
 
 @triton.jit(do_not_specialize=["filtered_at", "tiles"])
 def _fill_bins(
-    logits_RV, words, counts_SV, filtered_at, vocab_size, row_stride, best_RT, bins_F2B, tiles,
+    logits_RV, words, counts_SV, filtered_at, vocab_size, row_stride, partial, bins_F2B, tiles,
     TILE: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr, TILES: tl.constexpr, EXTRAS: tl.constexpr,
 ):  # fmt: skip
     """Count a tile's tokens in their bins if the row has top_k, weigh them if it has top_p."""
@@ -62,7 +60,7 @@ def _fill_bins(
     counted = tl.load(words + row * _WIDTH + _TOP_K) < vocab_size
     weighed = number(words, row, _TOP_P) < 1
     if counted | weighed:
-        highest = _highest(best_RT, row, tiles, TILES)
+        highest = _highest(partial, row, tiles, TILES)
         for step in range(TILE // BLOCK):
             at = tile * TILE + step * BLOCK + tl.arange(0, BLOCK)
             scores = _scores(logits_RV, words, counts_SV, row, at, vocab_size, row_stride, EXTRAS)
@@ -76,7 +74,7 @@ def _fill_bins(
 
 @triton.jit(do_not_specialize=["filtered_at", "tiles"])
 def _plan(
-    words, best_RT, bins_F2B, plan_F8, filtered_at, vocab_size, tiles, BINS: tl.constexpr, TILES: tl.constexpr
+    words, partial, bins_F2B, plan_F8, filtered_at, vocab_size, tiles, BINS: tl.constexpr, TILES: tl.constexpr
 ):  # fmt: skip
     """Where the row's cut must lie: its best score, the first and last bin, and how much lies in the bins before."""
     filtered = tl.program_id(0).to(tl.int64)
@@ -97,7 +95,7 @@ def _plan(
         first = tl.minimum(tl.sum(reached.to(tl.int32), axis=0), last)
         last = tl.where(top_k < vocab_size, last, first)
     plan = plan_F8 + filtered * 8
-    tl.store(plan, _highest(best_RT, row, tiles, TILES).to(tl.int32, bitcast=True).to(tl.int64))
+    tl.store(plan, _highest(partial, row, tiles, TILES).to(tl.int32, bitcast=True).to(tl.int64))
     tl.store(plan + 1, first.to(tl.int64))
     tl.store(plan + 2, last.to(tl.int64))
     tl.store(plan + 3, tl.sum(tl.where(bin < first, counts, 0), axis=0))
@@ -226,9 +224,9 @@ def _members(
     return ranks, member, tl.where(member, _weight(scores, highest), 0)
 
 
-@triton.jit(do_not_specialize=["filtered_at", "tiles"])
+@triton.jit(do_not_specialize=["filtered_at", "num_rows", "tiles"])
 def _draw_kept(
-    logits_RV, words, counts_SV, filtered_at, vocab_size, row_stride, plan_F8, best_RT, winner_RT, tiles,
+    logits_RV, words, counts_SV, filtered_at, vocab_size, row_stride, plan_F8, partial, num_rows, tiles,
     TILE: tl.constexpr, BLOCK: tl.constexpr, EXTRAS: tl.constexpr,
 ):  # fmt: skip
     """A tile's best token with noise, of those that the row's cut and min_p keep."""
@@ -249,14 +247,14 @@ def _draw_kept(
             token_id = tl.min(tl.where(noisy == top, at, 0x7FFFFFFF), axis=0)
             winner = tl.where(top > best, token_id, winner)
             best = tl.maximum(top, best)
-    tl.store(best_RT + row * tiles + tile, best)
-    tl.store(winner_RT + row * tiles + tile, winner)
+    tl.store(partial + row * tiles + tile, best)
+    store_winner(partial, num_rows, tiles, row, tile, winner)
 
 
 @triton.jit
-def _highest(best_RT, row, tiles, TILES: tl.constexpr):
+def _highest(partial, row, tiles, TILES: tl.constexpr):
     tile = tl.arange(0, TILES)
-    return tl.max(tl.load(best_RT + row * tiles + tile, mask=tile < tiles, other=float("-inf")), axis=0)
+    return tl.max(tl.load(partial + row * tiles + tile, mask=tile < tiles, other=float("-inf")), axis=0)
 
 
 @triton.jit
@@ -295,3 +293,10 @@ def _weight(scores, highest):
 def _share(weight, top_p):
     """The least weight that is top_p of `weight`, and at least something: the most likely token always stays."""
     return tl.maximum(tl.ceil(weight.to(tl.float64) * top_p).to(tl.int64), 1)
+
+
+_FILL_BINS = Kernel(_fill_bins, num_warps=WARPS, enable_fp_fusion=False)
+_PLAN = Kernel(_plan, num_warps=8)
+_COLLECT = Kernel(_collect, num_warps=WARPS, enable_fp_fusion=False)
+_CUT = Kernel(_cut, num_warps=8, enable_fp_fusion=False)
+_DRAW_KEPT = Kernel(_draw_kept, num_warps=WARPS, enable_fp_fusion=False)

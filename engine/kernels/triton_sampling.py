@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.launch import Kernel
 from engine.kernels.sampling import GENERATED, Choice, Chosen, Word
 
 TILE = 4096
@@ -29,29 +30,31 @@ def choose(logits: torch.Tensor, choice: Choice, report: torch.Tensor) -> Chosen
     from engine.kernels.triton_filter import draw_filtered
 
     num_rows, vocab_size = logits.shape
-    tiles = triton.cdiv(vocab_size, TILE)
-    partial = torch.empty((3, num_rows, tiles), dtype=torch.float32, device=logits.device)
-    winner = torch.empty((num_rows, tiles), dtype=torch.int32, device=logits.device)
-    token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
-    normalizer = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
+    row_stride, tiles, device = logits.stride(0), -(-vocab_size // TILE), logits.device
+    partial = torch.empty((4, num_rows, tiles), dtype=torch.float32, device=device)
+    token_ids = torch.empty(num_rows, dtype=torch.int64, device=device)
+    normalizer = torch.empty(num_rows, dtype=torch.float32, device=device) if choice.logprobs else None
     counts = logits if choice.counts is None else choice.counts
-    _survey[(num_rows, tiles)](
-        logits, choice.words, counts, partial, winner, vocab_size, logits.stride(0), num_rows, tiles,
-        TILE=TILE, BLOCK=BLOCK, RANDOM=choice.random, EXTRAS=choice.extras, LOGPROBS=choice.logprobs,
-        num_warps=WARPS, enable_fp_fusion=False,
+    # every other tensor begins where its memory was allocated: aligned
+    variant = (device, logits.dtype, logits.data_ptr() % 16, row_stride, vocab_size, choice.counts is None)
+    flags = (choice.random, choice.extras, choice.logprobs)
+    _SURVEY.launch(
+        (num_rows, tiles), (variant, flags),
+        logits, choice.words, counts, partial, vocab_size, row_stride, num_rows, tiles, TILE, BLOCK, *flags,
     )  # fmt: skip
     if choice.filtered:
-        draw_filtered(logits, choice, counts, partial[0], winner)
-    _pick[(num_rows,)](
-        logits, partial, winner, token_ids, report, normalizer, logits.stride(0), num_rows, tiles,
-        TILES=triton.next_power_of_2(tiles), LOGPROBS=choice.logprobs, num_warps=1,
+        draw_filtered(logits, choice, counts, partial, variant)
+    _PICK.launch(
+        (num_rows,), (variant, choice.logprobs),
+        logits, partial, token_ids, report, partial if normalizer is None else normalizer, row_stride, num_rows, tiles,
+        triton.next_power_of_2(tiles), choice.logprobs,
     )  # fmt: skip
     return Chosen(token_ids, report, normalizer)
 
 
 @triton.jit(do_not_specialize=["num_rows", "tiles"])
 def _survey(
-    logits_RV, words, counts_SV, partial, winner_RT, vocab_size, row_stride, num_rows, tiles,
+    logits_RV, words, counts_SV, partial, vocab_size, row_stride, num_rows, tiles,
     TILE: tl.constexpr, BLOCK: tl.constexpr, RANDOM: tl.constexpr, EXTRAS: tl.constexpr, LOGPROBS: tl.constexpr,
 ):  # fmt: skip
     """One tile of one row: its best token (with noise, unless the row is greedy or filtered) and the raw logits' extent."""
@@ -90,7 +93,7 @@ def _survey(
         winner = tl.where(better, at, winner)
     top = tl.max(best, axis=0)
     tl.store(partial + row * tiles + tile, top)
-    tl.store(winner_RT + row * tiles + tile, tl.min(tl.where(best == top, winner, 0x7FFFFFFF), axis=0))
+    store_winner(partial, num_rows, tiles, row, tile, tl.min(tl.where(best == top, winner, 0x7FFFFFFF), axis=0))
     tl.store(partial + (num_rows + row) * tiles + tile, tl.max(extent, axis=0))
     if LOGPROBS:
         tl.store(partial + (2 * num_rows + row) * tiles + tile, raw_sum)
@@ -98,7 +101,7 @@ def _survey(
 
 @triton.jit(do_not_specialize=["num_rows", "tiles"])
 def _pick(
-    logits_RV, partial, winner_RT, token_ids_R, report_R3, normalizer_R, row_stride, num_rows, tiles,
+    logits_RV, partial, token_ids_R, report_R3, normalizer_R, row_stride, num_rows, tiles,
     TILES: tl.constexpr, LOGPROBS: tl.constexpr,
 ):  # fmt: skip
     """The best of a row's tiles."""
@@ -106,8 +109,8 @@ def _pick(
     tile = tl.arange(0, TILES)
     inside = tile < tiles
     best = tl.load(partial + row * tiles + tile, mask=inside, other=float("-inf"))
-    winner = tl.load(winner_RT + row * tiles + tile, mask=inside, other=0x7FFFFFFF)
-    token_id = tl.min(tl.where(best == tl.max(best, axis=0), winner, 0x7FFFFFFF), axis=0)
+    winner = tl.load(partial + (3 * num_rows + row) * tiles + tile, mask=inside, other=0.0).to(tl.int32, bitcast=True)
+    token_id = tl.min(tl.where(inside & (best == tl.max(best, axis=0)), winner, 0x7FFFFFFF), axis=0)
     extents = tl.load(partial + (num_rows + row) * tiles + tile, mask=inside, other=float("-inf"))
     highest = tl.max(extents, axis=0)
     usable = (highest > float("-inf")) & (highest < float("inf"))
@@ -121,6 +124,12 @@ def _pick(
         raw = tl.load(logits_RV + row * row_stride + token_id).to(tl.float32)
         tl.store(report_R3 + row * 3 + 2, (raw - normalizer).to(tl.int32, bitcast=True))
         tl.store(normalizer_R + row, normalizer)
+
+
+@triton.jit
+def store_winner(partial, num_rows, tiles, row, tile, token_id):
+    """`partial` [4, R, T]: best score, the raw logits' maximum, their sum of exponentials, bits of the best token's id."""
+    tl.store(partial + (3 * num_rows + row) * tiles + tile, token_id.to(tl.float32, bitcast=True))
 
 
 @triton.jit
@@ -169,6 +178,10 @@ def minus_noise(words, row, at):
     uniform = tl.rand(tl.load(words + row * _WIDTH + _SEED), offset)
     uniform = tl.minimum(tl.maximum(uniform, 1e-10), 1 - 5.9604644775390625e-08)
     return tl.log(-tl.log(uniform))
+
+
+_SURVEY = Kernel(_survey, num_warps=WARPS, enable_fp_fusion=False)
+_PICK = Kernel(_pick, num_warps=1)
 
 
 def gumbel_argmax(scores: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -76,6 +76,8 @@ def compare(logits: torch.Tensor, choice: Choice) -> Chosen:
         usable = expected.report[:, 0] == 1
         one, other = (chosen.report[usable, 2].view(torch.float32) for chosen in (actual, expected))
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+        assert actual.normalizer is not None
+        assert expected.normalizer is not None
         torch.testing.assert_close(actual.normalizer[usable], expected.normalizer[usable], rtol=1e-5, atol=1e-5)
     return actual
 
