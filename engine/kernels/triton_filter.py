@@ -40,12 +40,13 @@ def draw_filtered(
     row = (logits, choice.words, counts, choice.filtered_at, vocab_size, logits.stride(0))
     every_row, every_tile, padded = (choice.filtered,), (choice.filtered, tiles), triton.next_power_of_2(tiles)
     variant = (*variant, extras)
+    at_a_time = 2048 if extras else 1024  # the other way round, ptxas 12.8 spills a few registers
     _FILL_BINS.launch(every_tile, variant, *row, partial, bins, tiles, TILE, BLOCK, BINS, padded, extras)
     _PLAN.launch(
         every_row, variant, choice.words, partial, bins, plan, choice.filtered_at, vocab_size, tiles, BINS, padded
     )
     _COLLECT.launch(every_tile, variant, *row, plan, members, TILE, BLOCK, BINS, MEMBERS, extras)
-    _CUT.launch(every_row, variant, *row, plan, members, BLOCK, BINS, MEMBERS, extras)
+    _CUT.launch(every_row, variant, *row, plan, members, at_a_time, BINS, MEMBERS, extras)
     _DRAW_KEPT.launch(every_tile, variant, *row, plan, partial, num_rows, tiles, TILE, BLOCK, extras)
 
 
