@@ -90,7 +90,7 @@ class DeviceSampler:
             changes = request.changes = self._counts.plan([rows[row] for row in known.penalized], newest)
             table[known.penalized, Word.COUNTS] = changes.lines
             request.entries = request.add(*changes.entries)
-            request.places = request.add(np.array(changes.places, dtype=np.int64).reshape(-1))
+            request.places = request.add(np.array(changes.places, dtype=np.int64))
         if known.biased.size or request.extras:
             for row in np.flatnonzero((known.traits[:, Trait.NEEDS] & Needs.BIAS != 0) | banned):
                 bias = request.add(known.lists[row].bias)

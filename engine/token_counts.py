@@ -7,14 +7,14 @@ by token, also by tokens that the host does not know yet. A sequence that starts
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from engine.kernels.sampling import GENERATED
+from engine.kernels.sampling import GENERATED, count_tokens
 from engine.newest import NewestTokens
 from engine.sequence import Chunk, Sequence
 from engine.staging import Words
@@ -29,16 +29,17 @@ class Changes:
     lines: list[int] = field(default_factory=list)  # of each chunk
     cleared: list[int] = field(default_factory=list)  # lines that start from zero
     entries: list[Words] = field(default_factory=list)  # index in `counts` << 16 | value
-    places: list[tuple[int, int]] = field(
+    places: list[int] = field(
         default_factory=list
-    )  # start of a line in `counts`, token that it gets one more of
-    pending: bool = False  # some of those tokens are -1 - row of NewestTokens: only the device knows them
+    )  # pairs: start of a line in `counts`, token that it gets one more of;
+    # -1 - row of NewestTokens if only the device knows it
 
 
 @dataclass(slots=True)
 class _Line:
     index: int
     end: int  # tokens that are counted
+    turn: int  # the last pass that used it
     finalizer: weakref.finalize[[int], Sequence]
 
 
@@ -51,55 +52,52 @@ class TokenCounts:
         self.counts = torch.zeros((0, vocab_size), dtype=torch.int16, device=device)
         self._free: list[int] = []
         self._dead: deque[int] = deque()  # ids of sequences that are gone, by whatever thread dropped them
-        self._lines: OrderedDict[int, _Line] = OrderedDict()  # by id of the sequence; least recently used first
+        self._lines: dict[int, _Line] = {}  # by id of the sequence
+        self._turn = 0
 
     def plan(self, chunks: SequenceOf[Chunk], newest: NewestTokens) -> Changes:
         """Decide how the lines of these chunks come to count exactly the tokens before each chunk's end. Apply it, in order."""
         while self._dead:  # before any look-up: a new sequence may have the id of a dead one
             self._free.append(self._lines.pop(self._dead.popleft()).index)
         changes = Changes()
-        used = {id(chunk.sequence) for chunk in chunks}
+        self._turn += 1
         lines: list[_Line] = []
         for chunk in chunks:
-            line = self._lines.get(id(chunk.sequence))
-            if line is None:
-                line = self._new_line(chunk, used)
-            self._lines.move_to_end(id(chunk.sequence))
+            line = self._lines.get(id(chunk.sequence)) or self._new_line(chunk)
+            line.turn = self._turn
             lines.append(line)
-            if chunk.num_tokens == 1 and line.end == chunk.start:
-                self._follow(chunk, line.index, newest, changes)
-            else:
+            if line.end != chunk.start or chunk.num_tokens != 1:
                 self._build(chunk, line.index, newest, changes)
+            else:
+                self._follow(chunk, line.index, newest, changes)
         for chunk, line in zip(chunks, lines, strict=True):  # not before all of them are right
-            line.end = chunk.end
+            line.end = chunk.start + chunk.num_tokens
         changes.lines = [line.index for line in lines]
         return changes
 
     def apply(self, changes: Changes, entries: torch.Tensor, places: torch.Tensor, newest: NewestTokens) -> None:
-        """Change the counts: `entries` [E] and `places` [P, 2], with their tokens, are the changes' arrays on the device."""
+        """Change the counts: `entries` [E] and `places` [P, 2] are the changes' arrays on the device."""
         flat = self.counts.view(-1)
         for line in changes.cleared:
             self.counts[line].zero_()
         if len(entries):
             flat.index_copy_(0, entries >> 16, ((entries << 48) >> 48).to(torch.int16))
         if len(places):
-            starts, tokens = places.unbind(1)
-            if changes.pending:
-                tokens = torch.where(tokens < 0, newest.tensor[(-1 - tokens).clamp_(min=0)], tokens)
-            places = starts + tokens
-            seen = flat[places]
-            flat[places] = torch.where((seen & GENERATED) == GENERATED, seen, seen + 1)
+            count_tokens(self.counts, places, newest.tensor)
 
-    def _new_line(self, chunk: Chunk, used: set[int]) -> _Line:
+    def _new_line(self, chunk: Chunk) -> _Line:
         if not self._free and len(self.counts) < self._max_lines:
             self._grow()
         if not self._free:
-            oldest = self._lines.pop(next(key for key in self._lines if key not in used))
+            key = min(self._lines, key=lambda key: self._lines[key].turn)
+            if self._lines[key].turn == self._turn:
+                raise ValueError(f"more than {self._max_lines} sequences with penalties in one pass")
+            oldest = self._lines.pop(key)
             oldest.finalizer.detach()
             self._free.append(oldest.index)
         finalizer = weakref.finalize(chunk.sequence, self._dead.append, id(chunk.sequence))
         finalizer.atexit = False
-        line = self._lines[id(chunk.sequence)] = _Line(self._free.pop(), -1, finalizer)
+        line = self._lines[id(chunk.sequence)] = _Line(self._free.pop(), -1, self._turn, finalizer)
         return line
 
     def _grow(self) -> None:
@@ -110,18 +108,17 @@ class TokenCounts:
         self._free.extend(range(len(before), num_lines))
 
     def _follow(self, chunk: Chunk, index: int, newest: NewestTokens, changes: Changes) -> None:
-        known = chunk.sequence.token_ids
-        if chunk.end <= len(known):
-            token = known[chunk.end - 1]
+        known, last = chunk.sequence.token_ids, chunk.start + chunk.num_tokens - 1
+        if last < len(known):
+            token = known[last]
             if not 0 <= token < self._vocab_size:
                 return
         else:
             row = newest.row_of(chunk.sequence)
             if row is None:
-                raise ValueError(f"request {chunk.sequence.request_id}: nobody samples token {chunk.end - 1}")
+                raise ValueError(f"request {chunk.sequence.request_id}: nobody samples token {last}")
             token = -1 - row
-            changes.pending = True
-        changes.places.append((index * self._vocab_size, token))
+        changes.places += (index * self._vocab_size, token)
 
     def _build(self, chunk: Chunk, index: int, newest: NewestTokens, changes: Changes) -> None:
         sequence = chunk.sequence

@@ -124,6 +124,27 @@ def _choose_one(scores: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
     return (scores + noise[0]).argmax()
 
 
+def count_tokens(counts: torch.Tensor, places: torch.Tensor, newest: torch.Tensor) -> None:
+    """Count one more generated token in each of some lines of `counts` [S, V].
+
+    `places` [P, 2] int64: where a line starts, in a flat `counts`, and the token; a negative one is at -1 - token in `newest`.
+    """
+    if use_triton(counts):
+        from engine.kernels.triton_sampling import count_tokens as kernel
+
+        kernel(counts, places, newest)
+    else:
+        reference_count_tokens(counts, places, newest)
+
+
+def reference_count_tokens(counts: torch.Tensor, places: torch.Tensor, newest: torch.Tensor) -> None:
+    """The twin of `count_tokens`."""
+    flat = counts.view(-1)
+    for start, token in places.tolist():
+        at = start + (token if token >= 0 else int(newest[-1 - token]))
+        flat[at] += int(flat[at]) & GENERATED != GENERATED  # stays at the most
+
+
 def gumbel_argmax(scores: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Return argmax_v(scores + Gumbel noise) [R] int64 for `scores` [R, V] float32, `seeds` and `positions` [R] int64.
 

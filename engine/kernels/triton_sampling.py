@@ -180,6 +180,23 @@ def minus_noise(words, row, at):
     return tl.log(-tl.log(uniform))
 
 
+def count_tokens(counts: torch.Tensor, places: torch.Tensor, newest: torch.Tensor) -> None:
+    variant = (counts.device, places.data_ptr() % 16)
+    _COUNT.launch((len(places),), variant, counts, places, newest)
+
+
+@triton.jit
+def _count(counts_SV, places_P2, newest_R):
+    place = tl.program_id(0)
+    token = tl.load(places_P2 + 2 * place + 1)
+    if token < 0:
+        token = tl.load(newest_R - 1 - token)
+    at = counts_SV + tl.load(places_P2 + 2 * place) + token
+    seen = tl.load(at).to(tl.int32)
+    tl.store(at, (seen + ((seen & _GENERATED) != _GENERATED).to(tl.int32)).to(tl.int16))
+
+
+_COUNT = Kernel(_count, num_warps=1)
 _SURVEY = Kernel(_survey, num_warps=WARPS, enable_fp_fusion=False)
 _PICK = Kernel(_pick, num_warps=1)
 

@@ -192,6 +192,20 @@ def check_rows_alone(device: str, large: bool) -> None:
         assert torch.equal(alone.report[0], expected.report[row])
 
 
+def check_counts(device: str, large: bool) -> None:
+    """Known tokens and those of a pass in flight; a count stays at the most, and the prompt's bit beside it."""
+    counts = torch.zeros((5, 40), dtype=torch.int16, device=device)
+    counts[1, 7], counts[2, 7], counts[3, 7] = -0x8000, 0x7FFF, -1
+    places = torch.tensor([[0, 3], [40, 7], [80, -1], [120, -2], [160, -3]], device=device)
+    expected = counts.clone()
+    newest = torch.tensor([7, 7, 39], device=device)
+    sampling.count_tokens(counts, places, newest)
+    sampling.reference_count_tokens(expected, places, newest)
+    assert torch.equal(counts, expected)
+    values = [int(counts[0, 3]), int(counts[1, 7]), int(counts[2, 7]), int(counts[3, 7]), int(counts[4, 39])]
+    assert values == [1, -0x7FFF, 0x7FFF, -1, 1]
+
+
 def check_device_sampler(device: str, large: bool) -> None:
     """The class that calls the kernels, against the host's sampler."""
     for seed in range(40 if large else 8):
@@ -207,6 +221,7 @@ CHECKS: dict[str, Callable[[str, bool], None]] = {
     "filters": check_filters,
     "filters_of_equal_scores": check_filters_of_equal_scores,
     "unusable": check_unusable,
+    "counts": check_counts,
     "rows_alone": check_rows_alone,
     "device_sampler": check_device_sampler,
 }
