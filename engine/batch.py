@@ -15,12 +15,22 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from engine.kernels.attention import AttentionBatch, AttentionPlan, DecodeItems, deal_out, max_items
+from engine.kernels.attention import (
+    AttentionBatch,
+    AttentionPlan,
+    DecodeItems,
+    PrefillPlan,
+    deal_out,
+    deal_out_tiles,
+    max_items,
+    prefill_shape,
+)
 from engine.newest import NewestTokens
 from engine.passes import InvalidChunkError
 from engine.sequence import Chunk, Sequence
 
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
+Longs = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +55,13 @@ class Packed:
         self._arrays: list[tuple[int, Ints]] = []
         self.size = 0
 
-    def add(self, name: str, values: np.ndarray[tuple[int, ...], np.dtype[np.int64]] | Ints) -> None:
+    def add(self, name: str, values: Longs | Ints) -> None:
         self._places[name] = (self.size, values.shape)
         self._arrays.append((self.size, values.astype(np.int32, copy=False)))
         self.size += -(-values.size // 4) * 4  # 16-byte boundaries
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
 
     def offset(self, name: str) -> int:
         return self._places[name][0]
@@ -125,6 +138,7 @@ class Limits:
     vocab_size: int
     max_model_len: int
     num_kv_heads: int
+    head_dim: int
     windows: tuple[int, ...]  # distinct ones of the model's layers
 
 
@@ -187,9 +201,11 @@ def pack(
     if num_decode:
         _add_decode(packed, ends[:num_decode], rows[:num_decode], tables, limits, padded_to)
     if num_decode < len(chunks):
-        packed.add("prefill.query_start", query_start[num_decode:] - query_start[num_decode])
-        packed.add("prefill.context_len", ends[num_decode:])
-        packed.add("prefill.tables", _tables(tables, rows[num_decode:], ends[num_decode:], limits))
+        prompts = slice(num_decode, None)
+        packed.add("prefill.query_start", query_start[prompts] - query_start[num_decode])
+        _add_prefill(
+            packed, lengths[prompts], ends[prompts], _tables(tables, rows[prompts], ends[prompts], limits), limits
+        )
     return packed
 
 
@@ -215,20 +231,22 @@ def unpack(
             max_context_len=max(chunk.end for chunk in chunks[:num_decode]),
         )
     if num_decode < len(chunks):
-        prefill = AttentionBatch(
+        batch = AttentionBatch(
             query_start=view("prefill.query_start"),
             context_len=view("prefill.context_len"),
             block_table=view("prefill.tables"),
             max_query_len=max(chunk.num_tokens for chunk in chunks[num_decode:]),
             max_context_len=max(chunk.end for chunk in chunks[num_decode:]),
         )
+        blocks = view("prefill.blocks") if "prefill.blocks" in packed else None
+        prefill = PrefillPlan(batch, view("prefill.tiles"), blocks)
     return ForwardBatch(
         token_ids=view("token_ids"),
         sources=view("sources"),
         newest=newest,
         positions=view("positions"),
         slots=view("slots"),
-        attention=AttentionPlan(num_decode, decode, items, buffer, prefill, None),
+        attention=AttentionPlan(num_decode, decode, items, buffer, prefill),
         sampled_rows=view("sampled_rows"),
         num_sampled=sum(chunk.sample for chunk in chunks),
     )
@@ -261,7 +279,7 @@ def unpack_graph(packed: Packed, buffer: torch.Tensor, newest: torch.Tensor, lim
         newest=newest,
         positions=packed.view(buffer, "positions"),
         slots=packed.view(buffer, "slots"),
-        attention=AttentionPlan(len(token_ids), None, items, buffer, None, None),
+        attention=AttentionPlan(len(token_ids), None, items, buffer, None),
         sampled_rows=None,
         num_sampled=len(token_ids),
     )
@@ -269,8 +287,8 @@ def unpack_graph(packed: Packed, buffer: torch.Tensor, newest: torch.Tensor, lim
 
 def _add_decode(
     packed: Packed,
-    ends: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
-    rows: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
+    ends: Longs,
+    rows: Longs,
     tables: BlockTables,
     limits: Limits,
     padded_to: int,
@@ -291,19 +309,33 @@ def _add_decode(
     assert packed.offset("tables") == offsets[0]
 
 
+def _add_prefill(packed: Packed, lengths: Longs, ends: Longs, matrix: Ints, limits: Limits) -> None:
+    """The prompts' part; their contexts' blocks if any has a context beside its new tokens."""
+    starts = np.cumsum(lengths) - lengths
+    if np.any(lengths < ends):
+        counts = -(-ends // limits.block_size)
+        column = np.arange(matrix.shape[1])
+        written = np.minimum(ends[:, None] - column * limits.block_size, limits.block_size)
+        used = column < counts[:, None]
+        packed.add("prefill.blocks", np.stack((matrix[used], written[used]), axis=1))
+        starts = (np.cumsum(counts) - counts) * limits.block_size
+    rows = prefill_shape(limits.head_dim, int(ends.max()))[0]
+    packed.add("prefill.tiles", deal_out_tiles(lengths, ends, starts, rows=rows))
+    packed.add("prefill.context_len", ends)
+    packed.add("prefill.tables", matrix)
+
+
 def _tables(
     tables: BlockTables,
-    rows: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
-    ends: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
+    rows: Longs,
+    ends: Longs,
     limits: Limits,
 ) -> Ints:
     width = -(-int(ends.max()) // limits.block_size)
     return tables.table[rows, :width]
 
 
-def _padded(
-    values: np.ndarray[tuple[int, ...], np.dtype[np.int64]] | Ints, length: int, fill: int = 0
-) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]] | Ints:
+def _padded(values: Longs | Ints, length: int, fill: int = 0) -> Longs | Ints:
     if len(values) >= length:
         return values
     padded = np.full((length, *values.shape[1:]), fill, dtype=values.dtype)
@@ -311,9 +343,7 @@ def _padded(
     return padded
 
 
-def _token_ids(
-    chunks: SequenceOf[Chunk], newest: NewestTokens, count: int
-) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.int64]], np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
+def _token_ids(chunks: SequenceOf[Chunk], newest: NewestTokens, count: int) -> tuple[Longs, Longs]:
     """[T] ids that the host knows, else 0; [T] rows of `newest` for the others, else -1."""
     token_ids, sources = np.zeros(count, dtype=np.int64), np.full(count, -1, dtype=np.int64)
     at = 0

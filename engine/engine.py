@@ -58,6 +58,7 @@ class Engine:
             vocab_size=self.vocab_size,
             max_model_len=self.max_model_len,
             num_kv_heads=self.layout.num_kv_heads,
+            head_dim=self.layout.head_dim,
             windows=tuple(sorted(set(decoder_config.windows))),
         )
         self._runner = Runner(

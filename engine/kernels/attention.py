@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.kernels.backend import use_triton
+from engine.kernels.backend import programmatic_launch, use_triton
 
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]] | np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 
 DECODE_PROGRAMS = 4 * 132  # among which a decode pass's work is dealt out: four for each processor of an H200
+LONG_CONTEXT = 2048  # positions; from here on larger tiles win (measured on an H200)
 MIN_ITEM = 128  # positions; shorter pieces cost more to combine than they save
 
 
@@ -41,6 +42,17 @@ class DecodeItems:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillPlan:
+    """The prompts of a pass, or parts of them."""
+
+    batch: AttentionBatch
+    tiles: torch.Tensor  # [I, 8] int32, see `deal_out_tiles`
+    blocks: (
+        torch.Tensor | None
+    )  # [I, 2] int32: the contexts' blocks, ids and positions written; None: all tokens are new
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionPlan:
     """What one pass attends to: `num_decode` sequences of one new token each, then prompts or parts of them."""
 
@@ -48,8 +60,7 @@ class AttentionPlan:
     decode: AttentionBatch | None  # None in a captured graph: the items say it all
     items: Mapping[int, DecodeItems]  # by window
     tables: torch.Tensor  # [...] int32: what the items' offsets count from
-    prefill: AttentionBatch | None
-    tiles: torch.Tensor | None  # of the prefill part
+    prefill: PrefillPlan | None
 
 
 def deal_out(context_len: Ints, table_offsets: Ints, *, window: int, num_kv_heads: int) -> tuple[Ints, Ints]:
@@ -81,29 +92,101 @@ def max_items(num_sequences: int, num_kv_heads: int) -> int:
     return num_sequences + -(-DECODE_PROGRAMS // num_kv_heads)
 
 
+def prefill_shape(head_dim: int, max_context_len: int) -> tuple[int, int, int, int]:
+    """Queries of a tile, positions of a loop step, warps and stages of the prefill kernel."""
+    if head_dim > 128:
+        return (128, 64, 8, 2)
+    return (64, 64, 4, 3) if max_context_len <= LONG_CONTEXT else (128, 128, 8, 3)
+
+
+def deal_out_tiles(query_len: Ints, context_len: Ints, context_start: Ints, *, rows: int) -> Ints:
+    """Cut the queries of S sequences, which lie one behind the other, into tiles of `rows`, the most work first.
+
+    Returns [I, 8] int32: first row, rows, position of the first row in its context, row of the context's first key.
+    """
+    counts = -(-query_len // rows)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    first = (np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]) * rows
+    tiles = np.zeros((len(owner), 8), dtype=np.int32)
+    tiles[:, 0] = (np.cumsum(query_len) - query_len)[owner] + first
+    tiles[:, 1] = np.minimum(rows, query_len[owner] - first)
+    tiles[:, 2] = (context_len - query_len)[owner] + first
+    tiles[:, 3] = context_start[owner]
+    return tiles[np.argsort(-tiles[:, 2], kind="stable")]
+
+
+def needs_qkv(plan: AttentionPlan, q: torch.Tensor) -> bool:
+    """Whether the prefill kernel reads the new tokens' keys and values where the projection wrote them."""
+    return plan.prefill is not None and plan.prefill.blocks is None and _copies_in_bulk(q)
+
+
+def _copies_in_bulk(q: torch.Tensor) -> bool:
+    """Whether the kernel with bulk copies suits: 16-bit numbers on Hopper or later (or in the interpreter)."""
+    return use_triton(q) and q.element_size() == 2 and q.shape[-1] <= 256 and (not q.is_cuda or programmatic_launch(q))
+
+
 def paged_attention(
-    q: torch.Tensor, kv_layer: torch.Tensor, plan: AttentionPlan, *, scale: float, window: int
+    q: torch.Tensor,
+    kv_layer: torch.Tensor,
+    plan: AttentionPlan,
+    *,
+    scale: float,
+    window: int,
+    qkv: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return [T, Hq, D]: the i-th new token of a sequence attends to all positions up to its own.
 
     `kv_layer` [num_blocks, 2, B, Hkv, D] is a strided view of the pool that holds the new tokens' KV already. `window` > 0: only
-    the last `window` positions, its own included. Sums are in float32.
+    the last `window` positions, its own included. Sums are in float32. `qkv` [T, (Hq + 2 Hkv) D], rotated keys and values included,
+    if `needs_qkv`.
     """
     out = torch.empty_like(q)
     if use_triton(q):
-        from engine.kernels import triton_attention, triton_decode
+        from engine.kernels import triton_decode
 
         if plan.num_decode:
             items = plan.items[window]
             triton_decode.paged_decode(q, kv_layer, items.items, items.parts, plan.tables, out, scale=scale)
         if plan.prefill is not None:
             rows = slice(plan.num_decode, None)
-            out[rows] = triton_attention.paged_attention(q[rows], kv_layer, plan.prefill, scale=scale, window=window)
+            new = None if qkv is None else qkv[rows]
+            _prefill(q[rows], new, kv_layer, plan.prefill, out[rows], scale=scale, window=window)
         return out
-    for rows, batch in ((slice(plan.num_decode), plan.decode), (slice(plan.num_decode, None), plan.prefill)):
+    prompts = None if plan.prefill is None else plan.prefill.batch
+    for rows, batch in ((slice(plan.num_decode), plan.decode), (slice(plan.num_decode, None), prompts)):
         if batch is not None:
             out[rows] = reference(q[rows], kv_layer, batch, scale=scale, window=window)
     return out
+
+
+def _prefill(
+    q: torch.Tensor,
+    qkv: torch.Tensor | None,
+    kv_layer: torch.Tensor,
+    plan: PrefillPlan,
+    out: torch.Tensor,
+    *,
+    scale: float,
+    window: int,
+) -> None:
+    if not _copies_in_bulk(q):
+        from engine.kernels import triton_attention
+
+        out.copy_(triton_attention.paged_attention(q, kv_layer, plan.batch, scale=scale, window=window))
+        return
+    from engine.kernels import triton_prefill
+
+    num_kv_heads, head_dim = kv_layer.shape[3:]
+    width = num_kv_heads * head_dim
+    if plan.blocks is not None:
+        keys, values = triton_prefill.gather_context(kv_layer, plan.blocks)
+    else:
+        assert qkv is not None, "needs_qkv"
+        keys, values = qkv[:, -2 * width : -width], qkv[:, -width:]
+    triton_prefill.prefill(
+        q, keys, values, plan.tiles, out,
+        num_kv_heads=num_kv_heads, scale=scale, window=window, max_context_len=plan.batch.max_context_len,
+    )  # fmt: skip
 
 
 def reference(

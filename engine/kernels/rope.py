@@ -21,19 +21,22 @@ def rope_and_write_kv(
     q_norm: torch.Tensor | None,
     k_norm: torch.Tensor | None,
     eps: float,
+    in_place: bool = False,
 ) -> torch.Tensor:
     """Return the rotated queries [T, Hq, D]; write the rotated keys, and the values, into `kv_layer`.
 
     `qkv` [T, (Hq + 2 Hkv) D], or partial sums of it [P, T, ...] in float32: queries, keys, values side by side. `positions` [T] and
     `slots` [T] (block * B + offset; a token with a negative one is not written) are int32; `cos_sin` [positions, D] float32 holds
     cos | sin halves; `kv_layer` [num_blocks, 2, B, Hkv, D] is a strided view of the pool, in whose dtype the result is. `q_norm`
-    and `k_norm` [D]: RMSNorm of each head first.
+    and `k_norm` [D]: RMSNorm of each head first. `in_place`: the rotated keys replace those in `qkv` too.
     """
     if use_triton(qkv):
         from engine.kernels.triton_rope import rope_and_write_kv as kernel
 
-        return kernel(qkv, positions, cos_sin, slots, kv_layer, q_norm=q_norm, k_norm=k_norm, eps=eps)
-    return reference(qkv, positions, cos_sin, slots, kv_layer, q_norm=q_norm, k_norm=k_norm, eps=eps)
+        return kernel(
+            qkv, positions, cos_sin, slots, kv_layer, q_norm=q_norm, k_norm=k_norm, eps=eps, in_place=in_place
+        )
+    return reference(qkv, positions, cos_sin, slots, kv_layer, q_norm=q_norm, k_norm=k_norm, eps=eps, in_place=in_place)
 
 
 def reference(
@@ -46,6 +49,7 @@ def reference(
     q_norm: torch.Tensor | None,
     k_norm: torch.Tensor | None,
     eps: float,
+    in_place: bool = False,
 ) -> torch.Tensor:
     """The twin of `rope_and_write_kv`."""
     block_size, num_kv_heads, head_dim = kv_layer.shape[2:]
@@ -61,7 +65,10 @@ def reference(
     written = slots >= 0 if bool((slots < 0).any()) else slice(None)
     slots = slots[written].long()
     blocks, offsets = slots // block_size, slots % block_size
-    kv_layer[blocks, 0, offsets] = _rotate(k, cos, sin)[written]
+    rotated = _rotate(k, cos, sin)
+    if in_place:
+        heads[:, q.shape[1] : -num_kv_heads] = rotated  # a view of `qkv`
+    kv_layer[blocks, 0, offsets] = rotated[written]
     kv_layer[blocks, 1, offsets] = v[written]
     return _rotate(q, cos, sin)
 

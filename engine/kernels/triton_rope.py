@@ -22,6 +22,7 @@ def rope_and_write_kv(
     q_norm: torch.Tensor | None,
     k_norm: torch.Tensor | None,
     eps: float,
+    in_place: bool = False,
 ) -> torch.Tensor:
     block_size, num_kv_heads, head_dim = kv_layer.shape[2:]
     num_tokens, width = qkv.shape[-2:]
@@ -29,13 +30,14 @@ def rope_and_write_kv(
     out = torch.empty((num_tokens, num_heads, head_dim), dtype=kv_layer.dtype, device=qkv.device)
     rows = 1 if num_tokens <= 32 else 4 if num_tokens <= 128 else 16 if num_tokens <= 512 else 32
     pdl = programmatic_launch(qkv)
+    assert not in_place or qkv.dim() == 2, "partial sums have no place"
     _rope[(num_heads + 2 * num_kv_heads, triton.cdiv(num_tokens, rows))](
         qkv, positions, cos_sin, slots, kv_layer, out,
         out if q_norm is None else q_norm, out if k_norm is None else k_norm, eps,
         num_tokens, kv_layer.stride(0), kv_layer.stride(1),
         PARTS=qkv.shape[0] if qkv.dim() == 3 else 1, HQ=num_heads, HKV=num_kv_heads, B=block_size, ROWS=rows,
         HALF=head_dim // 2, HALF_PADDED=triton.next_power_of_2(head_dim // 2),
-        NORM_Q=q_norm is not None, NORM_K=k_norm is not None, PDL=pdl,
+        NORM_Q=q_norm is not None, NORM_K=k_norm is not None, IN_PLACE=in_place, PDL=pdl,
         num_warps=1 if rows == 1 else 4, launch_pdl=pdl,
     )  # fmt: skip
     return out
@@ -45,7 +47,8 @@ def rope_and_write_kv(
 def _rope(
     qkv_PTW, positions_T, cos_sin_PD, slots_T, kv, out_THD, q_norm_D, k_norm_D, eps, num_tokens, kv_block, kv_plane,
     PARTS: tl.constexpr, HQ: tl.constexpr, HKV: tl.constexpr, B: tl.constexpr, ROWS: tl.constexpr,
-    HALF: tl.constexpr, HALF_PADDED: tl.constexpr, NORM_Q: tl.constexpr, NORM_K: tl.constexpr, PDL: tl.constexpr,
+    HALF: tl.constexpr, HALF_PADDED: tl.constexpr, NORM_Q: tl.constexpr, NORM_K: tl.constexpr,
+    IN_PLACE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     token = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -84,6 +87,9 @@ def _rope(
         tl.store(target, first, mask=inside)
         tl.store(target + HALF, second, mask=inside)
     else:
+        if IN_PLACE:
+            tl.store(source, first, mask=inside)
+            tl.store(source + HALF, second, mask=inside)
         plane = (head >= HQ + HKV).to(tl.int64)
         kv_at = head - HQ - plane * HKV
         target = kv + (slot // B * kv_block + plane * kv_plane + (slot % B * HKV + kv_at) * D)[:, None] + d

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.batch import ForwardBatch
-from engine.kernels.attention import paged_attention
+from engine.kernels.attention import needs_qkv, paged_attention
 from engine.kernels.embedding import embed
 from engine.kernels.linear import gated_linear, linear, linear_parts
 from engine.kernels.norm import add_rms_norm, rms_norm
@@ -81,8 +81,10 @@ class Decoder:
         self, layer: LayerWeights, x: torch.Tensor, batch: ForwardBatch, kv_layer: torch.Tensor, *, window: int
     ) -> torch.Tensor:
         """[T, E] -> [T, E] or its partial sums; `kv_layer` is [num_blocks, 2, block_size, Hkv, D], a strided view of the pool."""
+        prompts = batch.attention.prefill is not None
+        qkv = (linear if prompts else linear_parts)(x, layer.qkv, layer.qkv_bias)
         q = rope_and_write_kv(
-            linear_parts(x, layer.qkv, layer.qkv_bias),
+            qkv,
             batch.positions,
             self._cos_sin,
             batch.slots,
@@ -90,8 +92,9 @@ class Decoder:
             q_norm=layer.q_norm,
             k_norm=layer.k_norm,
             eps=self.config.rms_norm_eps,
+            in_place=needs_qkv(batch.attention, kv_layer),
         )
-        x = paged_attention(q, kv_layer, batch.attention, scale=self._scale, window=window)
+        x = paged_attention(q, kv_layer, batch.attention, scale=self._scale, window=window, qkv=qkv)
         return linear_parts(x.flatten(-2), layer.output, layer.output_bias)
 
     def destinations(self) -> dict[str, torch.Tensor]:

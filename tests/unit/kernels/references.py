@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.attention import AttentionBatch, AttentionPlan, DecodeItems, deal_out, max_items
+from engine.kernels.attention import (
+    AttentionBatch,
+    AttentionPlan,
+    DecodeItems,
+    PrefillPlan,
+    deal_out,
+    deal_out_tiles,
+    max_items,
+    prefill_shape,
+)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -82,11 +91,11 @@ def attention_case(
     return q, pool.to(device)[:, 1], batch
 
 
-def plan_of(batch: AttentionBatch, *, num_kv_heads: int, window: int) -> AttentionPlan:
+def plan_of(batch: AttentionBatch, *, num_kv_heads: int, head_dim: int, block_size: int, window: int) -> AttentionPlan:
     """The plan of a batch that only decodes, if every sequence has one new token, or of one of prompts."""
     num_sequences = len(batch.context_len)
     if batch.max_query_len > 1:
-        return AttentionPlan(0, None, {}, batch.block_table, batch, None)
+        return AttentionPlan(0, None, {}, batch.block_table, _prefill_plan(batch, head_dim, block_size))
     offsets = torch.arange(num_sequences).numpy() * batch.block_table.stride(0)
     contexts = batch.context_len.cpu().long().numpy()
     items, parts = deal_out(contexts, offsets, window=window, num_kv_heads=num_kv_heads)
@@ -94,7 +103,25 @@ def plan_of(batch: AttentionBatch, *, num_kv_heads: int, window: int) -> Attenti
     nothing = torch.full((2, 8), -1, dtype=torch.int32)  # as in a graph that is larger than the pass
     padded = torch.cat((torch.from_numpy(items), nothing)).to(batch.block_table.device)
     dealt = DecodeItems(padded, torch.from_numpy(parts).to(batch.block_table.device))
-    return AttentionPlan(num_sequences, batch, {window: dealt}, batch.block_table, None, None)
+    return AttentionPlan(num_sequences, batch, {window: dealt}, batch.block_table, None)
+
+
+def _prefill_plan(batch: AttentionBatch, head_dim: int, block_size: int) -> PrefillPlan:
+    """Contexts are gathered from the pool, also where they consist of new tokens alone."""
+    device = batch.block_table.device
+    lengths, contexts = batch.query_start.cpu().diff().long(), batch.context_len.cpu().long()
+    counts = -(-contexts // block_size)
+    blocks = [
+        (batch.block_table[sequence, index].item(), min(block_size, int(context) - index * block_size))
+        for sequence, context in enumerate(contexts)
+        for index in range(int(counts[sequence]))
+    ]
+    starts = (counts.cumsum(0) - counts) * block_size
+    rows = prefill_shape(head_dim, batch.max_context_len)[0]
+    tiles = deal_out_tiles(lengths.numpy(), contexts.numpy(), starts.numpy(), rows=rows)
+    return PrefillPlan(
+        batch, torch.from_numpy(tiles).to(device), torch.tensor(blocks, dtype=torch.int32, device=device)
+    )
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype | None = None) -> None:

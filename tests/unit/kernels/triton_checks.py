@@ -112,10 +112,17 @@ def _check_rope(
     if q_norm is not None and k_norm is not None:
         q, k = norm.reference(q, q_norm, 1e-6), norm.reference(k, k_norm, 1e-6)
     close(out, references.rotated(q, positions, cos_sin))
-    wanted, slots = slots >= 0, slots[slots >= 0].long()
+    slots_given, wanted, slots = slots, slots >= 0, slots[slots >= 0].long()
     written = pool[slots // block_size, 1, :, slots % block_size]
     close(written[:, 0], references.rotated(k, positions, cos_sin)[wanted])
     close(written[:, 1], v[wanted].double())
+    if parts == 1:
+        rope.rope_and_write_kv(
+            qkv, positions, cos_sin, slots_given, pool[:, 1], q_norm=q_norm, k_norm=k_norm, eps=1e-6, in_place=True
+        )
+        assert torch.equal(fused[wanted, q_heads : q_heads + kv_heads], written[:, 0])
+        assert torch.equal(fused[:, :q_heads], before[:, :q_heads])
+        assert torch.equal(fused[:, -kv_heads:], before[:, -kv_heads:])
     pool[slots // block_size, 1, :, slots % block_size] = 7.0
     assert bool((pool == 7.0).all()), "something was written elsewhere"
 
@@ -124,16 +131,50 @@ def check_chunks(device: str, large: bool) -> None:
     for dtype in _dtypes(device):
         _check_attention([(9, 9), (70, 85), (1, 30), (3, 140)], (4, 2), 64, 16, dtype, device)
     for head_dim in (16, 24, 80, 128, 256):
-        _check_attention([(5, 20), (2, 2)], (2, 1), head_dim, 8, torch.float32, device)
+        for dtype in (torch.float32, torch.float16):
+            _check_attention([(5, 20), (2, 2)], (2, 1), head_dim, 8, dtype, device)
     for heads in [(6, 2), (7, 1), (3, 3), (40, 1)]:
         _check_attention([(13, 33), (2, 3)], heads, 16, 4, torch.float32, device)
     for window in (1, 5, 64, 70):
-        _check_attention([(20, 150), (80, 80), (2, 3)], (2, 1), 16, 16, torch.float32, device, window)
+        for dtype in (torch.float32, torch.float16):
+            _check_attention([(20, 150), (80, 80), (2, 3)], (2, 1), 16, 16, dtype, device, window)
     if large:
         for dtype in _dtypes(device):
             for head_dim in (64, 80, 128, 256):
                 for window in (0, 100):
                     _check_attention([(60, 700), (90, 90)], (8, 2), head_dim, 16, dtype, device, window)
+                    _check_attention([(200, 3000), (1, 1), (90, 2500)], (8, 2), head_dim, 16, dtype, device, window)
+
+
+def check_chunks_from_projection(device: str, large: bool) -> None:
+    """Prompts without a cached prefix: keys and values are read from the projection, and another request's NaN stays there."""
+    lengths = [(9, 9), (70, 70), (33, 33)] + [(700, 700), (2500, 2500)] * large
+    for dtype in (torch.float16, torch.bfloat16) if device != "cpu" else (torch.float16,):
+        q, kv_layer, batch = references.attention_case(
+            lengths, heads=(4, 2), head_dim=64, block_size=16, dtype=dtype, device=device
+        )
+        q, starts, contexts = q.contiguous(), batch.query_start.tolist(), batch.context_len.tolist()
+        qkv = torch.full((len(q), 8 * 64), float("nan"), dtype=dtype, device=device)
+        for sequence, (start, context) in enumerate(zip(starts, contexts, strict=False)):
+            blocks = kv_layer[batch.block_table[sequence, : -(-context // 16)].long()]
+            for side in (0, 1):
+                rows = blocks[:, side].flatten(0, 1)[:context].flatten(1)
+                qkv[start : start + context, (4 + 2 * side) * 64 : (6 + 2 * side) * 64] = rows
+        expected = references.attention(q, kv_layer, batch, 0.1, 0)
+        qkv[starts[1] : starts[2]] = float("nan")
+        query_len = batch.query_start.cpu().diff().long().numpy()
+        tiles = attention.deal_out_tiles(query_len, query_len, batch.query_start[:-1].cpu().long().numpy(), rows=64)
+        if batch.max_context_len > attention.LONG_CONTEXT:
+            tiles = attention.deal_out_tiles(
+                query_len, query_len, batch.query_start[:-1].cpu().long().numpy(), rows=128
+            )
+        plan = attention.AttentionPlan(
+            0, None, {}, batch.block_table, attention.PrefillPlan(batch, torch.from_numpy(tiles).to(device), None)
+        )
+        assert attention.needs_qkv(plan, q)
+        out = attention.paged_attention(q, kv_layer, plan, scale=0.1, window=0, qkv=qkv)
+        others = [row for row in range(len(q)) if not starts[1] <= row < starts[2]]
+        close(out[others], expected[others])
 
 
 def check_decode(device: str, large: bool) -> None:
@@ -194,7 +235,7 @@ def _check_attention(
         lengths, heads=heads, head_dim=head_dim, block_size=block_size, dtype=dtype, device=device
     )
     scale = head_dim**-0.5
-    plan = references.plan_of(batch, num_kv_heads=heads[1], window=window)
+    plan = references.plan_of(batch, num_kv_heads=heads[1], head_dim=head_dim, block_size=block_size, window=window)
     out = attention.paged_attention(q.contiguous(), kv_layer, plan, scale=scale, window=window)
     close(out, references.attention(q, kv_layer, batch, scale, window))
 
@@ -238,6 +279,7 @@ CHECKS: dict[str, Callable[[str, bool], None]] = {
     "activation": check_activation,
     "rope": check_rope,
     "chunks": check_chunks,
+    "chunks_from_projection": check_chunks_from_projection,
     "decode": check_decode,
     "linear": check_linear,
     "embedding": check_embedding,

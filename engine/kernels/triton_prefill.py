@@ -1,0 +1,159 @@
+"""Attention of prompts, or of parts of them: causal, variable lengths, loads by the GPU's bulk copy engine (TMA).
+
+T tokens of S sequences, C positions of their contexts, Hq query heads, Hkv key and value heads, D head size, B block size; a program
+computes M queries of one head, N positions a loop step, with an online softmax (Milakov and Gimelshein, 2018). The copy engine wants
+rows at regular distances, so keys and values lie one behind the other: prompts without a cached prefix are read where the projection
+wrote them, others are gathered from the pool first (two bytes in a thousand of the work at 8192 tokens).
+"""
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from engine.kernels.attention import prefill_shape
+
+
+def prefill(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tiles: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    num_kv_heads: int,
+    scale: float,
+    window: int,
+    max_context_len: int,
+) -> None:
+    """Write every row of `out` [T, Hq, D] for `q` of the same shape, both contiguous.
+
+    `keys` and `values` [C, Hkv D]: rows of a regular distance. `tiles` [I, 8] int32, the most work first: first row of q, rows, position
+    of the first one in its context, first row of its context in `keys`.
+    """
+    num_heads, head_dim = q.shape[1:]
+    rows, step, warps, stages = prefill_shape(head_dim, max_context_len)
+    padded = max(16, triton.next_power_of_2(head_dim))
+    shape, strides = list(keys.shape), list(keys.stride())
+    _prefill[(num_heads, tiles.shape[0])](
+        q, TensorDescriptor(keys, shape, strides, [step, padded]), TensorDescriptor(values, shape, strides, [step, padded]),
+        tiles, out, scale * 1.4426950408889634, window,
+        HQ=num_heads, HKV=num_kv_heads, D=head_dim, D_PADDED=padded, M=rows, N=step, STAGES=stages, HAS_WINDOW=window > 0,
+        num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+
+
+def gather_context(kv_layer: torch.Tensor, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the keys and values [I B, Hkv D] of `blocks` [I, 2] int32 (id, positions that are written; the others become 0)."""
+    block_size, num_kv_heads, head_dim = kv_layer.shape[2:]
+    width = num_kv_heads * head_dim
+    out = torch.empty((2, blocks.shape[0] * block_size, width), dtype=kv_layer.dtype, device=kv_layer.device)
+    _gather[(blocks.shape[0], 2)](
+        kv_layer, blocks, out, kv_layer.stride(0), kv_layer.stride(1), out.stride(0),
+        SIZE=block_size * width, WIDTH=width, PADDED=triton.next_power_of_2(block_size * width), num_warps=8,
+    )  # fmt: skip
+    return out[0], out[1]
+
+
+@triton.jit
+def _gather(
+    kv, blocks_I2, out, kv_block, kv_plane, out_plane, SIZE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr
+):  # fmt: skip
+    item, plane = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    block, written = tl.load(blocks_I2 + item * 2).to(tl.int64), tl.load(blocks_I2 + item * 2 + 1)
+    at = tl.arange(0, PADDED)
+    values = tl.load(kv + block * kv_block + plane * kv_plane + at, mask=at < written * WIDTH, other=0.0)
+    tl.store(out + plane * out_plane + item * SIZE + at, values, mask=at < SIZE)
+
+
+@triton.jit
+def _prefill(
+    q_THD, keys, values, tiles_I8, out_THD, scale_log2, window,
+    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr, HAS_WINDOW: tl.constexpr,
+):  # fmt: skip
+    head, tile = tl.program_id(0), tiles_I8 + tl.program_id(1) * 8
+    first_row, num_rows = tl.load(tile), tl.load(tile + 1)
+    first_position, context = tl.load(tile + 2), tl.load(tile + 3)
+    m, d = tl.arange(0, M), tl.arange(0, D_PADDED)
+    offsets = (first_row + m).to(tl.int64)[:, None] * (HQ * D) + head * D + d[None, :]
+    there = (m < num_rows)[:, None] & (d < D)[None, :]
+    q = tl.load(q_THD + offsets, mask=there, other=0.0)
+    position = first_position + m
+    column = head // (HQ // HKV) * D
+
+    sums = tl.zeros((M, D_PADDED), tl.float32)
+    top = tl.full((M,), float("-inf"), tl.float32)
+    total = tl.zeros((M,), tl.float32)
+    end = first_position + num_rows  # positions up to the last row's own
+    if HAS_WINDOW:
+        masked = tl.maximum(0, first_position - window + 1) // N * N
+    else:
+        masked = (first_position + 1) // N * N  # up to here every row sees everything
+        for at in tl.range(0, masked, N, num_stages=STAGES):
+            sums, top, total = _attend(
+                q,
+                keys,
+                values,
+                context,
+                at,
+                column,
+                position,
+                end,
+                window,
+                scale_log2,
+                sums,
+                top,
+                total,
+                N,
+                False,
+                False,
+            )
+    for at in tl.range(masked, end, N, num_stages=STAGES if HAS_WINDOW else 1):
+        sums, top, total = _attend(
+            q,
+            keys,
+            values,
+            context,
+            at,
+            column,
+            position,
+            end,
+            window,
+            scale_log2,
+            sums,
+            top,
+            total,
+            N,
+            True,
+            HAS_WINDOW,
+        )
+    tl.store(out_THD + offsets, (sums / total[:, None]).to(out_THD.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _attend(
+    q, keys, values, context, at, column, position, end, window, scale_log2, sums, top, total,
+    N: tl.constexpr, MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr,
+):  # fmt: skip
+    """One loop step: positions [at, at + N) of a context."""
+    k = keys.load([context + at, column])
+    scores = tl.dot(q, k.T, input_precision="ieee")
+    if MASKED:
+        n = at + tl.arange(0, N)
+        seen = n[None, :] <= position[:, None]
+        if HAS_WINDOW:
+            seen = seen & (n[None, :] > position[:, None] - window)
+        scores = tl.where(seen, scores, float("-inf"))
+    new_top = tl.maximum(top, tl.max(scores, axis=1) * scale_log2)
+    if HAS_WINDOW:  # a row may have seen nothing so far
+        safe_top = tl.where(new_top == float("-inf"), 0.0, new_top)
+    else:
+        safe_top = new_top
+    weights = tl.exp2(scores * scale_log2 - safe_top[:, None])
+    decay = tl.exp2(top - safe_top)
+    v = values.load([context + at, column])
+    if MASKED:  # what lies behind is another request's: 0 * NaN would be NaN
+        v = tl.where((at + tl.arange(0, N) < end)[:, None], v, 0.0)
+    sums = tl.dot(weights.to(v.dtype), v, sums * decay[:, None], input_precision="ieee")
+    return sums, new_top, total * decay + tl.sum(weights, axis=1)
