@@ -26,7 +26,6 @@ import transformers
 from benchmarks.environment import ROOT
 from benchmarks.results_format import Result
 from benchmarks.workload import Prompts, Workload, driven
-from engine.block_pool import BlockPool
 from engine.config import EngineConfig
 from engine.engine import Engine
 
@@ -130,8 +129,7 @@ def release_memory() -> None:
 
 async def _generate(engine: Engine, lengths: Sequence[int], seed: int) -> list[list[int]]:
     """Prompts and generated tokens, all in one batch, prefill in chunks, passes overlapping: as a worker does it."""
-    pool = BlockPool(num_blocks=engine.layout.num_blocks, block_size=engine.layout.block_size)
-    workload = Workload(pool, max_sequences=engine.config.max_sequences)
+    workload = Workload(engine)
     requests = Prompts(vocab_size=engine.vocab_size, seed=seed).requests(lengths, max_tokens=NUM_TOKENS)
     async with driven(engine, workload, token_budget=engine.config.max_batch_tokens) as loop:
         for request in requests:

@@ -35,9 +35,7 @@ class Bench:
     started: list[Workload] | None = None  # where to note the workloads, for a profile
 
     def workload(self) -> Workload:
-        layout = self.engine.layout
-        pool = BlockPool(num_blocks=layout.num_blocks, block_size=layout.block_size)
-        workload = Workload(pool, max_sequences=self.engine.config.max_sequences)
+        workload = Workload(self.engine)
         if self.started is not None:
             self.started.append(workload)
         return workload

@@ -12,13 +12,14 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from collections.abc import Sequence as ListOf
 
-from benchmarks.interim import DecodeScheduler, DeviceLoop
 from common.blocks import hash_root, pack_tokens
 from common.messages import Job, SamplingParams
 from decode.request import DecodeRequest
+from decode.scheduler import DecodeScheduler
 from engine.block_pool import BlockPool
 from engine.engine import Chunk, Engine, Sampled
 from engine.sequence import Sequence
+from worker.device import DeviceLoop
 from worker.prefix import publish_computed
 
 ROOT = hash_root(model="benchmark", kv_dtype="any", block_size=1)
@@ -28,27 +29,26 @@ FOREVER_S = 1e9  # no request of a measurement expires
 class Workload:
     """The decode role's part in the device loop: requests in, tokens out, and when each pass was over."""
 
-    def __init__(self, pool: BlockPool, *, max_sequences: int) -> None:
-        self.pool = pool
-        self.scheduler = DecodeScheduler(pool=pool, max_sequences=max_sequences)
+    def __init__(self, engine: Engine) -> None:
+        self.pool = BlockPool(num_blocks=engine.layout.num_blocks, block_size=engine.layout.block_size)
+        self.scheduler = DecodeScheduler(
+            pool=self.pool, max_sequences=engine.config.max_sequences, max_model_len=engine.max_model_len
+        )
         self.passes_left: int | None = None  # None: until there is nothing to do
         self.pass_ends: list[float] = []
         self.first_token_at: dict[str, float] = {}
         self.plan_s = self.apply_s = 0.0
         self.error: Exception | None = None
-        self._requests: dict[Sequence, DecodeRequest] = {}
-        self._planned = self._applied = 0
+        self._planned = self._over = 0  # passes
         self._idle = asyncio.Event()
 
     def enqueue(self, request: DecodeRequest) -> None:
         """A prompt, to be prefilled here."""
-        self._requests[request.sequence] = request
         self.scheduler.enqueue(request)
         self._idle.clear()
 
     def join(self, request: DecodeRequest) -> None:
         """A sequence whose KV is there already."""
-        self._requests[request.sequence] = request
         self.scheduler.join(request)
         self._idle.clear()
 
@@ -73,39 +73,34 @@ class Workload:
     def apply(self, results: ListOf[tuple[Chunk, Sampled | None]]) -> None:
         now = time.perf_counter()
         self.pass_ends.append(now)
-        self._applied += 1
+        self._over += 1
         for chunk, sampled in results:
-            request = self._requests.get(chunk.sequence)
-            if request is None:
+            request = self.scheduler.landed(chunk)
+            if request.is_over:
                 continue
-            sequence = chunk.sequence
-            sequence.finish(chunk)
-            publish_computed(self.pool, sequence)
-            if not chunk.sample:
-                continue
-            if sampled is None:
-                self.error = RuntimeError(f"{sequence.request_id}: no finite logits")
-                break
-            if sequence.num_generated == 0:
-                self.first_token_at[sequence.request_id] = now
-            sequence.append(sampled.token_id)
-            if sequence.finish_reason():
-                self._end(request)
-        self._settle()
+            chunk.sequence.finish(chunk)
+            publish_computed(self.pool, chunk.sequence)
+            if chunk.sample:
+                self._append(request, sampled, now)
+        if self._planned == self._over and (self.passes_left == 0 or not len(self.scheduler)):
+            self._idle.set()
         self.apply_s += time.perf_counter() - now
 
     def failed(self, chunks: ListOf[Chunk], error: Exception) -> None:
         self.error = error
         self._idle.set()
 
-    def _end(self, request: DecodeRequest) -> None:
-        del self._requests[request.sequence]
-        self.scheduler.remove(request)
-
-    def _settle(self) -> None:
-        over = not self._requests or self.passes_left == 0 or self.error is not None
-        if over and self._applied >= self._planned:
-            self._idle.set()
+    def _append(self, request: DecodeRequest, sampled: Sampled | None, now: float) -> None:
+        sequence = request.sequence
+        if sampled is None:
+            self.failed([], RuntimeError(f"{request.id}: no finite logits"))
+            return
+        if sequence.num_generated == 0:
+            self.first_token_at[request.id] = now
+        sequence.append(sampled.token_id)
+        if sequence.finish_reason():
+            request.ended_at = now
+            self.scheduler.remove(request)
 
 
 @contextlib.asynccontextmanager
