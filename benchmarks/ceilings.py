@@ -18,6 +18,7 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype, *, quick: bool) -
     side, num_bytes = (256, 8 << 20) if quick else (8192, 4 << 30)
     return Ceilings(
         bytes_per_s=2 * num_bytes / _copy_seconds(num_bytes, device),
+        read_bytes_per_s=num_bytes / _read_seconds(num_bytes, device),
         flops_per_s=2 * side**3 / _product_seconds(side, device, dtype),
         upload_bytes_per_s=num_bytes / 4 / _upload_seconds(num_bytes // 4, device),
     )
@@ -27,6 +28,11 @@ def _copy_seconds(num_bytes: int, device: torch.device) -> float:
     source = torch.randint(0, 255, (num_bytes,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return best_seconds(lambda: target.copy_(source), device)
+
+
+def _read_seconds(num_bytes: int, device: torch.device) -> float:
+    source = torch.randint(0, 255, (1024, num_bytes // 4096), device=device).float()  # rows: enough for every core
+    return best_seconds(lambda: source.sum(dim=1), device)
 
 
 def _product_seconds(side: int, device: torch.device, dtype: torch.dtype) -> float:

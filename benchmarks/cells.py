@@ -48,7 +48,7 @@ class Decode:
     batch: int
     context: int
     sampling: Mapping[str, float] = field(default_factory=lambda: GREEDY)
-    steps: int = 100
+    steps: int = 200
     warm_up: int = 20
 
     @property
@@ -92,7 +92,7 @@ class FirstToken:
     """One prompt on an idle worker: from handing it to the scheduler until its first token is on the host."""
 
     prompt: int
-    runs: int = 12
+    runs: int = 20
     warm_up: int = 3
 
     @property

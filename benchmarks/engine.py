@@ -14,6 +14,7 @@ import dataclasses
 import re
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ import torch
 
 from benchmarks.accuracy import measure_accuracy, release_memory
 from benchmarks.ceilings import measure_ceilings
-from benchmarks.cells import FULL, QUICK, Bench, Cell
+from benchmarks.cells import FULL, QUICK, Bench, Cell, PrefillRate
 from benchmarks.environment import ROOT, clocks, describe
 from benchmarks.floors import Ceilings, ModelCost, upload
 from benchmarks.results_format import Result, ResultsPage, number
@@ -39,6 +40,7 @@ from engine.models.config import read_decoder_config
 NOTES = ROOT / "benchmarks/results/engine.notes.md"
 DEFAULT_SHAPE = "llama-3.1-8b"
 SEED = 20_261_121
+LOAD_S = 3.0  # into a cell under full load, to read the clocks
 GRACE_S = 30.0  # what a cell may take when it starts just before the limit
 STARTS = ("start_cold_cache", "start_warm_cache")
 
@@ -76,6 +78,7 @@ class Run:
         model, ceilings = self._prepare()
         self._page.add(
             Result(name="copy_bandwidth", value=ceilings.bytes_per_s / 1e12, unit="TB/s", better="higher"),
+            Result(name="read_bandwidth", value=ceilings.read_bytes_per_s / 1e12, unit="TB/s", better="higher"),
             Result(name="matmul_rate", value=ceilings.flops_per_s / 1e12, unit="TFLOP/s", better="higher"),
             Result(name="upload_bandwidth", value=ceilings.upload_bytes_per_s / 1e9, unit="GB/s", better="higher"),
         )
@@ -111,8 +114,8 @@ class Run:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         self._say(
-            f"ceilings {ceilings.bytes_per_s / 1e12:.2f} TB/s, {ceilings.flops_per_s / 1e12:.0f} TFLOP/s, "
-            f"upload {ceilings.upload_bytes_per_s / 1e9:.0f} GB/s"
+            f"ceilings: copy {ceilings.bytes_per_s / 1e12:.2f} TB/s, read {ceilings.read_bytes_per_s / 1e12:.2f} TB/s, "
+            f"product {ceilings.flops_per_s / 1e12:.0f} TFLOP/s, upload {ceilings.upload_bytes_per_s / 1e9:.0f} GB/s"
         )
         return model, ceilings
 
@@ -144,6 +147,8 @@ class Run:
     def _measure(self, cell: Cell, bench: Bench) -> None:
         if self._out_of_time(cell.name):
             return
+        if isinstance(cell, PrefillRate) and self._device.type == "cuda":
+            threading.Timer(LOAD_S, lambda: self._page.state("in prefill", clocks(self._device))).start()
         try:
             seconds_left = self._options.limit_s + GRACE_S - self._elapsed()
             self._add(asyncio.run(asyncio.wait_for(cell.measure(bench), seconds_left)))

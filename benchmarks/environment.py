@@ -6,7 +6,6 @@ import importlib.metadata
 import platform
 import shlex
 import subprocess
-import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +13,15 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-_SMI_FIELDS = ("driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.limit", "temperature.gpu")
+_SMI_FIELDS = (
+    "driver_version",
+    "clocks.sm",
+    "clocks.mem",
+    "clocks.max.sm",
+    "power.draw",
+    "power.limit",
+    "temperature.gpu",
+)
 
 
 def describe(module: str, arguments: Sequence[str], device: torch.device, *, commit: str = "") -> dict[str, str]:
@@ -35,7 +42,7 @@ def describe(module: str, arguments: Sequence[str], device: torch.device, *, com
 
 
 def clocks(device: torch.device) -> str:
-    """Driver, clocks, power limit and temperature as nvidia-smi reads them now."""
+    """Driver, clocks, power and temperature as nvidia-smi reads them now."""
     command = [
         "nvidia-smi",
         f"--id={device.index or 0}",
@@ -67,7 +74,3 @@ def _output(command: list[str]) -> str:
         return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""
-
-
-def arguments_of_this_run() -> list[str]:
-    return sys.argv[1:]

@@ -20,6 +20,7 @@ class Ceilings:
     """What a device was measured to reach at best."""
 
     bytes_per_s: float  # a copy's reads and writes
+    read_bytes_per_s: float  # a sum's reads, for comparison: no floor uses it
     flops_per_s: float  # a large matrix product in the model's dtype
     upload_bytes_per_s: float  # from pinned host memory
 

@@ -45,6 +45,13 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return None if self.target is None else self.excess(self.target) <= 0
 
     @property
+    def target_beyond_floor(self) -> bool:
+        """Whether physics does not allow the target."""
+        if self.target is None or self.floor is None:
+            return False
+        return self.target < self.floor if self.better == "lower" else self.target > self.floor
+
+    @property
     def fraction_of_floor(self) -> float | None:
         """How much of what physics allows is reached, 1 being all; None without a floor."""
         if self.floor is None or self.value <= 0:
@@ -161,10 +168,13 @@ def _compare(result: Result, bound: float) -> str:
 
 def _miss(result: Result) -> str:
     assert result.target is not None
-    return (
+    line = (
         f"- {result.name}: {number(result.value)} {result.unit}, target {number(result.target)}: "
-        f"{number(abs(result.value - result.target))} {result.unit} ({result.excess(result.target):.1%}) short\n"
+        f"{number(abs(result.value - result.target))} {result.unit} ({result.excess(result.target):.1%}) short"
     )
+    if result.target_beyond_floor:
+        line += f"; the target lies beyond the floor of {number(result.floor)} {result.unit}"
+    return line + "\n"
 
 
 def _replace(file: Path, content: bytes) -> None:

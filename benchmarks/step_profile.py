@@ -20,13 +20,16 @@ from engine.engine import Chunk, Engine, Pass
 from engine.models.config import DecoderConfig
 
 TOP = 25
-# What a kernel is for, by the first pattern that its name matches.
+# What a kernel is for, by the first pattern that its name matches: ours by their whole names, then what libraries call theirs.
 GROUPS = (
-    ("attention", r"attention|attn|combine|flash|_decode_kernel|_prefill_kernel"),
-    ("gemm helper", r"splitk.*reduce|splitKreduce"),
-    ("gemm", r"gemm|linear|matmul|nvjet|cutlass|cublas|xmma|sm90_"),
-    ("sampling", r"sampl|choose|argmax|filter|softmax|topk|sort|gumbel|count|reduce_kernel|scan"),
-    ("norm, rope, activation", r"norm|rope|silu|activation|embed"),
+    ("attention", r"^_(attend|combine|decode|prefill|gather)$"),
+    ("gemm", r"^_(few_rows|linear)$"),
+    ("norm, rope, activation", r"^_(norm|rope|silu_and_mul|embed)$"),
+    ("sampling", r"^_(survey|pick|fill_bins|plan|collect|cut|bisect|members|draw_kept|draw|count)$"),
+    ("attention", r"attention|attn|flash|fmha"),
+    ("gemm helper", r"splitk.*reduce"),
+    ("gemm", r"gemm|gemv|matmul|nvjet|cutlass|cublas|xmma"),
+    ("sampling", r"sampl|argmax|softmax|topk|sort"),
     ("copies", r"memcpy|memset|copy"),
 )
 

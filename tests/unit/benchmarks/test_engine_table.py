@@ -35,7 +35,7 @@ def test_the_small_table_measures_every_cell(tmp_path: Path) -> None:
 def test_a_pattern_chooses_cells_and_a_spent_limit_leaves_them_out(tmp_path: Path) -> None:
     assert main([*SMALL, "--out", str(tmp_path), "--cells", "ttft|prefill", "--limit-s", "0"]) == 1
     names = {result.name for result in read_results(tmp_path / "engine.json")}
-    assert names == {"copy_bandwidth", "matmul_rate", "upload_bandwidth"}
+    assert names == {"copy_bandwidth", "read_bandwidth", "matmul_rate", "upload_bandwidth"}
     text = (tmp_path / "engine.md").read_text()
     assert "ttft_p48: left out" in text
     assert "decode_b1" not in text

@@ -23,7 +23,7 @@ LLAMA_8B: dict[str, Any] = {
     "max_position_embeddings": 131_072,
     "dtype": "bfloat16",
 }
-H200 = Ceilings(bytes_per_s=4.16e12, flops_per_s=790e12, upload_bytes_per_s=55e9)
+H200 = Ceilings(bytes_per_s=4.16e12, read_bytes_per_s=4.3e12, flops_per_s=790e12, upload_bytes_per_s=55e9)
 
 
 def llama_8b() -> ModelCost:

@@ -95,6 +95,13 @@ def test_the_page_says_what_was_missed_and_by_how_much() -> None:
     assert missed.strip() == "- step: 5.00 ms, target 4.00: 1.00 ms (25.0%) short"
 
 
+def test_a_target_that_physics_forbids_is_named() -> None:
+    beyond = [msgspec.structs.replace(STEP, target=1.5), msgspec.structs.replace(RATE, target=100.0)]
+    assert [result.target_beyond_floor for result in (*beyond, STEP, RATE, PLAIN)] == [True, True, False, False, False]
+    text = markdown(beyond, title="T", facts={})
+    assert text.count("the target lies beyond the floor") == 2
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [

@@ -21,8 +21,8 @@ def two_layers() -> DecoderConfig:
 
 def one_pass(start: float) -> list[Kernel]:
     """Nine products of 10 us, 1 us apart, and 5 us of attention that overlaps the first one."""
-    products = [Kernel("_linear_kernel", start + 11 * index, 10.0) for index in range(9)]
-    return [*products, Kernel("_decode_kernel", start + 5, 5.0)]
+    products = [Kernel("_few_rows", start + 11 * index, 10.0) for index in range(9)]
+    return [*products, Kernel("_decode", start + 5, 5.0)]
 
 
 def test_overlapping_kernels_keep_the_device_busy_once() -> None:
@@ -61,7 +61,9 @@ def test_a_device_that_ran_nothing_is_said_so() -> None:
     [
         ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT", "gemm"),
         ("void cublasLt::splitKreduce_kernel<32, 16>", "gemm helper"),
-        ("_rope_and_write_kv", "norm, rope, activation"),
+        ("_rope", "norm, rope, activation"),
+        ("_attend", "attention"),
+        ("_fill_bins", "sampling"),
         ("Memcpy HtoD (Pinned -> Device)", "copies"),
         ("void at::native::something", "other"),
     ],
