@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 import torch
 
 from benchmarks.accuracy import compare, judge
 from benchmarks.environment import ROOT
+from tests.models import build_tiny_model
 
 
 def test_on_the_cpu_every_token_is_the_references() -> None:
@@ -13,6 +17,12 @@ def test_on_the_cpu_every_token_is_the_references() -> None:
     assert agreement.tokens == 8 * 32
     assert agreement.as_reference == agreement.as_float32 == agreement.tokens
     assert agreement.gaps == agreement.explained == ()
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3"])
+def test_every_family_agrees(tmp_path: Path, family: str) -> None:
+    agreement = compare(build_tiny_model(tmp_path, family), family, device="cpu", seed=2)
+    assert agreement.as_float32 == agreement.tokens
 
 
 def test_only_what_rounding_can_do_is_explained() -> None:
