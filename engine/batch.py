@@ -92,12 +92,16 @@ class BlockTables:
 
     max_blocks: int
     num_blocks: int  # of the pool: ids must be below it
+    num_rows: int = 8  # to begin with
     table: Ints = field(init=False)
     _rows: weakref.WeakKeyDictionary[Sequence, _Row] = field(init=False, default_factory=weakref.WeakKeyDictionary)
-    _free: list[int] = field(init=False, default_factory=list)
+    _free: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.table = np.zeros((0, self.max_blocks), dtype=np.int32)
+        self.table = np.zeros(
+            (self.num_rows, self.max_blocks), dtype=np.int32
+        )  # the system gives memory as it is touched
+        self._free = list(range(self.num_rows - 1, -1, -1))
 
     def rows_of(self, chunks: SequenceOf[Chunk]) -> list[int]:
         """Return each chunk's row. Raises InvalidChunkError for a block that is not in the pool."""

@@ -9,7 +9,6 @@ from common.messages import KVLayout
 from engine.config import EngineConfig
 from engine.models.config import DecoderConfig
 
-
 DEFAULT_CPU_BYTES = 256 << 20
 SPARED = 0.06  # of a GPU's memory: graphs, the libraries' workspaces, fragments
 

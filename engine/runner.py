@@ -43,7 +43,9 @@ class Runner:
         self._limits = limits
         self._device = kv.device
         self._tables = BlockTables(
-            max_blocks=-(-limits.max_model_len // limits.block_size), num_blocks=limits.num_blocks
+            max_blocks=-(-limits.max_model_len // limits.block_size),
+            num_blocks=limits.num_blocks,
+            num_rows=2 * max_sequences,
         )
         self._logits: torch.Tensor | None = None  # [largest graph, V]: every graph's result, one at a time
         self._stagings = [_Staging(self._pinned(1 << 16)) for _ in range(STAGING_BUFFERS)]

@@ -15,9 +15,9 @@ from engine.kernels.backend import programmatic_launch, use_triton
 
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]] | np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 
-DECODE_PROGRAMS = 4 * 132  # among which a decode pass's work is dealt out: four for each processor of an H200
+DECODE_PROGRAMS = 2 * 132  # among which a decode pass's work is dealt out: two for each processor of an H200
 LONG_CONTEXT = 2048  # positions; from here on larger tiles win (measured on an H200)
-MIN_ITEM = 128  # positions; shorter pieces cost more to combine than they save
+MIN_ITEM = 64  # positions; shorter pieces cost more to combine than they save
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,20 @@ def linear_parts(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     return torch_linear(x, weight, bias)
 
 
+def linear_onto(
+    residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor | None:
+    """Add the product to `residual` [T, N] in place and return None, or leave it alone and return what `linear_parts` returns.
+
+    Which is cheaper depends on the number of rows; `norm.add_rms_norm` takes both.
+    """
+    if use_triton(x):
+        from engine.kernels.triton_linear import linear_onto as kernel
+
+        return kernel(residual, x, weight, bias)
+    return reference(x, weight, bias)
+
+
 def gated_linear(x: torch.Tensor, gate_up: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Return silu(x @ gate.T) * (x @ up.T) [T, I] for `gate_up` [2 I, K], the gate's rows first; `bias` [2 I]."""
     if use_triton(x):

@@ -17,12 +17,15 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (rms_norm(x + residual), x + residual), both [..., E] in residual's dtype.
 
-    `x` may have one dimension more than `residual`, [P, ..., E]: partial sums, added up in float32 first (`linear_parts`).
+    `x` may have one dimension more than `residual`, [P, ..., E]: partial sums, added up in float32 first (`linear_parts`). None:
+    `residual` is the sum already (`linear_onto`).
     """
+    if x is None:
+        return rms_norm(residual, weight, eps), residual
     if use_triton(x):
         from engine.kernels.triton_norm import add_rms_norm as kernel
 

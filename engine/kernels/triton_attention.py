@@ -1,4 +1,6 @@
-"""Triton versions of paged attention: one kernel for both phases, queries of a group packed in a tile, split over the context.
+"""The attention kernel for what the two fast ones don't do: prompts in float32, GPUs without bulk copies.
+
+Queries of a group are packed in a tile; the context may be split.
 
 T tokens, S sequences, Hq query heads, Hkv key and value heads, G = Hq / Hkv, D head size, B block size. A program computes M
 rows (queries x group) of one (sequence, key head, split): online softmax (Milakov and Gimelshein, 2018) over its part of the
@@ -12,8 +14,8 @@ import triton.language as tl
 
 from engine.kernels.attention import AttentionBatch
 
-ROWS = 64  # of a prefill tile
-KEYS = 64  # positions a loop step
+ROWS = 64  # of a prefill tile; half as many in float32, whose tiles would not fit into the registers
+KEYS = 64  # positions a loop step; likewise
 SPLIT = 512  # positions of one decode split
 
 
@@ -25,7 +27,8 @@ def paged_attention(
     num_kv_heads, block_size = kv_layer.shape[3], kv_layer.shape[2]
     group = num_heads // num_kv_heads
     decoding = batch.max_query_len == 1
-    rows = max(16, triton.next_power_of_2(group)) if decoding else max(ROWS, triton.next_power_of_2(group))
+    tile = 2 if q.element_size() == 4 else 1
+    rows = max(16, triton.next_power_of_2(group)) if decoding else max(ROWS // tile, triton.next_power_of_2(group))
     queries = rows // triton.next_power_of_2(group)
     splits = triton.cdiv(batch.max_context_len, SPLIT) if decoding else 1
     num_sequences = batch.context_len.shape[0]
@@ -39,7 +42,7 @@ def paged_attention(
         kv_layer.stride(0), kv_layer.stride(1), kv_layer.stride(2), kv_layer.stride(3),
         B=block_size, G=group, G_PADDED=triton.next_power_of_2(group), D=head_dim,
         D_PADDED=max(16, triton.next_power_of_2(head_dim)),
-        Q=queries, KEYS=KEYS, SPLIT=SPLIT, HAS_WINDOW=window > 0, SPLITS=splits > 1,
+        Q=queries, KEYS=KEYS // tile, SPLIT=SPLIT, HAS_WINDOW=window > 0, SPLITS=splits > 1,
     )  # fmt: skip
     if splits > 1:
         _combine[(q.shape[0], num_heads)](

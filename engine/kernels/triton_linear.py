@@ -54,6 +54,15 @@ def linear(
     return out
 
 
+def linear_onto(
+    residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor | None:
+    if bias is not None or _choose(x, weight, parts=True) is not None:
+        return linear(x, weight, bias, parts=True)
+    residual.addmm_(x, weight.T)
+    return None
+
+
 def gated_linear(x: torch.Tensor, gate_up: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     tiles = _choose_gated(x, gate_up)
     if tiles is None:

@@ -14,7 +14,7 @@ import torch
 from engine.batch import ForwardBatch
 from engine.kernels.attention import needs_qkv, paged_attention
 from engine.kernels.embedding import embed
-from engine.kernels.linear import gated_linear, linear, linear_parts
+from engine.kernels.linear import gated_linear, linear, linear_onto, linear_parts
 from engine.kernels.norm import add_rms_norm, rms_norm
 from engine.kernels.rope import rope_and_write_kv
 from engine.models.config import DecoderConfig
@@ -68,19 +68,21 @@ class Decoder:
             if index > 0:
                 x, residual = add_rms_norm(x, residual, layer.input_norm, eps)
             x = self._attend(layer, x, batch, kv[:, index], window=self.config.windows[index])
+            x = linear_onto(residual, x, layer.output, layer.output_bias)
             x, residual = add_rms_norm(x, residual, layer.post_norm, eps)
-            x = linear_parts(gated_linear(x, layer.gate_up, layer.gate_up_bias), layer.down, layer.down_bias)
+            x = gated_linear(x, layer.gate_up, layer.gate_up_bias)
+            x = linear_onto(residual, x, layer.down, layer.down_bias)
         if not batch.num_sampled:
             return None
         if (rows := batch.sampled_rows) is not None:
-            x, residual = x.index_select(-2, rows), residual.index_select(0, rows)
+            x, residual = None if x is None else x.index_select(-2, rows), residual.index_select(0, rows)
         x, _ = add_rms_norm(x, residual, self._norm, eps)
         return linear(x, self._head, None, out=logits)
 
     def _attend(
         self, layer: LayerWeights, x: torch.Tensor, batch: ForwardBatch, kv_layer: torch.Tensor, *, window: int
     ) -> torch.Tensor:
-        """[T, E] -> [T, E] or its partial sums; `kv_layer` is [num_blocks, 2, block_size, Hkv, D], a strided view of the pool."""
+        """[T, E] -> [T, Hq D]; `kv_layer` is [num_blocks, 2, block_size, Hkv, D], a strided view of the pool."""
         prompts = batch.attention.prefill is not None
         qkv = (linear if prompts else linear_parts)(x, layer.qkv, layer.qkv_bias)
         q = rope_and_write_kv(
@@ -94,8 +96,7 @@ class Decoder:
             eps=self.config.rms_norm_eps,
             in_place=needs_qkv(batch.attention, kv_layer),
         )
-        x = paged_attention(q, kv_layer, batch.attention, scale=self._scale, window=window, qkv=qkv)
-        return linear_parts(x.flatten(-2), layer.output, layer.output_bias)
+        return paged_attention(q, kv_layer, batch.attention, scale=self._scale, window=window, qkv=qkv).flatten(-2)
 
     def destinations(self) -> dict[str, torch.Tensor]:
         """Return where each of the checkpoint's tensors goes: its name -> a view of the merged weight."""
