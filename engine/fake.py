@@ -22,9 +22,10 @@ from msgspec import structs
 
 from common.messages import KVLayout, SamplingParams, TokenLogprobs
 from engine.config import EngineConfig
-from engine.kv_cache import DEFAULT_CPU_BYTES
-from engine.engine import Allocate, Chunk, InvalidChunkError, Sampled
-from engine.kv_cache import allocate_zeros, pool_shape
+from engine.engine import Allocate, Chunk, InvalidChunkError, Pass, Sampled
+from engine.kv_cache import DEFAULT_CPU_BYTES, allocate_zeros, pool_shape
+from engine.passes import Finished
+from engine.sequence import Sequence
 
 Lanes = npt.NDArray[np.unsignedinteger]
 Words = npt.NDArray[np.uint64]
@@ -38,21 +39,21 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeCosts:
-    """How long a step takes, in milliseconds: a fixed part, each prefilled token, each sequence that decodes."""
+    """How long a pass takes, in milliseconds: a fixed part, each prefilled token, each sequence that decodes."""
 
     step_ms: float = 0.0
     prefill_token_ms: float = 0.0
     decode_sequence_ms: float = 0.0
 
     def seconds(self, chunks: SequenceOf[Chunk]) -> float:
-        """Duration of a step of these chunks."""
+        """Duration of a pass of these chunks."""
         decoding = sum(chunk.num_tokens == 1 and chunk.sample for chunk in chunks)
         prefilled = sum(chunk.num_tokens for chunk in chunks) - decoding
         return (self.step_ms + self.prefill_token_ms * prefilled + self.decode_sequence_ms * decoding) / 1000
 
 
 class FakeEngine:
-    """Takes the place of `Engine`: same attributes, same `step`. `config.model` names no folder, only the fingerprint.
+    """Takes the place of `Engine`: same attributes, same `launch`. `config.model` names no folder, only the fingerprint.
 
     `sleep(seconds)` spends what `costs` say; None spends nothing.
     """
@@ -77,23 +78,28 @@ class FakeEngine:
         dtype: torch.dtype = getattr(torch, self.layout.dtype)
         self.kv = (allocate or allocate_zeros)(pool_shape(self.layout), dtype, config.device)
         self._costs = costs or FakeCosts()
+        self._newest: dict[Sequence, tuple[int, int]] = {}  # what the last launch sampled: position, token
         self._sleep = sleep
         self._slots = _slot_view(self.kv)
         self._pattern = _Pattern(num_lanes=2 * num_layers * num_kv_heads * head_dim, itemsize=self.kv.element_size())
 
-    def step(self, chunks: list[Chunk]) -> list[Sampled | None]:
-        """Write each chunk's slots, then read each sampled sequence's whole context; return one result a chunk.
+    def launch(self, chunks: list[Chunk]) -> Pass:
+        """Write each chunk's slots, then read each sampled sequence's whole context; the pass is over on return.
 
-        Raises InvalidChunkError before anything was written when a chunk contradicts its sequence or the pool.
+        A chunk may begin with the token that the launch before sampled. Raises InvalidChunkError before anything was
+        written when a chunk contradicts its sequence, the pool or what is known.
         """
+        newest, self._newest = self._newest, {}
+        tokens = {chunk: self._tokens(chunk, newest) for chunk in chunks}
         for chunk in chunks:
-            self._check(chunk)
-        for chunk in chunks:
-            self._write(chunk)
-        sampled = [self._sample(chunk) if chunk.sample else None for chunk in chunks]
+            self._write(chunk, tokens[chunk])
+        results = [self._sample(chunk) if chunk.sample else None for chunk in chunks]
+        for chunk, sampled in zip(chunks, results, strict=True):
+            if sampled is not None:
+                self._newest[chunk.sequence] = (chunk.end, sampled.token_id)
         if self._sleep is not None:
             self._sleep(self._costs.seconds(chunks))
-        return sampled
+        return Finished(results)
 
     def expected(
         self, token_ids: SequenceOf[int], n: int, sampling: SamplingParams, *, num_generated: int = 0
@@ -115,29 +121,38 @@ class FakeEngine:
             checksum = (checksum + self._pattern.checksum(self._pattern.lanes(hashes), start=position)) & _MASK
         return answer
 
-    def _check(self, chunk: Chunk) -> None:
+    def _tokens(self, chunk: Chunk, newest: dict[Sequence, tuple[int, int]]) -> list[int]:
+        """The chunk's tokens: known, but for a last one that the pass before sampled. Raises InvalidChunkError."""
         sequence, end = chunk.sequence, chunk.end
-        if chunk.num_tokens < 1 or end > sequence.num_tokens or (chunk.sample and end != sequence.num_tokens):
-            problem = f"a chunk of {chunk.num_tokens} at {sequence.num_computed} of {sequence.num_tokens} tokens"
+        known, table = sequence.token_ids[:end], list(sequence.block_table)
+        sampled_at, sampled = newest.get(sequence, (-1, -1))
+        if sampled_at == len(known) == end - 1:
+            known.append(sampled)
+        if chunk.num_tokens < 1 or chunk.start < 0 or end > len(known):
+            problem = f"a chunk of {chunk.num_tokens} at {chunk.start} of {len(known)} tokens"
+        elif chunk.sample and end < len(sequence.token_ids):
+            problem = f"asked to sample at position {end} of {len(sequence.token_ids)} known tokens"
         elif end > self.max_model_len:
             problem = f"{end} tokens, the model takes {self.max_model_len}"
-        elif end > len(sequence.block_table) * self.layout.block_size:
-            problem = f"{len(sequence.block_table)} blocks don't cover {end} positions"
-        elif not all(0 <= block < self.layout.num_blocks for block in sequence.block_table):
+        elif end > len(table) * self.layout.block_size:
+            problem = f"{len(table)} blocks don't cover {end} positions"
+        elif not all(0 <= block < self.layout.num_blocks for block in table):
             problem = "a block outside the pool"
-        elif not all(0 <= token < self.vocab_size for token in sequence.token_ids[sequence.num_computed : end]):
+        elif not all(0 <= token < self.vocab_size for token in known[chunk.start :]):
             problem = "a token outside the vocabulary"
+        elif sampled_at == end - 1 and known[-1] != sampled:
+            problem = f"token {end - 1} is {known[-1]}, but {sampled} was sampled"
         else:
-            return
+            return known[chunk.start :]
         raise InvalidChunkError(f"request {sequence.request_id}: {problem}")
 
-    def _write(self, chunk: Chunk) -> None:
-        sequence, start, size = chunk.sequence, chunk.sequence.num_computed, self.layout.block_size
+    def _write(self, chunk: Chunk, token_ids: list[int]) -> None:
+        start, size = chunk.start, self.layout.block_size
         previous = self._pattern.hash_of(self._read(chunk, start - 1, start)[0]) if start else _ROOT
-        hashes = _running_hashes(previous, sequence.token_ids[start : chunk.end])
+        hashes = _running_hashes(previous, token_ids)
         lanes = self._pattern.lanes(hashes).reshape(chunk.num_tokens, self._slots.shape[1], self._slots.shape[3])
         positions = np.arange(start, chunk.end)
-        blocks = np.asarray(sequence.block_table)[positions // size]
+        blocks = np.asarray(chunk.sequence.block_table)[positions // size]
         self._slots[blocks, :, positions % size] = lanes
 
     def _read(self, chunk: Chunk, start: int, end: int) -> Lanes:
@@ -152,7 +167,7 @@ class FakeEngine:
     def _sample(self, chunk: Chunk) -> Sampled:
         sampling = chunk.sequence.sampling
         checksum = self._pattern.checksum(self._read(chunk, 0, chunk.end), start=0)
-        token = self._choose(checksum, sampling, chunk.sequence.num_generated)
+        token = self._choose(checksum, sampling, chunk.sampled_index)
         if sampling.logprobs is None:
             return Sampled(token, None)
         top_ids = [(token + rank) % self.vocab_size for rank in range(sampling.logprobs)]

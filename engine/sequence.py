@@ -31,7 +31,7 @@ class Sequence:
     )  # entry i holds positions [i * block_size, (i + 1) * block_size)
     num_computed: int = 0  # leading tokens whose KV is in the pool
     num_scheduled: int = 0  # leading tokens whose KV is in the pool or computed by a pass in flight
-    num_pending: int = 0  # tokens that passes in flight sample: 0 or 1
+    num_pending: int = 0  # tokens that passes in flight sample: one for each that reaches the sequence's end
     num_cached: int = 0  # leading tokens whose KV came from the prefix cache
     digests: list[bytes] = field(default_factory=list)  # of the leading full blocks published so far
 

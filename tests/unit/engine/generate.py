@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from common.blocks import hash_blocks, hash_root
 from common.messages import SamplingParams
 from engine.block_pool import BlockPool
-from engine.engine import Engine, Sampled
+from engine.engine import Chunk, Engine, Pass, Sampled
 from engine.sequence import Sequence
 
 ROOT = hash_root(model="tiny", kv_dtype="float32", block_size=16)
@@ -39,7 +39,7 @@ class Generator:
         """Return each sequence's generated tokens."""
         sequences = list(sequences)
         for sequence in sequences:
-            self._admit(sequence)
+            self.admit(sequence)
         while running := [sequence for sequence in sequences if not self._is_over(sequence)]:
             self._advance(running)
         for sequence in sequences:
@@ -50,7 +50,8 @@ class Generator:
     def _is_over(self, sequence: Sequence) -> bool:
         return bool(sequence.finish_reason()) or None in self.results.get(sequence.request_id, [])
 
-    def _admit(self, sequence: Sequence) -> None:
+    def admit(self, sequence: Sequence) -> None:
+        """Give the sequence its cached prefix and blocks for all that it may generate."""
         size = self.pool.block_size
         digests = hash_blocks(ROOT, sequence.token_ids[:-1], size)
         sequence.block_table = self.pool.match_prefix(digests)
@@ -61,7 +62,11 @@ class Generator:
 
     def _advance(self, running: list[Sequence]) -> None:
         chunks = [sequence.schedule(min(sequence.num_unscheduled, self._chunk_size)) for sequence in running]
-        for chunk, sampled in zip(chunks, self.launch(chunks).wait(), strict=True):
+        self.deliver(chunks, self.launch(chunks))
+
+    def deliver(self, chunks: list[Chunk], pass_: Pass) -> None:
+        """Wait for a pass and give each sequence its result."""
+        for chunk, sampled in zip(chunks, pass_.wait(), strict=True):
             chunk.sequence.finish(chunk)
             if chunk.sample:
                 self.results.setdefault(chunk.sequence.request_id, []).append(sampled)

@@ -1,8 +1,9 @@
-"""The engine's promises around a step: what it refuses, what it leaves alone, and that one bad request stays alone."""
+"""The engine's promises around a pass: what it refuses, what it leaves alone, and that one bad request stays alone."""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.engine import Chunk, Engine, InvalidChunkError, Sampled
+from engine.engine import Chunk, Engine, InvalidChunkError, Pass
 from engine.sequence import Sequence
 from tests.models import FAMILIES
 from tests.unit.engine.generate import Generator, new_sequence
@@ -49,24 +50,26 @@ def test_the_models_length_can_be_lowered_only(tiny_model: Callable[[str], Path]
 
 
 def test_nothing_to_do_is_nothing_done(engine: Engine) -> None:
-    assert engine.step([]) == []
+    assert engine.launch([]).wait() == []
 
 
-def test_a_step_changes_no_sequence_and_answers_in_order(engine: Engine) -> None:
+def test_a_pass_changes_no_sequence_and_answers_in_order(engine: Engine) -> None:
     sequence, other = new_sequence("a", list(range(3, 23))), new_sequence("b", [7])
     sequence.block_table, other.block_table = [0, 1], [2]
-    results = engine.step([Chunk(sequence, 16, False), Chunk(other, 1, True)])
+    results = engine.launch([Chunk(sequence, 0, 16, False), Chunk(other, 0, 1, True)]).wait()
     assert results[0] is None
     assert results[1] is not None
-    assert (sequence.num_computed, sequence.num_tokens, other.num_tokens) == (0, 20, 1)
+    assert (sequence.num_computed, sequence.num_scheduled, sequence.num_tokens, other.num_tokens) == (0, 0, 20, 1)
 
 
 @pytest.mark.parametrize(
     ("chunk", "message"),
     [
-        (lambda sequence: Chunk(sequence, 0, False), "a chunk of 0"),
-        (lambda sequence: Chunk(sequence, 21, True), "a chunk of 21 at 0 of 20 tokens"),
-        (lambda sequence: Chunk(sequence, 5, True), "asked to sample at position 5 of 20"),
+        (lambda sequence: Chunk(sequence, 0, 0, False), "a chunk of 0"),
+        (lambda sequence: Chunk(sequence, -1, 2, False), "a chunk of 2 at -1"),
+        (lambda sequence: Chunk(sequence, 0, 21, True), "a chunk of 21 at 0 of 20 tokens"),
+        (lambda sequence: Chunk(sequence, 20, 1, True), "a chunk of 1 at 20 of 20 tokens"),
+        (lambda sequence: Chunk(sequence, 0, 5, True), "asked to sample at position 5 of 20"),
     ],
 )
 def test_a_chunk_that_contradicts_its_sequence_is_refused(
@@ -75,7 +78,7 @@ def test_a_chunk_that_contradicts_its_sequence_is_refused(
     sequence = new_sequence("culprit", list(range(3, 23)))
     sequence.block_table = [0, 1]
     with pytest.raises(InvalidChunkError, match=f"request culprit: {message}"):
-        engine.step([chunk(sequence)])
+        engine.launch([chunk(sequence)])
 
 
 @pytest.mark.parametrize(
@@ -95,7 +98,7 @@ def test_what_is_out_of_range_is_refused_before_anything_is_computed(
     fine.block_table, culprit.block_table = [100], blocks
     engine.kv[100] = 0
     with pytest.raises(InvalidChunkError, match=f"request culprit: .*{message}"):
-        engine.step([Chunk(fine, 1, True), Chunk(culprit, len(tokens), True)])
+        engine.launch([Chunk(fine, 0, 1, True), Chunk(culprit, 0, len(tokens), True)])
     assert engine.kv[100].count_nonzero() == 0
 
 
@@ -104,16 +107,47 @@ def test_a_sequence_with_broken_kv_fails_alone(engine: Engine) -> None:
     healthy = Generator(engine).run([new_sequence(f"r{index}", prompt) for index, prompt in enumerate(prompts)])
     generator = Generator(engine, chunk_size=40)
     sequences = [new_sequence(f"r{index}", prompt) for index, prompt in enumerate(prompts)]
-    step = engine.step
+    launch = engine.launch
 
-    def break_second(chunks: list[Chunk]) -> list[Sampled | None]:
+    def break_second(chunks: list[Chunk]) -> Pass:
         if sequences[1].num_generated == 3:
             engine.kv[sequences[1].block_table[0]] = math.nan
-        return step(chunks)
+        return launch(chunks)
 
-    generator.step = break_second
+    generator.launch = break_second
     assert generator.run(sequences) == [healthy[0], healthy[1][:3], healthy[2]]
     assert generator.results["r1"][-1] is None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_pass_launched_before_the_last_token_is_known_gives_the_same_answer(
+    tiny_engine: Callable[[str], Engine], family: str, temperature: float
+) -> None:
+    """Two passes ahead of the host, in company that comes and goes, with a penalty that counts what is pending."""
+    engine = tiny_engine(family)
+
+    def requests() -> list[Sequence]:
+        return [
+            new_sequence(
+                f"r{seed}", list(range(5, 30 + seed)), temperature=temperature, seed=seed, frequency_penalty=0.5
+            )
+            for seed in range(3)
+        ]
+
+    expected = Generator(engine).run(requests())
+    generator, sequences = Generator(engine), requests()
+    for sequence in sequences:
+        generator.admit(sequence)
+    in_flight: deque[tuple[list[Chunk], Pass]] = deque()
+    for number in range(20):
+        going = [s for s in sequences if s.num_generated + s.num_pending < 12 and hash((s.sampling.seed, number)) % 4]
+        chunks = [sequence.schedule(sequence.num_unscheduled) for sequence in going]
+        in_flight.append((chunks, engine.launch(chunks)))
+        if len(in_flight) == 2:
+            generator.deliver(*in_flight.popleft())
+    generator.deliver(*in_flight.popleft())
+    assert [s.token_ids[s.num_prompt_tokens :] for s in sequences] == expected
 
 
 @pytest.mark.parametrize("family", FAMILIES)

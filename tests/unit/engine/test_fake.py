@@ -32,17 +32,17 @@ def new_sequence(prompt: list[int], blocks: list[int], **sampling: object) -> Se
 
 
 def advance(engine: FakeEngine, sequence: Sequence, num_tokens: int) -> None:
-    """One step of this sequence alone, and what a worker does with its result."""
-    last = sequence.num_computed + num_tokens == sequence.num_tokens
-    (sampled,) = engine.step([Chunk(sequence, num_tokens, sample=last)])
-    sequence.num_computed += num_tokens
+    """One pass of this sequence alone, and what a worker does with its result."""
+    chunk = sequence.schedule(num_tokens)
+    (sampled,) = engine.launch([chunk]).wait()
+    sequence.finish(chunk)
     if sampled is not None:
         sequence.append(sampled.token_id)
 
 
 def generate(engine: FakeEngine, sequence: Sequence, *, chunk: int = 512) -> list[int]:
     while not sequence.finish_reason():
-        advance(engine, sequence, min(chunk, sequence.num_tokens - sequence.num_computed))
+        advance(engine, sequence, min(chunk, sequence.num_unscheduled))
     return sequence.token_ids[sequence.num_prompt_tokens :]
 
 
@@ -55,14 +55,14 @@ def test_the_answer_is_the_oracles_however_the_prompt_is_cut(dtype: str, chunk: 
     assert generate(engine, sequence, chunk=chunk) == engine.expected(PROMPT, 20, sequence.sampling)
 
 
-def test_sequences_of_one_step_do_not_disturb_each_other() -> None:
+def test_sequences_of_one_pass_do_not_disturb_each_other() -> None:
     engine = new_engine()
     sequences = [
         new_sequence(PROMPT[:length], [3 * index, 3 * index + 1, 3 * index + 2])
         for index, length in enumerate((5, 16, 33))
     ]
 
-    results = engine.step([Chunk(sequence, sequence.num_tokens, sample=True) for sequence in sequences])
+    results = engine.launch([sequence.schedule(sequence.num_unscheduled) for sequence in sequences]).wait()
 
     expected = [engine.expected(sequence.token_ids, 1, sequence.sampling)[0] for sequence in sequences]
     assert [result.token_id for result in results if result is not None] == expected
@@ -136,7 +136,7 @@ def test_a_stop_token_ends_the_answer_but_not_before_min_tokens() -> None:
     assert len(answer) >= 6
 
 
-def test_a_step_costs_what_it_was_told() -> None:
+def test_a_pass_costs_what_it_was_told() -> None:
     slept: list[float] = []
     costs = FakeCosts(step_ms=10, prefill_token_ms=2, decode_sequence_ms=1)
     engine = new_engine(costs=costs, sleep=slept.append)
@@ -157,7 +157,7 @@ def test_a_wrong_chunk_is_refused_before_anything_is_written(tokens: list[int], 
     good, bad = new_sequence([1, 2, 3], [9]), new_sequence(tokens, blocks)
 
     with pytest.raises(InvalidChunkError):
-        engine.step([Chunk(good, 3, sample=True), Chunk(bad, len(tokens), sample=True)])
+        engine.launch([Chunk(good, 0, 3, sample=True), Chunk(bad, 0, len(tokens), sample=True)])
 
     assert not engine.kv.any()
 
@@ -166,9 +166,54 @@ def test_logprobs_have_the_shape_that_was_asked_for() -> None:
     engine = new_engine()
     sequence = new_sequence(PROMPT, [1, 2, 3], logprobs=3)
 
-    (sampled,) = engine.step([Chunk(sequence, len(PROMPT), sample=True)])
+    (sampled,) = engine.launch([sequence.schedule(len(PROMPT))]).wait()
 
     assert sampled is not None
     assert sampled.logprobs is not None
     assert sampled.logprobs.top_ids[0] == sampled.token_id
     assert len(sampled.logprobs.top_ids) == len(sampled.logprobs.top_logprobs) == 3
+
+
+def test_a_pass_begins_with_tokens_that_nobody_was_told_yet() -> None:
+    engine = new_engine()
+    sequence = new_sequence(PROMPT, [5, 6, 7, 8, 9])
+
+    passes = [engine.launch([sequence.schedule(sequence.num_unscheduled)]) for _ in range(2)]
+    for launched in passes:
+        (sampled,) = launched.wait()
+        assert sampled is not None
+        sequence.append(sampled.token_id)
+
+    assert sequence.token_ids[len(PROMPT) :] == engine.expected(PROMPT, 2, sequence.sampling)
+
+
+def test_a_token_that_no_pass_samples_is_refused() -> None:
+    engine = new_engine()
+    sequence, other = new_sequence(PROMPT, [5, 6, 7, 8]), new_sequence(PROMPT, [9, 10, 11])
+    engine.launch([sequence.schedule(len(PROMPT))])
+    engine.launch([other.schedule(len(PROMPT))])  # the pass directly before the next one
+
+    with pytest.raises(InvalidChunkError, match="a chunk of 1 at 45 of 45 tokens"):
+        engine.launch([sequence.schedule(1)])
+
+
+def test_a_token_that_was_not_sampled_is_refused() -> None:
+    engine = new_engine()
+    sequence = new_sequence(PROMPT, [5, 6, 7, 8])
+    (sampled,) = engine.launch([sequence.schedule(len(PROMPT))]).wait()
+    assert sampled is not None
+    sequence.append((sampled.token_id + 1) % 512)
+
+    with pytest.raises(InvalidChunkError, match=f"{sampled.token_id} was sampled"):
+        engine.launch([sequence.schedule(1)])
+
+
+def test_after_a_refused_launch_nothing_is_pending() -> None:
+    engine = new_engine()
+    sequence, bad = new_sequence(PROMPT, [5, 6, 7, 8]), new_sequence([1], [99])
+    engine.launch([sequence.schedule(len(PROMPT))])
+    with pytest.raises(InvalidChunkError, match="a block outside the pool"):
+        engine.launch([sequence.schedule(1), bad.schedule(1)])
+
+    with pytest.raises(InvalidChunkError, match="a chunk of 1 at 46 of 45 tokens"):
+        engine.launch([sequence.schedule(1)])

@@ -37,6 +37,36 @@ def test_the_last_allowed_token_ends_with_length() -> None:
     assert sequence.finish_reason() == "length"
 
 
+def test_a_prompt_is_scheduled_in_chunks_and_the_last_one_samples() -> None:
+    sequence = new_sequence("a", list(range(10)))
+    chunks = [sequence.schedule(6), sequence.schedule(4)]
+    assert [(chunk.start, chunk.end, chunk.sample) for chunk in chunks] == [(0, 6, False), (6, 10, True)]
+    assert (sequence.num_pending, sequence.num_tokens, sequence.num_unscheduled) == (1, 11, 1)
+    assert chunks[1].sampled_index == 0
+
+
+def test_two_passes_in_flight_each_sample_a_token() -> None:
+    sequence = new_sequence("a", [5])
+    first, second = sequence.schedule(1), sequence.schedule(1)
+    assert (second.start, second.sample, second.sampled_index) == (1, True, 1)
+    sequence.finish(first)
+    sequence.append(7)
+    assert (sequence.num_computed, sequence.num_scheduled, sequence.num_pending) == (1, 2, 1)
+    sequence.finish(second)
+    sequence.append(8)
+    assert (sequence.num_computed, sequence.num_pending, sequence.num_unscheduled) == (2, 0, 1)
+    assert sequence.token_ids == [5, 7, 8]
+
+
+def test_a_restarted_sequence_computes_all_its_known_tokens_again() -> None:
+    sequence = new_sequence("a", [5, 6, 7])
+    sequence.finish(sequence.schedule(3))
+    sequence.append(8)
+    sequence.restart(2)
+    chunk = sequence.schedule(2)
+    assert (chunk.start, chunk.sample, chunk.sampled_index) == (2, True, 1)
+
+
 @pytest.mark.parametrize("limit", ["num_blocks", "block_size", "max_batch_tokens", "max_model_len", "num_threads"])
 def test_a_limit_that_is_not_positive_is_refused_by_name(limit: str, tmp_path: object) -> None:
     with pytest.raises(ValueError, match=limit):

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from common.messages import SamplingParams
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig
-from engine.engine import Chunk, Engine
+from engine.engine import Engine
 from engine.sequence import Sequence
 from gateway.tokenizer import ChatTokenizer
 from worker.prefix import admit, grow
@@ -78,11 +78,11 @@ def test_it_answers_and_stops_by_itself(tokenizer: ChatTokenizer, engine: Engine
     pool = BlockPool(num_blocks=engine.layout.num_blocks, block_size=engine.layout.block_size)
     admit(pool, sequence, num_tokens=len(prompt))
     while not sequence.finish_reason():
-        missing = sequence.num_tokens - sequence.num_computed
         grow(pool, sequence, num_tokens=sequence.num_tokens)
-        (sampled,) = engine.step([Chunk(sequence, missing, True)])
+        chunk = sequence.schedule(sequence.num_unscheduled)
+        (sampled,) = engine.launch([chunk]).wait()
         assert sampled is not None
-        sequence.num_computed += missing
+        sequence.finish(chunk)
         sequence.append(sampled.token_id)
     assert sequence.finish_reason() == "stop"
     assert answer in tokenizer.decode(sequence.token_ids[len(prompt) :], skip_special_tokens=True)
