@@ -260,7 +260,7 @@ class Intake:
         sequence.block_table = reservation.cached + blocks
         sequence.digests = list(reservation.digests)
         sequence.num_cached = len(reservation.cached) * self._host.pool.block_size
-        sequence.num_computed = len(reservation.token_ids)
+        sequence.restart(len(reservation.token_ids))
         publish_computed(self._host.pool, sequence)
         sequence.append(message.first_token)
         self._activate(

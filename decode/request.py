@@ -24,7 +24,7 @@ class DecodeRequest:
     finish: str = ""
     ended_at: float | None = None
     stopped: str = ""
-    in_step: bool = False
+    in_flight: int = 0  # passes in flight with a chunk of the sequence; its blocks stay as long as there are any
     preemptions: int = 0
 
     @property
@@ -36,9 +36,9 @@ class DecodeRequest:
         return self.job.attempt
 
     @property
-    def num_missing(self) -> int:
-        """Known tokens whose KV is not in the pool: 1 for a sequence that decodes, more after a preemption."""
-        return len(self.sequence.token_ids) - self.sequence.num_computed
+    def is_over(self) -> bool:
+        """Ended or given up: no result of a pass counts any more."""
+        return bool(self.stopped) or self.ended_at is not None
 
     @property
     def expired(self) -> bool:

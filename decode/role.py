@@ -52,10 +52,11 @@ class DecodeRole:
 
     def __init__(self, host: WorkerHost) -> None:
         self._host = host
-        self._scheduler = DecodeScheduler(pool=host.pool, max_sequences=host.settings.max_sequences)
+        self._scheduler = DecodeScheduler(
+            pool=host.pool, max_sequences=host.settings.max_sequences, max_model_len=host.max_model_len
+        )
         self._requests: dict[str, DecodeRequest] = {}  # also ended ones, until received
         self._local: dict[DecodeRequest, ClaimedJob] = {}  # local jobs whose first token is not out
-        self._in_step: dict[int, DecodeRequest] = {}  # by id(sequence), of the pass in flight
         self._cancelled = Tombstones()
         self._intake = Intake(
             host, running=lambda: len(self._scheduler), cancelled=self._cancelled, activate=self._activate
@@ -124,20 +125,14 @@ class DecodeRole:
         for request in [request for request in self._scheduler if request.expired]:
             if time.monotonic() > request.deadline_at + LATE_S:
                 self._stop(request, "deadline")
-        chunks = self._scheduler.plan(token_budget)
-        self._in_step = {}
-        for chunk in chunks:
-            request = self._requests[chunk.sequence.request_id]
-            request.in_step = True
-            self._in_step[id(chunk.sequence)] = request
-        return chunks
+        return self._scheduler.plan(token_budget)
 
     def apply(self, results: ListOf[tuple[Chunk, Sampled | None]]) -> None:
         for chunk, sampled in results:
-            request = self._running(chunk)
-            if request is None:
-                continue
-            chunk.sequence.num_computed += chunk.num_tokens
+            request = self._scheduler.landed(chunk)
+            if request.is_over:
+                continue  # planned before its stop token, its cancellation or its failure was known
+            chunk.sequence.finish(chunk)
             publish_computed(self._host.pool, chunk.sequence)
             if chunk.sample and sampled is None:
                 self._fail(request, "no finite logits")
@@ -147,18 +142,10 @@ class DecodeRole:
 
     def failed(self, chunks: ListOf[Chunk], error: Exception) -> None:
         for chunk in chunks:
-            request = self._running(chunk)
-            if request is not None:
+            request = self._scheduler.landed(chunk)
+            if not request.is_over:
                 self._fail(request, f"step failed: {type(error).__name__}")
-
-    def _running(self, chunk: Chunk) -> DecodeRequest | None:
-        """The request of a chunk after its pass; None when it was stopped meanwhile (its blocks go back now)."""
-        request = self._in_step[id(chunk.sequence)]
-        request.in_step = False
-        if not request.stopped:
-            return request
-        self._scheduler.remove(request)
-        return None
+        self._host.jobs.room_changed()
 
     def _append(self, request: DecodeRequest, sampled: Sampled) -> None:
         sequence = request.sequence
@@ -204,14 +191,14 @@ class DecodeRole:
     # -- the end of a request --------------------------------------------------------------------------------------
 
     def _stop(self, request: DecodeRequest, reason: str) -> None:
-        """Forget a request; its blocks go back now, or after the pass that uses them."""
+        """Forget a request; its blocks go back now, or after the passes that use them."""
         request.stopped = reason
         if self._requests.get(request.id) is request:
             del self._requests[request.id]
         claimed = self._local.pop(request, None)
         if claimed is not None:
             self._host.spawn(self._host.jobs.drop(claimed))
-        if not request.in_step and request.ended_at is None:
+        if request.ended_at is None:
             self._scheduler.remove(request)
         self._host.jobs.room_changed()
         self._host.device.wake()
@@ -313,7 +300,7 @@ class DecodeRole:
         return RoleLoad(
             running=len(self._scheduler.running),
             waiting=len(self._scheduler.waiting) + self._intake.num_leases,
-            queued_tokens=sum(max(0, request.num_missing - 1) for request in self._scheduler),
+            queued_tokens=sum(max(0, request.sequence.num_unscheduled - 1) for request in self._scheduler),
             held_blocks=self._intake.held_blocks,
         )
 

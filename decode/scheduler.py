@@ -5,27 +5,36 @@ computed here (local prefill, or a preempted sequence again), oldest first; then
 sequence can't grow, the youngest of the lowest priority is preempted: its blocks go back (full ones stay cached) and it
 waits at the front of the queue to be computed again. Sampling depends on (seed, position) alone, so its text goes on as
 it would have.
+
+A pass may be in flight while the next one is planned. Blocks that it reads or writes never go back before it is over: a
+sequence that left keeps them until then, and one that should be preempted is left out of the pass being planned, so that
+the plan after that finds it free.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from decode.request import DecodeRequest
 from engine.block_pool import BlockPool, OutOfBlocksError
 from engine.engine import Chunk
+from engine.sequence import Sequence
 from worker.prefix import admit, blocks_for, grow, surrender
 
 
 class DecodeScheduler:
-    """Owns the order of the sequences, and through the pool their blocks. Called between passes only."""
+    """Owns the order of the sequences, and through the pool their blocks."""
 
-    def __init__(self, *, pool: BlockPool, max_sequences: int) -> None:
+    def __init__(self, *, pool: BlockPool, max_sequences: int, max_model_len: int) -> None:
         self._pool = pool
         self._max_sequences = max_sequences
+        self._max_model_len = max_model_len
         self.running: list[DecodeRequest] = []  # hold blocks, in order of arrival
         self.waiting: deque[DecodeRequest] = deque()  # hold none
+        self._leaving: set[DecodeRequest] = set()  # out of the batch, but hold blocks until their passes are over
+        self._in_flight: dict[Sequence, DecodeRequest] = {}
         self.preemptions = 0
 
     def __iter__(self) -> Iterator[DecodeRequest]:
@@ -44,52 +53,69 @@ class DecodeScheduler:
         self.waiting.append(request)
 
     def remove(self, request: DecodeRequest) -> None:
-        """Take a sequence out and give its blocks back. Unknown ones are none of our business."""
+        """Take a sequence out; its blocks go back when no pass uses them. Unknown ones are none of our business."""
         if request in self.running:
             self.running.remove(request)
         elif request in self.waiting:
             self.waiting.remove(request)
-        surrender(self._pool, request.sequence)
+        if request.in_flight:
+            self._leaving.add(request)
+        else:
+            surrender(self._pool, request.sequence)
+
+    def landed(self, chunk: Chunk) -> DecodeRequest:
+        """The chunk's pass is over, with or without a result. Returns whose it is, which may have left meanwhile."""
+        request = self._in_flight[chunk.sequence]
+        request.in_flight -= 1
+        if request.in_flight == 0:
+            del self._in_flight[chunk.sequence]
+            if request in self._leaving:
+                self._leaving.remove(request)
+                surrender(self._pool, request.sequence)
+        return request
 
     def plan(self, token_budget: int) -> list[Chunk]:
-        """Choose the next pass. Every chunk's positions are covered by its block table."""
-        preempted_before = self.preemptions
-        chunks: dict[DecodeRequest, Chunk] = {}
-        for request in sorted(self.running, key=lambda request: request.num_missing > 1):  # stable: decoding ones first
-            num_tokens = min(request.num_missing, token_budget)
-            if num_tokens > 0 and request in self.running and self._make_room(request, num_tokens, chunks):
-                chunks[request] = _chunk(request, num_tokens)
-                token_budget -= num_tokens
-        if self.preemptions == preempted_before:
-            self._admit_waiting(token_budget, chunks)
-        return list(chunks.values())
+        """Choose the next pass. Every chunk's positions are covered by its block table until the chunk has `landed`."""
+        draft = _Draft(token_budget)
+        candidates = [request for request in self.running if self._goes_on(request)]
+        for request in sorted(candidates, key=lambda request: request.sequence.num_unscheduled > 1):  # stable
+            num_tokens = min(request.sequence.num_unscheduled, draft.token_budget)
+            if num_tokens > 0 and request not in draft.left_out and self._make_room(request, num_tokens, draft):
+                draft.add(request, num_tokens)
+        if not draft.is_short:
+            self._admit_waiting(draft)
+        return [self._schedule(request, num_tokens) for request, num_tokens in draft.shares.items()]
 
-    def _admit_waiting(self, token_budget: int, chunks: dict[DecodeRequest, Chunk]) -> None:
-        while self.waiting and token_budget > 0 and len(self.running) < self._max_sequences:
-            request = self.waiting[0]
-            num_positions = len(request.sequence.token_ids) + 1
-            room_to_grow = len(self.running)  # a block for each running sequence comes first
-            if self._pool.num_free < blocks_for(num_positions, self._pool.block_size) + room_to_grow:
-                return
-            admit(self._pool, request.sequence, num_tokens=num_positions)
-            self.waiting.popleft()
-            self.running.append(request)
-            num_tokens = min(request.num_missing, token_budget)
-            chunks[request] = _chunk(request, num_tokens)
-            token_budget -= num_tokens
+    def _goes_on(self, request: DecodeRequest) -> bool:
+        """Whether there is a token after the one that a pass in flight samples; if only a stop token can tell, yes."""
+        sequence = request.sequence
+        if not sequence.num_pending:
+            return True
+        num_generated = sequence.num_generated + sequence.num_pending
+        return num_generated < sequence.sampling.max_tokens and sequence.num_tokens < self._max_model_len
 
-    def _make_room(self, request: DecodeRequest, num_tokens: int, chunks: dict[DecodeRequest, Chunk]) -> bool:
-        """Cover the chunk with blocks, preempting others if need be; False if the request itself had to give way."""
+    def _make_room(self, request: DecodeRequest, num_tokens: int, draft: _Draft) -> bool:
+        """Cover the chunk with blocks, preempting others if need be; False if the request itself has to wait."""
+        num_positions = request.sequence.num_scheduled + num_tokens
         while True:
+            if draft.waits_for_blocks and request.sequence.blocks_needed(num_positions, self._pool.block_size):
+                return False  # somebody before it waits for these blocks
             try:
-                grow(self._pool, request.sequence, num_tokens=request.sequence.num_computed + num_tokens)
+                grow(self._pool, request.sequence, num_tokens=num_positions)
                 return True
             except OutOfBlocksError:
-                victim = self._victim()
-                chunks.pop(victim, None)
-                self._preempt(victim)
-                if victim is request:
-                    return False
+                draft.is_short = True
+            if self._leaving:
+                draft.waits_for_blocks = True  # of those who left, when their pass is over
+                continue
+            victim = self._victim()
+            draft.leave_out(victim)
+            if victim.in_flight:
+                draft.waits_for_blocks = True  # the victim's: the next plan can preempt it
+                continue
+            self._preempt(victim)
+            if victim is request:
+                return False
 
     def _victim(self) -> DecodeRequest:
         youngest_first = reversed(self.running)
@@ -102,6 +128,38 @@ class DecodeScheduler:
         self.preemptions += 1
         self.waiting.appendleft(request)
 
+    def _admit_waiting(self, draft: _Draft) -> None:
+        while self.waiting and draft.token_budget > 0 and len(self.running) < self._max_sequences:
+            request = self.waiting[0]
+            num_positions = len(request.sequence.token_ids) + 1
+            room_to_grow = len(self.running)  # a block for each running sequence comes first
+            if self._pool.num_free < blocks_for(num_positions, self._pool.block_size) + room_to_grow:
+                return
+            admit(self._pool, request.sequence, num_tokens=num_positions)
+            self.waiting.popleft()
+            self.running.append(request)
+            draft.add(request, min(request.sequence.num_unscheduled, draft.token_budget))
 
-def _chunk(request: DecodeRequest, num_tokens: int) -> Chunk:
-    return Chunk(sequence=request.sequence, num_tokens=num_tokens, sample=num_tokens == request.num_missing)
+    def _schedule(self, request: DecodeRequest, num_tokens: int) -> Chunk:
+        request.in_flight += 1
+        self._in_flight[request.sequence] = request
+        return request.sequence.schedule(num_tokens)
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A pass being planned."""
+
+    token_budget: int  # what is left of it
+    shares: dict[DecodeRequest, int] = field(default_factory=dict)  # tokens of each
+    left_out: set[DecodeRequest] = field(default_factory=set)  # preempted, or to be preempted by the next plan
+    is_short: bool = False  # somebody found no block
+    waits_for_blocks: bool = False  # and nobody may take the ones that come before
+
+    def add(self, request: DecodeRequest, num_tokens: int) -> None:
+        self.shares[request] = num_tokens
+        self.token_budget -= num_tokens
+
+    def leave_out(self, request: DecodeRequest) -> None:
+        self.left_out.add(request)
+        self.token_budget += self.shares.pop(request, 0)

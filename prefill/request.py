@@ -20,7 +20,7 @@ class PrefillRequest:
     sequence: Sequence
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     admitted: bool = False  # holds blocks
-    in_step: bool = False  # a pass over its blocks is running
+    in_flight: int = 0  # passes in flight with a chunk of the prompt; its blocks stay as long as there are any
     started_at: float = 0.0  # first chunk planned
     first_token: int | None = None
     finish: str = ""  # set with the first token when the request ends with it

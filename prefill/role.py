@@ -17,6 +17,7 @@ from common.errors import InvalidRequestError
 from common.messages import Ack, Cancel, Job, LeaseAborted, Tokens, ToWorker, WorkerReply, WorkerState, WriterDone
 from engine.block_pool import OutOfBlocksError
 from engine.engine import Chunk, Sampled
+from engine.sequence import Sequence
 from kvtransfer.transport import TransferError
 from prefill.handoff import hand_over
 from prefill.request import PrefillRequest, sequence_of
@@ -40,7 +41,7 @@ class PrefillRole:
         self._max_requests = max_requests
         self._requests: dict[str, PrefillRequest] = {}  # in order of arrival
         self._tasks: dict[PrefillRequest, asyncio.Task[None]] = {}
-        self._in_step: dict[int, PrefillRequest] = {}  # by id(sequence), of the pass in flight
+        self._in_flight: dict[Sequence, PrefillRequest] = {}
         self._cancelled = Tombstones()
 
     # -- jobs ----------------------------------------------------------------------------------------------------------
@@ -78,7 +79,7 @@ class PrefillRole:
         try:
             await hand_over(request, self._host)
         finally:
-            while request.in_step:
+            while request.in_flight:
                 request.changed.clear()
                 await request.changed.wait()
             surrender(self._host.pool, request.sequence)
@@ -94,30 +95,35 @@ class PrefillRole:
         self._stop_expired()
         self._admit_waiting()
         chunks = next_chunks(self._requests.values(), token_budget)
-        self._in_step = {}
         for chunk in chunks:
             request = self._requests[chunk.sequence.request_id]
-            self._in_step[id(chunk.sequence)] = request
-            request.in_step = True
+            request.in_flight += 1
+            self._in_flight[chunk.sequence] = request
             request.started_at = request.started_at or time.monotonic()
         return chunks
 
     def apply(self, results: ListOf[tuple[Chunk, Sampled | None]]) -> None:
         for chunk, sampled in results:
-            request = self._in_step[id(chunk.sequence)]
-            request.in_step = False
-            request.sequence.num_computed += chunk.num_tokens
-            if not request.stopped:
-                publish_computed(self._host.pool, request.sequence)
-                if chunk.sample:
-                    self._first_token(request, sampled)
-            request.changed.set()
+            request = self._landed(chunk)
+            if request.stopped:
+                continue
+            request.sequence.finish(chunk)
+            publish_computed(self._host.pool, request.sequence)
+            if chunk.sample:
+                self._first_token(request, sampled)
 
     def failed(self, chunks: ListOf[Chunk], error: Exception) -> None:
         for chunk in chunks:
-            request = self._in_step[id(chunk.sequence)]
-            request.in_step = False
-            request.stop(f"step failed: {type(error).__name__}")
+            self._landed(chunk).stop(f"step failed: {type(error).__name__}")
+
+    def _landed(self, chunk: Chunk) -> PrefillRequest:
+        """The chunk's pass is over; the hand-over has something to push, or blocks to give back."""
+        request = self._in_flight[chunk.sequence]
+        request.in_flight -= 1
+        if request.in_flight == 0:
+            del self._in_flight[chunk.sequence]
+        request.changed.set()
+        return request
 
     def _stop_expired(self) -> None:
         for request in self._requests.values():

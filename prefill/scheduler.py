@@ -1,4 +1,4 @@
-"""Which prompt tokens the next pass computes. Pure: it chooses, the role acts."""
+"""Which prompt tokens the next pass computes. It chooses, the role acts."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ from prefill.request import PrefillRequest
 def next_chunks(requests: Iterable[PrefillRequest], token_budget: int) -> list[Chunk]:
     """Fill `token_budget` from admitted requests, oldest first; the last one may get only a part of its prompt (a chunk).
 
-    Oldest first to the end, not round-robin: the first prompts finish earlier and none finishes later.
+    Oldest first to the end, not round-robin: the first prompts finish earlier and none finishes later. A prompt goes on
+    with its next chunk while the one before is in flight.
     """
     chunks: list[Chunk] = []
     for request in requests:
         if token_budget <= 0:
             break
-        sequence = request.sequence
-        missing = len(sequence.token_ids) - sequence.num_computed
-        if not request.admitted or request.stopped or request.first_token is not None:
+        if not _has_work(request):
             continue
-        num_tokens = min(missing, token_budget)
-        chunks.append(Chunk(sequence=sequence, num_tokens=num_tokens, sample=num_tokens == missing))
+        num_tokens = min(request.sequence.num_unscheduled, token_budget)
+        chunks.append(request.sequence.schedule(num_tokens))
         token_budget -= num_tokens
     return chunks
+
+
+def _has_work(request: PrefillRequest) -> bool:
+    """Whether a part of the prompt is in no pass yet: after the one that samples, the rest is the decode worker's."""
+    is_sampled = request.first_token is not None or request.sequence.num_pending > 0
+    return request.admitted and not request.stopped and not is_sampled

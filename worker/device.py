@@ -1,8 +1,14 @@
 """The device loop: one forward pass after another, filled by the roles that live in this process.
 
-The roles decide (`plan`, `apply`) on the event loop; the pass itself runs in one worker thread, so heartbeats and control
-messages go on while the device is busy. A worker with both roles mixes decode tokens and prefill chunks in one pass: the
-roles plan in the order given, each with what the ones before it left of the token budget.
+The roles decide (`plan`, `apply`) on the event loop; passes are launched in one thread and waited for in another, so
+heartbeats and control messages go on while the device is busy. The device never waits for a decision: while it computes
+pass n, pass n + 1 is planned and launched, and the results of n are applied while it computes n + 1.
+
+    event loop   plan n+1 ─ apply n-1 ──────── apply n ─ plan n+2 ──────
+    device       ─────── pass n ──────────────▶─────── pass n+1 ───────▶
+
+A worker with both roles mixes decode tokens and prefill chunks in one pass: the roles plan in the order given, each with
+what the ones before it left of the token budget.
 """
 
 from __future__ import annotations
@@ -10,48 +16,61 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Sequence as ListOf
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from engine.engine import Chunk, Sampled
+from engine.engine import Chunk, Pass, Sampled
+from engine.passes import Finished
+from engine.sequence import Sequence
 
 log = logging.getLogger("baton.device")
 
-RATE_SMOOTHING = 0.2  # weight of the newest step in the exponential averages
+MAX_OUTSTANDING = 2  # the pass that the device computes, and the one that it finds when that is over
+RATE_SMOOTHING = 0.2  # weight of the newest pass in the exponential averages
 
 
 class SteppingEngine(Protocol):
     """What the loop needs of an engine; `Engine` and `FakeEngine` both have it."""
 
-    def step(self, chunks: list[Chunk]) -> list[Sampled | None]: ...
+    def launch(self, chunks: list[Chunk]) -> Pass: ...
 
 
 class Planner(Protocol):
-    """A role's share in the device loop."""
+    """A role's share in the device loop. For each planned chunk, in order, comes one `apply` or one `failed`."""
 
     def plan(self, token_budget: int) -> list[Chunk]:
-        """Choose this role's part of the next pass, of `token_budget` tokens at most. Block tables must cover it."""
+        """Choose this role's part of the next pass, of `token_budget` tokens at most; one pass may be in flight.
+
+        Block tables must cover the part, and keep doing so until its result came.
+        """
         ...
 
     def apply(self, results: ListOf[tuple[Chunk, Sampled | None]]) -> None:
-        """Take the pass's results of this role's chunks. Must not raise for one sequence's sake."""
+        """Take a pass's results of this role's chunks. Must not raise for one sequence's sake."""
         ...
 
     def failed(self, chunks: ListOf[Chunk], error: Exception) -> None:
-        """The pass raised: none of its results exist."""
+        """There are no results of these chunks, nor will be of later chunks of the same sequences."""
         ...
 
 
 class DeviceLoop:
-    """Runs steps while any role has work, else waits to be woken. `steps` counts finished passes."""
+    """Runs passes while any role has work, else waits to be woken. `steps` counts passes that are over."""
 
     def __init__(self, *, engine: SteppingEngine, token_budget: int) -> None:
         self._engine = engine
         self._token_budget = token_budget
         self._planners: list[Planner] = []
         self._wake = asyncio.Event()
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
+        self._outstanding: deque[_Launch] = deque()
+        self._failure = _Failure()  # of the pass that was delivered last
+        self._refused: set[Sequence] = set()  # those of the last launch if it raised; the device thread's own
+        self._over_at = 0.0  # when the last pass was over
+        self._device_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
+        self._waiting_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device-wait")
         self.steps = 0
         self.busy = False
         self.prefill_tokens_per_s = 0.0
@@ -66,20 +85,27 @@ class DeviceLoop:
         self._wake.set()
 
     async def run(self) -> None:
-        """Step until cancelled. Cancellation waits for the pass in flight."""
+        """Compute until cancelled. Cancellation waits for the passes in flight; their results are nobody's any more."""
         try:
             while True:
                 self._wake.clear()
-                shares = self._plan()
-                if not any(shares):
-                    self.busy = False
-                    await self._wake.wait()
-                    continue
-                self.busy = True
-                await self._step(shares)
+                while self._outstanding and self._outstanding[0].over.done():
+                    self._deliver(self._outstanding.popleft())
+                while len(self._outstanding) < MAX_OUTSTANDING and any(shares := self._plan()):
+                    self._outstanding.append(self._submit(shares))
+                self.busy = bool(self._outstanding)
+                await self._wake.wait()
         finally:
             self.busy = False
-            self._executor.shutdown(wait=True)
+            await self._leave()
+
+    async def _leave(self) -> None:
+        try:
+            if self._outstanding:
+                await asyncio.wait([asyncio.wrap_future(launch.over) for launch in self._outstanding])
+        finally:
+            self._device_thread.shutdown(wait=True)
+            self._waiting_thread.shutdown(wait=True)
 
     def _plan(self) -> list[list[Chunk]]:
         budget, shares = self._token_budget, []
@@ -89,34 +115,96 @@ class DeviceLoop:
             shares.append(share)
         return shares
 
-    async def _step(self, shares: list[list[Chunk]]) -> None:
-        chunks = [chunk for share in shares for chunk in share]
-        started = time.monotonic()
-        pass_ = asyncio.get_running_loop().run_in_executor(self._executor, self._engine.step, chunks)
-        try:
-            results = await asyncio.shield(pass_)
-        except asyncio.CancelledError:
-            await asyncio.wait([pass_])
-            raise
-        except Exception as error:
-            log.exception("device.step_failed", extra={"chunks": len(chunks)})
-            for planner, share in zip(self._planners, shares, strict=True):
-                planner.failed(share, error)
-            self.steps += 1
-            return
-        self._measure(chunks, time.monotonic() - started)
-        self.steps += 1
-        offset = 0
-        for planner, share in zip(self._planners, shares, strict=True):
-            planner.apply(list(zip(share, results[offset : offset + len(share)], strict=True)))
-            offset += len(share)
+    def _submit(self, shares: list[list[Chunk]]) -> _Launch:
+        launch, loop = _Launch(shares), asyncio.get_running_loop()
+        launch.over.add_done_callback(lambda _: loop.call_soon_threadsafe(self.wake))
+        self._device_thread.submit(self._launch, launch)
+        return launch
 
-    def _measure(self, chunks: list[Chunk], seconds: float) -> None:
+    # -- in the other threads --------------------------------------------------------------------------------------
+
+    def _launch(self, launch: _Launch) -> None:
+        """Launch without the sequences that the launch before lost: their tokens and KV are not there."""
+        launch.began_at = time.monotonic()
+        chunks = [chunk for chunk in launch.chunks if chunk.sequence not in self._refused]
+        try:
+            pass_ = self._engine.launch(chunks) if chunks else Finished([])
+        except BaseException as error:
+            self._refused = {chunk.sequence for chunk in launch.chunks}
+            launch.fail(error)
+            return
+        self._refused = set()
+        if isinstance(pass_, Finished):
+            launch.finish(chunks, pass_)
+        else:
+            self._waiting_thread.submit(launch.finish, chunks, pass_)
+
+    # -- on the event loop again -------------------------------------------------------------------------------------
+
+    def _deliver(self, launch: _Launch) -> None:
+        self.steps += 1
+        before, self._failure = self._failure, _Failure()
+        try:
+            results = launch.over.result()
+        except Exception as error:
+            log.exception("device.step_failed", extra={"chunks": len(launch.chunks)})
+            self._failure = _Failure({chunk.sequence for chunk in launch.chunks}, error)
+            for planner, share in zip(self._planners, launch.shares, strict=False):
+                planner.failed(share, error)
+            return
+        self._measure(launch)
+        for planner, share in zip(self._planners, launch.shares, strict=False):
+            lost = [chunk for chunk in share if chunk.sequence in before.sequences]
+            if lost:
+                planner.failed(lost, before.error)
+            planner.apply([(chunk, results[chunk]) for chunk in share if chunk.sequence not in before.sequences])
+
+    def _measure(self, launch: _Launch) -> None:
+        """Update the rates; a pass that was launched early began when the one before it was over."""
+        seconds = launch.over_at - max(launch.began_at, self._over_at)
+        self._over_at = launch.over_at
+        chunks = launch.chunks
         tokens = sum(chunk.num_tokens for chunk in chunks)
         if tokens == len(chunks):
             self.decode_step_ms = _smooth(self.decode_step_ms, seconds * 1000)
         elif tokens >= 8 * len(chunks):
             self.prefill_tokens_per_s = _smooth(self.prefill_tokens_per_s, tokens / max(seconds, 1e-6))
+
+
+@dataclass(slots=True, eq=False)
+class _Launch:
+    """A pass from its plan to its results, which `over` holds."""
+
+    shares: list[list[Chunk]]  # by planner
+    over: Future[dict[Chunk, Sampled | None]] = field(default_factory=Future)
+    began_at: float = 0.0
+    over_at: float = 0.0
+    chunks: list[Chunk] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.chunks = [chunk for share in self.shares for chunk in share]
+
+    def finish(self, chunks: list[Chunk], pass_: Pass) -> None:
+        """Wait for the results of `chunks` and publish them."""
+        try:
+            results = pass_.wait()
+        except BaseException as error:
+            self.fail(error)
+            return
+        self.over_at = time.monotonic()
+        self.over.set_result(dict(zip(chunks, results, strict=True)))
+
+    def fail(self, error: BaseException) -> None:
+        self.over_at = time.monotonic()
+        self.over.set_exception(error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Why the sequences of a pass got nothing; no sequences if they got their results."""
+
+    sequences: set[Sequence] = field(default_factory=set)
+    error: Exception = field(default_factory=Exception)
 
 
 def _smooth(average: float, newest: float) -> float:

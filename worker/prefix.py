@@ -28,7 +28,8 @@ def admit(pool: BlockPool, sequence: Sequence, *, num_tokens: int) -> None:
         raise
     sequence.block_table = cached + fresh
     sequence.digests = digests[: len(cached)]
-    sequence.num_computed = sequence.num_cached = len(cached) * size
+    sequence.num_cached = len(cached) * size
+    sequence.restart(sequence.num_cached)
 
 
 def grow(pool: BlockPool, sequence: Sequence, *, num_tokens: int) -> None:
@@ -39,9 +40,10 @@ def grow(pool: BlockPool, sequence: Sequence, *, num_tokens: int) -> None:
 
 
 def publish_computed(pool: BlockPool, sequence: Sequence) -> None:
-    """Share every block of the sequence that is full and computed by now."""
+    """Share every block of the sequence that finished passes filled with tokens that are known by now."""
     size = pool.block_size
-    while (len(sequence.digests) + 1) * size <= sequence.num_computed:
+    num_final = min(sequence.num_computed, len(sequence.token_ids))
+    while (len(sequence.digests) + 1) * size <= num_final:
         index = len(sequence.digests)
         parent = sequence.digests[-1] if sequence.digests else sequence.hash_root
         digest = hash_block(parent, sequence.token_ids[index * size : (index + 1) * size])
@@ -50,8 +52,11 @@ def publish_computed(pool: BlockPool, sequence: Sequence) -> None:
 
 
 def surrender(pool: BlockPool, sequence: Sequence) -> None:
-    """Drop every reference of the sequence; published blocks stay cached. The sequence must be recomputed to go on."""
+    """Drop every reference of the sequence; published blocks stay cached. The sequence must be recomputed to go on.
+
+    Never while a pass with the sequence is in flight: what it writes would land in somebody else's blocks.
+    """
     pool.release(sequence.block_table)
     sequence.block_table = []
     sequence.digests = []
-    sequence.num_computed = 0
+    sequence.restart(0)

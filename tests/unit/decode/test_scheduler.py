@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from common.messages import Job, SamplingParams
 from decode.request import DecodeRequest
 from decode.scheduler import DecodeScheduler
 from engine.block_pool import BlockPool
+from engine.engine import Chunk
 from engine.sequence import Sequence
 from worker.prefix import blocks_for, publish_computed
 
@@ -43,24 +45,54 @@ def make_request(name: str, *, prompt: int, max_tokens: int, priority: int = 0, 
     return DecodeRequest(job=job, sequence=sequence, deadline_at=float("inf"), first_position=0)
 
 
-def run_step(scheduler: DecodeScheduler, pool: BlockPool, budget: int) -> list[DecodeRequest]:
-    """One pass as the role does it; returns the requests that finished in it."""
-    by_sequence = {id(request.sequence): request for request in scheduler}
+def new_scheduler(*, num_blocks: int, max_sequences: int = 8) -> tuple[DecodeScheduler, BlockPool]:
+    pool = BlockPool(num_blocks=num_blocks, block_size=BLOCK)
+    limit = num_blocks * BLOCK
+    return DecodeScheduler(pool=pool, max_sequences=max_sequences, max_model_len=limit), pool
+
+
+def land(scheduler: DecodeScheduler, pool: BlockPool, chunks: list[Chunk], *, token: int = 7) -> list[DecodeRequest]:
+    """Give every sequence of a pass its result as the role does; returns the requests that finished with it."""
     finished = []
+    for chunk in chunks:
+        request = scheduler.landed(chunk)
+        if request.is_over:
+            continue
+        sequence = chunk.sequence
+        sequence.finish(chunk)
+        publish_computed(pool, sequence)
+        if chunk.sample:
+            sequence.append(token)
+            if sequence.finish_reason():
+                request.ended_at = 1.0
+                scheduler.remove(request)
+                finished.append(request)
+    return finished
+
+
+def join(scheduler: DecodeScheduler, pool: BlockPool, *names: str) -> list[DecodeRequest]:
+    """Running requests of seven tokens with two blocks each, nothing computed."""
+    requests = [make_request(name, prompt=7, max_tokens=9, salt=20 * index) for index, name in enumerate(names)]
+    for request in requests:
+        request.sequence.block_table = pool.allocate(2)
+        scheduler.join(request)
+    return requests
+
+
+def run_step(scheduler: DecodeScheduler, pool: BlockPool, budget: int) -> list[DecodeRequest]:
+    """One pass with nothing else in flight; returns the requests that finished in it."""
+    return land(scheduler, pool, plan(scheduler, budget))
+
+
+def plan(scheduler: DecodeScheduler, budget: int) -> list[Chunk]:
     chunks = scheduler.plan(budget)
     assert sum(chunk.num_tokens for chunk in chunks) <= budget
-    for chunk in chunks:
-        sequence = chunk.sequence
-        assert len(sequence.block_table) * BLOCK >= sequence.num_computed + chunk.num_tokens
-        sequence.num_computed += chunk.num_tokens
-        publish_computed(pool, sequence)
-        assert chunk.sample == (sequence.num_computed == len(sequence.token_ids))
-        if chunk.sample:
-            sequence.append(7)
-            if sequence.finish_reason():
-                scheduler.remove(by_sequence[id(sequence)])
-                finished.append(by_sequence[id(sequence)])
-    return finished
+    assert all(len(chunk.sequence.block_table) * BLOCK >= chunk.end for chunk in chunks)
+    return chunks
+
+
+def names(chunks: list[Chunk]) -> list[str]:
+    return [chunk.sequence.request_id for chunk in chunks]
 
 
 @settings(max_examples=60, deadline=None)
@@ -69,13 +101,13 @@ def run_step(scheduler: DecodeScheduler, pool: BlockPool, budget: int) -> list[D
     num_blocks=st.integers(8, 40),
     budget=st.integers(8, 32),
     max_sequences=st.integers(1, 8),
+    depth=st.sampled_from([1, 2]),
 )
 def test_every_request_finishes_and_every_block_comes_back(
-    seed: int, num_blocks: int, budget: int, max_sequences: int
+    seed: int, num_blocks: int, budget: int, max_sequences: int, depth: int
 ) -> None:
     rng = random.Random(seed)
-    pool = BlockPool(num_blocks=num_blocks, block_size=BLOCK)
-    scheduler = DecodeScheduler(pool=pool, max_sequences=max_sequences)
+    scheduler, pool = new_scheduler(num_blocks=num_blocks, max_sequences=max_sequences)
     limit = num_blocks * BLOCK
     pending = []
     for index in range(12):
@@ -91,21 +123,26 @@ def test_every_request_finishes_and_every_block_comes_back(
         )
     expected = len(pending)
     finished: list[DecodeRequest] = []
+    in_flight: deque[list[Chunk]] = deque()
     for _ in range(20_000):
         if pending and rng.random() < 0.3:
             scheduler.enqueue(pending.pop())
-        finished += run_step(scheduler, pool, budget)
+        while len(in_flight) < depth and (chunks := plan(scheduler, budget)):
+            in_flight.append(chunks)
         assert len(scheduler.running) <= max_sequences
+        if in_flight:
+            finished += land(scheduler, pool, in_flight.popleft())
         if len(finished) == expected:
             break
     assert len(finished) == expected
+    for chunks in in_flight:
+        land(scheduler, pool, chunks)
     assert pool.num_free == num_blocks
     assert all(request.sequence.num_generated == request.sequence.sampling.max_tokens for request in finished)
 
 
 def test_a_decoding_sequence_gets_its_token_before_a_long_prompt_gets_the_budget() -> None:
-    pool = BlockPool(num_blocks=64, block_size=BLOCK)
-    scheduler = DecodeScheduler(pool=pool, max_sequences=8)
+    scheduler, pool = new_scheduler(num_blocks=64)
     short = make_request("short", prompt=3, max_tokens=10)
     scheduler.enqueue(short)
     run_step(scheduler, pool, 8)
@@ -115,8 +152,7 @@ def test_a_decoding_sequence_gets_its_token_before_a_long_prompt_gets_the_budget
 
 
 def test_the_youngest_of_the_lowest_priority_gives_way() -> None:
-    pool = BlockPool(num_blocks=6, block_size=BLOCK)
-    scheduler = DecodeScheduler(pool=pool, max_sequences=8)
+    scheduler, pool = new_scheduler(num_blocks=6)
     requests = [
         make_request("important", prompt=7, max_tokens=9, priority=1),
         make_request("old", prompt=7, max_tokens=9, salt=20),
@@ -127,6 +163,85 @@ def test_the_youngest_of_the_lowest_priority_gives_way() -> None:
         run_step(scheduler, pool, 16)
     assert [request.id for request in scheduler.waiting] == ["old"]
     assert requests[1].sequence.num_computed == 0
+
+
+def test_a_sequence_goes_on_with_the_token_that_a_pass_in_flight_samples() -> None:
+    scheduler, pool = new_scheduler(num_blocks=8)
+    scheduler.enqueue(make_request("a", prompt=5, max_tokens=3))
+
+    first, second = plan(scheduler, 8), plan(scheduler, 8)
+
+    assert [(chunk.start, chunk.num_tokens, chunk.sample) for chunk in first + second] == [(0, 5, True), (5, 1, True)]
+    land(scheduler, pool, first)
+    assert [chunk.start for chunk in plan(scheduler, 8)] == [6]
+
+
+@pytest.mark.parametrize("room", [2, 100])
+def test_a_sequence_whose_last_token_is_in_flight_is_not_planned_again(room: int) -> None:
+    """Whether `max_tokens` or the longest sequence ends it."""
+    pool = BlockPool(num_blocks=8, block_size=BLOCK)
+    scheduler = DecodeScheduler(pool=pool, max_sequences=8, max_model_len=5 + room)
+    scheduler.enqueue(make_request("a", prompt=5, max_tokens=4 - room if room == 2 else 2))
+    first, second = plan(scheduler, 8), plan(scheduler, 8)
+    assert names(second) == ["a"]
+    land(scheduler, pool, first)
+    assert plan(scheduler, 8) == []
+
+
+def test_a_prompt_goes_on_while_its_first_chunk_is_in_flight() -> None:
+    scheduler, _ = new_scheduler(num_blocks=8)
+    scheduler.enqueue(make_request("a", prompt=10, max_tokens=3))
+    chunks = plan(scheduler, 6) + plan(scheduler, 6)
+    assert [(chunk.start, chunk.num_tokens, chunk.sample) for chunk in chunks] == [(0, 6, False), (6, 4, True)]
+
+
+def test_a_sequence_that_leaves_keeps_its_blocks_until_its_last_pass_is_over() -> None:
+    scheduler, pool = new_scheduler(num_blocks=8)
+    request = make_request("a", prompt=5, max_tokens=9)
+    scheduler.enqueue(request)
+    first, second = plan(scheduler, 8), plan(scheduler, 8)
+    held, request.stopped = pool.num_used, "cancelled"
+
+    scheduler.remove(request)
+
+    assert (len(scheduler), pool.num_used) == (0, held)
+    land(scheduler, pool, first)
+    assert pool.num_used == held
+    land(scheduler, pool, second)
+    assert pool.num_used == 0
+
+
+def test_a_sequence_in_flight_is_preempted_by_the_plan_after_the_next() -> None:
+    """The next one leaves it out, and with it whom its blocks are for; the one after that finds it free."""
+    scheduler, pool = new_scheduler(num_blocks=4)
+    join(scheduler, pool, "old", "young")
+    run_step(scheduler, pool, 16)
+    first = plan(scheduler, 16)  # the eighth tokens, which fill the pool
+    assert names(first) == ["old", "young"]
+
+    second = plan(scheduler, 16)  # the ninth would need a third block each
+
+    assert second == []
+    land(scheduler, pool, first)
+    assert names(plan(scheduler, 16)) == ["old"]
+    assert [request.id for request in scheduler.waiting] == ["young"]
+
+
+def test_blocks_of_a_sequence_that_left_are_waited_for_before_anybody_is_preempted() -> None:
+    scheduler, pool = new_scheduler(num_blocks=6)
+    requests = join(scheduler, pool, "a", "b", "c")
+    run_step(scheduler, pool, 30)
+    first = plan(scheduler, 2)
+    assert names(first) == ["a", "b"]
+    requests[1].stopped = "cancelled"
+    scheduler.remove(requests[1])
+
+    second = plan(scheduler, 16)  # "a" needs a block now; "c", the youngest, does not, and could be preempted
+
+    assert names(second) == ["c"]
+    land(scheduler, pool, first)
+    assert names(plan(scheduler, 16)) == ["a", "c"]
+    assert scheduler.preemptions == 0
 
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (BLOCK, 1), (BLOCK + 1, 2)])

@@ -1,0 +1,280 @@
+"""Both roles over one pool while passes overlap: every order of arrivals, cancels, failures and completions that chance finds.
+
+The device loop, the roles, the schedulers and the pool are the real ones. The engine computes with the bytes in the pool,
+either when a pass is launched or only when it is waited for, so a block that went back too early, a chunk planned from a
+wrong position or a token delivered to the wrong request gives another answer than the oracle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from typing import Any, cast
+
+import pytest
+
+from common.messages import Cancel, SamplingParams
+from decode.request import DecodeRequest
+from decode.role import DecodeRole
+from engine.block_pool import OutOfBlocksError
+from engine.engine import Chunk, Pass, Sampled
+from engine.fake import FakeEngine
+from engine.passes import Finished
+from engine.sequence import Sequence
+from prefill.role import PrefillRole
+from tests.unit.decode.stub_host import BLOCK, StubHost, claim, new_fake_engine, new_job
+from worker.device import MAX_OUTSTANDING
+
+STEPS = 600
+
+
+class UnsteadyEngine:
+    """Computes at once or late, and now and then raises: at the launch, or when it is waited for."""
+
+    def __init__(self, engine: FakeEngine, rng: random.Random, *, is_late: bool, failure_rate: float) -> None:
+        self.is_late = is_late
+        self.failure_rate = failure_rate
+        self.failures = 0
+        self._engine = engine
+        self._rng = rng
+
+    def launch(self, chunks: list[Chunk]) -> Pass:
+        self._fail_at_times()
+        if self.is_late:
+            return _Late(self, chunks)
+        return Finished(self.compute(chunks))
+
+    def compute(self, chunks: list[Chunk]) -> list[Sampled | None]:
+        results = self._engine.launch(chunks).wait()
+        if self.is_late:
+            self._fail_at_times()
+        return results
+
+    def _fail_at_times(self) -> None:
+        if self._rng.random() < self.failure_rate:
+            self.failures += 1
+            raise RuntimeError("the device lost a pass")
+
+
+class _Late:
+    def __init__(self, engine: UnsteadyEngine, chunks: list[Chunk]) -> None:
+        self._engine, self._chunks = engine, chunks
+
+    def wait(self) -> list[Sampled | None]:
+        return self._engine.compute(self._chunks)
+
+
+class Worker:
+    """Two roles, the requests they were given, and what must hold after every step."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        num_blocks = rng.randint(10, 40)
+        self.engine = new_fake_engine(num_blocks)
+        self._remote = new_fake_engine(num_blocks, allocate=lambda *_: self.engine.kv)  # writes what is handed over
+        self.unsteady = UnsteadyEngine(
+            self.engine, rng, is_late=bool(seed % 2), failure_rate=rng.choice([0.0, 0.0, 0.02])
+        )
+        self.host = StubHost(
+            self.engine, launcher=self.unsteady, token_budget=rng.randint(6, 30), max_sequences=rng.randint(1, 8)
+        )
+        self.decode = DecodeRole(cast(Any, self.host))
+        self.prefill = PrefillRole(cast(Any, self.host), max_requests=100)
+        self.host.device.attach(self.decode)
+        self.host.device.attach(self.prefill)
+        self.expected: dict[str, list[int]] = {}
+        self.cancelled: set[str] = set()
+        self.sequences: list[Sequence] = []
+        self.seen: Counter[str] = Counter()
+        self._tables: dict[Chunk, list[int]] = {}  # of chunks in flight, as they were when first seen
+        self._prompts = [[rng.randrange(512) for _ in range(50)] for _ in range(3)]  # shared prefixes
+
+    async def act(self) -> None:
+        """Do one thing that may happen to a worker at this moment."""
+        actions = ["arrive", "hand over", "cancel", "launch", "launch", "launch", "wait", "wait", "wait"]
+        match self.rng.choice(actions):
+            case "arrive" if len(self.expected) - len(self.host.ended) < 10:
+                await self._arrive()
+            case "hand over":
+                self._hand_over()
+            case "cancel" if self.expected and self.rng.random() < 0.3:
+                await self._cancel(self.rng.choice(list(self.expected)))
+            case "launch" if self.host.launching:
+                self.host.launching.run_next()
+            case "wait" if self.host.waiting:
+                self.host.waiting.run_next()
+        await self.settle()
+        self.check()
+
+    async def settle(self) -> None:
+        for _ in range(self.rng.choice([0, 1, 12])):
+            await asyncio.sleep(0)
+
+    async def finish(self) -> None:
+        """Run the device until nothing is left to do."""
+        for _ in range(20_000):
+            if self.decode.idle() and self.prefill.idle() and not self.host.device._outstanding:
+                return
+            for thread in (self.host.launching, self.host.waiting):
+                if thread:
+                    thread.run_next()
+            for _ in range(12):
+                await asyncio.sleep(0)
+            self.check()
+        raise AssertionError(f"stuck: {self.decode.load()} {self.prefill.load()}")
+
+    async def abandon(self) -> None:
+        """Leave nothing behind, also when a check failed in the middle."""
+        self.host.launching.shutdown(wait=True)
+        self.host.waiting.shutdown(wait=True)
+        await self.decode.close()
+        for request in list(self.prefill._tasks):
+            request.in_flight = 0
+            request.stop("the test is over")
+        await asyncio.gather(*self.host.tasks, return_exceptions=True)
+
+    def check(self) -> None:
+        launches = self.host.device._outstanding
+        assert len(launches) <= MAX_OUTSTANDING
+        in_flight = [chunk for launch in launches for chunk in launch.chunks]
+        self._tables = {
+            chunk: self._tables.get(chunk) or chunk.sequence.block_table[: -(-chunk.end // BLOCK)]
+            for chunk in in_flight
+        }
+        for chunk, blocks in self._tables.items():
+            assert len(blocks) * BLOCK >= chunk.end
+            assert chunk.sequence.block_table[: len(blocks)] == blocks, "a pass in flight lost its blocks"
+        self.seen["two passes outstanding"] += len(launches) == MAX_OUTSTANDING
+        self.seen["left while in flight"] += len(self.decode._scheduler._leaving)
+        self.seen["a pending token was scheduled"] += any(
+            chunk.num_tokens == 1 and chunk.end > len(chunk.sequence.token_ids) for chunk in in_flight
+        )
+        self._note_sequences()
+        held = Counter(block for sequence in self.sequences for block in sequence.block_table)
+        references = self.host.pool._references
+        assert [held[block] for block in range(len(references))] == references
+        for name, stream in self.host.streams.items():
+            assert stream == self.expected[name][: len(stream)]
+
+    def _note_sequences(self) -> None:
+        requests: list[Any] = [*self.decode._scheduler, *self.decode._scheduler._leaving, *self.prefill._tasks]
+        known = set(self.sequences)
+        self.sequences += [request.sequence for request in requests if request.sequence not in known]
+        self.sequences = [sequence for sequence in self.sequences if sequence.block_table or sequence not in known]
+
+    async def _arrive(self) -> None:
+        is_prefill = self.rng.random() < 0.3
+        prompt, sampling = self._new_request(max_tokens=1 if is_prefill else None)
+        name, priority = self._expect(prompt, sampling), self.rng.randint(0, 2)
+        job = new_job(name, prompt, sampling, prefill=is_prefill, priority=priority)
+        await (self.prefill if is_prefill else self.decode).start(claim(job))
+
+    def _hand_over(self) -> None:
+        """What `decode.intake` does with a lease, in one go: blocks, foreign bytes, the sequence with its first token."""
+        prompt, sampling = self._new_request(max_tokens=None)
+        scheduler, pool = self.decode._scheduler, self.host.pool
+        needed = -(-(len(prompt) + 1) // BLOCK)
+        if sampling.max_tokens == 1 or len(scheduler) >= self.host.settings.max_sequences:
+            return
+        if pool.num_free < needed + len(scheduler):
+            return
+        name = self._expect(prompt, sampling)
+        job = new_job(name, prompt, sampling)
+        sequence = Sequence(
+            request_id=name,
+            attempt=1,
+            token_ids=list(prompt),
+            num_prompt_tokens=len(prompt),
+            sampling=sampling,
+            hash_root=job.hash_root,
+        )
+        try:
+            sequence.block_table = pool.allocate(needed)
+        except OutOfBlocksError:
+            return
+        (sampled,) = self._remote.launch([Chunk(sequence, 0, len(prompt), True)]).wait()
+        assert sampled is not None
+        sequence.restart(len(prompt))
+        sequence.append(sampled.token_id)
+        self.host.streams[name] = [sampled.token_id]  # sent by the prefill worker
+        if sequence.finish_reason():
+            self.host.ended[name] = sequence.finish_reason()
+            pool.release(sequence.block_table)
+            return
+        request = DecodeRequest(job=job, sequence=sequence, deadline_at=float("inf"), first_position=1)
+        self.decode._activate(request)
+
+    async def _cancel(self, name: str) -> None:
+        if name not in self.host.ended or self.host.ended[name] == "settled":
+            self.cancelled.add(name)
+        for role in (self.decode, self.prefill):
+            await role.handle(Cancel(request_id=name, attempt=1))
+
+    def _new_request(self, *, max_tokens: int | None) -> tuple[list[int], SamplingParams]:
+        rng = self.rng
+        prompt = self.rng.choice(self._prompts)[: rng.randint(1, min(30, self.host.max_model_len - 2))]
+        limit = rng.randint(1, 40)  # at times more than the worker's longest sequence
+        sampling = SamplingParams(
+            max_tokens=max_tokens or limit, temperature=rng.choice([0.0, 1.0]), seed=rng.getrandbits(64)
+        )
+        free = self.engine.expected(prompt, 8, sampling)
+        stops = [rng.choice(free)] if rng.random() < 0.4 else []
+        return prompt, SamplingParams(
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            seed=sampling.seed,
+            stop_token_ids=stops,
+            min_tokens=rng.choice([0, 0, 3]) if sampling.max_tokens > 3 else 0,
+        )
+
+    def _expect(self, prompt: list[int], sampling: SamplingParams) -> str:
+        name = f"r{len(self.expected)}"
+        self.expected[name] = self.engine.expected(prompt, self.host.max_model_len - len(prompt), sampling)
+        return name
+
+
+async def run(seed: int) -> Worker:
+    worker = Worker(seed)
+    loop = asyncio.create_task(worker.host.device.run())
+    try:
+        for _ in range(STEPS):
+            await worker.act()
+            assert not loop.done(), loop.exception()
+        await worker.finish()
+    finally:
+        loop.cancel()
+        await worker.abandon()
+        await asyncio.wait([loop])
+    return worker
+
+
+async def test_chance_finds_what_matters() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(6):
+        worker = await run(seed)
+        seen += worker.seen
+        seen += {
+            "preempted": worker.decode._scheduler.preemptions,
+            "cancelled": len(worker.cancelled),
+            "failed": worker.unsteady.failures,
+            **Counter(worker.host.ended.values()),
+        }
+    wanted = ["two passes outstanding", "left while in flight", "a pending token was scheduled"]
+    wanted += ["preempted", "cancelled", "failed", "stop", "length"]
+    assert [what for what in wanted if seen[what] < 5] == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_every_answer_is_the_oracles_and_every_block_comes_back(seed: int) -> None:
+    worker = await run(seed)
+    host = worker.host
+    for name, expected in worker.expected.items():
+        end = host.ended.get(name, "nothing")
+        if name in worker.cancelled or "lost a pass" in end or end.startswith("step failed"):
+            continue  # `check` has seen that what came before was right
+        assert end in ("stop", "length"), (name, end)
+        assert host.streams[name] == expected
+    assert host.pool.num_used == 0
+    if not worker.unsteady.failure_rate:
+        assert not [end for end in host.ended.values() if end.startswith("step failed")]

@@ -1,0 +1,122 @@
+"""The prefill role while passes overlap: what it plans, what its hand-over may see, and when its blocks go back."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from common.messages import Cancel, SamplingParams
+from engine.engine import Chunk, Sampled
+from prefill.request import PrefillRequest
+from prefill.role import PrefillRole
+from tests.unit.decode.stub_host import BLOCK, StubHost, claim, new_fake_engine, new_job
+
+PROMPT = list(range(20, 40))  # five blocks
+ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)  # a request that ends with its prefill needs no decode worker
+
+
+class Prefill:
+    """The role with one request, and passes that the test gives results to."""
+
+    def __init__(self) -> None:
+        self.engine = new_fake_engine(16)
+        self.host = StubHost(self.engine, token_budget=8)
+        self.role = PrefillRole(cast(Any, self.host), max_requests=4)
+
+    async def start(self) -> PrefillRequest:
+        await self.role.start(claim(new_job("r", PROMPT, ONE_TOKEN, prefill=True)))
+        await settled()
+        return self.role._requests["r"]
+
+    def launch(self, budget: int = 8) -> list[tuple[Chunk, Sampled | None]]:
+        """Plan and compute a pass; its results are for `apply`."""
+        chunks = self.role.plan(budget)
+        return list(zip(chunks, self.engine.launch(chunks).wait(), strict=True))
+
+
+async def settled() -> None:
+    for _ in range(12):
+        await asyncio.sleep(0)
+
+
+async def test_the_next_chunk_is_planned_while_the_one_before_is_in_flight() -> None:
+    prefill = Prefill()
+    request = await prefill.start()
+
+    first, second = prefill.launch(), prefill.launch()
+
+    assert [(chunk.start, chunk.num_tokens) for chunk, _ in first + second] == [(0, 8), (8, 8)]
+    assert request.sequence.num_computed == 0  # what the hand-over pushes from
+    prefill.role.apply(first)
+    assert request.sequence.num_computed == 8
+    assert len(request.sequence.digests) == 8 // BLOCK  # a block that is being computed is nobody else's yet
+    prefill.role.apply(second)
+    assert request.sequence.num_computed == 16
+
+
+async def test_the_first_token_comes_when_its_pass_ends_and_nothing_is_planned_behind_it() -> None:
+    prefill = Prefill()
+    await prefill.start()
+    first, last = prefill.launch(16), prefill.launch(16)
+
+    assert prefill.role.plan(8) == []
+    prefill.role.apply(first)
+    assert prefill.host.streams == {}
+    prefill.role.apply(last)
+    assert prefill.host.streams["r"] == prefill.engine.expected(PROMPT, 1, ONE_TOKEN)
+    await settled()
+    assert prefill.host.ended["r"] == "length"
+    assert prefill.host.pool.num_used == 0
+    assert prefill.role.idle()
+
+
+@pytest.mark.parametrize("end", ["apply", "failed"])
+async def test_a_cancelled_prompt_keeps_its_blocks_until_both_its_passes_are_over(end: str) -> None:
+    prefill = Prefill()
+    await prefill.start()
+    passes = [prefill.launch(), prefill.launch()]
+
+    await prefill.role.handle(Cancel(request_id="r", attempt=1))
+
+    for results in passes:
+        await settled()
+        assert prefill.host.pool.num_used == len(PROMPT) // BLOCK
+        if end == "apply":
+            prefill.role.apply(results)
+        else:
+            prefill.role.failed([chunk for chunk, _ in results], RuntimeError("lost"))
+    await settled()
+    assert prefill.host.pool.num_used == 0
+    assert prefill.host.ended["r"] == "dropped"
+    assert prefill.host.pool.num_cached == 0  # nothing was published after the cancellation
+
+
+async def test_a_failed_pass_fails_the_request_once_the_next_is_over_too() -> None:
+    prefill = Prefill()
+    await prefill.start()
+    first, second = prefill.launch(), prefill.launch()
+
+    prefill.role.failed([chunk for chunk, _ in first], RuntimeError("lost"))
+    await settled()
+    assert prefill.role.plan(8) == []
+    assert prefill.host.pool.num_used == len(PROMPT) // BLOCK
+    prefill.role.failed([chunk for chunk, _ in second], RuntimeError("lost"))
+    await settled()
+    assert prefill.host.ended["r"] == "step failed: RuntimeError"
+    assert prefill.host.pool.num_used == 0
+
+
+async def test_a_prompt_past_its_deadline_is_stopped_with_its_passes_in_flight() -> None:
+    prefill = Prefill()
+    request = await prefill.start()
+    first = prefill.launch()
+    request.claimed.deadline_at = 0.0
+
+    assert prefill.role.plan(8) == []
+    await settled()
+    assert prefill.host.pool.num_used == len(PROMPT) // BLOCK
+    prefill.role.apply(first)
+    await settled()
+    assert prefill.host.pool.num_used == 0
