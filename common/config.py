@@ -92,8 +92,9 @@ class GatewaySettings(ModelSettings):
 class WorkerOptions(ModelSettings):
     """What the workers of one deployment have in common."""
 
-    transport: Literal["shm", "ucx"] = Field(
-        "shm", description="how KV moves: shm within a host, ucx also between hosts"
+    transport: Literal["shm", "ucx", "local"] = Field(
+        "shm",
+        description="how KV moves: shm within a host, ucx also between hosts, local not at all (on a GPU, until cuda_ipc)",
     )
     transport_host: str = Field("127.0.0.1", description="address that peers reach this worker's ucx listener at")
     device: Device = Field("cpu", description="cpu, cuda or cuda:N")

@@ -49,7 +49,9 @@ class ShmTransport:
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
         """Return a zeroed tensor in shared memory. Raises ValueError for a device other than the CPU, MemoryError."""
         if device != "cpu":
-            raise ValueError(f"transport shm moves host memory; device {device!r} needs another one")
+            raise ValueError(
+                f"transport shm moves host memory, not {device}'s: use --transport local, and no prefill workers"
+            )
         if self._path is not None:
             raise ValueError("this transport has a pool already")
         num_bytes = torch.empty((), dtype=dtype).element_size() * math.prod(shape)

@@ -33,6 +33,8 @@ log = logging.getLogger("baton.worker")
 async def run(settings: WorkerServiceSettings, roles: Sequence[str]) -> None:
     """Serve `roles` until signalled; then drain."""
     settings = sized(settings)
+    if settings.transport == "local" and "decode" not in roles:
+        raise ConfigError("--transport local: a prefill worker has to hand its KV over; use shm or ucx")
     worker_id = settings.worker_id or f"{'-'.join(roles)}-{secrets.token_hex(4)}"
     async with until_signalled() as stopping:
         transport = open_transport(settings.transport, host=settings.transport_host)

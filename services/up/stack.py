@@ -190,6 +190,10 @@ def _locked(path: Path) -> Iterator[None]:
 def _check(settings: UpSettings) -> None:
     if not (settings.model / "config.json").is_file():
         raise ConfigError(f"--model {settings.model}: no config.json there; give a Hugging Face model folder")
+    if settings.transport == "local" and settings.prefill:
+        raise ConfigError(
+            f"--transport local: {settings.prefill} prefill workers have to hand their KV over; use --prefill 0, shm or ucx"
+        )
     if not port_is_free(settings.port, settings.host):
         raise ConfigError(f"--port {settings.port}: in use; stop what uses it, or choose another port")
 

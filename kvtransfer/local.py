@@ -1,0 +1,44 @@
+"""Transport `local`: a pool that no peer reaches, on any device, for a worker that computes its prompts itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from common.messages import KVLayout, Region
+from kvtransfer.transport import Link, TransferError
+
+
+class LocalTransport:
+    """Nothing is ever written by anybody else."""
+
+    name = "local"
+
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
+        """Return zeroed memory of `device`. Raises MemoryError."""
+        try:
+            return torch.zeros(shape, dtype=dtype, device=device)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(f"no room for the KV pool on {device}: lower --kv-memory-mb ({error})") from error
+
+    async def open(self, pool: torch.Tensor, layout: KVLayout, incarnation: int) -> Region:
+        return Region(transport=self.name, incarnation=incarnation, layout=layout, address={})
+
+    async def connect(self, region: Region) -> Link:
+        raise TransferError("transport local connects to no peer: give the workers another one")
+
+    def expect(self, lease_id: int, generation: int, blocks: Sequence[int]) -> None:
+        """Nothing will come: no writer can connect."""
+
+    async def arrived(self, lease_id: int, generation: int, timeout_s: float) -> bool:
+        return False
+
+    def forget(self, lease_id: int, generation: int) -> None:
+        """There is nothing to forget."""
+
+    def writer_gone(self, writer: Region | None) -> bool:
+        return True
+
+    async def close(self) -> None:
+        """The pool goes with the engine."""
