@@ -72,9 +72,9 @@ def deal_out(context_len: Ints, table_offsets: Ints, *, window: int, num_kv_head
     lengths = context_len - first
     share = -(-int(lengths.sum()) * num_kv_heads // DECODE_PROGRAMS)
     longest = max(MIN_ITEM, -(-share // 64) * 64)
-    counts = -(-lengths // longest)
-    each = -(-(-(-lengths // counts)) // 64) * 64  # even pieces, whole loop steps
-    counts = -(-lengths // each)
+    counts = _ceil(lengths, longest)
+    each = _ceil(_ceil(lengths, counts), 64) * 64  # even pieces, whole loop steps
+    counts = _ceil(lengths, each)
     ends = np.cumsum(counts)
     owner = np.repeat(np.arange(len(counts)), counts)
     piece = np.arange(ends[-1]) - (ends - counts)[owner]
@@ -85,6 +85,10 @@ def deal_out(context_len: Ints, table_offsets: Ints, *, window: int, num_kv_head
     items[:, 3] = (counts == 1)[owner]
     items[:, 4] = table_offsets[owner]
     return items, np.stack((ends - counts, counts), axis=1).astype(np.int32)
+
+
+def _ceil(values: Ints, divisor: Ints | int) -> Ints:
+    return -(-values // divisor)
 
 
 def max_items(num_sequences: int, num_kv_heads: int) -> int:
@@ -137,8 +141,8 @@ def paged_attention(
     """Return [T, Hq, D]: the i-th new token of a sequence attends to all positions up to its own.
 
     `kv_layer` [num_blocks, 2, B, Hkv, D] is a strided view of the pool that holds the new tokens' KV already. `window` > 0: only
-    the last `window` positions, its own included. Sums are in float32. `qkv` [T, (Hq + 2 Hkv) D], rotated keys and values included,
-    if `needs_qkv`.
+    the last `window` positions, its own included. Sums are in float32. `qkv` [T, (Hq + 2 Hkv) D], its keys rotated, if
+    `needs_qkv`.
     """
     out = torch.empty_like(q)
     if use_triton(q):

@@ -25,10 +25,10 @@ def rope_and_write_kv(
 ) -> torch.Tensor:
     """Return the rotated queries [T, Hq, D]; write the rotated keys, and the values, into `kv_layer`.
 
-    `qkv` [T, (Hq + 2 Hkv) D], or partial sums of it [P, T, ...] in float32: queries, keys, values side by side. `positions` [T] and
-    `slots` [T] (block * B + offset; a token with a negative one is not written) are int32; `cos_sin` [positions, D] float32 holds
-    cos | sin halves; `kv_layer` [num_blocks, 2, B, Hkv, D] is a strided view of the pool, in whose dtype the result is. `q_norm`
-    and `k_norm` [D]: RMSNorm of each head first. `in_place`: the rotated keys replace those in `qkv` too.
+    `qkv` [T, (Hq + 2 Hkv) D], or partial sums of it [P, T, ...] in float32: queries, keys, values side by side. `positions`
+    [T] and `slots` [T] (block * B + offset; a token with a negative one is not written) are int32; `cos_sin` [positions, D]
+    float32 holds cos | sin halves; `kv_layer` [num_blocks, 2, B, Hkv, D] is a strided view of the pool, in whose dtype the
+    result is. `q_norm` and `k_norm` [D]: RMSNorm of each head first. `in_place`: the rotated keys replace those in `qkv` too.
     """
     if use_triton(qkv):
         from engine.kernels.triton_rope import rope_and_write_kv as kernel

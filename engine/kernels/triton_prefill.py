@@ -1,9 +1,9 @@
 """Attention of prompts, or of parts of them: causal, variable lengths, loads by the GPU's bulk copy engine (TMA).
 
-T tokens of S sequences, C positions of their contexts, Hq query heads, Hkv key and value heads, D head size, B block size; a program
-computes M queries of one head, N positions a loop step, with an online softmax (Milakov and Gimelshein, 2018). The copy engine wants
-rows at regular distances, so keys and values lie one behind the other: prompts without a cached prefix are read where the projection
-wrote them, others are gathered from the pool first (two bytes in a thousand of the work at 8192 tokens).
+T tokens of S sequences, C positions of their contexts, Hq query heads, Hkv key and value heads, D head size, B block size; a
+program computes M queries of one head, N positions a loop step, with an online softmax (Milakov and Gimelshein, 2018). The copy
+engine wants rows at regular distances, so keys and values lie one behind the other: prompts without a cached prefix are read
+where the projection wrote them, others are gathered from the pool first (two thousandths of the work at 8192 tokens).
 """
 
 import torch
@@ -28,8 +28,7 @@ def prefill(
 ) -> None:
     """Write every row of `out` [T, Hq, D] for `q` of the same shape, both contiguous.
 
-    `keys` and `values` [C, Hkv D]: rows of a regular distance. `tiles` [I, 8] int32, the most work first: first row of q, rows, position
-    of the first one in its context, first row of its context in `keys`.
+    `keys` and `values` [C, Hkv D]: rows of a regular distance. `tiles` [I, 8] int32 as `attention.deal_out_tiles` makes them.
     """
     num_heads, head_dim = q.shape[1:]
     rows, step, warps, stages = prefill_shape(head_dim, max_context_len)
@@ -146,10 +145,7 @@ def _attend(
             seen = seen & (n[None, :] > position[:, None] - window)
         scores = tl.where(seen, scores, float("-inf"))
     new_top = tl.maximum(top, tl.max(scores, axis=1) * scale_log2)
-    if HAS_WINDOW:  # a row may have seen nothing so far
-        safe_top = tl.where(new_top == float("-inf"), 0.0, new_top)
-    else:
-        safe_top = new_top
+    safe_top = tl.where(new_top == float("-inf"), 0.0, new_top) if HAS_WINDOW else new_top  # nothing seen so far
     weights = tl.exp2(scores * scale_log2 - safe_top[:, None])
     decay = tl.exp2(top - safe_top)
     v = values.load([context + at, column])
