@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
@@ -36,13 +37,23 @@ class Prefill:
         return list(zip(chunks, self.engine.launch(chunks).wait(), strict=True))
 
 
+@pytest.fixture
+async def prefill() -> AsyncIterator[Prefill]:
+    """A role that leaves no task behind, also when a test fails with passes in flight."""
+    prefill = Prefill()
+    yield prefill
+    for request in list(prefill.role._tasks):
+        request.in_flight = 0
+        request.stop("the test is over")
+    await asyncio.gather(*prefill.host.tasks)
+
+
 async def settled() -> None:
     for _ in range(12):
         await asyncio.sleep(0)
 
 
-async def test_the_next_chunk_is_planned_while_the_one_before_is_in_flight() -> None:
-    prefill = Prefill()
+async def test_the_next_chunk_is_planned_while_the_one_before_is_in_flight(prefill: Prefill) -> None:
     request = await prefill.start()
 
     first, second = prefill.launch(), prefill.launch()
@@ -56,8 +67,7 @@ async def test_the_next_chunk_is_planned_while_the_one_before_is_in_flight() -> 
     assert request.sequence.num_computed == 16
 
 
-async def test_the_first_token_comes_when_its_pass_ends_and_nothing_is_planned_behind_it() -> None:
-    prefill = Prefill()
+async def test_the_first_token_comes_when_its_pass_ends_and_nothing_is_planned_behind_it(prefill: Prefill) -> None:
     await prefill.start()
     first, last = prefill.launch(16), prefill.launch(16)
 
@@ -73,8 +83,7 @@ async def test_the_first_token_comes_when_its_pass_ends_and_nothing_is_planned_b
 
 
 @pytest.mark.parametrize("end", ["apply", "failed"])
-async def test_a_cancelled_prompt_keeps_its_blocks_until_both_its_passes_are_over(end: str) -> None:
-    prefill = Prefill()
+async def test_a_cancelled_prompt_keeps_its_blocks_until_both_its_passes_are_over(prefill: Prefill, end: str) -> None:
     await prefill.start()
     passes = [prefill.launch(), prefill.launch()]
 
@@ -93,8 +102,7 @@ async def test_a_cancelled_prompt_keeps_its_blocks_until_both_its_passes_are_ove
     assert prefill.host.pool.num_cached == 0  # nothing was published after the cancellation
 
 
-async def test_a_failed_pass_fails_the_request_once_the_next_is_over_too() -> None:
-    prefill = Prefill()
+async def test_a_failed_pass_fails_the_request_once_the_next_is_over_too(prefill: Prefill) -> None:
     await prefill.start()
     first, second = prefill.launch(), prefill.launch()
 
@@ -108,8 +116,7 @@ async def test_a_failed_pass_fails_the_request_once_the_next_is_over_too() -> No
     assert prefill.host.pool.num_used == 0
 
 
-async def test_a_prompt_past_its_deadline_is_stopped_with_its_passes_in_flight() -> None:
-    prefill = Prefill()
+async def test_a_prompt_past_its_deadline_is_stopped_with_its_passes_in_flight(prefill: Prefill) -> None:
     request = await prefill.start()
     first = prefill.launch()
     request.claimed.deadline_at = 0.0

@@ -164,6 +164,26 @@ async def test_results_are_applied_in_the_order_of_launch() -> None:
         assert device.steps == 2
 
 
+async def test_a_pass_that_is_over_at_once_waits_for_its_turn() -> None:
+    planner, engine = OneTokenEach("a", passes=2), HandEngine()
+
+    class SecondAtOnce:
+        def launch(self, chunks: list[Chunk]) -> Pass:
+            pass_ = engine.launch(chunks)
+            return pass_ if len(engine.passes) == 1 else Finished([Sampled(chunk.end, None) for chunk in chunks])
+
+    device = DeviceLoop(engine=SecondAtOnce(), token_budget=8)
+    device.attach(planner)
+    async with running(device, engine):
+        await engine.launched(2)
+        await asyncio.to_thread(device._outstanding[1].over.result, TIMEOUT_S)
+        await settled()
+        assert planner.events == []
+        engine.passes[0].complete()
+        await planner.heard(2)
+    assert planner.events == [("applied", "a", 0), ("applied", "a", 1)]
+
+
 async def test_results_of_an_engine_that_computes_in_launch_are_not_held_back() -> None:
     planner, engine = OneTokenEach("a", passes=2), HandEngine()
     allowed = [threading.Event(), threading.Event()]
