@@ -27,7 +27,7 @@ def admit(pool: BlockPool, sequence: Sequence, *, num_tokens: int) -> None:
         pool.release(cached)
         raise
     sequence.block_table = cached + fresh
-    sequence.digests = digests[: len(cached)]
+    sequence.digests, sequence.known_digests = digests[: len(cached)], digests
     sequence.num_cached = len(cached) * size
     sequence.restart(sequence.num_cached)
 
@@ -45,8 +45,11 @@ def publish_computed(pool: BlockPool, sequence: Sequence) -> None:
     num_final = min(sequence.num_computed, len(sequence.token_ids))
     while (len(sequence.digests) + 1) * size <= num_final:
         index = len(sequence.digests)
-        parent = sequence.digests[-1] if sequence.digests else sequence.hash_root
-        digest = hash_block(parent, sequence.token_ids[index * size : (index + 1) * size])
+        if index < len(sequence.known_digests):
+            digest = sequence.known_digests[index]
+        else:
+            parent = sequence.digests[-1] if sequence.digests else sequence.hash_root
+            digest = hash_block(parent, sequence.token_ids[index * size : (index + 1) * size])
         sequence.digests.append(digest)
         pool.publish(sequence.block_table[index], digest)
 
