@@ -1,0 +1,163 @@
+"""Attention of prompts, or of parts of them, straight from the pool: causal, variable lengths, grouped queries, a window.
+
+T tokens of S sequences, Hq query heads, Hkv key and value heads, D head size, B block size. A program computes M queries of one
+head, N positions a loop step, with an online softmax (Milakov and Gimelshein, 2018). Only steps that touch the diagonal or the
+window's edge pay for a mask, and steps beyond them are never read. This version runs everywhere; `gluon_prefill` is Hopper's.
+"""
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+# queries of a tile, positions of a loop step, warps, stages: by (largest head size, bytes of an element), none of which spills
+SHAPES = {
+    (64, 2): (128, 128, 8, 3),
+    (128, 2): (128, 64, 8, 5),  # a step's block ids are loaded before its keys: five stages keep two steps in flight
+    (256, 2): (128, 32, 8, 3),
+    (64, 4): (32, 32, 8, 1),
+    (128, 4): (32, 16, 8, 1),
+    (256, 4): (32, 16, 8, 1),
+}
+Shape = tuple[int, int, int, int]
+
+
+def prefill_shape(head_dim: int, element_size: int) -> Shape:
+    return next(shape for (most, size), shape in SHAPES.items() if head_dim <= most and size == element_size)
+
+
+def plan_tiles(query_lens: np.ndarray, context_lens: np.ndarray, rows: int) -> np.ndarray:
+    """Cut the new tokens of S sequences into tiles of `rows`: [I, 2] int32 (sequence, its tile), the longest context first."""
+    counts = -(-query_lens // rows)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    tile = np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
+    end = (context_lens - query_lens)[owner] + np.minimum((tile + 1) * rows, query_lens[owner])
+    return np.stack((owner, tile), axis=1).astype(np.int32)[np.argsort(-end, kind="stable")]
+
+
+def paged_prefill(
+    q: torch.Tensor,
+    kv_layer: torch.Tensor,
+    query_start: torch.Tensor,
+    context_len: torch.Tensor,
+    block_table: torch.Tensor,
+    tiles: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    scale: float,
+    window: int,
+    shape: Shape | None = None,
+) -> None:
+    """Write the rows of `out` [T, Hq, D] that `tiles` names: a sequence's i-th new token attends to all positions up to its own.
+
+    `kv_layer` [num_blocks, 2, B, Hkv, D] holds the new tokens already. `query_start` [S + 1], `context_len` [S] and `block_table`
+    [S, most blocks] are int32. `tiles` is `plan_tiles` for the rows of `shape`, which is `prefill_shape`'s unless given.
+    `window` > 0: only the last `window` positions, its own included.
+    """
+    num_heads, head_dim = q.shape[1:]
+    rows, step, warps, stages = shape or prefill_shape(head_dim, q.element_size())
+    _prefill[(num_heads, tiles.shape[0])](
+        q, kv_layer, query_start, context_len, block_table, tiles, out, scale * 1.4426950408889634, window,
+        q.stride(0), q.stride(1), out.stride(0), out.stride(1), block_table.stride(0),
+        kv_layer.stride(0), kv_layer.stride(1), kv_layer.stride(2), kv_layer.stride(3),
+        G=num_heads // kv_layer.shape[3], B=kv_layer.shape[2], D=head_dim, D_PADDED=max(16, triton.next_power_of_2(head_dim)),
+        M=rows, N=step, STAGES=stages, HAS_WINDOW=window > 0, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+
+
+@triton.jit
+def _prefill(
+    q_THD, kv, query_start, context_len, block_table, tiles_I2, out_THD, scale_log2, window,
+    q_token, q_head, out_token, out_head, table_row, kv_block, kv_plane, kv_slot, kv_head,
+    G: tl.constexpr, B: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr, HAS_WINDOW: tl.constexpr,
+):  # fmt: skip
+    head, item = tl.program_id(0), tl.program_id(1)
+    sequence, tile = tl.load(tiles_I2 + item * 2), tl.load(tiles_I2 + item * 2 + 1)
+    start, stop = tl.load(query_start + sequence), tl.load(query_start + sequence + 1)
+    num_rows = tl.minimum(M, stop - start - tile * M)
+    first_position = tl.load(context_len + sequence) - (stop - start) + tile * M
+    table = block_table + sequence.to(tl.int64) * table_row
+    head_kv = kv + head // G * kv_head
+
+    m, d = tl.arange(0, M), tl.arange(0, D_PADDED)
+    token = (start + tile * M + m).to(tl.int64)
+    there = (m < num_rows)[:, None] & (d < D)[None, :]
+    q = tl.load(q_THD + token[:, None] * q_token + head * q_head + d[None, :], mask=there, other=0.0)
+
+    end = first_position + num_rows  # behind the last row's own position
+    seen_by_all = (first_position + 1) // N * N
+    if HAS_WINDOW:
+        begin = tl.maximum(0, first_position - window + 1)
+        first = begin // N * N
+        inner = tl.minimum(tl.cdiv(tl.maximum(0, first_position + M - window), N) * N, tl.cdiv(end, N) * N)
+        seen_by_all = tl.maximum(seen_by_all, inner)
+    else:
+        begin, inner = 0, 0
+
+    sums = tl.zeros((M, D_PADDED), tl.float32)
+    top = tl.full((M,), float("-inf"), tl.float32)
+    total = tl.zeros((M,), tl.float32)
+    if HAS_WINDOW:
+        sums, top, total = _span(
+            first, inner, begin, end, q, sums, top, total, head_kv, table, first_position, window, scale_log2,
+            kv_block, kv_plane, kv_slot, B, D, D_PADDED, M, N, STAGES, True, True,
+        )  # fmt: skip
+    sums, top, total = _span(
+        inner, seen_by_all, begin, end, q, sums, top, total, head_kv, table, first_position, window, scale_log2,
+        kv_block, kv_plane, kv_slot, B, D, D_PADDED, M, N, STAGES, False, HAS_WINDOW,
+    )  # fmt: skip
+    sums, top, total = _span(
+        seen_by_all, end, begin, end, q, sums, top, total, head_kv, table, first_position, window, scale_log2,
+        kv_block, kv_plane, kv_slot, B, D, D_PADDED, M, N, 1, True, HAS_WINDOW,
+    )  # fmt: skip
+    target = out_THD + token[:, None] * out_token + head * out_head + d[None, :]
+    tl.store(target, (sums / total[:, None]).to(out_THD.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _span(
+    at_first, at_end, begin, end, q, sums, top, total, head_kv, table, first_position, window, scale_log2,
+    kv_block, kv_plane, kv_slot, B: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    STAGES: tl.constexpr, MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr,
+):  # fmt: skip
+    """Positions [at_first, at_end), N a step. `MASKED`: a row may not see all of a step; only [begin, end) is read."""
+    d, position = tl.arange(0, D_PADDED), first_position + tl.arange(0, M)
+    for at in tl.range(at_first, at_end, N, num_stages=STAGES):
+        n = at + tl.arange(0, N)
+        if MASKED:
+            known = (n >= begin) & (n < end)
+            block = tl.load(table + n // B, mask=known, other=0)
+        else:
+            block = tl.load(table + n // B)
+        place = block.to(tl.int64) * kv_block + n % B * kv_slot
+        where = head_kv + place[:, None] + d[None, :]
+        if MASKED:
+            inside = known[:, None] & (d < D)[None, :]
+            k = tl.load(where, mask=inside, other=0.0)
+        elif D < D_PADDED:
+            k = tl.load(where, mask=(d < D)[None, :], other=0.0)
+        else:
+            k = tl.load(where)
+        scores = tl.dot(q, k.T, input_precision="ieee")
+        if MASKED:
+            seen = n[None, :] <= position[:, None]
+            if HAS_WINDOW:
+                seen = seen & (n[None, :] > position[:, None] - window)
+            scores = tl.where(seen, scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, axis=1) * scale_log2)
+        safe_top = new_top
+        if MASKED and HAS_WINDOW:  # a row may have seen nothing so far
+            safe_top = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weights = tl.exp2(scores * scale_log2 - safe_top[:, None])
+        decay = tl.exp2(top - safe_top)
+        if MASKED:
+            v = tl.load(where + kv_plane, mask=inside, other=0.0)
+        elif D < D_PADDED:
+            v = tl.load(where + kv_plane, mask=(d < D)[None, :], other=0.0)
+        else:
+            v = tl.load(where + kv_plane)
+        sums = tl.dot(weights.to(v.dtype), v, sums * decay[:, None], input_precision="ieee")
+        total = total * decay + tl.sum(weights, axis=1)
+        top = new_top
+    return sums, top, total
