@@ -180,7 +180,7 @@ def _noise(size: int, seed: int, step: int = 8 << 20) -> memoryview:
 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(draw, range(-(-size // step))))
-    return memoryview(noise.view(torch.uint8).numpy())
+    return memoryview(noise.view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 def _write(file: Path, weights: list[_Weight], noise: memoryview) -> None:

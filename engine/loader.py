@@ -1,50 +1,58 @@
+# mypy: allow-untyped-calls
 """Safetensors -> the decoder's weights, and the fingerprints by which processes tell models and tokenizers apart.
 
-Nothing here unpickles: a checkpoint is data, never code.
+Nothing here unpickles: a checkpoint is data, never code. Threads read pieces of the files into a few buffers, pinned for a GPU,
+from where they are copied to where they belong while the next ones are read; what has another dtype is converted there.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
+import itertools
+import os
+import queue
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
+from engine.checkpoint import CheckpointError, StoredTensor, characteristic_bytes, some, stored_tensors, weight_files
 from engine.models.decoder import Decoder
 
-INDEX_FILE = "model.safetensors.index.json"
+__all__ = ["CheckpointError", "load_weights", "model_fingerprint", "tokenizer_fingerprint", "weight_files"]
+
 _FINGERPRINT_BYTES = 16
-_SAMPLE_BYTES = 64  # of each tensor: fine-tunes of one base differ in nothing but the values
-_MAX_HEADER_BYTES = 100_000_000  # what the format allows
-
-
-class CheckpointError(ValueError):
-    """The folder's weights don't fit its config.json, or can't be read."""
+_FLOATS = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+# A GPU's copies are faster than one thread reads from the page cache; pinning memory costs start-up time, so there is little.
+THREADS = 8
+BUFFER_BYTES = 16 << 20
+CPU_BUFFER_BYTES = 1 << 20  # stays in a core's cache between reading and copying
+_BUFFERS = 2  # of each thread: one is read into while the other's copy is on its way
+_ALIGNMENT = 16  # of the places where tensors are cut: no element is cut in two
 
 
 def load_weights(decoder: Decoder, folder: Path) -> None:
-    """Stream every tensor of the checkpoint into the decoder, one at a time.
+    """Copy every tensor of the checkpoint to where the decoder has it.
 
-    Raises CheckpointError unless the checkpoint has exactly the tensors, in the shapes, that the decoder has.
+    Raises CheckpointError, before anything was copied, unless the checkpoint has exactly the tensors, in the shapes, that the
+    decoder has.
     """
     destinations = decoder.destinations()
     ignored = {"lm_head.weight"} if decoder.config.tie_word_embeddings else set[str]()
-    loaded, unexpected = set[str](), list[str]()
-    for name, weight in _stream(folder):
-        destination = destinations.get(name)
-        if destination is not None:
-            _copy(name, weight, destination)
-            loaded.add(name)
-        elif name not in ignored and not name.endswith(".rotary_emb.inv_freq"):
-            unexpected.append(name)
-    if unexpected:
-        raise CheckpointError(f"{folder}: unexpected weights {_some(unexpected)}: config.json describes another model")
-    if missing := sorted(destinations.keys() - loaded):
-        raise CheckpointError(f"{folder}: missing weights {_some(missing)}: is the download complete?")
+    wanted = _match(folder, destinations, ignored)
+    device = next(iter(destinations.values())).device
+    _stream(wanted, device, BUFFER_BYTES if device.type == "cuda" else CPU_BUFFER_BYTES)
 
 
 def model_fingerprint(folder: Path) -> str:
@@ -52,7 +60,7 @@ def model_fingerprint(folder: Path) -> str:
     digest = hashlib.blake2b(digest_size=_FINGERPRINT_BYTES, key=b"baton.model.v1")
     _update(digest, (folder / "config.json").read_bytes())
     for file in weight_files(folder):
-        for part in _characteristic_bytes(file):
+        for part in characteristic_bytes(file):
             _update(digest, part)
     return digest.hexdigest()
 
@@ -62,81 +70,184 @@ def tokenizer_fingerprint(file: Path) -> str:
     return hashlib.blake2b(file.read_bytes(), digest_size=_FINGERPRINT_BYTES, key=b"baton.tokenizer.v1").hexdigest()
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """Return the checkpoint's safetensors files, sorted. Raises CheckpointError when there are none or some are missing."""
-    index, single = folder / INDEX_FILE, folder / "model.safetensors"
-    if index.is_file():
-        files = sorted(folder / name for name in _indexed_names(index))
-    elif single.is_file():  # alone: some folders hold the same weights once more under other names
-        files = [single]
-    else:
-        files = sorted(folder.glob("*.safetensors"))
-    if missing := [file.name for file in files if not file.is_file()]:
-        raise CheckpointError(f"{folder}: {INDEX_FILE} names files that are not there: {_some(missing)}")
-    if files:
-        return files
-    if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
+@dataclass(frozen=True, slots=True)
+class _Weight:
+    """A tensor on its way."""
+
+    stored: StoredTensor
+    dtype: torch.dtype  # as stored
+    flat: torch.Tensor  # where it goes, [num_elements]
+
+
+def _match(folder: Path, destinations: Mapping[str, torch.Tensor], ignored: set[str]) -> list[_Weight]:
+    """Every destination with what goes there."""
+    wanted, unexpected = dict[str, _Weight](), list[str]()
+    for stored in stored_tensors(folder):
+        destination = destinations.get(stored.name)
+        if destination is not None:
+            wanted[stored.name] = _weight(stored, destination)
+        elif stored.name not in ignored and not stored.name.endswith(".rotary_emb.inv_freq"):
+            unexpected.append(stored.name)
+    if unexpected:
+        raise CheckpointError(f"{folder}: unexpected weights {some(unexpected)}: config.json describes another model")
+    if missing := sorted(destinations.keys() - wanted.keys()):
+        raise CheckpointError(f"{folder}: missing weights {some(missing)}: is the download complete?")
+    return list(wanted.values())
+
+
+def _weight(stored: StoredTensor, destination: torch.Tensor) -> _Weight:
+    if stored.shape != tuple(destination.shape):
         raise CheckpointError(
-            f"{folder} holds pickled weights only, which can run code when loaded: convert them to safetensors "
-            "(model.save_pretrained(folder, safe_serialization=True) of transformers) or download the safetensors files"
+            f"{stored.name} has shape {list(stored.shape)}, config.json asks for {list(destination.shape)}"
         )
-    raise CheckpointError(f"{folder} holds no *.safetensors files")
+    if stored.dtype not in _FLOATS:
+        raise CheckpointError(f"{stored.name} holds {stored.dtype}: quantised weights are not supported")
+    return _Weight(stored, _FLOATS[stored.dtype], destination.view(-1))
 
 
-def _indexed_names(index: Path) -> set[str]:
-    try:
-        names = set(json.loads(index.read_bytes())["weight_map"].values())
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{index} is not an index of safetensors files: {error!r}") from error
-    if outside := [name for name in names if not isinstance(name, str) or Path(name).name != name]:
-        raise CheckpointError(f"{index} names files outside its folder: {outside}")
-    return names
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some elements of a tensor, in a buffer."""
+
+    weight: _Weight
+    at: int  # bytes into the buffer
+    size: int  # bytes
+    first: int  # element
+
+    def copy(self, buffer: torch.Tensor) -> None:
+        """Copy out of the buffer: on a GPU, in the current stream and without waiting."""
+        source = buffer[self.at : self.at + self.size]
+        count = self.size // self.weight.dtype.itemsize
+        target = self.weight.flat[self.first : self.first + count]
+        if target.dtype is self.weight.dtype:
+            target.view(torch.uint8).copy_(source, non_blocking=True)
+        else:  # through memory of its own: nothing says that the file's bytes are aligned
+            aligned = torch.empty(self.size, dtype=torch.uint8, device=target.device)
+            aligned.copy_(source, non_blocking=True)
+            target.copy_(aligned.view(self.weight.dtype))
 
 
-def _stream(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    for file in weight_files(folder):
+@dataclass(slots=True)
+class _Piece:
+    """Bytes that are read at once."""
+
+    file: Path
+    begin: int
+    end: int
+    parts: list[_Part]
+
+
+def _pieces(weights: Iterable[_Weight], limit: int) -> Iterator[_Piece]:
+    """Cut the files into pieces of `limit` bytes at most; what nobody wants is not read."""
+    piece: _Piece | None = None
+    for weight in sorted(weights, key=lambda weight: (weight.stored.file, weight.stored.begin)):
+        begin, end = weight.stored.begin, weight.stored.end
+        while begin < end:
+            if (
+                piece is None
+                or piece.file != weight.stored.file
+                or piece.end != begin
+                or limit - (begin - piece.begin) < _ALIGNMENT
+            ):
+                if piece is not None:
+                    yield piece
+                piece = _Piece(weight.stored.file, begin, begin, [])
+            room = limit - (begin - piece.begin)
+            size = min(end - begin, room - room % _ALIGNMENT)
+            first = (begin - weight.stored.begin) // weight.dtype.itemsize
+            piece.parts.append(_Part(weight, begin - piece.begin, size, first))
+            begin += size
+            piece.end = begin
+    if piece is not None:
+        yield piece
+
+
+def _stream(weights: Iterable[_Weight], device: torch.device, buffer_bytes: int) -> None:
+    """Read and place all weights; everything is where it belongs when this returns."""
+    with ExitStack() as opened:
+        files: dict[Path, int] = {}
+        waiting: queue.SimpleQueue[_Piece] = queue.SimpleQueue()
+        for piece in _pieces(weights, buffer_bytes):
+            if piece.file not in files:
+                files[piece.file] = os.open(piece.file, os.O_RDONLY | os.O_CLOEXEC)
+                opened.callback(os.close, files[piece.file])
+            waiting.put(piece)
+        before = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        num_threads = min(THREADS, os.cpu_count() or 1, waiting.qsize()) or 1
+        with ThreadPoolExecutor(num_threads, thread_name_prefix="weights") as threads:
+            work = [threads.submit(_work, waiting, files, before, buffer_bytes) for _ in range(num_threads)]
+        for thread in work:
+            thread.result()
+
+
+def _work(
+    waiting: queue.SimpleQueue[_Piece],
+    files: Mapping[Path, int],
+    device: torch.device,
+    before: torch.cuda.Stream | None,
+) -> None:
+    """Take pieces until there are none."""
+    buffers = [_Buffer(device) for _ in range(_BUFFERS)]
+    with _stream_behind(before):
         try:
-            with safe_open(file, framework="pt", device="cpu") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 - not a mapping
-                    yield name, tensors.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{file} can't be read as safetensors: {error}") from error
+            for buffer in itertools.cycle(buffers):
+                buffer.carry(waiting.get_nowait(), files)
+        except queue.Empty:
+            return
+        except BaseException:
+            _drain(waiting)  # the others need not go on
+            raise
 
 
-def _copy(name: str, weight: torch.Tensor, destination: torch.Tensor) -> None:
-    if weight.shape != destination.shape:
-        raise CheckpointError(f"{name} has shape {list(weight.shape)}, config.json asks for {list(destination.shape)}")
-    if not weight.is_floating_point():
-        raise CheckpointError(f"{name} holds {weight.dtype}: quantised weights are not supported")
-    destination.copy_(weight)
+@contextmanager
+def _stream_behind(before: torch.cuda.Stream | None) -> Iterator[None]:
+    """On a GPU, make a stream of its own the current one; what was started in it is over at the end."""
+    if before is None:
+        yield
+        return
+    stream = torch.cuda.Stream(before.device)
+    stream.wait_stream(before)  # the destinations' memory may be in use until then
+    with torch.cuda.stream(stream):
+        try:
+            yield
+        finally:
+            stream.synchronize()  # the buffers outlive the copies
 
 
-def _some(names: list[str], most: int = 5) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+class _Buffer:
+    """Memory between file and destination."""
+
+    def __init__(self, size: int, *, pinned: bool) -> None:
+        self._bytes = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+        self._view = memoryview(self._bytes.numpy())  # type: ignore[arg-type]
+        self._copied = torch.cuda.Event() if pinned else None
+
+    def carry(self, piece: _Piece, files: Mapping[Path, int]) -> None:
+        """Read the piece once the copies of the last one are over, and start its copies."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        size = piece.end - piece.begin
+        filled = 0
+        while filled < size:
+            try:
+                count = os.preadv(files[piece.file], [self._view[filled:size]], piece.begin + filled)
+            except OSError as error:
+                raise CheckpointError(f"{piece.file} can't be read as safetensors: {error}") from error
+            if count == 0:
+                raise CheckpointError(f"{piece.file} can't be read as safetensors: it has become shorter")
+            filled += count
+        for part in piece.parts:
+            part.copy(self._bytes)
+        if self._copied is not None:
+            self._copied.record()
 
 
-def _characteristic_bytes(file: Path) -> Iterator[bytes]:
-    """The file's size, its header, and some bytes from the middle of each tensor."""
-    with file.open("rb") as opened:
-        size = file.stat().st_size
-        yield struct.pack("<Q", size)
-        prefix = opened.read(8)
-        header_bytes = int.from_bytes(prefix, "little")
-        if len(prefix) < 8 or header_bytes > min(size - 8, _MAX_HEADER_BYTES):
-            raise CheckpointError(f"{file} is not a safetensors file, or truncated")
-        header = opened.read(header_bytes)
-        yield header
-        for start, end in _tensor_ranges(file, header):
-            opened.seek(8 + header_bytes + max(start, (start + end - _SAMPLE_BYTES) // 2))
-            yield opened.read(min(end - start, _SAMPLE_BYTES))
-
-
-def _tensor_ranges(file: Path, header: bytes) -> list[tuple[int, int]]:
+def _drain(waiting: queue.SimpleQueue[_Piece]) -> None:
     try:
-        entries = json.loads(header)
-        return sorted(tuple(entry["data_offsets"]) for name, entry in entries.items() if name != "__metadata__")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{file} has no valid safetensors header: {error!r}") from error
+        while True:
+            waiting.get_nowait()
+    except queue.Empty:
+        pass
 
 
 def _update(digest: hashlib.blake2b, part: bytes) -> None:

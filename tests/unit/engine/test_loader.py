@@ -11,6 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine import loader
+from engine.checkpoint import stored_tensors
 from engine.loader import CheckpointError, load_weights, model_fingerprint, tokenizer_fingerprint, weight_files
 from engine.models.config import read_decoder_config
 from engine.models.decoder import Decoder
@@ -109,6 +111,76 @@ def test_a_truncated_file_is_refused(folder: Path) -> None:
     file.write_bytes(b"\xff" * 7)
     with pytest.raises(CheckpointError, match="truncated"):
         model_fingerprint(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("limit", [48, 1000, 1 << 20])
+def test_weights_are_cut_and_converted_wherever_they_lie(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, limit: int
+) -> None:
+    change_weights(folder, lambda weights: weights.update({name: w.to(dtype) for name, w in weights.items()}))
+    misalign(folder / "model.safetensors")
+    stored = load_file(folder / "model.safetensors")
+    monkeypatch.setattr(loader, "CPU_BUFFER_BYTES", limit)
+    loaded = load(folder).destinations()
+    assert all(torch.equal(loaded[name], weight.float()) for name, weight in stored.items())
+
+
+def misalign(file: Path) -> None:
+    """Lengthen the header by a blank: tensors begin at odd addresses."""
+    content = file.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    file.write_bytes((length + 1).to_bytes(8, "little") + content[8 : 8 + length] + b" " + content[8 + length :])
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda header: header["a"].update(data_offsets=[0, 9]), "does not take 9 bytes"),
+        (lambda header: header["a"].update(data_offsets=[-8, 0]), "data_offsets"),
+        (lambda header: header["a"].update(data_offsets=[0, 8, 8]), "data_offsets"),
+        (lambda header: header["a"].update(shape=[2.0]), "has shape"),
+        (lambda header: header["a"].update(shape=[True, 2]), "has shape"),
+        (lambda header: header["a"].update(dtype="F33"), "unknown dtype 'F33'"),
+        (lambda header: header["a"].update(dtype=["F32"]), "unknown dtype"),
+        (lambda header: header["a"].update(elsewhere="x"), "other fields"),
+        (lambda header: header.update(a=1), "other fields"),
+        (lambda header: header["b"].update(data_offsets=[4, 12]), "begins at byte"),
+        (lambda header: header["b"].update(data_offsets=[12, 20]), "begins at byte"),
+        (lambda header: header.pop("b"), "is it truncated"),
+    ],
+)
+def test_a_header_that_lies_is_refused(
+    tmp_path: Path, change: Callable[[dict[str, dict[str, object]]], object], complaint: str
+) -> None:
+    header: dict[str, dict[str, object]] = {
+        "__metadata__": {"format": "pt"},
+        "a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
+        "b": {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]},
+    }
+    write(tmp_path, json.dumps(header).encode())
+    assert [(tensor.name, tensor.end - tensor.begin) for tensor in stored_tensors(tmp_path)] == [("a", 8), ("b", 8)]
+    change(header)
+    write(tmp_path, json.dumps(header).encode())
+    with pytest.raises(CheckpointError, match=f"can't be read as safetensors.*{complaint}"):
+        list(stored_tensors(tmp_path))
+
+
+@pytest.mark.parametrize("header", [b"[]", b"{", b"\xff", b"1", b'{"a": {}, "a": {}}', b"[" * 100_000])
+def test_a_header_that_is_none_is_refused(tmp_path: Path, header: bytes) -> None:
+    write(tmp_path, header)
+    with pytest.raises(CheckpointError, match="can't be read as safetensors"):
+        list(stored_tensors(tmp_path))
+
+
+def write(folder: Path, header: bytes) -> None:
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader.os, "preadv", lambda *_: 0)
+    with pytest.raises(CheckpointError, match="has become shorter"):
+        load(folder)
 
 
 def test_a_missing_shard_is_named(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
