@@ -17,10 +17,11 @@ class Kernel:
         self._options = options
         self._variants: dict[object, Any] = {}
 
-    def launch(self, grid: tuple[int, ...], variant: object, *arguments: Any) -> None:
+    def launch(self, grid: tuple[int, ...], variant: object, *arguments: Any, **options: Any) -> None:
+        """`options` (warps, stages) count when a variant is compiled; they belong to the key if they vary."""
         compiled = self._variants.get(variant)
         if compiled is None:
-            compiled = self.function[grid](*arguments, **self._options)
+            compiled = self.function[grid](*arguments, **self._options, **options)
             if compiled is not None:  # Triton's interpreter compiles nothing
                 self._variants[variant] = compiled
         else:

@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.launch import Kernel
+
 BLOCK = 1024
 
 
@@ -12,7 +14,7 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     size = gate_up.shape[-1] // 2
     out = gate_up.new_empty((*gate_up.shape[:-1], size))
     num_rows = out.numel() // size if size else 0
-    _silu_and_mul[(num_rows, triton.cdiv(size, BLOCK))](gate_up, out, size, BLOCK=BLOCK)
+    _SILU.launch((num_rows, triton.cdiv(size, BLOCK)), (gate_up.dtype, size), gate_up, out, size, BLOCK)
     return out
 
 
@@ -25,3 +27,6 @@ def _silu_and_mul(gate_up_T2I, out_TI, size, BLOCK: tl.constexpr):
     up = tl.load(gate_up_T2I + row * 2 * size + size + at, mask=inside, other=0.0).to(tl.float32)
     out = gate / (1.0 + tl.exp(-gate)) * up
     tl.store(out_TI + row * size + at, out.to(out_TI.dtype.element_ty), mask=inside)
+
+
+_SILU = Kernel(_silu_and_mul)

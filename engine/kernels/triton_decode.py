@@ -13,6 +13,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.backend import programmatic_launch
+from engine.kernels.launch import Kernel
 
 KEYS, WARPS = 64, 2  # positions of a loop step; measured on an H200 with head size 128 in bfloat16
 
@@ -37,18 +38,22 @@ def paged_decode(
     stages = _stages(parts.shape[0] * num_kv_heads)
     small = padded * q.element_size() <= 256
     pdl = programmatic_launch(q)
-    _decode[(num_kv_heads, items.shape[0])](
-        q, kv_layer, items, tables, out, partial, stats,
-        scale * 1.4426950408889634, kv_layer.stride(0), kv_layer.stride(1),
-        HQ=num_heads, HKV=num_kv_heads, G=group, ROWS=max(16, triton.next_power_of_2(group)), D=head_dim, D_PADDED=padded,
-        B=block_size, KEYS=KEYS if small else KEYS // 2, STAGES=stages, PDL=pdl,
+    kv_block, kv_plane = kv_layer.stride()[:2]
+    fixed = (
+        num_heads, num_kv_heads, group, max(16, triton.next_power_of_2(group)), head_dim, padded,
+        block_size, KEYS if small else KEYS // 2, stages, pdl,
+    )  # fmt: skip
+    _DECODE.launch(
+        (num_kv_heads, items.shape[0]), (q.dtype, kv_block, kv_plane, *fixed),
+        q, kv_layer, items, tables, out, partial, stats, scale * 1.4426950408889634, kv_block, kv_plane, *fixed,
         num_warps=WARPS, num_stages=stages, launch_pdl=pdl,
     )  # fmt: skip
     # one head a program while that fills the GPU; a program that finds nothing to add up costs time as well
     heads = 1 if parts.shape[0] <= 32 else min(8, num_heads & -num_heads)
-    _combine[(parts.shape[0], num_heads // heads)](
-        partial, stats, parts, out,
-        HQ=num_heads, HEADS=heads, D=head_dim, D_PADDED=padded, PDL=pdl, num_warps=1 if heads == 1 else 4, launch_pdl=pdl,
+    _COMBINE.launch(
+        (parts.shape[0], num_heads // heads), (out.dtype, num_heads, heads, head_dim, pdl),
+        partial, stats, parts, out, num_heads, heads, head_dim, padded, pdl,
+        num_warps=1 if heads == 1 else 4, launch_pdl=pdl,
     )  # fmt: skip
 
 
@@ -143,3 +148,6 @@ def _combine(
             top = new_top
         out = out_SHD + (sequence * HQ + head)[:, None] * D + d
         tl.store(out, (sums / total[:, None]).to(out_SHD.dtype.element_ty), mask=d < D)
+
+
+_DECODE, _COMBINE = Kernel(_decode), Kernel(_combine)

@@ -6,6 +6,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.backend import programmatic_launch
+from engine.kernels.launch import Kernel
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -40,9 +41,9 @@ def _launch(
         return
     pdl = programmatic_launch(x)
     width = triton.next_power_of_2(num_features)
-    _norm[(num_rows,)](
-        x, residual, weight, out, total, num_rows, eps,
-        NUM_FEATURES=num_features, E=width, PARTS=parts, PDL=pdl,
+    _NORM.launch(
+        (num_rows,), (x.dtype, out.dtype, num_features, parts, pdl),
+        x, residual, weight, out, total, num_rows, eps, num_features, width, parts, pdl,
         num_warps=8 if width >= 4096 else 4, launch_pdl=pdl,
     )  # fmt: skip
 
@@ -70,3 +71,6 @@ def _norm(
     wide = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / NUM_FEATURES + eps)
     tl.store(out_TE + row + at, weight * (wide * scale).to(x.dtype), mask=inside)
+
+
+_NORM = Kernel(_norm)

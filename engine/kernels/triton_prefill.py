@@ -12,6 +12,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine.kernels.attention import prefill_shape
+from engine.kernels.launch import Kernel
 
 
 def prefill(
@@ -34,10 +35,11 @@ def prefill(
     rows, step, warps, stages = prefill_shape(head_dim, max_context_len)
     padded = max(16, triton.next_power_of_2(head_dim))
     shape, strides = list(keys.shape), list(keys.stride())
-    _prefill[(num_heads, tiles.shape[0])](
+    fixed = (num_heads, num_kv_heads, head_dim, padded, rows, step, stages, window > 0)
+    _PREFILL.launch(
+        (num_heads, tiles.shape[0]), (q.dtype, *fixed),
         q, TensorDescriptor(keys, shape, strides, [step, padded]), TensorDescriptor(values, shape, strides, [step, padded]),
-        tiles, out, scale * 1.4426950408889634, window,
-        HQ=num_heads, HKV=num_kv_heads, D=head_dim, D_PADDED=padded, M=rows, N=step, STAGES=stages, HAS_WINDOW=window > 0,
+        tiles, out, scale * 1.4426950408889634, window, *fixed,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
@@ -65,7 +67,7 @@ def _gather(
     tl.store(out + plane * out_plane + item * SIZE + at, values, mask=at < SIZE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["window"])
 def _prefill(
     q_THD, keys, values, tiles_I8, out_THD, scale_log2, window,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr,
@@ -153,3 +155,6 @@ def _attend(
         v = tl.where((at + tl.arange(0, N) < end)[:, None], v, 0.0)
     sums = tl.dot(weights.to(v.dtype), v, sums * decay[:, None], input_precision="ieee")
     return sums, new_top, total * decay + tl.sum(weights, axis=1)
+
+
+_PREFILL = Kernel(_prefill)

@@ -10,6 +10,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.backend import programmatic_launch
+from engine.kernels.launch import Kernel
 
 
 def rope_and_write_kv(
@@ -31,13 +32,16 @@ def rope_and_write_kv(
     rows = 1 if num_tokens <= 32 else 4 if num_tokens <= 128 else 16 if num_tokens <= 512 else 32
     pdl = programmatic_launch(qkv)
     assert not in_place or qkv.dim() == 2, "partial sums have no place"
-    _rope[(num_heads + 2 * num_kv_heads, triton.cdiv(num_tokens, rows))](
-        qkv, positions, cos_sin, slots, kv_layer, out,
-        out if q_norm is None else q_norm, out if k_norm is None else k_norm, eps,
-        num_tokens, kv_layer.stride(0), kv_layer.stride(1),
-        PARTS=qkv.shape[0] if qkv.dim() == 3 else 1, HQ=num_heads, HKV=num_kv_heads, B=block_size, ROWS=rows,
-        HALF=head_dim // 2, HALF_PADDED=triton.next_power_of_2(head_dim // 2),
-        NORM_Q=q_norm is not None, NORM_K=k_norm is not None, IN_PLACE=in_place, PDL=pdl,
+    parts = qkv.shape[0] if qkv.dim() == 3 else 1
+    kv_block, kv_plane = kv_layer.stride()[:2]
+    fixed = (
+        parts, num_heads, num_kv_heads, block_size, rows, head_dim // 2, triton.next_power_of_2(head_dim // 2),
+        q_norm is not None, k_norm is not None, in_place, pdl,
+    )  # fmt: skip
+    _ROPE.launch(
+        (num_heads + 2 * num_kv_heads, triton.cdiv(num_tokens, rows)), (qkv.dtype, out.dtype, kv_block, kv_plane, *fixed),
+        qkv, positions, cos_sin, slots, kv_layer, out, out if q_norm is None else q_norm, out if k_norm is None else k_norm,
+        eps, num_tokens, kv_block, kv_plane, *fixed,
         num_warps=1 if rows == 1 else 4, launch_pdl=pdl,
     )  # fmt: skip
     return out
@@ -105,3 +109,6 @@ def _normed(first, second, weight_D, d, eps, HALF: tl.constexpr):
     weight_a = tl.load(weight_D + d, mask=d < HALF, other=0.0)
     weight_b = tl.load(weight_D + HALF + d, mask=d < HALF, other=0.0)
     return weight_a * (a * scale).to(first.dtype), weight_b * (b * scale).to(second.dtype)
+
+
+_ROPE = Kernel(_rope)
