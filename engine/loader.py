@@ -183,12 +183,12 @@ def _stream(weights: Iterable[_Weight], device: torch.device, buffer_bytes: int)
 def _work(
     waiting: queue.SimpleQueue[_Piece],
     files: Mapping[Path, int],
-    device: torch.device,
     before: torch.cuda.Stream | None,
+    buffer_bytes: int,
 ) -> None:
     """Take pieces until there are none."""
-    buffers = [_Buffer(device) for _ in range(_BUFFERS)]
     with _stream_behind(before):
+        buffers = [_Buffer(buffer_bytes, pinned=before is not None) for _ in range(_BUFFERS)]
         try:
             for buffer in itertools.cycle(buffers):
                 buffer.carry(waiting.get_nowait(), files)
