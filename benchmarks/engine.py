@@ -28,6 +28,7 @@ from benchmarks.ceilings import measure_ceilings
 from benchmarks.cells import FULL, QUICK, Bench, Cell, PrefillRate
 from benchmarks.environment import ROOT, clocks, describe
 from benchmarks.floors import Ceilings, ModelCost, upload
+from benchmarks.kernels import measure_kernels
 from benchmarks.results_format import Result, ResultsPage, number
 from benchmarks.startup import start_process
 from benchmarks.step_profile import profile_cell
@@ -72,7 +73,9 @@ class Run:
 
     def table(self) -> None:
         """Measure every cell that `--cells` names, while `--limit-s` lasts."""
-        wanted = [name for name in (*STARTS, *self._cells, "accuracy") if re.search(self._options.cells, name)]
+        wanted = [
+            name for name in (*STARTS, *self._cells, "kernels", "accuracy") if re.search(self._options.cells, name)
+        ]
         if not self._options.accuracy:
             wanted = [name for name in wanted if name != "accuracy"]
         model, ceilings = self._prepare()
@@ -88,6 +91,9 @@ class Run:
             for name in [name for name in wanted if name in self._cells]:
                 self._measure(self._cells[name], bench)
             del bench
+        if self._device.type == "cuda":
+            release_memory()
+            self._guarded(("kernels",), wanted, lambda: self._add(measure_kernels(self._device, ceilings)))
         if "accuracy" in wanted:
             self._guarded(("accuracy",), wanted, self._measure_accuracy)
         if self._device.type == "cuda":

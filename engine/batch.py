@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ from engine.sequence import Chunk, Sequence
 
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 Longs = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+Integers = np.ndarray[tuple[int, ...], np.dtype[np.signedinteger[Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class Packed:
         self._arrays: list[tuple[int, Ints]] = []
         self.size = 0
 
-    def add(self, name: str, values: Longs | Ints) -> None:
+    def add(self, name: str, values: Integers) -> None:
         self._places[name] = (self.size, values.shape)
         self._arrays.append((self.size, values.astype(np.int32, copy=False)))
         self.size += -(-values.size // 4) * 4  # 16-byte boundaries
@@ -339,7 +341,7 @@ def _tables(
     return tables.table[rows, :width]
 
 
-def _padded(values: Longs | Ints, length: int, fill: int = 0) -> Longs | Ints:
+def _padded(values: Integers, length: int, fill: int = 0) -> Integers:
     if len(values) >= length:
         return values
     padded = np.full((length, *values.shape[1:]), fill, dtype=values.dtype)

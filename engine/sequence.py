@@ -34,7 +34,7 @@ class Sequence:
     num_pending: int = 0  # tokens that passes in flight sample: one for each that reaches the sequence's end
     num_cached: int = 0  # leading tokens whose KV came from the prefix cache
     digests: list[bytes] = field(default_factory=list)  # of the leading full blocks published so far
-    known_digests: list[bytes] = field(default_factory=list)  # of leading full blocks, hashed when the sequence was admitted
+    known_digests: list[bytes] = field(default_factory=list)  # of leading full blocks, hashed at admission
 
     @property
     def num_tokens(self) -> int:

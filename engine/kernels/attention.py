@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from engine.kernels.backend import programmatic_launch, use_triton
 
-Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]] | np.ndarray[tuple[int, ...], np.dtype[np.int32]]
+Ints = np.ndarray[tuple[int, ...], np.dtype[np.signedinteger[Any]]]
 
 DECODE_PROGRAMS = 2 * 132  # among which a decode pass's work is dealt out: two for each processor of an H200
 LONG_CONTEXT = 2048  # positions; from here on larger tiles win (measured on an H200)
@@ -47,9 +48,7 @@ class PrefillPlan:
 
     batch: AttentionBatch
     tiles: torch.Tensor  # [I, 8] int32, see `deal_out_tiles`
-    blocks: (
-        torch.Tensor | None
-    )  # [I, 2] int32: the contexts' blocks, ids and positions written; None: all tokens are new
+    blocks: torch.Tensor | None  # [I, 2] int32: the contexts' blocks, ids and positions; None: all tokens are new
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +105,7 @@ def prefill_shape(head_dim: int, max_context_len: int) -> tuple[int, int, int, i
 def deal_out_tiles(query_len: Ints, context_len: Ints, context_start: Ints, *, rows: int) -> Ints:
     """Cut the queries of S sequences, which lie one behind the other, into tiles of `rows`, the most work first.
 
-    Returns [I, 8] int32: first row, rows, position of the first row in its context, row of the context's first key.
+    Returns [I, 8] int32: first row, rows, position of the first row in its context, row of the context's first key, sequence.
     """
     counts = -(-query_len // rows)
     owner = np.repeat(np.arange(len(counts)), counts)
@@ -116,6 +115,7 @@ def deal_out_tiles(query_len: Ints, context_len: Ints, context_start: Ints, *, r
     tiles[:, 1] = np.minimum(rows, query_len[owner] - first)
     tiles[:, 2] = (context_len - query_len)[owner] + first
     tiles[:, 3] = context_start[owner]
+    tiles[:, 4] = owner
     return tiles[np.argsort(-tiles[:, 2], kind="stable")]
 
 
@@ -174,9 +174,12 @@ def _prefill(
     window: int,
 ) -> None:
     if not _copies_in_bulk(q):
-        from engine.kernels import triton_attention
+        from engine.kernels import triton_paged_prefill
 
-        out.copy_(triton_attention.paged_attention(q, kv_layer, plan.batch, scale=scale, window=window))
+        rows = prefill_shape(q.shape[-1], plan.batch.max_context_len)[0]
+        triton_paged_prefill.paged_prefill(
+            q, kv_layer, plan.batch.block_table, plan.tiles, out, rows=rows, scale=scale, window=window
+        )
         return
     from engine.kernels import triton_prefill
 

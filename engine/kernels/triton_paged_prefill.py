@@ -2,15 +2,15 @@
 
 T tokens of S sequences, Hq query heads, Hkv key and value heads, D head size, B block size. A program computes M queries of one
 head, N positions a loop step, with an online softmax (Milakov and Gimelshein, 2018). Only steps that touch the diagonal or the
-window's edge pay for a mask, and steps beyond them are never read. This version runs everywhere; `gluon_prefill` is Hopper's.
+window's edge pay for a mask, and steps beyond them are never read. It runs on every GPU and in float32;
+`triton_prefill` is faster where the bulk copy engine is.
 """
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 
-# queries of a tile, positions of a loop step, warps, stages: by (largest head size, bytes of an element), none of which spills
+# queries of a program, positions of a loop step, warps, stages: by (largest head size, bytes of an element), none of which spills
 SHAPES = {
     (64, 2): (128, 128, 8, 3),
     (128, 2): (128, 64, 8, 5),  # a step's block ids are loaded before its keys: five stages keep two steps in flight
@@ -22,66 +22,56 @@ SHAPES = {
 Shape = tuple[int, int, int, int]
 
 
-def prefill_shape(head_dim: int, element_size: int) -> Shape:
-    return next(shape for (most, size), shape in SHAPES.items() if head_dim <= most and size == element_size)
-
-
-def plan_tiles(query_lens: np.ndarray, context_lens: np.ndarray, rows: int) -> np.ndarray:
-    """Cut the new tokens of S sequences into tiles of `rows`: [I, 2] int32 (sequence, its tile), the longest context first."""
-    counts = -(-query_lens // rows)
-    owner = np.repeat(np.arange(len(counts)), counts)
-    tile = np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
-    end = (context_lens - query_lens)[owner] + np.minimum((tile + 1) * rows, query_lens[owner])
-    return np.stack((owner, tile), axis=1).astype(np.int32)[np.argsort(-end, kind="stable")]
-
-
 def paged_prefill(
     q: torch.Tensor,
     kv_layer: torch.Tensor,
-    query_start: torch.Tensor,
-    context_len: torch.Tensor,
     block_table: torch.Tensor,
     tiles: torch.Tensor,
     out: torch.Tensor,
     *,
+    rows: int,
     scale: float,
     window: int,
     shape: Shape | None = None,
 ) -> None:
-    """Write the rows of `out` [T, Hq, D] that `tiles` names: a sequence's i-th new token attends to all positions up to its own.
+    """Write every row of `out` [T, Hq, D]: a sequence's i-th new token attends to all positions up to its own.
 
-    `kv_layer` [num_blocks, 2, B, Hkv, D] holds the new tokens already. `query_start` [S + 1], `context_len` [S] and `block_table`
-    [S, most blocks] are int32. `tiles` is `plan_tiles` for the rows of `shape`, which is `prefill_shape`'s unless given.
-    `window` > 0: only the last `window` positions, its own included.
+    `kv_layer` [num_blocks, 2, B, Hkv, D] holds the new tokens already. `block_table` [S, most blocks] int32. `tiles` [I, 8]
+    int32 of `rows` queries each, a power of two, as `attention.deal_out_tiles` makes them. `window` > 0: only the last `window`
+    positions, its own included. `shape`: instead of the one in `SHAPES`.
     """
     num_heads, head_dim = q.shape[1:]
-    rows, step, warps, stages = shape or prefill_shape(head_dim, q.element_size())
-    _prefill[(num_heads, tiles.shape[0])](
-        q, kv_layer, query_start, context_len, block_table, tiles, out, scale * 1.4426950408889634, window,
+    size = q.element_size()
+    if shape is None:
+        shape = next(shape for (most, of), shape in SHAPES.items() if head_dim <= most and of == size)
+    m, step, warps, stages = min(shape[0], rows), *shape[1:]
+    _prefill[(num_heads, tiles.shape[0] * (rows // m))](
+        q, kv_layer, block_table, tiles, out, scale * 1.4426950408889634, window,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1), block_table.stride(0),
         kv_layer.stride(0), kv_layer.stride(1), kv_layer.stride(2), kv_layer.stride(3),
         G=num_heads // kv_layer.shape[3], B=kv_layer.shape[2], D=head_dim, D_PADDED=max(16, triton.next_power_of_2(head_dim)),
-        M=rows, N=step, STAGES=stages, HAS_WINDOW=window > 0, num_warps=warps, num_stages=stages,
+        M=m, PIECES=rows // m, N=step, STAGES=stages, HAS_WINDOW=window > 0, num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
 
 @triton.jit
 def _prefill(
-    q_THD, kv, query_start, context_len, block_table, tiles_I2, out_THD, scale_log2, window,
+    q_THD, kv, block_table, tiles_I8, out_THD, scale_log2, window,
     q_token, q_head, out_token, out_head, table_row, kv_block, kv_plane, kv_slot, kv_head,
     G: tl.constexpr, B: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    M: tl.constexpr, PIECES: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr, HAS_WINDOW: tl.constexpr,
 ):  # fmt: skip
-    head, item = tl.program_id(0), tl.program_id(1)
-    sequence, tile = tl.load(tiles_I2 + item * 2), tl.load(tiles_I2 + item * 2 + 1)
-    start, stop = tl.load(query_start + sequence), tl.load(query_start + sequence + 1)
-    num_rows = tl.minimum(M, stop - start - tile * M)
-    first_position = tl.load(context_len + sequence) - (stop - start) + tile * M
-    table = block_table + sequence.to(tl.int64) * table_row
+    head, tile = tl.program_id(0), tiles_I8 + tl.program_id(1) // PIECES * 8
+    skipped = tl.program_id(1) % PIECES * M
+    num_rows = tl.minimum(M, tl.load(tile + 1) - skipped)
+    if num_rows <= 0:
+        return
+    first_row, first_position = tl.load(tile) + skipped, tl.load(tile + 2) + skipped
+    table = block_table + tl.load(tile + 4).to(tl.int64) * table_row
     head_kv = kv + head // G * kv_head
 
     m, d = tl.arange(0, M), tl.arange(0, D_PADDED)
-    token = (start + tile * M + m).to(tl.int64)
+    token = (first_row + m).to(tl.int64)
     there = (m < num_rows)[:, None] & (d < D)[None, :]
     q = tl.load(q_THD + token[:, None] * q_token + head * q_head + d[None, :], mask=there, other=0.0)
 

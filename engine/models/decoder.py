@@ -63,10 +63,11 @@ class Decoder:
         """
         eps = self.config.rms_norm_eps
         residual = embed(batch.token_ids, batch.sources, batch.newest, self._embedding)
-        x = rms_norm(residual, self._layers[0].input_norm, eps)
+        x: torch.Tensor | None = rms_norm(residual, self._layers[0].input_norm, eps)
         for index, layer in enumerate(self._layers):
             if index > 0:
                 x, residual = add_rms_norm(x, residual, layer.input_norm, eps)
+            assert x is not None  # a normalised row is
             x = self._attend(layer, x, batch, kv[:, index], window=self.config.windows[index])
             x = linear_onto(residual, x, layer.output, layer.output_bias)
             x, residual = add_rms_norm(x, residual, layer.post_norm, eps)

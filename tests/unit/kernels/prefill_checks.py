@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from engine.kernels import triton_paged_prefill
-from engine.kernels.triton_paged_prefill import plan_tiles, prefill_shape
+from engine.kernels.attention import deal_out_tiles
 from tests.unit.kernels.references import close
 
 Lengths = list[tuple[int, int]]  # new tokens, context
@@ -24,8 +24,6 @@ Lengths = list[tuple[int, int]]  # new tokens, context
 class Case:
     q: torch.Tensor  # [T, Hq, D], a view of a fused projection
     kv_layer: torch.Tensor  # [num_blocks, 2, B, Hkv, D], a view of a pool of three layers
-    query_start: torch.Tensor
-    context_len: torch.Tensor
     block_table: torch.Tensor
     lengths: Lengths
     window: int
@@ -36,7 +34,7 @@ class Case:
 
     def tiles(self, rows: int) -> torch.Tensor:
         new, context = np.array(self.lengths).T
-        return torch.from_numpy(plan_tiles(new, context, rows)).to(self.q.device)
+        return torch.from_numpy(deal_out_tiles(new, context, np.zeros_like(new), rows=rows)).to(self.q.device)
 
 
 def make_case(
@@ -63,11 +61,10 @@ def make_case(
             used = min(block_size, context - index * block_size)
             values = torch.randn(2, used, heads[1], head_dim, device=device)
             pool[block, 1, :, :used] = values.to(dtype)
-    starts = torch.tensor([0, *(new for new, _ in lengths)]).cumsum(0).to(torch.int32)
-    qkv = torch.randn(int(starts[-1]), heads[0] + 2 * heads[1], head_dim, device=device).to(dtype)
-    contexts = torch.tensor([context for _, context in lengths], dtype=torch.int32)
+    num_tokens = sum(new for new, _ in lengths)
+    qkv = torch.randn(num_tokens, heads[0] + 2 * heads[1], head_dim, device=device).to(dtype)
     return Case(
-        qkv[:, : heads[0]], pool[:, 1], starts.to(device), contexts.to(device), table.to(device), lengths, window, head_dim**-0.5
+        qkv[:, : heads[0]], pool[:, 1], table.to(device), lengths, window, head_dim**-0.5
     )  # fmt: skip
 
 
@@ -92,12 +89,11 @@ def expected(case: Case) -> torch.Tensor:
     return out
 
 
-def check(case: Case, shape: tuple[int, int, int, int] | None = None) -> None:
-    rows = (shape or prefill_shape(case.q.shape[2], case.q.element_size()))[0]
+def check(case: Case, shape: tuple[int, int, int, int] | None = None, rows: int = 64) -> None:
     out = case.poisoned_out()
     triton_paged_prefill.paged_prefill(
-        case.q, case.kv_layer, case.query_start, case.context_len, case.block_table, case.tiles(rows), out,
-        scale=case.scale, window=case.window, shape=shape,
+        case.q, case.kv_layer, case.block_table, case.tiles(rows), out,
+        rows=rows, scale=case.scale, window=case.window, shape=shape,
     )  # fmt: skip
     close(out, expected(case))
 
@@ -108,7 +104,7 @@ RAGGED: Lengths = [(9, 9), (150, 150), (1, 30), (3, 140), (16, 16), (70, 263)]
 def check_ragged() -> None:
     for dtype in (torch.float32, torch.float16):
         for heads in [(4, 4), (4, 1), (8, 1)]:
-            check(make_case(RAGGED, heads, 64, dtype))
+            check(make_case(RAGGED, heads, 64, dtype), rows=128 if heads[1] == 1 else 32)
 
 
 def check_windows() -> None:
@@ -142,13 +138,17 @@ def check_plan() -> None:
     """Every row in one tile, no empty one, the most work first."""
     for rows in (16, 64, 128):
         new, context = np.array([(1, 50), (200, 200), (128, 4000), (129, 129)]).T
-        tiles = plan_tiles(new, context, rows)
+        tiles = deal_out_tiles(new, context, np.cumsum(context) - context, rows=rows)
         assert tiles.dtype == np.int32
-        expected_tiles = {(s, t) for s, count in enumerate(new) for t in range(-(-int(count) // rows))}
-        assert {tuple(tile) for tile in tiles.tolist()} == expected_tiles
-        assert len(tiles) == len(expected_tiles)
-        ends = [context[s] - new[s] + min((t + 1) * rows, new[s]) for s, t in tiles]
-        assert ends == sorted(ends, reverse=True)
+        covered = sorted(row for first, count, *_ in tiles.tolist() for row in range(first, first + count))
+        assert covered == list(range(new.sum()))
+        starts, contexts = np.cumsum(new) - new, np.cumsum(context) - context
+        for first, count, position, key, sequence, *_ in tiles.tolist():
+            assert 0 < count <= rows
+            assert position == context[sequence] - new[sequence] + first - starts[sequence]
+            assert key == contexts[sequence]
+            assert first + count <= starts[sequence] + new[sequence]
+        assert list(tiles[:, 2]) == sorted(tiles[:, 2], reverse=True)
 
 
 CHECKS = {

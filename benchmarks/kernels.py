@@ -1,0 +1,244 @@
+"""Our kernels alone: time, share of the floor, and relative error against float64, at the shapes of Llama-3.1-8B.
+
+    python -m benchmarks.kernels                the table, within a minute on an H200; also part of `benchmarks.engine`
+
+A time is the median of runs with a cold L2 cache. An error is |kernel - exact| / |exact| over a whole output (of attention over
+some rows); its floor is what rounding the exact result to the output's type costs: nothing that writes bfloat16 has less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from benchmarks.ceilings import measure_ceilings
+from benchmarks.floors import Ceilings
+from benchmarks.results_format import Result, number
+from engine.kernels import activation, attention, linear, norm, rope
+
+DTYPE = torch.bfloat16
+HEADS, KV_HEADS, HEAD_DIM, FEATURES, HIDDEN = 32, 8, 128, 4096, 14336
+BLOCK = 16
+SCALE = HEAD_DIM**-0.5
+ERROR_ROWS = 48  # of an attention output that are compared
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One kernel at one shape. `exact` returns what the kernel's output should be in float64, `output` the same part of it."""
+
+    name: str
+    run: Callable[[], torch.Tensor]
+    exact: Callable[[], torch.Tensor]
+    output: Callable[[torch.Tensor], torch.Tensor]
+    num_bytes: float  # that must move
+    flops: float
+
+
+@torch.inference_mode()
+def measure_kernels(device: torch.device, ceilings: Ceilings) -> list[Result]:
+    """A time in microseconds and an error of each kernel."""
+    from triton.testing import do_bench
+
+    torch.manual_seed(0)
+    results = []
+    for case in _cases(device):
+        got, exact = case.output(case.run()).double(), case.exact()
+        error = _relative(got, exact)
+        milliseconds = float(do_bench(case.run, warmup=20, rep=80, return_mode="median"))
+        floor = max(case.num_bytes / ceilings.bytes_per_s, case.flops / ceilings.flops_per_s)
+        results += [
+            Result(name=f"kernel_{case.name}", value=milliseconds * 1e3, unit="us", better="lower", floor=floor * 1e6),
+            Result(
+                name=f"kernel_{case.name}_error",
+                value=error * 1e3,
+                unit="1e-3 of float64",
+                better="lower",
+                floor=_relative(exact.to(DTYPE).double(), exact) * 1e3,
+            ),
+        ]
+        del got, exact
+    return results
+
+
+def _relative(actual: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((actual - exact).norm() / exact.norm())
+
+
+def _random(*shape: int, device: torch.device, scale: float = 1.0) -> torch.Tensor:
+    return (torch.randn(*shape, device=device) * scale).to(DTYPE)
+
+
+def _cases(device: torch.device) -> Iterator[Case]:
+    yield from _row_cases(device)
+    for rows in (1, 32, 128):
+        yield from _product_cases(device, rows)
+    yield _decode_case(device, 64, 1088)
+    yield _decode_case(device, 32, 8256)
+    yield _prefill_case(device, 2048, 2048)
+    yield _prefill_case(device, 8192, 8192)
+    yield _prefill_case(device, 2048, 4096)
+
+
+def _row_cases(device: torch.device, rows: int = 2048) -> Iterator[Case]:
+    x, residual, weight = (_random(*shape, device=device) for shape in [(rows, FEATURES)] * 2 + [(FEATURES,)])
+
+    def normed() -> torch.Tensor:
+        total = (x + residual).double()
+        return weight.double() * total / (total.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt()
+
+    moved = 4 * x.nbytes
+    yield Case("norm", lambda: norm.add_rms_norm(x, residual, weight, 1e-5)[0], normed, lambda out: out, moved, 0.0)
+
+    gate_up = _random(rows, 2 * HIDDEN, device=device)
+    gate, up = gate_up.chunk(2, dim=-1)
+    yield Case(
+        "activation",
+        lambda: activation.silu_and_mul(gate_up),
+        lambda: torch.nn.functional.silu(gate.double()) * up.double(),
+        lambda out: out,
+        1.5 * gate_up.nbytes,
+        0.0,
+    )
+
+    qkv = _random(rows, (HEADS + 2 * KV_HEADS) * HEAD_DIM, device=device)
+    positions = torch.arange(rows, dtype=torch.int32, device=device)
+    angles = torch.rand(rows, HEAD_DIM // 2, device=device) * 6
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    pool = _random(-(-rows // BLOCK), 2, BLOCK, KV_HEADS, HEAD_DIM, device=device)
+
+    def rotated() -> torch.Tensor:
+        heads = qkv.double().unflatten(-1, (-1, HEAD_DIM))[:, :HEADS]
+        first, second = heads.chunk(2, dim=-1)
+        cos, sin = cos_sin.double()[:, None].chunk(2, dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+    yield Case(
+        "rope_and_write_kv",
+        lambda: rope.rope_and_write_kv(qkv, positions, cos_sin, positions, pool, q_norm=None, k_norm=None, eps=1e-6),
+        rotated,
+        lambda out: out,
+        2 * qkv.nbytes,
+        0.0,
+    )
+
+
+def _product_cases(device: torch.device, rows: int) -> Iterator[Case]:
+    x = _random(rows, FEATURES, device=device)
+    qkv = _random((HEADS + 2 * KV_HEADS) * HEAD_DIM, FEATURES, device=device, scale=FEATURES**-0.5)
+    gate_up = _random(2 * HIDDEN, FEATURES, device=device, scale=FEATURES**-0.5)
+    yield Case(
+        f"linear_b{rows}",
+        lambda: linear.linear(x, qkv, None),
+        lambda: x.double() @ qkv.double().T,
+        lambda out: out,
+        qkv.nbytes,
+        2.0 * rows * qkv.numel(),
+    )
+
+    def gated() -> torch.Tensor:
+        gate, up = (x.double() @ gate_up.double().T).chunk(2, dim=-1)
+        return torch.nn.functional.silu(gate) * up
+
+    yield Case(
+        f"gated_linear_b{rows}",
+        lambda: linear.gated_linear(x, gate_up, None),
+        gated,
+        lambda out: out,
+        gate_up.nbytes,
+        2.0 * rows * gate_up.numel(),
+    )
+
+
+def _decode_case(device: torch.device, count: int, context: int) -> Case:
+    width = -(-context // BLOCK)
+    pool = _random(count * width, 2, BLOCK, KV_HEADS, HEAD_DIM, device=device)
+    table = torch.randperm(count * width, device=device).int().view(count, width)
+    q = _random(count, HEADS, HEAD_DIM, device=device)
+    contexts = np.full(count, context)
+    items, parts = attention.deal_out(contexts, np.arange(count) * width, window=0, num_kv_heads=KV_HEADS)
+    dealt = attention.DecodeItems(torch.from_numpy(items).to(device), torch.from_numpy(parts).to(device))
+    plan = attention.AttentionPlan(count, None, {0: dealt}, table, None)
+
+    def exact() -> torch.Tensor:
+        rows = [_attended(q[[row]], pool, table[row], context, [context - 1]) for row in range(ERROR_ROWS // 3)]
+        return torch.cat(rows)
+
+    return Case(
+        f"decode_b{count}_ctx{context}",
+        lambda: attention.paged_attention(q, pool, plan, scale=SCALE, window=0),
+        exact,
+        lambda out: out[: ERROR_ROWS // 3],
+        count * context * 2 * KV_HEADS * HEAD_DIM * 2,
+        4.0 * count * context * HEADS * HEAD_DIM,
+    )
+
+
+def _prefill_case(device: torch.device, new: int, context: int) -> Case:
+    """All tokens new: keys and values from the projection; otherwise gathered from the pool, which counts."""
+    blocks = context // BLOCK
+    pool = _random(blocks, 2, BLOCK, KV_HEADS, HEAD_DIM, device=device)
+    table = torch.randperm(blocks, device=device).int()[None]
+    q = _random(new, HEADS, HEAD_DIM, device=device)
+    kv = pool[table[0].long()].transpose(0, 1).reshape(2, context, KV_HEADS * HEAD_DIM)
+    qkv = torch.cat((q.flatten(1), *kv[:, context - new :]), dim=-1)
+    batch = attention.AttentionBatch(
+        query_start=torch.tensor([0, new], dtype=torch.int32, device=device),
+        context_len=torch.tensor([context], dtype=torch.int32, device=device),
+        block_table=table,
+        max_query_len=new,
+        max_context_len=context,
+    )
+    rows = attention.prefill_shape(HEAD_DIM, context)[0]
+    tiles = attention.deal_out_tiles(np.array([new]), np.array([context]), np.zeros(1, dtype=np.int64), rows=rows)
+    gathered = torch.stack((table[0], torch.full_like(table[0], BLOCK)), dim=1) if new < context else None
+    prompts = attention.PrefillPlan(batch, torch.from_numpy(tiles).to(device), gathered)
+    plan = attention.AttentionPlan(0, None, {}, table, prompts)
+    compared = torch.linspace(0, new - 1, ERROR_ROWS).long().tolist()
+    return Case(
+        f"prefill_{new}" if new == context else f"prefill_{new}_after_{context - new}",
+        lambda: attention.paged_attention(q, pool, plan, scale=SCALE, window=0, qkv=qkv),
+        lambda: _attended(q[compared], pool, table[0], context, [context - new + row for row in compared]),
+        lambda out: out[compared],
+        2.0 * (2 * q.nbytes + 2 * context * KV_HEADS * HEAD_DIM),
+        4.0 * HEADS * HEAD_DIM * (new * (context - new) + new * (new + 1) / 2),
+    )
+
+
+def _attended(
+    q: torch.Tensor, pool: torch.Tensor, table: torch.Tensor, context: int, positions: Sequence[int]
+) -> torch.Tensor:
+    """[rows, Hq, D] in float64: one row a time."""
+    keys, values = pool[table.long()].transpose(1, 2).flatten(0, 1)[:context].double().unbind(1)
+    out = []
+    for row, position in zip(q.double(), positions, strict=True):
+        grouped = row.unflatten(0, (KV_HEADS, -1))
+        scores = torch.einsum("hgd,chd->hgc", grouped, keys[: position + 1]) * SCALE
+        out.append(torch.einsum("hgc,chd->hgd", scores.softmax(dim=-1), values[: position + 1]).flatten(0, 1))
+    return torch.stack(out)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the table; there is nothing to measure without a GPU."""
+    argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__.splitlines()[0]).parse_args(
+        arguments
+    )
+    if not torch.cuda.is_available():
+        raise SystemExit("benchmarks.kernels: needs a CUDA device")
+    device = torch.device("cuda")
+    results = measure_kernels(device, measure_ceilings(device, DTYPE, quick=False))
+    for timed, error in zip(results[::2], results[1::2], strict=True):
+        print(
+            f"{timed.name:34}{number(timed.value):>10} us  {timed.fraction_of_floor:6.1%} of floor"
+            f"{error.value:9.3f}e-3 error, {error.floor:.3f}e-3 of it rounding"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
