@@ -317,6 +317,9 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="worker_state")
     max_sequences: int = 0
     prefill_tokens_per_s: float = 0.0  # measured, exponential average; 0 = not measured yet
     decode_step_ms: float = 0.0
+    prefill_fixed_ms: float = 0.0  # what a pass with a prompt takes beside its tokens; measured
+    local_tokens_per_s: float = 0.0  # prompt tokens computed beside decoding, within the step target; 0 = not measured
+    link_bytes_per_s: float = 0.0  # the slowest measured link of this worker to a decode worker; 0 = not measured
 
 
 class GatewayState(msgspec.Struct, frozen=True, kw_only=True, tag="gateway_state"):
