@@ -24,6 +24,7 @@ Port = Annotated[int, Field(ge=0, le=65_535)]
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
+Devices = Annotated[str, Field(pattern=r"^(cpu|cuda|cuda:\d+(,cuda:\d+)*)$")]
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,64}$")]
 
 
@@ -92,9 +93,10 @@ class GatewaySettings(ModelSettings):
 class WorkerOptions(ModelSettings):
     """What the workers of one deployment have in common."""
 
-    transport: Literal["shm", "ucx", "local"] = Field(
-        "shm",
-        description="how KV moves: shm within a host, ucx also between hosts, local not at all (on a GPU, until cuda_ipc)",
+    transport: Literal["auto", "shm", "cuda_ipc", "ucx", "local"] = Field(
+        "auto",
+        description="how KV moves: shm (CPU) and cuda_ipc (GPU, NVLink) within a host, ucx also between hosts, local not at all; "
+        "auto: shm or cuda_ipc",
     )
     transport_host: str = Field("127.0.0.1", description="address that peers reach this worker's ucx listener at")
     device: Device = Field("cpu", description="cpu, cuda or cuda:N")
@@ -120,6 +122,13 @@ class WorkerOptions(ModelSettings):
     fake_step_ms: Annotated[float, Field(ge=0)] = Field(1.0, description="fake device: fixed cost of a step")
     fake_token_us: Annotated[float, Field(ge=0)] = Field(50.0, description="fake device: cost of a prompt token")
 
+    @property
+    def kv_transport(self) -> str:
+        """The transport's name, `auto` resolved."""
+        if self.transport != "auto":
+            return self.transport
+        return "shm" if self.device == "cpu" else "cuda_ipc"
+
 
 class WorkerServiceSettings(WorkerOptions):
     """A worker: `baton prefill`, `baton decode` or, with both roles, `baton worker`."""
@@ -129,6 +138,11 @@ class WorkerServiceSettings(WorkerOptions):
 
 class UpSettings(GatewaySettings, WorkerOptions):
     """`baton up`: everything in one command; what it doesn't use itself goes to the services."""
+
+    device: Devices = Field(
+        "cpu",
+        description="cpu; cuda: a GPU for each worker, in order; cuda:N,cuda:M,…: dealt out to the workers in turn",
+    )
 
     nats_url: str = Field("", description="NATS server, with JetStream; empty: one is started")
     redis_url: str = Field("", description="Redis 7.0+ or Valkey server; empty: one is started")

@@ -2,7 +2,7 @@
 
     digest(block) = sum_i (x_i + 1) * m_i  mod 2^64,   m_i = splitmix64(i) | 1
 
-over the block's unsigned lanes x_i (16 bit for 2-byte dtypes, 32 bit for 4-byte ones), i being the lane's index in
+over the block's unsigned 32-bit lanes x_i (one 4-byte number or two 2-byte ones), i being the lane's index in
 [layer, 2, slot, head, dim] order of the unsharded model. An odd factor is invertible modulo 2^64, so any single changed
 lane changes the sum; for several lanes the pseudo-random factors make a collision as likely as a random 64-bit match
 (the multilinear hash of Carter and Wegman, 1979). The sum is linear: the digests of tensor-parallel shards add up to
@@ -18,11 +18,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-_LANES = {4: np.uint32, 2: np.uint16}
-
 
 def block_digests(pool: torch.Tensor, blocks: Sequence[int]) -> bytes:
-    """Return one little-endian u64 a block; `pool` [num_blocks, ...] is in host memory, any 2- or 4-byte dtype."""
+    """Return one little-endian u64 a block of `pool` [num_blocks, ...], any 2- or 4-byte dtype, on any device."""
+    if pool.is_cuda:
+        from kvtransfer.blocks import mover_of
+
+        return mover_of(pool).digests(blocks) if blocks else b""
     lanes = lane_view(pool)
     factors = multipliers(lanes.shape[1])
     digests = np.empty(len(blocks), dtype="<u8")
@@ -31,14 +33,12 @@ def block_digests(pool: torch.Tensor, blocks: Sequence[int]) -> bytes:
     return digests.tobytes()
 
 
-def lane_view(pool: torch.Tensor) -> npt.NDArray[np.unsignedinteger]:
-    """View `pool` as [num_blocks, lanes] unsigned integers, without a copy."""
-    flat = pool.reshape(pool.shape[0], -1)
-    as_integers = flat.view(torch.int16 if pool.element_size() == 2 else torch.int32)
-    return as_integers.numpy().view(_LANES[pool.element_size()])
+def lane_view(pool: torch.Tensor) -> npt.NDArray[np.uint32]:
+    """View `pool`, in host memory, as [num_blocks, lanes] u32, without a copy."""
+    return pool.view(pool.shape[0], -1).view(torch.int32).numpy().view(np.uint32)
 
 
-def lane_digest(lanes: npt.NDArray[np.unsignedinteger], factors: npt.NDArray[np.uint64]) -> np.uint64:
+def lane_digest(lanes: npt.NDArray[np.uint32], factors: npt.NDArray[np.uint64]) -> np.uint64:
     """Digest of one block's lanes [n]."""
     products = (lanes.astype(np.uint64) + np.uint64(1)) * factors
     total: np.uint64 = np.add.reduce(products)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvtransfer.transport import Transport
 
-TRANSPORTS = ("shm", "ucx", "local")
+TRANSPORTS = ("shm", "cuda_ipc", "ucx", "local")
 
 
 def open_transport(name: str, *, host: str = "127.0.0.1") -> Transport:
@@ -13,6 +13,10 @@ def open_transport(name: str, *, host: str = "127.0.0.1") -> Transport:
         from kvtransfer.shm import ShmTransport
 
         return ShmTransport()
+    if name == "cuda_ipc":
+        from kvtransfer.cuda_ipc import CudaIpcTransport
+
+        return CudaIpcTransport()
     if name == "local":
         from kvtransfer.local import LocalTransport
 

@@ -1,21 +1,15 @@
 """Transport `shm`: pools in POSIX shared memory of one host; the writer copies straight into the reader's pool.
 
 One-sided, as CUDA IPC is: the receiver can't refuse a late write, so an aborted lease's blocks stay in quarantine until
-the writer answered or its process is gone. A worker holds a `flock` on its pool's file for as long as it lives; the
-kernel lets go of it with the process, however that ends. So the lock says who is gone, also across PID namespaces,
-where a pid says nothing: `writer_gone` asks it about writers, `remove_stale_pools` about files that a killed worker
-left behind.
+the writer answered or its process is gone, which the lock on its pool's file tells (`kvtransfer.life`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import math
 import mmap
 import os
-import secrets
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,9 +20,9 @@ import torch
 
 from common.messages import KVLayout, Region
 from kvtransfer.digest import lane_digest, lane_view, multipliers
+from kvtransfer.life import SHM_FOLDER, create_locked, is_locked, is_name, remove_stale
 from kvtransfer.transport import Link, TransferError, check_run
 
-SHM_FOLDER = Path("/dev/shm")
 PREFIX = "baton-kv"
 PROBE_BYTES = 4 << 20
 
@@ -44,18 +38,16 @@ class ShmTransport:
         self._path: Path | None = None
         self._lock = -1  # descriptor whose lock says that this worker lives
         self._links: dict[str, ShmLink] = {}  # by file name: a new incarnation has a new file
-        remove_stale_pools()
+        remove_stale(PREFIX)
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
         """Return a zeroed tensor in shared memory. Raises ValueError for a device other than the CPU, MemoryError."""
         if device != "cpu":
-            raise ValueError(
-                f"transport shm moves host memory, not {device}'s: use --transport local, and no prefill workers"
-            )
+            raise ValueError(f"transport shm moves host memory, not {device}'s: use --transport cuda_ipc")
         if self._path is not None:
             raise ValueError("this transport has a pool already")
         num_bytes = torch.empty((), dtype=dtype).element_size() * math.prod(shape)
-        self._path, self._lock = _create_pool()
+        self._path, self._lock = create_locked(PREFIX)
         try:
             os.posix_fallocate(self._lock, 0, num_bytes)  # fails now, not with SIGBUS later
             memory = mmap.mmap(self._lock, num_bytes)
@@ -106,7 +98,7 @@ class ShmTransport:
         if writer is None:
             return False
         name = writer.address.get("file", "")
-        return _is_pool_name(name) and not _is_locked(SHM_FOLDER / name)
+        return is_name(name, PREFIX) and not is_locked(SHM_FOLDER / name)
 
     async def close(self) -> None:
         """Wait for the copies in flight, then remove the pool: its absence says that nothing is written any more."""
@@ -128,7 +120,7 @@ class ShmLink:
     def __init__(self, pool: torch.Tensor, region: Region) -> None:
         self._source = lane_view(pool)
         self._factors = multipliers(self._source.shape[1])
-        self._destination: npt.NDArray[np.unsignedinteger] | None = np.frombuffer(
+        self._destination: npt.NDArray[np.uint32] | None = np.frombuffer(
             _map(region), dtype=self._source.dtype
         ).reshape(region.layout.num_blocks, self._source.shape[1])
         self._copies: set[asyncio.Future[bytes]] = set()
@@ -161,7 +153,7 @@ class ShmLink:
 
     def _copy(
         self,
-        destination: npt.NDArray[np.unsignedinteger],
+        destination: npt.NDArray[np.uint32],
         source_blocks: Sequence[int],
         destination_blocks: Sequence[int],
     ) -> bytes:
@@ -180,50 +172,9 @@ class ShmLink:
             await asyncio.wait(set(self._copies))
 
 
-def remove_stale_pools() -> None:
-    """Remove this user's pools that nobody holds: a killed worker can't do it."""
-    for path in SHM_FOLDER.glob(f"{PREFIX}-*"):
-        with contextlib.suppress(OSError):
-            if path.stat().st_uid == os.getuid() and not _is_locked(path):
-                path.unlink()
-
-
-def _create_pool() -> tuple[Path, int]:
-    """Create and lock an empty pool file; return it with the locked descriptor."""
-    while True:
-        path = SHM_FOLDER / f"{PREFIX}-{secrets.token_hex(16)}"
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(descriptor).st_nlink > 0:
-                return path, descriptor
-        os.close(descriptor)  # another worker's start took the file for a stale one before it was locked
-
-
-def _is_locked(path: Path) -> bool:
-    """Whether a process holds the pool's lock. False for a pool that is not there."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True  # not ours to judge
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
-def _is_pool_name(name: str) -> bool:
-    return name.startswith(f"{PREFIX}-") and "/" not in name
-
-
 def _map(region: Region) -> mmap.mmap:
     name = region.address.get("file", "")
-    if not _is_pool_name(name):
+    if not is_name(name, PREFIX):
         raise TransferError(f"{name!r} is not the name of a pool")
     try:
         descriptor = os.open(SHM_FOLDER / name, os.O_RDWR | os.O_NOFOLLOW)

@@ -63,7 +63,7 @@ class UcxTransport:
     def __init__(self, *, host: str = "127.0.0.1") -> None:
         self._host = host
         self._token = secrets.token_bytes(16)
-        self._pool: npt.NDArray[np.unsignedinteger] | None = None
+        self._pool: npt.NDArray[np.uint32] | None = None
         self._listener: Any = None
         self._links: dict[tuple[str, str, int], UcxLink] = {}
         self._opening: dict[tuple[str, str, int], asyncio.Task[UcxLink]] = {}
@@ -190,7 +190,7 @@ class UcxTransport:
         return True
 
     @property
-    def _lanes(self) -> npt.NDArray[np.unsignedinteger]:
+    def _lanes(self) -> npt.NDArray[np.uint32]:
         assert self._pool is not None  # nobody serves or is served before `open`
         return self._pool
 
@@ -198,7 +198,7 @@ class UcxTransport:
 class UcxLink:
     """An endpoint to one peer's pool. One run is on its way at a time."""
 
-    def __init__(self, endpoint: Any, pool: npt.NDArray[np.unsignedinteger], region: Region) -> None:
+    def __init__(self, endpoint: Any, pool: npt.NDArray[np.uint32], region: Region) -> None:
         self._endpoint = endpoint
         self._pool = pool
         self._factors = multipliers(pool.shape[1])
@@ -209,7 +209,7 @@ class UcxLink:
         self.closed = False
 
     @classmethod
-    async def open(cls, pool: npt.NDArray[np.unsignedinteger], region: Region) -> UcxLink:
+    async def open(cls, pool: npt.NDArray[np.uint32], region: Region) -> UcxLink:
         """Connect and measure the link once. Raises TransferError."""
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -244,7 +244,7 @@ class UcxLink:
                 digests += digest
         return digests
 
-    def _gather(self, blocks: Sequence[int]) -> tuple[npt.NDArray[np.unsignedinteger], bytes]:
+    def _gather(self, blocks: Sequence[int]) -> tuple[npt.NDArray[np.uint32], bytes]:
         """Pack blocks of the pool into one buffer, with the digests of what was packed."""
         staging = np.empty((len(blocks), self._pool.shape[1]), self._pool.dtype)
         digests = np.empty(len(blocks), dtype="<u8")
@@ -329,7 +329,7 @@ class _Expected:
             self.complete.set()
 
 
-def _blocks_in_message(pool: npt.NDArray[np.unsignedinteger]) -> int:
+def _blocks_in_message(pool: npt.NDArray[np.uint32]) -> int:
     """Most blocks of one message: what fits into the staging buffer, one at least."""
     return max(1, STAGING_BYTES // int(pool[0].nbytes))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import sys
 from collections.abc import Sequence
@@ -32,12 +33,12 @@ log = logging.getLogger("baton.worker")
 
 async def run(settings: WorkerServiceSettings, roles: Sequence[str]) -> None:
     """Serve `roles` until signalled; then drain."""
-    settings = sized(settings)
+    settings = sized(see_only(settings))
     if settings.transport == "local" and "decode" not in roles:
-        raise ConfigError("--transport local: a prefill worker has to hand its KV over; use shm or ucx")
+        raise ConfigError("--transport local: a prefill worker has to hand its KV over; use another one")
     worker_id = settings.worker_id or f"{'-'.join(roles)}-{secrets.token_hex(4)}"
     async with until_signalled() as stopping:
-        transport = open_transport(settings.transport, host=settings.transport_host)
+        transport = open_transport(settings.kv_transport, host=settings.transport_host)
         engine = await asyncio.to_thread(build_engine, settings, transport)
         async with (
             connect_bus(NatsSettings(url=settings.nats_url), name=worker_id) as bus,
@@ -67,6 +68,18 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str]) -> None:
                 host.attach(PrefillRole(host, max_requests=settings.max_prefills))
             await host.run(stopping)
             await peers.close()
+
+
+def see_only(settings: WorkerServiceSettings) -> WorkerServiceSettings:
+    """Make this process see one GPU, its own, as `cuda:0`: a kernel can't be launched on another by mistake."""
+    if not settings.device.startswith("cuda:"):
+        return settings
+    index, visible = int(settings.device.removeprefix("cuda:")), os.environ.get("CUDA_VISIBLE_DEVICES")
+    named = visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
+    if index >= len(named):
+        raise ConfigError(f"--device {settings.device}: torch {torch.__version__} sees {len(named)} CUDA devices")
+    os.environ["CUDA_VISIBLE_DEVICES"] = named[index]  # CUDA reads it when the first call initialises it
+    return settings.model_copy(update={"device": "cuda:0"})
 
 
 def sized(settings: WorkerServiceSettings) -> WorkerServiceSettings:

@@ -120,7 +120,11 @@ class Stack:
         names = [("prefill", f"prefill-{index}") for index in range(settings.prefill)]
         names += [("decode", f"decode-{index}") for index in range(settings.decode)]
         worker = as_environment(settings, WorkerOptions) | addresses
-        services = [(role, name, worker | {f"{PREFIX}WORKER_ID": name}) for role, name in names]
+        devices = devices_of(settings.device, len(names))
+        services = [
+            (role, name, worker | {f"{PREFIX}WORKER_ID": name, f"{PREFIX}DEVICE": device})
+            for (role, name), device in zip(names, devices, strict=True)
+        ]
         services.append(("gateway", "gateway", as_environment(settings, GatewaySettings) | addresses))
         return [
             Child(name=name, service=service, settings=variables, log_file=self._logs / f"{name}.log")
@@ -169,6 +173,14 @@ class Stack:
         raise UnavailableError(f"{server.name} is gone, and with it what was under way: start again with `baton up`")
 
 
+def devices_of(devices: str, count: int) -> list[str]:
+    """The device of each of `count` workers: `cuda` is a GPU for each, a list is dealt out in turn."""
+    if devices == "cuda":
+        return [f"cuda:{index}" for index in range(count)]
+    named = devices.split(",")
+    return [named[index % len(named)] for index in range(count)]
+
+
 def restart_pause_s(deaths: int) -> float:
     """Seconds to wait before the restart after the n-th death in the window, n from 1."""
     return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (deaths - 1))
@@ -192,7 +204,12 @@ def _check(settings: UpSettings) -> None:
         raise ConfigError(f"--model {settings.model}: no config.json there; give a Hugging Face model folder")
     if settings.transport == "local" and settings.prefill:
         raise ConfigError(
-            f"--transport local: {settings.prefill} prefill workers have to hand their KV over; use --prefill 0, shm or ucx"
+            f"--transport local: {settings.prefill} prefill workers have to hand their KV over; use --prefill 0, or another one"
+        )
+    devices = devices_of(settings.device, settings.prefill + settings.decode)
+    if settings.device != "cpu" and len(set(devices)) < len(devices) and not settings.kv_memory_mb:
+        raise ConfigError(
+            f"--device {settings.device}: workers share a GPU; say what each may take with --kv-memory-mb"
         )
     if not port_is_free(settings.port, settings.host):
         raise ConfigError(f"--port {settings.port}: in use; stop what uses it, or choose another port")
@@ -219,7 +236,7 @@ def _welcome(settings: UpSettings, url: str, logs: Path, *, seconds: float) -> s
     body = f'{{"model": "{settings.served_name}", "messages": {question}}}'
     return (
         f"\nBaton serves {settings.served_name} at {url} ({seconds:.1f} s): {settings.prefill} prefill and "
-        f"{settings.decode} decode, transport {settings.transport}, logs in {logs}\n"
+        f"{settings.decode} decode, transport {settings.kv_transport}, logs in {logs}\n"
         f"\n  curl {url}/v1/chat/completions{key} -H 'content-type: application/json' -d '{body}'\n"
         f"\nor talk to it with ./baton chat. Ctrl-C drains and stops everything."
     )

@@ -20,8 +20,9 @@ import torch
 
 from common.messages import KVLayout, Region
 from kvtransfer.digest import block_digests
+from kvtransfer.life import SHM_FOLDER, remove_stale
 from kvtransfer.select import open_transport
-from kvtransfer.shm import SHM_FOLDER, remove_stale_pools
+from kvtransfer.shm import PREFIX
 from kvtransfer.transport import Link, TransferError, Transport
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # UCX belongs to one event loop
@@ -292,7 +293,7 @@ async def test_shm_pools_are_private_and_go_with_their_process() -> None:
         assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600, 0o600]
 
         await killed.kill()
-        remove_stale_pools()
+        remove_stale(PREFIX)
 
         assert [file.exists() for file in files] == [True, False]
     assert not files[0].exists()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-from array import array
 
 import pytest
 import torch
 
-from engine.kernels import activation, attention, blocks, norm, rope, sampling
+from engine.kernels import activation, attention, norm, rope, sampling
 from engine.philox import gumbel_noise
-from kvtransfer import digest
 from tests.unit.kernels import references
 from tests.unit.kernels.references import close
 
@@ -88,40 +86,6 @@ def test_attention(draw: random.Random, dtype: torch.dtype, decode: bool) -> Non
     )
     out = attention.reference(q, kv_layer, batch, scale=0.2, window=window)
     close(out, references.attention(q, kv_layer, batch, 0.2, window))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_gather_and_scatter(draw: random.Random, dtype: torch.dtype) -> None:
-    pool = torch.randn(draw.randint(2, 9), 2, 2, draw.randint(1, 16), 3).to(dtype)
-    ids = torch.randperm(len(pool))[: draw.randint(1, len(pool))]
-    staging = blocks.reference_gather(pool, ids)
-    for row, block in enumerate(ids.tolist()):
-        assert torch.equal(staging[row], pool[block].flatten())
-    target = torch.zeros_like(pool)
-    blocks.reference_scatter(staging, target, ids)
-    for block in range(len(pool)):
-        assert torch.equal(target[block], pool[block] if block in ids.tolist() else torch.zeros_like(pool[block]))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_digests_agree_with_the_transfer_s(draw: random.Random, dtype: torch.dtype) -> None:
-    pool = torch.randn(draw.randint(2, 6), draw.randint(1, 3000)).to(dtype)
-    pool[0, 0] = float("nan")
-    pool[-1, -1] = -0.0
-    ids = torch.randperm(len(pool))
-    expected = array("q", digest.block_digests(pool, ids.tolist()))
-    assert blocks.block_digests(blocks.gather_blocks(pool, ids)).tolist() == expected.tolist()
-
-
-def test_digest_by_its_definition() -> None:
-    staging = torch.tensor([[1, 0xFFFF - (1 << 16), 7]], dtype=torch.int16).view(torch.float16)
-    total = 0
-    for index, lane in enumerate([1, 0xFFFF, 7]):
-        z = (index + 1) * 0x9E3779B97F4A7C15 % (1 << 64)
-        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % (1 << 64)
-        z = (z ^ (z >> 27)) * 0x94D049BB133111EB % (1 << 64)
-        total += (lane + 1) * ((z ^ (z >> 31)) | 1)
-    assert int(blocks.reference_digests(staging)) % (1 << 64) == total % (1 << 64)
 
 
 def test_gumbel_argmax(draw: random.Random) -> None:

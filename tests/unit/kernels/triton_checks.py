@@ -15,8 +15,10 @@ from unittest import mock
 
 import torch
 
-from engine.kernels import activation, attention, blocks, embedding, linear, norm, rope, sampling
+from engine.kernels import activation, attention, embedding, linear, norm, rope, sampling
 from engine.kernels.backend import use_triton
+from kvtransfer import digest
+from kvtransfer.blocks import BlockMover
 from tests.unit.kernels import references
 from tests.unit.kernels.references import close
 
@@ -242,20 +244,30 @@ def _check_attention(
 
 def check_blocks(device: str, large: bool) -> None:
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        for shape in [(6, 3, 10), (4, 2, 5000)] + [(300, 32, 2, 16, 8, 128)] * large:
-            bits = torch.randint(-(2**15), 2**15, shape, device=device, dtype=torch.int16)
-            pool = bits.view(dtype) if dtype.itemsize == 2 else bits.int().mul(65537).view(dtype)  # NaN included
-            same = torch.int16 if dtype.itemsize == 2 else torch.int32
-            ids = torch.randperm(shape[0], device=device)[: shape[0] - 2]
-            staging = blocks.gather_blocks(pool, ids)
-            assert staging.dtype == dtype
-            assert torch.equal(staging.view(same), pool.flatten(1)[ids].view(same))
-            assert torch.equal(blocks.block_digests(staging), blocks.reference_digests(staging))
-            target = torch.zeros_like(pool)
-            blocks.scatter_blocks(staging, target, ids)
-            expected = torch.zeros_like(pool).view(same)
-            expected[ids] = pool.view(same)[ids]
-            assert torch.equal(target.view(same), expected)
+        for shape in [(6, 3, 10), (4, 2, 30_000)] + [(300, 32, 2, 16, 8, 128)] * large:
+            pool = torch.randint(-(2**31), 2**31 - 1, shape, device=device, dtype=torch.int32)  # NaN included
+            pool = pool if dtype.itemsize == 4 else torch.cat((pool, pool.flip(0)), dim=-1)
+            host = pool.view(dtype)
+            host = host[..., : shape[-1] // 2 * 2] if dtype.itemsize == 4 else host
+            _check_moves(host.contiguous())
+
+
+def _check_moves(pool: torch.Tensor) -> None:
+    mover, count = BlockMover(pool), len(pool) - 2
+    ids, others = (torch.randperm(len(pool))[:count] for _ in range(2))
+    expected = digest.block_digests(pool.cpu(), ids.tolist())
+    bits = pool.view(torch.int32)
+    peer = torch.zeros_like(pool)
+    assert mover.push(ids.tolist(), peer.data_ptr(), others.tolist()) == expected
+    moved = torch.zeros_like(bits)
+    moved[others] = bits[ids]
+    assert torch.equal(peer.view(torch.int32), moved)
+    assert mover.digests(ids.tolist()) == expected
+    staging = torch.zeros(pool[0].numel() * count, dtype=pool.dtype, device=pool.device)
+    assert mover.gather(ids.tolist(), staging) == expected
+    assert torch.equal(staging.view(torch.int32).view(count, -1), bits[ids].flatten(1))
+    mover.scatter(staging, others.tolist())
+    assert torch.equal(bits[others].flatten(1), staging.view(torch.int32).view(count, -1))
 
 
 def check_sampling(device: str, large: bool) -> None:

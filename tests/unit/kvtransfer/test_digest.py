@@ -68,8 +68,9 @@ def test_zeroes_and_swapped_lanes_are_told_apart() -> None:
 def test_partial_digests_of_head_shards_add_up_to_the_whole() -> None:
     """Lane indices are those of the unsharded model, so a shard needs only its own multipliers."""
     pool = random_pool(torch.bfloat16)
-    lanes = lane_view(pool).reshape(SHAPE).astype(np.uint64)
-    factors = multipliers(lanes[0].size).reshape(SHAPE[1:])
+    in_lanes = (*SHAPE[:-1], SHAPE[-1] // 2)  # a lane is two numbers of one head
+    lanes = lane_view(pool).reshape(in_lanes).astype(np.uint64)
+    factors = multipliers(lanes[0].size).reshape(in_lanes[1:])
 
     shards = [((lanes[3, ..., head, :] + np.uint64(1)) * factors[..., head, :]).sum() for head in range(2)]
 

@@ -1,0 +1,72 @@
+"""The kernel of `blocks`: copies whole blocks and digests them on the way, also into memory of another device.
+
+A few programs walk over all pieces, so that a transfer beside a prefill takes some of the processors and not all. Addresses are
+plain integers: the peer's pool is memory that torch does not know. n blocks of L lanes (32 bit).
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+CHUNK = 2048  # lanes of a loop step
+STEPS = 8  # loop steps of a piece
+PROGRAMS = 64  # measured on an H200: more do not copy faster over NVLink
+
+
+def move_blocks(
+    source: int,
+    target: int | None,
+    source_ids: torch.Tensor | None,
+    target_ids: torch.Tensor | None,
+    digests: torch.Tensor | None,
+    *,
+    count: int,
+    block_lanes: int,
+    programs: int | None = None,
+) -> None:
+    """See `blocks.move_blocks`; runs on the current stream of the current device."""
+    pieces = triton.cdiv(block_lanes, CHUNK * STEPS)
+    ids = next((x for x in (source_ids, target_ids, digests) if x is not None), None)
+    _move[(min(programs or PROGRAMS, count * pieces),)](
+        source, source if target is None else target,
+        source_ids if source_ids is not None else ids, target_ids if target_ids is not None else ids,
+        digests if digests is not None else ids, count * pieces, pieces, block_lanes,
+        TARGET=target is not None, SOURCE_IDS=source_ids is not None, TARGET_IDS=target_ids is not None,
+        DIGEST=digests is not None, CHUNK=CHUNK, STEPS=STEPS, num_warps=8,
+    )  # fmt: skip
+
+
+@triton.jit
+def _multiplier(at):
+    """splitmix64(at) | 1, see `digest.multipliers`."""
+    z = (at.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+    return (z ^ (z >> 31)) | 1
+
+
+@triton.jit(do_not_specialize=["num_items", "pieces"])
+def _move(
+    source, target, source_ids_n, target_ids_n, digests_n, num_items, pieces, block_lanes,
+    TARGET: tl.constexpr, SOURCE_IDS: tl.constexpr, TARGET_IDS: tl.constexpr, DIGEST: tl.constexpr,
+    CHUNK: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    lane = tl.arange(0, CHUNK)
+    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
+        index, piece = item // pieces, item % pieces
+        source_block = tl.load(source_ids_n + index).to(tl.int64) if SOURCE_IDS else index.to(tl.int64)
+        target_block = tl.load(target_ids_n + index).to(tl.int64) if TARGET_IDS else index.to(tl.int64)
+        read = tl.multiple_of(source.to(tl.pointer_type(tl.int32)), 16) + source_block * block_lanes
+        write = tl.multiple_of(target.to(tl.pointer_type(tl.int32)), 16) + target_block * block_lanes
+        total = tl.zeros((CHUNK,), tl.uint64)
+        for step in range(STEPS):
+            at = (piece * STEPS + step) * CHUNK + lane
+            inside = at < block_lanes
+            lanes = tl.load(read + at, mask=inside, other=0)
+            if TARGET:
+                tl.store(write + at, lanes, mask=inside)
+            if DIGEST:
+                term = ((lanes.to(tl.int64) & 0xFFFFFFFF).to(tl.uint64) + 1) * _multiplier(at)
+                total += tl.where(inside, term, tl.zeros_like(term))
+        if DIGEST:
+            tl.atomic_add(digests_n + index, tl.sum(total, axis=0).to(tl.int64), sem="relaxed")
