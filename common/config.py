@@ -190,6 +190,14 @@ def as_environment(settings: BaseModel, kind: type[BaseModel]) -> dict[str, str]
     }
 
 
+def see_one_gpu(index: int, *, count: int) -> None:
+    """Hide all GPUs but one from this process, before CUDA is used. `count`: how many it sees now. Raises ConfigError."""
+    if index >= count:
+        raise ConfigError(f"--device cuda:{index}: this process sees {count} CUDA devices")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[index] if visible else str(index)
+
+
 def fail(error: object) -> int:
     """Print one line for a person; the exit code to leave with."""
     print(f"baton: {error}", file=sys.stderr)

@@ -6,15 +6,12 @@ calls has seen the result of the pass that wrote them.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
 import torch
-
-_INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own switch: its interpreter, for tests on the CPU
 
 
 Result = TypeVar("Result")

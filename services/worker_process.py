@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import secrets
 import sys
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from common.bus import NatsSettings, connect_bus
-from common.config import ConfigError, WorkerServiceSettings, fail, load_settings
+from common.config import ConfigError, WorkerServiceSettings, fail, load_settings, see_one_gpu
 from common.errors import ServingError
 from common.lifecycle import until_signalled
 from common.peers import Peers
@@ -74,11 +73,7 @@ def see_only(settings: WorkerServiceSettings) -> WorkerServiceSettings:
     """Make this process see one GPU, its own, as `cuda:0`: a kernel can't be launched on another by mistake."""
     if not settings.device.startswith("cuda:"):
         return settings
-    index, visible = int(settings.device.removeprefix("cuda:")), os.environ.get("CUDA_VISIBLE_DEVICES")
-    named = visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
-    if index >= len(named):
-        raise ConfigError(f"--device {settings.device}: torch {torch.__version__} sees {len(named)} CUDA devices")
-    os.environ["CUDA_VISIBLE_DEVICES"] = named[index]  # CUDA reads it when the first call initialises it
+    see_one_gpu(int(settings.device.removeprefix("cuda:")), count=torch.cuda.device_count())
     return settings.model_copy(update={"device": "cuda:0"})
 
 

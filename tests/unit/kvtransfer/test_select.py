@@ -11,7 +11,7 @@ from kvtransfer.transport import TransferError
 
 
 def test_an_unknown_transport_is_an_error_that_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="shm, ucx, local"):
+    with pytest.raises(ValueError, match="shm, cuda_ipc, ucx, local"):
         open_transport("pigeon")
 
 

@@ -63,7 +63,11 @@ def test_a_variable_that_is_true_can_be_denied_by_a_flag() -> None:
         (["--max-sequences", "none"], {}, "--max-sequences (BATON_MAX_SEQUENCES): input should be a valid integer"),
         ([], {"BATON_THREADS": "0"}, "--threads (BATON_THREADS): input should be greater than or equal to 1, not '0'"),
         (["--block-size", "17"], {}, "--block-size (BATON_BLOCK_SIZE): input should be 8, 16, 32, 64 or 128, not 17"),
-        (["--transport", "pigeon"], {}, "--transport (BATON_TRANSPORT): input should be 'shm', 'ucx' or 'local'"),
+        (
+            ["--transport", "pigeon"],
+            {},
+            "--transport (BATON_TRANSPORT): input should be 'auto', 'shm', 'cuda_ipc', 'ucx' or 'local'",
+        ),
         (["--worker-id", "a.b"], {}, "--worker-id (BATON_WORKER_ID): "),
         (["--drain-s", "-1"], {}, "--drain-s (BATON_DRAIN_S): "),
         (["--threads"], {}, "argument --threads: expected one argument"),
