@@ -13,7 +13,6 @@ from typing import TypeVar
 
 import torch
 
-
 Result = TypeVar("Result")
 
 
