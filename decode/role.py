@@ -53,7 +53,10 @@ class DecodeRole:
     def __init__(self, host: WorkerHost) -> None:
         self._host = host
         self._scheduler = DecodeScheduler(
-            pool=host.pool, max_sequences=host.settings.max_sequences, max_model_len=host.max_model_len
+            pool=host.pool,
+            max_sequences=host.settings.max_sequences,
+            max_model_len=host.max_model_len,
+            prompt_budget=host.device.prompt_budget,
         )
         self._requests: dict[str, DecodeRequest] = {}  # also ended ones, until received
         self._local: dict[DecodeRequest, ClaimedJob] = {}  # local jobs whose first token is not out

@@ -14,7 +14,7 @@ the plan after that finds it free.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from decode.request import DecodeRequest
@@ -27,7 +27,11 @@ from worker.prefix import admit, blocks_for, grow, surrender
 class DecodeScheduler:
     """Owns the order of the sequences, and through the pool their blocks."""
 
-    def __init__(self, *, pool: BlockPool, max_sequences: int, max_model_len: int) -> None:
+    def __init__(
+        self, *, pool: BlockPool, max_sequences: int, max_model_len: int, prompt_budget: Callable[[], int] | None = None
+    ) -> None:
+        """`prompt_budget()`: tokens of prompts that may join a pass with decoding sequences; None = what is left."""
+        self._prompt_budget = prompt_budget
         self._pool = pool
         self._max_sequences = max_sequences
         self._max_model_len = max_model_len
@@ -78,13 +82,22 @@ class DecodeScheduler:
         """Choose the next pass. Every chunk's positions are covered by its block table until the chunk has `landed`."""
         draft = _Draft(token_budget)
         candidates = [request for request in self.running if self._goes_on(request)]
-        for request in sorted(candidates, key=lambda request: request.sequence.num_unscheduled > 1):  # stable
+        for request in sorted(candidates, key=_is_prompt):  # stable
+            if _is_prompt(request):
+                self._bound_prompts(draft)
             num_tokens = min(request.sequence.num_unscheduled, draft.token_budget)
             if num_tokens > 0 and request not in draft.left_out and self._make_room(request, num_tokens, draft):
                 draft.add(request, num_tokens)
         if not draft.is_short:
+            self._bound_prompts(draft)
             self._admit_waiting(draft)
         return [self._schedule(request, num_tokens) for request, num_tokens in draft.shares.items()]
+
+    def _bound_prompts(self, draft: _Draft) -> None:
+        """Once those that decode have their tokens, prompts get what doesn't make them wait too long."""
+        if self._prompt_budget is not None and draft.shares and not draft.is_bounded:
+            draft.token_budget = min(draft.token_budget, self._prompt_budget())
+        draft.is_bounded = True
 
     def _goes_on(self, request: DecodeRequest) -> bool:
         """Whether there is a token after the one that a pass in flight samples; if only a stop token can tell, yes."""
@@ -146,6 +159,10 @@ class DecodeScheduler:
         return request.sequence.schedule(num_tokens)
 
 
+def _is_prompt(request: DecodeRequest) -> bool:
+    return request.sequence.num_unscheduled > 1
+
+
 @dataclass(slots=True)
 class _Draft:
     """A pass being planned."""
@@ -153,6 +170,7 @@ class _Draft:
     token_budget: int  # what is left of it
     shares: dict[DecodeRequest, int] = field(default_factory=dict)  # tokens of each
     left_out: set[DecodeRequest] = field(default_factory=set)  # preempted, or to be preempted by the next plan
+    is_bounded: bool = False  # what is left is for prompts
     is_short: bool = False  # somebody found no block
     waits_for_blocks: bool = False  # and nobody may take the ones that come before
 

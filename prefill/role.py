@@ -219,6 +219,8 @@ class PrefillRole:
         except TransferError as error:
             log.warning("prefill.no_link", extra={"worker": state.worker, "error": str(error)})
             return
+        known = self._host.link_bytes_per_s
+        self._host.link_bytes_per_s = min(known, link.bandwidth) if known else link.bandwidth
         log.info("prefill.linked", extra={"worker": state.worker, "gb_per_s": round(link.bandwidth / 1e9, 2)})
 
     def worker_lost(self, worker: str, incarnation: int) -> None:

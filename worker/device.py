@@ -30,6 +30,9 @@ log = logging.getLogger("baton.device")
 
 MAX_OUTSTANDING = 2  # the pass that the device computes, and the one that it finds when that is over
 RATE_SMOOTHING = 0.2  # weight of the newest pass in the exponential averages
+FIT_MEMORY = 0.95  # what a pass weighs in the fit of a prompt's time when the next one came
+UNMEASURED_PROMPT_TOKENS = 256  # beside decoding, until a pass has shown how many fit
+FEWEST_PROMPT_TOKENS = 32  # beside decoding, also when the step target is missed: prompts must get on
 
 
 class SteppingEngine(Protocol):
@@ -60,9 +63,11 @@ class Planner(Protocol):
 class DeviceLoop:
     """Runs passes while any role has work, else waits to be woken. `steps` counts passes that are over."""
 
-    def __init__(self, *, engine: SteppingEngine, token_budget: int) -> None:
+    def __init__(self, *, engine: SteppingEngine, token_budget: int, step_target_ms: float = 0.0) -> None:
+        """`step_target_ms`: how long a pass that decodes and computes prompts should take at most; 0 = no matter."""
         self._engine = engine
         self._token_budget = token_budget
+        self._step_target_ms = step_target_ms
         self._planners: list[Planner] = []
         self._wake = asyncio.Event()
         self._outstanding: deque[_Launch] = deque()
@@ -73,8 +78,35 @@ class DeviceLoop:
         self._waiting_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device-wait")
         self.steps = 0
         self.busy = False
-        self.prefill_tokens_per_s = 0.0
+        self._prompt_fit = _LineFit()  # seconds of a pass of prompts alone by its tokens
+        self._beside_tokens_per_s = 0.0  # prompt tokens by what they add to a decode step
         self.decode_step_ms = 0.0
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """Measured rate of passes of prompts alone, beside their fixed cost; 0 = not measured yet."""
+        return 1.0 / self._prompt_fit.slope if self._prompt_fit.slope > 0 else 0.0
+
+    @property
+    def prefill_fixed_ms(self) -> float:
+        """What a pass of prompts takes beside its tokens, measured."""
+        return 1000 * self._prompt_fit.intercept
+
+    @property
+    def local_tokens_per_s(self) -> float:
+        """Prompt tokens a second beside a decode batch, within the step target; 0 = not measured yet."""
+        if not self._step_target_ms:
+            return self.prefill_tokens_per_s
+        return 1000 * self.prompt_budget() / self._step_target_ms if self._beside_tokens_per_s else 0.0
+
+    def prompt_budget(self) -> int:
+        """Prompt tokens that a pass may compute beside decoding sequences without making them wait too long."""
+        if not self._step_target_ms:
+            return self._token_budget
+        if not self._beside_tokens_per_s:
+            return min(self._token_budget, UNMEASURED_PROMPT_TOKENS)
+        spare_s = (self._step_target_ms - self.decode_step_ms) / 1000
+        return min(self._token_budget, max(FEWEST_PROMPT_TOKENS, int(spare_s * self._beside_tokens_per_s)))
 
     def attach(self, planner: Planner) -> None:
         """Give `planner` a share of every pass from the next one on."""
@@ -108,10 +140,14 @@ class DeviceLoop:
             self._waiting_thread.shutdown(wait=True)
 
     def _plan(self) -> list[list[Chunk]]:
-        budget, shares = self._token_budget, []
+        budget, prompt_tokens, shares = self._token_budget, 0, []
         for planner in self._planners:
             share = planner.plan(budget)
-            budget -= sum(chunk.num_tokens for chunk in share)
+            decoding, prompts = _parts(share)
+            budget -= decoding + prompts
+            prompt_tokens += prompts
+            if decoding:
+                budget = max(0, min(budget, self.prompt_budget() - prompt_tokens))
             shares.append(share)
         return shares
 
@@ -163,12 +199,39 @@ class DeviceLoop:
         """Update the rates; a pass that was launched early began when the one before it was over."""
         seconds = launch.over_at - max(launch.began_at, self._over_at)
         self._over_at = launch.over_at
-        chunks = launch.chunks
-        tokens = sum(chunk.num_tokens for chunk in chunks)
-        if tokens == len(chunks):
+        decoding, prompts = _parts(launch.chunks)
+        if not prompts:
             self.decode_step_ms = _smooth(self.decode_step_ms, seconds * 1000)
-        elif tokens >= 8 * len(chunks):
-            self.prefill_tokens_per_s = _smooth(self.prefill_tokens_per_s, tokens / max(seconds, 1e-6))
+        elif not decoding:
+            self._prompt_fit.add(prompts, seconds)
+        elif prompts >= FEWEST_PROMPT_TOKENS and self.decode_step_ms:
+            added_s = max(seconds - self.decode_step_ms / 1000, 0.1 * seconds)
+            self._beside_tokens_per_s = _smooth(self._beside_tokens_per_s, prompts / added_s)
+
+
+def _parts(chunks: ListOf[Chunk]) -> tuple[int, int]:
+    """How many chunks decode (one token each), and the tokens of the others."""
+    decoding = sum(chunk.num_tokens == 1 and chunk.sample for chunk in chunks)
+    return decoding, sum(chunk.num_tokens for chunk in chunks) - decoding
+
+
+class _LineFit:
+    """Least squares of y = intercept + slope x, forgetting old points; both 0 or more."""
+
+    def __init__(self) -> None:
+        self._count = self._x = self._y = self._xx = self._xy = 0.0
+        self.slope = self.intercept = 0.0
+
+    def add(self, x: float, y: float) -> None:
+        for name, value in (("_count", 1.0), ("_x", x), ("_y", y), ("_xx", x * x), ("_xy", x * y)):
+            setattr(self, name, FIT_MEMORY * getattr(self, name) + value)
+        mean_x, mean_y = self._x / self._count, self._y / self._count
+        variance = self._xx / self._count - mean_x * mean_x
+        covariance = self._xy / self._count - mean_x * mean_y
+        through_zero = mean_y / mean_x
+        slope = covariance / variance if variance > 0.01 * mean_x * mean_x else through_zero
+        self.slope = slope if 0.2 * through_zero < slope < through_zero else through_zero
+        self.intercept = max(0.0, mean_y - self.slope * mean_x)
 
 
 @dataclass(slots=True, eq=False)

@@ -68,6 +68,7 @@ class WorkerSettings:
     tokenizer_fingerprint: str
     max_batch_tokens: int = 512
     max_sequences: int = 64
+    step_target_ms: float = 0.0  # of a pass that decodes and computes prompts; 0 = no matter
     drain_s: float = 30.0
 
 
@@ -141,13 +142,16 @@ class WorkerHost:
         self.worker_id = worker_id
         self.incarnation = incarnation
         self.pool = BlockPool(num_blocks=engine.layout.num_blocks, block_size=engine.layout.block_size)
-        self.device = DeviceLoop(engine=engine, token_budget=settings.max_batch_tokens)
+        self.device = DeviceLoop(
+            engine=engine, token_budget=settings.max_batch_tokens, step_target_ms=settings.step_target_ms
+        )
         self.outbox = FrameOutbox(bus=bus, worker_id=worker_id, incarnation=incarnation)
         self.jobs = JobIntake(
             bus=bus, worker_id=worker_id, incarnation=incarnation, room=self._room, start=self._start_job
         )
         self.region: Region | None = None
         self.status = "starting"
+        self.link_bytes_per_s = 0.0  # of the slowest measured link to a decode worker
         self._roles: list[Role] = []
         self._gateways_seen: dict[str, tuple[int, float]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -227,6 +231,9 @@ class WorkerHost:
             max_sequences=self.settings.max_sequences,
             prefill_tokens_per_s=self.device.prefill_tokens_per_s,
             decode_step_ms=self.device.decode_step_ms,
+            prefill_fixed_ms=self.device.prefill_fixed_ms,
+            local_tokens_per_s=self.device.local_tokens_per_s,
+            link_bytes_per_s=self.link_bytes_per_s,
         )
 
     @property

@@ -16,7 +16,7 @@ from engine.engine import Chunk, Pass, Sampled
 from engine.passes import Finished
 from engine.sequence import Sequence
 from tests.unit.engine.generate import new_sequence
-from worker.device import DeviceLoop
+from worker.device import DeviceLoop, _Launch, _LineFit
 
 TIMEOUT_S = 5.0  # nothing here takes time: this only ends a test that hangs
 
@@ -339,7 +339,7 @@ async def test_an_overlapped_pass_took_the_time_since_the_one_before_it(
         engine.passes[1].complete()
         while device.steps < 2:
             await asyncio.sleep(0)
-    expected = {"decode_step_ms": 2000 + 0.2 * (1000 - 2000), "prefill_tokens_per_s": 4 + 0.2 * (8 - 4)}
+    expected = {"decode_step_ms": 2000 + 0.2 * (1000 - 2000), "prefill_tokens_per_s": 8 * 1.95 / (0.95 * 2 + 1)}
     assert getattr(device, rate) == pytest.approx(expected[rate])
 
 
@@ -358,3 +358,68 @@ class _Prompts:
 
     def failed(self, chunks: ListOf[Chunk], error: Exception) -> None:
         raise error
+
+
+def test_a_prompt_s_pass_is_a_fixed_cost_and_a_rate() -> None:
+    fit = _LineFit()
+    for tokens in (100, 900, 400, 2000):
+        fit.add(tokens, 0.003 + tokens / 40_000)
+    assert fit.intercept == pytest.approx(0.003)
+    assert 1 / fit.slope == pytest.approx(40_000)
+
+
+def test_prompts_of_one_length_tell_a_rate_alone() -> None:
+    fit = _LineFit()
+    for _ in range(5):
+        fit.add(512, 0.0128)
+    assert fit.intercept == pytest.approx(0.0)
+    assert 1 / fit.slope == pytest.approx(40_000)
+
+
+class _Share:
+    """A role that plans the given chunks once, and remembers its budget."""
+
+    def __init__(self, chunks: list[Chunk]) -> None:
+        self._chunks = chunks
+        self.budgets: list[int] = []
+
+    def plan(self, token_budget: int) -> list[Chunk]:
+        self.budgets.append(token_budget)
+        chunks, self._chunks = self._chunks, []
+        return chunks
+
+    def apply(self, results: ListOf[tuple[Chunk, Sampled | None]]) -> None: ...
+
+    def failed(self, chunks: ListOf[Chunk], error: Exception) -> None: ...
+
+
+@pytest.mark.parametrize(("target", "decoding", "budget"), [(0.0, 1, 4095), (10.0, 1, 256), (10.0, 0, 4096)])
+async def test_prompts_beside_decoding_are_bounded_by_the_step_target(
+    target: float, decoding: int, budget: int
+) -> None:
+    """Until a pass has shown how many tokens fit, a few; without a target, or without anybody who waits, all."""
+    engine = HandEngine()
+    device = DeviceLoop(engine=engine, token_budget=4096, step_target_ms=target)
+    chunks = [Chunk(new_sequence(f"s{index}", [1, 2]), 1, 1, True) for index in range(decoding)]
+    decode, prefill = _Share(chunks), _Share([])
+    device.attach(decode)
+    device.attach(prefill)
+    async with running(device, engine):
+        await settled()
+        assert prefill.budgets[0] == budget
+        for pass_ in engine.passes:
+            pass_.complete()
+
+
+async def test_what_fits_into_a_step_is_learnt_from_mixed_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0.0, 0.004, 0.004, 0.014])  # a decode step of 4 ms, then one with 240 prompt tokens of 6 ms more
+    monkeypatch.setattr("worker.device.time", SimpleNamespace(monotonic=lambda: next(now)))
+    device = DeviceLoop(engine=HandEngine(), token_budget=4096, step_target_ms=8.0)
+    decode, prompt = Chunk(new_sequence("d", [1, 2]), 1, 1, True), Chunk(new_sequence("p", [1] * 240), 0, 240, True)
+    for chunks in ([decode], [decode, prompt]):
+        launch = _Launch([chunks])
+        launch.began_at = next(now)
+        launch.finish(chunks, Finished([None] * len(chunks)))
+        device._measure(launch)
+    assert device.prompt_budget() == int(0.004 * 240 / 0.006)
+    assert device.local_tokens_per_s == pytest.approx(1000 * device.prompt_budget() / 8.0)
