@@ -7,22 +7,26 @@ from collections.abc import Iterable
 from engine.engine import Chunk
 from prefill.request import PrefillRequest
 
+FULL_PASS = 2048  # tokens from which on a pass computes no faster a token (8B model on an H200)
+
 
 def next_chunks(requests: Iterable[PrefillRequest], token_budget: int) -> list[Chunk]:
-    """Fill `token_budget` from admitted requests, oldest first; the last one may get only a part of its prompt (a chunk).
+    """Choose a pass of admitted requests, oldest first: the first one's prompt up to `token_budget`, more while it is not full.
 
-    Oldest first to the end, not round-robin: the first prompts finish earlier and none finishes later. A prompt goes on
-    with its next chunk while the one before is in flight.
+    Later prompts get what is missing to a full pass: in larger ones the first token of the first would wait for the others, and
+    theirs come no earlier. A prompt goes on with its next chunk while the one before is in flight.
     """
     chunks: list[Chunk] = []
+    room = token_budget
     for request in requests:
-        if token_budget <= 0:
+        if room <= 0:
             break
         if not _has_work(request):
             continue
-        num_tokens = min(request.sequence.num_unscheduled, token_budget)
+        num_tokens = min(request.sequence.num_unscheduled, room)
         chunks.append(request.sequence.schedule(num_tokens))
         token_budget -= num_tokens
+        room = min(token_budget, FULL_PASS - sum(chunk.num_tokens for chunk in chunks))
     return chunks
 
 

@@ -1,0 +1,44 @@
+"""Which prompts share a pass."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.messages import SamplingParams
+from prefill.request import PrefillRequest, sequence_of
+from prefill.scheduler import FULL_PASS, next_chunks
+from tests.unit.decode.stub_host import claim, new_job
+
+
+def waiting(*lengths: int) -> list[PrefillRequest]:
+    requests = []
+    for index, length in enumerate(lengths):
+        claimed = claim(new_job(f"r{index}", list(range(length)), SamplingParams(max_tokens=4), prefill=True))
+        requests.append(PrefillRequest(claimed=claimed, sequence=sequence_of(claimed.job), admitted=True))
+    return requests
+
+
+@pytest.mark.parametrize(
+    ("lengths", "budget", "planned"),
+    [
+        ((100, 200, 300), 8192, [100, 200, 300]),  # short ones together
+        ((FULL_PASS, 10), 8192, [FULL_PASS]),  # a full pass makes nobody wait for the next prompt
+        ((FULL_PASS - 8, 100, 5), 8192, [FULL_PASS - 8, 8]),  # filled up with a part of the next
+        ((5000, 10), 8192, [5000]),  # a long prompt in one go
+        ((9000, 10), 8192, [8192]),  # or in chunks
+        ((300, 300), 512, [300, 212]),  # a small device's budget
+    ],
+)
+def test_a_pass(lengths: tuple[int, ...], budget: int, planned: list[int]) -> None:
+    assert [chunk.num_tokens for chunk in next_chunks(waiting(*lengths), budget)] == planned
+
+
+def test_nothing_is_left_out_or_computed_twice() -> None:
+    requests = waiting(300, 5000, 2100, 17)
+    computed = {request.id: 0 for request in requests}
+    while chunks := next_chunks(requests, 1000):
+        assert sum(chunk.num_tokens for chunk in chunks) <= 1000
+        for chunk in chunks:
+            assert chunk.start == computed[chunk.sequence.request_id]
+            computed[chunk.sequence.request_id] = chunk.end
+    assert list(computed.values()) == [300, 5000, 2100, 17]
