@@ -36,7 +36,9 @@ class TokenEvent:
 class Generation(Protocol):
     """A sequence being generated."""
 
-    timings: dict[str, float]  # milliseconds: admission, queue, prefill, transfer
+    timings: dict[
+        str, float
+    ]  # milliseconds: admission, queue, prefill, first_frame (which make the first token), transfer
 
     def __aiter__(self) -> AsyncIterator[TokenEvent]:
         """Events in order, no token twice, none missing; ends after the event with `finish`. Raises ServingError."""

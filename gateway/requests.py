@@ -169,7 +169,6 @@ class Requests:
         except BaseException:
             self._active.pop(spec.request_id, None)
             raise
-        active.timings["admission"] = (time.monotonic() - started) * 1000
         return active
 
     def _admit(self, spec: GenerationSpec) -> None:
@@ -227,6 +226,7 @@ class Requests:
         )
         state.placed(worker, decode_workers)
         active.published_at = time.monotonic()
+        active.timings.setdefault("admission", (active.published_at - active.started_at) * 1000)
         active.stream_seq = await self._bus.publish_job(worker, job)
 
     async def _place(self, state: RequestState) -> tuple[str, list[str], str]:
@@ -361,8 +361,6 @@ class Requests:
             self.counters["claims_refused"] += 1
             return ClaimReply(granted=False, reason=refusal)
         active.claimed_at = now
-        if active.published_at is not None:
-            active.timings.setdefault("queue", (now - active.published_at) * 1000)
         return ClaimReply(granted=True, remaining_ms=max(0, int((active.state.deadline_at - now) * 1000)))
 
     def _failed(self, active: ActiveRequest | None, message: Failed) -> None:
@@ -391,7 +389,7 @@ class Requests:
         was_first = state.next_position == 0
         events = state.take(tokens, sender, now)
         if events and was_first:
-            active.timings.setdefault("prefill", (now - (active.claimed_at or now)) * 1000)
+            active.explain_first_token(tokens, now)
             self._release(state, "prefill")
         for event in events:
             active.events.put_nowait(event)
@@ -518,6 +516,16 @@ class ActiveRequest:
         self.timings: dict[str, float] = {}
         self.events: asyncio.Queue[TokenEvent | ServingError | None] = asyncio.Queue()  # bounded by max_tokens
         self.ended = asyncio.Event()
+
+    def explain_first_token(self, tokens: Tokens, now: float) -> None:
+        """Take its time apart: what the worker says that it waited and computed, and the ways between. Adds up by design."""
+        total_ms = (now - self.started_at) * 1000
+        since_claim_ms = (now - (self.claimed_at or now)) * 1000
+        self.timings["prefill"] = min(tokens.prefill_ms, since_claim_ms)
+        self.timings["first_frame"] = max(0.0, since_claim_ms - tokens.queue_ms - self.timings["prefill"])
+        self.timings["queue"] = max(
+            0.0, total_ms - sum(self.timings.get(phase, 0.0) for phase in ("admission", "prefill", "first_frame"))
+        )
 
     def finish(self, error: ServingError | None) -> None:
         """No more events: wake the reader."""
