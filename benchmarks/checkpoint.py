@@ -135,6 +135,17 @@ def write_checkpoint(folder: Path, shape_name: str, *, seed: int = 0, shards: in
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
 
 
+def write_tokenizer(folder: Path, vocab_size: int) -> None:
+    """Write a tokenizer.json in which token i is the word `<i>`: enough for a gateway to turn tokens into text and back."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+
+    tokenizer = Tokenizer(WordLevel({f"<{index}>": index for index in range(vocab_size)}, unk_token="<0>"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
 def _weights(fields: dict[str, Any]) -> Iterator[_Weight]:
     begin = 0
     for name, shape in _shapes(fields):

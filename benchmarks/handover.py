@@ -1,0 +1,336 @@
+"""What handing a sequence over costs: a prefill and a decode worker beside two that do both, through the gateway's HTTP.
+
+    python -m benchmarks.handover --out DIR                                          on two H200s, in less than 8 minutes
+    python -m benchmarks.handover --out DIR --device cpu --model models/demo --quick       the same code, figures without worth
+
+Arm `pd`: 1 prefill + 1 decode worker. Arm `both`, the control: the same code and GPUs, two workers that prefill and decode. Each
+arm is a whole Baton (`baton up`): real NATS, Redis, gateway and worker processes. `benchmarks/README.md` says how to read it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import http.client
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from benchmarks.client import Load, Sample, percentile, run_load
+from benchmarks.environment import ROOT, describe
+from benchmarks.results_format import Result, ResultsPage, number
+
+NOTES = ROOT / "benchmarks/results/handover.notes.md"
+DEFAULT_SHAPE = "llama-3.1-8b"
+PHASES = ("admission", "queue", "prefill", "first_frame")
+START_S = 240.0
+ARMS = {"pd": (1, 1), "both": (0, 2)}
+
+
+class Cell(NamedTuple):
+    """A load and what is compared: our target, vLLM 0.26 as 1P+1D (NIXL) and as two aggregated servers."""
+
+    prompt: int
+    answer: int
+    rate: float
+    requests: int
+    targets: dict[str, tuple[float, float]]  # figure -> target, vLLM 1P+1D; milliseconds
+
+    @property
+    def name(self) -> str:
+        return f"{self.prompt}_{self.answer}_at_{self.rate:g}"
+
+
+CELLS = (
+    Cell(
+        2048,
+        128,
+        10,
+        240,
+        {
+            "ttft_p50": (60, 126),
+            "ttft_p99": (130, 362),
+            "tpot_p99": (5.5, 6.3),
+            "itl_p99": (8, 12.6),
+        },
+    ),
+    Cell(
+        2048,
+        128,
+        18,
+        400,
+        {
+            "ttft_p50": (90, 257),
+            "ttft_p99": (300, 619),
+            "tpot_p99": (7, 8.7),
+            "itl_p99": (10, 33),
+        },
+    ),
+    Cell(8192, 64, 4, 90, {"ttft_p50": (235, 463), "tpot_p99": (6.5, 7.2)}),
+)
+QUICK_CELLS = (Cell(48, 8, 10, 30, {}),)
+LOW_LOAD = (128, 512, 2048, 8192)
+LOW_COUNT, LOW_ANSWER = 24, 8
+SPARE = 0.05  # of the control arm's TTFT, at low load
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit code: 1 when a request failed, 0 also when targets are missed."""
+    options = _parse(arguments)
+    device = torch.device("cpu" if options.device == "cpu" else "cuda:0")
+    facts = describe("benchmarks.handover", arguments, device, commit=options.commit)
+    if device.type == "cuda":
+        facts["device"] = f"{torch.cuda.device_count()} x {facts['device']}"
+    facts["reference"] = (
+        "vLLM 0.26.0 as 1 prefill + 1 decode over NIXL, two H200s, Llama-3.1-8B shape, bf16 (MEASUREMENTS.md)"
+    )
+    notes = NOTES.read_text() if NOTES.is_file() and not options.quick else ""
+    page = ResultsPage(options.out, "handover", title="The hand-over on two devices", facts=facts, notes=notes)
+    run = Run(options, page)
+    for arm in options.arms.split(","):
+        run.measure(arm)
+    run.compare()
+    page.state("duration", f"{run.elapsed():.0f} s")
+    page.write()
+    return 1 if page.remarks else 0
+
+
+class Run:
+    """One run: an arm after the other, results written as they come."""
+
+    def __init__(self, options: argparse.Namespace, page: ResultsPage) -> None:
+        self._options, self._page = options, page
+        self._began = time.monotonic()
+        self._low: dict[tuple[str, int], float] = {}  # (arm, prompt) -> median TTFT in ms
+        self._model = options.model or _checkpoint(options.checkpoints)
+        self._vocab_size = int(json.loads((self._model / "config.json").read_text())["vocab_size"])
+        self._say(f"model {self._model}")
+
+    def elapsed(self) -> float:
+        return time.monotonic() - self._began
+
+    def measure(self, arm: str) -> None:
+        """Start the arm, warm it up, measure low load and every cell."""
+        prefill, decode = ARMS[arm]
+        with _serving(self._options, self._model, prefill=prefill, decode=decode, arm=arm) as (host, port):
+            self._say(f"{arm}: ready")
+            served = self._model.resolve().name
+            for prompt, rate in ((512, 0.0), (self._longest(), 0.0), (512, 8.0)):
+                self._load(
+                    host,
+                    port,
+                    served,
+                    Load(prompt=prompt, answer=16, rate=rate, count=12, vocab_size=self._vocab_size, seed=99),
+                )
+            self._low_load(arm, host, port, served)
+            for cell in QUICK_CELLS if self._options.quick else CELLS:
+                self._cell(arm, cell, host, port, served)
+
+    def _longest(self) -> int:
+        return 100 if self._options.quick else max(LOW_LOAD)
+
+    def _low_load(self, arm: str, host: str, port: int, model: str) -> None:
+        """One request after the other: medians by prompt length, and of what parts they consist."""
+        for prompt in (32, 100) if self._options.quick else LOW_LOAD:
+            before = _phases(host, port)
+            load = Load(
+                prompt=prompt, answer=LOW_ANSWER, rate=0.0, count=LOW_COUNT, vocab_size=self._vocab_size, seed=prompt
+            )
+            samples = self._load(host, port, model, load)
+            if not samples:
+                continue
+            self._low[arm, prompt] = 1000 * statistics.median(sample.ttft for sample in samples)
+            self._add(f"{arm}_low_{prompt}_ttft_p50", self._low[arm, prompt])
+            self._explain(f"{arm}_low_{prompt}", samples, before, _phases(host, port))
+
+    def _cell(self, arm: str, cell: Cell, host: str, port: int, model: str) -> None:
+        before = _phases(host, port)
+        load = Load(
+            prompt=cell.prompt, answer=cell.answer, rate=cell.rate, count=cell.requests, vocab_size=self._vocab_size
+        )
+        samples = self._load(host, port, model, load)
+        if not samples:
+            return
+        for figure, value in _figures(samples).items():
+            target, reference = cell.targets.get(figure, (None, None)) if arm == "pd" else (None, None)
+            self._add(f"{arm}_{cell.name}_{figure}", value, target=target, reference=reference)
+        self._explain(f"{arm}_{cell.name}", samples, before, _phases(host, port))
+
+    def _explain(
+        self,
+        name: str,
+        samples: list[Sample],
+        before: dict[str, tuple[float, float]],
+        after: dict[str, tuple[float, float]],
+    ) -> None:
+        """Means of the TTFT's parts over these requests, and what they leave unexplained of the client's mean."""
+        client = 1000 * statistics.fmean(sample.ttft for sample in samples)
+        parts = {}
+        for phase, (total, count) in after.items():
+            was_total, was_count = before.get(phase, (0.0, 0.0))
+            if count > was_count:
+                parts[phase] = 1000 * (total - was_total) / (count - was_count)
+        explained = sum(parts.get(phase, 0.0) for phase in PHASES)
+        texts = [f"{phase} {parts[phase]:.2f}" for phase in (*PHASES, "transfer") if phase in parts]
+        rest = f"rest {client - explained:.2f} ms ({(client - explained) / client:.1%})"
+        self._say(
+            f"{name}: mean TTFT {client:.2f} ms = {', '.join(texts[:4])}, {rest}; beside it {', '.join(texts[4:])}"
+        )
+        for phase, value in parts.items():
+            self._add(f"{name}_mean_{phase}", value, quiet=True)
+        self._add(f"{name}_mean_rest", client - explained, quiet=True)
+
+    def compare(self) -> None:
+        """Disaggregated beside aggregated, at low load: within 5 % is the aim."""
+        for (arm, prompt), value in self._low.items():
+            control = self._low.get(("both", prompt))
+            if arm == "pd" and control:
+                self._page.add(
+                    Result(
+                        name=f"low_{prompt}_pd_over_both",
+                        value=100 * value / control,
+                        unit="% of the control arm's TTFT",
+                        better="lower",
+                        target=100 * (1 + SPARE),
+                    )
+                )
+                self._say(f"prompt {prompt}: TTFT {value:.1f} ms, control {control:.1f} ms ({value / control:.1%})")
+
+    def _load(self, host: str, port: int, model: str, load: Load) -> list[Sample]:
+        """The samples without error; errors become a remark."""
+        samples = asyncio.run(run_load(host, port, model, load))
+        failed = [sample for sample in samples if sample.error]
+        if failed:
+            remark = f"{len(failed)} of {len(samples)} requests failed at {load}: {failed[0].error}"
+            self._say(remark)
+            self._page.remarks.append(remark)
+            self._page.write()
+        return [sample for sample in samples if not sample.error]
+
+    def _add(
+        self,
+        name: str,
+        value: float,
+        *,
+        target: float | None = None,
+        reference: float | None = None,
+        quiet: bool = False,
+    ) -> None:
+        result = Result(name=name, value=value, unit="ms", better="lower", target=target, reference=reference)
+        self._page.add(result)
+        if not quiet:
+            met = {None: "", True: ", met", False: ", MISSED"}[result.met]
+            self._say(f"{name} {number(value)} ms{met} (target {number(target)}, vLLM 1P+1D {number(reference)})")
+
+    def _say(self, text: str) -> None:
+        print(f"[{self.elapsed():6.1f} s] {text}", flush=True)
+
+
+def _figures(samples: list[Sample]) -> dict[str, float]:
+    ttft, tpot = [sample.ttft for sample in samples], [sample.tpot for sample in samples]
+    gaps = [gap for sample in samples for gap in sample.gaps]
+    figures = {
+        "ttft_p50": percentile(ttft, 0.5),
+        "ttft_p90": percentile(ttft, 0.9),
+        "ttft_p99": percentile(ttft, 0.99),
+        "tpot_p50": percentile(tpot, 0.5),
+        "tpot_p99": percentile(tpot, 0.99),
+        "itl_p50": percentile(gaps, 0.5),
+        "itl_p99": percentile(gaps, 0.99),
+    }
+    return {name: 1000 * value for name, value in figures.items()}
+
+
+def _phases(host: str, port: int) -> dict[str, tuple[float, float]]:
+    """Sum (s) and count of each phase that the gateway has measured so far."""
+    connection = http.client.HTTPConnection(host, port, timeout=10)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    found: dict[str, dict[str, float]] = {}
+    for kind, phase, value in re.findall(
+        r"^baton_ttft_phase_seconds_(sum|count)\{.*phase=\"(\w+)\".*\} (\S+)$", text, re.M
+    ):
+        found.setdefault(phase, {})[kind] = float(value)
+    return {phase: (kinds["sum"], kinds["count"]) for phase, kinds in found.items()}
+
+
+@contextmanager
+def _serving(
+    options: argparse.Namespace, model: Path, *, prefill: int, decode: int, arm: str
+) -> Iterator[tuple[str, int]]:
+    """A whole Baton as `baton up` starts it, until the block ends."""
+    with tempfile.TemporaryDirectory(prefix="baton-handover-") as data:
+        command = [sys.executable, "-m", "services.up", "--model", str(model), "--port", str(options.port)]
+        command += ["--device", options.device, "--prefill", str(prefill), "--decode", str(decode), "--data-dir", data]
+        command += options.up.split()
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        try:
+            _wait_until_ready(process)
+            yield "127.0.0.1", options.port
+        finally:
+            process.terminate()
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            for log in Path(data, "logs").glob("*.log"):
+                (options.out / f"{arm}_{log.name}").write_text(log.read_text(errors="replace")[-200_000:])
+
+
+def _wait_until_ready(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    give_up_at = time.monotonic() + START_S
+    for line in process.stdout:
+        print(f"    {line.rstrip()}", flush=True)
+        if line.startswith("Baton serves"):
+            return
+        if time.monotonic() > give_up_at:
+            break
+    raise SystemExit("baton up did not get ready; its output is above")
+
+
+def _checkpoint(folder: Path) -> Path:
+    from benchmarks.checkpoint import SHAPES, write_checkpoint, write_tokenizer
+
+    target = folder / DEFAULT_SHAPE
+    if not (target / "served").is_file():
+        target.mkdir(parents=True, exist_ok=True)
+        write_checkpoint(target, DEFAULT_SHAPE)
+        write_tokenizer(target, SHAPES[DEFAULT_SHAPE]["vocab_size"])
+        (target / "served").touch()
+    return target
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.handover", description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder for handover.json, handover.md and the services' logs"
+    )
+    parser.add_argument("--device", default="cuda:0,cuda:1", help="as `baton up` takes it")
+    parser.add_argument("--model", type=Path, help="a checkpoint; default: random weights of Llama-3.1-8B's shape")
+    parser.add_argument(
+        "--checkpoints", type=Path, default=Path("/tmp/baton-checkpoints"), help="where those are written"
+    )
+    parser.add_argument("--arms", default="pd,both", help="pd, both, or one of them")
+    parser.add_argument("--port", type=int, default=8765)
+    parser.add_argument("--up", default="", help="further options of `baton up`, in one string")
+    parser.add_argument("--quick", action="store_true", help="small, for a CPU")
+    parser.add_argument("--commit", default="", help="what the page names when the repository has no history here")
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

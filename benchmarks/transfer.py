@@ -1,0 +1,117 @@
+"""A transport alone, between two processes: bytes a second from one worker's pool into another's, by size.
+
+    python -m benchmarks.transfer --transport cuda_ipc --device cuda:0,cuda:1
+
+Blocks of Llama-3.1-8B (2 MiB in bfloat16, 16 tokens), scattered in both pools, digested on the way as every hand-over is. The
+receiver's check, which runs after the last push, is timed beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import time
+from collections.abc import Sequence
+
+import msgspec
+import torch
+
+from common.config import see_one_gpu
+from common.messages import KVLayout, Region
+from kvtransfer.digest import block_digests
+from kvtransfer.select import open_transport
+from kvtransfer.transport import Transport
+
+SIZES_MIB = (2, 16, 32, 128, 512, 1024)
+REPEATS = 12
+LAYOUT = KVLayout(num_blocks=1100, num_layers=32, block_size=16, num_kv_heads=8, head_dim=128, dtype="bfloat16")
+SMALL = msgspec.structs.replace(LAYOUT, num_blocks=20)
+LEASE = {"lease_id": 1, "generation": 1}
+
+
+def _pool(name: str, device: str, layout: KVLayout) -> tuple[Transport, torch.Tensor]:
+    if device.startswith("cuda:"):
+        see_one_gpu(int(device.removeprefix("cuda:")), count=torch.cuda.device_count())
+        device = "cuda:0"
+    transport = open_transport(name)
+    shape = (layout.num_blocks, layout.num_layers, 2, layout.block_size, layout.num_kv_heads, layout.head_dim)
+    return transport, transport.allocate(shape, torch.bfloat16, device)
+
+
+async def _receive(name: str, device: str, layout: KVLayout) -> None:
+    """The other process: opens a pool, says where, digests what it is asked to, until its input ends."""
+    transport, pool = _pool(name, device, layout)
+    region = await transport.open(pool, layout, 1)
+    transport.expect(1, 1, range(layout.num_blocks))
+    print(msgspec.json.encode(region).decode(), flush=True)
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        blocks = json.loads(line)
+        started = time.perf_counter()
+        digests = await asyncio.to_thread(block_digests, pool, blocks)
+        print(json.dumps([time.perf_counter() - started, digests.hex()]), flush=True)
+    await transport.close()
+
+
+async def measure(name: str, devices: Sequence[str], sizes_mib: Sequence[int]) -> list[tuple[int, float, float]]:
+    """For each size in MiB: bytes/s of a push (median), and of the receiver's check."""
+    layout = LAYOUT if max(sizes_mib) > 32 else SMALL
+    other = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "benchmarks.transfer", "--receive", "--transport", name, "--device", devices[1]),
+        *(["--small"] if layout is SMALL else []),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=1 << 22,
+    )
+    assert other.stdin is not None
+    assert other.stdout is not None
+    transport, pool = _pool(name, devices[0], layout)
+    pool.normal_()
+    await transport.open(pool, layout, 2)
+    region = msgspec.json.decode(await other.stdout.readline(), type=Region)
+    link = await transport.connect(region)
+    print(f"# {name}: link measured at {link.bandwidth / 1e9:.1f} GB/s", flush=True)
+    rows = []
+    for size in sizes_mib:
+        count = (size << 20) // layout.block_bytes
+        seconds = []
+        for _ in range(REPEATS):
+            source, target = (random.sample(range(layout.num_blocks), count) for _ in range(2))
+            started = time.perf_counter()
+            digests = await link.push(source_blocks=source, destination_blocks=target, timeout_s=30.0, **LEASE)
+            seconds.append(time.perf_counter() - started)
+        other.stdin.write(json.dumps(target).encode() + b"\n")
+        checked = json.loads(await other.stdout.readline())
+        other.stdin.write(json.dumps(target).encode() + b"\n")
+        checked = json.loads(await other.stdout.readline())
+        if checked[1] != digests.hex():
+            raise AssertionError("the receiver's digests differ")
+        rows.append((size, (size << 20) / sorted(seconds)[REPEATS // 2], (size << 20) / checked[0]))
+    other.stdin.close()
+    await other.wait()
+    await transport.close()
+    return rows
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print a line a size."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.transfer", description=__doc__.splitlines()[0])
+    parser.add_argument("--transport", default="cuda_ipc")
+    parser.add_argument("--device", default="cuda:0,cuda:1", help="the writer's and the receiver's, or cpu")
+    parser.add_argument("--receive", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--small", action="store_true", help="up to 32 MiB")
+    options = parser.parse_args(arguments)
+    devices = options.device.split(",")
+    if options.receive:
+        asyncio.run(_receive(options.transport, devices[0], SMALL if options.small else LAYOUT))
+        return 0
+    sizes = [size for size in SIZES_MIB if size <= 32] if options.small else SIZES_MIB
+    for size, push, check in asyncio.run(measure(options.transport, [*devices, devices[-1]][:2], sizes)):
+        print(f"{size:6} MiB  push {push / 1e9:7.1f} GB/s  check {check / 1e9:7.1f} GB/s", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
