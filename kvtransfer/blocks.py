@@ -1,85 +1,156 @@
 """Whole blocks on a GPU: copied between pools, staging buffers and a peer's memory, and digested on the way.
 
-All work of a process runs on one stream beside the engine's, from whichever thread calls. A block's bytes must be final: whoever
-calls has seen the result of the pass that wrote them.
+The work runs on streams beside the engine's. A block's bytes must be final: whoever calls has seen the result of the pass that
+wrote them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
 import torch
 
+SPIN_S = 0.005
+MOST_BLOCKS = 4096  # of one launch; more are moved in several
+
 Result = TypeVar("Result")
 
 
 class BlockMover:
-    """Moves blocks of `pool` [num_blocks, ...], any 2- or 4-byte dtype. Safe for concurrent use; calls block their thread."""
+    """Moves blocks of `pool` [num_blocks, ...], any 2- or 4-byte dtype, on a stream of its own.
+
+    Safe for concurrent use by threads, which it blocks until the bytes are in place. `push_soon` is for an event loop that owns a
+    mover: it must not be called again, nor anything else, before `done`.
+    """
 
     def __init__(self, pool: torch.Tensor) -> None:
         self.block_bytes, self.num_blocks = pool[0].nbytes, len(pool)
         self._pool = pool
         self._turn = threading.Lock()
         self._stream = torch.cuda.Stream(pool.device, priority=-1) if pool.is_cuda else None  # short, and waited for
+        words = 4 * MOST_BLOCKS  # digests (64 bit, zeroed), source and target ids: one copy to the device
+        self._host = torch.zeros(words, dtype=torch.int32, pin_memory=pool.is_cuda)
+        self._device = torch.zeros(words, dtype=torch.int32, device=pool.device)
+        self._digests = self._device[: 2 * MOST_BLOCKS].view(torch.int64)
+        self._source_ids, self._target_ids = self._device[2 * MOST_BLOCKS :].view(2, -1).unbind(0)
+        self._landed = torch.zeros(MOST_BLOCKS, dtype=torch.int64, pin_memory=pool.is_cuda)
+        if pool.is_cuda:
+            torch.cuda.synchronize(pool.device)  # the zeros are there before another stream writes
 
     def push(self, source_blocks: Sequence[int], target: int, target_blocks: Sequence[int]) -> bytes:
         """Copy blocks to a pool of the same layout at address `target`; return their digests, packed little-endian u64."""
-        return self._move(source_blocks, target, target_blocks)
+        return self._in_parts(source_blocks, target_blocks, lambda source, to: self._run(source, target, to))
 
     def digests(self, blocks: Sequence[int]) -> bytes:
         """The digests of what lies in `blocks` now."""
-        return self._move(blocks, None, None)
+        return self._in_parts(blocks, None, lambda source, _: self._run(source, None, None))
 
     def gather(self, blocks: Sequence[int], staging: torch.Tensor) -> bytes:
-        """Pack blocks into `staging` (bytes of this device); return their digests."""
-        return self._move(blocks, staging.data_ptr(), None)
+        """Pack blocks, `MOST_BLOCKS` at most, into `staging` (bytes of this device); return their digests."""
+        return self._in_parts(blocks, None, lambda source, _: self._run(source, staging.data_ptr(), None))
 
     def scatter(self, staging: torch.Tensor, blocks: Sequence[int]) -> None:
-        """Write the blocks that lie packed in `staging` into the pool."""
+        """Write the blocks, `MOST_BLOCKS` at most, that lie packed in `staging` into the pool."""
         with self._running():
-            ids = self._ids(blocks)
-            move_blocks(
-                staging.data_ptr(),
-                self._pool.data_ptr(),
-                None,
-                ids,
-                None,
-                count=len(blocks),
-                block_lanes=self.block_bytes // 4,
-            )
+            self._launch(None, self._pool.data_ptr(), blocks, source=staging.data_ptr(), digest=False)
+            self._wait()
+
+    def push_soon(self, source_blocks: Sequence[int], target: int, target_blocks: Sequence[int]) -> Pushing:
+        """Start to `push`, of `MOST_BLOCKS` at most, without waiting."""
+        with self._running():
+            self._launch(source_blocks, target, target_blocks)
+        return Pushing(self, len(source_blocks))
 
     def on_device(self, work: Callable[[], Result]) -> Result:
         """Run `work` in this thread with the pool's device as the current one."""
         with self._running():
             return work()
 
-    def _move(self, blocks: Sequence[int], target: int | None, target_blocks: Sequence[int] | None) -> bytes:
-        with self._running():
-            digests = torch.zeros(len(blocks), dtype=torch.int64, device=self._pool.device)
-            move_blocks(
-                self._pool.data_ptr(),
-                target,
-                self._ids(blocks),
-                None if target_blocks is None else self._ids(target_blocks),
-                digests,
-                count=len(blocks),
-                block_lanes=self.block_bytes // 4,
-            )
-            return digests.cpu().numpy().tobytes()  # waits for this stream alone
+    def _in_parts(
+        self,
+        blocks: Sequence[int],
+        others: Sequence[int] | None,
+        run: Callable[[Sequence[int], Sequence[int] | None], bytes],
+    ) -> bytes:
+        parts = []
+        for start in range(0, len(blocks), MOST_BLOCKS):
+            part = slice(start, start + MOST_BLOCKS)
+            parts.append(run(blocks[part], None if others is None else others[part]))
+        return b"".join(parts)
 
-    def _ids(self, blocks: Sequence[int]) -> torch.Tensor:
-        ids = torch.tensor(blocks, dtype=torch.int32)
-        return ids.pin_memory().to(self._pool.device, non_blocking=True) if self._pool.is_cuda else ids
+    def _run(self, blocks: Sequence[int], target: int | None, target_blocks: Sequence[int] | None) -> bytes:
+        with self._running():
+            self._launch(blocks, target, target_blocks)
+            self._wait()
+            return self.landed(len(blocks))
+
+    def _launch(
+        self,
+        blocks: Sequence[int] | None,
+        target: int | None,
+        target_blocks: Sequence[int] | None,
+        *,
+        source: int | None = None,
+        digest: bool = True,
+    ) -> None:
+        count = len(blocks if blocks is not None else target_blocks or ())
+        ids = self._host.numpy()[2 * MOST_BLOCKS :].reshape(2, -1)
+        for row, values in zip(ids, (blocks, target_blocks), strict=True):
+            if values is not None:
+                row[:count] = values
+        self._device.copy_(self._host, non_blocking=True)
+        move_blocks(
+            self._pool.data_ptr() if source is None else source,
+            target,
+            None if blocks is None else self._source_ids,
+            None if target_blocks is None else self._target_ids,
+            self._digests if digest else None,
+            count=count,
+            block_lanes=self.block_bytes // 4,
+        )
+        if digest:
+            self._landed[:count].copy_(self._digests[:count], non_blocking=True)
+
+    def is_done(self) -> bool:
+        """Whether everything launched so far is in place."""
+        return self._stream is None or self._stream.query()
+
+    def landed(self, count: int) -> bytes:
+        """The digests of the last launch, once it is done."""
+        return self._landed[:count].numpy().tobytes()
+
+    def _wait(self) -> None:
+        if self._stream is not None:
+            self._stream.synchronize()
 
     def _running(self) -> _Running:
         return _Running(self._turn, self._stream)
 
 
+class Pushing:
+    """A push on its way."""
+
+    def __init__(self, mover: BlockMover, count: int) -> None:
+        self._mover, self._count = mover, count
+
+    async def done(self) -> bytes:
+        """Wait until the bytes are in place; return their digests. Cancelling does not stop the push: wait again.
+
+        Looks again and again for as long as an ordinary push takes: a thread's waking up would take longer than many a push.
+        """
+        give_up_at = time.monotonic() + SPIN_S
+        while not self._mover.is_done():
+            await asyncio.sleep(0 if time.monotonic() < give_up_at else 0.001)
+        return self._mover.landed(self._count)
+
+
 class _Running:
-    """The mover's turn, on its stream; left when the work is done."""
+    """The mover's turn, on its stream."""
 
     def __init__(self, turn: threading.Lock, stream: torch.cuda.Stream | None) -> None:
         self._turn, self._stream = turn, stream
@@ -93,17 +164,14 @@ class _Running:
             self._current.__enter__()
 
     def __exit__(self, *error: object) -> None:
-        try:
-            if self._current is not None and self._stream is not None:
-                self._current.__exit__(None, None, None)
-                self._stream.synchronize()
-        finally:
-            self._turn.release()
+        if self._current is not None:
+            self._current.__exit__(None, None, None)
+        self._turn.release()
 
 
 @lru_cache(maxsize=8)
 def mover_of(pool: torch.Tensor) -> BlockMover:
-    """The one mover of a pool (by identity of the tensor)."""
+    """A mover of the pool that all threads share (by identity of the tensor)."""
     return BlockMover(pool)
 
 

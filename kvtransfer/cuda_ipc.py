@@ -15,14 +15,13 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from common.messages import KVLayout, Region
-from kvtransfer.blocks import BlockMover, mover_of
+from kvtransfer.blocks import MOST_BLOCKS, BlockMover, mover_of
 from kvtransfer.cuda_driver import CudaDriverError, SharedMemory, close_shared, open_shared, share
 from kvtransfer.life import SHM_FOLDER, create_locked, is_locked, is_name, remove_stale
 from kvtransfer.transport import Link, TransferError, check_run
@@ -141,7 +140,7 @@ class CudaIpcLink:
         self._mover = mover
         self._num_blocks = region.layout.num_blocks
         self._target, self._shared = target, shared
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cuda-ipc")
+        self._turn = asyncio.Lock()
         self._closed = False
         self.bandwidth = 0.0
 
@@ -153,7 +152,7 @@ class CudaIpcLink:
                 SharedMemory(bytes.fromhex(region.address[name]), int(region.address[f"{name}_offset"]))
                 for name in ("pool", "probe")
             )
-            mover = mover_of(pool)
+            mover = BlockMover(pool)  # the event loop's own
             target = await asyncio.to_thread(mover.on_device, partial(open_shared, shared))
             link = cls(mover, region, target, shared)
             link.bandwidth = await asyncio.to_thread(_measure, mover, region.layout, probe)
@@ -177,23 +176,32 @@ class CudaIpcLink:
         check_run(
             source_blocks, destination_blocks, num_source=self._mover.num_blocks, num_destination=self._num_blocks
         )
-        push = asyncio.get_running_loop().run_in_executor(
-            self._thread, self._mover.push, source_blocks, self._target, destination_blocks
-        )
-        try:
-            return await asyncio.shield(push)
-        except asyncio.CancelledError:
-            await asyncio.wait([push])  # no write may be in flight when push is over
-            raise
-        except RuntimeError as error:  # the device's
-            raise TransferError(f"push failed: {error}") from error
+        digests = []
+        for start in range(0, len(source_blocks), MOST_BLOCKS):
+            part = slice(start, start + MOST_BLOCKS)
+            digests.append(await self._push(source_blocks[part], destination_blocks[part]))
+        return b"".join(digests)
+
+    async def _push(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> bytes:
+        """Once launched a write can't be called back: whoever is cancelled waits for its end."""
+        async with self._turn:
+            try:
+                pushing = self._mover.push_soon(source_blocks, self._target, destination_blocks)
+                waiting = asyncio.ensure_future(pushing.done())
+                try:
+                    return await asyncio.shield(waiting)
+                except asyncio.CancelledError:
+                    await asyncio.wait([waiting])
+                    raise
+            except RuntimeError as error:  # the device's
+                raise TransferError(f"push failed: {error}") from error
 
     async def close(self) -> None:
-        """Refuse further pushes, wait for those in flight, unmap."""
+        """Refuse further pushes, wait for the one in flight, unmap."""
         if not self._closed:
             self._closed = True
-            await asyncio.to_thread(self._thread.shutdown, wait=True)
-            await asyncio.to_thread(self._mover.on_device, partial(close_shared, self._target, self._shared))
+            async with self._turn:
+                self._mover.on_device(partial(close_shared, self._target, self._shared))
 
 
 def _measure(mover: BlockMover, layout: KVLayout, probe: SharedMemory) -> float:

@@ -4,6 +4,8 @@ A few programs walk over all pieces, so that a transfer beside a prefill takes s
 plain integers: the peer's pool is memory that torch does not know. n blocks of L lanes (32 bit).
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -11,6 +13,9 @@ import triton.language as tl
 CHUNK = 2048  # lanes of a loop step
 STEPS = 8  # loop steps of a piece
 PROGRAMS = 64  # measured on an H200: more do not copy faster over NVLink
+
+
+_compiled: dict[tuple[object, ...], Any] = {}  # Triton's own look at the arguments takes longer than copying a block
 
 
 def move_blocks(
@@ -22,18 +27,23 @@ def move_blocks(
     *,
     count: int,
     block_lanes: int,
-    programs: int | None = None,
 ) -> None:
     """See `blocks.move_blocks`; runs on the current stream of the current device."""
     pieces = triton.cdiv(block_lanes, CHUNK * STEPS)
-    ids = next((x for x in (source_ids, target_ids, digests) if x is not None), None)
-    _move[(min(programs or PROGRAMS, count * pieces),)](
-        source, source if target is None else target,
-        source_ids if source_ids is not None else ids, target_ids if target_ids is not None else ids,
-        digests if digests is not None else ids, count * pieces, pieces, block_lanes,
-        TARGET=target is not None, SOURCE_IDS=source_ids is not None, TARGET_IDS=target_ids is not None,
-        DIGEST=digests is not None, CHUNK=CHUNK, STEPS=STEPS, num_warps=8,
+    ids = next(x for x in (source_ids, target_ids, digests) if x is not None)
+    flags = (target is not None, source_ids is not None, target_ids is not None, digests is not None)
+    target = source if target is None else target
+    arguments = (
+        source, target, ids if source_ids is None else source_ids, ids if target_ids is None else target_ids,
+        ids if digests is None else digests, count * pieces, pieces, block_lanes, *flags, CHUNK, STEPS,
     )  # fmt: skip
+    grid = (min(PROGRAMS, count * pieces), 1, 1)
+    # everything that Triton compiles for; tensors are whole allocations or multiples of 16 bytes into one
+    key = (flags, source % 16, target % 16, block_lanes, torch.cuda.current_device() if ids.is_cuda else None)
+    if (compiled := _compiled.get(key)) is not None:
+        compiled[grid](*arguments)
+    elif (compiled := _move[grid](*arguments, num_warps=8)) is not None:  # the interpreter compiles nothing
+        _compiled[key] = compiled
 
 
 @triton.jit

@@ -37,17 +37,14 @@ os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
 import ucxx
 
 from common.messages import KVLayout, Region
-from kvtransfer.digest import lane_digest, lane_view, multipliers
 from kvtransfer.transport import Link, TransferError, check_run
+from kvtransfer.ucx_memory import PoolMemory, memory_of
 
 log = logging.getLogger("baton.ucx")
 
-STAGING_BYTES = 32 << 20  # most bytes of one message
-PROBE_BYTES = 4 << 20
 CONNECT_TIMEOUT_S = 5.0
 PROBE_TIMEOUT_S = 10.0
 MESSAGE_TIMEOUT_S = 10.0  # from a message's header to its end
-SCATTER_BYTES = 4 << 20  # most bytes that one turn of the event loop copies
 ABORT_NS = 10**9  # longest wait for an endpoint to let go
 _HEADER = struct.Struct("<8s16sQQIB19x")  # magic, token, lease, generation, number of blocks, kind
 _MAGIC = b"BATON-1\0"
@@ -63,7 +60,7 @@ class UcxTransport:
     def __init__(self, *, host: str = "127.0.0.1") -> None:
         self._host = host
         self._token = secrets.token_bytes(16)
-        self._pool: npt.NDArray[np.uint32] | None = None
+        self._pool: PoolMemory | None = None
         self._listener: Any = None
         self._links: dict[tuple[str, str, int], UcxLink] = {}
         self._opening: dict[tuple[str, str, int], asyncio.Task[UcxLink]] = {}
@@ -76,11 +73,7 @@ class UcxTransport:
         return torch.zeros(shape, dtype=dtype, device=device)
 
     async def open(self, pool: torch.Tensor, layout: KVLayout, incarnation: int) -> Region:
-        if pool.device.type != "cpu":
-            raise ValueError(
-                "transport ucx moves host memory so far; run the worker on the CPU or use another transport"
-            )
-        self._pool, self._layout = lane_view(pool), layout
+        self._pool, self._layout = memory_of(pool), layout
         self._listener = ucxx.create_listener(self._serve, port=0)
         address = {"host": self._host, "port": str(self._listener.port), "token": self._token.hex()}
         return Region(transport=self.name, incarnation=incarnation, layout=layout, address=address)
@@ -160,9 +153,9 @@ class UcxTransport:
             return False
         async with asyncio.timeout(MESSAGE_TIMEOUT_S):
             if kind == _PROBE:
-                await endpoint.recv(np.empty(PROBE_BYTES, np.uint8))
+                await endpoint.recv(self._memory.buffer(probe_bytes(self._memory)))
                 taken = True
-            elif kind == _WRITE and 0 < count <= _blocks_in_message(self._lanes):
+            elif kind == _WRITE and 0 < count <= _blocks_in_message(self._memory):
                 taken = await self._take(endpoint, lease_id, generation, count)
             else:
                 log.warning("ucx.bad_header")
@@ -172,25 +165,25 @@ class UcxTransport:
 
     async def _take(self, endpoint: Any, lease_id: int, generation: int, count: int) -> bool:
         """Receive one run and scatter it, as far as it is expected *at that moment*. False if it is not."""
-        pool = self._lanes
+        memory = self._memory
         blocks = np.empty(count, np.uint32)
         await endpoint.recv(blocks)
-        staging = np.empty((count, pool.shape[1]), pool.dtype)
-        await endpoint.recv(staging.reshape(-1).view(np.uint8))
-        at_once = max(1, SCATTER_BYTES // pool[0].nbytes)
+        staging = memory.buffer(count * memory.block_bytes)
+        await endpoint.recv(staging)
+        at_once = max(1, memory.turn_bytes // memory.block_bytes)
         for start in range(0, count, at_once):
-            piece = blocks[start : start + at_once]
+            piece = blocks[start : start + at_once].tolist()
             expected = self._expected.get((lease_id, generation))
-            if expected is None or not expected.covers(piece.tolist()):
+            if expected is None or not expected.covers(piece):
                 self.dropped_runs += 1
                 return False
-            pool[piece] = staging[start : start + at_once]  # no await since the check: `forget` can't come between
-            expected.took(piece.tolist())
+            memory.scatter(staging, start, piece)  # no await since the check: `forget` can't come between
+            expected.took(piece)
             await asyncio.sleep(0)
         return True
 
     @property
-    def _lanes(self) -> npt.NDArray[np.uint32]:
+    def _memory(self) -> PoolMemory:
         assert self._pool is not None  # nobody serves or is served before `open`
         return self._pool
 
@@ -198,10 +191,9 @@ class UcxTransport:
 class UcxLink:
     """An endpoint to one peer's pool. One run is on its way at a time."""
 
-    def __init__(self, endpoint: Any, pool: npt.NDArray[np.uint32], region: Region) -> None:
+    def __init__(self, endpoint: Any, pool: PoolMemory, region: Region) -> None:
         self._endpoint = endpoint
         self._pool = pool
-        self._factors = multipliers(pool.shape[1])
         self._num_blocks = region.layout.num_blocks
         self._token = bytes.fromhex(region.address.get("token", ""))
         self._turn = asyncio.Lock()
@@ -209,7 +201,7 @@ class UcxLink:
         self.closed = False
 
     @classmethod
-    async def open(cls, pool: npt.NDArray[np.uint32], region: Region) -> UcxLink:
+    async def open(cls, pool: PoolMemory, region: Region) -> UcxLink:
         """Connect and measure the link once. Raises TransferError."""
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -233,25 +225,16 @@ class UcxLink:
         destination_blocks: Sequence[int],
         timeout_s: float,
     ) -> bytes:
-        check_run(source_blocks, destination_blocks, num_source=len(self._pool), num_destination=self._num_blocks)
+        check_run(source_blocks, destination_blocks, num_source=self._pool.num_blocks, num_destination=self._num_blocks)
         per_message = _blocks_in_message(self._pool)
         digests = b""
         async with self._exchange(timeout_s):
             for start in range(0, len(source_blocks), per_message):
-                staging, digest = await asyncio.to_thread(self._gather, source_blocks[start : start + per_message])
+                staging, digest = await asyncio.to_thread(self._pool.gather, source_blocks[start : start + per_message])
                 blocks = np.asarray(destination_blocks[start : start + per_message], np.uint32)
                 await self._send(_WRITE, lease_id, generation, blocks, staging)
                 digests += digest
         return digests
-
-    def _gather(self, blocks: Sequence[int]) -> tuple[npt.NDArray[np.uint32], bytes]:
-        """Pack blocks of the pool into one buffer, with the digests of what was packed."""
-        staging = np.empty((len(blocks), self._pool.shape[1]), self._pool.dtype)
-        digests = np.empty(len(blocks), dtype="<u8")
-        for index, block in enumerate(blocks):
-            staging[index] = self._pool[block]
-            digests[index] = lane_digest(staging[index], self._factors)
-        return staging, digests.tobytes()
 
     async def _send(
         self,
@@ -259,13 +242,13 @@ class UcxLink:
         lease_id: int,
         generation: int,
         blocks: npt.NDArray[np.uint32],
-        payload: npt.NDArray[Any],
+        payload: Any,
     ) -> None:
         header = _HEADER.pack(_MAGIC, self._token, lease_id, generation, len(blocks), kind)
         await self._endpoint.send(np.frombuffer(bytearray(header), np.uint8))
         if kind == _WRITE:
             await self._endpoint.send(blocks)
-        await self._endpoint.send(payload.reshape(-1).view(np.uint8))
+        await self._endpoint.send(payload)
         answer = np.empty(8, np.uint8)
         await self._endpoint.recv(answer)
         if answer[0] != _TAKEN:
@@ -298,11 +281,12 @@ class UcxLink:
 
     async def _measure(self) -> None:
         async with self._exchange(PROBE_TIMEOUT_S):
-            payload, none = np.zeros(PROBE_BYTES, np.uint8), np.empty(0, np.uint32)
+            size, none = probe_bytes(self._pool), np.empty(0, np.uint32)
+            payload = self._pool.buffer(size)
             await self._send(_PROBE, 0, 0, none, payload)  # the first one pays for the connection's set-up
             started = time.perf_counter()
             await self._send(_PROBE, 0, 0, none, payload)
-            self.bandwidth = PROBE_BYTES / (time.perf_counter() - started)
+            self.bandwidth = size / (time.perf_counter() - started)
 
     async def close(self) -> None:
         """End the connection; a push that is on its way fails."""
@@ -329,9 +313,14 @@ class _Expected:
             self.complete.set()
 
 
-def _blocks_in_message(pool: npt.NDArray[np.uint32]) -> int:
+def _blocks_in_message(memory: PoolMemory) -> int:
     """Most blocks of one message: what fits into the staging buffer, one at least."""
-    return max(1, STAGING_BYTES // int(pool[0].nbytes))
+    return max(1, memory.message_bytes // memory.block_bytes)
+
+
+def probe_bytes(memory: PoolMemory) -> int:
+    """Size of the message that measures a link; both ends agree, having the same layout on the same kind of device."""
+    return memory.message_bytes // 8
 
 
 def _abort(endpoint: Any) -> None:
