@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -135,15 +136,17 @@ def write_checkpoint(folder: Path, shape_name: str, *, seed: int = 0, shards: in
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
 
 
-def write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Write a tokenizer.json in which token i is the word `<i>`: enough for a gateway to turn tokens into text and back."""
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import WhitespaceSplit
+def write_tokenizer(folder: Path, vocab_size: int, *, base: Path) -> None:
+    """Write the tokenizer of the model folder `base`, with a word `<i>` for every id i beyond its own up to `vocab_size`.
 
-    tokenizer = Tokenizer(WordLevel({f"<{index}>": index for index in range(vocab_size)}, unk_token="<0>"))
-    tokenizer.pre_tokenizer = WhitespaceSplit()
-    tokenizer.save(str(folder / "tokenizer.json"))
+    Text becomes the base's tokens; what random weights answer becomes some text for each token.
+    """
+    tokenizer = json.loads((base / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    known = {*vocab.values(), *(token["id"] for token in tokenizer["added_tokens"])}
+    vocab |= {f"<{index}>": index for index in range(vocab_size) if index not in known}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    shutil.copy(base / "tokenizer_config.json", folder)
 
 
 def _weights(fields: dict[str, Any]) -> Iterator[_Weight]:

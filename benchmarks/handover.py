@@ -307,7 +307,7 @@ def _checkpoint(folder: Path) -> Path:
     if not (target / "served").is_file():
         target.mkdir(parents=True, exist_ok=True)
         write_checkpoint(target, DEFAULT_SHAPE)
-        write_tokenizer(target, SHAPES[DEFAULT_SHAPE]["vocab_size"])
+        write_tokenizer(target, SHAPES[DEFAULT_SHAPE]["vocab_size"], base=ROOT / "models/demo")
         (target / "served").touch()
     return target
 

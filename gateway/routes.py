@@ -136,7 +136,7 @@ class Routes:
     ) -> AsyncGenerator[bytes, None]:
         """The events of a stream. An error in its middle is an event too, and no `[DONE]` follows it."""
         head = self._dialect.head(answer, chunk=True)
-        usage = {"usage": None} if body.include_usage else {}
+        usage: dict[str, Any] = {"usage": None} if body.include_usage else {}
         try:
             for choice in answer.choices:
                 opening = self._dialect.opening(body, answer, choice)
@@ -146,6 +146,8 @@ class Routes:
                 async for choice, piece in pieces:
                     entry = self._dialect.chunk_choice(body, choice, piece)
                     if entry is not None:
+                        if body.continuous_usage:
+                            usage["usage"] = answer.usage()
                         yield event(head | {"choices": [entry]} | usage)
             if body.include_usage:
                 yield event(head | {"choices": [], "usage": answer.usage()})

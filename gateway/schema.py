@@ -73,6 +73,7 @@ class _Strict(BaseModel):
 
 class StreamOptions(_Strict):
     include_usage: StrictBool = False
+    continuous_usage_stats: StrictBool = False  # vLLM's: the usage so far in every chunk; load generators ask for it
     include_obfuscation: StrictBool = False  # accepted: Baton never pads chunks
 
 
@@ -212,6 +213,10 @@ class _Common(_Strict):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
 
 
 class ChatRequest(_Common):
