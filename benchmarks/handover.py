@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -130,7 +131,14 @@ class Run:
                     host,
                     port,
                     served,
-                    Load(prompt=prompt, answer=16, rate=rate, count=12, vocab_size=self._vocab_size, seed=99),
+                    Load(
+                        prompt=prompt,
+                        answer=16,
+                        rate=rate,
+                        count=12,
+                        vocab_size=self._vocab_size,
+                        seed=hash_of(f"warm {prompt} {rate}"),
+                    ),
                 )
             self._low_load(arm, host, port, served)
             for cell in QUICK_CELLS if self._options.quick else CELLS:
@@ -144,7 +152,12 @@ class Run:
         for prompt in (32, 100) if self._options.quick else LOW_LOAD:
             before = _phases(host, port)
             load = Load(
-                prompt=prompt, answer=LOW_ANSWER, rate=0.0, count=LOW_COUNT, vocab_size=self._vocab_size, seed=prompt
+                prompt=prompt,
+                answer=LOW_ANSWER,
+                rate=0.0,
+                count=LOW_COUNT,
+                vocab_size=self._vocab_size,
+                seed=hash_of(f"low {prompt}"),
             )
             samples = self._load(host, port, model, load)
             if not samples:
@@ -156,7 +169,12 @@ class Run:
     def _cell(self, arm: str, cell: Cell, host: str, port: int, model: str) -> None:
         before = _phases(host, port)
         load = Load(
-            prompt=cell.prompt, answer=cell.answer, rate=cell.rate, count=cell.requests, vocab_size=self._vocab_size
+            prompt=cell.prompt,
+            answer=cell.answer,
+            rate=cell.rate,
+            count=cell.requests,
+            vocab_size=self._vocab_size,
+            seed=hash_of(cell.name),
         )
         samples = self._load(host, port, model, load)
         if not samples:
@@ -234,6 +252,11 @@ class Run:
 
     def _say(self, text: str) -> None:
         print(f"[{self.elapsed():6.1f} s] {text}", flush=True)
+
+
+def hash_of(name: str) -> int:
+    """A seed of the name's own: no prompt of one load is another's, whose prefix would be cached."""
+    return zlib.crc32(name.encode())
 
 
 def _figures(samples: list[Sample]) -> dict[str, float]:

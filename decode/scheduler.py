@@ -28,9 +28,14 @@ class DecodeScheduler:
     """Owns the order of the sequences, and through the pool their blocks."""
 
     def __init__(
-        self, *, pool: BlockPool, max_sequences: int, max_model_len: int, prompt_budget: Callable[[], int] | None = None
+        self,
+        *,
+        pool: BlockPool,
+        max_sequences: int,
+        max_model_len: int,
+        prompt_budget: Callable[[int], int] | None = None,
     ) -> None:
-        """`prompt_budget()`: tokens of prompts that may join a pass with decoding sequences; None = what is left."""
+        """`prompt_budget(waiting)`: tokens of prompts that may join a pass that decodes while so many wait; None: any."""
         self._prompt_budget = prompt_budget
         self._pool = pool
         self._max_sequences = max_sequences
@@ -96,7 +101,8 @@ class DecodeScheduler:
     def _bound_prompts(self, draft: _Draft) -> None:
         """Once those that decode have their tokens, prompts get what doesn't make them wait too long."""
         if self._prompt_budget is not None and draft.shares and not draft.is_bounded:
-            draft.token_budget = min(draft.token_budget, self._prompt_budget())
+            waiting = sum(request.sequence.num_unscheduled for request in self if request not in draft.shares)
+            draft.token_budget = min(draft.token_budget, self._prompt_budget(waiting))
         draft.is_bounded = True
 
     def _goes_on(self, request: DecodeRequest) -> bool:

@@ -17,6 +17,7 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as ListOf
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ RATE_SMOOTHING = 0.2  # weight of the newest pass in the exponential averages
 FIT_MEMORY = 0.95  # what a pass weighs in the fit of a prompt's time when the next one came
 UNMEASURED_PROMPT_TOKENS = 256  # beside decoding, until a pass has shown how many fit
 FEWEST_PROMPT_TOKENS = 32  # beside decoding, also when the step target is missed: prompts must get on
+PATIENT_TOKENS = 2048  # waiting prompt tokens from which on the step target gives way: a queue would only grow
+BACKLOG_STEPS = 4  # in about so many passes what waits beyond them is computed
 
 
 class SteppingEngine(Protocol):
@@ -69,6 +72,7 @@ class DeviceLoop:
         self._token_budget = token_budget
         self._step_target_ms = step_target_ms
         self._planners: list[Planner] = []
+        self._backlogs: list[Callable[[], int]] = []
         self._wake = asyncio.Event()
         self._outstanding: deque[_Launch] = deque()
         self._failure = _Failure()  # of the pass that was delivered last
@@ -99,18 +103,23 @@ class DeviceLoop:
             return self.prefill_tokens_per_s
         return 1000 * self.prompt_budget() / self._step_target_ms if self._beside_tokens_per_s else 0.0
 
-    def prompt_budget(self) -> int:
-        """Prompt tokens that a pass may compute beside decoding sequences without making them wait too long."""
+    def prompt_budget(self, backlog: int = 0) -> int:
+        """Prompt tokens that a pass may compute beside decoding sequences without making them wait too long.
+
+        `backlog`: prompt tokens that wait here. Many of them get more: arrivals decide how much there is to compute.
+        """
         if not self._step_target_ms:
             return self._token_budget
-        if not self._beside_tokens_per_s:
-            return min(self._token_budget, UNMEASURED_PROMPT_TOKENS)
-        spare_s = (self._step_target_ms - self.decode_step_ms) / 1000
-        return min(self._token_budget, max(FEWEST_PROMPT_TOKENS, int(spare_s * self._beside_tokens_per_s)))
+        tokens = UNMEASURED_PROMPT_TOKENS
+        if self._beside_tokens_per_s:
+            tokens = int((self._step_target_ms - self.decode_step_ms) / 1000 * self._beside_tokens_per_s)
+        pressing = (backlog - PATIENT_TOKENS) // BACKLOG_STEPS
+        return min(self._token_budget, max(FEWEST_PROMPT_TOKENS, tokens, pressing))
 
-    def attach(self, planner: Planner) -> None:
-        """Give `planner` a share of every pass from the next one on."""
+    def attach(self, planner: Planner, *, backlog: Callable[[], int] = lambda: 0) -> None:
+        """Give `planner` a share of every pass from the next one on. `backlog()`: prompt tokens that wait with it."""
         self._planners.append(planner)
+        self._backlogs.append(backlog)
 
     def wake(self) -> None:
         """Some role may have work now."""
@@ -141,13 +150,15 @@ class DeviceLoop:
 
     def _plan(self) -> list[list[Chunk]]:
         budget, prompt_tokens, shares = self._token_budget, 0, []
-        for planner in self._planners:
+        is_decoding = False
+        for planner, backlog in zip(self._planners, self._backlogs, strict=True):
+            if is_decoding:
+                budget = max(0, min(budget, self.prompt_budget(backlog()) - prompt_tokens))
             share = planner.plan(budget)
             decoding, prompts = _parts(share)
             budget -= decoding + prompts
             prompt_tokens += prompts
-            if decoding:
-                budget = max(0, min(budget, self.prompt_budget() - prompt_tokens))
+            is_decoding = is_decoding or decoding > 0
             shares.append(share)
         return shares
 

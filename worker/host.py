@@ -161,7 +161,7 @@ class WorkerHost:
     def attach(self, role: Role) -> None:
         """Add a role. Decode attaches first in a worker with both, so that running sequences get their tokens first."""
         self._roles.append(role)
-        self.device.attach(role)
+        self.device.attach(role, backlog=lambda: role.load().queued_tokens)
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run a coroutine beside the loop; an exception is logged, never lost."""

@@ -252,11 +252,16 @@ def test_blocks_for_rounds_up(tokens: int, blocks: int) -> None:
 def test_prompts_computed_here_don_t_make_a_decode_batch_wait() -> None:
     """A few of a prompt's tokens beside those that decode; the whole budget when nobody does."""
     pool = BlockPool(num_blocks=64, block_size=BLOCK)
-    scheduler = DecodeScheduler(pool=pool, max_sequences=8, max_model_len=256, prompt_budget=lambda: 5)
+    scheduler = DecodeScheduler(
+        pool=pool, max_sequences=8, max_model_len=256, prompt_budget=lambda waiting: 5 if waiting <= 30 else 9
+    )
     (running,) = join(scheduler, pool, "a")
     assert [chunk.num_tokens for chunk in plan(scheduler, 40)] == [7]
     land(scheduler, pool, [Chunk(running.sequence, 0, 7, True)])
     scheduler.enqueue(make_request("b", prompt=30, max_tokens=2, salt=99))
     assert [(chunk.sequence.request_id, chunk.num_tokens) for chunk in plan(scheduler, 40)] == [("a", 1), ("b", 5)]
+    scheduler.enqueue(make_request("c", prompt=30, max_tokens=2, salt=199))
+    land(scheduler, pool, [Chunk(running.sequence, 7, 1, True)])
+    assert [(chunk.sequence.request_id, chunk.num_tokens) for chunk in plan(scheduler, 40)] == [("a", 1), ("b", 9)]
     scheduler.remove(running)
-    assert [(chunk.sequence.request_id, chunk.num_tokens) for chunk in plan(scheduler, 40)] == [("b", 25)]
+    assert [(chunk.sequence.request_id, chunk.num_tokens) for chunk in plan(scheduler, 16)] == [("b", 16)]

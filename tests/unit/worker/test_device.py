@@ -422,4 +422,7 @@ async def test_what_fits_into_a_step_is_learnt_from_mixed_passes(monkeypatch: py
         launch.finish(chunks, Finished([None] * len(chunks)))
         device._measure(launch)
     assert device.prompt_budget() == int(0.004 * 240 / 0.006)
+    assert device.prompt_budget(backlog=2048) == device.prompt_budget()
+    assert device.prompt_budget(backlog=6048) == 1000  # what waits must not grow
+    assert device.prompt_budget(backlog=100_000) == 4096
     assert device.local_tokens_per_s == pytest.approx(1000 * device.prompt_budget() / 8.0)
