@@ -33,7 +33,7 @@ from benchmarks.results_format import Result, ResultsPage, number
 
 NOTES = ROOT / "benchmarks/results/handover.notes.md"
 DEFAULT_SHAPE = "llama-3.1-8b"
-PHASES = ("admission", "queue", "prefill", "first_frame")
+PHASES = ("http", "admission", "queue", "prefill", "first_frame")
 START_S = 240.0
 ARMS = {"pd": (1, 1), "both": (0, 2)}
 
@@ -199,11 +199,9 @@ class Run:
             if count > was_count:
                 parts[phase] = 1000 * (total - was_total) / (count - was_count)
         explained = sum(parts.get(phase, 0.0) for phase in PHASES)
-        texts = [f"{phase} {parts[phase]:.2f}" for phase in (*PHASES, "transfer") if phase in parts]
+        texts = [f"{phase} {parts[phase]:.2f}" for phase in PHASES if phase in parts]
         rest = f"rest {client - explained:.2f} ms ({(client - explained) / client:.1%})"
-        self._say(
-            f"{name}: mean TTFT {client:.2f} ms = {', '.join(texts[:4])}, {rest}; beside it {', '.join(texts[4:])}"
-        )
+        self._say(f"{name}: mean TTFT {client:.2f} ms = {', '.join(texts)}, {rest}")
         for phase, value in parts.items():
             self._add(f"{name}_mean_{phase}", value, quiet=True)
         self._add(f"{name}_mean_rest", client - explained, quiet=True)
