@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from common.messages import KVLayout
+from common.messages import KVLayout, Region
+from kvtransfer.cuda_ipc import GONE_AFTER_S, PREFIX, CudaIpcTransport, _host
+from kvtransfer.life import create_locked
 from kvtransfer.select import open_transport
 from kvtransfer.transport import TransferError
 
@@ -23,3 +28,40 @@ async def test_a_local_pool_is_zeroed_memory_that_no_peer_can_reach() -> None:
     region = await transport.open(pool, layout, incarnation=7)
     with pytest.raises(TransferError, match="another one"):
         await transport.connect(region)
+
+
+async def test_gpu_memory_is_what_cuda_ipc_moves() -> None:
+    with pytest.raises(ValueError, match="use --transport shm"):
+        open_transport("cuda_ipc").allocate((2, 3), torch.float32, "cpu")
+
+
+@pytest.mark.parametrize("wrong", [{"host": "another"}, {"file": "../etc/passwd"}, {"file": "baton-ipc-gone"}])
+async def test_a_peer_that_cuda_ipc_can_t_reach_is_refused_with_the_reason(wrong: dict[str, str]) -> None:
+    transport = CudaIpcTransport()
+    layout = KVLayout(num_blocks=2, num_layers=1, block_size=16, num_kv_heads=1, head_dim=8, dtype="float32")
+    transport._pool, transport._layout = torch.zeros(1), layout
+    path, lock = create_locked(PREFIX)
+    try:
+        address = {"host": _host(), "file": path.name} | wrong
+        with pytest.raises(TransferError, match="another host|the peer is gone"):
+            await transport.connect(Region(transport="cuda_ipc", incarnation=1, layout=layout, address=address))
+    finally:
+        path.unlink()
+        os.close(lock)
+
+
+async def test_a_writer_is_gone_a_moment_after_its_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels may outlive the lock by as long as the driver takes to end them."""
+    now = 100.0
+    monkeypatch.setattr("kvtransfer.cuda_ipc.time", SimpleNamespace(monotonic=lambda: now))
+    transport = CudaIpcTransport()
+    layout = KVLayout(num_blocks=2, num_layers=1, block_size=16, num_kv_heads=1, head_dim=8, dtype="float32")
+    path, lock = create_locked(PREFIX)
+    writer = Region(transport="cuda_ipc", incarnation=1, layout=layout, address={"file": path.name})
+    assert not transport.writer_gone(None)
+    assert not transport.writer_gone(writer)
+    os.close(lock)
+    path.unlink()
+    assert not transport.writer_gone(writer)
+    now += GONE_AFTER_S
+    assert transport.writer_gone(writer)

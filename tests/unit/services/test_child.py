@@ -9,7 +9,7 @@ import pytest
 
 from services.requirements import requirements
 from services.up.child import describe_exit, last_lines
-from services.up.stack import LONGEST_PAUSE_S, restart_pause_s
+from services.up.stack import LONGEST_PAUSE_S, devices_of, restart_pause_s
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,16 @@ def test_requirements_are_those_of_the_project_and_of_the_extras_asked_for() -> 
     assert not any(line.startswith("pytest") for line in serving)
     with pytest.raises(KeyError):
         requirements(["no-such-extra"])
+
+
+@pytest.mark.parametrize(
+    ("devices", "count", "dealt"),
+    [
+        ("cpu", 3, ["cpu"] * 3),
+        ("cuda", 3, ["cuda:0", "cuda:1", "cuda:2"]),
+        ("cuda:2,cuda:5", 2, ["cuda:2", "cuda:5"]),
+        ("cuda:2,cuda:5", 3, ["cuda:2", "cuda:5", "cuda:2"]),
+    ],
+)
+def test_devices_are_dealt_out_in_order(devices: str, count: int, dealt: list[str]) -> None:
+    assert devices_of(devices, count) == dealt

