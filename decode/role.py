@@ -138,6 +138,7 @@ class DecodeRole:
             chunk.sequence.finish(chunk)
             publish_computed(self._host.pool, chunk.sequence)
             if chunk.sample and sampled is None:
+                self._host.pool.withdraw(chunk.sequence.block_table)  # else everybody with this prefix would fail
                 self._fail(request, "no finite logits")
             elif chunk.sample and sampled is not None:
                 self._append(request, sampled)

@@ -118,6 +118,19 @@ class BlockPool:
         self._digests[block] = digest
         _note(digest, happened=self._added, undone=self._removed)
 
+    def withdraw(self, blocks: Sequence[int]) -> None:
+        """What these held blocks contain is not to be shared any more: it proved to be wrong. Unpublished ones stay as they are.
+
+        Raises ValueError for a block that nobody holds.
+        """
+        for block in blocks:
+            self._check_used(block)
+            digest = self._digests[block]
+            if digest is not None:
+                self._digests[block] = None
+                del self._by_digest[digest]
+                _note(digest, happened=self._removed, undone=self._added)
+
     def drain_events(self) -> tuple[list[bytes], list[bytes]]:
         """Return (digests added, digests removed) since the last call, without those that came and went in between."""
         events = list(self._added), list(self._removed)

@@ -145,6 +145,7 @@ class PrefillRole:
     def _first_token(self, request: PrefillRequest, sampled: Sampled | None) -> None:
         """Send the token to the gateway from here: disaggregation must not cost time to first token."""
         if sampled is None:
+            self._host.pool.withdraw(request.sequence.block_table)  # else everybody with this prefix would fail
             request.stop("step failed: no finite logits")
             return
         sequence, now = request.sequence, time.monotonic()

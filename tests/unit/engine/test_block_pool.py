@@ -140,6 +140,20 @@ def test_events_that_cancel_out_are_not_told() -> None:
     assert pool.drain_events() == ([], [])
 
 
+def test_what_proved_wrong_is_not_found_again() -> None:
+    pool = BlockPool(num_blocks=4, block_size=16)
+    blocks = [*published(pool, 1, 2), *pool.allocate(1)]
+    assert pool.match_prefix([digest(1)]) == blocks[:1]  # somebody else computes with it already
+    pool.withdraw(blocks)
+    assert pool.match_prefix([digest(1), digest(2)]) == []
+    assert pool.drain_events() == ([], [])
+    pool.release(blocks)
+    pool.release(blocks[:1])
+    assert (pool.num_free, pool.num_cached) == (4, 0)
+    with pytest.raises(ValueError, match="nobody holds"):
+        pool.withdraw(blocks)
+
+
 class PoolMachine(RuleBasedStateMachine):
     """Random holders against a model that only counts references and remembers contents."""
 
@@ -182,6 +196,14 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.publish(block, digest(number))
         if not known:
             self.content[block] = number
+
+    @precondition(lambda self: self.holds)
+    @rule(choice=st.randoms(use_true_random=False))
+    def withdraw(self, choice: object) -> None:
+        hold = choice.choice(self.holds)  # type: ignore[attr-defined]
+        self.pool.withdraw(hold)
+        for block in hold:
+            self.content.pop(block, None)
 
     @precondition(lambda self: self.holds)
     @rule(choice=st.randoms(use_true_random=False), retain=st.booleans())

@@ -127,3 +127,17 @@ async def test_a_prompt_past_its_deadline_is_stopped_with_its_passes_in_flight(p
     prefill.role.apply(first)
     await settled()
     assert prefill.host.pool.num_used == 0
+
+
+async def test_a_prompt_without_finite_logits_leaves_nothing_in_the_prefix_cache(prefill: Prefill) -> None:
+    """Its blocks may be what was wrong: whoever matched them would fail as well, and so on for ever."""
+    await prefill.start()
+    first, last = prefill.launch(16), prefill.launch(16)
+
+    prefill.role.apply(first)
+    assert prefill.host.pool.cached_digests()
+    prefill.role.apply([(chunk, None) for chunk, _ in last])
+    await settled()
+    assert prefill.host.ended["r"] == "step failed: no finite logits"
+    assert prefill.host.pool.cached_digests() == []
+    assert prefill.host.pool.num_free == 16
