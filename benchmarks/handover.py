@@ -202,6 +202,12 @@ class Run:
         texts = [f"{phase} {parts[phase]:.2f}" for phase in PHASES if phase in parts]
         rest = f"rest {client - explained:.2f} ms ({(client - explained) / client:.1%})"
         self._say(f"{name}: mean TTFT {client:.2f} ms = {', '.join(texts)}, {rest}")
+        if parts.get("push"):
+            hidden = 1 - parts.get("late_push", 0.0) / parts["push"]
+            self._say(
+                f"{name}: pushes {parts['push']:.2f} ms, {hidden:.0%} hidden behind the prefill; the decode worker had the "
+                f"sequence {parts.get('handover', 0.0):.2f} ms after its first token"
+            )
         for phase, value in parts.items():
             self._add(f"{name}_mean_{phase}", value, quiet=True)
         self._add(f"{name}_mean_rest", client - explained, quiet=True)

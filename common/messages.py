@@ -120,6 +120,9 @@ class Settle(msgspec.Struct, frozen=True, kw_only=True, tag="settle"):
     incarnation: int
     decode_worker: str = ""  # who has it now; empty = ended on the sender
     decode_incarnation: int = 0
+    push_ms: float = 0.0  # all pushes together
+    late_push_ms: float = 0.0  # what of that was not hidden behind the prefill
+    handover_ms: float = 0.0  # first token sampled -> accepted by the decode worker
 
 
 class SettleReply(msgspec.Struct, frozen=True, kw_only=True, tag="settle_reply"):

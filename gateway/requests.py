@@ -342,6 +342,12 @@ class Requests:
                 if active is None:
                     return SettleReply(ack=True)  # over already; the job must not come again
                 decoder = (message.decode_worker, message.decode_incarnation) if message.decode_worker else None
+                if message.push_ms:
+                    active.timings |= {
+                        "handover": message.handover_ms,
+                        "push": message.push_ms,
+                        "late_push": message.late_push_ms,
+                    }
                 return SettleReply(ack=active.state.settle(message.attempt, worker, decoder))
             case Imported():
                 if active is not None and active.state.imported(message.attempt, worker):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 
 from common import subjects
 from common.errors import HandoffRefusedError, ServingError, UnavailableError
@@ -28,6 +29,7 @@ from kvtransfer.sender import Sender
 from kvtransfer.transport import Link, TransferError
 from prefill.request import PrefillRequest
 from worker.host import WorkerHost
+from worker.jobs import HandoverTimes
 
 log = logging.getLogger("baton.handoff")
 
@@ -72,6 +74,7 @@ class _Handover:
         self._link: Link | None = None
         self._decode_worker = ""
         self._reply: ReserveReply | None = None
+        self._pushes: list[tuple[float, float]] = []  # begin and end of each
 
     async def follow(self) -> None:
         request = self._request
@@ -155,6 +158,7 @@ class _Handover:
         run = sender.next_run()
         if run is None:
             return False
+        began = time.monotonic()
         try:
             digests = await self._link.push(
                 lease_id=self._reply.lease_id,
@@ -167,6 +171,7 @@ class _Handover:
             sender.failed()
             raise
         sender.pushed(run, digests)
+        self._pushes.append((began, time.monotonic()))
         return True
 
     def _manifest_is_due(self) -> bool:
@@ -185,6 +190,15 @@ class _Handover:
             self._request.claimed,
             decode_worker=self._decode_worker,
             decode_incarnation=self._reply.incarnation,
+            times=self._times(),
+        )
+
+    def _times(self) -> HandoverTimes:
+        known_at = self._request.first_token_at
+        return HandoverTimes(
+            push_ms=1000 * sum(end - begin for begin, end in self._pushes),
+            late_push_ms=1000 * sum(max(0.0, end - max(begin, known_at)) for begin, end in self._pushes),
+            handover_ms=1000 * (time.monotonic() - known_at),
         )
 
     async def _send_manifest(self) -> HandoffReply:

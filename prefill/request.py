@@ -23,6 +23,7 @@ class PrefillRequest:
     in_flight: int = 0  # passes in flight with a chunk of the prompt; its blocks stay as long as there are any
     started_at: float = 0.0  # first chunk planned
     first_token: int | None = None
+    first_token_at: float = 0.0
     finish: str = ""  # set with the first token when the request ends with it
     stopped: str = ""  # why the request was given up; "" = it goes on
 

@@ -151,7 +151,7 @@ class PrefillRole:
         sequence, now = request.sequence, time.monotonic()
         position = sequence.num_generated
         sequence.append(sampled.token_id)
-        request.first_token = sampled.token_id
+        request.first_token, request.first_token_at = sampled.token_id, now
         request.finish = sequence.finish_reason()
         self._host.outbox.add(
             request.job.gateway,

@@ -49,6 +49,15 @@ class ClaimedJob:
         return max(0, int((self.deadline_at - time.monotonic()) * 1000))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoverTimes:
+    """What a hand-over took, in milliseconds; see `Settle`."""
+
+    push_ms: float
+    late_push_ms: float
+    handover_ms: float
+
+
 class JobIntake:
     """Pulls this worker's jobs and passes the claimed ones to `start`."""
 
@@ -100,7 +109,14 @@ class JobIntake:
                 with contextlib.suppress(UnavailableError):
                     await claimed.delivery.in_progress()
 
-    async def settle(self, claimed: ClaimedJob, *, decode_worker: str = "", decode_incarnation: int = 0) -> None:
+    async def settle(
+        self,
+        claimed: ClaimedJob,
+        *,
+        decode_worker: str = "",
+        decode_incarnation: int = 0,
+        times: HandoverTimes | None = None,
+    ) -> None:
         """Ack the job if the gateway agrees that this attempt is current; otherwise terminate the delivery."""
         if not self._finish(claimed):
             return
@@ -111,6 +127,9 @@ class JobIntake:
             incarnation=self._incarnation,
             decode_worker=decode_worker,
             decode_incarnation=decode_incarnation,
+            push_ms=times.push_ms if times else 0.0,
+            late_push_ms=times.late_push_ms if times else 0.0,
+            handover_ms=times.handover_ms if times else 0.0,
         )
         try:
             reply = await self._bus.request(
