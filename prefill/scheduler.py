@@ -8,13 +8,16 @@ from engine.engine import Chunk
 from prefill.request import PrefillRequest
 
 FULL_PASS = 2048  # tokens from which on a pass computes no faster a token (8B model on an H200)
+LONG_PROMPT = 4096  # tokens; the blocks of such a prompt are pushed while its last few are computed
+TAIL = 256  # tokens that are left for that: computing them takes longer than pushing 8,192 tokens' blocks (H200)
 
 
 def next_chunks(requests: Iterable[PrefillRequest], token_budget: int) -> list[Chunk]:
     """Choose a pass of admitted requests, oldest first: the first one's prompt up to `token_budget`, more while it is not full.
 
     Later prompts get what is missing to a full pass: in larger ones the first token of the first would wait for the others, and
-    theirs come no earlier. A prompt goes on with its next chunk while the one before is in flight.
+    theirs come no earlier. Nobody joins the tail of a long prompt. A prompt goes on with its next chunk while the one before is
+    in flight.
     """
     chunks: list[Chunk] = []
     room = token_budget
@@ -23,10 +26,12 @@ def next_chunks(requests: Iterable[PrefillRequest], token_budget: int) -> list[C
             break
         if not _has_work(request):
             continue
-        num_tokens = min(request.sequence.num_unscheduled, room)
+        missing = request.sequence.num_unscheduled
+        is_tail = not chunks and missing <= TAIL and request.sequence.num_tokens > LONG_PROMPT
+        num_tokens = missing - TAIL if LONG_PROMPT < missing <= room else min(missing, room)
         chunks.append(request.sequence.schedule(num_tokens))
         token_budget -= num_tokens
-        room = min(token_budget, FULL_PASS - sum(chunk.num_tokens for chunk in chunks))
+        room = 0 if is_tail else min(token_budget, FULL_PASS - sum(chunk.num_tokens for chunk in chunks))
     return chunks
 
 

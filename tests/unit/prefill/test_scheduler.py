@@ -6,7 +6,7 @@ import pytest
 
 from common.messages import SamplingParams
 from prefill.request import PrefillRequest, sequence_of
-from prefill.scheduler import FULL_PASS, next_chunks
+from prefill.scheduler import FULL_PASS, LONG_PROMPT, TAIL, next_chunks
 from tests.unit.decode.stub_host import claim, new_job
 
 
@@ -24,13 +24,23 @@ def waiting(*lengths: int) -> list[PrefillRequest]:
         ((100, 200, 300), 8192, [100, 200, 300]),  # short ones together
         ((FULL_PASS, 10), 8192, [FULL_PASS]),  # a full pass makes nobody wait for the next prompt
         ((FULL_PASS - 8, 100, 5), 8192, [FULL_PASS - 8, 8]),  # filled up with a part of the next
-        ((5000, 10), 8192, [5000]),  # a long prompt in one go
+        ((LONG_PROMPT, 10), 8192, [LONG_PROMPT]),  # a prompt in one go
+        ((5000, 10), 8192, [5000 - TAIL]),  # a long one but for its tail, so that its blocks are pushed meanwhile
         ((9000, 10), 8192, [8192]),  # or in chunks
         ((300, 300), 512, [300, 212]),  # a small device's budget
     ],
 )
 def test_a_pass(lengths: tuple[int, ...], budget: int, planned: list[int]) -> None:
     assert [chunk.num_tokens for chunk in next_chunks(waiting(*lengths), budget)] == planned
+
+
+def test_nobody_joins_the_tail_of_a_long_prompt() -> None:
+    requests = waiting(5000, 10)
+    next_chunks(requests, 8192)
+    assert [(chunk.start, chunk.num_tokens, chunk.sample) for chunk in next_chunks(requests, 8192)] == [
+        (5000 - TAIL, TAIL, True)
+    ]
+    assert [chunk.num_tokens for chunk in next_chunks(requests, 8192)] == [10]
 
 
 def test_nothing_is_left_out_or_computed_twice() -> None:
