@@ -72,8 +72,10 @@ class GatewaySettings(ModelSettings):
     max_requests: Positive = Field(1024, description="requests in flight at most")
     max_queued_tokens: Positive = Field(4_000_000, description="prompt tokens waiting for prefill at most")
     max_body_mb: Positive = Field(10, description="largest HTTP body, MiB")
-    local_prefill_tokens: Annotated[int, Field(ge=0)] = Field(
-        0, description="uncached prompt up to this many tokens is prefilled on the decode worker"
+    local_prefill_tokens: Annotated[int, Field(ge=-1)] = Field(
+        -1,
+        description="uncached prompt up to this many tokens is prefilled on the decode worker; -1: whenever the rates that "
+        "workers measure say that its first token comes earlier there",
     )
 
     @property

@@ -16,6 +16,12 @@ local BLOCK_TTL_S = 6 * 3600
 local STAGES = { 'prefill', 'decode' }
 local FULL = 1e6 -- cost of a decode worker without room: it comes after all that have room
 local HELD_WEIGHT = 0.1 -- holding the whole prompt is worth a tenth of a worker's capacity
+local LOCAL_SHARE = 0.25 -- of a prefill rate: what a decode worker is thought to compute beside its batch, until it has measured it
+local LOCAL_CANDIDATES = 4 -- decode workers, best first, that are compared as places for the prefill, too
+local LOCAL_MARGIN_MS = 5 -- by which prefill there must be earlier where others decode: it costs them
+local LOCAL_PASS_MS = 60 -- an idle decode worker computes a prompt in one pass up to this; whoever joins meanwhile waits for it
+local HANDOVER_MS = 2 -- what asking for a lease and pushing cost the first token, beside the bytes
+local LINK = 1e9 -- bytes/s of a link that nobody has measured
 
 local function now_ms()
   local time = redis.call('TIME')
@@ -149,7 +155,8 @@ local function candidates(fingerprint, excluded)
   local found, alive = {}, {}
   for _, id in ipairs(redis.call('SMEMBERS', 'baton:workers')) do
     local f = redis.call('HMGET', 'baton:worker:' .. id, 'incarnation', 'roles', 'status', 'fingerprint', 'rate',
-      'free_blocks', 'num_blocks', 'sequences', 'max_sequences', 'queued_tokens')
+      'free_blocks', 'num_blocks', 'sequences', 'max_sequences', 'queued_tokens', 'fixed_ms', 'local_rate', 'step_ms', 'link',
+      'block_bytes')
     if not f[1] then
       forget_worker(id)
     else
@@ -160,7 +167,8 @@ local function candidates(fingerprint, excluded)
           id = id, incarnation = f[1], member = member, roles = ',' .. f[2] .. ',', matched = 0,
           rate = math.max(tonumber(f[5]) or 0, 0), free_blocks = tonumber(f[6]) or 0, num_blocks = tonumber(f[7]) or 0,
           sequences = tonumber(f[8]) or 0, max_sequences = math.max(tonumber(f[9]) or 1, 1),
-          queued_tokens = tonumber(f[10]) or 0,
+          queued_tokens = tonumber(f[10]) or 0, fixed_ms = tonumber(f[11]) or 0, local_rate = tonumber(f[12]) or 0,
+          step_ms = tonumber(f[13]) or 0, link = tonumber(f[14]) or 0, block_bytes = tonumber(f[15]) or 0,
         }
       end
     end
@@ -203,22 +211,46 @@ local function cheaper(a, b)
   return a.id < b.id
 end
 
--- Prefill workers, cheapest first: the seconds until each would have computed what it is charged and this prompt's rest.
-local function rank_prefill(workers, now)
-  local slowest, ranked = 0, {}
+-- The slowest measured prefill rate, 0 if there is none: what an unmeasured worker is taken for.
+local function slowest_rate(workers)
+  local slowest = 0
   for _, worker in ipairs(workers) do
     if worker.rate > 0 and (slowest == 0 or worker.rate < slowest) then slowest = worker.rate end
   end
+  return slowest
+end
+
+-- Prefill workers, earliest first token first: ms until each would have computed what it is charged and this prompt's rest.
+local function rank_prefill(workers, now, slowest)
+  local ranked = {}
   for _, worker in ipairs(workers) do
     if has_role(worker, 'prefill') then
       local load, count = charged('prefill', worker.id, now)
       local rate = worker.rate > 0 and worker.rate or (slowest > 0 and slowest or 1)
-      local cost = (math.max(load, worker.queued_tokens) + worker.uncached) / rate
+      local cost = worker.fixed_ms + 1000 * (math.max(load, worker.queued_tokens) + worker.uncached) / rate
       ranked[#ranked + 1] = { id = worker.id, worker = worker, count = count, cost = cost }
     end
   end
   table.sort(ranked, cheaper)
   return ranked
+end
+
+-- Where of the best decode workers the prompt would be computed the earliest, and in how many ms; nil without any rate.
+local function cheapest_local(decode, now, slowest)
+  local found, least
+  for i = 1, math.min(#decode, LOCAL_CANDIDATES) do
+    local worker = decode[i].worker
+    local own = worker.rate > 0 and worker.rate or slowest
+    local idle = worker.sequences == 0 and decode[i].count == 0 and 1000 * worker.uncached <= LOCAL_PASS_MS * own
+    local rate = idle and own or (worker.local_rate > 0 and worker.local_rate or LOCAL_SHARE * own)
+    if rate > 0 and not decode[i].full then
+      local queued = math.max(charged('prefill', worker.id, now), worker.queued_tokens)
+      local cost = worker.fixed_ms + (idle and 0 or worker.step_ms + LOCAL_MARGIN_MS)
+        + 1000 * (queued + worker.uncached) / rate
+      if not least or cost < least then found, least = i, cost end
+    end
+  end
+  return found, least
 end
 
 -- Decode workers, those with room first, then by predicted load and by what of the prompt they lack. Load is the larger of
@@ -242,6 +274,8 @@ local function rank_decode(workers, now, tokens, block_size, reserve)
 end
 
 -- place(request:attempt, tokens, block_size, reserve_tokens, ttl_ms, cut_over_tokens, fingerprint, ",excluded,", digest, ...)
+-- cut_over_tokens: an uncached rest up to this is prefilled by the decode worker; negative: whenever that brings the first token
+-- earlier, by the rates that workers measured.
 -- -> {prefill, incarnation, matched blocks there, matched blocks at the first decode candidate, reason, decode, decode, ...}
 -- Again for the same attempt (the answer was lost): the earlier charges are given back first.
 local function place(_, args)
@@ -257,18 +291,30 @@ local function place(_, args)
 
   local decode = rank_decode(workers, now, tokens, block_size, reserve)
   if #decode == 0 then return { '', '0', 0, 0, 'no decode worker' } end
-  local prefill = rank_prefill(workers, now)
+  local slowest = slowest_rate(workers)
+  local prefill = rank_prefill(workers, now, slowest)
   local best = decode[1].worker
   local chosen, reason = best, nil
   if #prefill == 0 then
     reason = 'local: no prefill worker'
-  elseif best.uncached <= cut_over then
+  elseif cut_over >= 0 and best.uncached <= cut_over then
     reason = 'local: short'
   elseif prefill[1].id == best.id then
     reason = 'local: same worker'
   else
     chosen = prefill[1].worker
     reason = decode[1].full and 'full' or (chosen.matched > 0 and 'prefix' or 'load')
+    local at, least
+    if cut_over < 0 then at, least = cheapest_local(decode, now, slowest) end
+    if at then
+      local bytes = math.ceil(best.uncached / block_size) * chosen.block_bytes
+      local transfer = HANDOVER_MS + 1000 * bytes / (chosen.link > 0 and chosen.link or LINK)
+      if least < prefill[1].cost + transfer then
+        best = decode[at].worker
+        chosen = best
+        reason = 'local: earlier'
+      end
+    end
   end
   charge('prefill', chosen.id, request, chosen.uncached, now, ttl)
   charge('decode', best.id, request, reserve, now, ttl)

@@ -54,7 +54,7 @@ class PlacementRequest:
     reserve_tokens: int  # prompt and answer, at most
     deadline_ms: int  # the charge is given back by itself after this
     model_fingerprint: str
-    cut_over_tokens: int = 0  # an uncached suffix up to this is prefilled on the decode worker
+    cut_over_tokens: int = 0  # an uncached rest up to this is prefilled on the decode worker; -1: by measured rates
     exclude: list[str] = field(default_factory=list)
 
 
@@ -92,6 +92,11 @@ class Store:
             *("sequences", state.running + state.waiting if "decode" in state.roles else 0),
             *("max_sequences", state.max_sequences),
             *("queued_tokens", state.queued_tokens),
+            *("fixed_ms", f"{state.prefill_fixed_ms:.3f}"),
+            *("local_rate", f"{state.local_tokens_per_s:.1f}"),
+            *("step_ms", f"{state.decode_step_ms:.3f}"),
+            *("link", f"{state.link_bytes_per_s:.0f}"),
+            *("block_bytes", state.region.layout.block_bytes),
         ]
         unknown = await self._call("baton_register", state.worker, str(state.incarnation), ttl_ms, *fields)
         return bool(unknown)

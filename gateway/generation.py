@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -67,6 +67,11 @@ class Generations(Protocol):
     @property
     def ready_workers(self) -> dict[str, int]:
         """Role -> workers that may get work of it now."""
+        ...
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """What happened so often since the start: `placed:<reason>`, `retries`, `refused`, `resends`, …"""
         ...
 
     async def submit(self, spec: GenerationSpec) -> Generation:

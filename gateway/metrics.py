@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -43,6 +43,16 @@ class GatewayMetrics:
             "vllm:request_success", "Finished requests", [*labels, "finished_reason"], registry=self.registry
         )
         self.errors = Counter("baton_request_errors", "Failed requests", [*labels, "code"], registry=self.registry)
+        self.placements = Counter(
+            "baton_placements",
+            "Placed attempts by the reason for the choice",
+            [*labels, "reason"],
+            registry=self.registry,
+        )
+        self.events = Counter(
+            "baton_gateway_events", "What went wrong on the way", [*labels, "event"], registry=self.registry
+        )
+        self._rendered: dict[str, int] = {}  # of what the owner of the requests counts
         self.running = Gauge("vllm:num_requests_running", "Requests in flight", labels, registry=self.registry)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
@@ -73,8 +83,13 @@ class GatewayMetrics:
         """Count an answer that ended in an error."""
         self.errors.labels(self._model, code).inc()
 
-    def render(self, *, in_flight: int) -> bytes:
-        """The text of `/metrics`."""
+    def render(self, *, in_flight: int, counts: Mapping[str, int]) -> bytes:
+        """The text of `/metrics`. `counts`: see `Generations.counters`."""
+        for name, count in counts.items():
+            kind, _, reason = name.partition(":")
+            counter = self.placements.labels(self._model, reason) if reason else self.events.labels(self._model, kind)
+            counter.inc(count - self._rendered.get(name, 0))
+            self._rendered[name] = count
         self.running.labels(self._model).set(in_flight)
         return generate_latest(self.registry)
 

@@ -74,7 +74,7 @@ class RequestLimits:
 
     max_requests: int = 1024
     max_queued_tokens: int = 4_000_000
-    cut_over_tokens: int = 0
+    cut_over_tokens: int = -1  # see `PlacementRequest`
 
 
 class Requests:
@@ -100,7 +100,7 @@ class Requests:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loops: list[asyncio.Task[Any]] = []
         self._draining = False
-        self.counters: Counter[str] = Counter()
+        self._counters: Counter[str] = Counter()
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -134,6 +134,10 @@ class Requests:
     @property
     def in_flight(self) -> int:
         return len(self._active)
+
+    @property
+    def counters(self) -> Counter[str]:
+        return self._counters
 
     @property
     def ready_workers(self) -> dict[str, int]:
@@ -191,7 +195,7 @@ class Requests:
         if len(self._active) >= self._limits.max_requests or (
             queued and queued + len(spec.token_ids) > self._limits.max_queued_tokens
         ):
-            self.counters["refused"] += 1
+            self._counters["refused"] += 1
             raise OverloadedError("too many requests are in flight; try again in a moment")
 
     # -- attempts ------------------------------------------------------------------------------------------------------
@@ -203,7 +207,7 @@ class Requests:
             raise QuarantinedError(f"given up after {state.attempt} attempts")
         attempt = state.attempt
         worker, decode_workers, reason = await self._place(state)
-        self.counters[f"placed:{reason}"] += 1
+        self._counters[f"placed:{reason}"] += 1
         log.debug(
             "request.placed",
             extra={"request_id": state.spec.request_id, "prefill": worker, "decode": decode_workers, "reason": reason},
@@ -263,7 +267,7 @@ class Requests:
         if state.is_over or active.retrying:
             return
         active.retrying = True
-        self.counters["retries"] += 1
+        self._counters["retries"] += 1
         log.warning("request.retry", extra={"request_id": state.spec.request_id, "reason": reason, "blame": blame})
         try:
             self._abandon(active, "retry")
@@ -364,7 +368,7 @@ class Requests:
         now = time.monotonic()
         refusal = active.state.claim(attempt, worker, now)
         if refusal:
-            self.counters["claims_refused"] += 1
+            self._counters["claims_refused"] += 1
             return ClaimReply(granted=False, reason=refusal)
         active.claimed_at = now
         return ClaimReply(granted=True, remaining_ms=max(0, int((active.state.deadline_at - now) * 1000)))
@@ -390,7 +394,7 @@ class Requests:
     def _take(self, active: ActiveRequest, tokens: Tokens, sender: Worker) -> None:
         state, now = active.state, time.monotonic()
         if tokens.attempt != state.attempt:
-            self.counters["stale_tokens"] += 1
+            self._counters["stale_tokens"] += 1
             return
         was_first = state.next_position == 0
         events = state.take(tokens, sender, now)
@@ -464,7 +468,7 @@ class Requests:
         """Ask the decode worker for everything from the next position on. One that doesn't know the request lost it."""
         state = active.state
         resend = Resend(request_id=state.spec.request_id, attempt=attempt, position=state.next_position)
-        self.counters["resends"] += 1
+        self._counters["resends"] += 1
         try:
             reply = await self._bus.request(
                 subjects.worker(worker), resend, worker_reply_decoder, timeout_s=PROBE_TIMEOUT_S

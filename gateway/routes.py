@@ -235,7 +235,7 @@ class Routes:
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus text."""
-        text = self._metrics.render(in_flight=self._generations.in_flight)
+        text = self._metrics.render(in_flight=self._generations.in_flight, counts=self._generations.counters)
         return Response(text, media_type="text/plain; version=0.0.4")
 
     async def version(self, request: Request) -> Response:

@@ -126,7 +126,9 @@ class Cluster:
         )
 
     def _gateway_flags(self) -> list[str]:
-        return [*self._common(), "--port", self.url.rpartition(":")[2], *self._gateway_options]
+        """Prompts are handed over, however short, unless a test wants to see the choice."""
+        always = ["--local-prefill-tokens", "0"]
+        return [*self._common(), *always, "--port", self.url.rpartition(":")[2], *self._gateway_options]
 
     def _worker_flags(self, name: str) -> list[str]:
         flags = [*self._common(), "--worker-id", name, *(["--fake"] if self._fake else [])]

@@ -194,6 +194,28 @@ async def test_without_a_prefill_worker_the_decode_worker_prefills(model: Path, 
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == 64
 
 
+async def test_an_idle_decode_worker_prefills_a_short_prompt_once_rates_are_measured(
+    model: Path, tmp_path: Path
+) -> None:
+    options = ("--local-prefill-tokens", "-1")
+    async with (
+        Cluster(tmp_path, model=model, prefill=1, decode=1, gateway_options=options, **FAKE) as cluster,
+        client_of(cluster) as client,
+        asyncio.timeout(30),
+    ):
+        number, placed = 0, ""
+        while 'reason="local: earlier"' not in placed:
+            prompt = [number % 400 + 1] * (40 + number % 50)
+            assert (await complete(client, prompt))["tokens"] == expected(model, prompt)
+            placed = "\n".join(
+                line
+                for line in (await client.get("/metrics")).text.splitlines()
+                if line.startswith("baton_placements_total")
+            )
+            number += 1
+    assert 'reason="load"' in placed  # before anything was measured
+
+
 async def test_a_worker_with_both_roles_serves_alone(model: Path, tmp_path: Path) -> None:
     async with (
         Cluster(tmp_path, model=model, prefill=0, decode=0, both=1, **FAKE) as cluster,

@@ -20,6 +20,7 @@ class ScriptedGenerations:
     max_model_len: int | None = 256
     not_ready_reason = ""
     ready_workers = {"prefill": 1, "decode": 2}  # noqa: RUF012 - read only
+    counters = {"placed:load": 3, "retries": 2}  # noqa: RUF012 - read only
 
     def __init__(self, script: Callable[[GenerationSpec], Sequence[int]]) -> None:
         self.script = script

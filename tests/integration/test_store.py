@@ -235,6 +235,41 @@ async def test_a_short_uncached_rest_is_prefilled_on_the_decode_worker(store: St
     )
 
 
+@pytest.mark.parametrize(
+    ("prefill", "decode", "num_tokens", "reason"),
+    [
+        ({}, {}, 48, "local: earlier"),  # nobody decodes there: the hand-over is spared
+        ({}, {}, 64, "load"),  # a pass of 64 ms is too long for those who join
+        ({}, {"running": 1}, 48, "load"),  # beside others it is thought to be four times as slow
+        ({"queued_tokens": 200}, {"running": 1}, 48, "local: earlier"),  # but the queue is longer than that
+        ({"queued_tokens": 200}, {"running": 1, "local_tokens_per_s": 150.0}, 48, "load"),  # what was measured counts
+        ({}, {"running": 1, "local_tokens_per_s": 990.0, "decode_step_ms": 100.0}, 48, "load"),
+        ({"prefill_fixed_ms": 500.0}, {"running": 1}, 48, "local: earlier"),
+        ({"prefill_tokens_per_s": 0.0}, {}, 48, "load"),  # nothing was measured
+    ],
+)
+async def test_a_prompt_is_prefilled_where_its_first_token_is_predicted_earlier(
+    store: Store, prefill: dict[str, Any], decode: dict[str, Any], num_tokens: int, reason: str
+) -> None:
+    await store.register(a_worker("p0", "prefill", **prefill))
+    await store.register(a_worker("d0", "decode", **({"prefill_tokens_per_s": 0.0} | decode)))
+    placement = await store.place(a_request(num_tokens=num_tokens, cut_over_tokens=-1))
+    assert (placement.reason, placement.prefill) == (reason, "d0" if reason.startswith("local") else "p0")
+
+
+async def test_a_burst_is_shared_between_prefill_and_decode_workers(store: Store) -> None:
+    """Each prompt is charged where it is computed, so the next one sees it, whichever gateway places it."""
+    await store.register(a_worker("p0", "prefill"))
+    await store.register(a_worker("d0", "decode", running=1, local_tokens_per_s=500.0, max_sequences=50))
+    chosen = Counter(
+        [
+            (await store.place(a_request(f"r{number}", num_tokens=16, cut_over_tokens=-1))).prefill
+            for number in range(12)
+        ]
+    )
+    assert chosen == {"p0": 8, "d0": 4}
+
+
 async def test_a_worker_with_both_roles_serves_alone(store: Store) -> None:
     await store.register(a_worker("w", "prefill", "decode"))
     placement = await store.place(a_request())

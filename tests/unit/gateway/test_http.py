@@ -350,3 +350,10 @@ async def test_metrics_count_each_answer_once(tokenizer: ChatTokenizer) -> None:
         'baton_ttft_phase_seconds_count{model_name="scripted",phase="prefill"} 5.0',
     ):
         assert sample in text, sample
+
+
+async def test_decisions_are_counted_by_reason_once_however_often_they_are_asked_for(gateway: Gateway) -> None:
+    for _ in range(2):
+        text = (await gateway.http.get("/metrics")).text
+        assert f'baton_placements_total{{model_name="{MODEL}",reason="load"}} 3.0' in text
+        assert f'baton_gateway_events_total{{event="retries",model_name="{MODEL}"}} 2.0' in text
