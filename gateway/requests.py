@@ -11,7 +11,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine
-from dataclasses import dataclass
 from typing import Any
 
 from common import subjects
@@ -50,6 +49,7 @@ from common.messages import (
 )
 from common.peers import Peers
 from common.store import PlacementRequest, Store
+from gateway.admission import Backlog, RequestLimits, fleet_rate, refusal
 from gateway.generation import Generation, GenerationSpec, TokenEvent
 from gateway.owner import Phase, RequestState, Worker
 from gateway.placement import choose_locally, compatible
@@ -66,15 +66,6 @@ UNCLAIMED_S = 10.0
 HANDOVER_S = 15.0  # first token seen, and nobody decodes
 CANCEL_TRIES = 3
 CANCEL_TIMEOUT_S = 0.3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestLimits:
-    """Bounds of what one gateway takes on."""
-
-    max_requests: int = 1024
-    max_queued_tokens: int = 4_000_000
-    cut_over_tokens: int = -1  # see `PlacementRequest`
 
 
 class Requests:
@@ -187,16 +178,23 @@ class Requests:
             )
         if spec.request_id in self._active:
             raise InvalidRequestError(f"request {spec.request_id} is running already", param="request_id")
-        queued = sum(
-            len(active.state.spec.token_ids)
-            for active in self._active.values()
-            if active.state.phase in (Phase.QUEUED, Phase.CLAIMED)
-        )
-        if len(self._active) >= self._limits.max_requests or (
-            queued and queued + len(spec.token_ids) > self._limits.max_queued_tokens
-        ):
+        refused = refusal(self._backlog(), self._limits, num_tokens=len(spec.token_ids), deadline_s=spec.deadline_s)
+        if refused is not None:
             self._counters["refused"] += 1
-            raise OverloadedError("too many requests are in flight; try again in a moment")
+            raise refused
+
+    def _backlog(self) -> Backlog:
+        prefill, decode = self._workers("prefill"), self._workers("decode")
+        waiting: Counter[Phase] = Counter()
+        for active in self._active.values():
+            waiting[active.state.phase] += len(active.state.spec.token_ids)
+        return Backlog(
+            requests=len(self._active),
+            waiting_tokens=waiting[Phase.QUEUED] + waiting[Phase.CLAIMED],
+            unclaimed_tokens=waiting[Phase.QUEUED],
+            claimed_tokens=sum(state.queued_tokens for state in prefill or decode),
+            tokens_per_s=fleet_rate(prefill, decode),
+        )
 
     # -- attempts ------------------------------------------------------------------------------------------------------
 

@@ -19,8 +19,9 @@ from common.lifecycle import until_signalled
 from common.peers import Peers
 from common.store import RedisSettings, connect_store
 from common.telemetry import start_logging
+from gateway.admission import RequestLimits
 from gateway.app import HttpSettings, create_app
-from gateway.requests import RequestLimits, Requests
+from gateway.requests import Requests
 from gateway.tokenizer import ChatTokenizer
 
 log = logging.getLogger("baton.gateway")

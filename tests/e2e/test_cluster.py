@@ -216,6 +216,26 @@ async def test_an_idle_decode_worker_prefills_a_short_prompt_once_rates_are_meas
     assert 'reason="load"' in placed  # before anything was measured
 
 
+async def test_who_can_t_be_served_in_time_is_told_at_once_when_to_come_back(model: Path, tmp_path: Path) -> None:
+    slow = FAKE | {"fake_token_us": 2000.0}  # 500 tokens a second
+    async with (
+        Cluster(tmp_path, model=model, prefill=1, decode=1, **slow) as cluster,
+        client_of(cluster) as client,
+        watching(cluster) as (_, peers),
+    ):
+        await complete(client, [3] * 200)
+        await until(peers, lambda states: any(state.prefill_tokens_per_s > 0 for state in states))
+        prompts = [[index + 2] * 400 for index in range(6)]
+        answers = [asyncio.create_task(complete(client, prompt)) for prompt in prompts]
+        await until(peers, lambda states: sum(state.queued_tokens for state in states) > 1000)
+        body = {"model": "tiny", "prompt": [9] * 10, "max_tokens": 4, "timeout": 0.5}
+        refused = await client.post("/v1/completions", json=body)
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        assert "deadline" in refused.json()["error"]["message"]
+        assert [(await answer)["tokens"] for answer in answers] == [expected(model, prompt) for prompt in prompts]
+
+
 async def test_a_worker_with_both_roles_serves_alone(model: Path, tmp_path: Path) -> None:
     async with (
         Cluster(tmp_path, model=model, prefill=0, decode=0, both=1, **FAKE) as cluster,
