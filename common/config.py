@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 PREFIX = "BATON_"
+FLAGS = {"json_file": "--json", "print_json": "--json"}  # where a field can't have the flag's name
 ROOT = Path(__file__).resolve().parents[1]
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 Port = Annotated[int, Field(ge=0, le=65_535)]
@@ -168,8 +169,73 @@ class ChatSettings(BaseModel):
     temperature: Annotated[float, Field(ge=0, le=2)] = Field(0.7, description="0: always the most likely token")
 
 
+class BenchSettings(BaseModel):
+    """`baton bench`: load for any OpenAI-compatible server, and what its clients saw."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str = Field("http://127.0.0.1:8000", description="the server")
+    api_key: str = Field("", description="key to send")
+    served_model_name: str = Field("", description="model to ask for; empty: the first that the server lists")
+    endpoint: Literal["completions", "chat"] = Field("completions", description="which API")
+    dataset_path: str = Field("", description="JSONL or ShareGPT-like JSON with prompts; empty: random ones")
+    input_len: Positive = Field(512, description="tokens of a random prompt (chat: words), beside the shared prefix")
+    output_len: Positive = Field(128, description="tokens of an answer")
+    range_ratio: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="random lengths lie within (1 - this) and (1 + this) of the given ones"
+    )
+    prefix_len: Annotated[int, Field(ge=0)] = Field(0, description="tokens that prompts have in common")
+    prefix_share: Annotated[float, Field(ge=0, le=1)] = Field(1.0, description="share of prompts with that prefix")
+    vocab_size: Positive = Field(1000, description="random token ids are below this")
+    ignore_eos: bool = Field(True, description="answers have their full length")
+    request_rate: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="requests a second; 0: as many as may be in flight"
+    )
+    arrivals: Literal["poisson", "constant"] = Field("poisson", description="how requests are spread at that rate")
+    max_concurrency: Annotated[int, Field(ge=0)] = Field(0, description="requests in flight at most; 0: any number")
+    num_prompts: Positive = Field(100, description="requests in all")
+    duration_s: Annotated[float, Field(ge=0)] = Field(0.0, description="stop sending after this; 0: send all")
+    num_warmups: Annotated[int, Field(ge=0)] = Field(1, description="requests before, one by one, that do not count")
+    timeout_s: Seconds = Field(600.0, description="a request that takes longer is an error")
+    seed: int = Field(0, description="the same seed sends the same load")
+    ttft_slo_ms: Annotated[float, Field(ge=0)] = Field(0.0, description="goodput: longest time to first token; 0: any")
+    tpot_slo_ms: Annotated[float, Field(ge=0)] = Field(0.0, description="goodput: longest mean time per token; 0: any")
+    e2e_slo_ms: Annotated[float, Field(ge=0)] = Field(0.0, description="goodput: longest time of a request; 0: any")
+    print_each: bool = Field(False, description="print a line for each request that ended")
+    json_file: str = Field("", description="write the results there as JSON")
+
+
+class DoctorSettings(ModelSettings):
+    """`baton doctor`: checks this machine and says what to fix."""
+
+    device: Device = Field("cpu", description="cpu, or cuda: check torch and the GPUs as well")
+    host: str = Field("127.0.0.1", description="address of the gateway's port")
+    port: Port = Field(8000, description="port that must be free; 0: not checked")
+    print_json: bool = Field(False, description="print JSON")
+
+
+class TopSettings(BaseModel):
+    """`baton top`: workers and gateways, live in the terminal."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    nats_url: str = Field("nats://127.0.0.1:4222", description="NATS server, with JetStream")
+    url: str = Field("", description="a gateway whose /metrics to show; empty: none")
+    interval_s: Annotated[float, Field(ge=0.1, le=60)] = Field(1.0, description="time between two pictures")
+    once: bool = Field(False, description="print one table and end")
+    print_json: bool = Field(False, description="print one JSON document and end")
+
+
 S = TypeVar("S", bound=BaseModel)
-ALL: tuple[type[BaseModel], ...] = (UpSettings, GatewaySettings, WorkerServiceSettings, ChatSettings)
+ALL: tuple[type[BaseModel], ...] = (
+    UpSettings,
+    GatewaySettings,
+    WorkerServiceSettings,
+    ChatSettings,
+    BenchSettings,
+    DoctorSettings,
+    TopSettings,
+)
 
 
 def load_settings(
@@ -193,6 +259,11 @@ def as_environment(settings: BaseModel, kind: type[BaseModel]) -> dict[str, str]
     return {
         f"{PREFIX}{name.upper()}": str(getattr(settings, name)) for name in kind.model_fields if hasattr(settings, name)
     }
+
+
+def flag_of(name: str) -> str:
+    """The command line's name of a setting."""
+    return FLAGS.get(name, f"--{name.replace('_', '-')}")
 
 
 def see_one_gpu(index: int, *, count: int) -> None:
@@ -228,7 +299,7 @@ def _parser(kind: type[BaseModel], command: str) -> argparse.ArgumentParser:
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings")
     for name, field in kind.model_fields.items():
         text = f"{field.description} (default: {field.default})".replace("%", "%%")
-        flag = f"--{name.replace('_', '-')}"
+        flag = flag_of(name)
         if field.annotation is bool:
             parser.add_argument(flag, dest=name, action=argparse.BooleanOptionalAction, default=None, help=text)
         else:
@@ -280,8 +351,7 @@ def _explain(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     name = str(first["loc"][0]) if first["loc"] else "?"
     return (
-        f"--{name.replace('_', '-')} ({PREFIX}{name.upper()}): {first['msg'][0].lower()}{first['msg'][1:]}, "
-        f"not {first['input']!r}"
+        f"{flag_of(name)} ({PREFIX}{name.upper()}): {first['msg'][0].lower()}{first['msg'][1:]}, not {first['input']!r}"
     )
 
 

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from common.config import PREFIX, ChatSettings, GatewaySettings, UpSettings, WorkerServiceSettings
+from common.config import (
+    PREFIX,
+    BenchSettings,
+    ChatSettings,
+    DoctorSettings,
+    GatewaySettings,
+    TopSettings,
+    UpSettings,
+    WorkerServiceSettings,
+    flag_of,
+)
 
 _HEAD = """# Configuration
 
@@ -22,6 +32,9 @@ def render() -> str:
         ("baton prefill, baton decode, baton worker", WorkerServiceSettings),
         ("baton up: all of the above but --worker-id, and", UpSettings),
         ("baton chat", ChatSettings),
+        ("baton bench", BenchSettings),
+        ("baton doctor", DoctorSettings),
+        ("baton top", TopSettings),
     )
     shared = {
         name
@@ -40,7 +53,7 @@ def _table(kind: type[BaseModel], skip: set[str]) -> str:
     rows = ["| flag | variable | default | what |", "|---|---|---|---|"]
     for name, field in kind.model_fields.items():
         if name not in skip:
-            flag, variable = f"--{name.replace('_', '-')}", f"{PREFIX}{name.upper()}"
+            flag, variable = flag_of(name), f"{PREFIX}{name.upper()}"
             default = f"`{field.default}`" if str(field.default) else ""
             rows.append(f"| `{flag}` | `{variable}` | {default} | {field.description} |")
     return "\n".join(rows)

@@ -1,0 +1,1 @@
+"""`baton bench`: a load generator for OpenAI-compatible servers."""

@@ -1,0 +1,63 @@
+"""What is wrong here, and how to mend it: `baton doctor`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from dataclasses import asdict
+
+from common.config import ROOT, ConfigError, DoctorSettings, fail, load_settings
+from services.doctor import machine
+from services.doctor.finding import Finding
+from services.doctor.servers import check_nats, check_redis
+
+DEVICES_S = 120.0  # torch and CUDA start slowly
+
+
+def main() -> int:
+    """Entry point: 1 when a check failed, 2 when the options are wrong."""
+    logging.basicConfig(level=logging.CRITICAL)  # what the clients log, the findings say
+    try:
+        settings = load_settings(DoctorSettings, command="doctor", arguments=sys.argv[1:])
+    except ConfigError as error:
+        return fail(error)
+    findings = asyncio.run(examine(settings))
+    if settings.print_json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        print(*(finding.line() for finding in findings), sep="\n")
+    return int(any(finding.level == "fail" for finding in findings))
+
+
+async def examine(settings: DoctorSettings) -> list[Finding]:
+    """Run every check that `settings` asks for."""
+    findings = [*machine.python_and_packages(), *machine.limits(), *machine.port(settings.host, settings.port)]
+    findings += machine.model(settings.model)
+    findings += [finding async for finding in check_nats(settings.nats_url)]
+    findings += [finding async for finding in check_redis(settings.redis_url)]
+    return findings + (await devices() if settings.device != "cpu" else [])
+
+
+async def devices() -> list[Finding]:
+    """Check the GPUs in a child: torch stays out of this process, and a driver that hangs is noticed."""
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.doctor.devices"),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        output, _ = await asyncio.wait_for(child.communicate(), DEVICES_S)
+        return [Finding(**finding) for finding in json.loads(output)]
+    except (TimeoutError, ValueError) as error:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+        remedy = "run `python -m services.doctor.devices` and read its error; see dmesg"
+        return [Finding("torch", "fail", f"the check of the GPUs gave no answer ({type(error).__name__})", remedy)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""`baton top`: the workers, live in the terminal."""

@@ -1,0 +1,141 @@
+"""`baton bench` and `baton top` against a whole Baton with the fake device."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest_asyncio
+
+from tests.e2e.cluster import ROOT, Cluster
+from tests.models import build_tiny_model
+
+ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("BATON_")}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: object) -> AsyncIterator[Cluster]:
+    folder: Path = tmp_path_factory.mktemp("terminal")  # type: ignore[attr-defined]
+    model = build_tiny_model(folder / "tiny", "llama")
+    async with Cluster(folder / "run", model=model, fake=True, kv_memory_mb=8, fake_step_ms=5) as running:
+        yield running
+
+
+async def start(service: str, *options: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        f"services.{service}",
+        *options,
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def output(service: str, *options: str) -> tuple[int | None, str, str]:
+    process = await start(service, *options)
+    out, err = await asyncio.wait_for(process.communicate(), 120)
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_bench_counts_what_it_asked_for(cluster: Cluster, tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    options = [
+        "--url",
+        cluster.url,
+        "--num-prompts",
+        "6",
+        "--input-len",
+        "24",
+        "--prefix-len",
+        "16",
+        "--output-len",
+        "8",
+    ]
+    options += ["--max-concurrency", "2", "--vocab-size", "60", "--e2e-slo-ms", "0.001", "--json", str(file)]
+    code, out, err = await output("bench", *options)
+    assert code == 0, out + err
+    results = json.loads(file.read_text())["results"]
+    assert (results["completed"], results["failed"]) == (6, 0)
+    assert results["output_tokens"] == 6 * 8
+    assert results["input_tokens"] == 6 * (24 + 16)
+    assert results["goodput_requests_per_s"] == 0  # nobody answers in a microsecond
+    assert results["ttft_ms"]["p50"] > 0
+    assert "TTFT" in out
+    assert "█" in out
+
+
+async def test_bench_of_chat_and_of_refusals(cluster: Cluster) -> None:
+    chat = ["--url", cluster.url, "--endpoint", "chat", "--num-prompts", "2", "--input-len", "3", "--output-len", "4"]
+    code, out, err = await output("bench", *chat)
+    assert code == 0, out + err
+    wrong = ["--served-model-name", "nobody", "--num-warmups", "0"]
+    code, out, _ = await output("bench", *chat, *wrong)
+    assert code == 1
+    assert "2 x HTTP 404" in out
+
+
+async def test_an_interrupted_bench_prints_what_there_is(cluster: Cluster, tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    options = ["--url", cluster.url, "--num-prompts", "1000", "--request-rate", "0.01", "--arrivals", "constant"]
+    options += ["--input-len", "8", "--output-len", "2", "--vocab-size", "60", "--json", str(file)]
+    process = await start("bench", *options, "--print-each")
+    assert process.stdout is not None
+    first = await asyncio.wait_for(process.stdout.readline(), 60)
+    assert b"1/1000" in first
+    process.send_signal(signal.SIGINT)
+    out, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert b"interrupted" in out
+    assert json.loads(file.read_text())["results"]["completed"] == 1
+
+
+async def test_top_shows_every_worker_and_the_gateway(cluster: Cluster) -> None:
+    code, out, err = await output("top", "--nats-url", cluster.nats.url, "--url", cluster.url, "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert [(row["worker"], row["roles"]) for row in found["workers"]] == [
+        ("decode-0", "decode"),
+        ("prefill-0", "prefill"),
+    ]
+    assert all(row["kv_used"] + row["kv_held"] + row["kv_free"] == row["kv_blocks"] > 0 for row in found["workers"])
+    assert len(found["gateways"]) == 1
+    assert found["metrics"]["running"] == 0
+    code, out, err = await output("top", "--nats-url", cluster.nats.url, "--once")
+    assert code == 0, err
+    assert "prefill-0" in out
+    assert "1 gateways" in out
+
+
+async def test_top_lives_in_a_terminal_until_q(cluster: Cluster) -> None:
+    master, slave = pty.openpty()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.top", "--nats-url", cluster.nats.url, "--interval-s", "0.1"),
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+    )
+    os.close(slave)
+    shown = b""
+    while b"decode-0" not in shown:
+        shown += await asyncio.wait_for(asyncio.to_thread(os.read, master, 4096), 60)
+    os.write(master, b"q")
+    assert await asyncio.wait_for(process.wait(), 60) == 0
+    os.close(master)
+
+
+async def test_top_without_nats_says_so() -> None:
+    code, _, err = await output("top", "--nats-url", "nats://127.0.0.1:1", "--once")
+    assert code == 2
+    assert "baton:" in err
+    assert "Traceback" not in err
