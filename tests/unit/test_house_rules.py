@@ -66,7 +66,9 @@ def test_no_distribution_claims_our_names() -> None:
     assert set(PACKAGES) & set(metadata.packages_distributions()) == set()
 
 
-@pytest.mark.parametrize("module", ["services.gateway.__main__", "services.up.__main__", "services.chat.__main__"])
+@pytest.mark.parametrize(
+    "module", [f"services.{name}.__main__" for name in ("gateway", "up", "chat", "bench", "top", "doctor")]
+)
 def test_the_front_door_has_no_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
