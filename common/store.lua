@@ -211,11 +211,15 @@ local function cheaper(a, b)
   return a.id < b.id
 end
 
--- The slowest measured prefill rate, 0 if there is none: what an unmeasured worker is taken for.
+-- The slowest measured prefill rate, 0 if there is none: what an unmeasured worker is taken for, with its fixed cost of a pass.
 local function slowest_rate(workers)
-  local slowest = 0
+  local slowest, fixed_ms = 0, 0
   for _, worker in ipairs(workers) do
     if worker.rate > 0 and (slowest == 0 or worker.rate < slowest) then slowest = worker.rate end
+    fixed_ms = math.max(fixed_ms, worker.fixed_ms)
+  end
+  for _, worker in ipairs(workers) do
+    if worker.rate == 0 then worker.fixed_ms = fixed_ms end
   end
   return slowest
 end

@@ -167,6 +167,16 @@ async def test_the_faster_worker_takes_the_longer_queue(store: Store) -> None:
     assert chosen == {"p0": 8, "p1": 1}
 
 
+async def test_who_has_measured_nothing_is_not_taken_for_faster_than_the_others(store: Store) -> None:
+    """A worker without a request so far must not win by a fixed cost that it doesn't know yet."""
+    await two_and_two(store)
+    prompt = a_prompt()
+    await store.register(a_worker("p0", "prefill", prefill_fixed_ms=100.0))
+    await store.register(a_worker("p1", "prefill", prefill_tokens_per_s=0.0))
+    await store.announce("p0", 1, prompt[:2], [])
+    assert (await store.place(a_request(digests=prompt))).prefill == "p0"
+
+
 async def test_decode_goes_where_the_blocks_are(store: Store) -> None:
     await two_and_two(store)
     prompt = a_prompt()
@@ -244,7 +254,7 @@ async def test_a_short_uncached_rest_is_prefilled_on_the_decode_worker(store: St
         ({"queued_tokens": 200}, {"running": 1}, 48, "local: earlier"),  # but the queue is longer than that
         ({"queued_tokens": 200}, {"running": 1, "local_tokens_per_s": 150.0}, 48, "load"),  # what was measured counts
         ({}, {"running": 1, "local_tokens_per_s": 990.0, "decode_step_ms": 100.0}, 48, "load"),
-        ({"prefill_fixed_ms": 500.0}, {"running": 1}, 48, "local: earlier"),
+        ({"prefill_fixed_ms": 500.0}, {"running": 1, "prefill_tokens_per_s": 1000.0}, 48, "local: earlier"),
         ({"prefill_tokens_per_s": 0.0}, {}, 48, "load"),  # nothing was measured
     ],
 )
