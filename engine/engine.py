@@ -24,7 +24,6 @@ from engine.passes import Finished, InvalidChunkError, Pass, Sampled
 from engine.runner import Runner
 from engine.sampler import SampledRow, sample
 from engine.sequence import Chunk, Sequence
-from engine.warm import warm_up
 
 __all__ = ["Chunk", "Engine", "InvalidChunkError", "Pass", "Sampled"]
 
@@ -70,19 +69,6 @@ class Engine:
         self._sampler = DeviceSampler(self.vocab_size, max(config.max_sequences, config.max_batch_tokens), device)
         if device.type == "cuda":
             self._runner.capture(_graph_sizes(config.max_sequences))
-            self.warm_up()
-
-    def warm_up(self) -> None:
-        """Compute passes of every kind, so that no request waits for a kernel's compilation. Nothing may be in the pool yet."""
-        warm_up(
-            self.launch,
-            self.layout,
-            vocab_size=self.vocab_size,
-            max_model_len=self.max_model_len,
-            max_tokens=self.config.max_batch_tokens,
-        )
-        self._remember(NewestTokens.none(self.kv.device))
-        self._known = {}
 
     @torch.inference_mode()
     def launch(self, chunks: list[Chunk]) -> Pass:
