@@ -162,7 +162,8 @@ class Requests:
         try:
             await self._attempt(active)
         except BaseException:
-            self._active.pop(spec.request_id, None)
+            if self._active.pop(spec.request_id, None) is not None:
+                self._abandon(active, "failed")  # perhaps it was queued, and the answer lost
             raise
         return active
 
@@ -311,12 +312,13 @@ class Requests:
 
     def _release(self, state: RequestState, stage: str) -> None:
         workers = [name for name in dict.fromkeys([state.assigned, *state.candidates, *state.workers()]) if name]
+        attempt = state.attempt  # when the task runs, the next one may have begun
         if not workers:
             return
 
         async def release() -> None:
             with contextlib.suppress(UnavailableError):
-                await self._store.release(state.spec.request_id, state.attempt, stage=stage, workers=workers)
+                await self._store.release(state.spec.request_id, attempt, stage=stage, workers=workers)
 
         self._spawn(release())
 
@@ -398,6 +400,8 @@ class Requests:
         events = state.take(tokens, sender, now)
         if events and was_first:
             active.explain_first_token(tokens, now)
+        if events and active.prefilled != state.attempt:
+            active.prefilled = state.attempt
             self._release(state, "prefill")
         for event in events:
             active.events.put_nowait(event)
@@ -518,6 +522,7 @@ class ActiveRequest:
         self.published_at: float | None = None
         self.claimed_at: float | None = None
         self.stream_seq = 0
+        self.prefilled = 0  # the newest attempt that brought tokens
         self.retrying = False
         self.probing = False
         self.transferred = (0, 0, 0)

@@ -94,7 +94,8 @@ class _Handover:
                 await self._pass_on()
                 return
             else:
-                await _wait(request.changed, request.claimed.remaining_ms() / 1000)
+                remaining_ms = max(1, request.claimed.remaining_ms())  # rounded down: 0 would spin
+                await _wait(request.changed, remaining_ms / 1000)
 
     # -- reservation -----------------------------------------------------------------------------------------------
 

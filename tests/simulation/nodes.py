@@ -1,0 +1,262 @@
+"""Processes of a run: a worker or a gateway, wired as in `services`, around the simulated bus, store and transport."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from common.messages import GatewayState
+from common.peers import Peers
+from decode.role import DecodeRole
+from engine.config import EngineConfig
+from engine.engine import Chunk
+from engine.fake import FakeEngine
+from engine.passes import Finished, Pass
+from gateway.requests import Requests
+from prefill.role import PrefillRole
+from tests.simulation.bus import SimBus
+from tests.simulation.clock import Process
+from tests.simulation.store import SimStore
+from tests.simulation.transport import SimTransport
+from worker.host import WorkerHost, WorkerSettings
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+BLOCK = 4
+
+
+class SteppedProcess(Process):
+    """Dies at a given step."""
+
+    def __init__(self, world: World, node: Node) -> None:
+        super().__init__(world.loop, node.name)
+        self._node = node
+        self.steps = 0
+
+    def step(self) -> None:
+        self.steps += 1
+        if self.alive and self.steps == self._node.dies_at_step:
+            self._node.die()
+
+
+class Node:
+    """What survives a process: its name, and how its life goes."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.dies_at_step: int | None = None
+        self.comes_back_s: float | None = None
+        self.is_coming_back = False
+        self.is_cut = False
+        self.process: SteppedProcess = SteppedProcess(world, self)
+        self.bus = SimBus(world.network, self.process)
+
+    def start(self) -> None:
+        """Start a new process under this name."""
+        self.is_coming_back = False
+        self.process = SteppedProcess(self.world, self)
+        self.bus = SimBus(self.world.network, self.process)
+        self.process.run(self.main())
+
+    async def main(self) -> None:
+        raise NotImplementedError
+
+    def remains(self) -> list[str]:
+        raise NotImplementedError
+
+    def die(self) -> None:
+        """SIGKILL; perhaps it is started again."""
+        self.world.faults[f"killed {type(self).__name__}"] += 1
+        self.world.tell(f"{self.name} is killed")
+        self.process.kill()
+        self.dies_at_step = None
+        if self.comes_back_s is not None:
+            self.is_coming_back = True
+            self.world.faults["came back"] += 1
+            self.world.loop.call_later(self.comes_back_s, self.start)
+
+    def cut(self) -> None:
+        self.world.faults["cut off"] += 1
+        self.world.tell(f"{self.name} is cut off")
+        self.is_cut = True
+        self.bus.cut()
+
+    def mend(self) -> None:
+        self.world.tell(f"{self.name} is connected again")
+        self.is_cut = False
+        self.bus.mend()
+
+
+class WorkerNode(Node):
+    """A worker with one role or both."""
+
+    def __init__(self, world: World, name: str, roles: list[str], num_blocks: int) -> None:
+        super().__init__(world, name)
+        self.roles = roles
+        self.num_blocks = num_blocks
+        self.host: Any = None
+        self.intake: Any = None
+
+    async def main(self) -> None:
+        world, dice = self.world, self.world.random
+        transport = SimTransport(world.fabric, self.process, one_sided=world.one_sided)
+        engine = WatchedEngine(self, transport)
+        peers = Peers(clock=world.loop.time)
+        await peers.start(self.bus)
+        self.host = host = WorkerHost(
+            bus=self.bus,
+            store=SimStore(world.ledger),  # type: ignore[arg-type]
+            peers=peers,
+            engine=engine,
+            transport=transport,
+            settings=WorkerSettings(
+                served_model="sim", tokenizer_fingerprint="", max_batch_tokens=8, max_sequences=dice.choice([2, 4])
+            ),
+            worker_id=self.name,
+            incarnation=dice.getrandbits(62),
+        )
+        threads = VirtualThread(self), VirtualThread(self)
+        host.device._device_thread, host.device._waiting_thread = threads  # type: ignore[assignment]
+        self.decode = DecodeRole(host) if "decode" in self.roles else None
+        self.prefill = PrefillRole(host, max_requests=4) if "prefill" in self.roles else None
+        self.intake = self.decode._intake if self.decode else None
+        self.pool = host.pool
+        transport.host = self
+        for role in (self.decode, self.prefill):
+            if role is not None:
+                host.attach(role)
+        await host.run(asyncio.Event())
+
+    def remains(self) -> list[str]:
+        """What of the requests is left here; nothing when the process is dead."""
+        if not self.process.alive or self.host is None:
+            return []
+        host, pool = self.host, self.host.pool
+        left: dict[str, Any] = {
+            "held blocks": pool.num_used,
+            "claimed jobs": len(host.jobs._held) + host.jobs._claiming + len(host.jobs._tasks),
+            "passes": len(host.device._outstanding),
+            "expected runs": len(host.transport.expected),
+            "frames": sum(map(len, host.outbox._pending.values())),
+            "tasks": _unusual(host._tasks, _WORKER_TASKS),
+        }
+        if self.decode is not None:
+            decode, intake, scheduler = self.decode, self.decode._intake, self.decode._scheduler
+            left["leases"] = intake.held_blocks + len(intake._reservations)
+            left["sequences"] = len(scheduler) + len(scheduler._leaving) + len(scheduler._in_flight)
+            left["streams"] = len(decode._requests) + len(decode._local)
+        if self.prefill is not None:
+            prefill = self.prefill
+            left["prompts"] = len(prefill._requests) + len(prefill._tasks) + len(prefill._in_flight)
+        if pool.num_used == 0 and len(set(pool._free) | set(pool._cached)) != pool.num_blocks:
+            left["pool"] = "blocks are missing or there twice"
+        return [f"{what}: {amount}" for what, amount in left.items() if amount]
+
+
+class GatewayNode(Node):
+    """A gateway without its HTTP."""
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self.mute_beats = False
+        self.requests: Requests = None  # type: ignore[assignment]
+
+    async def main(self) -> None:
+        world = self.world
+        peers = Peers(clock=world.loop.time)
+        await peers.start(self.bus)
+        bus: Any = MutedBus(self, self.bus)
+        store: Any = SimStore(world.ledger)
+        self.requests = Requests(
+            bus=bus, store=store, peers=peers, gateway_id=self.name, incarnation=world.random.getrandbits(62)
+        )
+        await self.requests.start()
+
+    def remains(self) -> list[str]:
+        if not self.process.alive:
+            return []
+        requests = self.requests
+        left = {"requests": len(requests._active), "tasks": _unusual(requests._tasks, _GATEWAY_TASKS)}
+        return [f"{what}: {amount}" for what, amount in left.items() if amount]
+
+
+class MutedBus:
+    """The gateway's bus, whose heartbeats may be lost for a while."""
+
+    def __init__(self, node: GatewayNode, bus: SimBus) -> None:
+        self._node = node
+        self._bus = bus
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bus, name)
+
+    async def publish(self, subject: str, message: Any) -> None:
+        if isinstance(message, GatewayState) and self._node.mute_beats:
+            self._node.world.faults["muted gateway"] += 1
+            return
+        await self._bus.publish(subject, message)
+
+
+class VirtualThread:
+    """An executor of one thread: work is done one after another, each at the end of the time that it takes."""
+
+    def __init__(self, node: WorkerNode) -> None:
+        self._node = node
+        self._process = node.process
+        self._free_at = 0.0
+
+    def submit(self, function: Callable[..., object], *arguments: object) -> None:
+        world = self._node.world
+        self._free_at = max(self._free_at, world.loop.now) + world.random.uniform(0.001, 0.03)
+        self._process.at(self._free_at - world.loop.now, function, *arguments)
+
+    def shutdown(self, *, wait: bool) -> None:
+        """Nothing is waited for at the end of a world."""
+
+
+class WatchedEngine(FakeEngine):
+    """Looks whether a pass touches only blocks that are its sequences'; fails when the weather says so."""
+
+    def __init__(self, node: WorkerNode, transport: SimTransport) -> None:
+        config = EngineConfig(model=Path("sim"), num_blocks=node.num_blocks, block_size=BLOCK, max_model_len=64)
+        super().__init__(config, vocab_size=64, num_layers=1, head_dim=4, sleep=None, allocate=transport.allocate)
+        self.fingerprint = "sim"  # whatever the size of the pool
+        self._node = node
+
+    def launch(self, chunks: list[Chunk]) -> Pass:
+        from tests.simulation.world import FailedPassError
+
+        node, weather = self._node, self._node.world.weather
+        leased = set[int]()
+        if node.intake is not None:
+            leased = {block for lease in node.intake._table._leases.values() for block in lease.blocks}
+        for chunk in chunks:
+            table = chunk.sequence.block_table[: -(-chunk.end // BLOCK)]
+            if leased.intersection(table):
+                node.world.violate(f"{node.name} attends to blocks under a lease: {chunk.sequence.request_id}")
+            if any(node.pool._references[block] < 1 for block in table):
+                node.world.violate(f"{node.name} computes in blocks that were given back: {chunk.sequence.request_id}")
+        if weather.happens(weather.failed_pass):
+            raise FailedPassError("the device failed")
+        done = super().launch(chunks)
+        if weather.happens(weather.no_logits):
+            node.world.faults["no logits"] += 1
+            return Finished([None for _ in chunks])
+        return done
+
+
+_WORKER_TASKS = Counter({"WorkerHost._every": 4, "DeviceLoop.run": 1, "FrameOutbox.run": 1, "JobIntake.keep_alive": 1})
+_WORKER_TASKS["DecodeRole._keep_house"] = 1
+_GATEWAY_TASKS = Counter({"Requests._beat": 1, "Requests._watch": 1})
+
+
+def _unusual(tasks: set[asyncio.Task[Any]], usual: Counter[str]) -> str:
+    """Names of running tasks beyond the usual ones; a heartbeat out of turn is nobody's request."""
+    found = Counter(task.get_coro().__qualname__ for task in tasks if not task.done())  # type: ignore[union-attr]
+    found.subtract(usual)
+    return ", ".join(name for name, number in found.items() if number > 0 and name != "WorkerHost._beat_once")

@@ -1,0 +1,132 @@
+"""The store in memory: registry and load ledger of `common.store.Store`; places by the dice, as any hint could be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from common.errors import UnavailableError
+from common.messages import WorkerState
+from common.store import Placement, PlacementRequest
+from tests.simulation.clock import VirtualLoop
+from tests.simulation.weather import Weather
+
+Charge = tuple[str, str, str]  # request:attempt, stage, worker
+
+
+class Ledger:
+    """What Redis holds. `strict`: no charge is ever given back by time alone, so that one that leaks shows."""
+
+    def __init__(self, loop: VirtualLoop, weather: Weather, faults: Any) -> None:
+        self.loop = loop
+        self.weather = weather
+        self.faults = faults
+        self.registered: dict[str, tuple[WorkerState, float]] = {}
+        self._charges: dict[Charge, float] = {}
+        self.strict = True
+
+    def charges(self) -> list[Charge]:
+        """What is charged now to workers that the registry still knows."""
+        now = self.loop.now
+        return [
+            charge
+            for charge, until in self._charges.items()
+            if (self.strict or until > now) and charge[2] in self.registered
+        ]
+
+    def charge(self, request: str, worker: str, stage: str, until: float) -> None:
+        self._charges[request, stage, worker] = until
+
+    def discharge(self, request: str, stage: str) -> None:
+        for charge in [charge for charge in self._charges if charge[:2] == (request, stage)]:
+            del self._charges[charge]
+
+    def forget(self, worker: str) -> None:
+        for charge in [charge for charge in self._charges if charge[2] == worker]:
+            del self._charges[charge]
+
+    def live(self) -> list[WorkerState]:
+        """Workers whose lease is valid."""
+        for worker, (_, until) in list(self.registered.items()):
+            if until <= self.loop.now:
+                del self.registered[worker]
+                self.forget(worker)
+        return [state for state, _ in self.registered.values()]
+
+    async def call(self) -> bool:
+        """One call's way; False when the store is down and did nothing. Raises UnavailableError from `answered`."""
+        await asyncio.sleep(self.weather.way_s())
+        return not self.is_down or self.weather.dice.random() < 0.5
+
+    def answered(self) -> None:
+        """The way back. Raises UnavailableError."""
+        if self.is_down:
+            self.faults["store down"] += 1
+            raise UnavailableError("the store is away")
+
+    @property
+    def is_down(self) -> bool:
+        begin, end = self.weather.store_down
+        return begin <= self.loop.now < end
+
+
+class SimStore:
+    """`Store` of one process."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    async def register(self, state: WorkerState, *, ttl_ms: int = 3_000) -> bool:
+        ledger, unknown = self._ledger, False
+        if await ledger.call():
+            known = ledger.registered.get(state.worker)
+            unknown = known is None or known[0].incarnation != state.incarnation
+            if unknown:
+                ledger.forget(state.worker)
+            ledger.registered[state.worker] = (state, ledger.loop.now + ttl_ms / 1000)
+        ledger.answered()
+        return unknown
+
+    async def unregister(self, worker: str, incarnation: int) -> None:
+        if await self._ledger.call():
+            known = self._ledger.registered.get(worker)
+            if known is not None and known[0].incarnation == incarnation:
+                del self._ledger.registered[worker]
+                self._ledger.forget(worker)
+        self._ledger.answered()
+
+    async def announce(self, worker: str, incarnation: int, added: list[bytes], removed: list[bytes]) -> None:
+        await self._ledger.call()
+        self._ledger.answered()
+
+    async def place(self, request: PlacementRequest) -> Placement:
+        did = await self._ledger.call()
+        placement = self._place(request) if did else None
+        self._ledger.answered()
+        if placement is None:
+            raise UnavailableError("no decode worker")
+        return placement
+
+    def _place(self, request: PlacementRequest) -> Placement | None:
+        ledger, dice = self._ledger, self._ledger.weather.dice
+        name = f"{request.request_id}:{request.attempt}"
+        for stage in ("prefill", "decode"):
+            ledger.discharge(name, stage)
+        states = [s for s in ledger.live() if s.status == "ready" and s.worker not in request.exclude]
+        decoders = [state.worker for state in states if "decode" in state.roles]
+        prefillers = [state.worker for state in states if "prefill" in state.roles]
+        if not decoders:
+            return None
+        dice.shuffle(decoders)
+        prefill = dice.choice(prefillers) if prefillers and dice.random() < 0.85 else decoders[0]
+        until = ledger.loop.now + max(1, request.deadline_ms) / 1000
+        ledger.charge(name, prefill, "prefill", until)
+        ledger.charge(name, decoders[0], "decode", until)
+        is_local = prefill == decoders[0]
+        return Placement(prefill=prefill, decode=[] if is_local else decoders, reason="local" if is_local else "dice")
+
+    async def release(self, request_id: str, attempt: int, *, stage: str, workers: Sequence[str] = ()) -> None:
+        if await self._ledger.call():
+            self._ledger.discharge(f"{request_id}:{attempt}", stage)
+        self._ledger.answered()

@@ -1,0 +1,385 @@
+"""One run: gateways, workers and clients made of the real classes, in one loop, with the faults of one seed.
+
+`play(seed)` runs it and raises `Violation` when an invariant of the hand-over did not hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import decode.role
+from common.errors import DeadlineExceededError, ServingError
+from common.messages import SamplingParams
+from engine.config import EngineConfig
+from engine.fake import FakeEngine
+from gateway.generation import GenerationSpec
+from tests.simulation.bus import Network
+from tests.simulation.clock import EndlessError, Process, VirtualLoop, monotonic_is
+from tests.simulation.nodes import BLOCK, GatewayNode, WorkerNode
+from tests.simulation.store import Ledger
+from tests.simulation.transport import Fabric, SimTransport
+from tests.simulation.weather import Weather
+
+VOCAB = 64
+SLACK_S = 1.5  # past its deadline a request may end: the gateway looks each 0.1 s, and its own calls have time-outs
+REST_S = 14.0  # in calm, everything is given back by then: leases, quarantines, what waits for a lost gateway
+PATIENT_S = 8.0  # in calm, a request with so much time left gets its answer
+KEEP_ENDED_S = 3.0  # instead of `decode.role`'s half minute: seeds end sooner
+
+
+class Violation(AssertionError):
+    """An invariant did not hold."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Client:
+    """One request and what came of it."""
+
+    name: str
+    gateway: GatewayNode
+    spec: GenerationSpec
+    starts_at: float
+    leaves_at_step: int | None  # cancels at this step of its request
+    tokens: list[int] = field(default_factory=list)
+    finish: str = ""
+    end: str = ""  # "complete", "left", or the error's code
+    ended_at: float = 0.0
+    steps: int = 0
+    generation: Any = None
+
+    @property
+    def deadline_at(self) -> float:
+        return self.starts_at + self.spec.deadline_s
+
+
+class World:
+    """Everything of one run."""
+
+    def __init__(self, seed: int, *, log: Callable[[str], None] | None = None) -> None:
+        self.seed = seed
+        self.log = log
+        self.random = dice = random.Random(seed)
+        self.loop = VirtualLoop()
+        self.loop.executor_delay = lambda: dice.uniform(0.0001, 0.003)
+        self.faults: Counter[str] = Counter()
+        self.weather = Weather.draw(dice)
+        self.network = Network(self.loop, self.weather, self.faults, self.note)
+        self.ledger = Ledger(self.loop, self.weather, self.faults)
+        self.fabric = Fabric(self.loop, self.weather, self.faults, self.landing)
+        self.one_sided = dice.random() < 0.6
+        self.violations: list[str] = []
+        self.workers: list[WorkerNode] = self._draw_workers()
+        self.gateways = [GatewayNode(self, f"g{n}") for n in range(dice.choice([1, 1, 2]))]
+        self.clients: list[Client] = self._draw_clients()
+        self.by_name = {client.name: client for client in self.clients}
+        self.calm_at = dice.uniform(0.8, 4.0)
+        self._schedule_faults()
+
+    # -- what is drawn -----------------------------------------------------------------------------------------------
+
+    def _draw_workers(self) -> list[WorkerNode]:
+        dice, nodes = self.random, []
+        for role, number in (("prefill", dice.choice([1, 2, 2])), ("decode", dice.choice([1, 2, 2]))):
+            for index in range(number):
+                both = role == "decode" and dice.random() < 0.1
+                roles = ["decode", "prefill"] if both else [role]
+                blocks = dice.randint(8, 12) if role == "decode" else dice.randint(9, 20)
+                nodes.append(WorkerNode(self, f"{role[0]}{index}", roles, blocks))
+        return nodes
+
+    def _draw_clients(self) -> list[Client]:
+        dice = self.random
+        stems = [[dice.randrange(VOCAB) for _ in range(12)] for _ in range(2)]
+        clients = []
+        for number in range(dice.choice([2, 3, 4])):
+            stem = dice.choice(stems)[: dice.choice([0, 8, 12])]
+            tail = [dice.randrange(VOCAB) for _ in range(dice.randint(1, 8))]
+            name = f"r{number}"
+            spec = GenerationSpec(
+                request_id=name,
+                token_ids=stem + tail,
+                sampling=SamplingParams(
+                    max_tokens=dice.randint(1, 9),
+                    temperature=dice.choice([0.0, 1.0]),
+                    seed=dice.randrange(1000),
+                    stop_token_ids=[dice.randrange(VOCAB) for _ in range(dice.choice([0, 0, 3]))],
+                ),
+                deadline_s=dice.choice([0.5, 3.0, 14.0, 14.0]),
+                priority=dice.choice([0, 0, 1]),
+            )
+            leaves = dice.randint(1, 40) if dice.random() < 0.25 else None
+            starts = 0.3 + dice.choice([0.0, dice.uniform(0.0, 0.6)])
+            clients.append(
+                Client(
+                    name=name, gateway=dice.choice(self.gateways), spec=spec, starts_at=starts, leaves_at_step=leaves
+                )
+            )
+        return clients
+
+    def _schedule_faults(self) -> None:
+        dice, loop = self.random, self.loop
+        loop.call_later(0.29, setattr, self.weather, "is_calm", False)
+        loop.call_later(self.calm_at, self._calm)
+        if self.weather.is_fair:
+            return
+        for node in self.workers:
+            if dice.random() < 0.2:
+                node.dies_at_step = dice.randint(1, 60)
+                node.comes_back_s = dice.choice([None, 0.05, 0.5, 3.5])
+            if dice.random() < 0.08:
+                self._cut(node, dice)
+        for gateway in self.gateways:
+            if dice.random() < 0.05:
+                gateway.dies_at_step = dice.randint(1, 80)
+            elif dice.random() < 0.08:
+                self._cut(gateway, dice)
+            if dice.random() < 0.06:
+                gateway.mute_beats = True
+        if dice.random() < 0.15:
+            begin = dice.uniform(0.3, 1.0)
+            self.weather.store_down = (begin, min(self.calm_at, begin + dice.uniform(0.1, 2.0)))
+
+    def _cut(self, node: WorkerNode | GatewayNode, dice: random.Random) -> None:
+        begin = dice.uniform(0.3, 1.2)
+        self.loop.call_later(begin, node.cut)
+        self.loop.call_later(begin + dice.choice([0.3, 2.0, 3.8, 6.0]), node.mend)
+
+    def _calm(self) -> None:
+        self.weather.is_calm = True
+        for gateway in self.gateways:
+            gateway.mute_beats = False
+        self.tell("-- calm --")
+
+    # -- what happens ----------------------------------------------------------------------------------------------------
+
+    def note(self, process: Process, what: str, message: msgspec.Struct) -> None:
+        """A message begins its way, or is taken. This is where processes die and clients leave, step by step."""
+        name = getattr(message, "request_id", "") or getattr(getattr(message, "job", None), "request_id", "")
+        entries = getattr(message, "tokens", None)
+        if entries:
+            name = entries[0].request_id
+        if not name:
+            return
+        if self.log is not None:
+            self.tell(f"{process.name:>3} {what:<6} {message}")
+        client = self.by_name[name]
+        client.steps += 1
+        if client.steps == client.leaves_at_step:
+            client.gateway.process.at(0.0, self._leave, client)
+        process.step()
+
+    def _leave(self, client: Client) -> None:
+        if client.generation is not None and not client.end:
+            self.faults["client left"] += 1
+            self.tell(f"{client.name} leaves")
+            client.gateway.process.run(client.generation.cancel("client"))
+
+    def landing(
+        self, near: SimTransport, far: SimTransport, lease_id: int, generation: int, origin: int, block: int
+    ) -> None:
+        """A write lands in `block` of a live worker: it must be the lease's, and nobody else's."""
+        host = far.host
+        lease = host.intake._table._leases.get(lease_id)
+        where = f"a write under lease {lease_id} lands in block {block} of {far.process.name}"
+        if lease is None or lease.generation != generation:
+            self.violate(f"{where}: the lease is over")
+        elif lease.state.value not in ("reserved", "quarantined"):
+            self.violate(f"{where}: the lease is {lease.state.value}")
+        elif block not in lease.blocks:
+            self.violate(f"{where}: not the lease's")
+        elif host.pool._references[block] != 1 or host.pool._digests[block] is not None:
+            self.violate(f"{where}: others hold it")
+        if origin >= 0 and near.host.pool._references[origin] < 1:
+            self.violate(f"{where} from block {origin}, which its writer gave back")
+        self.faults["landed in quarantine"] += lease is not None and lease.state.value == "quarantined"
+
+    def violate(self, text: str) -> None:
+        """Book a violation; the run goes on."""
+        self.violations.append(f"{self.loop.now:.3f}: {text}")
+        self.tell(f"!! {text}")
+
+    def tell(self, text: str) -> None:
+        """One line of a replay's log."""
+        if self.log is not None:
+            self.log(f"{self.loop.now:9.4f} {text}")
+
+    # -- a run -------------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """From the start of all processes until nothing of the requests is left anywhere."""
+        for node in [*self.gateways, *self.workers]:
+            node.start()
+        for client in self.clients:
+            client.gateway.process.at(client.starts_at, self._submit, client)
+        await asyncio.sleep(max(client.starts_at for client in self.clients))
+        last = max(client.deadline_at for client in self.clients) + SLACK_S
+        while not self._all_ended() and self.loop.now < last:
+            await asyncio.sleep(0.05)
+        await self._rest(max(self.loop.now, self.calm_at) + REST_S)
+        self._check_clients()
+
+    def _submit(self, client: Client) -> None:
+        client.gateway.process.run(self._serve(client))
+
+    async def _serve(self, client: Client) -> None:
+        try:
+            client.generation = await client.gateway.requests.submit(client.spec)
+            async for event in client.generation:
+                if event.position != len(client.tokens):
+                    self.violate(f"{client.name} got position {event.position} after {len(client.tokens)} tokens")
+                client.tokens += event.token_ids
+                client.finish = event.finish
+            client.end = "complete" if client.finish else "left"
+        except ServingError as error:
+            client.end = error.code
+            self.tell(f"{client.name} ends: {error.code}: {error.message}")
+        client.ended_at = self.loop.now
+
+    def _all_ended(self) -> bool:
+        return all(client.end or not client.gateway.process.alive for client in self.clients)
+
+    async def _rest(self, until: float) -> None:
+        """Wait until everything was given back."""
+        while self.loop.now < until:
+            if self.loop.now >= self.calm_at and self._all_restarted() and not self.remains():
+                return
+            await asyncio.sleep(0.1)
+        for what in self.remains():
+            self.violate(f"left behind: {what}")
+
+    def _all_restarted(self) -> bool:
+        return not any(node.is_coming_back or node.is_cut for node in [*self.workers, *self.gateways])
+
+    def remains(self) -> list[str]:
+        """What of the requests is still somewhere, on live processes and in what they share."""
+        found = [f"{node.name}: {what}" for node in [*self.workers, *self.gateways] for what in node.remains()]
+        live = {node.name for node in self.workers if node.process.alive}
+        found += [
+            f"job {job.number} for {job.worker}" for job in self.network.jobs.stored.values() if job.worker in live
+        ]
+        dead_gateways = [gateway for gateway in self.gateways if not gateway.process.alive]
+        self.ledger.strict = not dead_gateways and self.weather.store_down == (0.0, 0.0)
+        found += [f"charge {charge}" for charge in self.ledger.charges()]
+        if self.network.on_way or self.fabric.in_flight:
+            found.append("messages or blocks on their way")
+        return found
+
+    def _check_clients(self) -> None:
+        for client in self.clients:
+            if not client.gateway.process.alive:
+                continue
+            if not client.end:
+                self.violate(f"{client.name} never ended")
+                continue
+            self._check_answer(client)
+            if client.ended_at > client.deadline_at + SLACK_S:
+                self.violate(f"{client.name} ended {client.ended_at - client.deadline_at:.2f} s past its deadline")
+            self.faults[f"ended {client.end}"] += 1
+
+    def _check_answer(self, client: Client) -> None:
+        sampling = client.spec.sampling
+        expected = oracle().expected(client.spec.token_ids, sampling.max_tokens, sampling)
+        if client.tokens != expected[: len(client.tokens)]:
+            self.violate(f"{client.name} got {client.tokens}, expected {expected}")
+        if client.end == "complete":
+            finish = "stop" if expected[-1] in sampling.stop_token_ids else "length"
+            if client.tokens != expected or client.finish != finish:
+                self.violate(f"{client.name} got {client.tokens} {client.finish}, expected {expected} {finish}")
+        has_decoder = any(node.process.alive for node in self.workers if "decode" in node.roles)
+        if client.end == DeadlineExceededError.code and client.deadline_at > self.calm_at + PATIENT_S and has_decoder:
+            self.violate(f"{client.name} had {client.deadline_at - self.calm_at:.1f} calm seconds and got no answer")
+
+    def failures(self, context: dict[str, Any]) -> None:
+        """What the loop could not deliver to anybody."""
+        self.violate(f"{context.get('message')}: {context.get('exception')!r}")
+
+
+def play(seed: int, *, log: Callable[[str], None] | None = None) -> World:
+    """Run one seed; raise Violation, naming it, if something did not hold."""
+    world = World(seed, log=log)
+    loop = world.loop
+    loop.set_exception_handler(lambda _, context: world.failures(context))
+    kept, decode.role.KEEP_ENDED_S = decode.role.KEEP_ENDED_S, KEEP_ENDED_S
+    try:
+        with monotonic_is(loop), errors_are_violations(world):
+            try:
+                loop.run_until_complete(world.run())
+            except EndlessError as error:
+                world.violate(str(error))
+            finally:
+                loop.abandon()
+    finally:
+        decode.role.KEEP_ENDED_S = kept
+    if world.violations:
+        raise Violation(f"seed {seed}:\n  " + "\n  ".join(world.violations[:12]))
+    return world
+
+
+@contextmanager
+def errors_are_violations(world: World) -> Iterator[None]:
+    """What the code logs as an error is one, unless the weather brought it."""
+    logger = logging.getLogger("baton")
+    handler = _Handler(world)
+    before = logger.level, logger.propagate
+    logger.setLevel(logging.DEBUG if world.log else logging.ERROR)
+    logger.propagate = False
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
+
+
+class _Handler(logging.Handler):
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text, error = record.getMessage(), record.exc_info[1] if record.exc_info else None
+        if record.levelno < logging.ERROR:
+            self._world.tell(f"    {text} {getattr(record, 'reason', '')}")
+        elif text == "intake.bad_digest":
+            self._world.faults["bad digest"] += 1
+        elif text == "device.step_failed" and isinstance(error, FailedPassError):
+            self._world.faults["failed pass"] += 1
+        else:
+            self._world.violate(f"{text}: {error!r}")
+
+
+class FailedPassError(RuntimeError):
+    """A pass that the weather failed."""
+
+
+_oracle: list[FakeEngine] = []
+
+
+def oracle() -> FakeEngine:
+    """Says what the answers must be."""
+    if not _oracle:
+        config = EngineConfig(model=Path("sim"), num_blocks=1, block_size=BLOCK, max_model_len=64)
+        _oracle.append(FakeEngine(config, vocab_size=VOCAB, num_layers=1, head_dim=4, sleep=None))
+    return _oracle[0]
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Cycles are collected between runs, not in them: finalizers then meet no living world, and it is faster."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
