@@ -10,11 +10,11 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 from common import subjects
-from common.blocks import hash_blocks, hash_root, pack_tokens
+from common.blocks import pack_tokens
 from common.bus import Bus
 from common.errors import (
     DeadlineExceededError,
@@ -36,23 +36,22 @@ from common.messages import (
     GatewayState,
     Imported,
     Job,
-    Received,
     Resend,
     Settle,
     SettleReply,
     ToGateway,
     Tokens,
-    WorkerState,
     frame_decoder,
     to_gateway_decoder,
-    worker_reply_decoder,
 )
 from common.peers import Peers
-from common.store import PlacementRequest, Store
+from common.store import Store
+from gateway.active import ActiveRequest
 from gateway.admission import Backlog, RequestLimits, fleet_rate, refusal
-from gateway.generation import Generation, GenerationSpec, TokenEvent
+from gateway.generation import Generation, GenerationSpec
+from gateway.orders import Orders
 from gateway.owner import Phase, RequestState, Worker
-from gateway.placement import choose_locally, compatible
+from gateway.placer import Placer
 
 log = logging.getLogger("baton.requests")
 
@@ -60,12 +59,9 @@ WATCH_S = 0.1
 BEAT_S = 1.0
 GAP_RESEND_S = 0.2
 SILENT_S = 0.75  # a decoding stream without a token for so long is asked for
-PROBE_TIMEOUT_S = 0.5
 PROBES = 2  # unanswered ones before the attempt is given up
 UNCLAIMED_S = 10.0
 HANDOVER_S = 15.0  # first token seen, and nobody decodes
-CANCEL_TRIES = 3
-CANCEL_TIMEOUT_S = 0.3
 
 
 class Requests:
@@ -82,11 +78,12 @@ class Requests:
         limits: RequestLimits | None = None,
     ) -> None:
         self._bus = bus
-        self._store = store
         self._peers = peers
         self._gateway_id = gateway_id
         self._incarnation = incarnation
         self._limits = limits or RequestLimits()
+        self._placer = Placer(store=store, peers=peers, cut_over_tokens=self._limits.cut_over_tokens)
+        self._orders = Orders(bus, peers)
         self._active: dict[str, ActiveRequest] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loops: list[asyncio.Task[Any]] = []
@@ -132,11 +129,11 @@ class Requests:
 
     @property
     def ready_workers(self) -> dict[str, int]:
-        return {role: len(self._workers(role)) for role in ("prefill", "decode")}
+        return {role: len(self._placer.workers(role)) for role in ("prefill", "decode")}
 
     @property
     def max_model_len(self) -> int | None:
-        lengths = [state.max_model_len for state in self._workers("decode") + self._workers("prefill")]
+        lengths = [state.max_model_len for state in self._placer.workers("decode") + self._placer.workers("prefill")]
         return min(lengths, default=None)
 
     @property
@@ -149,7 +146,7 @@ class Requests:
             return "the gateway is shutting down"
         if not self._bus.connected:
             return "no connection to NATS"
-        if not self._workers("decode"):
+        if not self._placer.workers("decode"):
             return "no decode worker is ready"
         return ""
 
@@ -157,7 +154,7 @@ class Requests:
         started = time.monotonic()
         self._admit(spec)
         state = RequestState(spec=spec, deadline_at=started + spec.deadline_s)
-        active = ActiveRequest(self, state, started)
+        active = ActiveRequest(state, started, self._cancel)
         self._active[spec.request_id] = active
         try:
             await self._attempt(active)
@@ -185,7 +182,7 @@ class Requests:
             raise refused
 
     def _backlog(self) -> Backlog:
-        prefill, decode = self._workers("prefill"), self._workers("decode")
+        prefill, decode = self._placer.workers("prefill"), self._placer.workers("decode")
         waiting: Counter[Phase] = Counter()
         for active in self._active.values():
             waiting[active.state.phase] += len(active.state.spec.token_ids)
@@ -205,7 +202,9 @@ class Requests:
         if not state.begin_attempt(now):
             raise QuarantinedError(f"given up after {state.attempt} attempts")
         attempt = state.attempt
-        worker, decode_workers, reason = await self._place(state)
+        worker, decode_workers, reason = await self._placer.place(
+            state, [other.state for other in self._active.values()]
+        )
         self._counters[f"placed:{reason}"] += 1
         log.debug(
             "request.placed",
@@ -213,7 +212,7 @@ class Requests:
         )
         if state.is_over or state.attempt != attempt:
             return  # cancelled meanwhile
-        root = self._root(state.spec)
+        root = self._placer.root(state.spec)
         job = Job(
             request_id=state.spec.request_id,
             attempt=attempt,
@@ -232,34 +231,6 @@ class Requests:
         active.timings.setdefault("admission", (active.published_at - active.started_at) * 1000)
         active.stream_seq = await self._bus.publish_job(worker, job)
 
-    async def _place(self, state: RequestState) -> tuple[str, list[str], str]:
-        prefill, decode = self._workers("prefill"), self._workers("decode")
-        if not decode:
-            raise UnavailableError("no decode worker is ready")
-        reference = decode[0]
-        token_ids = state.token_ids
-        layout = reference.region.layout
-        request = PlacementRequest(
-            request_id=state.spec.request_id,
-            attempt=state.attempt,
-            digests=hash_blocks(self._root(state.spec), token_ids, layout.block_size),
-            num_tokens=len(token_ids),
-            block_size=layout.block_size,
-            reserve_tokens=len(state.spec.token_ids) + state.spec.sampling.max_tokens,
-            deadline_ms=int((state.deadline_at - time.monotonic()) * 1000),
-            model_fingerprint=reference.model_fingerprint,
-            cut_over_tokens=self._limits.cut_over_tokens,
-            exclude=state.excluded,
-        )
-        known = {worker.worker for worker in prefill + decode}
-        with contextlib.suppress(UnavailableError):
-            placement = await self._store.place(request)
-            if placement.prefill in known and (not placement.decode or known.intersection(placement.decode)):
-                return placement.prefill, placement.decode, placement.reason
-        active = [active.state for active in self._active.values() if not active.state.is_over]
-        queued = Counter(name for other in active for name in other.workers())
-        return choose_locally(prefill, decode, queued=queued, exclude=state.excluded)
-
     async def _retry(self, active: ActiveRequest, reason: str, *, blame: str = "") -> None:
         """Give the current attempt up and start another, from what the client has already."""
         state = active.state
@@ -272,7 +243,7 @@ class Requests:
             self._abandon(active, "retry")
             if blame and blame not in state.excluded:
                 state.excluded.append(blame)
-            if not [worker for worker in self._workers("decode") if worker.worker not in state.excluded]:
+            if not [worker for worker in self._placer.workers("decode") if worker.worker not in state.excluded]:
                 state.excluded.clear()  # better the same worker than none
             while time.monotonic() < state.deadline_at:
                 try:
@@ -294,33 +265,19 @@ class Requests:
         state = active.state
         cancel = Cancel(request_id=state.spec.request_id, attempt=state.attempt, reason=reason)
         for worker in state.workers():
-            self._spawn(self._cancel_at(worker, cancel))
+            self._spawn(self._orders.cancel(worker, cancel))
         if active.stream_seq and state.claimed_by is None:
             self._spawn(self._bus.delete_job(active.stream_seq))
         self._release(state, "prefill")
         self._release(state, "decode")
 
-    async def _cancel_at(self, worker: str, cancel: Cancel) -> None:
-        for _ in range(CANCEL_TRIES):
-            with contextlib.suppress(UnavailableError):
-                await self._bus.request(
-                    subjects.worker(worker), cancel, worker_reply_decoder, timeout_s=CANCEL_TIMEOUT_S
-                )
-                return
-            if worker not in self._peers.states:
-                return
-
     def _release(self, state: RequestState, stage: str) -> None:
         workers = [name for name in dict.fromkeys([state.assigned, *state.candidates, *state.workers()]) if name]
-        attempt = state.attempt  # when the task runs, the next one may have begun
-        if not workers:
-            return
+        if workers:  # as they are now: when the task runs, the next attempt may have begun
+            self._spawn(self._placer.release(state.spec.request_id, state.attempt, stage=stage, workers=workers))
 
-        async def release() -> None:
-            with contextlib.suppress(UnavailableError):
-                await self._store.release(state.spec.request_id, attempt, stage=stage, workers=workers)
-
-        self._spawn(release())
+    async def _cancel(self, active: ActiveRequest, reason: str) -> None:
+        await self._end(active, None, cancel=reason)
 
     async def _end(self, active: ActiveRequest, error: ServingError | None, *, cancel: str = "") -> None:
         """The request is over: with its last token, with `error`, or because the client left."""
@@ -387,7 +344,7 @@ class Requests:
             active = self._active.get(tokens.request_id)
             if active is None:
                 if tokens.finish:
-                    self._tell_received(frame.worker, tokens)
+                    self._spawn(self._orders.received(frame.worker, tokens.request_id, tokens.attempt))
                 continue
             self._take(active, tokens, sender)
 
@@ -406,17 +363,8 @@ class Requests:
         for event in events:
             active.events.put_nowait(event)
         if state.is_over:
-            self._tell_received(sender[0], tokens)
+            self._spawn(self._orders.received(sender[0], tokens.request_id, tokens.attempt))
             self._spawn(self._end(active, None))
-
-    def _tell_received(self, worker: str, tokens: Tokens) -> None:
-        received = Received(request_id=tokens.request_id, attempt=tokens.attempt)
-
-        async def tell() -> None:
-            with contextlib.suppress(UnavailableError):
-                await self._bus.publish(subjects.worker(worker), received)
-
-        self._spawn(tell())
 
     def _on_lost(self, worker: str, incarnation: int) -> None:
         for active in list(self._active.values()):
@@ -458,7 +406,7 @@ class Requests:
             self._probe(active)
         elif state.phase is Phase.PREFILLED and silent_s > HANDOVER_S:
             self._spawn(self._retry(active, "nobody took the sequence over"))
-        elif state.phase is Phase.QUEUED and silent_s > UNCLAIMED_S and len(self._workers("prefill")) > 1:
+        elif state.phase is Phase.QUEUED and silent_s > UNCLAIMED_S and len(self._placer.workers("prefill")) > 1:
             self._spawn(self._retry(active, "not claimed", blame=state.assigned))
 
     def _probe(self, active: ActiveRequest) -> None:
@@ -472,10 +420,7 @@ class Requests:
         resend = Resend(request_id=state.spec.request_id, attempt=attempt, position=state.next_position)
         self._counters["resends"] += 1
         try:
-            reply = await self._bus.request(
-                subjects.worker(worker), resend, worker_reply_decoder, timeout_s=PROBE_TIMEOUT_S
-            )
-            known = isinstance(reply, Ack) and reply.known
+            known = await self._orders.resend(worker, resend)
             state.unanswered = 0 if known else PROBES
         except UnavailableError:
             state.unanswered += self._bus.connected
@@ -490,16 +435,6 @@ class Requests:
 
     # -- small things ------------------------------------------------------------------------------------------------------
 
-    def _workers(self, role: str) -> list[WorkerState]:
-        return [state for state in self._peers.ready(role) if compatible(state)]
-
-    def _root(self, spec: GenerationSpec) -> bytes:
-        state = self._workers("decode")[0]
-        layout = state.region.layout
-        return hash_root(
-            model=state.model_fingerprint, kv_dtype=layout.dtype, block_size=layout.block_size, salt=spec.salt
-        )
-
     def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
@@ -510,51 +445,3 @@ class Requests:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("request.task_failed", exc_info=task.exception())
-
-
-class ActiveRequest:
-    """A `Generation` in flight."""
-
-    def __init__(self, owner: Requests, state: RequestState, started_at: float) -> None:
-        self._owner = owner
-        self.state = state
-        self.started_at = started_at
-        self.published_at: float | None = None
-        self.claimed_at: float | None = None
-        self.stream_seq = 0
-        self.prefilled = 0  # the newest attempt that brought tokens
-        self.retrying = False
-        self.probing = False
-        self.transferred = (0, 0, 0)
-        self.timings: dict[str, float] = {}
-        self.events: asyncio.Queue[TokenEvent | ServingError | None] = asyncio.Queue()  # bounded by max_tokens
-        self.ended = asyncio.Event()
-
-    def explain_first_token(self, tokens: Tokens, now: float) -> None:
-        """Take its time apart: what the worker says that it waited and computed, and the ways between. Adds up by design."""
-        total_ms = (now - self.started_at) * 1000
-        since_claim_ms = (now - (self.claimed_at or now)) * 1000
-        self.timings["prefill"] = min(tokens.prefill_ms, since_claim_ms)
-        self.timings["first_frame"] = max(0.0, since_claim_ms - tokens.queue_ms - self.timings["prefill"])
-        self.timings["queue"] = max(
-            0.0, total_ms - sum(self.timings.get(phase, 0.0) for phase in ("admission", "prefill", "first_frame"))
-        )
-
-    def finish(self, error: ServingError | None) -> None:
-        """No more events: wake the reader."""
-        self.events.put_nowait(error)
-        self.ended.set()
-
-    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
-        while True:
-            event = await self.events.get()
-            if event is None:
-                return
-            if isinstance(event, ServingError):
-                raise event
-            yield event
-            if event.finish:
-                return
-
-    async def cancel(self, reason: str) -> None:
-        await self._owner._end(self, None, cancel=reason)

@@ -1,0 +1,61 @@
+"""A request in flight: its state, its events for the HTTP side, and where its time to first token went."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from common.errors import ServingError
+from common.messages import Tokens
+from gateway.generation import TokenEvent
+from gateway.owner import RequestState
+
+
+class ActiveRequest:
+    """A `Generation` in flight."""
+
+    def __init__(
+        self, state: RequestState, started_at: float, on_cancel: Callable[[ActiveRequest, str], Awaitable[None]]
+    ) -> None:
+        self._on_cancel = on_cancel
+        self.state = state
+        self.started_at = started_at
+        self.published_at: float | None = None
+        self.claimed_at: float | None = None
+        self.stream_seq = 0
+        self.prefilled = 0  # the newest attempt that brought tokens
+        self.retrying = False
+        self.probing = False
+        self.transferred = (0, 0, 0)
+        self.timings: dict[str, float] = {}
+        self.events: asyncio.Queue[TokenEvent | ServingError | None] = asyncio.Queue()  # bounded by max_tokens
+        self.ended = asyncio.Event()
+
+    def explain_first_token(self, tokens: Tokens, now: float) -> None:
+        """Take its time apart: what the worker says that it waited and computed, and the ways between. Adds up by design."""
+        total_ms = (now - self.started_at) * 1000
+        since_claim_ms = (now - (self.claimed_at or now)) * 1000
+        self.timings["prefill"] = min(tokens.prefill_ms, since_claim_ms)
+        self.timings["first_frame"] = max(0.0, since_claim_ms - tokens.queue_ms - self.timings["prefill"])
+        self.timings["queue"] = max(
+            0.0, total_ms - sum(self.timings.get(phase, 0.0) for phase in ("admission", "prefill", "first_frame"))
+        )
+
+    def finish(self, error: ServingError | None) -> None:
+        """No more events: wake the reader."""
+        self.events.put_nowait(error)
+        self.ended.set()
+
+    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        while True:
+            event = await self.events.get()
+            if event is None:
+                return
+            if isinstance(event, ServingError):
+                raise event
+            yield event
+            if event.finish:
+                return
+
+    async def cancel(self, reason: str) -> None:
+        await self._on_cancel(self, reason)

@@ -1,0 +1,46 @@
+"""What a gateway tells workers about its requests."""
+
+from __future__ import annotations
+
+import contextlib
+
+from common import subjects
+from common.bus import Bus
+from common.errors import UnavailableError
+from common.messages import Ack, Cancel, Received, Resend, worker_reply_decoder
+from common.peers import Peers
+
+CANCEL_TRIES = 3
+CANCEL_TIMEOUT_S = 0.3
+PROBE_TIMEOUT_S = 0.5
+
+
+class Orders:
+    """Messages to workers, with their time-outs and repetitions."""
+
+    def __init__(self, bus: Bus, peers: Peers) -> None:
+        self._bus = bus
+        self._peers = peers
+
+    async def cancel(self, worker: str, cancel: Cancel) -> None:
+        """Until the worker has acked it or is gone."""
+        for _ in range(CANCEL_TRIES):
+            with contextlib.suppress(UnavailableError):
+                await self._bus.request(
+                    subjects.worker(worker), cancel, worker_reply_decoder, timeout_s=CANCEL_TIMEOUT_S
+                )
+                return
+            if worker not in self._peers.states:
+                return
+
+    async def received(self, worker: str, request_id: str, attempt: int) -> None:
+        """The last token arrived: the worker may forget the stream."""
+        with contextlib.suppress(UnavailableError):
+            await self._bus.publish(subjects.worker(worker), Received(request_id=request_id, attempt=attempt))
+
+    async def resend(self, worker: str, resend: Resend) -> bool:
+        """Ask for the tokens from a position on; whether the worker knows the stream. Raises UnavailableError."""
+        reply = await self._bus.request(
+            subjects.worker(worker), resend, worker_reply_decoder, timeout_s=PROBE_TIMEOUT_S
+        )
+        return isinstance(reply, Ack) and reply.known

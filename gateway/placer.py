@@ -1,0 +1,74 @@
+"""Where a request goes: the fleet as this gateway hears it, one call to Redis, and a choice of its own without Redis."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterable
+
+from common.blocks import hash_blocks, hash_root
+from common.errors import UnavailableError
+from common.messages import WorkerState
+from common.peers import Peers
+from common.store import PlacementRequest, Store
+from gateway.generation import GenerationSpec
+from gateway.owner import RequestState
+from gateway.placement import choose_locally, compatible
+
+
+class Placer:
+    """Chooses workers for attempts, and gives back what was charged for them."""
+
+    def __init__(self, *, store: Store, peers: Peers, cut_over_tokens: int) -> None:
+        self._store = store
+        self._peers = peers
+        self._cut_over_tokens = cut_over_tokens
+
+    def workers(self, role: str) -> list[WorkerState]:
+        """The ready workers of a role that hash blocks as this gateway does."""
+        return [state for state in self._peers.ready(role) if compatible(state)]
+
+    def root(self, spec: GenerationSpec) -> bytes:
+        """The root of the request's block hashes. There must be a decode worker."""
+        state = self.workers("decode")[0]
+        layout = state.region.layout
+        return hash_root(
+            model=state.model_fingerprint, kv_dtype=layout.dtype, block_size=layout.block_size, salt=spec.salt
+        )
+
+    async def place(self, state: RequestState, others: Iterable[RequestState]) -> tuple[str, list[str], str]:
+        """Worker that prefills, decode candidates ([]: the same), reason. `others` are this gateway's requests in flight.
+
+        Raises UnavailableError without a decode worker.
+        """
+        prefill, decode = self.workers("prefill"), self.workers("decode")
+        if not decode:
+            raise UnavailableError("no decode worker is ready")
+        reference = decode[0]
+        token_ids = state.token_ids
+        layout = reference.region.layout
+        request = PlacementRequest(
+            request_id=state.spec.request_id,
+            attempt=state.attempt,
+            digests=hash_blocks(self.root(state.spec), token_ids, layout.block_size),
+            num_tokens=len(token_ids),
+            block_size=layout.block_size,
+            reserve_tokens=len(state.spec.token_ids) + state.spec.sampling.max_tokens,
+            deadline_ms=int((state.deadline_at - time.monotonic()) * 1000),
+            model_fingerprint=reference.model_fingerprint,
+            cut_over_tokens=self._cut_over_tokens,
+            exclude=state.excluded,
+        )
+        known = {worker.worker for worker in prefill + decode}
+        with contextlib.suppress(UnavailableError):
+            placement = await self._store.place(request)
+            if placement.prefill in known and (not placement.decode or known.intersection(placement.decode)):
+                return placement.prefill, placement.decode, placement.reason
+        queued = Counter(name for other in others if not other.is_over for name in other.workers())
+        return choose_locally(prefill, decode, queued=queued, exclude=state.excluded)
+
+    async def release(self, request_id: str, attempt: int, *, stage: str, workers: list[str]) -> None:
+        """Give back what an attempt was charged at a stage, "prefill" or "decode"."""
+        with contextlib.suppress(UnavailableError):
+            await self._store.release(request_id, attempt, stage=stage, workers=workers)
