@@ -9,6 +9,7 @@ from common.errors import ServingError
 from common.messages import Tokens
 from gateway.generation import TokenEvent
 from gateway.owner import RequestState
+from gateway.timeline import Timeline
 
 
 class ActiveRequest:
@@ -26,8 +27,16 @@ class ActiveRequest:
         self.prefilled = 0  # the newest attempt that brought tokens
         self.retrying = False
         self.probing = False
-        self.transferred = (0, 0, 0)
         self.timings: dict[str, float] = {}
+        spec = state.spec
+        self.timeline = Timeline(
+            request_id=spec.request_id,
+            received_at=spec.received_at or started_at,
+            submitted_at=started_at,
+            prompt_tokens=len(spec.token_ids),
+            traceparent=spec.traceparent,
+            phases=self.timings,
+        )
         self.events: asyncio.Queue[TokenEvent | ServingError | None] = asyncio.Queue()  # bounded by max_tokens
         self.ended = asyncio.Event()
 

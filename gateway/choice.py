@@ -9,6 +9,7 @@ from common.messages import TokenLogprobs
 from gateway.detokenizer import Detokenizer
 from gateway.generation import Generation
 from gateway.stop import StopMatcher
+from gateway.timeline import STOP_STRING
 from gateway.tokenizer import ChatTokenizer
 
 
@@ -70,7 +71,7 @@ class Choice:
             yield piece
             if piece.finish:
                 if not event.finish:
-                    await self.generation.cancel("stop string")
+                    await self.generation.cancel(STOP_STRING)
                 return
 
     def _add(self, piece: Piece, token_id: int, *, stops_here: bool) -> None:

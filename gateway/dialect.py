@@ -26,6 +26,14 @@ MAX_PROMPTS = 64
 BUFFERED_PIECES = 256  # of one answer; a client that reads slower makes its own stream wait
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a request comes from: the span around it (W3C), and when it came in (`time.monotonic()`)."""
+
+    traceparent: str = ""
+    received_at: float = 0.0
+
+
 @dataclass(slots=True, kw_only=True)
 class Answer:
     """A request being answered: its choices and what `usage` needs."""
@@ -95,7 +103,7 @@ class Dialect:
         self.served_model = served_model
         self._default_deadline_s = default_deadline_s
 
-    async def start_chat(self, request: ChatRequest, *, traceparent: str = "") -> Answer:
+    async def start_chat(self, request: ChatRequest, origin: Origin) -> Answer:
         """Render, tokenise and submit. Raises ServingError."""
         prompt = await asyncio.to_thread(
             self.tokenizer.encode_chat,
@@ -104,9 +112,9 @@ class Dialect:
             continue_final_message=request.continue_final_message,
             variables=request.chat_template_kwargs,
         )
-        return await self._start(request, [prompt], prefix="chatcmpl", kind="chat.completion", traceparent=traceparent)
+        return await self._start(request, [prompt], prefix="chatcmpl", kind="chat.completion", origin=origin)
 
-    async def start_completion(self, request: CompletionRequest, *, traceparent: str = "") -> Answer:
+    async def start_completion(self, request: CompletionRequest, origin: Origin) -> Answer:
         """Tokenise and submit every prompt. Raises ServingError."""
         prompts = request.prompts
         if len(prompts) * (request.n or 1) > MAX_PROMPTS:
@@ -115,7 +123,7 @@ class Dialect:
             await asyncio.to_thread(self.tokenizer.encode, prompt) if isinstance(prompt, str) else prompt
             for prompt in prompts
         ]
-        return await self._start(request, tokenised, prefix="cmpl", kind="text_completion", traceparent=traceparent)
+        return await self._start(request, tokenised, prefix="cmpl", kind="text_completion", origin=origin)
 
     async def _start(
         self,
@@ -124,7 +132,7 @@ class Dialect:
         *,
         prefix: str,
         kind: str,
-        traceparent: str,
+        origin: Origin,
     ) -> Answer:
         answer = Answer(id=f"{prefix}-{uuid.uuid4().hex}", object=kind, model=self.served_model, prompts=prompts)
         seed = request.seed % 2**64 if request.seed is not None else secrets.randbits(64)
@@ -143,7 +151,8 @@ class Dialect:
                         deadline_s=request.timeout or self._default_deadline_s,
                         salt=request.cache_salt or "",
                         priority=request.priority,
-                        traceparent=traceparent,
+                        traceparent=origin.traceparent,
+                        received_at=origin.received_at,
                     )
                     generation = await self.generations.submit(spec)
                     answer.choices.append(self._choice(request, generation, sampling, index))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from common.messages import SamplingParams, TokenLogprobs
+from gateway.timeline import Timelines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,7 @@ class GenerationSpec:
     salt: str = ""  # tenants that set one never share KV
     priority: int = 0
     traceparent: str = ""
+    received_at: float = 0.0  # when the HTTP request came in, `time.monotonic()`; 0 = not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,11 @@ class Generations(Protocol):
     @property
     def ready_workers(self) -> dict[str, int]:
         """Role -> workers that may get work of it now."""
+        ...
+
+    @property
+    def timelines(self) -> Timelines:
+        """Where the time of recent requests went."""
         ...
 
     @property

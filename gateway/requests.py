@@ -52,6 +52,7 @@ from gateway.generation import Generation, GenerationSpec
 from gateway.orders import Orders
 from gateway.owner import Phase, RequestState, Worker
 from gateway.placer import Placer
+from gateway.timeline import AttemptLine, Timelines
 
 log = logging.getLogger("baton.requests")
 
@@ -89,6 +90,7 @@ class Requests:
         self._loops: list[asyncio.Task[Any]] = []
         self._draining = False
         self._counters: Counter[str] = Counter()
+        self._timelines = Timelines()
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -128,6 +130,10 @@ class Requests:
         return self._counters
 
     @property
+    def timelines(self) -> Timelines:
+        return self._timelines
+
+    @property
     def ready_workers(self) -> dict[str, int]:
         return {role: len(self._placer.workers(role)) for role in ("prefill", "decode")}
 
@@ -156,9 +162,11 @@ class Requests:
         state = RequestState(spec=spec, deadline_at=started + spec.deadline_s)
         active = ActiveRequest(state, started, self._cancel)
         self._active[spec.request_id] = active
+        self._timelines.start(active.timeline)
         try:
             await self._attempt(active)
-        except BaseException:
+        except BaseException as error:
+            self._timelines.end(active.timeline, error=error)
             if self._active.pop(spec.request_id, None) is not None:
                 self._abandon(active, "failed")  # perhaps it was queued, and the answer lost
             raise
@@ -196,7 +204,7 @@ class Requests:
 
     # -- attempts ------------------------------------------------------------------------------------------------------
 
-    async def _attempt(self, active: ActiveRequest) -> None:
+    async def _attempt(self, active: ActiveRequest, because: str = "") -> None:
         """Place and queue another attempt. Raises ServingError when that can't be done."""
         state, now = active.state, time.monotonic()
         if not state.begin_attempt(now):
@@ -227,7 +235,11 @@ class Requests:
             traceparent=state.spec.traceparent,
         )
         state.placed(worker, decode_workers)
-        active.published_at = time.monotonic()
+        line = AttemptLine(
+            number=attempt, began_at=now, because=because, prefill=worker, decode=decode_workers, reason=reason
+        )
+        active.timeline.began(line)
+        active.published_at = line.published_at = time.monotonic()
         active.timings.setdefault("admission", (active.published_at - active.started_at) * 1000)
         active.stream_seq = await self._bus.publish_job(worker, job)
 
@@ -237,6 +249,7 @@ class Requests:
         if state.is_over or active.retrying:
             return
         active.retrying = True
+        active.timeline.gave_up(reason, time.monotonic())
         self._counters["retries"] += 1
         log.warning("request.retry", extra={"request_id": state.spec.request_id, "reason": reason, "blame": blame})
         try:
@@ -247,7 +260,7 @@ class Requests:
                 state.excluded.clear()  # better the same worker than none
             while time.monotonic() < state.deadline_at:
                 try:
-                    await self._attempt(active)
+                    await self._attempt(active, reason)
                     return
                 except (UnavailableError, OverloadedError):
                     state.attempt -= 1  # nobody was tried
@@ -288,6 +301,7 @@ class Requests:
             self._abandon(active, cancel or "failed")
         else:
             self._release(state, "decode")
+        self._timelines.end(active.timeline, error=error, cancelled=cancel)
         state.phase = Phase.ENDED
         active.finish(error)
 
@@ -303,6 +317,7 @@ class Requests:
                 if active is None:
                     return SettleReply(ack=True)  # over already; the job must not come again
                 decoder = (message.decode_worker, message.decode_incarnation) if message.decode_worker else None
+                active.timeline.settled(message)
                 if message.push_ms:
                     active.timings |= {
                         "handover": message.handover_ms,
@@ -313,7 +328,7 @@ class Requests:
             case Imported():
                 if active is not None and active.state.imported(message.attempt, worker):
                     active.timings["transfer"] = message.transfer_ms
-                    active.transferred = (message.transferred_blocks, message.transferred_bytes, message.reused_blocks)
+                    active.timeline.imported(message, time.monotonic())
                 return Ack(known=active is not None)
             case Failed():
                 self._failed(active, message)
@@ -328,6 +343,7 @@ class Requests:
             self._counters["claims_refused"] += 1
             return ClaimReply(granted=False, reason=refusal)
         active.claimed_at = now
+        active.timeline.claimed(worker[0], now)
         return ClaimReply(granted=True, remaining_ms=max(0, int((active.state.deadline_at - now) * 1000)))
 
     def _failed(self, active: ActiveRequest | None, message: Failed) -> None:
@@ -361,6 +377,7 @@ class Requests:
             active.prefilled = state.attempt
             self._release(state, "prefill")
         for event in events:
+            active.timeline.took(tokens, len(event.token_ids), event.finish, now)
             active.events.put_nowait(event)
         if state.is_over:
             self._spawn(self._orders.received(sender[0], tokens.request_id, tokens.attempt))

@@ -15,11 +15,12 @@ from fastapi import Request, Response
 from starlette.exceptions import HTTPException
 
 from common.errors import InvalidRequestError, ServingError
-from gateway.dialect import Answer, Dialect
+from gateway.dialect import Answer, Dialect, Origin
 from gateway.metrics import AnswerMetrics, GatewayMetrics
-from gateway.responses import ModelNotFoundError, error_body, error_code, error_status, json_response
+from gateway.responses import ModelNotFoundError, error_body, error_code, error_response, error_status, json_response
 from gateway.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse_body
 from gateway.stream import DONE, EventStream, disconnected, event
+from gateway.timeline import MAX_RECENT
 
 log = logging.getLogger("baton.http")
 
@@ -67,6 +68,8 @@ class Routes:
             "/ready": self.ready,
             "/metrics": self.metrics,
             "/version": self.version,
+            "/debug/requests": self.timelines,
+            "/debug/requests/{request_id}": self.timeline,
         }
 
     # -- generation --------------------------------------------------------------------------------------------------
@@ -77,7 +80,7 @@ class Routes:
         try:
             body = parse_body(await self._raw_body(request), ChatRequest)
             self._check_model(body.model)
-            answer = await self._dialect.start_chat(body, traceparent=_traceparent(request))
+            answer = await self._dialect.start_chat(body, Origin(_traceparent(request), started))
         except ServingError as error:
             self._metrics.failed(error_code(error))
             raise
@@ -89,7 +92,7 @@ class Routes:
         try:
             body = parse_body(await self._raw_body(request), CompletionRequest)
             self._check_model(body.model)
-            answer = await self._dialect.start_completion(body, traceparent=_traceparent(request))
+            answer = await self._dialect.start_completion(body, Origin(_traceparent(request), started))
         except ServingError as error:
             self._metrics.failed(error_code(error))
             raise
@@ -237,6 +240,21 @@ class Routes:
         """Prometheus text."""
         text = self._metrics.render(in_flight=self._generations.in_flight, counts=self._generations.counters)
         return Response(text, media_type="text/plain; version=0.0.4")
+
+    async def timelines(self, request: Request) -> Response:
+        """Where the time of recent requests went: running, latest, slowest. See docs/observability.md."""
+        limit = request.query_params.get("limit", "32")
+        if not (limit.isdecimal() and len(limit) < 5):
+            raise InvalidRequestError(f"limit: {limit[:20]!r} is not a number from 0 to 9999", param="limit")
+        return json_response(self._generations.timelines.as_json(int(limit)))
+
+    async def timeline(self, request: Request) -> Response:
+        """Every choice of one answer, or one of them."""
+        wanted = request.path_params["request_id"]
+        found = self._generations.timelines.find(wanted)
+        if not found:
+            return error_response(404, f"no recent request {wanted[:100]!r}: this gateway keeps the last {MAX_RECENT}")
+        return json_response({"requests": [timeline.as_json() for timeline in found]})
 
     async def version(self, request: Request) -> Response:
         """Baton's version."""

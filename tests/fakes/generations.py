@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from common.errors import ServingError
 from common.messages import TokenLogprobs
 from gateway.generation import GenerationSpec, TokenEvent
+from gateway.timeline import Timelines
 
 
 class ScriptedGenerations:
@@ -35,6 +36,7 @@ class ScriptedGenerations:
         self.release = asyncio.Event()
         self.per_event = 1
         self.cached_tokens = 0
+        self.timelines = Timelines()
 
     @property
     def ready(self) -> bool:
