@@ -233,7 +233,10 @@ class LeaseAborted(msgspec.Struct, frozen=True, kw_only=True, tag="lease_aborted
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
-    """Gateway -> prefill and decode worker, request (`Ack`). Attempts up to `attempt` must stop; leaves a tombstone."""
+    """Gateway -> prefill and decode worker, request (`Ack`). Attempts up to `attempt` must stop; leaves a tombstone.
+
+    Prefill -> a decode worker that did not answer `Reserve`, one way, when the attempt needs it no more.
+    """
 
     v: int = PROTOCOL_VERSION
     request_id: str

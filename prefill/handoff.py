@@ -18,6 +18,7 @@ import time
 from common import subjects
 from common.errors import HandoffRefusedError, ServingError, UnavailableError
 from common.messages import (
+    Cancel,
     Handoff,
     HandoffReply,
     Reserve,
@@ -60,6 +61,7 @@ async def hand_over(request: PrefillRequest, host: WorkerHost) -> None:
         await asyncio.wait([reserving])
     if request.stopped:
         await handover.give_up()
+    await handover.forget_silent()
 
 
 def _needs_decode_worker(request: PrefillRequest) -> bool:
@@ -73,6 +75,7 @@ class _Handover:
         self._sender = Sender(num_tokens=len(request.sequence.token_ids), block_size=host.pool.block_size)
         self._link: Link | None = None
         self._decode_worker = ""
+        self._silent: set[str] = set()  # asked for room, and no answer in time
         self._reply: ReserveReply | None = None
         self._pushes: list[tuple[float, float]] = []  # begin and end of each
 
@@ -129,6 +132,7 @@ class _Handover:
                 subjects.worker(worker), message, worker_reply_decoder, timeout_s=RESERVE_TIMEOUT_S
             )
         except UnavailableError:
+            self._silent.add(worker)
             return None
         return reply if isinstance(reply, ReserveReply) else None
 
@@ -242,6 +246,14 @@ class _Handover:
         else:
             await self._host.jobs.fail(request.claimed, code="worker_failed", message=request.stopped, retryable=True)
         log.info("prefill.gave_up", extra={"request_id": request.id, "reason": request.stopped})
+
+    async def forget_silent(self) -> None:
+        """Tell candidates that did not answer that the question is over: one that was only stopped would grant a lease later."""
+        request = self._request
+        cancel = Cancel(request_id=request.id, attempt=request.job.attempt, reason="reserved elsewhere")
+        for worker in self._silent - {self._decode_worker}:
+            with contextlib.suppress(UnavailableError):
+                await self._host.bus.publish(subjects.worker(worker), cancel)
 
     async def _release_lease(self) -> None:
         lease = self._reply
