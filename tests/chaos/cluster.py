@@ -1,0 +1,135 @@
+"""A cluster that can be hurt: processes and servers are killed, stopped, started again. Every fault is seen to have happened."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+
+from common.bus import NatsSettings, connect_bus
+from common.peers import Peers
+from common.servers import Server, run_nats, run_redis
+from tests.chaos.checks import held
+from tests.e2e.cluster import Cluster
+
+IDLE_WITHIN_S = 5.0
+FAKE = {"fake": True, "kv_memory_mb": 8}
+SERVERS = ("nats", "redis")
+
+
+class FaultDidNotHappenError(AssertionError):
+    """An injected fault left no trace: the test would prove nothing."""
+
+
+class ChaosCluster(Cluster):
+    """`Cluster` whose NATS and Redis can die as well; `faults` lists what was done to it."""
+
+    def __init__(self, folder: Path, *, model: Path, **options: object) -> None:
+        super().__init__(folder, model=model, **options)  # type: ignore[arg-type]
+        self.faults: list[str] = []
+        self.peers = Peers()
+
+    async def __aenter__(self) -> ChaosCluster:
+        await super().__aenter__()
+        bus = await self._stack.enter_async_context(connect_bus(NatsSettings(url=self.nats.url), name="chaos"))
+        await self.peers.start(bus)
+        self._stack.push_async_callback(self.peers.close)
+        return self
+
+    # -- faults ----------------------------------------------------------------------------------------------------
+
+    async def crash(self, name: str) -> None:
+        """kill -9."""
+        process = self._process(name)
+        process.kill()
+        if await process.wait() != -signal.SIGKILL:
+            raise FaultDidNotHappenError(f"{name} ended with {process.returncode} before it was killed")
+        self.faults.append(f"kill -9 {name}")
+
+    async def freeze(self, name: str) -> None:
+        """SIGSTOP."""
+        process = self._process(name)
+        process.send_signal(signal.SIGSTOP)
+        async with asyncio.timeout(2):
+            while _state(process.pid) != "T":
+                await asyncio.sleep(0.005)
+        self.faults.append(f"SIGSTOP {name}")
+
+    def thaw(self, name: str) -> None:
+        """SIGCONT."""
+        process = self._process(name)
+        if _state(process.pid) != "T":
+            raise FaultDidNotHappenError(f"{name} was not stopped all the time")
+        process.send_signal(signal.SIGCONT)
+
+    async def again(self, name: str) -> None:
+        """Start what was killed, and wait until it serves."""
+        if name in SERVERS:
+            await self._server_again(name)
+        else:
+            await self.start(name)
+        await self.until_ready()
+
+    def _process(self, name: str) -> asyncio.subprocess.Process:
+        return {"nats": self.nats, "redis": self.redis}[name].process if name in SERVERS else self.processes[name]
+
+    async def _server_again(self, name: str) -> None:
+        old: Server = getattr(self, name)
+        run = run_nats(port=old.port, data_dir=self.folder / name, log_file=self.folder / f"{name}.log")
+        if name == "redis":
+            run = run_redis(port=old.port, data_dir=self.folder / name)
+        setattr(self, name, await self._stack.enter_async_context(run))
+
+    # -- what is to see --------------------------------------------------------------------------------------------
+
+    async def busiest(self, role: str) -> str:
+        """Wait until a worker of `role` has work; return the one that has most."""
+        async with asyncio.timeout(20):
+            while True:
+                states = [state for state in self.peers.states.values() if role in state.roles and state.running]
+                if states:
+                    return max(states, key=lambda state: state.running).worker
+                await asyncio.sleep(0.02)
+
+    async def until_idle(self, limit_s: float = IDLE_WITHIN_S) -> list[str]:
+        """Wait until no worker holds anything; return what is still held after `limit_s`."""
+        give_up_at = time.monotonic() + limit_s
+        while True:
+            left = held(list(self.peers.states.values()), self.names)
+            if not left or time.monotonic() > give_up_at:
+                return left
+            await asyncio.sleep(0.05)
+
+    async def metrics(self) -> dict[str, float]:
+        """The gateway's metrics by name and labels, as /metrics has them, `model_name` left out."""
+        async with httpx.AsyncClient(base_url=self.url, timeout=10) as client:
+            text = (await client.get("/metrics")).text
+        found = {}
+        for line in text.splitlines():
+            name, _, value = line.rpartition(" ")
+            if not line.startswith("#"):
+                found[name.replace('model_name="tiny",', "").replace(',model_name="tiny"', "")] = float(value)
+        return found
+
+
+def _state(pid: int) -> str:
+    """The letter that Linux gives a process's state; "" when it is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
+
+
+@contextlib.asynccontextmanager
+async def frozen(cluster: ChaosCluster, name: str, seconds: float) -> AsyncIterator[None]:
+    """Stop `name` for `seconds`, which are the fault itself."""
+    await cluster.freeze(name)
+    try:
+        yield
+        await asyncio.sleep(seconds)
+    finally:
+        cluster.thaw(name)
