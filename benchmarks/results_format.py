@@ -72,7 +72,7 @@ class ResultsPage:
     def __init__(self, folder: Path, stem: str, *, title: str, facts: Mapping[str, str], notes: str = "") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._json, self._markdown = folder / f"{stem}.json", folder / f"{stem}.md"
-        self._title, self._notes = title, notes
+        self._title, self.notes = title, notes
         self._facts = dict(facts)
         self.results: list[Result] = []
         self.remarks: list[str] = []  # of this run: what was left out, what failed
@@ -95,7 +95,7 @@ class ResultsPage:
     def write(self) -> None:
         """Write both files."""
         _replace(self._json, msgspec.json.format(msgspec.json.encode(self.results), indent=1) + b"\n")
-        page = markdown(self.results, title=self._title, facts=self._facts, remarks=self.remarks, notes=self._notes)
+        page = markdown(self.results, title=self._title, facts=self._facts, remarks=self.remarks, notes=self.notes)
         _replace(self._markdown, page.encode())
 
 

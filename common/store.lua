@@ -277,7 +277,8 @@ local function rank_decode(workers, now, tokens, block_size, reserve)
   return ranked
 end
 
--- place(request:attempt, tokens, block_size, reserve_tokens, ttl_ms, cut_over_tokens, fingerprint, ",excluded,", digest, ...)
+-- place(request:attempt, tokens, block_size, reserve_tokens, ttl_ms, cut_over_tokens, fingerprint, ",excluded,", now_ms, digest, ...)
+-- now_ms: 0 for this server's clock; a simulation has its own.
 -- cut_over_tokens: an uncached rest up to this is prefilled by the decode worker; negative: whenever that brings the first token
 -- earlier, by the rates that workers measured.
 -- -> {prefill, incarnation, matched blocks there, matched blocks at the first decode candidate, reason, decode, decode, ...}
@@ -285,10 +286,11 @@ end
 local function place(_, args)
   local request, tokens, block_size = args[1], tonumber(args[2]), tonumber(args[3])
   local reserve, ttl, cut_over = tonumber(args[4]), tonumber(args[5]), tonumber(args[6])
-  local now = now_ms()
+  local now = tonumber(args[9])
+  if now == 0 then now = now_ms() end
   for _, stage in ipairs(STAGES) do discharge(request, stage, {}) end
   local workers, alive = candidates(args[7], args[8])
-  match_prefixes(workers, alive, args, 9, now % 16 == 0)
+  match_prefixes(workers, alive, args, 10, now % 16 == 0)
   for _, worker in ipairs(workers) do
     worker.uncached = math.max(tokens - worker.matched * block_size, 1)
   end

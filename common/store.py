@@ -56,6 +56,7 @@ class PlacementRequest:
     model_fingerprint: str
     cut_over_tokens: int = 0  # an uncached rest up to this is prefilled on the decode worker; -1: by measured rates
     exclude: list[str] = field(default_factory=list)
+    now_ms: int = 0  # of a virtual clock; 0 = Redis's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,59 @@ class Placement:
     reason: str = ""
 
 
+def register_arguments(state: WorkerState, ttl_ms: int) -> list[Any]:
+    """What `baton_register` wants to know of a heartbeat."""
+    return [
+        *(state.worker, str(state.incarnation), ttl_ms),
+        *("state", encode(state)),
+        *("roles", ",".join(state.roles)),
+        *("status", state.status),
+        *("fingerprint", state.model_fingerprint),
+        *("rate", f"{state.prefill_tokens_per_s:.1f}"),
+        *("free_blocks", state.free_blocks),
+        *("num_blocks", state.region.layout.num_blocks),
+        *("sequences", state.running + state.waiting if "decode" in state.roles else 0),
+        *("max_sequences", state.max_sequences),
+        *("queued_tokens", state.queued_tokens),
+        *("fixed_ms", f"{state.prefill_fixed_ms:.3f}"),
+        *("local_rate", f"{state.local_tokens_per_s:.1f}"),
+        *("step_ms", f"{state.decode_step_ms:.3f}"),
+        *("link", f"{state.link_bytes_per_s:.0f}"),
+        *("block_bytes", state.region.layout.block_bytes),
+    ]
+
+
+def place_arguments(request: PlacementRequest) -> list[Any]:
+    """What `baton_place` wants to know of a request."""
+    return [
+        f"{request.request_id}:{request.attempt}",
+        request.num_tokens,
+        request.block_size,
+        request.reserve_tokens,
+        max(1, request.deadline_ms),
+        request.cut_over_tokens,
+        request.model_fingerprint,
+        "," + ",".join(request.exclude) + ",",
+        request.now_ms,
+        *request.digests[:DIGESTS_PLACED],
+    ]
+
+
+def parse_placement(answer: Sequence[Any]) -> Placement:
+    """What `baton_place` answered. Raises UnavailableError when nobody decodes."""
+    prefill, incarnation, matched_prefill, matched_decode, reason, *decode_workers = answer
+    if not prefill:
+        raise UnavailableError(reason.decode())
+    return Placement(
+        prefill=prefill.decode(),
+        prefill_incarnation=int(incarnation),
+        decode=[worker.decode() for worker in decode_workers],
+        matched_blocks_prefill=int(matched_prefill),
+        matched_blocks_decode=int(matched_decode),
+        reason=reason.decode(),
+    )
+
+
 class Store:
     """Calls of the function library. One per process; safe for concurrent use."""
 
@@ -81,24 +135,7 @@ class Store:
 
     async def register(self, state: WorkerState, *, ttl_ms: int = 3_000) -> bool:
         """Renew a worker's lease; True when Redis didn't know this incarnation: announce every block again."""
-        fields: list[Any] = [
-            *("state", encode(state)),
-            *("roles", ",".join(state.roles)),
-            *("status", state.status),
-            *("fingerprint", state.model_fingerprint),
-            *("rate", f"{state.prefill_tokens_per_s:.1f}"),
-            *("free_blocks", state.free_blocks),
-            *("num_blocks", state.region.layout.num_blocks),
-            *("sequences", state.running + state.waiting if "decode" in state.roles else 0),
-            *("max_sequences", state.max_sequences),
-            *("queued_tokens", state.queued_tokens),
-            *("fixed_ms", f"{state.prefill_fixed_ms:.3f}"),
-            *("local_rate", f"{state.local_tokens_per_s:.1f}"),
-            *("step_ms", f"{state.decode_step_ms:.3f}"),
-            *("link", f"{state.link_bytes_per_s:.0f}"),
-            *("block_bytes", state.region.layout.block_bytes),
-        ]
-        unknown = await self._call("baton_register", state.worker, str(state.incarnation), ttl_ms, *fields)
+        unknown = await self._call("baton_register", *register_arguments(state, ttl_ms))
         return bool(unknown)
 
     async def unregister(self, worker: str, incarnation: int) -> None:
@@ -128,30 +165,8 @@ class Store:
         While any decode worker has room, none is given more than it has room for; when all are full, the reason is "full"
         and the least loaded comes first: the request will queue.
         """
-        answer = await self._call(
-            "baton_place",
-            f"{request.request_id}:{request.attempt}",
-            request.num_tokens,
-            request.block_size,
-            request.reserve_tokens,
-            max(1, request.deadline_ms),
-            request.cut_over_tokens,
-            request.model_fingerprint,
-            "," + ",".join(request.exclude) + ",",
-            *request.digests[:DIGESTS_PLACED],
-            timeout_s=self._settings.place_timeout_s,
-        )
-        prefill, incarnation, matched_prefill, matched_decode, reason, *decode_workers = answer
-        if not prefill:
-            raise UnavailableError(reason.decode())
-        return Placement(
-            prefill=prefill.decode(),
-            prefill_incarnation=int(incarnation),
-            decode=[worker.decode() for worker in decode_workers],
-            matched_blocks_prefill=int(matched_prefill),
-            matched_blocks_decode=int(matched_decode),
-            reason=reason.decode(),
-        )
+        timeout_s = self._settings.place_timeout_s
+        return parse_placement(await self._call("baton_place", *place_arguments(request), timeout_s=timeout_s))
 
     async def release(self, request_id: str, attempt: int, *, stage: str, workers: Sequence[str] = ()) -> None:
         """Give back what `place` charged for this attempt at `stage`: "prefill", "decode" or "all". Idempotent.

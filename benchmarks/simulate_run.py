@@ -1,0 +1,196 @@
+"""One simulation: requests of a trace, a fleet, a policy; and what came of it."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Literal
+
+from benchmarks.simulate_costs import prefill_ms, step_ms, transfer_ms
+from benchmarks.simulate_fleet import Run, Worker
+from benchmarks.simulate_policies import Policy
+from benchmarks.simulate_trace import TRACE_BLOCK, TraceRequest
+
+TTFT_SLO_MS, TTFT_SLO_TOKEN_MS, TPOT_SLO_MS = 1000.0, 0.5, 20.0
+HEARTBEAT_MS, ANNOUNCE_MS = 500.0, 100.0  # `worker.host`
+LONG_PROMPT, TAIL = 4096, 256  # tokens that are pushed after the prefill: `prefill.scheduler`
+
+Event = Literal["arrival", "worker", "heartbeat", "announce", "joins"]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one policy made of one load."""
+
+    policy: str
+    runs: list[Run]
+    workers: list[Worker]
+    place_ms: list[float] = field(default_factory=list)
+
+    @property
+    def span_s(self) -> float:
+        return max(run.request.arrival_ms for run in self.runs) / 1000
+
+    @property
+    def served(self) -> list[Run]:
+        return [run for run in self.runs if not run.refused]
+
+    @property
+    def good(self) -> int:
+        return sum(map(meets_slo, self.runs))
+
+    @property
+    def goodput(self) -> float:
+        """Requests a second of the trace's time that met the SLO."""
+        return self.good / self.span_s
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the served prompts' tokens that were cached where they were computed."""
+        return sum(run.cached_tokens for run in self.served) / max(1, sum(r.request.prompt_tokens for r in self.served))
+
+    @property
+    def imbalance(self) -> float:
+        """The busiest prefill worker's time by the mean one's."""
+        busy = [worker.busy_ms for worker in self.workers if "prefill" in worker.roles]
+        return max(busy) * len(busy) / max(sum(busy), 1e-9) if busy else 1.0
+
+    @property
+    def reasons(self) -> Counter[str]:
+        return Counter(run.reason for run in self.runs)
+
+    def ttft_ms(self, quantile: float) -> float:
+        return percentile([run.ttft_ms for run in self.served], quantile)
+
+    def tpot_ms(self, quantile: float) -> float:
+        return percentile([run.tpot_ms for run in self.served], quantile)
+
+
+def percentile(values: Sequence[float], quantile: float) -> float:
+    """The smallest value that at least this share does not exceed; 0 of nothing."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(quantile * len(ordered)))] if ordered else 0.0
+
+
+def meets_slo(run: Run) -> bool:
+    """Whether first token and the others came in time."""
+    slo_ms = TTFT_SLO_MS + TTFT_SLO_TOKEN_MS * run.request.prompt_tokens
+    return not run.refused and run.ttft_ms <= slo_ms and run.tpot_ms <= TPOT_SLO_MS
+
+
+class Simulation:
+    """Runs until every request has ended."""
+
+    def __init__(self, requests: Sequence[TraceRequest], workers: list[Worker], policy: Policy) -> None:
+        self._runs = [Run(id=f"r{number}", request=request) for number, request in enumerate(requests)]
+        self._workers, self._policy = workers, policy
+        self._events: list[tuple[float, int, Event, object, int]] = []
+        self._order = count()
+        self._left = len(self._runs)
+        self._announcing: set[Worker] = set()
+
+    def run(self) -> Outcome:
+        for run in self._runs:
+            self._at(run.request.arrival_ms, "arrival", run)
+        if self._policy.listens:
+            for number, worker in enumerate(self._workers):
+                self._at(HEARTBEAT_MS * (number + 1) / len(self._workers), "heartbeat", worker)
+        while self._left:
+            now_ms, _, event, subject, version = heapq.heappop(self._events)
+            if isinstance(subject, Worker):
+                if event == "worker" and version != subject.version:
+                    continue
+                self._worker_event(event, subject, now_ms)
+            elif isinstance(subject, Run):
+                self._arrives(subject, now_ms) if event == "arrival" else self._joins(subject, now_ms)
+        return Outcome(self._policy.name, self._runs, self._workers, getattr(self._policy, "place_ms", []))
+
+    def _at(self, time_ms: float, event: Event, subject: object, version: int = 0) -> None:
+        heapq.heappush(self._events, (time_ms, next(self._order), event, subject, version))
+
+    def _arrives(self, run: Run, now_ms: float) -> None:
+        self._policy.place(run, now_ms)
+        assert run.prefill is not None
+        run.prefill.advance(now_ms)
+        run.prefill.enqueue(run)
+        self._go_on(run.prefill, now_ms)
+
+    def _worker_event(self, event: Event, worker: Worker, now_ms: float) -> None:
+        worker.advance(now_ms)
+        if event == "heartbeat":
+            self._policy.heartbeat(worker)
+            self._at(now_ms + HEARTBEAT_MS, "heartbeat", worker)
+        elif event == "announce":
+            self._announcing.discard(worker)
+            self._policy.announce(worker)
+        else:
+            self._go_on(worker, now_ms)
+
+    def _go_on(self, worker: Worker, now_ms: float) -> None:
+        """End what is over, begin what can begin, and come back when the next thing is over."""
+        computed, ended = worker.step_over()
+        for run in ended:
+            self._ends(run, worker, now_ms)
+        if computed is not None:
+            self._first_token(computed, worker, now_ms)
+        wait_ms, joined = worker.settle()
+        for run in joined:
+            self._accepted(run, worker, now_ms)
+        if wait_ms != float("inf"):
+            self._at(now_ms + wait_ms, "worker", worker, worker.version)
+        if self._policy.listens and (computed or ended or joined) and worker not in self._announcing:
+            self._announcing.add(worker)
+            self._at(now_ms + ANNOUNCE_MS, "announce", worker)
+
+    def _first_token(self, run: Run, worker: Worker, now_ms: float) -> None:
+        run.first_token_ms = now_ms
+        self._policy.computed(run)
+        if run.request.answer_tokens == 1:
+            self._ends(run, worker, now_ms)
+        elif run.decode:
+            tail = TAIL if run.uncached > LONG_PROMPT else run.uncached
+            self._at(now_ms + transfer_ms(tail), "joins", run)
+        else:
+            worker.join(run)
+
+    def _joins(self, run: Run, now_ms: float) -> None:
+        worker = next((worker for worker in run.decode if worker.has_room(run)), run.decode[0])
+        worker.advance(now_ms)
+        if worker.join(run):
+            self._accepted(run, worker, now_ms)
+        self._go_on(worker, now_ms)
+
+    def _accepted(self, run: Run, worker: Worker, now_ms: float) -> None:
+        """The sender keeps its blocks until here."""
+        sender = run.prefill
+        if sender is not None and sender is not worker:
+            sender.advance(now_ms)
+            sender.free(run)
+            if sender.prompts:
+                self._go_on(sender, now_ms)  # one that found no blocks may begin
+
+    def _ends(self, run: Run, worker: Worker, now_ms: float) -> None:
+        run.end_ms = now_ms
+        worker.free(run)
+        self._policy.ended(run)
+        self._left -= 1
+
+
+def ideal(requests: Sequence[TraceRequest]) -> Outcome:
+    """No queue, no interference, one infinite cache that everybody shares at no cost."""
+    seen: set[bytes] = set()
+    runs = []
+    for number, request in enumerate(requests):
+        run = Run(id=f"r{number}", request=request)
+        blocks = request.blocks
+        matched = next((at for at, block in enumerate(blocks) if block not in seen), len(blocks))
+        seen.update(blocks)
+        run.cached_tokens = min(matched * TRACE_BLOCK, request.prompt_tokens - 1)
+        run.first_token_ms = request.arrival_ms + prefill_ms(run.cached_tokens, run.uncached)
+        step = step_ms(1, request.prompt_tokens + request.answer_tokens / 2)
+        run.end_ms = run.first_token_ms + (request.answer_tokens - 1) * step
+        runs.append(run)
+    return Outcome("ideal", runs, [])

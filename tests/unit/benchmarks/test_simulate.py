@@ -1,0 +1,98 @@
+"""The simulation: costs against the measured points, the trace's form, workers by hand, and the whole with the real Lua."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.results_format import read_results
+from benchmarks.simulate import main
+from benchmarks.simulate_costs import prefill_ms, step_ms
+from benchmarks.simulate_fleet import Worker
+from benchmarks.simulate_policies import LeastLoaded, PrefixOnly, RoundRobin
+from benchmarks.simulate_run import Simulation, ideal
+from benchmarks.simulate_trace import TraceRequest, conversations, read_trace, replicate, speed_up
+
+
+@pytest.mark.parametrize(("tokens", "milliseconds"), [(512, 13.0), (2048, 48.8), (8192, 219.0)])
+def test_a_prompt_takes_as_long_as_measured(tokens: int, milliseconds: float) -> None:
+    assert prefill_ms(0, tokens) == pytest.approx(milliseconds, rel=0.005)
+    halves = prefill_ms(0, tokens // 2) + prefill_ms(tokens // 2, tokens // 2)
+    assert halves == pytest.approx(prefill_ms(0, tokens) + prefill_ms(0, 0))  # one more pass
+
+
+@pytest.mark.parametrize(("batch", "milliseconds"), [(1, 4.09), (32, 5.40), (48, 6.055), (256, 15.5)])
+def test_a_decode_step_takes_as_long_as_measured(batch: int, milliseconds: float) -> None:
+    assert step_ms(batch, 1100 * batch) == pytest.approx(milliseconds)
+    assert step_ms(batch, 9500 * batch) > milliseconds
+
+
+def test_a_trace_is_read_as_far_as_blocks_are_full(tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    line = {"timestamp": 27, "input_length": 1100, "output_length": 5, "hash_ids": [0, 7, 9]}
+    file.write_text(json.dumps(line) + "\n")
+    (request,) = read_trace(file)
+    assert (request.arrival_ms, request.prompt_tokens, request.answer_tokens, len(request.blocks)) == (27, 1100, 5, 2)
+    file.write_text(json.dumps(line) + '\n{"timestamp": 28}\n')
+    with pytest.raises(ValueError, match=r"trace.jsonl:2: .*input_length"):
+        read_trace(file)
+
+
+def test_copies_share_no_prefix_and_keep_their_order() -> None:
+    trace = list(conversations(50, per_second=10))
+    copies = replicate(speed_up(trace, 2), 3)
+    assert len(copies) == 150
+    assert len({r.blocks[0] for r in copies}) == 3 * len({r.blocks[0] for r in trace})
+    assert sorted(r.arrival_ms for r in copies) == [r.arrival_ms for r in copies]
+
+
+def a_request(at_ms: float, tokens: int, *blocks: bytes, answer: int = 1) -> TraceRequest:
+    return TraceRequest(at_ms, tokens, answer, blocks)
+
+
+def fleet() -> list[Worker]:
+    return [Worker("p0", "prefill"), Worker("p1", "prefill"), Worker("d0", "decode")]
+
+
+def test_one_prompt_waits_for_the_other_and_finds_its_prefix() -> None:
+    requests = [a_request(0, 1124, b"a", b"b"), a_request(1, 1124, b"a", b"c")]
+    workers = [Worker("p0", "prefill"), Worker("d0", "decode")]
+    first, second = Simulation(requests, workers, LeastLoaded(workers)).run().runs
+    assert first.ttft_ms == pytest.approx(prefill_ms(0, 1124))
+    assert second.cached_tokens == 512
+    assert second.first_token_ms == pytest.approx(first.first_token_ms + prefill_ms(512, 612))
+
+
+def test_tokens_come_at_the_pace_of_the_batch() -> None:
+    requests = [a_request(0, 1000, b"a", answer=101)]
+    workers = fleet()
+    (run,) = Simulation(requests, workers, RoundRobin(workers)).run().runs
+    assert 100 * step_ms(1, 1001) < run.end_ms - run.first_token_ms < 100 * step_ms(1, 1101) + 5
+    assert [worker.pool.num_used for worker in workers] == [0, 0, 0]
+
+
+def test_the_prefix_rule_piles_up_where_the_least_loaded_rule_spreads() -> None:
+    requests = [a_request(0, 600, b"a")] + [a_request(1000 + n, 600, b"a") for n in range(10)]
+    used = {}
+    for rule in (PrefixOnly, LeastLoaded):
+        workers = fleet()
+        Simulation(requests, workers, rule(workers)).run()
+        used[rule.name] = [worker.busy_ms > 0 for worker in workers[:2]]
+    assert used == {"prefix-only": [True, False], "least-loaded": [True, True]}
+
+
+def test_the_ideal_has_no_queue() -> None:
+    outcome = ideal([a_request(0, 600, b"a"), a_request(0, 600, b"a"), a_request(0, 512, b"a")])
+    assert [run.cached_tokens for run in outcome.runs] == [0, 512, 511]
+    assert outcome.runs[1].ttft_ms == pytest.approx(prefill_ms(512, 88))
+
+
+def test_the_whole_with_the_real_placement(tmp_path: Path) -> None:
+    assert main(["--out", str(tmp_path), "--commit", "none"]) == 0
+    results = {result.name: result.value for result in read_results(tmp_path / "simulate.json")}
+    assert results["made_up_1P1D_x0.5_baton_goodput"] > 0
+    assert results["made_up_2P2D_x2_ideal_goodput"] >= results["made_up_2P2D_x2_baton_goodput"]
+    assert 0 < results["made_up_2P2D_x2_baton_hit_rate"] <= results["made_up_2P2D_x2_ideal_hit_rate"]
+    assert "| prefix-only |" in (tmp_path / "simulate.md").read_text()
