@@ -26,6 +26,7 @@ class ActiveRequest:
         self.stream_seq = 0
         self.prefilled = 0  # the newest attempt that brought tokens
         self.retrying = False
+        self.lost_attempt = 0  # the newest attempt that failed while it was being queued
         self.probing = False
         self.timings: dict[str, float] = {}
         spec = state.spec

@@ -38,6 +38,7 @@ class RequestState:
     spec: GenerationSpec
     deadline_at: float
     attempt: int = 0
+    untried: int = 0  # attempts that nobody was asked for, as far as this gateway knows
     phase: Phase = Phase.QUEUED
     generated: list[int] = field(default_factory=list)  # delivered tokens, across attempts
     assigned: str = ""  # the worker whose queue the job is in
@@ -66,7 +67,7 @@ class RequestState:
 
     def begin_attempt(self, now: float) -> bool:
         """Start the first or another attempt; False when there were enough."""
-        if self.is_over or self.attempt >= MAX_ATTEMPTS:
+        if self.is_over or self.attempt - self.untried >= MAX_ATTEMPTS:
             return False
         self.attempt += 1
         self.phase = Phase.QUEUED

@@ -208,7 +208,7 @@ class Requests:
         """Place and queue another attempt. Raises ServingError when that can't be done."""
         state, now = active.state, time.monotonic()
         if not state.begin_attempt(now):
-            raise QuarantinedError(f"given up after {state.attempt} attempts")
+            raise QuarantinedError(f"given up after {state.attempt - state.untried} attempts")
         attempt = state.attempt
         worker, decode_workers, reason = await self._placer.place(
             state, [other.state for other in self._active.values()]
@@ -246,7 +246,10 @@ class Requests:
     async def _retry(self, active: ActiveRequest, reason: str, *, blame: str = "") -> None:
         """Give the current attempt up and start another, from what the client has already."""
         state = active.state
-        if state.is_over or active.retrying:
+        if state.is_over:
+            return
+        if active.retrying:
+            active.lost_attempt = state.attempt  # it failed before this gateway knew that it was queued
             return
         active.retrying = True
         active.timeline.gave_up(reason, time.monotonic())
@@ -261,9 +264,12 @@ class Requests:
             while time.monotonic() < state.deadline_at:
                 try:
                     await self._attempt(active, reason)
-                    return
+                    if active.lost_attempt != state.attempt:
+                        return
+                    self._abandon(active, "retry")
                 except (UnavailableError, OverloadedError):
-                    state.attempt -= 1  # nobody was tried
+                    self._abandon(active, "not queued")  # perhaps it was, and the answer lost: never the same number again
+                    state.untried += 1
                     await asyncio.sleep(WATCH_S)
                     if state.is_over:
                         return
