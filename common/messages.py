@@ -198,6 +198,7 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True, tag="handoff"):
     first_token: int
     remaining_ms: int
     num_cached_tokens: int = 0  # the prefill worker's prefix hit, for usage and traces
+    first_logprobs: TokenLogprobs | None = None  # of the first token, when asked for
 
 
 class HandoffReply(msgspec.Struct, frozen=True, kw_only=True, tag="handoff_reply"):
@@ -245,7 +246,10 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
 
 
 class Resend(msgspec.Struct, frozen=True, kw_only=True, tag="resend"):
-    """Gateway -> decode worker, one way: frames were lost; send the tokens from `position` on again."""
+    """Gateway -> the worker that has the request, request (`Ack`): send the tokens from `position` on again, if there are any.
+
+    `Ack.known` says whether the worker still works on the attempt.
+    """
 
     v: int = PROTOCOL_VERSION
     request_id: str

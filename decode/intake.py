@@ -262,15 +262,17 @@ class Intake:
         sequence.num_cached = len(reservation.cached) * self._host.pool.block_size
         sequence.restart(len(reservation.token_ids))
         publish_computed(self._host.pool, sequence)
-        sequence.append(message.first_token)
-        self._activate(
-            DecodeRequest(
-                job=job,
-                sequence=sequence,
-                deadline_at=reservation.deadline_at,
-                first_position=sequence.num_generated,
-            )
+        knows_first = job.sampling.logprobs is None or message.first_logprobs is not None
+        request = DecodeRequest(
+            job=job,
+            sequence=sequence,
+            deadline_at=reservation.deadline_at,
+            first_position=sequence.num_generated + (not knows_first),
+            logprobs=[message.first_logprobs] if message.first_logprobs is not None else [],
+            cached_tokens=min(message.num_cached_tokens, job.num_prompt_tokens),
         )
+        sequence.append(message.first_token)
+        self._activate(request)
         self._host.spawn(self._tell_imported(reservation))
 
     async def _tell_imported(self, reservation: Reservation) -> None:

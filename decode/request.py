@@ -17,10 +17,11 @@ class DecodeRequest:
     job: Job
     sequence: Sequence
     deadline_at: float  # `time.monotonic()`
-    first_position: int  # generated tokens before this worker's first; the gateway has those
+    first_position: int  # generated tokens before those that can be sent again from here
     logprobs: list[TokenLogprobs] = field(
         default_factory=list
     )  # of the tokens from `first_position` on, when asked for
+    cached_tokens: int = -1  # prompt tokens that the prefill worker's prefix cache held
     finish: str = ""
     ended_at: float | None = None
     stopped: str = ""
@@ -57,4 +58,5 @@ class DecodeRequest:
             token_ids=pack_tokens(ids),
             finish=self.finish,
             logprobs=self.logprobs[position - self.first_position :],
+            cached_tokens=self.cached_tokens if position == 0 else -1,
         )

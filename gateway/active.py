@@ -28,6 +28,7 @@ class ActiveRequest:
         self.retrying = False
         self.lost_attempt = 0  # the newest attempt that failed while it was being queued
         self.probing = False
+        self.known_at = 0.0  # when a worker last said that it has the request
         self.timings: dict[str, float] = {}
         spec = state.spec
         self.timeline = Timeline(

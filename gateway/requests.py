@@ -59,7 +59,9 @@ log = logging.getLogger("baton.requests")
 WATCH_S = 0.1
 BEAT_S = 1.0
 GAP_RESEND_S = 0.2
+GAP_LOST_S = 5.0  # what is missing for so long, nobody has
 SILENT_S = 0.75  # a decoding stream without a token for so long is asked for
+WAITING_S = 2.0  # and so is a request that a worker claimed and that has no decode worker yet
 PROBES = 2  # unanswered ones before the attempt is given up
 UNCLAIMED_S = 10.0
 HANDOVER_S = 15.0  # first token seen, and nobody decodes
@@ -268,7 +270,9 @@ class Requests:
                         return
                     self._abandon(active, "retry")
                 except (UnavailableError, OverloadedError):
-                    self._abandon(active, "not queued")  # perhaps it was, and the answer lost: never the same number again
+                    self._abandon(
+                        active, "not queued"
+                    )  # perhaps it was, and the answer lost: never the same number again
                     state.untried += 1
                     await asyncio.sleep(WATCH_S)
                     if state.is_over:
@@ -423,37 +427,42 @@ class Requests:
         if active.retrying or active.probing or not self._bus.connected:
             return
         silent_s = now - state.progress_at
-        if (state.gap_since is not None and now - state.gap_since > GAP_RESEND_S) or (
-            state.phase is Phase.DECODING and silent_s > SILENT_S
-        ):
-            self._probe(active)
+        gap_s = now - state.gap_since if state.gap_since is not None else 0.0
+        if gap_s > GAP_LOST_S:
+            self._spawn(self._retry(active, "tokens are missing"))
+        elif gap_s > GAP_RESEND_S or (state.phase is Phase.DECODING and silent_s > SILENT_S):
+            self._probe(active, state.decoder)
         elif state.phase is Phase.PREFILLED and silent_s > HANDOVER_S:
             self._spawn(self._retry(active, "nobody took the sequence over"))
+        elif state.phase in (Phase.CLAIMED, Phase.PREFILLED) and min(silent_s, now - active.known_at) > WAITING_S:
+            self._probe(active, state.claimed_by)
         elif state.phase is Phase.QUEUED and silent_s > UNCLAIMED_S and len(self._placer.workers("prefill")) > 1:
             self._spawn(self._retry(active, "not claimed", blame=state.assigned))
 
-    def _probe(self, active: ActiveRequest) -> None:
-        if active.state.decoder is not None:
+    def _probe(self, active: ActiveRequest, worker: Worker | None) -> None:
+        if worker is not None:
             active.probing = True
-            self._spawn(self._ask_again(active, active.state.decoder[0], active.state.attempt))
+            self._spawn(self._ask_again(active, worker[0], active.state.attempt))
 
     async def _ask_again(self, active: ActiveRequest, worker: str, attempt: int) -> None:
-        """Ask the decode worker for everything from the next position on. One that doesn't know the request lost it."""
-        state = active.state
+        """Ask the worker for everything from the next position on. One that doesn't know the request lost it."""
+        state, phase = active.state, active.state.phase
+        decodes = state.decoder is not None and state.decoder[0] == worker
         resend = Resend(request_id=state.spec.request_id, attempt=attempt, position=state.next_position)
         self._counters["resends"] += 1
         try:
             known = await self._orders.resend(worker, resend)
             state.unanswered = 0 if known else PROBES
-        except UnavailableError:
-            state.unanswered += self._bus.connected
+            active.known_at = time.monotonic()
+        except UnavailableError:  # in other phases `Peers` tells who is lost: a long prompt has time for that
+            state.unanswered += self._bus.connected and decodes
         finally:
             active.probing = False
-        if state.attempt != attempt or (state.phase is not Phase.DECODING and state.gap_since is None):
-            return
-        if state.unanswered >= PROBES:
-            await self._retry(active, "decode worker doesn't answer", blame=worker)
-        elif state.unanswered == 0:
+        if state.attempt != attempt or state.phase is not phase:
+            state.unanswered = 0
+        elif state.unanswered >= PROBES:
+            await self._retry(active, "the worker doesn't answer or lost the request", blame=worker)
+        elif state.unanswered == 0 and decodes:
             state.progress_at = time.monotonic()
 
     # -- small things ------------------------------------------------------------------------------------------------------

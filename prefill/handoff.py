@@ -221,6 +221,7 @@ class _Handover:
             generation=lease.generation,
             digests=digests,
             first_token=request.first_token,
+            first_logprobs=request.told.logprobs[0] if request.told and request.told.logprobs else None,
             remaining_ms=request.claimed.remaining_ms(),
             num_cached_tokens=request.sequence.num_cached,
         )

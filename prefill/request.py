@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 from common.blocks import unpack_tokens
-from common.messages import Job
+from common.messages import Job, Tokens
 from engine.sequence import Sequence
 from worker.jobs import ClaimedJob
 
@@ -24,6 +24,7 @@ class PrefillRequest:
     started_at: float = 0.0  # first chunk planned
     first_token: int | None = None
     first_token_at: float = 0.0
+    told: Tokens | None = None  # what the gateway was told of the first token
     finish: str = ""  # set with the first token when the request ends with it
     stopped: str = ""  # why the request was given up; "" = it goes on
 

@@ -14,7 +14,18 @@ from collections.abc import Sequence as ListOf
 from common import subjects
 from common.blocks import pack_tokens
 from common.errors import InvalidRequestError
-from common.messages import Ack, Cancel, Job, LeaseAborted, Tokens, ToWorker, WorkerReply, WorkerState, WriterDone
+from common.messages import (
+    Ack,
+    Cancel,
+    Job,
+    LeaseAborted,
+    Resend,
+    Tokens,
+    ToWorker,
+    WorkerReply,
+    WorkerState,
+    WriterDone,
+)
 from engine.block_pool import OutOfBlocksError
 from engine.engine import Chunk, Sampled
 from engine.sequence import Sequence
@@ -153,20 +164,18 @@ class PrefillRole:
         sequence.append(sampled.token_id)
         request.first_token, request.first_token_at = sampled.token_id, now
         request.finish = sequence.finish_reason()
-        self._host.outbox.add(
-            request.job.gateway,
-            Tokens(
-                request_id=request.id,
-                attempt=request.job.attempt,
-                position=position,
-                token_ids=pack_tokens([sampled.token_id]),
-                finish=request.finish,
-                logprobs=[sampled.logprobs] if sampled.logprobs else [],
-                cached_tokens=min(sequence.num_cached, request.job.num_prompt_tokens),
-                queue_ms=(request.started_at - request.claimed.claimed_at) * 1000,
-                prefill_ms=(now - request.started_at) * 1000,
-            ),
+        request.told = Tokens(
+            request_id=request.id,
+            attempt=request.job.attempt,
+            position=position,
+            token_ids=pack_tokens([sampled.token_id]),
+            finish=request.finish,
+            logprobs=[sampled.logprobs] if sampled.logprobs else [],
+            cached_tokens=min(sequence.num_cached, request.job.num_prompt_tokens),
+            queue_ms=(request.started_at - request.claimed.claimed_at) * 1000,
+            prefill_ms=(now - request.started_at) * 1000,
         )
+        self._host.outbox.add(request.job.gateway, request.told)
 
     # -- control -------------------------------------------------------------------------------------------------------
 
@@ -174,6 +183,8 @@ class PrefillRole:
         match message:
             case Cancel():
                 return Ack(known=self._cancel(message))
+            case Resend():
+                return Ack(known=self._resend(message))
             case LeaseAborted():
                 await self._lease_aborted(message)
                 return None
@@ -202,6 +213,15 @@ class PrefillRole:
         if request is None or request.job.attempt > message.attempt:
             return False
         request.stop("cancelled")
+        return True
+
+    def _resend(self, message: Resend) -> bool:
+        """Say the first token again, which may be lost; an unknown request is the gateway's to move."""
+        request = self._requests.get(message.request_id)
+        if request is None or request.stopped or request.job.attempt != message.attempt:
+            return False
+        if request.told is not None and request.told.position >= message.position:
+            self._host.outbox.add(request.job.gateway, request.told)
         return True
 
     async def cancel_all(self, reason: str, *, gateway: str | None = None) -> None:

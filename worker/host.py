@@ -27,6 +27,7 @@ from common.messages import (
     Job,
     KVLayout,
     Region,
+    Resend,
     ToWorker,
     WorkerReply,
     WorkerState,
@@ -259,7 +260,7 @@ class WorkerHost:
     async def _handle(self, message: ToWorker) -> WorkerReply | None:
         replies = [await role.handle(message) for role in self._roles]
         answers = [reply for reply in replies if reply is not None]
-        if isinstance(message, Cancel):
+        if isinstance(message, Cancel | Resend):
             return Ack(known=any(isinstance(answer, Ack) and answer.known for answer in answers))
         return answers[0] if answers else Ack(known=False)
 
