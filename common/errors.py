@@ -58,6 +58,13 @@ class WorkerFailedError(ServingError):
     retryable = True
 
 
+class PlaceAgainError(ServingError):
+    """Nobody tried: the worker doesn't take such work any more. Place the request again; this was no attempt."""
+
+    code = "place_again"
+    retryable = True
+
+
 class HandoffRefusedError(ServingError):
     """The decode worker refused a reservation or a manifest; `reason` is a `RefusalReason` value."""
 
@@ -80,6 +87,7 @@ _BY_CODE: dict[str, type[ServingError]] = {
         DeadlineExceededError,
         QuarantinedError,
         WorkerFailedError,
+        PlaceAgainError,
         HandoffRefusedError,
         OverloadedError,
     )

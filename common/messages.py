@@ -265,6 +265,25 @@ class Received(msgspec.Struct, frozen=True, kw_only=True, tag="received"):
     attempt: int
 
 
+class SetRoles(msgspec.Struct, frozen=True, kw_only=True, tag="set_roles"):
+    """Planner, or whoever operates -> worker, request: take new work of these roles alone. Answered by `RolesReply`. Idempotent.
+
+    What a lost role has begun goes on to its end; what it has not begun goes back to its gateway.
+    """
+
+    v: int = PROTOCOL_VERSION
+    roles: list[str]
+    reason: str = ""  # for the worker's log
+
+
+class RolesReply(msgspec.Struct, frozen=True, kw_only=True, tag="roles_reply"):
+    """Accepted: `roles` take new work from now on. Otherwise nothing changed, and `reason` says why."""
+
+    accepted: bool
+    roles: list[str]
+    reason: str = ""
+
+
 class Ack(msgspec.Struct, frozen=True, kw_only=True, tag="ack"):
     """Plain answer. `known` is False when the receiver had nothing to do for this id."""
 
@@ -308,7 +327,7 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="worker_state")
     v: int = PROTOCOL_VERSION
     worker: str
     incarnation: int
-    roles: list[str]  # "prefill", "decode"
+    roles: list[str]  # those that take new work: "prefill", "decode"; what a lost one still runs counts below
     status: str  # "starting", "ready", "draining"
     model: str  # served name
     model_fingerprint: str
@@ -333,16 +352,30 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="worker_state")
 
 
 class GatewayState(msgspec.Struct, frozen=True, kw_only=True, tag="gateway_state"):
-    """Gateway -> workers, every second. A worker drops the requests of a gateway that was silent for 5 s."""
+    """Gateway -> workers, every second. A worker drops the requests of a gateway that was silent for 5 s.
+
+    Also what planners read: how many requests of a recent window met their service levels, and what waits.
+    """
 
     v: int = PROTOCOL_VERSION
     gateway: str
     incarnation: int
+    window_s: float = 0.0  # of the next five; 0 = this gateway doesn't count them
+    ttft_met: int = 0  # first tokens in time
+    ttft_count: int = 0  # first tokens, and requests that are late already
+    tpot_met: int = 0  # samples of streams (one a second and one at the end) with a time per token within the level
+    tpot_count: int = 0
+    arriving_tokens_per_s: float = (
+        0.0  # prompt tokens that prefill workers have to compute, by the share that they did lately
+    )
+    queued_requests: int = 0  # no worker has taken them yet
+    queued_tokens: int = 0  # of those, by the same share
+    handing_over: int = 0  # requests with a first token that no decode worker has yet
 
 
-ToWorker = Reserve | Handoff | WriterDone | LeaseAborted | Cancel | Resend | Received
+ToWorker = Reserve | Handoff | WriterDone | LeaseAborted | Cancel | Resend | Received | SetRoles
 ToGateway = Claim | Settle | Failed | Imported
-WorkerReply = ReserveReply | HandoffReply | Ack
+WorkerReply = ReserveReply | HandoffReply | RolesReply | Ack
 GatewayReply = ClaimReply | SettleReply | Ack
 
 to_worker_decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)

@@ -85,6 +85,7 @@ class Peers:
         self._clock = clock
         self._on_lost: list[LostCallback] = []
         self._on_joined: list[Callable[[WorkerState], None]] = []
+        self._on_changed: list[Callable[[WorkerState], None]] = []
         self._subscription: Subscription | None = None
         self._checker: asyncio.Task[None] | None = None
         self._bus: Bus | None = None
@@ -105,6 +106,10 @@ class Peers:
     def on_joined(self, callback: Callable[[WorkerState], None]) -> None:
         """Call `callback(state)` when a worker, or a new incarnation of one, is heard for the first time."""
         self._on_joined.append(callback)
+
+    def on_changed(self, callback: Callable[[WorkerState], None]) -> None:
+        """Call `callback(state)` when a known worker takes other work than before: its roles or its status changed."""
+        self._on_changed.append(callback)
 
     async def start(self, bus: Bus) -> None:
         """Listen for heartbeats and watch for silence."""
@@ -127,6 +132,9 @@ class Peers:
         self._tell(self._table.saw(state, self._clock()))
         if state.status != "stopped" and (known is None or known.incarnation != state.incarnation):
             for callback in self._on_joined:
+                callback(state)
+        elif known is not None and (known.roles, known.status) != (state.roles, state.status):
+            for callback in self._on_changed:
                 callback(state)
 
     def check(self) -> None:

@@ -26,7 +26,7 @@ def jobs(worker: str) -> str:
 
 
 def worker(worker_id: str) -> str:
-    """Core NATS, requests to one worker: `ToWorker` (reserve, hand-off, cancel, resend, ...)."""
+    """Core NATS, requests to one worker: `ToWorker` (reserve, hand-off, cancel, resend, set roles, ...)."""
     return f"baton.worker.{check_id(worker_id)}"
 
 

@@ -118,7 +118,7 @@ class Intake:
 
     def _refusal(self, message: Reserve) -> str:
         job, settings = message.job, self._host.settings
-        if self._host.status != "ready":
+        if not self._host.takes("decode"):
             return "draining"
         if not self._host.engine.layout.compatible_with(message.layout):
             return "incompatible"

@@ -34,9 +34,10 @@ from decode.scheduler import DecodeScheduler
 from engine.engine import Chunk, Sampled
 from engine.sequence import Sequence
 from worker.checks import check_job
-from worker.host import RoleLoad, WorkerHost
+from worker.host import WorkerHost
 from worker.jobs import ClaimedJob
 from worker.prefix import publish_computed
+from worker.roles import RoleLoad
 from worker.tombstones import Tombstones
 
 log = logging.getLogger("baton.decode")
@@ -75,6 +76,9 @@ class DecodeRole:
         if self._scheduler.waiting:
             return 0
         return self._host.settings.max_sequences - len(self._scheduler) - self._intake.num_leases
+
+    async def prepare(self) -> None:
+        """Writers have connected to us when we joined."""
 
     async def start(self, claimed: ClaimedJob) -> None:
         job = claimed.job

@@ -17,6 +17,7 @@ from common.messages import Tokens
 from gateway.generation import GenerationSpec, TokenEvent
 
 MAX_ATTEMPTS = 3
+MAX_MOVES = 20  # attempts that don't count, because the worker's role had changed
 MAX_HELD = 64  # frames beyond a gap
 
 
@@ -39,6 +40,7 @@ class RequestState:
     deadline_at: float
     attempt: int = 0
     untried: int = 0  # attempts that nobody was asked for, as far as this gateway knows
+    moves: int = 0  # attempts that nobody tried: they were placed on a worker that takes such work no more
     phase: Phase = Phase.QUEUED
     generated: list[int] = field(default_factory=list)  # delivered tokens, across attempts
     assigned: str = ""  # the worker whose queue the job is in
@@ -50,6 +52,11 @@ class RequestState:
     gap_since: float | None = None
     unanswered: int = 0  # probes without an answer
     _held: dict[int, tuple[Tokens, Worker]] = field(default_factory=dict)
+
+    @property
+    def num_tried(self) -> int:
+        """Attempts that count."""
+        return self.attempt - self.untried - min(self.moves, MAX_MOVES)
 
     @property
     def is_over(self) -> bool:
@@ -67,7 +74,7 @@ class RequestState:
 
     def begin_attempt(self, now: float) -> bool:
         """Start the first or another attempt; False when there were enough."""
-        if self.is_over or self.attempt - self.untried >= MAX_ATTEMPTS:
+        if self.is_over or self.num_tried >= MAX_ATTEMPTS:
             return False
         self.attempt += 1
         self.phase = Phase.QUEUED
@@ -153,6 +160,11 @@ class RequestState:
         elif self.phase is Phase.CLAIMED:
             self.phase = Phase.PREFILLED
         return [event]
+
+    def is_misplaced(self, worker: str, roles: list[str]) -> bool:
+        """Whether the job waits in the queue of `worker`, which takes no such work with these roles."""
+        role = "prefill" if self.candidates else "decode"
+        return self.phase is Phase.QUEUED and self.assigned == worker and role not in roles
 
     def lost(self, worker: Worker) -> bool:
         """Whether the current attempt can't go on without this worker."""

@@ -60,11 +60,19 @@ class Placer:
             cut_over_tokens=self._cut_over_tokens,
             exclude=state.excluded,
         )
-        known = {worker.worker for worker in prefill + decode}
         with contextlib.suppress(UnavailableError):
             placement = await self._store.place(request)
-            if placement.prefill in known and (not placement.decode or known.intersection(placement.decode)):
+            prefill, decode = self.workers("prefill"), self.workers("decode")  # as they are after the call
+            decoders = {worker.worker for worker in decode}
+            if placement.decode:
+                known = any(worker.worker == placement.prefill for worker in prefill)
+                known = known and not decoders.isdisjoint(placement.decode)
+            else:
+                known = placement.prefill in decoders
+            if known:
                 return placement.prefill, placement.decode, placement.reason
+            if not decode:
+                raise UnavailableError("no decode worker is ready")
         queued = Counter(name for other in others if not other.is_over for name in other.workers())
         return choose_locally(prefill, decode, queued=queued, exclude=state.excluded)
 

@@ -20,6 +20,7 @@ from common.errors import (
     DeadlineExceededError,
     InvalidRequestError,
     OverloadedError,
+    PlaceAgainError,
     QuarantinedError,
     ServingError,
     UnavailableError,
@@ -41,6 +42,7 @@ from common.messages import (
     SettleReply,
     ToGateway,
     Tokens,
+    WorkerState,
     frame_decoder,
     to_gateway_decoder,
 )
@@ -101,6 +103,7 @@ class Requests:
         await self._bus.serve(subjects.gateway(self._gateway_id), to_gateway_decoder, self._handle)
         await self._bus.subscribe(subjects.frames(self._gateway_id), frame_decoder, self._on_frame)
         self._peers.on_lost(self._on_lost)
+        self._peers.on_changed(self._on_changed)
         self._loops = [self._spawn(self._beat()), self._spawn(self._watch())]
 
     async def drain(self, timeout_s: float) -> None:
@@ -210,7 +213,7 @@ class Requests:
         """Place and queue another attempt. Raises ServingError when that can't be done."""
         state, now = active.state, time.monotonic()
         if not state.begin_attempt(now):
-            raise QuarantinedError(f"given up after {state.attempt - state.untried} attempts")
+            raise QuarantinedError(f"given up after {state.num_tried} attempts")
         attempt = state.attempt
         worker, decode_workers, reason = await self._placer.place(
             state, [other.state for other in self._active.values()]
@@ -245,11 +248,15 @@ class Requests:
         active.timings.setdefault("admission", (active.published_at - active.started_at) * 1000)
         active.stream_seq = await self._bus.publish_job(worker, job)
 
-    async def _retry(self, active: ActiveRequest, reason: str, *, blame: str = "") -> None:
-        """Give the current attempt up and start another, from what the client has already."""
+    async def _retry(self, active: ActiveRequest, reason: str, *, blame: str = "", tried: bool = True) -> None:
+        """Give the current attempt up and start another, from what the client has already.
+
+        `tried`: whether the attempt counts, because some worker began it.
+        """
         state = active.state
         if state.is_over:
             return
+        state.moves += not tried
         if active.retrying:
             active.lost_attempt = state.attempt  # it failed before this gateway knew that it was queued
             return
@@ -282,6 +289,7 @@ class Requests:
                     return
         finally:
             active.retrying = False
+            self._take_back(active, self._peers.states.get(state.assigned))  # it may have changed meanwhile
 
     def _abandon(self, active: ActiveRequest, reason: str) -> None:
         """Stop the current attempt wherever it is, in the background, and give its charges back."""
@@ -360,7 +368,9 @@ class Requests:
         if active is None or message.attempt != active.state.attempt:
             return
         if message.retryable:
-            self._spawn(self._retry(active, message.message, blame=message.worker))
+            tried = message.code != PlaceAgainError.code
+            blame = message.worker if tried else ""
+            self._spawn(self._retry(active, message.message, blame=blame, tried=tried))
         else:
             self._spawn(self._end(active, error_from_code(message.code, message.message)))
 
@@ -392,6 +402,17 @@ class Requests:
         if state.is_over:
             self._spawn(self._orders.received(sender[0], tokens.request_id, tokens.attempt))
             self._spawn(self._end(active, None))
+
+    def _on_changed(self, worker: WorkerState) -> None:
+        for active in list(self._active.values()):
+            self._take_back(active, worker)
+
+    def _take_back(self, active: ActiveRequest, worker: WorkerState | None) -> None:
+        """Place again at once what waits in the queue of a worker that takes no such work any more."""
+        if worker is None or active.retrying:
+            return
+        if active.state.is_misplaced(worker.worker, worker.roles if worker.status == "ready" else []):
+            self._spawn(self._retry(active, f"{worker.worker} takes no such work any more", tried=False))
 
     def _on_lost(self, worker: str, incarnation: int) -> None:
         for active in list(self._active.values()):

@@ -16,7 +16,7 @@ import logging
 import time
 
 from common import subjects
-from common.errors import HandoffRefusedError, ServingError, UnavailableError
+from common.errors import HandoffRefusedError, PlaceAgainError, ServingError, UnavailableError, WorkerFailedError
 from common.messages import (
     Cancel,
     Handoff,
@@ -42,6 +42,7 @@ HANDOFF_TIMEOUT_S = 5.0
 HANDOFF_TRIES = 2
 WRITER_DONE_TIMEOUT_S = 1.0
 
+NOBODY_DECODES = "no candidate takes sequences any more"
 _UNWANTED = ("cancelled", "superseded", "gateway lost", "deadline")  # reasons after which nobody waits for an answer
 
 
@@ -103,16 +104,24 @@ class _Handover:
     # -- reservation -----------------------------------------------------------------------------------------------
 
     async def reserve(self) -> None:
-        """Ask the candidates, best first, round after round, until one grants a lease. Silence of all ends the attempt."""
+        """Ask the candidates, best first, round after round, until one grants a lease.
+
+        The attempt ends when all are silent, or when none of them takes sequences any more.
+        """
         request, silent_rounds = self._request, 0
         while not request.stopped:
             replies = 0
+            leaving = 0
             for worker in request.job.decode_workers:
                 reply = await self._ask(worker)
                 replies += reply is not None
+                leaving += reply is not None and reply.reason == "draining"
                 if reply is not None and reply.granted and reply.region is not None:
                     await self._granted(worker, reply)
                     return
+            if leaving == len(request.job.decode_workers):
+                request.stop(NOBODY_DECODES)
+                return
             silent_rounds = 0 if replies else silent_rounds + 1
             if silent_rounds >= SILENT_ROUNDS:
                 request.stop("no decode worker answers")
@@ -245,7 +254,8 @@ class _Handover:
         if request.stopped in _UNWANTED:
             await self._host.jobs.drop(request.claimed)
         else:
-            await self._host.jobs.fail(request.claimed, code="worker_failed", message=request.stopped, retryable=True)
+            code = (PlaceAgainError if request.stopped == NOBODY_DECODES else WorkerFailedError).code
+            await self._host.jobs.fail(request.claimed, code=code, message=request.stopped, retryable=True)
         log.info("prefill.gave_up", extra={"request_id": request.id, "reason": request.stopped})
 
     async def forget_silent(self) -> None:

@@ -34,12 +34,15 @@ from prefill.handoff import hand_over
 from prefill.request import PrefillRequest, sequence_of
 from prefill.scheduler import next_chunks
 from worker.checks import check_job
-from worker.host import RoleLoad, WorkerHost
+from worker.host import WorkerHost
 from worker.jobs import ClaimedJob
 from worker.prefix import admit, blocks_for, publish_computed, surrender
+from worker.roles import RoleLoad
 from worker.tombstones import Tombstones
 
 log = logging.getLogger("baton.prefill")
+
+LINK_S = 2.0  # longest wait for links before prompts are taken on
 
 
 class PrefillRole:
@@ -65,6 +68,12 @@ class PrefillRole:
         if any(not request.admitted for request in self._requests.values()):
             return 0
         return self._max_requests - len(self._requests)
+
+    async def prepare(self) -> None:
+        """Open the links to everybody who may decode; one that doesn't open in time opens with its first push."""
+        others = [state for name, state in self._host.peers.states.items() if name != self._host.worker_id]
+        if others:
+            await asyncio.wait([self._host.spawn(self._connect(state)) for state in others], timeout=LINK_S)
 
     async def start(self, claimed: ClaimedJob) -> None:
         job = claimed.job
@@ -230,8 +239,8 @@ class PrefillRole:
                 request.stop(reason)
 
     def worker_joined(self, state: WorkerState) -> None:
-        """Open the link to a decode worker now: no request shall pay for the first handshake."""
-        if "decode" in state.roles:
+        """Open the link now, whatever the other's roles: it may decode later, and no request shall pay for the handshake."""
+        if self.name in self._host.roles.names:
             self._host.spawn(self._connect(state))
 
     async def _connect(self, state: WorkerState) -> None:

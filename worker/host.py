@@ -1,7 +1,8 @@
 """One worker process: an engine, its block pool and transport, and the roles that share them.
 
 Reading order: `WorkerHost.run` starts the device loop, the job intake, the frame outbox, heartbeats and the control
-subject; roles (`prefill.role.PrefillRole`, `decode.role.DecodeRole`) attach before that.
+subject; roles (`prefill.role.PrefillRole`, `decode.role.DecodeRole`) attach before that. Which of them take new work may
+change while the worker runs (`worker.roles`).
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ import torch
 from common import subjects
 from common.blocks import hash_blocks, hash_root
 from common.bus import Bus
-from common.errors import ServingError, UnavailableError
+from common.errors import PlaceAgainError, ServingError, UnavailableError
 from common.messages import (
     Ack,
     Cancel,
     GatewayState,
-    Job,
     KVLayout,
     Region,
     Resend,
+    RolesReply,
+    SetRoles,
     ToWorker,
     WorkerReply,
     WorkerState,
@@ -38,9 +40,10 @@ from common.peers import Peers
 from common.store import Store
 from engine.block_pool import BlockPool
 from kvtransfer.transport import Transport
-from worker.device import DeviceLoop, Planner, SteppingEngine
+from worker.device import DeviceLoop, SteppingEngine
 from worker.frames import FrameOutbox
 from worker.jobs import ClaimedJob, JobIntake
+from worker.roles import Role, Roles
 
 log = logging.getLogger("baton.worker")
 
@@ -71,52 +74,6 @@ class WorkerSettings:
     max_sequences: int = 64
     step_target_ms: float = 0.0  # of a pass that decodes and computes prompts; 0 = no matter
     drain_s: float = 30.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoleLoad:
-    """A role's share of the worker's load."""
-
-    running: int = 0
-    waiting: int = 0
-    queued_tokens: int = 0
-    held_blocks: int = 0
-
-
-class Role(Planner, Protocol):
-    """Prefill or decode, as state of a worker."""
-
-    name: str
-
-    def takes(self, job: Job) -> bool:
-        """Whether this role starts such a job."""
-        ...
-
-    def room(self) -> int:
-        """Jobs that could start now."""
-        ...
-
-    async def start(self, claimed: ClaimedJob) -> None:
-        """Begin a claimed job. Never raises: a job that can't start is failed."""
-        ...
-
-    async def handle(self, message: ToWorker) -> WorkerReply | None:
-        """Answer a control message; None when it is not for this role or needs no answer."""
-        ...
-
-    def load(self) -> RoleLoad: ...
-
-    async def cancel_all(self, reason: str, *, gateway: str | None = None) -> None:
-        """Give up every request, or those of one gateway."""
-        ...
-
-    def worker_joined(self, state: WorkerState) -> None: ...
-
-    def worker_lost(self, worker: str, incarnation: int) -> None: ...
-
-    def idle(self) -> bool: ...
-
-    async def close(self) -> None: ...
 
 
 class WorkerHost:
@@ -153,15 +110,16 @@ class WorkerHost:
         self.region: Region | None = None
         self.status = "starting"
         self.link_bytes_per_s = 0.0  # of the slowest measured link to a decode worker
-        self._roles: list[Role] = []
+        self.roles = Roles(hands_over=lambda: self.region is None or self.region.transport != "local")
+        self._changing_roles = asyncio.Lock()
         self._gateways_seen: dict[str, tuple[int, float]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._known_to_store = False
         self._connected_at = time.monotonic()
 
-    def attach(self, role: Role) -> None:
-        """Add a role. Decode attaches first in a worker with both, so that running sequences get their tokens first."""
-        self._roles.append(role)
+    def attach(self, role: Role, *, active: bool = True) -> None:
+        """Add a role. Decode attaches first, so that running sequences get their tokens first."""
+        self.roles.attach(role, active=active)
         self.device.attach(role, backlog=lambda: role.load().queued_tokens)
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -191,7 +149,7 @@ class WorkerHost:
                 self._every(REGISTER_S, self._watch),
             )
         ]
-        log.info("worker.ready", extra={"worker": self.worker_id, "roles": [role.name for role in self._roles]})
+        log.info("worker.ready", extra={"worker": self.worker_id, "roles": self.roles.names})
         try:
             await self.jobs.run(stopping)
             await self._drain()
@@ -209,11 +167,11 @@ class WorkerHost:
     def state(self) -> WorkerState:
         """What this worker tells the others."""
         assert self.region is not None
-        loads = [role.load() for role in self._roles]
+        loads = [role.load() for role in self.roles.all]
         return WorkerState(
             worker=self.worker_id,
             incarnation=self.incarnation,
-            roles=[role.name for role in self._roles],
+            roles=self.roles.names,
             status=self.status,
             model=self.settings.served_model,
             model_fingerprint=self.engine.fingerprint,
@@ -245,24 +203,50 @@ class WorkerHost:
     # -- jobs and control ------------------------------------------------------------------------------------------
 
     def _room(self) -> int:
-        return max((role.room() for role in self._roles), default=0) if self.status == "ready" else 0
+        return max((role.room() for role in self.roles.active), default=0) if self.status == "ready" else 0
 
     async def _start_job(self, claimed: ClaimedJob) -> None:
         self._gateways_seen.setdefault(claimed.job.gateway, (0, time.monotonic()))
-        for role in self._roles:
+        for role in self.roles.active:
             if role.takes(claimed.job):
                 await role.start(claimed)
                 return
-        await self.jobs.fail(
-            claimed, code="worker_failed", message=f"worker {self.worker_id} has no role for this job", retryable=True
-        )
+        message = f"{self.worker_id} has the roles {', '.join(self.roles.names)} now"
+        await self.jobs.fail(claimed, code=PlaceAgainError.code, message=message, retryable=True)
+
+    def takes(self, role: str) -> bool:
+        """Whether this worker takes new work of `role`."""
+        return self.status == "ready" and role in self.roles.names
 
     async def _handle(self, message: ToWorker) -> WorkerReply | None:
-        replies = [await role.handle(message) for role in self._roles]
+        if isinstance(message, SetRoles):
+            return await self._set_roles(message)
+        replies = [await role.handle(message) for role in self.roles.all]
         answers = [reply for reply in replies if reply is not None]
         if isinstance(message, Cancel | Resend):
             return Ack(known=any(isinstance(answer, Ack) and answer.known for answer in answers))
         return answers[0] if answers else Ack(known=False)
+
+    async def _set_roles(self, message: SetRoles) -> RolesReply:
+        """Change the roles, and answer when everybody was told."""
+        async with self._changing_roles:
+            refusal = self.roles.refusal(message.roles) if self.status == "ready" else f"the worker is {self.status}"
+            if refusal:
+                log.warning("worker.roles_refused", extra={"roles": message.roles, "why": refusal})
+                return RolesReply(accepted=False, roles=self.roles.names, reason=refusal)
+            before = self.roles.names
+            if await self.roles.change(message.roles):
+                extra = {"before": before, "now": self.roles.names, "why": message.reason}
+                log.info("worker.roles_changed", extra=extra)
+                self.jobs.room_changed()
+                await self._tell()
+            return RolesReply(accepted=True, roles=self.roles.names)
+
+    async def _tell(self) -> None:
+        """Let gateways, workers and the registry know at once what this worker takes; the next beats repeat it."""
+        for telling in (self._beat, self._register):
+            with contextlib.suppress(UnavailableError):
+                await telling()
 
     # -- liveness ----------------------------------------------------------------------------------------------------
 
@@ -298,7 +282,7 @@ class WorkerHost:
             for gateway, (incarnation, _) in self._gateways_seen.items():
                 self._gateways_seen[gateway] = (incarnation, now)  # their silence is ours
             if now - self._connected_at > FENCE_AFTER_S:
-                for role in self._roles:
+                for role in self.roles.all:
                     await role.cancel_all("worker lost the bus")
 
     def _gateway_seen(self, state: GatewayState) -> None:
@@ -315,14 +299,14 @@ class WorkerHost:
 
     async def _cancel_gateway(self, gateway: str) -> None:
         log.warning("gateway.lost", extra={"gateway": gateway})
-        for role in self._roles:
+        for role in self.roles.all:
             await role.cancel_all("gateway lost", gateway=gateway)
 
     def _worker_joined(self, state: WorkerState) -> None:
         """Answer a newcomer with a heartbeat at once, and let the roles connect to it before a request needs that."""
         if state.worker != self.worker_id:
             self.spawn(self._beat_once())
-            for role in self._roles:
+            for role in self.roles.all:
                 role.worker_joined(state)
 
     async def _beat_once(self) -> None:
@@ -330,7 +314,7 @@ class WorkerHost:
             await self._beat()
 
     def _worker_lost(self, worker: str, incarnation: int) -> None:
-        for role in self._roles:
+        for role in self.roles.all:
             role.worker_lost(worker, incarnation)
 
     # -- life --------------------------------------------------------------------------------------------------------
@@ -341,9 +325,9 @@ class WorkerHost:
             await self._beat()
         await self.jobs.close()
         give_up_at = time.monotonic() + self.settings.drain_s
-        while not all(role.idle() for role in self._roles) and time.monotonic() < give_up_at:
+        while not all(role.idle() for role in self.roles.all) and time.monotonic() < give_up_at:
             await asyncio.sleep(0.05)
-        for role in self._roles:
+        for role in self.roles.all:
             await role.cancel_all("worker stopped")
             await role.close()
         await self.outbox.flush()

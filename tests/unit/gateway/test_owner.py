@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from common.blocks import pack_tokens
 from common.messages import SamplingParams, Tokens
 from gateway.generation import GenerationSpec
-from gateway.owner import MAX_ATTEMPTS, Phase, RequestState
+from gateway.owner import MAX_ATTEMPTS, MAX_MOVES, Phase, RequestState
 
 PREFILL, DECODE, OTHER = ("p", 1), ("d", 1), ("d", 2)
 ANSWER = [100 + index for index in range(30)]
@@ -100,3 +100,28 @@ def test_who_is_missed_depends_on_the_phase() -> None:
     assert not state.lost(PREFILL)
     assert state.lost(DECODE)
     assert not state.lost(OTHER)
+
+
+def test_attempts_that_nobody_tried_do_not_count_but_not_for_ever() -> None:
+    state, attempts = request(), 0
+    while state.begin_attempt(0.0):
+        attempts += 1
+        state.moves += 1
+    assert attempts == MAX_ATTEMPTS + MAX_MOVES
+
+    tried = request()
+    assert [tried.begin_attempt(0.0) for _ in range(MAX_ATTEMPTS + 1)] == [True] * MAX_ATTEMPTS + [False]
+
+
+def test_a_job_is_misplaced_while_it_waits_for_a_role_that_its_worker_lost() -> None:
+    handed_over, local = request(), request()
+    for state, candidates in (handed_over, ["d"]), (local, []):
+        state.begin_attempt(0.0)
+        state.placed("p", candidates)
+    assert handed_over.is_misplaced("p", ["decode"])
+    assert not handed_over.is_misplaced("p", ["prefill"])
+    assert not handed_over.is_misplaced("d", [])
+    assert local.is_misplaced("p", ["prefill"])
+    assert not local.is_misplaced("p", ["decode"])
+    handed_over.claim(1, PREFILL, 0.0)
+    assert not handed_over.is_misplaced("p", ["decode"])
