@@ -83,7 +83,9 @@ class Bus(Protocol):
     def dead_letters(self) -> int: ...
 
     @property
-    def reconnects(self) -> int: ...
+    def reconnects(self) -> int:
+        """Grows with each connection that was lost; jobs may have been lost with it."""
+        ...
 
     async def publish(self, subject: str, message: msgspec.Struct) -> None:
         """Send one way. While disconnected, messages are stored up to a bound and sent later."""
@@ -114,8 +116,8 @@ class Bus(Protocol):
         """Queue a job for `worker` and return its stream sequence. Raises OverloadedError when the queue is full."""
         ...
 
-    async def delete_job(self, stream_seq: int) -> None:
-        """Take a job that nobody started out of the queue; best effort."""
+    async def delete_job(self, stream_seq: int, job: Job) -> None:
+        """Take a job that nobody started out of the queue; best effort. Nothing happens if `stream_seq` is another's by now."""
         ...
 
     async def jobs(self, worker: str) -> JobQueue:
@@ -287,8 +289,8 @@ class NatsBus:
     async def publish_job(self, worker: str, job: Job) -> int:
         return await self._stream.publish(worker, job)
 
-    async def delete_job(self, stream_seq: int) -> None:
-        await self._stream.delete(stream_seq)
+    async def delete_job(self, stream_seq: int, job: Job) -> None:
+        await self._stream.delete(stream_seq, job)
 
     async def jobs(self, worker: str) -> JobQueue:
         return await self._stream.queue(worker)

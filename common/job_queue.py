@@ -38,6 +38,7 @@ RETRY_PAUSE_S = 0.2  # after a failed pull: long enough to be no hot loop, short
 MALFORMED_MAX_BYTES = 64 << 10  # of a message that nobody could decode
 DEAD_MAX_MESSAGES = 10_000
 DEAD_MAX_BYTES = 64 << 20
+MESSAGE_ID = "Nats-Msg-Id"  # the server stores the same one once
 ADVISORIES = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{subjects.JOBS_STREAM}.*"
 
 _FULL = frozenset(
@@ -129,7 +130,7 @@ class JobStream:
         """Queue a job and return its sequence. The same (request, attempt) again is stored once."""
         if not self._client.is_connected:  # the client would store it up and send it later, unasked for
             raise UnavailableError("not connected to NATS")
-        headers = {"Nats-Msg-Id": f"{job.request_id}:{job.attempt}"}
+        headers = {MESSAGE_ID: _message_id(job)}
         try:
             try:
                 ack = await self._jetstream.publish(subjects.jobs(worker), encode(job), headers=headers)
@@ -146,10 +147,12 @@ class JobStream:
             raise UnavailableError(f"could not queue the job: {_text(error)}") from error
         return ack.seq
 
-    async def delete(self, stream_seq: int) -> None:
-        """Take a job out of the queue; best effort."""
+    async def delete(self, stream_seq: int, job: Job) -> None:
+        """Take a job out of the queue; best effort. A restarted server counts from 1 again: look whose number it is."""
         with contextlib.suppress(*_ERRORS):
-            await self._jetstream.delete_msg(subjects.JOBS_STREAM, stream_seq)
+            message = await self._jetstream.get_msg(subjects.JOBS_STREAM, stream_seq)
+            if (message.headers or {}).get(MESSAGE_ID) == _message_id(job):
+                await self._jetstream.delete_msg(subjects.JOBS_STREAM, stream_seq)
 
     async def queue(self, worker: str) -> NatsJobQueue:
         """Return `worker`'s queue, its consumer created or updated. Raises UnavailableError."""
@@ -323,6 +326,10 @@ class NatsDelivery:
             return
         except _ERRORS as error:
             raise UnavailableError(f"could not answer for the job: {_text(error)}") from error
+
+
+def _message_id(job: Job) -> str:
+    return f"{job.request_id}:{job.attempt}"
 
 
 class _MaxDeliveries(msgspec.Struct):

@@ -3,6 +3,9 @@
 Silence is suspicion, then death: after 3 s a worker is lost for everybody who placed work on it. A new incarnation under the
 same name means that the old one is gone at once. A worker that beats but whose device loop stands still while it has work is
 stuck, which is as good as dead.
+
+When all fall silent at once it is rather the bus, or this process that stood still: then they get twice the time, in which
+the bus's own pings find out.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ log = logging.getLogger("baton.peers")
 DEAD_AFTER_S = 3.0
 STUCK_AFTER_S = 20.0  # one pass of the device loop may take long on a CPU
 CHECK_EVERY_S = 0.25
+QUIET_AFTER_S = 1.2  # each of them beats every 0.5 s
 
 LostCallback = Callable[[str, int], None]
 
@@ -63,10 +67,16 @@ class PeerTable:
 
     def check(self, now: float) -> list[tuple[str, int]]:
         """Drop the silent; return those lost now. A stuck one stays in the table, but is never `ready`."""
-        lost = [seen for seen in self._seen.values() if now - seen.at > self._dead_after_s]
+        everybody = len(self._seen) > 1 and self.silent_s(now) > self._dead_after_s
+        dead_after_s = 2 * self._dead_after_s if everybody else self._dead_after_s
+        lost = [seen for seen in self._seen.values() if now - seen.at > dead_after_s]
         for seen in lost:
             del self._seen[seen.state.worker]
         return [(seen.state.worker, seen.state.incarnation) for seen in lost]
+
+    def silent_s(self, now: float) -> float:
+        """How long nobody was heard; 0 when there is nobody."""
+        return now - max((seen.at for seen in self._seen.values()), default=now)
 
     def ready(self, role: str, now: float) -> list[WorkerState]:
         """Workers that may get new work of `role`."""
@@ -90,6 +100,7 @@ class Peers:
         self._checker: asyncio.Task[None] | None = None
         self._bus: Bus | None = None
         self._deaf_since: float | None = None
+        self._checked_at = clock()
 
     @property
     def states(self) -> dict[str, WorkerState]:
@@ -98,6 +109,11 @@ class Peers:
     def ready(self, role: str) -> list[WorkerState]:
         """Workers that may get new work of `role` now."""
         return self._table.ready(role, self._clock())
+
+    @property
+    def hears_nobody(self) -> bool:
+        """Whether all workers are silent: then one worker's silence says nothing about it."""
+        return self._table.silent_s(self._clock()) > QUIET_AFTER_S
 
     def on_lost(self, callback: LostCallback) -> None:
         """Call `callback(worker, incarnation)` when a worker is lost."""
@@ -138,9 +154,11 @@ class Peers:
                 callback(state)
 
     def check(self) -> None:
-        """Look for silence. While this process itself is cut off from the bus, silence says nothing about the others."""
+        """Look for silence. While this process is cut off from the bus, or stands still, it says nothing about the others."""
         now = self._clock()
-        if self._bus is not None and not self._bus.connected:
+        before, self._checked_at = self._checked_at, now
+        stalled = now - before > DEAD_AFTER_S / 2
+        if stalled or (self._bus is not None and not self._bus.connected):
             self._deaf_since = now
         if self._deaf_since is not None and now - self._deaf_since < DEAD_AFTER_S:
             return

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from common.errors import ServingError
-from common.messages import Tokens
+from common.messages import Job, Tokens
 from gateway.generation import TokenEvent
 from gateway.owner import RequestState
 from gateway.timeline import Timeline
@@ -23,7 +23,8 @@ class ActiveRequest:
         self.started_at = started_at
         self.published_at: float | None = None
         self.claimed_at: float | None = None
-        self.stream_seq = 0
+        self.job: Job | None = None  # as it was queued last
+        self.stream_seq = 0  # of `job`
         self.prefilled = 0  # the newest attempt that brought tokens
         self.retrying = False
         self.lost_attempt = 0  # the newest attempt that failed while it was being queued

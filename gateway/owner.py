@@ -166,6 +166,12 @@ class RequestState:
         role = "prefill" if self.candidates else "decode"
         return self.phase is Phase.QUEUED and self.assigned == worker and role not in roles
 
+    def pardon(self, seconds: float) -> None:
+        """So much of the silence was this gateway's own."""
+        self.progress_at += seconds
+        if self.gap_since is not None:
+            self.gap_since += seconds
+
     def lost(self, worker: Worker) -> bool:
         """Whether the current attempt can't go on without this worker."""
         if self.is_over:

@@ -64,6 +64,7 @@ GAP_RESEND_S = 0.2
 GAP_LOST_S = 5.0  # what is missing for so long, nobody has
 SILENT_S = 0.75  # a decoding stream without a token for so long is asked for
 WAITING_S = 2.0  # and so is a request that a worker claimed and that has no decode worker yet
+STALLED_S = 0.5  # the watch is late by so much
 PROBES = 2  # unanswered ones before the attempt is given up
 UNCLAIMED_S = 10.0
 HANDOVER_S = 15.0  # first token seen, and nobody decodes
@@ -246,6 +247,7 @@ class Requests:
         active.timeline.began(line)
         active.published_at = line.published_at = time.monotonic()
         active.timings.setdefault("admission", (active.published_at - active.started_at) * 1000)
+        active.job, active.stream_seq = job, 0
         active.stream_seq = await self._bus.publish_job(worker, job)
 
     async def _retry(self, active: ActiveRequest, reason: str, *, blame: str = "", tried: bool = True) -> None:
@@ -297,8 +299,8 @@ class Requests:
         cancel = Cancel(request_id=state.spec.request_id, attempt=state.attempt, reason=reason)
         for worker in state.workers():
             self._spawn(self._orders.cancel(worker, cancel))
-        if active.stream_seq and state.claimed_by is None:
-            self._spawn(self._bus.delete_job(active.stream_seq))
+        if active.job is not None and active.stream_seq and state.claimed_by is None:
+            self._spawn(self._bus.delete_job(active.stream_seq, active.job))
         self._release(state, "prefill")
         self._release(state, "decode")
 
@@ -431,21 +433,45 @@ class Requests:
             await asyncio.sleep(BEAT_S)
 
     async def _watch(self) -> None:
+        connections, now = self._bus.reconnects, time.monotonic()
         while True:
             await asyncio.sleep(WATCH_S)
-            now = time.monotonic()
+            before, now = now, time.monotonic()
+            if now - before > STALLED_S:  # this process stood still: first hear what came meanwhile
+                for active in self._active.values():
+                    active.state.pardon(now - before)
+                continue
+            if self._bus.connected and self._bus.reconnects != connections:
+                connections = self._bus.reconnects
+                self._spawn(self._queue_again())
             for active in list(self._active.values()):
                 try:
                     await self._look_at(active, now)
                 except Exception:
                     log.exception("request.watch_failed")
 
+    async def _queue_again(self) -> None:
+        """The server may have been restarted, and jobs are in its memory: those that it still has it doesn't store twice."""
+        for active in list(self._active.values()):
+            state, job = active.state, active.job
+            if job is None or active.retrying or state.phase not in (Phase.QUEUED, Phase.CLAIMED):
+                continue
+            try:
+                stream_seq = await self._bus.publish_job(state.assigned, job)
+            except ServingError as error:
+                log.warning("request.not_queued_again", extra={"request_id": job.request_id, "error": error.message})
+                if job is active.job:
+                    self._spawn(self._retry(active, "the bus was lost"))
+                continue
+            if job is active.job:
+                active.stream_seq = stream_seq
+
     async def _look_at(self, active: ActiveRequest, now: float) -> None:
         state = active.state
         if now >= state.deadline_at:
             await self._end(active, DeadlineExceededError("the request's deadline passed"), cancel="deadline")
             return
-        if active.retrying or active.probing or not self._bus.connected:
+        if active.retrying or active.probing or not self._bus.connected or self._peers.hears_nobody:
             return
         silent_s = now - state.progress_at
         gap_s = now - state.gap_since if state.gap_since is not None else 0.0

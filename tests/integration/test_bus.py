@@ -276,9 +276,11 @@ async def test_a_nak_brings_the_job_back_and_a_term_ends_it(bus: NatsBus, raw: n
 
 async def test_a_deleted_job_is_not_delivered(bus: NatsBus) -> None:
     queue = await bus.jobs("w")
-    await bus.delete_job(await bus.publish_job("w", a_job("unwanted")))
-    await bus.delete_job(12_345)  # unknown: nothing happens
-    await bus.publish_job("w", a_job("wanted"))
+    unwanted = a_job("unwanted")
+    await bus.delete_job(await bus.publish_job("w", unwanted), unwanted)
+    await bus.delete_job(12_345, unwanted)  # unknown: nothing happens
+    wanted = await bus.publish_job("w", a_job("wanted"))
+    await bus.delete_job(wanted, unwanted)  # a number that is another job's since the server was restarted
     assert [delivery.job.request_id for delivery in await some_jobs(queue)] == ["wanted"]
 
 

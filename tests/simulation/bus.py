@@ -200,7 +200,7 @@ class SimBus:
         await asyncio.sleep(network.weather.way_s())
         return number
 
-    async def delete_job(self, stream_seq: int) -> None:
+    async def delete_job(self, stream_seq: int, job: Job) -> None:
         if self.connected and not self._network.loses():
             await asyncio.sleep(self._network.weather.way_s())
             self._network.jobs.end(stream_seq)
