@@ -34,7 +34,6 @@ from common.messages import (
     Failed,
     Frame,
     GatewayReply,
-    GatewayState,
     Imported,
     Job,
     Resend,
@@ -50,6 +49,7 @@ from common.peers import Peers
 from common.store import Store
 from gateway.active import ActiveRequest
 from gateway.admission import Backlog, RequestLimits, fleet_rate, refusal
+from gateway.attainment import Attainment, ServiceLevels
 from gateway.generation import Generation, GenerationSpec
 from gateway.orders import Orders
 from gateway.owner import Phase, RequestState, Worker
@@ -82,6 +82,7 @@ class Requests:
         gateway_id: str,
         incarnation: int,
         limits: RequestLimits | None = None,
+        levels: ServiceLevels | None = None,
     ) -> None:
         self._bus = bus
         self._peers = peers
@@ -96,6 +97,7 @@ class Requests:
         self._draining = False
         self._counters: Counter[str] = Counter()
         self._timelines = Timelines()
+        self._attainment = Attainment(levels or ServiceLevels(), started_at=time.monotonic())
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -322,6 +324,7 @@ class Requests:
         else:
             self._release(state, "decode")
         self._timelines.end(active.timeline, error=error, cancelled=cancel)
+        self._attainment.ended(active, error, time.monotonic())
         state.phase = Phase.ENDED
         active.finish(error)
 
@@ -428,7 +431,9 @@ class Requests:
             with contextlib.suppress(UnavailableError):
                 await self._bus.publish(
                     subjects.gateway_heartbeat(self._gateway_id),
-                    GatewayState(gateway=self._gateway_id, incarnation=self._incarnation),
+                    self._attainment.state(
+                        self._gateway_id, self._incarnation, self._active.values(), time.monotonic()
+                    ),
                 )
             await asyncio.sleep(BEAT_S)
 
