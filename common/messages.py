@@ -352,7 +352,7 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="worker_state")
 
 
 class GatewayState(msgspec.Struct, frozen=True, kw_only=True, tag="gateway_state"):
-    """Gateway -> workers, every second. A worker drops the requests of a gateway that was silent for 5 s.
+    """Gateway -> workers and gateways, every second. A worker drops the requests of a gateway that was silent for 5 s.
 
     Also what planners read: how many requests of a recent window met their service levels, and what waits.
     """
@@ -371,6 +371,11 @@ class GatewayState(msgspec.Struct, frozen=True, kw_only=True, tag="gateway_state
     queued_requests: int = 0  # no worker has taken them yet
     queued_tokens: int = 0  # of those, by the same share
     handing_over: int = 0  # requests with a first token that no decode worker has yet
+    waiting_tokens: int = (
+        0  # prompt tokens that wait in the gateway; this and the next two for other gateways' admission
+    )
+    started_tokens: int = 0  # prompt tokens that were started and have no first token yet
+    unclaimed_tokens: int = 0  # of these, those that no worker has claimed yet
 
 
 ToWorker = Reserve | Handoff | WriterDone | LeaseAborted | Cancel | Resend | Received | SetRoles

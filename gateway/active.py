@@ -16,11 +16,17 @@ class ActiveRequest:
     """A `Generation` in flight."""
 
     def __init__(
-        self, state: RequestState, started_at: float, on_cancel: Callable[[ActiveRequest, str], Awaitable[None]]
+        self,
+        state: RequestState,
+        started_at: float,
+        on_cancel: Callable[[ActiveRequest, str], Awaitable[None]],
+        *,
+        waited_s: float = 0.0,
     ) -> None:
         self._on_cancel = on_cancel
         self.state = state
         self.started_at = started_at
+        self.waited_s = waited_s
         self.published_at: float | None = None
         self.claimed_at: float | None = None
         self.job: Job | None = None  # as it was queued last
@@ -32,6 +38,8 @@ class ActiveRequest:
         self.known_at = 0.0  # when a worker last said that it has the request
         self.timings: dict[str, float] = {}
         spec = state.spec
+        self.work = len(spec.token_ids)  # prompt tokens to compute, the cached ones not counted once they are known
+        self.first_token_by = started_at + (spec.first_token_s or spec.deadline_s)
         self.timeline = Timeline(
             request_id=spec.request_id,
             received_at=spec.received_at or started_at,

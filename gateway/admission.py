@@ -1,70 +1,310 @@
-"""Whether a request may come in: bounds of what waits, and whether its first token can come in time. No I/O, no clock.
+"""Which requests start now, which wait here, and which are refused, with the time to come back. No I/O, no clock.
 
-A request that can't be served in time is refused at once, with the time after which trying again makes sense, not after waiting.
+What was started and has no first token yet is the *window*: as much work as keeps the workers busy for `window_s`, so that the
+order of those that wait here (`gateway.admission_queue`) still matters. A request is refused at once when the queue is full, or
+when by the rates that workers measure its first token can't come in time; a waiting one as soon as that becomes known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from common.errors import OverloadedError
 from common.messages import WorkerState
+from gateway.admission_queue import HIGH, TIERS, Ticket, TieredQueue
 
 LONGEST_RETRY_S = 60.0
+WINDOW_REQUESTS = 64  # of a worker: prompts so short that their tokens don't bound the window
+LOCAL_SHARE = (
+    0.25  # of a decode worker's prefill rate: what it is thought to compute beside its batch until it has measured it
+)
+OUTPUT_WORK = 2.0  # a generated token counts so many prompt tokens in the work done for a tenant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
     """Bounds of what one gateway takes on."""
 
-    max_requests: int = 1024
-    max_queued_tokens: int = 4_000_000
+    max_requests: int = 1024  # in flight, the waiting ones included
+    max_queued_tokens: int = 4_000_000  # prompt tokens without a first token
     cut_over_tokens: int = -1  # see `PlacementRequest`
+    window_s: float = 1.0  # work at the workers, in seconds of their prefill rates
+    reserved: float = 0.1  # share of window and queue that only the highest tier may use
+
+
+class RefusedError(OverloadedError):
+    """Why a request has to come back later. `reason` is one of few words, to count by."""
+
+    def __init__(self, reason: str, message: str, retry_after_s: float) -> None:
+        super().__init__(f"{message}; try again later", retry_after_s=min(LONGEST_RETRY_S, max(1.0, retry_after_s)))
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Backlog:
-    """What is in front of a new request."""
+class Prefiller:
+    """A worker that computes prompts."""
 
-    requests: int  # of this gateway, in flight
-    waiting_tokens: int  # prompt tokens of this gateway's requests without a first token
-    unclaimed_tokens: int  # those that no worker has taken yet
-    claimed_tokens: int  # prompt tokens that workers took and have not computed, whoever sent them
-    tokens_per_s: float  # at which the workers compute prompts; 0 = not measured
+    tokens_per_s: float = 0.0  # 0 = not measured
+    queued_tokens: int = 0  # in front of a new prompt there
+    fixed_s: float = 0.0  # of a pass
+
+
+@dataclass(kw_only=True)
+class Capacity:
+    """The fleet as a gateway sees it. Nothing is predicted while no worker has measured its rate.
+
+    `unplaced_tokens` may grow by what starts until the fleet is looked at again; nothing else changes.
+    """
+
+    workers: tuple[Prefiller, ...]
+    gateways: int = 1  # alive, this one included
+    unplaced_tokens: int = 0  # started, here or by other gateways, and in no worker's `queued_tokens`
+    started_elsewhere: int = 0  # prompt tokens in the windows of other gateways
+    waiting_elsewhere: int = 0  # prompt tokens that wait at other gateways
+
+    @cached_property
+    def tokens_per_s(self) -> float:
+        """Of all workers together."""
+        return sum(worker.tokens_per_s for worker in self.workers)
+
+    @cached_property
+    def _free(self) -> list[tuple[float, float]]:
+        """(when a worker is through with what it has, its rate), the first to be free first."""
+        return sorted((w.queued_tokens / w.tokens_per_s, w.tokens_per_s) for w in self.workers)
+
+    def wait_s(self, ahead: float) -> float:
+        """Until `ahead` more prompt tokens are dealt out and a worker is free: each finishes what it has, then takes its part."""
+        if not self.tokens_per_s:
+            return 0.0
+        rate, level, left = 0.0, 0.0, ahead
+        for free_at, worker_rate in self._free:
+            if rate and left < (free_at - level) * rate:
+                break
+            left -= (free_at - level) * rate
+            rate, level = rate + worker_rate, free_at
+        return level + left / rate
+
+    def first_token_s(self, ahead: float, work: int) -> float:
+        """Until the first token of a prompt with `work` tokens to compute, behind `ahead` tokens; 0 while nothing is measured."""
+        if not self.tokens_per_s:
+            return 0.0
+        level = self.wait_s(ahead)
+        return min(
+            max(level, worker.queued_tokens / worker.tokens_per_s) + worker.fixed_s + work / worker.tokens_per_s
+            for worker in self.workers
+        )
+
+    def window(self, seconds: float) -> float:
+        """This gateway's window in prompt tokens: its part, or more when the others leave some of theirs."""
+        if not self.tokens_per_s:
+            return math.inf
+        size = self.tokens_per_s * seconds
+        return max(size / self.gateways, size - self.started_elsewhere)
+
+
+def prefillers(
+    prefill: Iterable[WorkerState], decode: Iterable[WorkerState], *, local: bool, sent: Mapping[str, int]
+) -> tuple[Prefiller, ...]:
+    """The workers that compute prompts, with their rates; one that has measured nothing counts as the slowest that has.
+
+    `local`: decode workers also do so, beside their batches. They do in any case when nobody else prefills. `sent`: worker ->
+    prompt tokens that this gateway sent there and that its heartbeat doesn't tell yet.
+    """
+    rates = {state.worker: (state.prefill_tokens_per_s, state) for state in prefill}
+    alone = not rates
+    if local or alone:
+        for state in decode:
+            share = 1.0 if alone else LOCAL_SHARE
+            rate = state.local_tokens_per_s or share * state.prefill_tokens_per_s
+            if alone or rate:
+                rates.setdefault(state.worker, (rate, state))
+    slowest = min((rate for rate, _ in rates.values() if rate > 0), default=0.0)
+    return tuple(
+        Prefiller(
+            tokens_per_s=rate or slowest,
+            queued_tokens=state.queued_tokens + sent.get(state.worker, 0),
+            fixed_s=state.prefill_fixed_ms / 1000,
+        )
+        for rate, state in rates.values()
+    )
+
+
+@dataclass(slots=True)
+class _Part:
+    """A started choice."""
+
+    ticket: Ticket
+    work: int
+    computing: bool = True  # no first token yet: it is in the window
+
+
+class Admission:
+    """Decides; keeps count of what waits and of what was started until it ended."""
+
+    def __init__(self, limits: RequestLimits) -> None:
+        self.limits = limits
+        self.queue = TieredQueue()
+        self._parts: dict[str, _Part] = {}
+        self._requests = [0 for _ in TIERS]  # in flight, waiting or started
+        self._window_requests = [0 for _ in TIERS]
+        self._window_work = [0 for _ in TIERS]
 
     @property
-    def wait_s(self) -> float:
-        """Until everything that waits is computed; 0 while nothing was measured."""
-        return (self.claimed_tokens + self.unclaimed_tokens) / self.tokens_per_s if self.tokens_per_s else 0.0
+    def in_flight(self) -> int:
+        """Choices that wait or were started."""
+        return sum(self._requests)
 
+    @property
+    def window_work(self) -> int:
+        """Prompt tokens started without a first token."""
+        return sum(self._window_work)
 
-def fleet_rate(prefill: Iterable[WorkerState], decode: Iterable[WorkerState]) -> float:
-    """Prompt tokens a second of all workers together; those that have measured nothing count as the slowest that has.
+    # -- coming in ---------------------------------------------------------------------------------------------------
 
-    Decode workers count when nobody else prefills: what they compute beside their batches.
-    """
-    rates = [state.prefill_tokens_per_s for state in prefill]
-    rates = rates or [state.local_tokens_per_s or state.prefill_tokens_per_s for state in decode]
-    slowest = min((rate for rate in rates if rate > 0), default=0.0)
-    return sum(rate or slowest for rate in rates)
+    def offer(self, ticket: Ticket, capacity: Capacity, now: float) -> None:
+        """Let a request wait, if only for `next` to start it at once. Raises RefusedError."""
+        refusal = self._full(ticket, capacity) or self._too_late(ticket, capacity, now)
+        if refusal is not None:
+            raise refusal
+        self.queue.push(ticket)
+        self._requests[ticket.tier] += ticket.requests
 
-
-def refusal(backlog: Backlog, limits: RequestLimits, *, num_tokens: int, deadline_s: float) -> OverloadedError | None:
-    """Why a request of `num_tokens` prompt tokens, with `deadline_s` left, has to come back later; None when it may come in."""
-    if backlog.requests >= limits.max_requests:
-        return _later(f"{backlog.requests} requests are in flight, the limit", backlog.wait_s / 2)
-    excess = backlog.waiting_tokens + num_tokens - limits.max_queued_tokens
-    if backlog.waiting_tokens and excess > 0:
-        wait_s = excess / backlog.tokens_per_s if backlog.tokens_per_s else 1.0
-        return _later(f"{backlog.waiting_tokens} prompt tokens wait, the limit is {limits.max_queued_tokens}", wait_s)
-    if backlog.wait_s > deadline_s:
-        return _later(
-            f"what waits takes {backlog.wait_s:.1f} s, the request's deadline is in {deadline_s:.1f} s",
-            backlog.wait_s - deadline_s,
+    def _full(self, ticket: Ticket, capacity: Capacity) -> RefusedError | None:
+        limits, share = self.limits, 1.0 if ticket.tier == HIGH else 1.0 - self.limits.reserved
+        lower = slice(None) if ticket.tier == HIGH else slice(HIGH)
+        allowed = limits.max_requests if ticket.tier == HIGH else math.ceil(limits.max_requests * share)
+        present = max(
+            self.in_flight + ticket.requests - limits.max_requests,
+            sum(self._requests[lower]) + ticket.requests - allowed,
         )
-    return None
+        if present > 0:
+            return RefusedError(
+                "requests", f"{self.in_flight} requests are in flight, the limit", self._drained_s(capacity) / 2
+            )
+        waiting = self.queue.work + self.window_work
+        lower_waiting = sum(queue.work for queue in self.queue.tiers[lower]) + sum(self._window_work[lower])
+        excess = max(
+            waiting + ticket.work - limits.max_queued_tokens,
+            lower_waiting + ticket.work - limits.max_queued_tokens * share,
+        )
+        if waiting and excess > 0:
+            wait_s = excess / capacity.tokens_per_s if capacity.tokens_per_s else 1.0
+            return RefusedError(
+                "tokens", f"{waiting} prompt tokens wait, the limit is {limits.max_queued_tokens}", wait_s
+            )
+        return self._beyond_share(ticket, capacity)
 
+    def _beyond_share(self, ticket: Ticket, capacity: Capacity) -> RefusedError | None:
+        """One tenant must not fill the queue."""
+        requests, work = self.queue.requests_of.get(ticket.tenant, 0), self.queue.work_of.get(ticket.tenant, 0)
+        if requests and (
+            requests + ticket.requests > ticket.share * self.limits.max_requests
+            or work + ticket.work > ticket.share * self.limits.max_queued_tokens
+        ):
+            message = f"{requests} requests with {work} prompt tokens of this tenant wait, its share of the queue"
+            return RefusedError("share", message, self._drained_s(capacity) / 2)
+        return None
 
-def _later(reason: str, retry_after_s: float) -> OverloadedError:
-    return OverloadedError(f"{reason}; try again later", retry_after_s=min(LONGEST_RETRY_S, max(1.0, retry_after_s)))
+    def _drained_s(self, capacity: Capacity) -> float:
+        """Until all that waits here is dealt out."""
+        return capacity.wait_s(capacity.unplaced_tokens + self.queue.work)
+
+    def _too_late(self, ticket: Ticket, capacity: Capacity, now: float) -> RefusedError | None:
+        left_s = ticket.first_token_by - now
+        before = self.queue.work_before(ticket)
+        elsewhere = min(capacity.waiting_elsewhere, before * (capacity.gateways - 1))
+        needs_s = capacity.first_token_s(capacity.unplaced_tokens + before + elsewhere, ticket.work)
+        if needs_s <= left_s:
+            return None
+        alone_s = capacity.first_token_s(0, ticket.work)
+        message = f"the first token would come in {needs_s:.1f} s, the request's deadline is in {left_s:.1f} s"
+        return RefusedError("deadline", message, needs_s - left_s if alone_s < left_s else LONGEST_RETRY_S)
+
+    def late(self, capacity: Capacity, now: float) -> list[tuple[Ticket, RefusedError]]:
+        """Take out the waiting requests whose first token can't come in time any more, and say why."""
+        if not self.queue:
+            return []
+        total = capacity.unplaced_tokens + capacity.waiting_elsewhere + self.queue.work
+        slowest_s = capacity.wait_s(total)
+        found = []
+        for ticket in list(self.queue):
+            surely_s = slowest_s + capacity.first_token_s(0, ticket.work)
+            if now + surely_s <= ticket.first_token_by:
+                continue
+            refusal = self._too_late(ticket, capacity, now)
+            if refusal is not None:
+                self.withdraw(ticket)
+                found.append((ticket, refusal))
+        return found
+
+    # -- starting ----------------------------------------------------------------------------------------------------
+
+    def next(self, capacity: Capacity) -> Ticket | None:
+        """The waiting request that starts now, or None while there is no room for any."""
+        for tier in self.queue.order():
+            if self._has_room(tier, capacity):
+                ticket = self.queue.pop(tier)
+                self._start(ticket)
+                return ticket
+        return None
+
+    def _has_room(self, tier: int, capacity: Capacity) -> bool:
+        """Whether the window is open: below its size, or a worker would have nothing. It is overrun by one request at most."""
+        if not capacity.workers:
+            return False
+        tokens, requests = capacity.window(self.limits.window_s), WINDOW_REQUESTS * len(capacity.workers)
+        in_all = sum(self._window_work), sum(self._window_requests)
+        is_open = in_all[1] < len(capacity.workers) or (in_all[0] < tokens and in_all[1] < requests)
+        reserved = self.limits.reserved
+        if tier == HIGH:
+            own = self._window_work[HIGH], self._window_requests[HIGH]
+            return is_open or (own[0] < reserved * tokens and own[1] < reserved * requests)
+        lower = sum(self._window_work[:HIGH]), sum(self._window_requests[:HIGH])
+        least = max(1, math.floor((1 - reserved) * len(capacity.workers)))
+        return is_open and (
+            lower[1] < least or (lower[0] < (1 - reserved) * tokens and lower[1] < (1 - reserved) * requests)
+        )
+
+    def _start(self, ticket: Ticket) -> None:
+        ticket.started = True
+        for request_id, work in zip(ticket.ids, ticket.works, strict=True):
+            self._parts[request_id] = _Part(ticket, work)
+            self._window_requests[ticket.tier] += 1
+            self._window_work[ticket.tier] += work
+
+    # -- what becomes of it ------------------------------------------------------------------------------------------
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """The client left, or the request was refused: it neither waits nor counts any more. Idempotent."""
+        if self.queue.remove(ticket):
+            self._requests[ticket.tier] -= ticket.requests
+        for request_id in ticket.ids:
+            self.ended(request_id)
+
+    def placed(self, request_id: str, work: int) -> None:
+        """What is left to compute of a started prompt, now that the worker and its cached prefix are known."""
+        part = self._parts.get(request_id)
+        if part is not None and part.computing:
+            tier = part.ticket.tier
+            self._window_work[tier] += work - part.work
+            self.queue.tiers[tier].charge(part.ticket.tenant, work - part.work)
+            part.work = work
+
+    def computed(self, request_id: str) -> None:
+        """A first token came. Idempotent."""
+        part = self._parts.get(request_id)
+        if part is not None and part.computing:
+            part.computing = False
+            self._window_requests[part.ticket.tier] -= 1
+            self._window_work[part.ticket.tier] -= part.work
+
+    def ended(self, request_id: str, generated: int = 0) -> None:
+        """A started choice is over, after so many generated tokens. Idempotent."""
+        self.computed(request_id)
+        part = self._parts.pop(request_id, None)
+        if part is not None:
+            self._requests[part.ticket.tier] -= 1
+            self.queue.tiers[part.ticket.tier].charge(part.ticket.tenant, OUTPUT_WORK * generated)

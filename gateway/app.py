@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import logging
+import math
 import re
 import uuid
 
@@ -22,6 +21,7 @@ from gateway.generation import Generations
 from gateway.metrics import GatewayMetrics
 from gateway.responses import error_code, error_response, error_status
 from gateway.routes import VERSION, HttpSettings, Routes
+from gateway.tenants import Tenant, Tenants
 from gateway.tokenizer import ChatTokenizer
 
 __all__ = ["HttpSettings", "create_app"]
@@ -30,6 +30,8 @@ log = logging.getLogger("baton.http")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}\Z")
 _OPEN_PATHS = frozenset({"/health", "/ready"})
+_ADMIN_PATHS = ("/admin",)
+_OPERATOR_PATHS = ("/metrics", "/debug")
 
 
 def create_app(
@@ -53,7 +55,7 @@ def create_app(
     routes = Routes(dialect, GatewayMetrics(settings.served_model, registry), settings)
     app.add_exception_handler(ServingError, _on_serving_error)
     app.add_exception_handler(HTTPException, _on_http_error)
-    app.add_middleware(Envelope, api_keys=settings.api_keys)
+    app.add_middleware(Envelope, tenants=settings.tenants)
     for path, endpoint in routes.posts.items():
         app.add_route(path, endpoint, methods=["POST"])
     for path, endpoint in routes.gets.items():
@@ -67,9 +69,9 @@ class Envelope:
     Plain ASGI: streams pass untouched.
     """
 
-    def __init__(self, app: ASGIApp, *, api_keys: tuple[str, ...]) -> None:
+    def __init__(self, app: ASGIApp, *, tenants: Tenants) -> None:
         self._app = app
-        self._keys = [hashlib.sha256(key.encode()).digest() for key in api_keys]
+        self._tenants = tenants
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -87,7 +89,9 @@ class Envelope:
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
-        app = self._app if self._may_enter(scope["path"], headers) else _refusal()
+        tenant = self._who(scope["path"], headers)
+        scope["tenant"] = tenant
+        app = self._app if tenant is not None else _refusal(scope["path"])
         try:
             await app(scope, receive, send_with_id)
         except ClientDisconnect:
@@ -99,18 +103,28 @@ class Envelope:
             crash = error_response(500, "internal error", kind="server_error", code="internal")
             await crash(scope, receive, send_with_id)
 
-    def _may_enter(self, path: str, headers: Headers) -> bool:
-        if not self._keys or path in _OPEN_PATHS:
-            return True
+    def _who(self, path: str, headers: Headers) -> Tenant | None:
+        """Who asks, or None when this key, or none, is not enough for `path`.
+
+        Metrics and timelines tell of all tenants: where there is an admin key, they need it.
+        """
+        tenants = self._tenants
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        digest = hashlib.sha256(key.strip().encode()).digest()
-        matches = [hmac.compare_digest(digest, known) for known in self._keys]  # all of them: constant time
-        return scheme.lower() == "bearer" and any(matches)
+        key = key.strip() if scheme.lower() == "bearer" else ""
+        if path in _OPEN_PATHS:
+            return tenants.default
+        if _is_under(path, _ADMIN_PATHS) or (tenants.keys.has_admin and _is_under(path, _OPERATOR_PATHS)):
+            return tenants.default if tenants.keys.is_admin(key) else None
+        return tenants.default if tenants.open_to_all else tenants.keys.tenant_of(key)
 
 
-def _refusal() -> Response:
-    message = "a valid API key is needed: send `Authorization: Bearer KEY`"
-    refusal = error_response(401, message, code="invalid_api_key")
+def _is_under(path: str, roots: tuple[str, ...]) -> bool:
+    return any(path == root or path.startswith(f"{root}/") for root in roots)
+
+
+def _refusal(path: str) -> Response:
+    kind = "admin key" if _is_under(path, _ADMIN_PATHS + _OPERATOR_PATHS) else "API key"
+    refusal = error_response(401, f"a valid {kind} is needed: send `Authorization: Bearer KEY`", code="invalid_api_key")
     refusal.headers["www-authenticate"] = "Bearer"
     return refusal
 
@@ -120,7 +134,7 @@ async def _on_serving_error(request: Request, error: Exception) -> Response:
     status, kind = error_status(error)
     response = error_response(status, error.message, kind=kind, param=error.param, code=error_code(error))
     if status in (429, 503):
-        response.headers["retry-after"] = str(max(1, round(getattr(error, "retry_after_s", 1.0))))
+        response.headers["retry-after"] = str(max(1, math.ceil(getattr(error, "retry_after_s", 1.0))))
     if isinstance(error, QuarantinedError):
         response.headers["x-should-retry"] = "false"  # OpenAI's clients try a 500 again: not one that fells workers
     return response

@@ -20,6 +20,7 @@ from gateway.choice import Choice, Piece
 from gateway.generation import Generation, Generations, GenerationSpec
 from gateway.responses import ContextLengthError, chat_logprobs, completion_logprobs, usage
 from gateway.schema import ChatRequest, CompletionRequest
+from gateway.tenants import ANYBODY, Tenant
 from gateway.tokenizer import ChatTokenizer
 
 MAX_PROMPTS = 64
@@ -28,8 +29,9 @@ BUFFERED_PIECES = 256  # of one answer; a client that reads slower makes its own
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a request comes from: the span around it (W3C), and when it came in (`time.monotonic()`)."""
+    """Where a request comes from: whose it is, the span around it (W3C), and when it came in (`time.monotonic()`)."""
 
+    tenant: Tenant = ANYBODY
     traceparent: str = ""
     received_at: float = 0.0
 
@@ -138,27 +140,30 @@ class Dialect:
         seed = request.seed % 2**64 if request.seed is not None else secrets.randbits(64)
         for prompt in prompts:
             self._check_prompt(prompt)
-        samplings = [self._sampling(request, prompt) for prompt in prompts]
-        try:
-            for prompt, sampling in zip(prompts, samplings, strict=True):
-                for _ in range(request.n or 1):
-                    index = len(answer.choices)
-                    own = msgspec.structs.replace(sampling, seed=choice_seed(seed, index))
-                    spec = GenerationSpec(
-                        request_id=f"{answer.id}-{index}",
-                        token_ids=prompt,
-                        sampling=own,
-                        deadline_s=request.timeout or self._default_deadline_s,
-                        salt=request.cache_salt or "",
-                        priority=request.priority,
-                        traceparent=origin.traceparent,
-                        received_at=origin.received_at,
-                    )
-                    generation = await self.generations.submit(spec)
-                    answer.choices.append(self._choice(request, generation, sampling, index))
-        except BaseException:
-            await answer.cancel("not all choices could start")
-            raise
+        if request.priority > origin.tenant.max_priority:
+            raise InvalidRequestError(
+                f"priority: at most {origin.tenant.max_priority} is allowed with this API key", param="priority"
+            )
+        specs: list[GenerationSpec] = []
+        for prompt in prompts:
+            sampling = self._sampling(request, prompt)
+            for _ in range(request.n or 1):
+                own = msgspec.structs.replace(sampling, seed=choice_seed(seed, len(specs)))
+                spec = GenerationSpec(
+                    request_id=f"{answer.id}-{len(specs)}",
+                    token_ids=prompt,
+                    sampling=own,
+                    deadline_s=request.timeout or self._default_deadline_s,
+                    first_token_s=request.ttft_timeout or 0.0,
+                    salt=origin.tenant.salt(request.cache_salt or ""),
+                    tenant=origin.tenant,
+                    priority=request.priority,
+                    traceparent=origin.traceparent,
+                    received_at=origin.received_at,
+                )
+                specs.append(spec)
+        for index, generation in enumerate(await self.generations.submit(specs)):
+            answer.choices.append(self._choice(request, generation, specs[index].sampling, index))
         return answer
 
     def _choice(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from common.messages import SamplingParams, TokenLogprobs
+from gateway.tenants import ANYBODY, Tenant
 from gateway.timeline import Timelines
 
 
@@ -19,7 +20,9 @@ class GenerationSpec:
     sampling: SamplingParams
     deadline_s: float  # from now
     salt: str = ""  # tenants that set one never share KV
+    tenant: Tenant = ANYBODY
     priority: int = 0
+    first_token_s: float = 0.0  # from now, the latest first token that is of use; 0 = the deadline
     traceparent: str = ""
     received_at: float = 0.0  # when the HTTP request came in, `time.monotonic()`; 0 = not known
 
@@ -72,15 +75,23 @@ class Generations(Protocol):
         ...
 
     @property
+    def waiting(self) -> Mapping[str, tuple[int, int]]:
+        """Tier -> requests and prompt tokens that wait in the gateway."""
+        ...
+
+    @property
     def timelines(self) -> Timelines:
         """Where the time of recent requests went."""
         ...
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """What happened so often since the start: `placed:<reason>`, `retries`, `refused`, `resends`, …"""
+        """What happened so often since the start: `placed:<reason>`, `refused:<reason>`, `work:<tenant>`, `retries`, …"""
         ...
 
-    async def submit(self, spec: GenerationSpec) -> Generation:
-        """Admit and place. Raises OverloadedError, UnavailableError or InvalidRequestError."""
+    async def submit(self, specs: Sequence[GenerationSpec]) -> Sequence[Generation]:
+        """Admit and place the choices of one HTTP request, all of them or none; return when they may start.
+
+        Raises OverloadedError, UnavailableError or InvalidRequestError.
+        """
         ...

@@ -52,7 +52,24 @@ class GatewayMetrics:
         self.events = Counter(
             "baton_gateway_events", "What went wrong on the way", [*labels, "event"], registry=self.registry
         )
+        self.refusals = Counter(
+            "baton_refusals",
+            "Requests refused at admission, by reason",
+            [*labels, "reason"],
+            registry=self.registry,
+        )
+        self.tenant_work = Counter(
+            "baton_tenant_tokens", "Prompt and generated tokens by tenant", [*labels, "tenant"], registry=self.registry
+        )
+        self._by_kind = {"placed": self.placements, "refused": self.refusals, "work": self.tenant_work}
         self._rendered: dict[str, int] = {}  # of what the owner of the requests counts
+        self.waiting = Gauge("vllm:num_requests_waiting", "Requests waiting here", labels, registry=self.registry)
+        self.waiting_requests = Gauge(
+            "baton_waiting_requests", "Requests waiting here", [*labels, "tier"], registry=self.registry
+        )
+        self.waiting_tokens = Gauge(
+            "baton_waiting_prompt_tokens", "Prompt tokens waiting here", [*labels, "tier"], registry=self.registry
+        )
         self.running = Gauge("vllm:num_requests_running", "Requests in flight", labels, registry=self.registry)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
@@ -83,13 +100,17 @@ class GatewayMetrics:
         """Count an answer that ended in an error."""
         self.errors.labels(self._model, code).inc()
 
-    def render(self, *, in_flight: int, counts: Mapping[str, int]) -> bytes:
-        """The text of `/metrics`. `counts`: see `Generations.counters`."""
+    def render(self, *, in_flight: int, counts: Mapping[str, int], waiting: Mapping[str, tuple[int, int]]) -> bytes:
+        """The text of `/metrics`. `counts`: see `Generations.counters`; `waiting`: tier -> requests and prompt tokens."""
         for name, count in counts.items():
-            kind, _, reason = name.partition(":")
-            counter = self.placements.labels(self._model, reason) if reason else self.events.labels(self._model, kind)
+            kind, _, label = name.partition(":")
+            counter = self._by_kind[kind].labels(self._model, label) if label else self.events.labels(self._model, kind)
             counter.inc(count - self._rendered.get(name, 0))
             self._rendered[name] = count
+        for tier, (requests, tokens) in waiting.items():
+            self.waiting_requests.labels(self._model, tier).set(requests)
+            self.waiting_tokens.labels(self._model, tier).set(tokens)
+        self.waiting.labels(self._model).set(sum(requests for requests, _ in waiting.values()))
         self.running.labels(self._model).set(in_flight)
         return generate_latest(self.registry)
 

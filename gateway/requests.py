@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from common import subjects
@@ -43,18 +43,21 @@ from common.messages import (
     Tokens,
     WorkerState,
     frame_decoder,
+    gateway_state_decoder,
     to_gateway_decoder,
 )
 from common.peers import Peers
 from common.store import Store
 from gateway.active import ActiveRequest
-from gateway.admission import Backlog, RequestLimits, fleet_rate, refusal
+from gateway.admission import RequestLimits
 from gateway.attainment import Attainment, ServiceLevels
-from gateway.generation import Generation, GenerationSpec
+from gateway.fleet import Fleet
+from gateway.generation import GenerationSpec
 from gateway.orders import Orders
 from gateway.owner import Phase, RequestState, Worker
 from gateway.placer import Placer
 from gateway.timeline import AttemptLine, Timelines
+from gateway.waiting import WaitingRoom
 
 log = logging.getLogger("baton.requests")
 
@@ -91,6 +94,8 @@ class Requests:
         self._limits = limits or RequestLimits()
         self._placer = Placer(store=store, peers=peers, cut_over_tokens=self._limits.cut_over_tokens)
         self._orders = Orders(bus, peers)
+        self._fleet = Fleet(self._placer, gateway_id=gateway_id, local=self._limits.cut_over_tokens < 0)
+        self._room = WaitingRoom(self._limits, lambda: self._fleet.capacity(self._active.values()))
         self._active: dict[str, ActiveRequest] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loops: list[asyncio.Task[Any]] = []
@@ -105,13 +110,15 @@ class Requests:
         """Listen for workers; from now on requests can be submitted."""
         await self._bus.serve(subjects.gateway(self._gateway_id), to_gateway_decoder, self._handle)
         await self._bus.subscribe(subjects.frames(self._gateway_id), frame_decoder, self._on_frame)
+        await self._bus.subscribe(subjects.ALL_GATEWAY_HEARTBEATS, gateway_state_decoder, self._fleet.saw)
         self._peers.on_lost(self._on_lost)
         self._peers.on_changed(self._on_changed)
         self._loops = [self._spawn(self._beat()), self._spawn(self._watch())]
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no more; let what runs end; after `timeout_s` end it with an error."""
+        """Take no more, refuse those who wait; let what runs end; after `timeout_s` end it with an error."""
         self._draining = True
+        self._room.refuse_all(UnavailableError(self.not_ready_reason))
         waits = [active.ended.wait() for active in self._active.values()]
         if waits:
             with contextlib.suppress(TimeoutError):
@@ -131,11 +138,16 @@ class Requests:
 
     @property
     def in_flight(self) -> int:
-        return len(self._active)
+        return self._room.in_flight
+
+    @property
+    def waiting(self) -> Mapping[str, tuple[int, int]]:
+        return self._room.waiting
 
     @property
     def counters(self) -> Counter[str]:
-        return self._counters
+        refused = {f"refused:{reason}": count for reason, count in self._room.refused.items()}
+        return self._counters + Counter(refused) + Counter({f"work:{k}": v for k, v in self._room.work.items()})
 
     @property
     def timelines(self) -> Timelines:
@@ -164,11 +176,26 @@ class Requests:
             return "no decode worker is ready"
         return ""
 
-    async def submit(self, spec: GenerationSpec) -> Generation:
-        started = time.monotonic()
-        self._admit(spec)
-        state = RequestState(spec=spec, deadline_at=started + spec.deadline_s)
-        active = ActiveRequest(state, started, self._cancel)
+    async def submit(self, specs: Sequence[GenerationSpec]) -> list[ActiveRequest]:
+        received = time.monotonic()
+        for spec in specs:
+            self._check(spec)
+        waited_s = await self._room.enter(specs)
+        begun: list[ActiveRequest] = []
+        try:
+            for spec in specs:
+                begun.append(await self._begin(spec, received, waited_s))
+        except BaseException:
+            for active in begun:
+                await self._end(active, None, cancel="not all choices could start")
+            for spec in specs:
+                self._room.ended(spec, 0)
+            raise
+        return begun
+
+    async def _begin(self, spec: GenerationSpec, received: float, waited_s: float) -> ActiveRequest:
+        state = RequestState(spec=spec, deadline_at=received + spec.deadline_s)
+        active = ActiveRequest(state, received, self._cancel, waited_s=waited_s)
         self._active[spec.request_id] = active
         self._timelines.start(active.timeline)
         try:
@@ -180,7 +207,7 @@ class Requests:
             raise
         return active
 
-    def _admit(self, spec: GenerationSpec) -> None:
+    def _check(self, spec: GenerationSpec) -> None:
         if self.not_ready_reason:
             raise UnavailableError(self.not_ready_reason)
         if spec.deadline_s <= 0:
@@ -192,23 +219,6 @@ class Requests:
             )
         if spec.request_id in self._active:
             raise InvalidRequestError(f"request {spec.request_id} is running already", param="request_id")
-        refused = refusal(self._backlog(), self._limits, num_tokens=len(spec.token_ids), deadline_s=spec.deadline_s)
-        if refused is not None:
-            self._counters["refused"] += 1
-            raise refused
-
-    def _backlog(self) -> Backlog:
-        prefill, decode = self._placer.workers("prefill"), self._placer.workers("decode")
-        waiting: Counter[Phase] = Counter()
-        for active in self._active.values():
-            waiting[active.state.phase] += len(active.state.spec.token_ids)
-        return Backlog(
-            requests=len(self._active),
-            waiting_tokens=waiting[Phase.QUEUED] + waiting[Phase.CLAIMED],
-            unclaimed_tokens=waiting[Phase.QUEUED],
-            claimed_tokens=sum(state.queued_tokens for state in prefill or decode),
-            tokens_per_s=fleet_rate(prefill, decode),
-        )
 
     # -- attempts ------------------------------------------------------------------------------------------------------
 
@@ -248,7 +258,7 @@ class Requests:
         )
         active.timeline.began(line)
         active.published_at = line.published_at = time.monotonic()
-        active.timings.setdefault("admission", (active.published_at - active.started_at) * 1000)
+        active.timings.setdefault("admission", (active.published_at - active.started_at - active.waited_s) * 1000)
         active.job, active.stream_seq = job, 0
         active.stream_seq = await self._bus.publish_job(worker, job)
 
@@ -326,6 +336,7 @@ class Requests:
         self._timelines.end(active.timeline, error=error, cancelled=cancel)
         self._attainment.ended(active, error, time.monotonic())
         state.phase = Phase.ENDED
+        self._room.ended(state.spec, len(state.generated))
         active.finish(error)
 
     # -- what workers say ------------------------------------------------------------------------------------------------
@@ -398,6 +409,7 @@ class Requests:
         events = state.take(tokens, sender, now)
         if events and was_first:
             active.explain_first_token(tokens, now)
+            self._room.computed(state.spec)
         if events and active.prefilled != state.attempt:
             active.prefilled = state.attempt
             self._release(state, "prefill")
@@ -431,8 +443,11 @@ class Requests:
             with contextlib.suppress(UnavailableError):
                 await self._bus.publish(
                     subjects.gateway_heartbeat(self._gateway_id),
-                    self._attainment.state(
-                        self._gateway_id, self._incarnation, self._active.values(), time.monotonic()
+                    self._room.tell(
+                        self._attainment.state(
+                            self._gateway_id, self._incarnation, self._active.values(), time.monotonic()
+                        ),
+                        self._active.values(),
                     ),
                 )
             await asyncio.sleep(BEAT_S)
@@ -449,6 +464,7 @@ class Requests:
             if self._bus.connected and self._bus.reconnects != connections:
                 connections = self._bus.reconnects
                 self._spawn(self._queue_again())
+            self._room.look_again()
             for active in list(self._active.values()):
                 try:
                     await self._look_at(active, now)
@@ -475,6 +491,9 @@ class Requests:
         state = active.state
         if now >= state.deadline_at:
             await self._end(active, DeadlineExceededError("the request's deadline passed"), cancel="deadline")
+            return
+        if now >= active.first_token_by and state.next_position == 0:
+            await self._end(active, DeadlineExceededError("the first token did not come in time"), cancel="deadline")
             return
         if active.retrying or active.probing or not self._bus.connected or self._peers.hears_nobody:
             return

@@ -7,9 +7,9 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from starlette.exceptions import HTTPException
@@ -20,6 +20,7 @@ from gateway.metrics import AnswerMetrics, GatewayMetrics
 from gateway.responses import ModelNotFoundError, error_body, error_code, error_response, error_status, json_response
 from gateway.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse_body
 from gateway.stream import DONE, EventStream, disconnected, event
+from gateway.tenants import Tenants
 from gateway.timeline import MAX_RECENT
 
 log = logging.getLogger("baton.http")
@@ -27,6 +28,7 @@ log = logging.getLogger("baton.http")
 VERSION = "0.1.0"
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
 
+Body = TypeVar("Body", ChatRequest, CompletionRequest)
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -35,7 +37,7 @@ class HttpSettings:
     """What the HTTP side needs to know."""
 
     served_model: str
-    api_keys: tuple[str, ...] = ()  # empty: no key needed
+    tenants: Tenants = field(default_factory=Tenants)  # by default no key is needed
     max_body_bytes: int = 10 << 20
     request_timeout_s: float = 600.0
 
@@ -76,27 +78,41 @@ class Routes:
 
     async def chat(self, request: Request) -> Response:
         """OpenAI's chat completions."""
-        started = time.monotonic()
-        try:
-            body = parse_body(await self._raw_body(request), ChatRequest)
-            self._check_model(body.model)
-            answer = await self._dialect.start_chat(body, Origin(_traceparent(request), started))
-        except ServingError as error:
-            self._metrics.failed(error_code(error))
-            raise
-        return await self._answer(request, body, answer, started)
+        return await self._generate(request, ChatRequest, self._dialect.start_chat)
 
     async def complete(self, request: Request) -> Response:
         """OpenAI's completions."""
+        return await self._generate(request, CompletionRequest, self._dialect.start_completion)
+
+    async def _generate(
+        self, request: Request, kind: type[Body], start: Callable[[Body, Origin], Coroutine[Any, Any, Answer]]
+    ) -> Response:
         started = time.monotonic()
         try:
-            body = parse_body(await self._raw_body(request), CompletionRequest)
+            body = parse_body(await self._raw_body(request), kind)
             self._check_model(body.model)
-            answer = await self._dialect.start_completion(body, Origin(_traceparent(request), started))
+            origin = Origin(request.scope["tenant"], _traceparent(request), started)
+            answer = await self._unless_gone(request, start(body, origin))
         except ServingError as error:
             self._metrics.failed(error_code(error))
             raise
+        if answer is None:
+            self._metrics.failed("client_left")
+            return Response(status_code=499)  # nobody reads it
         return await self._answer(request, body, answer, started)
+
+    async def _unless_gone(self, request: Request, start: Coroutine[Any, Any, Answer]) -> Answer | None:
+        """Start an answer, which may have to wait; a client that hangs up gives its place up, and the answer is None."""
+        starting = asyncio.create_task(start)
+        gone = asyncio.create_task(disconnected(request))
+        try:
+            await asyncio.wait([starting, gone], return_when=asyncio.FIRST_COMPLETED)
+            return starting.result() if starting.done() else None
+        finally:
+            gone.cancel()
+            if not starting.done():
+                starting.cancel()
+                await asyncio.wait([starting])
 
     async def _answer(
         self, request: Request, body: ChatRequest | CompletionRequest, answer: Answer, started: float
@@ -238,7 +254,10 @@ class Routes:
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus text."""
-        text = self._metrics.render(in_flight=self._generations.in_flight, counts=self._generations.counters)
+        generations = self._generations
+        text = self._metrics.render(
+            in_flight=generations.in_flight, counts=generations.counters, waiting=generations.waiting
+        )
         return Response(text, media_type="text/plain; version=0.0.4")
 
     async def timelines(self, request: Request) -> Response:

@@ -164,6 +164,7 @@ class _Common(_Strict):
     cache_salt: Annotated[StrictStr, Field(max_length=256)] | None = None
     priority: Annotated[StrictInt, Field(ge=-100, le=100)] = 0
     timeout: Annotated[Number, Field(gt=0, le=3600)] | None = None
+    ttft_timeout: Annotated[Number, Field(gt=0, le=3600)] | None = None
 
     @field_validator("stop", mode="before")
     @classmethod

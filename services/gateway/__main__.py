@@ -22,6 +22,7 @@ from common.telemetry import start_logging
 from gateway.admission import RequestLimits
 from gateway.app import HttpSettings, create_app
 from gateway.requests import Requests
+from gateway.tenants import Tenants
 from gateway.tokenizer import ChatTokenizer
 
 log = logging.getLogger("baton.gateway")
@@ -31,6 +32,7 @@ async def run(settings: GatewaySettings) -> None:
     """Serve HTTP until signalled; then refuse new requests, finish the running ones, leave."""
     listener = _listen(settings.host, settings.port)
     tokenizer = _tokenizer(settings.model)
+    tenants = Tenants(api_keys=settings.keys)
     async with (
         until_signalled() as stopping,
         connect_bus(NatsSettings(url=settings.nats_url), name="gateway") as bus,
@@ -56,7 +58,7 @@ async def run(settings: GatewaySettings) -> None:
             tokenizer=tokenizer,
             settings=HttpSettings(
                 served_model=settings.served_name,
-                api_keys=settings.keys,
+                tenants=tenants,
                 max_body_bytes=settings.max_body_mb << 20,
                 request_timeout_s=settings.request_timeout_s,
             ),

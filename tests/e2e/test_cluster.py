@@ -216,6 +216,16 @@ async def test_an_idle_decode_worker_prefills_a_short_prompt_once_rates_are_meas
     assert 'reason="load"' in placed  # before anything was measured
 
 
+async def waiting(client: httpx.AsyncClient) -> float:
+    """How many requests wait in the gateway."""
+    [line] = [
+        line
+        for line in (await client.get("/metrics")).text.splitlines()
+        if line.startswith("vllm:num_requests_waiting{")
+    ]
+    return float(line.rpartition(" ")[2])
+
+
 async def test_who_can_t_be_served_in_time_is_told_at_once_when_to_come_back(model: Path, tmp_path: Path) -> None:
     slow = FAKE | {"fake_token_us": 2000.0}  # 500 tokens a second
     async with (
@@ -227,7 +237,9 @@ async def test_who_can_t_be_served_in_time_is_told_at_once_when_to_come_back(mod
         await until(peers, lambda states: any(state.prefill_tokens_per_s > 0 for state in states))
         prompts = [[index + 2] * 400 for index in range(6)]
         answers = [asyncio.create_task(complete(client, prompt)) for prompt in prompts]
-        await until(peers, lambda states: sum(state.queued_tokens for state in states) > 1000)
+        async with asyncio.timeout(15):
+            while await waiting(client) < 3:
+                await asyncio.sleep(0.05)
         body = {"model": "tiny", "prompt": [9] * 10, "max_tokens": 4, "timeout": 0.5}
         refused = await client.post("/v1/completions", json=body)
         assert refused.status_code == 429

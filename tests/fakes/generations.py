@@ -20,6 +20,7 @@ class ScriptedGenerations:
 
     max_model_len: int | None = 256
     not_ready_reason = ""
+    waiting = {"low": (0, 0), "normal": (2, 300), "high": (1, 5)}  # noqa: RUF012 - read only
     ready_workers = {"prefill": 1, "decode": 2}  # noqa: RUF012 - read only
     counters = {"placed:load": 3, "retries": 2}  # noqa: RUF012 - read only
 
@@ -34,6 +35,8 @@ class ScriptedGenerations:
         self.fail_after = 0
         self.hold_after: int | None = None
         self.release = asyncio.Event()
+        self.entrance = asyncio.Event()  # submissions wait for it
+        self.entrance.set()
         self.per_event = 1
         self.cached_tokens = 0
         self.timelines = Timelines()
@@ -46,13 +49,20 @@ class ScriptedGenerations:
     def in_flight(self) -> int:
         return len(self.running)
 
-    async def submit(self, spec: GenerationSpec) -> ScriptedGeneration:
+    async def submit(self, specs: Sequence[GenerationSpec]) -> list[ScriptedGeneration]:
         if self.refuse is not None:
             raise self.refuse
-        self.submitted.append(spec)
-        generation = self.running[spec.request_id] = ScriptedGeneration(self, spec)
-        await self.notify()
-        return generation
+        self.submitted += specs
+        generations = [ScriptedGeneration(self, spec) for spec in specs]
+        self.running |= {generation.spec.request_id: generation for generation in generations}
+        try:
+            await self.notify()
+            await self.entrance.wait()
+        except BaseException:
+            for generation in generations:
+                await generation.cancel("left while it waited")
+            raise
+        return generations
 
     async def notify(self) -> None:
         async with self.changed:

@@ -234,7 +234,7 @@ class World:
 
     async def _serve(self, client: Client) -> None:
         try:
-            client.generation = await client.gateway.requests.submit(client.spec)
+            [client.generation] = await client.gateway.requests.submit([client.spec])
             async for event in client.generation:
                 if event.position != len(client.tokens):
                     self.violate(f"{client.name} got position {event.position} after {len(client.tokens)} tokens")

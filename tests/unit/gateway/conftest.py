@@ -70,7 +70,7 @@ class Gateway:
 
 
 @contextlib.asynccontextmanager
-async def run_gateway(tokenizer: ChatTokenizer, settings: HttpSettings) -> AsyncIterator[Gateway]:
+async def run_gateway(tokenizer: ChatTokenizer, settings: HttpSettings, *, key: str = "none") -> AsyncIterator[Gateway]:
     """Serve on an ephemeral port of the loopback address."""
     script = ScriptedGenerations(lambda spec: [*tokenizer.encode(TEXT), *tokenizer.eos_ids])
     app = create_app(generations=script, tokenizer=tokenizer, settings=settings)
@@ -78,7 +78,6 @@ async def run_gateway(tokenizer: ChatTokenizer, settings: HttpSettings) -> Async
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off", timeout_graceful_shutdown=5))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    key = settings.api_keys[0] if settings.api_keys else "none"
     async with (
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client,
         httpx.AsyncClient(base_url=url, timeout=30) as http,

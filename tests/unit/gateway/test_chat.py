@@ -110,7 +110,7 @@ async def test_every_field_reaches_the_generation(gateway: Gateway, route: str, 
     assert (sampling.seed, sampling.max_tokens, sampling.min_tokens) == (11, 20, 2)
     assert sampling.stop_token_ids == [*gateway.tokenizer.eos_ids, 300, 301]
     assert sampling.logprobs is None
-    assert (spec.salt, spec.priority, spec.deadline_s) == ("tenant", 5, 12.5)
+    assert (spec.salt, spec.priority, spec.deadline_s) == ("client:tenant", 5, 12.5)
 
 
 async def test_defaults(gateway: Gateway) -> None:

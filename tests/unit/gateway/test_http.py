@@ -19,6 +19,7 @@ from common.errors import (
     WorkerFailedError,
 )
 from gateway.app import HttpSettings, create_app
+from gateway.tenants import Tenants
 from gateway.tokenizer import ChatTokenizer
 from tests.fakes.generations import ScriptedGenerations
 from tests.unit.gateway.conftest import MODEL, TEXT, Gateway, run_gateway
@@ -204,7 +205,10 @@ async def test_a_client_gone_before_the_first_byte_cancels_too(tokenizer: ChatTo
     incoming: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Message:
-        return incoming.pop() if incoming else {"type": "http.disconnect"}
+        if incoming:
+            return incoming.pop()
+        await script.until(lambda: bool(script.submitted))
+        return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
         await asyncio.sleep(0)
@@ -214,6 +218,16 @@ async def test_a_client_gone_before_the_first_byte_cancels_too(tokenizer: ChatTo
     await app(scope, receive, send)
     assert len(script.cancelled) == 1
     assert script.running == {}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_a_client_that_hangs_up_while_it_waits_gives_its_place_up(gateway: Gateway, stream: bool) -> None:
+    gateway.script.entrance.clear()
+    call = asyncio.create_task(gateway.http.post(CHAT, json=BODIES[CHAT] | {"n": 2, "stream": stream}))
+    await gateway.script.until(lambda: len(gateway.script.running) == 2)
+    call.cancel()
+    await gateway.script.until(lambda: not gateway.script.running)
+    assert set(gateway.script.cancelled.values()) == {"left while it waited"}
 
 
 async def test_a_slow_reader_holds_its_own_stream_back(gateway: Gateway) -> None:
@@ -300,8 +314,8 @@ async def test_wrong_tokenize(gateway: Gateway, path: str, body: dict[str, Any])
 
 
 async def test_keys(tokenizer: ChatTokenizer) -> None:
-    settings = HttpSettings(served_model=MODEL, api_keys=("secret-1", "secret-2"))
-    async with run_gateway(tokenizer, settings) as gateway:
+    settings = HttpSettings(served_model=MODEL, tenants=Tenants(api_keys=("secret-1", "secret-2")))
+    async with run_gateway(tokenizer, settings, key="secret-1") as gateway:
         assert [model.id for model in (await gateway.openai.models.list()).data] == [MODEL]
         for header in (
             {},

@@ -1,0 +1,148 @@
+"""Where requests wait until they may start: `gateway.admission` with a clock, the fleet as it is, and the callers that wait."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+
+from common.errors import ServingError
+from common.messages import GatewayState
+from gateway.active import ActiveRequest
+from gateway.admission import Admission, Capacity, RefusedError, RequestLimits
+from gateway.admission_queue import TIERS, Ticket, tier_of
+from gateway.generation import GenerationSpec
+from gateway.owner import Phase
+
+CAPACITY_FOR_S = 0.05  # heartbeats come each 0.5 s
+
+
+class WaitingRoom:
+    """`enter` returns when a request may start. Tell it what becomes of the request: `placed`, `computed`, `ended`."""
+
+    def __init__(self, limits: RequestLimits, capacity: Callable[[], Capacity]) -> None:
+        self._admission = Admission(limits)
+        self._look = capacity
+        self._seen: tuple[float, Capacity] | None = None
+        self._calls: dict[Ticket, asyncio.Future[None]] = {}
+        self.refused: Counter[str] = Counter()  # by reason
+        self.work: Counter[str] = Counter()  # prompt and generated tokens by tenant
+
+    @property
+    def in_flight(self) -> int:
+        """Choices that wait or were started and have not ended."""
+        return self._admission.in_flight
+
+    @property
+    def waiting(self) -> Mapping[str, tuple[int, int]]:
+        """Tier -> choices and prompt tokens that wait here."""
+        queues = zip(TIERS, self._admission.queue.tiers, strict=True)
+        return {name: (queue.requests, queue.work) for name, queue in queues}
+
+    async def enter(self, specs: Sequence[GenerationSpec]) -> float:
+        """Wait until the choices of one HTTP request may start, all of them; return for how many seconds that took.
+
+        Raises RefusedError, also after waiting. A cancelled call gives its place up.
+        """
+        now = time.monotonic()
+        ticket = ticket_of(specs, now)
+        try:
+            self._admission.offer(ticket, self._capacity(now), now)
+        except RefusedError as refusal:
+            self.refused[refusal.reason] += 1
+            raise
+        call = self._calls[ticket] = asyncio.get_running_loop().create_future()
+        try:
+            self.pump()
+            await call
+        except BaseException:
+            self._admission.withdraw(ticket)
+            self.pump()
+            raise
+        finally:
+            del self._calls[ticket]
+        return time.monotonic() - now
+
+    def placed(self, spec: GenerationSpec, work: int) -> None:
+        """So many prompt tokens are left to compute where the prompt was placed."""
+        self._admission.placed(spec.request_id, work)
+
+    def computed(self, spec: GenerationSpec) -> None:
+        """The first token came."""
+        self.work[spec.tenant.name] += len(spec.token_ids)
+        self._admission.computed(spec.request_id)
+        self.pump()
+
+    def ended(self, spec: GenerationSpec, generated: int) -> None:
+        """The choice is over, after so many tokens."""
+        self.work[spec.tenant.name] += generated
+        self._admission.ended(spec.request_id, generated)
+        self.pump()
+
+    def pump(self) -> None:
+        """Let those start for whom there is room."""
+        if not self._admission.queue:
+            return
+        capacity = self._capacity(time.monotonic())
+        while (ticket := self._admission.next(capacity)) is not None:
+            capacity.unplaced_tokens += ticket.work
+            if not self._calls[ticket].done():
+                self._calls[ticket].set_result(None)
+
+    def look_again(self) -> None:
+        """Refuse those who can't be served in time any more; the fleet may also have grown. To be called now and then."""
+        if self._admission.queue:
+            now = time.monotonic()
+            for ticket, refusal in self._admission.late(self._capacity(now), now):
+                self.refused[refusal.reason] += 1
+                self._refuse(ticket, refusal)
+            self.pump()
+
+    def tell(self, state: GatewayState, active: Iterable[ActiveRequest]) -> GatewayState:
+        """The heartbeat with what waits here and what was started; `active` are the started requests."""
+        requests, tokens = self._admission.queue.requests, self._admission.queue.work
+        return msgspec.structs.replace(
+            state,
+            queued_requests=state.queued_requests + requests,
+            queued_tokens=state.queued_tokens + tokens,
+            waiting_tokens=tokens,
+            started_tokens=self._admission.window_work,
+            unclaimed_tokens=sum(one.work for one in active if one.state.phase is Phase.QUEUED),
+        )
+
+    def refuse_all(self, error: ServingError) -> None:
+        """Nobody who waits will be served."""
+        for ticket in list(self._calls):
+            if not ticket.started:
+                self._refuse(ticket, error)
+
+    def _refuse(self, ticket: Ticket, error: ServingError) -> None:
+        if not self._calls[ticket].done():
+            self._calls[ticket].set_exception(error)
+
+    def _capacity(self, now: float) -> Capacity:
+        if self._seen is None or now - self._seen[0] >= CAPACITY_FOR_S:
+            self._seen = now, self._look()
+        return self._seen[1]
+
+
+def ticket_of(specs: Sequence[GenerationSpec], now: float) -> Ticket:
+    """The choices of one HTTP request as admission sees them. After a prompt's first choice its others find it in the cache."""
+    first = specs[0]
+    works, known = [], set[int]()
+    for spec in specs:
+        works.append(0 if id(spec.token_ids) in known else len(spec.token_ids))
+        known.add(id(spec.token_ids))
+    return Ticket(
+        ids=tuple(spec.request_id for spec in specs),
+        works=tuple(works),
+        first_token_by=now + min(first.deadline_s, first.first_token_s or first.deadline_s),
+        arrived_at=now,
+        tier=tier_of(first.priority),
+        tenant=first.tenant.name,
+        weight=first.tenant.weight,
+        share=first.tenant.queue_share,
+    )
