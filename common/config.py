@@ -118,7 +118,7 @@ class WorkerOptions(ModelSettings):
         0, description="sequences in the decode batch at most; 0: 64 on the CPU, 256 on a GPU"
     )
     step_target_ms: Annotated[float, Field(ge=0)] = Field(
-        0.0, description="longest step that decodes and computes prompts, ms; 0: 10 on a GPU, no limit on the CPU"
+        0.0, description="longest step that decodes and computes prompts, ms; 0: 8 on a GPU, no limit on the CPU"
     )
     max_prefills: Positive = Field(16, description="prompts that a prefill worker holds at most")
     threads: Positive = Field(1, description="CPU threads of a step")

@@ -14,14 +14,19 @@ the plan after that finds it free.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from decode.request import DecodeRequest
 from engine.block_pool import BlockPool, OutOfBlocksError
 from engine.engine import Chunk
 from engine.sequence import Sequence
 from worker.prefix import admit, blocks_for, grow, surrender
+
+
+class PromptBudget(Protocol):
+    def __call__(self, backlog: int, *, decoding: int) -> int: ...
 
 
 class DecodeScheduler:
@@ -33,9 +38,9 @@ class DecodeScheduler:
         pool: BlockPool,
         max_sequences: int,
         max_model_len: int,
-        prompt_budget: Callable[[int], int] | None = None,
+        prompt_budget: PromptBudget | None = None,
     ) -> None:
-        """`prompt_budget(waiting)`: tokens of prompts that may join a pass that decodes while so many wait; None: any."""
+        """`prompt_budget(waiting, decoding=...)`: prompt tokens that may join a pass while so many wait; None: any."""
         self._prompt_budget = prompt_budget
         self._pool = pool
         self._max_sequences = max_sequences
@@ -102,7 +107,7 @@ class DecodeScheduler:
         """Once those that decode have their tokens, prompts get what doesn't make them wait too long."""
         if self._prompt_budget is not None and draft.shares and not draft.is_bounded:
             waiting = sum(request.sequence.num_unscheduled for request in self if request not in draft.shares)
-            draft.token_budget = min(draft.token_budget, self._prompt_budget(waiting))
+            draft.token_budget = min(draft.token_budget, self._prompt_budget(waiting, decoding=len(draft.shares)))
         draft.is_bounded = True
 
     def _goes_on(self, request: DecodeRequest) -> bool:

@@ -1,7 +1,7 @@
 """Chunks -> the inputs of one forward pass, packed into one run of int32 so that they reach the device in one copy.
 
 T tokens of S chunks lie one behind the other, those that decode (one token each) first; nothing is padded but the block tables,
-and the number of decoding tokens in a captured graph. Between passes the host keeps each sequence's block table as a row of a
+and what a captured graph has room for. Between passes the host keeps each sequence's block table as a row of a
 matrix, because building it anew from Python's lists would take longer than a small model's step.
 """
 
@@ -35,6 +35,40 @@ Longs = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 Integers = np.ndarray[tuple[int, ...], np.dtype[np.signedinteger[Any]]]
 
 
+GRAPH_CONTEXT = 16384  # positions of all prompts together that a graph has room for beside decoding
+GRAPH_PROMPTS = 4  # prompts in it at most
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSize:
+    """What a captured pass has room for: `decoding` tokens and, behind them, `prompts` tokens of prompts.
+
+    Without decoding ones: of one whole prompt.
+    """
+
+    decoding: int
+    prompts: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.decoding + self.prompts
+
+    @property
+    def num_prompts(self) -> int:
+        return 0 if not self.prompts else GRAPH_PROMPTS if self.decoding else 1
+
+    @property
+    def num_sampled(self) -> int:
+        return self.decoding + self.num_prompts
+
+    def spread(self, values: Integers, num_decode: int, fill: int) -> Integers:
+        """[T] -> [tokens]: both parts at their places, `fill` between and behind."""
+        spread = np.full(self.tokens, fill, dtype=values.dtype)
+        spread[:num_decode] = values[:num_decode]
+        spread[self.decoding : self.decoding + len(values) - num_decode] = values[num_decode:]
+        return spread
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """Inputs of `Decoder.forward`, on the device."""
@@ -64,6 +98,10 @@ class Packed:
 
     def __contains__(self, name: str) -> bool:
         return name in self._places
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._places)
 
     def offset(self, name: str) -> int:
         return self._places[name][0]
@@ -171,9 +209,14 @@ def check(chunk: Chunk, newest: NewestTokens, limits: Limits) -> None:
 
 
 def pack(
-    chunks: SequenceOf[Chunk], newest: NewestTokens, tables: BlockTables, limits: Limits, *, padded_to: int = 0
+    chunks: SequenceOf[Chunk],
+    newest: NewestTokens,
+    tables: BlockTables,
+    limits: Limits,
+    *,
+    room: GraphSize | None = None,
 ) -> Packed:
-    """Check the chunks, decoding ones first, and lay out their inputs. `padded_to`: decoding only, in a graph of that size.
+    """Check the chunks, decoding ones first, and lay out their inputs, for the graph of size `room` if there is one.
 
     An id out of range would kill the whole device context on a GPU; here it is one comparison. Raises InvalidChunkError.
     """
@@ -198,20 +241,33 @@ def pack(
         )
 
     packed = Packed()
-    packed.add("token_ids", _padded(token_ids, padded_to))
-    packed.add("sources", _padded(sources, padded_to, -1))
-    packed.add("positions", _padded(positions, padded_to))
-    packed.add("slots", _padded(slots, padded_to, -1))
+    for name, values, fill in (
+        ("token_ids", token_ids, 0),
+        ("sources", sources, -1),
+        ("positions", positions, 0),
+        ("slots", slots, -1),
+    ):
+        packed.add(name, values if room is None else room.spread(values, num_decode, fill))
     sampled = np.flatnonzero([chunk.sample for chunk in chunks])
-    packed.add("sampled_rows", query_start[1:][sampled] - 1 if not padded_to else np.zeros(0, dtype=np.int64))
+    sampled_rows, prompts = query_start[1:][sampled] - 1, slice(num_decode, None)
+    if room is None:
+        packed.add("sampled_rows", sampled_rows)
+        if num_decode:
+            _add_decode(packed, ends[:num_decode], rows[:num_decode], tables, limits)
+        if num_decode < len(chunks):
+            packed.add("prefill.query_start", query_start[prompts] - query_start[num_decode])
+            matrix = _tables(tables, rows[prompts], ends[prompts], limits)
+            _add_prefill(packed, lengths[prompts], ends[prompts], matrix, limits)
+        return packed
+    sampled_rows[sampled >= num_decode] += room.decoding - num_decode
+    packed.add("sampled_rows", _padded(sampled_rows, room.num_sampled) if room.prompts else sampled_rows[:0])
+    if room.prompts:
+        matrix = _tables(tables, rows[prompts], ends[prompts], limits)
+        _add_prompts(packed, lengths[prompts], ends[prompts], matrix, limits, room)
     if num_decode:
-        _add_decode(packed, ends[:num_decode], rows[:num_decode], tables, limits, padded_to)
-    if num_decode < len(chunks):
-        prompts = slice(num_decode, None)
-        packed.add("prefill.query_start", query_start[prompts] - query_start[num_decode])
-        _add_prefill(
-            packed, lengths[prompts], ends[prompts], _tables(tables, rows[prompts], ends[prompts], limits), limits
-        )
+        _add_decode(packed, ends[:num_decode], rows[:num_decode], tables, limits, room.decoding)
+    elif room.decoding:
+        _add_nobody(packed, room.decoding, limits)
     return packed
 
 
@@ -258,37 +314,69 @@ def unpack(
     )
 
 
-def graph_layout(size: int, limits: Limits) -> Packed:
-    """What `pack(..., padded_to=size)` lays out, with nothing to do in it: a graph is captured with this."""
+def graph_layout(room: GraphSize, limits: Limits) -> Packed:
+    """What `pack(..., room=room)` lays out, with nothing to do in it: a graph is captured with this."""
     packed = Packed()
     for name, fill in (("token_ids", 0), ("sources", -1), ("positions", 0), ("slots", -1)):
-        packed.add(name, np.full(size, fill, dtype=np.int32))
-    packed.add("sampled_rows", np.zeros(0, dtype=np.int32))
-    for window in limits.windows:
-        packed.add(f"items.{window}", np.full((max_items(size, limits.num_kv_heads), 8), -1, dtype=np.int32))
-        packed.add(f"parts.{window}", np.zeros((size, 2), dtype=np.int32))
-    packed.add("ends", np.zeros(size, dtype=np.int32))
-    packed.add("tables", np.zeros(0, dtype=np.int32))
+        packed.add(name, np.full(room.tokens, fill, dtype=np.int32))
+    packed.add("sampled_rows", np.zeros(room.num_sampled if room.prompts else 0, dtype=np.int32))
+    if room.prompts:
+        packed.add("prefill.tiles", np.zeros((_num_tiles(room, limits), 8), dtype=np.int32))
+        if room.decoding:
+            packed.add("prefill.blocks", np.full((GRAPH_CONTEXT // limits.block_size, 2), -1, dtype=np.int32))
+    if room.decoding:
+        _add_nobody(packed, room.decoding, limits)
     return packed
 
 
-def unpack_graph(packed: Packed, buffer: torch.Tensor, newest: torch.Tensor, limits: Limits) -> ForwardBatch:
+def unpack_graph(
+    packed: Packed, room: GraphSize, buffer: torch.Tensor, newest: torch.Tensor, limits: Limits
+) -> ForwardBatch:
     """The views of `buffer` that a graph is captured with; their places depend on the graph's size alone."""
-    items = {
-        window: DecodeItems(packed.view(buffer, f"items.{window}"), packed.view(buffer, f"parts.{window}"))
-        for window in limits.windows
-    }
-    token_ids = packed.view(buffer, "token_ids")
+
+    def view(name: str) -> torch.Tensor:
+        return packed.view(buffer, name)
+
+    items, prompts = {}, None
+    if room.decoding:
+        items = {window: DecodeItems(view(f"items.{window}"), view(f"parts.{window}")) for window in limits.windows}
+    if room.prompts:
+        nothing = buffer[:0]
+        batch = AttentionBatch(nothing, nothing, nothing, max_query_len=room.prompts, max_context_len=0)
+        prompts = PrefillPlan(batch, view("prefill.tiles"), view("prefill.blocks") if room.decoding else None)
     return ForwardBatch(
-        token_ids=token_ids,
-        sources=packed.view(buffer, "sources"),
+        token_ids=view("token_ids"),
+        sources=view("sources"),
         newest=newest,
-        positions=packed.view(buffer, "positions"),
-        slots=packed.view(buffer, "slots"),
-        attention=AttentionPlan(len(token_ids), None, items, buffer, None),
-        sampled_rows=None,
-        num_sampled=len(token_ids),
+        positions=view("positions"),
+        slots=view("slots"),
+        attention=AttentionPlan(room.decoding, None, items, buffer, prompts),
+        sampled_rows=view("sampled_rows") if room.prompts else None,
+        num_sampled=room.num_sampled,
     )
+
+
+def _num_tiles(room: GraphSize, limits: Limits) -> int:
+    return -(-room.prompts // prefill_shape(limits.head_dim, 0)[0]) + (room.num_prompts - 1)
+
+
+def _add_prompts(packed: Packed, lengths: Longs, ends: Longs, matrix: Ints, limits: Limits, room: GraphSize) -> None:
+    """The prompts' part in a graph: their contexts' blocks, unless it is one whole prompt, which the projection holds."""
+    blocks, block_starts = _context_blocks(ends, matrix, limits)
+    starts = block_starts if room.decoding else np.zeros(1, dtype=np.int64)
+    tiles = deal_out_tiles(lengths, ends, starts, rows=prefill_shape(limits.head_dim, 0)[0])
+    packed.add("prefill.tiles", _padded(tiles, _num_tiles(room, limits)))
+    if room.decoding:
+        packed.add("prefill.blocks", _padded(blocks, GRAPH_CONTEXT // limits.block_size, -1))
+
+
+def _add_nobody(packed: Packed, count: int, limits: Limits) -> None:
+    """The decoding part of a graph for `count` sequences, without one."""
+    for window in limits.windows:
+        packed.add(f"items.{window}", np.full((max_items(count, limits.num_kv_heads), 8), -1, dtype=np.int32))
+        packed.add(f"parts.{window}", np.zeros((count, 2), dtype=np.int32))
+    packed.add("ends", np.zeros(count, dtype=np.int32))
+    packed.add("tables", np.zeros(0, dtype=np.int32))
 
 
 def _add_decode(
@@ -297,7 +385,7 @@ def _add_decode(
     rows: Longs,
     tables: BlockTables,
     limits: Limits,
-    padded_to: int,
+    padded_to: int = 0,
 ) -> None:
     matrix = _tables(tables, rows, ends, limits)
     count = max(padded_to, len(ends))
@@ -317,18 +405,24 @@ def _add_decode(
 
 def _add_prefill(packed: Packed, lengths: Longs, ends: Longs, matrix: Ints, limits: Limits) -> None:
     """The prompts' part; their contexts' blocks if any has a context beside its new tokens."""
-    starts = np.cumsum(lengths) - lengths
-    if np.any(lengths < ends):
-        counts = -(-ends // limits.block_size)
-        column = np.arange(matrix.shape[1])
-        written = np.minimum(ends[:, None] - column * limits.block_size, limits.block_size)
-        used = column < counts[:, None]
-        packed.add("prefill.blocks", np.stack((matrix[used], written[used]), axis=1))
-        starts = (np.cumsum(counts) - counts) * limits.block_size
+    has_context = bool(np.any(lengths < ends))
+    blocks, block_starts = _context_blocks(ends, matrix, limits)
+    if has_context:
+        packed.add("prefill.blocks", blocks)
+    starts = block_starts if has_context else np.cumsum(lengths) - lengths
     rows = prefill_shape(limits.head_dim, int(ends.max()))[0]
     packed.add("prefill.tiles", deal_out_tiles(lengths, ends, starts, rows=rows))
     packed.add("prefill.context_len", ends)
     packed.add("prefill.tables", matrix)
+
+
+def _context_blocks(ends: Longs, matrix: Ints, limits: Limits) -> tuple[Longs, Longs]:
+    """[I, 2]: blocks of contexts that end at `ends` [S], ids and written positions; [S]: where each one's first key then lies."""
+    counts = -(-ends // limits.block_size)
+    column = np.arange(matrix.shape[1])
+    written = np.minimum(ends[:, None] - column * limits.block_size, limits.block_size)
+    used = column < counts[:, None]
+    return np.stack((matrix[used], written[used]), axis=1), (np.cumsum(counts) - counts) * limits.block_size
 
 
 def _tables(

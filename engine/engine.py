@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from common.messages import KVLayout
-from engine.batch import Limits, decodes
+from engine.batch import GraphSize, Limits, decodes
 from engine.config import EngineConfig
 from engine.device_sampler import DeviceSampler, Draw
 from engine.kv_cache import allocate_zeros, plan_layout, pool_shape
@@ -24,8 +24,16 @@ from engine.passes import Finished, InvalidChunkError, Pass, Sampled
 from engine.runner import Runner
 from engine.sampler import SampledRow, sample
 from engine.sequence import Chunk, Sequence
+from engine.warm import warm_up
 
 __all__ = ["Chunk", "Engine", "InvalidChunkError", "Pass", "Sampled"]
+
+# tokens; a longer prompt keeps the GPU busy for longer than the host needs to launch it
+PROMPT_GRAPHS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 512)
+MIXED_GRAPHS = (
+    (16, 32, 64, 128),
+    (128, 256, 384, 512),
+)  # tokens that decode, tokens in all: whole tiles of the products
 
 Allocate = Callable[[tuple[int, ...], torch.dtype, str], torch.Tensor]
 
@@ -68,7 +76,21 @@ class Engine:
         self._known: dict[Sequence, int] = {}  # the same on the host, where it is known at once
         self._sampler = DeviceSampler(self.vocab_size, max(config.max_sequences, config.max_batch_tokens), device)
         if device.type == "cuda":
-            self._runner.capture(_graph_sizes(config.max_sequences))
+            longest = min(config.max_batch_tokens, self.max_model_len)
+            self._runner.capture(_graph_sizes(config.max_sequences, longest))
+            self.warm_up()
+
+    def warm_up(self) -> None:
+        """Compute passes of every kind, so that no request waits for a kernel's compilation. Nothing may be in the pool yet."""
+        warm_up(
+            self.launch,
+            self.layout,
+            vocab_size=self.vocab_size,
+            max_model_len=self.max_model_len,
+            max_tokens=self.config.max_batch_tokens,
+        )
+        self._remember(NewestTokens.none(self.kv.device))
+        self._known = {}
 
     @torch.inference_mode()
     def launch(self, chunks: list[Chunk]) -> Pass:
@@ -131,13 +153,21 @@ def _in_order(chunks: list[Chunk], sampling: list[Chunk], sampled: SequenceOf[Sa
     return [results[chunk.sequence] if chunk.sample else None for chunk in chunks]
 
 
-def _graph_sizes(max_sequences: int) -> list[int]:
-    """1, 2, 4, then steps of 8 up to 64, of 16 up to 256, of 32 beyond; the largest is at least `max_sequences`."""
+def _graph_sizes(max_sequences: int, longest: int) -> list[GraphSize]:
+    """Decoding: 1, 2, 4, then steps of 8 up to 64, of 16 up to 256, of 32 beyond; the largest is at least `max_sequences`.
+
+    And prompts of `longest` tokens at most, alone or beside decoding.
+    """
     sizes = [1, 2, 4]
     while sizes[-1] < max_sequences:
         size = sizes[-1]
         sizes.append(size + (4 if size < 8 else 8 if size < 64 else 16 if size < 256 else 32))
-    return sizes
+    decoding, tokens = MIXED_GRAPHS
+    mixed = [
+        GraphSize(some, total - some) for some in decoding for total in tokens if some < min(total, 2 * max_sequences)
+    ]
+    alone = [GraphSize(0, tokens) for tokens in PROMPT_GRAPHS]
+    return [GraphSize(size) for size in sizes] + [size for size in mixed + alone if size.prompts <= longest]
 
 
 def _resolve_dtype(asked: str, device: torch.device, checkpoint: str) -> str:

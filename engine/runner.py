@@ -1,18 +1,31 @@
 """One forward pass after another on one device, without waiting for it: inputs in one copy, decoding in captured graphs.
 
-A pass that only decodes replays the CUDA graph of the next size up; every other pass is launched kernel by kernel. Inputs live in
-one device buffer that the passes use in turn: the device's stream orders a pass's copy behind the pass before it.
+A pass that decodes, computes one short prompt, or both, replays the CUDA graph of the next size up; every other pass is launched
+kernel by kernel, which takes the host as long as a GPU computes on a few hundred tokens of an 8B model. Inputs live in one device
+buffer that the passes use in turn: the device's stream orders a pass's copy behind the pass before it.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 import torch
 
-from engine.batch import BlockTables, Limits, Packed, decodes, graph_layout, pack, unpack, unpack_graph
+from engine.batch import (
+    GRAPH_CONTEXT,
+    GRAPH_PROMPTS,
+    BlockTables,
+    GraphSize,
+    Limits,
+    Packed,
+    decodes,
+    graph_layout,
+    pack,
+    unpack,
+    unpack_graph,
+)
+from engine.kernels.attention import copies_in_bulk
 from engine.models.decoder import Decoder
 from engine.newest import NewestTokens
 from engine.sequence import Chunk
@@ -52,22 +65,23 @@ class Runner:
         room = (1 << 16) + max_sequences * self._tables.max_blocks  # graphs read from this buffer alone
         self._inputs = torch.zeros(room, dtype=torch.int32, device=self._device)
         self._newest = torch.zeros(max(max_sequences, max_tokens), dtype=torch.int64, device=self._device)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._sizes: list[int] = []
+        self._graphs: dict[GraphSize, torch.cuda.CUDAGraph] = {}
+        self._sizes: list[GraphSize] = []  # by what they cost
 
     @torch.inference_mode()
     def forward(self, chunks: SequenceOf[Chunk], newest: NewestTokens) -> torch.Tensor | None:
         """Launch one pass over the chunks, decoding ones first. Returns the logits [R, V] of those that sample.
 
-        The logits of a decoding pass are overwritten by the next one. Raises InvalidChunkError before anything was launched.
+        The logits may be overwritten by the next pass. Raises InvalidChunkError before anything was launched.
         """
         size = self._graph_size(chunks)
-        packed = pack(chunks, newest, self._tables, self._limits, padded_to=size)
+        packed = pack(chunks, newest, self._tables, self._limits, room=size)
         inputs = self._upload(packed)
-        if size:
+        if size is not None:
             self._graphs[size].replay()
             assert self._logits is not None
-            return self._logits[: len(chunks)]
+            num_sampled = sum(chunk.sample for chunk in chunks)
+            return self._logits[:num_sampled] if num_sampled else None
         return self._decoder.forward(unpack(packed, inputs, self._newest, chunks, self._limits), self._kv)
 
     def keep_newest(self, token_ids: torch.Tensor) -> None:
@@ -75,30 +89,41 @@ class Runner:
         self._newest[: len(token_ids)].copy_(token_ids)
 
     @torch.inference_mode()
-    def capture(self, sizes: SequenceOf[int]) -> None:
-        """Capture decoding of each number of tokens in `sizes`, the largest first, in one memory pool."""
+    def capture(self, sizes: SequenceOf[GraphSize]) -> None:
+        """Capture a pass of each size, in one memory pool; those with prompts only where attention copies in bulk."""
+        wanted = [size for size in sizes if not size.prompts or copies_in_bulk(self._kv)]
         pool = None
-        for size in sorted(sizes, reverse=True):
+        for size in sorted(wanted, key=lambda size: (size.num_sampled, size.tokens), reverse=True):
             packed = graph_layout(size, self._limits)
-            batch = unpack_graph(packed, self._upload(packed), self._newest, self._limits)
+            batch = unpack_graph(packed, size, self._upload(packed), self._newest, self._limits)
             logits = self._decoder.forward(batch, self._kv)  # compiles what is not compiled yet
             assert logits is not None
             if self._logits is None:
                 self._logits = torch.empty_like(logits)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-                self._decoder.forward(batch, self._kv, logits=self._logits[:size])
+                self._decoder.forward(batch, self._kv, logits=self._logits[: size.num_sampled])
             pool = pool or graph.pool()
             self._graphs[size] = graph
-        self._sizes = sorted(self._graphs)
+        self._sizes = sorted(self._graphs, key=lambda size: (size.tokens, size.decoding))
 
-    def _graph_size(self, chunks: SequenceOf[Chunk]) -> int:
-        """The smallest graph that holds a pass which only decodes; 0 if there is none."""
-        if not self._sizes or len(chunks) > self._sizes[-1]:
-            return 0
-        if not all(decodes(chunk) and chunk.sample for chunk in chunks):
-            return 0
-        return self._sizes[bisect_left(self._sizes, len(chunks))]
+    def _graph_size(self, chunks: SequenceOf[Chunk]) -> GraphSize | None:
+        """The smallest graph that holds the pass; None if there is none."""
+        decoding = [chunk for chunk in chunks if decodes(chunk)]
+        prompts = chunks[len(decoding) :]
+        tokens = sum(chunk.num_tokens for chunk in prompts)
+        num_blocks = sum(-(-chunk.end // self._limits.block_size) for chunk in prompts)
+        if len(prompts) > GRAPH_PROMPTS or num_blocks > GRAPH_CONTEXT // self._limits.block_size:
+            return None
+        if not all(chunk.sample for chunk in decoding):
+            return None
+        is_whole = len(prompts) == 1 and not prompts[0].start
+        for size in self._sizes:
+            if size.decoding < len(decoding) or size.prompts < tokens or bool(size.prompts) != bool(prompts):
+                continue
+            if size.decoding or is_whole:
+                return size
+        return None
 
     def _upload(self, packed: Packed) -> torch.Tensor:
         """Copy the inputs to the device; returns the buffer that holds them."""

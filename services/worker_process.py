@@ -56,7 +56,7 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str]) -> None:
                     tokenizer_fingerprint=_tokenizer_fingerprint(settings),
                     max_batch_tokens=max(settings.max_batch_tokens, settings.max_sequences),
                     max_sequences=settings.max_sequences,
-                    step_target_ms=settings.step_target_ms or (0.0 if settings.device == "cpu" else 10.0),
+                    step_target_ms=settings.step_target_ms or (0.0 if settings.device == "cpu" else 8.0),
                     drain_s=settings.drain_s,
                 ),
                 worker_id=worker_id,

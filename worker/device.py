@@ -33,8 +33,13 @@ MAX_OUTSTANDING = 2  # the pass that the device computes, and the one that it fi
 RATE_SMOOTHING = 0.2  # weight of the newest pass in the exponential averages
 FIT_MEMORY = 0.95  # what a pass weighs in the fit of a prompt's time when the next one came
 UNMEASURED_PROMPT_TOKENS = 256  # beside decoding, until a pass has shown how many fit
-FEWEST_PROMPT_TOKENS = 32  # beside decoding, also when the step target is missed: prompts must get on
-PATIENT_TOKENS = 2048  # waiting prompt tokens from which on the step target gives way: a queue would only grow
+PASS_STEP = (
+    128  # tokens of a pass that decodes and computes prompts: whole tiles of a GPU's products, the sizes of its graphs
+)
+NEARLY = 1.15  # of the step target: whole tiles a little above it are nearer than those far below
+FEWEST_SLOTS = 16  # places for tokens that decode in such a pass; more come in powers of two
+FEWEST_PROMPT_TOKENS = 64  # beside decoding, also when the step target is missed: prompts must get on
+PATIENT_TOKENS = 8192  # waiting prompt tokens from which on the step target gives way: a queue would only grow
 BACKLOG_STEPS = 4  # in about so many passes what waits beyond them is computed
 
 
@@ -85,6 +90,7 @@ class DeviceLoop:
         self._prompt_fit = _LineFit()  # seconds of a pass of prompts alone by its tokens
         self._beside_tokens_per_s = 0.0  # prompt tokens by what they add to a decode step
         self.decode_step_ms = 0.0
+        self._num_decoding = 1  # in the newest pass that decoded
 
     @property
     def prefill_tokens_per_s(self) -> float:
@@ -101,20 +107,23 @@ class DeviceLoop:
         """Prompt tokens a second beside a decode batch, within the step target; 0 = not measured yet."""
         if not self._step_target_ms:
             return self.prefill_tokens_per_s
-        return 1000 * self.prompt_budget() / self._step_target_ms if self._beside_tokens_per_s else 0.0
+        if not self._beside_tokens_per_s:
+            return 0.0
+        tokens = self.prompt_budget(decoding=self._num_decoding)
+        return tokens / (self.decode_step_ms / 1000 + tokens / self._beside_tokens_per_s)
 
-    def prompt_budget(self, backlog: int = 0) -> int:
-        """Prompt tokens that a pass may compute beside decoding sequences without making them wait too long.
+    def prompt_budget(self, backlog: int = 0, *, decoding: int = 1) -> int:
+        """Prompt tokens that a pass may compute beside `decoding` sequences without making them wait too long.
 
         `backlog`: prompt tokens that wait here. Many of them get more: arrivals decide how much there is to compute.
         """
         if not self._step_target_ms:
             return self._token_budget
-        tokens = UNMEASURED_PROMPT_TOKENS
+        tokens, slots = UNMEASURED_PROMPT_TOKENS, _slots(decoding)
         if self._beside_tokens_per_s:
-            tokens = int((self._step_target_ms - self.decode_step_ms) / 1000 * self._beside_tokens_per_s)
-        pressing = (backlog - PATIENT_TOKENS) // BACKLOG_STEPS
-        return min(self._token_budget, max(FEWEST_PROMPT_TOKENS, tokens, pressing))
+            tokens = int(NEARLY * (self._step_target_ms - self.decode_step_ms) / 1000 * self._beside_tokens_per_s)
+        tokens = max(FEWEST_PROMPT_TOKENS, tokens + slots - (tokens + slots) % PASS_STEP - slots)
+        return min(self._token_budget, max(tokens, (backlog - PATIENT_TOKENS) // BACKLOG_STEPS))
 
     def attach(self, planner: Planner, *, backlog: Callable[[], int] = lambda: 0) -> None:
         """Give `planner` a share of every pass from the next one on. `backlog()`: prompt tokens that wait with it."""
@@ -153,12 +162,14 @@ class DeviceLoop:
         is_decoding = False
         for planner, backlog in zip(self._planners, self._backlogs, strict=True):
             if is_decoding:
-                budget = max(0, min(budget, self.prompt_budget(backlog()) - prompt_tokens))
+                most = self.prompt_budget(backlog(), decoding=self._num_decoding)
+                budget = max(0, min(budget, most - prompt_tokens))
             share = planner.plan(budget)
             decoding, prompts = _parts(share)
             budget -= decoding + prompts
             prompt_tokens += prompts
             is_decoding = is_decoding or decoding > 0
+            self._num_decoding = decoding or self._num_decoding
             shares.append(share)
         return shares
 
@@ -218,6 +229,10 @@ class DeviceLoop:
         elif prompts >= FEWEST_PROMPT_TOKENS and self.decode_step_ms:
             added_s = max(seconds - self.decode_step_ms / 1000, 0.1 * seconds)
             self._beside_tokens_per_s = _smooth(self._beside_tokens_per_s, prompts / added_s)
+
+
+def _slots(decoding: int) -> int:
+    return max(FEWEST_SLOTS, 1 << (decoding - 1).bit_length())
 
 
 def _parts(chunks: ListOf[Chunk]) -> tuple[int, int]:

@@ -121,10 +121,10 @@ def deal_out_tiles(query_len: Ints, context_len: Ints, context_start: Ints, *, r
 
 def needs_qkv(plan: AttentionPlan, q: torch.Tensor) -> bool:
     """Whether the prefill kernel reads the new tokens' keys and values where the projection wrote them."""
-    return plan.prefill is not None and plan.prefill.blocks is None and _copies_in_bulk(q)
+    return plan.prefill is not None and plan.prefill.blocks is None and copies_in_bulk(q)
 
 
-def _copies_in_bulk(q: torch.Tensor) -> bool:
+def copies_in_bulk(q: torch.Tensor) -> bool:
     """Whether the kernel with bulk copies suits: 16-bit numbers on Hopper or later (or in the interpreter)."""
     return use_triton(q) and q.element_size() == 2 and q.shape[-1] <= 256 and (not q.is_cuda or programmatic_launch(q))
 
@@ -173,7 +173,7 @@ def _prefill(
     scale: float,
     window: int,
 ) -> None:
-    if not _copies_in_bulk(q):
+    if not copies_in_bulk(q):
         from engine.kernels import triton_paged_prefill
 
         rows = prefill_shape(q.shape[-1], plan.batch.max_context_len)[0]

@@ -45,7 +45,10 @@ def prefill(
 
 
 def gather_context(kv_layer: torch.Tensor, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the keys and values [I B, Hkv D] of `blocks` [I, 2] int32 (id, positions that are written; the others become 0)."""
+    """Return the keys and values [I B, Hkv D] of `blocks` [I, 2] int32 (id, positions that are written; the others become 0).
+
+    A negative id is no block: nothing is written there.
+    """
     block_size, num_kv_heads, head_dim = kv_layer.shape[2:]
     width = num_kv_heads * head_dim
     out = torch.empty((2, blocks.shape[0] * block_size, width), dtype=kv_layer.dtype, device=kv_layer.device)
@@ -62,9 +65,10 @@ def _gather(
 ):  # fmt: skip
     item, plane = tl.program_id(0).to(tl.int64), tl.program_id(1)
     block, written = tl.load(blocks_I2 + item * 2).to(tl.int64), tl.load(blocks_I2 + item * 2 + 1)
-    at = tl.arange(0, PADDED)
-    values = tl.load(kv + block * kv_block + plane * kv_plane + at, mask=at < written * WIDTH, other=0.0)
-    tl.store(out + plane * out_plane + item * SIZE + at, values, mask=at < SIZE)
+    if block >= 0:
+        at = tl.arange(0, PADDED)
+        values = tl.load(kv + block * kv_block + plane * kv_plane + at, mask=at < written * WIDTH, other=0.0)
+        tl.store(out + plane * out_plane + item * SIZE + at, values, mask=at < SIZE)
 
 
 @triton.jit(do_not_specialize=["window"])

@@ -253,7 +253,7 @@ def test_prompts_computed_here_don_t_make_a_decode_batch_wait() -> None:
     """A few of a prompt's tokens beside those that decode; the whole budget when nobody does."""
     pool = BlockPool(num_blocks=64, block_size=BLOCK)
     scheduler = DecodeScheduler(
-        pool=pool, max_sequences=8, max_model_len=256, prompt_budget=lambda waiting: 5 if waiting <= 30 else 9
+        pool=pool, max_sequences=8, max_model_len=256, prompt_budget=lambda waiting, decoding: 5 if waiting <= 30 else 9
     )
     (running,) = join(scheduler, pool, "a")
     assert [chunk.num_tokens for chunk in plan(scheduler, 40)] == [7]

@@ -168,3 +168,27 @@ def test_a_seeded_request_repeats_itself_in_any_company(engine: Engine) -> None:
     together = Generator(engine, chunk_size=9).run(crowd)
     assert together[1] == alone
     assert len({tuple(tokens) for tokens in together}) == 6
+
+
+@pytest.mark.parametrize("max_tokens", [32, 512])
+def test_warming_up_leaves_no_trace(tiny_model: Callable[[str], Path], max_tokens: int) -> None:
+    launched: list[int] = []
+
+    def generate(*, warm: bool) -> list[list[int]]:
+        engine = Engine(EngineConfig(model=tiny_model("llama"), num_blocks=80, max_batch_tokens=max_tokens))
+        if warm:
+            launch = engine.launch
+
+            def counted(chunks: list[Chunk]) -> Pass:
+                launched.append(sum(chunk.num_tokens for chunk in chunks))
+                return launch(chunks)
+
+            engine.launch = counted  # type: ignore[method-assign]
+            engine.warm_up()
+            engine.launch = launch  # type: ignore[method-assign]
+        prompts = [new_sequence("a", list(range(40))), new_sequence("b", [5], temperature=0.9, seed=7)]
+        return Generator(engine, chunk_size=max_tokens).run(prompts)
+
+    assert generate(warm=True) == generate(warm=False)
+    assert launched
+    assert max(launched) <= max_tokens

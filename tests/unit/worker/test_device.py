@@ -393,7 +393,7 @@ class _Share:
     def failed(self, chunks: ListOf[Chunk], error: Exception) -> None: ...
 
 
-@pytest.mark.parametrize(("target", "decoding", "budget"), [(0.0, 1, 4095), (10.0, 1, 256), (10.0, 0, 4096)])
+@pytest.mark.parametrize(("target", "decoding", "budget"), [(0.0, 1, 4095), (10.0, 1, 240), (10.0, 0, 4096)])
 async def test_prompts_beside_decoding_are_bounded_by_the_step_target(
     target: float, decoding: int, budget: int
 ) -> None:
@@ -421,8 +421,10 @@ async def test_what_fits_into_a_step_is_learnt_from_mixed_passes(monkeypatch: py
         launch.began_at = next(now)
         launch.finish(chunks, Finished([None] * len(chunks)))
         device._measure(launch)
-    assert device.prompt_budget() == int(0.004 * 240 / 0.006)
-    assert device.prompt_budget(backlog=2048) == device.prompt_budget()
-    assert device.prompt_budget(backlog=6048) == 1000  # what waits must not grow
+    assert device.prompt_budget() == 112  # of 4 ms * 240 / 6 ms = 160 tokens: a pass of 128 with 16 places to decode
+    assert device.prompt_budget(decoding=17) == 96
+    assert device.prompt_budget(decoding=100) == 128
+    assert device.prompt_budget(backlog=8192) == device.prompt_budget()
+    assert device.prompt_budget(backlog=12_192) == 1000  # what waits must not grow
     assert device.prompt_budget(backlog=100_000) == 4096
-    assert device.local_tokens_per_s == pytest.approx(1000 * device.prompt_budget() / 8.0)
+    assert device.local_tokens_per_s == pytest.approx(112 / (0.004 + 112 * 0.006 / 240))

@@ -1,0 +1,59 @@
+"""Passes before the first request: whatever kernels it needs are compiled or loaded, so that it is not slower than the second.
+
+Kernels are compiled by shape: few rows or many, a cached prefix or none, short or long contexts, prompts beside decoding, each
+way to sample. One pass of each kind is computed on blocks that nobody uses yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from common.messages import KVLayout, SamplingParams
+from engine.passes import Pass
+from engine.sequence import Chunk, Sequence
+
+PROMPTS = (8, 24, 48, 100, 300, 1500, 3000)  # tokens; what decides on a kernel lies between these
+CACHED = (32, 500, 2500)  # positions before a chunk
+SAMPLINGS = (
+    SamplingParams(max_tokens=4, temperature=0.0),
+    SamplingParams(max_tokens=4, temperature=0.8, seed=1),
+    SamplingParams(max_tokens=4, temperature=0.8, top_p=0.9, top_k=50, min_p=0.01, seed=1),
+    SamplingParams(max_tokens=4, temperature=0.8, top_p=0.9, seed=1, logprobs=5),
+    SamplingParams(max_tokens=4, temperature=0.0, repetition_penalty=1.1, presence_penalty=0.5, frequency_penalty=0.5),
+    SamplingParams(max_tokens=4, temperature=0.0, logit_bias={1: 1.0}, stop_token_ids=[2], min_tokens=2),
+)
+
+
+def warm_up(
+    launch: Callable[[list[Chunk]], Pass], layout: KVLayout, *, vocab_size: int, max_model_len: int, max_tokens: int
+) -> None:
+    """Compute a pass of each kind that fits into `max_tokens` a pass, a sequence's limit and the pool; wait for the last."""
+    room = min(max_model_len, layout.num_blocks * layout.block_size // 2)
+
+    def sequence(num_tokens: int, sampling: SamplingParams = SAMPLINGS[0], *, first_block: int = 0) -> Sequence:
+        num_blocks = -(-(num_tokens + 2) // layout.block_size)
+        return Sequence(
+            request_id="warm-up",
+            attempt=1,
+            token_ids=[index % vocab_size for index in range(num_tokens)],
+            num_prompt_tokens=num_tokens,
+            sampling=sampling,
+            hash_root=b"",
+            block_table=list(range(first_block, first_block + num_blocks)),
+        )
+
+    for num_tokens in PROMPTS:
+        if num_tokens <= max_tokens and num_tokens + 2 <= room:
+            launch([sequence(num_tokens).schedule(num_tokens)]).wait()
+    for before in CACHED:
+        for num_tokens in (24, 300):
+            if before + num_tokens + 2 <= room and num_tokens < max_tokens:
+                continued = sequence(before + num_tokens)
+                continued.restart(before)
+                launch([continued.schedule(num_tokens)]).wait()
+    if room < 40 or max_tokens < 40:
+        return
+    for sampling in SAMPLINGS:
+        decoding, prompt = sequence(12, sampling), sequence(24, sampling, first_block=layout.num_blocks // 2)
+        launch([decoding.schedule(12)]).wait()
+        launch([decoding.schedule(1), prompt.schedule(24)]).wait()

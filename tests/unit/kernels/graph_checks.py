@@ -1,0 +1,80 @@
+"""A pass laid out for a graph with more room gives the logits and the KV of the same pass laid out as it is.
+
+`python -m tests.unit.kernels.graph_checks FOLDER` in Triton's interpreter, for a checkpoint; the graphs themselves need a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+import engine.batch
+from engine.batch import BlockTables, GraphSize, Limits, graph_layout, pack, unpack, unpack_graph
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.kernels.attention import copies_in_bulk
+from engine.newest import NewestTokens
+from engine.sequence import Chunk
+from tests.unit.engine.generate import new_sequence
+
+BLOCKS = 40
+# tokens before the chunk and of the chunk, by sequence, those that decode first; the graph's size
+PASSES: tuple[tuple[tuple[tuple[int, int], ...], GraphSize], ...] = (
+    (((0, 5),), GraphSize(0, 16)),
+    (((0, 70),), GraphSize(0, 96)),
+    (((40, 1), (0, 9), (16, 30), (35, 3)), GraphSize(4, 64)),
+    (((33, 20),), GraphSize(2, 64)),
+    (((9, 1), (30, 1), (1, 1)), GraphSize(4)),
+)
+
+
+def check(folder: Path) -> None:
+    engine.batch.GRAPH_CONTEXT = 256  # the interpreter takes its time for room that nobody uses
+    loaded = Engine(EngineConfig(model=folder, dtype="float16", num_blocks=BLOCKS))
+    assert copies_in_bulk(loaded.kv), "this would check the twin"
+    for parts, room in PASSES:
+        _check_pass(loaded, parts, room)
+
+
+def _check_pass(loaded: Engine, parts: tuple[tuple[int, int], ...], room: GraphSize) -> None:
+    limits: Limits = loaded._runner._limits
+    tables = BlockTables(max_blocks=BLOCKS, num_blocks=BLOCKS)
+    nobody, newest = NewestTokens.none(torch.device("cpu")), torch.zeros(8, dtype=torch.int64)
+    places = torch.randperm(BLOCKS).tolist()
+    chunks = []
+    for start, count in parts:
+        sequence = new_sequence("a", [(7 * index + start) % 100 for index in range(start + count)])
+        sequence.block_table = [places.pop() for _ in range(-(-(start + count) // limits.block_size))]
+        chunks.append(Chunk(sequence, start, count, count != 3))  # one prompt goes on in the next pass
+    before = torch.randn_like(loaded.kv, dtype=torch.float32).to(loaded.kv.dtype)
+    results = []
+    for size in (None, room):
+        loaded.kv.copy_(before)
+        packed = pack(chunks, nobody, tables, limits, room=size)
+        buffer = torch.zeros(packed.size, dtype=torch.int32)
+        packed.write(buffer.numpy())
+        if size is None:
+            batch = unpack(packed, buffer, newest, chunks, limits)
+        else:
+            layout = graph_layout(size, limits)
+            assert all(layout.offset(name) == packed.offset(name) for name in layout.names)
+            batch = unpack_graph(layout, size, buffer, newest, limits)
+        with torch.inference_mode():
+            logits = loaded._decoder.forward(batch, loaded.kv)
+        assert logits is not None
+        results.append((logits[: sum(chunk.sample for chunk in chunks)], loaded.kv.clone()))
+    (logits, kv), (padded_logits, padded_kv) = results
+    assert logits.isfinite().all()
+    torch.testing.assert_close(padded_logits, logits, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(padded_kv, kv, rtol=1e-2, atol=1e-2)
+    assert not torch.equal(kv, before)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    assert os.environ.get("TRITON_INTERPRET") == "1"
+    check(Path(sys.argv[1]))
