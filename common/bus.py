@@ -12,10 +12,9 @@ import asyncio
 import contextlib
 import logging
 import random
-import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
@@ -26,9 +25,11 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 
+from common.access import DEFAULT_INBOX, Login, inbox_of, read_login
 from common.errors import MalformedMessageError, UnavailableError
 from common.job_queue import Delivery, JobQueue, JobStream, QueueLimits
 from common.messages import Ack, Job, decode, encode
+from common.tls import Tls, client_context
 
 __all__ = [
     "Bus",
@@ -59,10 +60,8 @@ class NatsSettings:
     """How to reach NATS. The URL may carry `user:password@` and start with `tls://`."""
 
     url: str = "nats://127.0.0.1:4222"
-    user: str | None = None
-    password: str | None = None
-    credentials: Path | None = None  # a .creds file: JWT and NKey
-    ca_file: Path | None = None  # who signed the server's certificate; None: the system's authorities
+    credentials: Path | None = None  # a file with `user:password`; answers then arrive in an inbox of this user's own
+    tls: Tls = field(default_factory=Tls)  # used with a URL of `tls://`
     connect_timeout_s: float = 10.0  # at start; afterwards it reconnects for ever
 
 
@@ -127,10 +126,13 @@ class Bus(Protocol):
 
 @contextlib.asynccontextmanager
 async def connect_bus(
-    settings: NatsSettings, *, name: str, limits: QueueLimits | None = None
+    settings: NatsSettings, *, name: str, limits: QueueLimits | None = None, owns_streams: bool = True
 ) -> AsyncIterator[NatsBus]:
-    """Connect and create the streams. Raises UnavailableError, naming the server, when it does not answer in time."""
-    bus = NatsBus(limits or QueueLimits())
+    """Connect and, if it `owns_streams` (gateways do), create them and move jobs delivered too often to the dead letters.
+
+    Raises UnavailableError, naming the server, when it does not answer in time, and ConfigError when a file is wrong.
+    """
+    bus = NatsBus(limits or QueueLimits(), owns_streams=owns_streams)
     try:
         await bus.connect(settings, name=name)
         yield bus
@@ -141,27 +143,28 @@ async def connect_bus(
 class NatsBus:
     """`Bus` on one NATS connection that reconnects for ever."""
 
-    def __init__(self, limits: QueueLimits) -> None:
+    def __init__(self, limits: QueueLimits, *, owns_streams: bool = True) -> None:
         self.reconnects = 0
         self.errors = 0
         self.slow_consumer_drops = 0
         self._malformed = 0
         self._client = Client()
-        self._stream = JobStream(self._client, limits)
+        self._stream = JobStream(self._client, limits, owned=owns_streams)
         self._tasks: set[asyncio.Task[None]] = set()
         self._complaints = _RateLimit(COMPLAINTS_A_SECOND)
 
     async def connect(self, settings: NatsSettings, *, name: str) -> None:
-        """Connect, or raise UnavailableError."""
+        """Connect. Raises UnavailableError and ConfigError."""
+        login = read_login(settings.credentials) if settings.credentials else None
         try:
             async with asyncio.timeout(settings.connect_timeout_s):  # the client itself would try for ever
                 await self._client.connect(
                     settings.url,
                     name=name,
-                    user=settings.user,
-                    password=settings.password,
-                    user_credentials=str(settings.credentials) if settings.credentials else None,
-                    tls=_tls(settings),
+                    user=login.user if login else None,
+                    password=login.password if login else None,
+                    inbox_prefix=inbox_of(login.user) if login else DEFAULT_INBOX,
+                    tls=client_context(settings.tls) if settings.url.startswith("tls://") else None,
                     allow_reconnect=True,
                     max_reconnect_attempts=-1,
                     reconnect_time_wait=0.1 + random.random() * 0.1,
@@ -174,8 +177,7 @@ class NatsBus:
                 )
                 await self._stream.open()
         except _ERRORS as error:
-            reason = _text(self._client.last_error or error)
-            raise UnavailableError(f"no NATS server at {_address(settings.url)}: {reason}") from error
+            raise UnavailableError(_why(self._client.last_error or error, settings.url, login)) from error
 
     @property
     def connected(self) -> bool:
@@ -341,10 +343,12 @@ class _RateLimit:
         return self._passed <= self._a_second
 
 
-def _tls(settings: NatsSettings) -> ssl.SSLContext | None:
-    if settings.ca_file is None and not settings.url.startswith("tls://"):
-        return None
-    return ssl.create_default_context(cafile=settings.ca_file)
+def _why(error: BaseException, url: str, login: Login | None) -> str:
+    """Why there is no connection, without any secret."""
+    if "authorization" in str(error).lower():
+        who = f"user {login.user!r}" if login else "a client without credentials"
+        return f"NATS at {_address(url)} refuses {who}: correct --nats-credentials"
+    return f"no NATS server at {_address(url)}: {_text(error)}"
 
 
 def _address(url: str) -> str:

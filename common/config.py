@@ -33,13 +33,26 @@ class ConfigError(Exception):
     """A setting is wrong. The message names the flag and says what to do."""
 
 
-class Settings(BaseModel):
-    """What every service has."""
+class NatsOptions(BaseModel):
+    """How to reach NATS."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    nats_url: str = Field("nats://127.0.0.1:4222", description="NATS server, with JetStream")
-    redis_url: str = Field("redis://127.0.0.1:6379", description="Redis 7.0+ or Valkey server")
+    nats_url: str = Field("nats://127.0.0.1:4222", description="NATS server, with JetStream; tls:// encrypts")
+    nats_credentials: str = Field("", description="file with user:password for NATS")
+    nats_ca: str = Field("", description="who signs NATS's certificate (PEM); empty: the system's authorities")
+    nats_cert: str = Field("", description="certificate of this process for NATS (PEM)")
+    nats_key: str = Field("", description="its key (PEM)")
+
+
+class Settings(NatsOptions):
+    """What every service has."""
+
+    redis_url: str = Field("redis://127.0.0.1:6379", description="Redis 7.0+ or Valkey server; rediss:// encrypts")
+    redis_credentials: str = Field("", description="file with user:password for Redis")
+    redis_ca: str = Field("", description="who signs Redis's certificate (PEM); empty: the system's authorities")
+    redis_cert: str = Field("", description="certificate of this process for Redis (PEM)")
+    redis_key: str = Field("", description="its key (PEM)")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe log lines shown")
     log_format: Literal["text", "json"] = Field("text", description="log lines for people or for machines")
     drain_s: Seconds = Field(30.0, description="longest wait for running requests when told to stop")
@@ -214,12 +227,9 @@ class DoctorSettings(ModelSettings):
     print_json: bool = Field(False, description="print JSON")
 
 
-class TopSettings(BaseModel):
+class TopSettings(NatsOptions):
     """`baton top`: workers and gateways, live in the terminal."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    nats_url: str = Field("nats://127.0.0.1:4222", description="NATS server, with JetStream")
     url: str = Field("", description="a gateway whose /metrics to show; empty: none")
     interval_s: Annotated[float, Field(ge=0.1, le=60)] = Field(1.0, description="time between two pictures")
     once: bool = Field(False, description="print one table and end")

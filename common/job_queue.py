@@ -84,7 +84,9 @@ class JobQueue(Protocol):
 class JobStream:
     """The stream of all jobs and the stream of dead letters."""
 
-    def __init__(self, client: Client, limits: QueueLimits) -> None:
+    def __init__(self, client: Client, limits: QueueLimits, *, owned: bool = True) -> None:
+        """`owned`: this process may create the streams; others wait until somebody did."""
+        self.owned = owned
         self.limits = limits
         self.malformed = 0
         self.dead_letters = 0
@@ -92,12 +94,16 @@ class JobStream:
         self._jetstream = client.jetstream(timeout=API_TIMEOUT_S)
 
     async def open(self) -> None:
-        """Create the streams and watch for jobs that were delivered too often. Raises UnavailableError."""
+        """Create the streams and watch for jobs that were delivered too often, if they are ours. Raises UnavailableError."""
+        if not self.owned:
+            return
         await self.ensure()
         await self._client.subscribe(ADVISORIES, cb=self._on_max_deliveries, queue="baton-dead-letters")
 
     async def ensure(self) -> None:
-        """Create the streams, or bring them to our configuration. Raises UnavailableError."""
+        """Create the streams, or bring them to our configuration; nothing if they aren't ours. Raises UnavailableError."""
+        if not self.owned:
+            return
         jobs = StreamConfig(
             name=subjects.JOBS_STREAM,
             subjects=["baton.jobs.*"],
@@ -155,9 +161,16 @@ class JobStream:
                 await self._jetstream.delete_msg(subjects.JOBS_STREAM, stream_seq)
 
     async def queue(self, worker: str) -> NatsJobQueue:
-        """Return `worker`'s queue, its consumer created or updated. Raises UnavailableError."""
+        """Return `worker`'s queue, its consumer created or updated. Raises UnavailableError if the streams are ours.
+
+        Otherwise no gateway may have made them yet: then the queue opens with the first fetch that can.
+        """
         queue = NatsJobQueue(self, self._client, worker)
-        await queue.open()
+        try:
+            await queue.open()
+        except UnavailableError:
+            if self.owned:
+                raise
         return queue
 
     async def ensure_consumer(self, name: str, worker: str) -> None:
@@ -215,7 +228,8 @@ class NatsJobQueue:
         self._inbox = client.new_inbox()
         self._arrivals: NatsSubscription | None = None
         self._pulls = 0
-        self._lost = False
+        self._lost = True
+        self._told = False  # of what keeps it lost
 
     async def open(self) -> None:
         """Create or update the consumer. Raises UnavailableError."""
@@ -225,7 +239,7 @@ class NatsJobQueue:
                 self._arrivals = await self._client.subscribe(f"{self._inbox}.*")
             except _ERRORS as error:
                 raise UnavailableError(f"could not open the job queue: {_text(error)}") from error
-        self._lost = False
+        self._lost = self._told = False
 
     async def fetch(self, max_jobs: int, *, expires_s: float = 1.0) -> list[Delivery]:
         """Return what is queued, or the next job to come within `expires_s`. Transient errors are logged and give []."""
@@ -241,8 +255,9 @@ class NatsJobQueue:
             if not messages and not self._lost:
                 messages = await self._pull(1, wait_s=expires_s)
         except (*_ERRORS, UnavailableError) as error:
-            log.warning("job_queue.fetch_failed", extra={"error": _text(error)})
-            self._lost = True
+            if not self._told:
+                log.warning("job_queue.fetch_failed", extra={"error": _text(error)})
+            self._lost = self._told = True
             await asyncio.sleep(min(RETRY_PAUSE_S, expires_s))
             return []
         deliveries = [await self._delivery(message) for message in messages]

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.access import Login, write_secret
 from common.errors import UnavailableError
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
@@ -38,10 +39,17 @@ class Server:
     name: str
     port: int
     process: asyncio.subprocess.Process
+    login: Login | None = None  # part of the URL, for tools and tests; services read theirs from files
+
+    @property
+    def address(self) -> str:
+        """The URL without user and password."""
+        return f"{self.name}://127.0.0.1:{self.port}"
 
     @property
     def url(self) -> str:
-        return f"{'nats' if self.name == 'nats' else 'redis'}://127.0.0.1:{self.port}"
+        user = f"{self.login.user}:{self.login.password}@" if self.login else ""
+        return self.address.replace("://", f"://{user}")
 
 
 def find_nats_server() -> Path:
@@ -69,25 +77,38 @@ def _find(names: tuple[str, ...], *, package: str, remedy: str) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def run_nats(*, port: int = 0, data_dir: Path, log_file: Path | None = None) -> AsyncIterator[Server]:
+async def run_nats(
+    *, port: int = 0, data_dir: Path, log_file: Path | None = None, extra: str = ""
+) -> AsyncIterator[Server]:
     """Run nats-server with JetStream in `data_dir`; `port` 0 takes a free one. Stops it on exit.
 
+    `extra` is configuration beside the shipped one, such as users or TLS; it is written where only its owner may read it.
     Raises UnavailableError when it does not start and FileNotFoundError when there is none; both say what to do.
     """
     data_dir.mkdir(parents=True, exist_ok=True)
-    command = [str(find_nats_server()), "-c", str(DEPLOY / "nats" / "nats.conf"), "-a", "127.0.0.1"]
+    config = DEPLOY / "nats" / "nats.conf"
+    if extra:
+        shipped, config = config.read_text(), data_dir / "nats.conf"
+        write_secret(config, f"{shipped}\n{extra}")
+    command = [str(find_nats_server()), "-c", str(config), "-a", "127.0.0.1"]
     async with _running("nats", [*command, "-sd", str(data_dir), "-p"], port, log_file) as server:
         yield server
 
 
 @contextlib.asynccontextmanager
-async def run_redis(*, port: int = 0, data_dir: Path, log_file: Path | None = None) -> AsyncIterator[Server]:
+async def run_redis(
+    *, port: int = 0, data_dir: Path, log_file: Path | None = None, users: str = ""
+) -> AsyncIterator[Server]:
     """Run a Redis-protocol server without persistence; `port` 0 takes a free one. Stops it on exit.
 
+    `users` is an ACL file's text; without it everybody may do everything.
     Raises UnavailableError when it does not start and FileNotFoundError when there is none; both say what to do.
     """
     data_dir.mkdir(parents=True, exist_ok=True)
     command = [str(find_redis_server()), str(DEPLOY / "redis" / "index.conf"), "--bind", "127.0.0.1"]
+    if users:
+        write_secret(data_dir / "users.acl", users)
+        command += ["--aclfile", str(data_dir / "users.acl")]
     async with _running("redis", [*command, "--dir", str(data_dir), "--port"], port, log_file) as server:
         yield server
 
@@ -177,8 +198,8 @@ async def _answers(name: str, port: int, process: asyncio.subprocess.Process, lo
         with contextlib.suppress(OSError):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             try:
-                writer.write(b"PING\r\n")  # NATS says INFO first, Redis +PONG, or -LOADING for a while
-                if (await reader.readline()).startswith((b"INFO ", b"+PONG")):
+                writer.write(b"PING\r\n")  # NATS says INFO first, Redis +PONG or whom it wants, or -LOADING for a while
+                if (await reader.readline()).startswith((b"INFO ", b"+PONG", b"-NOAUTH")):
                     return
             finally:
                 writer.close()

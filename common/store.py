@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +21,10 @@ import redis.exceptions
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from common.access import read_login
 from common.errors import MalformedMessageError, UnavailableError
 from common.messages import WorkerState, decode, encode, worker_state_decoder
+from common.tls import Tls, client_context
 
 log = logging.getLogger("baton.store")
 
@@ -29,6 +32,7 @@ LIBRARY = Path(__file__).with_name("store.lua")
 DIGESTS_A_CALL = 1_000  # Redis does nothing else meanwhile: about 2 ms
 DIGESTS_PLACED = 4_096  # of a longer prompt, the rest counts as not cached; looking ends with the first miss
 MAX_CONNECTIONS = 16  # more calls at once wait for a connection
+INSTALL_TIMEOUT_S = 5.0
 BREAKER_ERRORS = 5
 BREAKER_OPEN_S = 1.0
 
@@ -38,6 +42,8 @@ class RedisSettings:
     """How to reach Redis; the URL may carry user and password, and start with `rediss://`."""
 
     url: str = "redis://127.0.0.1:6379"
+    credentials: Path | None = None  # a file with `user:password`
+    tls: Tls = field(default_factory=Tls)  # used with a URL of `rediss://`
     place_timeout_s: float = 0.25  # a request waits for it, and has another way
     timeout_s: float = 2.0  # nobody waits for registrations and announcements
 
@@ -210,9 +216,13 @@ class Store:
 
 @contextlib.asynccontextmanager
 async def connect_store(settings: RedisSettings) -> AsyncIterator[Store]:
-    """Connect and install the library. A Redis that is away now may come later: that is logged, not raised."""
+    """Connect and install the library, if this user may (gateways may, workers may not).
+
+    A Redis that is away now may come later: that is logged, not raised. Raises ConfigError when a file is wrong.
+    """
     pool = redis.asyncio.BlockingConnectionPool.from_url(
         settings.url,
+        **_identity(settings),
         max_connections=MAX_CONNECTIONS,
         timeout=settings.timeout_s,
         socket_timeout=settings.timeout_s,
@@ -226,9 +236,34 @@ async def connect_store(settings: RedisSettings) -> AsyncIterator[Store]:
     try:
         async with asyncio.timeout(settings.timeout_s):
             await store.load_library()
+    except redis.exceptions.NoPermissionError:
+        log.debug("store.library_not_ours")
     except (redis.exceptions.RedisError, OSError, TimeoutError) as error:
         log.warning("store.unavailable", extra={"error": f"{type(error).__name__}: {error}"[:200]})
     try:
         yield store
     finally:
         await client.aclose()
+
+
+async def install_library(url: str) -> None:
+    """Install the functions with an admin's URL, so that nobody has to wait for a gateway. Raises UnavailableError."""
+    async with redis.asyncio.Redis.from_url(url, protocol=2, socket_timeout=INSTALL_TIMEOUT_S) as client:
+        try:
+            await Store(client, RedisSettings(url=url)).load_library()
+        except (redis.exceptions.RedisError, OSError) as error:
+            raise UnavailableError(f"Redis: {type(error).__name__} {error}") from error
+
+
+def _identity(settings: RedisSettings) -> dict[str, Any]:
+    """Who we are and whom to trust, as the client's options."""
+    options: dict[str, Any] = {}
+    if settings.credentials:
+        login = read_login(settings.credentials)
+        options |= {"username": login.user, "password": login.password}
+    if settings.url.startswith("rediss://"):
+        tls = settings.tls
+        client_context(tls)  # says which file is wrong
+        options |= {"ssl_ca_certs": tls.ca, "ssl_certfile": tls.cert, "ssl_keyfile": tls.key}
+        options |= {"ssl_check_hostname": True, "ssl_min_version": ssl.TLSVersion.TLSv1_2}
+    return options

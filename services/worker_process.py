@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import torch
 
-from common.bus import NatsSettings, connect_bus
+from common.bus import connect_bus
 from common.config import ConfigError, WorkerServiceSettings, fail, load_settings, see_one_gpu
 from common.errors import ServingError
 from common.lifecycle import until_signalled
 from common.peers import Peers
-from common.store import RedisSettings, connect_store
+from common.store import connect_store
 from common.telemetry import start_logging
 from decode.role import DecodeRole
 from engine.config import EngineConfig
@@ -25,6 +25,7 @@ from engine.loader import tokenizer_fingerprint
 from kvtransfer.select import open_transport
 from kvtransfer.transport import Transport
 from prefill.role import PrefillRole
+from services.connections import nats_settings, redis_settings
 from worker.host import WorkerEngine, WorkerHost, WorkerSettings
 
 log = logging.getLogger("baton.worker")
@@ -40,8 +41,8 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str]) -> None:
         transport = open_transport(settings.kv_transport, host=settings.transport_host)
         engine = await asyncio.to_thread(build_engine, settings, transport)
         async with (
-            connect_bus(NatsSettings(url=settings.nats_url), name=worker_id) as bus,
-            connect_store(RedisSettings(url=settings.redis_url)) as store,
+            connect_bus(nats_settings(settings), name=worker_id, owns_streams=False) as bus,
+            connect_store(redis_settings(settings)) as store,
         ):
             peers = Peers()
             await peers.start(bus)

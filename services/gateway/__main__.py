@@ -12,18 +12,19 @@ from pathlib import Path
 
 import uvicorn
 
-from common.bus import NatsSettings, connect_bus
+from common.bus import connect_bus
 from common.config import ConfigError, GatewaySettings, fail, load_settings
 from common.errors import ServingError
 from common.lifecycle import until_signalled
 from common.peers import Peers
-from common.store import RedisSettings, connect_store
+from common.store import connect_store
 from common.telemetry import start_logging
 from gateway.admission import RequestLimits
 from gateway.app import HttpSettings, create_app
 from gateway.requests import Requests
 from gateway.tenants import Tenants
 from gateway.tokenizer import ChatTokenizer
+from services.connections import nats_settings, redis_settings
 
 log = logging.getLogger("baton.gateway")
 
@@ -35,8 +36,8 @@ async def run(settings: GatewaySettings) -> None:
     tenants = Tenants(api_keys=settings.keys)
     async with (
         until_signalled() as stopping,
-        connect_bus(NatsSettings(url=settings.nats_url), name="gateway") as bus,
-        connect_store(RedisSettings(url=settings.redis_url)) as store,
+        connect_bus(nats_settings(settings), name="gateway") as bus,
+        connect_store(redis_settings(settings)) as store,
     ):
         peers = Peers()
         await peers.start(bus)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import logging
 import shutil
@@ -18,11 +19,12 @@ from typing import Any
 import httpx
 
 from common import subjects
-from common.bus import Bus, NatsSettings, connect_bus
+from common.bus import Bus, connect_bus
 from common.config import ConfigError, TopSettings, fail, load_settings
 from common.errors import UnavailableError
 from common.messages import GatewayState, gateway_state_decoder
 from common.peers import Peers
+from services.connections import nats_settings
 from services.top.view import parse_metrics, picture, worker_row
 
 LISTEN_S = 1.5  # workers beat every 0.5 s, gateways every second: after this, all of them were heard
@@ -82,7 +84,8 @@ def main() -> int:
 
 async def top(settings: TopSettings) -> int:
     """Show the live view, or with --once or --json one picture. Raises UnavailableError without NATS."""
-    async with connect_bus(NatsSettings(url=settings.nats_url, connect_timeout_s=CONNECT_S), name="top") as bus:
+    nats = dataclasses.replace(nats_settings(settings), connect_timeout_s=CONNECT_S)
+    async with connect_bus(nats, name="top", owns_streams=False) as bus:
         watch = Watch(settings)
         await watch.start(bus)
         try:

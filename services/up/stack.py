@@ -6,17 +6,19 @@ import asyncio
 import contextlib
 import fcntl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import httpx
 
+from common.access import Member
 from common.config import PREFIX, ConfigError, GatewaySettings, UpSettings, WorkerOptions, as_environment
 from common.errors import UnavailableError
-from common.servers import Server, port_is_free, run_nats, run_redis
+from common.servers import Server, port_is_free
 from services.up.child import Child, describe_exit, last_lines
+from services.up.servers import Reach, start_servers
 
 START_TIMEOUT_S = 180.0
 MAX_RESTARTS = 5  # of one service, within the window; then everything stops
@@ -72,8 +74,11 @@ class Stack:
         self._held.enter_context(_locked(self._data / "lock"))
         for log in self._logs.glob("*.log"):
             log.unlink()
-        addresses = await self._start_servers()
-        for child in self._plan(addresses):
+        members = members_of(self._settings)
+        users = [*members, Member("observer")]
+        reach = await start_servers(self._settings, users, data=self._data, held=self._held, say=self._say)
+        self._servers = reach.servers
+        for child in self._plan(members, reach):
             if stopping.is_set():
                 return
             self._say(f"starting {child.name} …")
@@ -102,33 +107,26 @@ class Stack:
 
     # -- start -----------------------------------------------------------------------------------------------------
 
-    async def _start_servers(self) -> dict[str, str]:
-        """Start those that no address is given for; return all addresses as variables."""
-        addresses = {"nats": self._settings.nats_url, "redis": self._settings.redis_url}
-        for name, run in (("nats", run_nats), ("redis", run_redis)):
-            if not addresses[name]:
-                self._say(f"starting {name} …")
-                server = await self._held.enter_async_context(
-                    run(data_dir=self._data / name, log_file=self._logs / f"{name}.log")
-                )
-                self._servers.append(server)
-                addresses[name] = server.url
-        return {f"{PREFIX}{name.upper()}_URL": url for name, url in addresses.items()}
-
-    def _plan(self, addresses: dict[str, str]) -> list[Child]:
+    def _plan(self, names: Sequence[Member], reach: Reach) -> list[Child]:
         settings = self._settings
-        names = [("prefill", f"prefill-{index}") for index in range(settings.prefill)]
-        names += [("decode", f"decode-{index}") for index in range(settings.decode)]
-        worker = as_environment(settings, WorkerOptions) | addresses
-        devices = devices_of(settings.device, len(names))
+        worker = as_environment(settings, WorkerOptions)
+        workers = [member for member in names if member.role != "gateway"]
         services = [
-            (role, name, worker | {f"{PREFIX}WORKER_ID": name, f"{PREFIX}DEVICE": device})
-            for (role, name), device in zip(names, devices, strict=True)
+            (member, worker | {f"{PREFIX}WORKER_ID": member.id, f"{PREFIX}DEVICE": device})
+            for member, device in zip(workers, devices_of(settings.device, len(workers)), strict=True)
         ]
-        services.append(("gateway", "gateway", as_environment(settings, GatewaySettings) | addresses))
+        gateway = as_environment(settings, GatewaySettings)
+        services += [
+            (member, gateway | {f"{PREFIX}GATEWAY_ID": member.id}) for member in names if member.role == "gateway"
+        ]
         return [
-            Child(name=name, service=service, settings=variables, log_file=self._logs / f"{name}.log")
-            for service, name, variables in services
+            Child(
+                name=member.id,
+                service=member.role,
+                settings=variables | reach.variables(member.user),
+                log_file=self._logs / f"{member.id}.log",
+            )
+            for member, variables in services
         ]
 
     async def _until_ready(self, stopping: asyncio.Event) -> None:
@@ -171,6 +169,13 @@ class Stack:
         log_file = self._logs / f"{server.name}.log"
         self._say(f"{server.name} ended with {describe_exit(code)}; its last lines:{_indented(log_file)}")
         raise UnavailableError(f"{server.name} is gone, and with it what was under way: start again with `baton up`")
+
+
+def members_of(settings: UpSettings) -> list[Member]:
+    """The services of one `baton up`, each under its own name."""
+    members = [Member("prefill", f"prefill-{index}") for index in range(settings.prefill)]
+    members += [Member("decode", f"decode-{index}") for index in range(settings.decode)]
+    return [*members, Member("gateway", settings.gateway_id or "gateway")]
 
 
 def devices_of(devices: str, count: int) -> list[str]:

@@ -13,7 +13,9 @@ from types import TracebackType
 
 import httpx
 
+from common.access import Member, Role, make_users
 from common.servers import Server, die_with_parent, free_port, run_nats, run_redis, stop
+from common.store import install_library
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_S = 180.0  # eight processes that load torch on two busy cores
@@ -35,6 +37,7 @@ class Cluster:
         gateway_options: tuple[str, ...] = (),
         **worker_options: object,
     ) -> None:
+        """Each process has its own user on NATS and Redis; the URLs of `nats` and `redis` are the admin's."""
         self.folder = folder
         self.names = [f"prefill-{index}" for index in range(prefill)]
         self.names += [f"decode-{index}" for index in range(decode)]
@@ -46,6 +49,9 @@ class Cluster:
         self._gateway_options = gateway_options
         self._worker_options = {"transport": transport, "kv_memory_mb": 32, **worker_options}
         self._fake = fake
+        members = [Member("gateway", "gateway")]
+        members += [Member(_role(name), name) for name in self.names]
+        self.users = make_users(members, folder / "users")
         self._stack = contextlib.AsyncExitStack()
         self.nats: Server
         self.redis: Server
@@ -54,9 +60,13 @@ class Cluster:
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             self.nats = await self._stack.enter_async_context(
-                run_nats(data_dir=self.folder / "nats", log_file=self.folder / "nats.log")
+                run_nats(data_dir=self.folder / "nats", log_file=self.folder / "nats.log", extra=self.users.nats)
             )
-            self.redis = await self._stack.enter_async_context(run_redis(data_dir=self.folder / "redis"))
+            self.redis = await self._stack.enter_async_context(
+                run_redis(data_dir=self.folder / "redis", users=self.users.redis)
+            )
+            self.nats.login, self.redis.login = self.users.admin_nats, self.users.admin_redis
+            await install_library(self.redis.url)
             self.url = f"http://127.0.0.1:{free_port()}"
             for name in [*self.names, "gateway"]:
                 await self.start(name)
@@ -128,16 +138,25 @@ class Cluster:
     def _gateway_flags(self) -> list[str]:
         """Prompts are handed over, however short, unless a test wants to see the choice."""
         always = ["--local-prefill-tokens", "0"]
-        return [*self._common(), *always, "--port", self.url.rpartition(":")[2], *self._gateway_options]
+        return [
+            *self._common("gateway"),
+            "--gateway-id",
+            "gateway",
+            *always,
+            "--port",
+            self.url.rpartition(":")[2],
+            *self._gateway_options,
+        ]
 
     def _worker_flags(self, name: str) -> list[str]:
-        flags = [*self._common(), "--worker-id", name, *(["--fake"] if self._fake else [])]
+        flags = [*self._common(name), "--worker-id", name, *(["--fake"] if self._fake else [])]
         for option, value in self._worker_options.items():
             flags += [f"--{option.replace('_', '-')}", str(value)]
         return flags
 
-    def _common(self) -> list[str]:
-        servers = ["--nats-url", self.nats.url, "--redis-url", self.redis.url]
+    def _common(self, user: str) -> list[str]:
+        servers = ["--nats-url", self.nats.address, "--nats-credentials", str(self.users.nats_file(user))]
+        servers += ["--redis-url", self.redis.address, "--redis-credentials", str(self.users.redis_file(user))]
         return [*servers, "--model", str(self._model), "--served-model-name", "tiny", "--drain-s", "5"]
 
     async def _close(self) -> None:
@@ -146,3 +165,9 @@ class Cluster:
                 process.send_signal(signal.SIGCONT)
         await asyncio.gather(*(stop(process, timeout_s=10) for process in self.processes.values()))
         await self._stack.aclose()
+
+
+def _role(name: str) -> Role:
+    """The role in a worker's name."""
+    roles: dict[str, Role] = {"prefill": "prefill", "decode": "decode", "worker": "worker"}
+    return roles[name.partition("-")[0]]
