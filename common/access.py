@@ -1,28 +1,14 @@
-"""Who may do what on NATS and Redis: a user for each process, with the permissions of its role and nothing more.
-
-`baton up` and `baton users` make up users and passwords and write what the two servers read. A user that stands for one process
-may only be itself: a gateway's user hears no other gateway's frames, and nobody hears another's answers. Where ids are
-not known beforehand (replicas), one user stands for every process of its role (`id` "*").
-"""
+"""Who a process is on NATS and Redis: a user and a password, from a file."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
 
 from common import subjects
 from common.config import ConfigError
 
-Role = Literal["gateway", "prefill", "decode", "worker", "planner", "observer", "admin"]
-ROLES: tuple[Role, ...] = get_args(Role)
-WORKERS: tuple[Role, ...] = ("prefill", "decode", "worker")
-EVERY_ID = "*"
 DEFAULT_INBOX = "_INBOX"  # without users
 MAX_FILE_BYTES = 4096
 
@@ -38,125 +24,9 @@ class Login:
         return f"Login(user={self.user!r}, password=***)"
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A process that may connect, or with `id` "*" every process of a role."""
-
-    role: Role
-    id: str = EVERY_ID
-
-    @property
-    def user(self) -> str:
-        return self.role if self.id == EVERY_ID else subjects.check_id(self.id)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Permissions:
-    """Subjects that a NATS user may publish to and subscribe to. Answers to what it was asked are always allowed."""
-
-    publish: tuple[str, ...]
-    subscribe: tuple[str, ...]
-
-
 def inbox_of(user: str) -> str:
     """The prefix of the subjects on which a user gets answers: nobody else may listen there."""
     return f"_INBOX.{subjects.check_id(user)}"
-
-
-def nats_permissions(member: Member) -> Permissions:
-    """What a member needs on NATS. A new subject has to be added here, or nobody may use it."""
-    inbox = f"{inbox_of(member.user)}.>"
-    if member.role == "admin":
-        return Permissions(publish=(">",), subscribe=(">",))
-    if member.role == "gateway":
-        return _gateway(member.id, inbox)
-    if member.role in WORKERS:
-        return _worker(member.id, inbox)
-    heartbeats = (subjects.ALL_HEARTBEATS, subjects.ALL_GATEWAY_HEARTBEATS)
-    if member.role == "planner":
-        return Permissions(publish=("baton.worker.*",), subscribe=(inbox, *heartbeats))
-    return Permissions(publish=("$JS.API.INFO",), subscribe=(inbox, *heartbeats))
-
-
-def redis_rules(member: Member) -> str:
-    """What a member needs on Redis, in the words of its ACL: functions by name, and the keys and commands inside of them.
-
-    Redis checks the commands of a function against the user that calls it.
-    """
-    if member.role == "admin":
-        return "~* &* +@all"
-    if member.role == "gateway":
-        keys = "%R~baton:worker:* ~baton:workers ~baton:block:* ~baton:charges:* ~baton:load:* ~baton:placed:*"
-        functions: tuple[str, ...] = ("place", "release", "charged", "states")
-        commands = (
-            "+function|load +time +get +del +incrby +decrby +expire +pexpire +hget +hmget +hset +hdel +smembers +srem "
-            "+sismember +exists +zadd +zcard +zrange +zrangebyscore +zrem"
-        )
-    elif member.role in WORKERS:
-        own = member.id
-        keys = f"~baton:worker:{own} ~baton:workers ~baton:block:* ~baton:charges:*:{own} ~baton:load:*:{own}"
-        functions = ("register", "unregister", "announce")
-        commands = "+time +hget +hset +del +pexpire +expire +sadd +srem"
-    elif member.role == "planner":
-        keys, functions, commands = "%R~baton:worker:* %R~baton:workers", ("states",), "+hget +smembers"
-    else:
-        keys, functions, commands = "", (), "+info"
-    calls = " ".join(f"+fcall|baton_{name}" for name in functions)
-    return " ".join(f"resetchannels {keys} -@all +ping +client|setinfo {calls} {commands}".split())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Users:
-    """Users made up for a deployment: what the servers read, and a folder with a file of `user:password` for each."""
-
-    folder: Path
-    nats: str = field(repr=False)  # a part of nats-server's configuration
-    redis: str = field(repr=False)  # an ACL file
-    admin_nats: Login
-    admin_redis: Login
-
-    def nats_file(self, user: str) -> Path:
-        return self.folder / f"{user}.nats"
-
-    def redis_file(self, user: str) -> Path:
-        return self.folder / f"{user}.redis"
-
-
-def make_users(members: Sequence[Member], folder: Path) -> Users:
-    """Make up a password for each member, and for an admin, on each server; write them to files of mode 0600 in `folder`."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    everybody = [*members, Member("admin")]
-    nats = [(member, make_login(member.user)) for member in everybody]
-    redis = [(member, make_login(member.user)) for member in everybody]
-    users = Users(
-        folder=folder,
-        nats=nats_users(nats),
-        redis=redis_users(redis),
-        admin_nats=nats[-1][1],
-        admin_redis=redis[-1][1],
-    )
-    for logins, file in ((nats, users.nats_file), (redis, users.redis_file)):
-        for _, login in logins:
-            write_secret(file(login.user), f"{login.user}:{login.password}\n")
-    return users
-
-
-def nats_users(logins: Sequence[tuple[Member, Login]]) -> str:
-    """The `authorization` block of nats-server's configuration."""
-    users = "".join(_nats_user(login, nats_permissions(member)) for member, login in logins)
-    return f"authorization {{\n  timeout: 5\n  users: [\n{users}  ]\n}}\n"
-
-
-def redis_users(logins: Sequence[tuple[Member, Login]]) -> str:
-    """Redis's ACL file. Passwords are in it as SHA-256; without one nobody gets in."""
-    lines = ["user default off"]
-    lines += [f"user {login.user} on {_hashed(login)} {redis_rules(member)}" for member, login in logins]
-    return "\n".join(lines) + "\n"
-
-
-def make_login(user: str) -> Login:
-    """Make up a password of 256 bits."""
-    return Login(user, secrets.token_urlsafe(32))
 
 
 def read_login(file: Path) -> Login:
@@ -178,69 +48,3 @@ def write_secret(file: Path, text: str) -> None:
     file.unlink(missing_ok=True)
     with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as out:
         out.write(text)
-
-
-def _gateway(gateway: str, inbox: str) -> Permissions:
-    jobs, dead, api = subjects.JOBS_STREAM, subjects.DEAD_STREAM, "$JS.API.STREAM"
-    return Permissions(
-        publish=(
-            "baton.jobs.*",
-            "baton.worker.*",
-            f"baton.gatebeat.{gateway}",
-            "baton.dead.*",
-            *(f"{api}.{verb}.{stream}" for verb in ("CREATE", "UPDATE") for stream in (jobs, dead)),
-            # Jobs that were delivered too often go to the dead letters; what a client gave up is deleted.
-            *(f"{api}.MSG.{verb}.{jobs}" for verb in ("GET", "DELETE")),
-        ),
-        subscribe=(
-            inbox,
-            f"baton.gateway.{gateway}",
-            f"baton.frames.{gateway}",
-            subjects.ALL_HEARTBEATS,
-            f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{jobs}.*",
-        ),
-    )
-
-
-def _worker(worker: str, inbox: str) -> Permissions:
-    """Prefill and decode alike: both claim jobs, both talk to each other about hand-overs, both send tokens."""
-    jobs = subjects.JOBS_STREAM
-    consumer = EVERY_ID if worker == EVERY_ID else f"worker-{worker}"
-    return Permissions(
-        publish=(
-            "baton.gateway.*",
-            "baton.frames.*",
-            "baton.worker.*",
-            f"baton.heartbeat.{worker}",
-            "baton.dead.malformed",
-            f"$JS.API.CONSUMER.CREATE.{jobs}.{consumer}.baton.jobs.{worker}",
-            f"$JS.API.CONSUMER.MSG.NEXT.{jobs}.{consumer}",
-            f"$JS.ACK.{jobs}.{consumer}.>",
-        ),
-        subscribe=(
-            inbox,
-            f"baton.worker.{worker}",
-            subjects.ALL_HEARTBEATS,
-            subjects.ALL_GATEWAY_HEARTBEATS,
-        ),
-    )
-
-
-def _nats_user(login: Login, permissions: Permissions) -> str:
-    """One user. JSON's strings and lists are NATS's as well; a password given as `$NAME` is a variable of the server's."""
-    password = login.password if login.password.startswith("$") else json.dumps(login.password)
-    return (
-        f"    {{\n      user: {json.dumps(login.user)}, password: {password}\n      permissions: {{\n"
-        f"        publish: {{allow: {_listed(permissions.publish)}}}\n"
-        f"        subscribe: {{allow: {_listed(permissions.subscribe)}}}\n"
-        '        allow_responses: {max: 1, expires: "1m"}\n'
-        "      }\n    }\n"
-    )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return "[\n" + "".join(f"          {json.dumps(name)}\n" for name in names) + "        ]"
-
-
-def _hashed(login: Login) -> str:
-    return "#" + hashlib.sha256(login.password.encode()).hexdigest()

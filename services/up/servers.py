@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from common.access import Member, Users, make_users
 from common.config import PREFIX, UpSettings
 from common.servers import Server, run_nats, run_redis
 from common.store import install_library
+from services.users.permissions import Member, Users, make_users
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,12 +13,12 @@ from typing import Any
 
 import httpx
 
-from common.access import Member
 from common.config import PREFIX, ConfigError, GatewaySettings, UpSettings, WorkerOptions, as_environment
 from common.errors import UnavailableError
 from common.servers import Server, port_is_free
 from services.up.child import Child, describe_exit, last_lines
 from services.up.servers import Reach, start_servers
+from services.users.permissions import Member
 
 START_TIMEOUT_S = 180.0
 MAX_RESTARTS = 5  # of one service, within the window; then everything stops

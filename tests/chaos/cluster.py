@@ -13,7 +13,6 @@ import httpx
 
 from common.bus import NatsSettings, connect_bus
 from common.peers import Peers
-from common.servers import Server, run_nats, run_redis
 from tests.chaos.checks import held
 from tests.e2e.cluster import Cluster
 
@@ -79,11 +78,10 @@ class ChaosCluster(Cluster):
         return {"nats": self.nats, "redis": self.redis}[name].process if name in SERVERS else self.processes[name]
 
     async def _server_again(self, name: str) -> None:
-        old: Server = getattr(self, name)
-        run = run_nats(port=old.port, data_dir=self.folder / name, log_file=self.folder / f"{name}.log")
-        if name == "redis":
-            run = run_redis(port=old.port, data_dir=self.folder / name)
-        setattr(self, name, await self._stack.enter_async_context(run))
+        if name == "nats":
+            await self.start_nats(port=self.nats.port)
+        else:
+            await self.start_redis(port=self.redis.port)
 
     # -- what is to see --------------------------------------------------------------------------------------------
 

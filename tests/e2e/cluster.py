@@ -13,9 +13,9 @@ from types import TracebackType
 
 import httpx
 
-from common.access import Member, Role, make_users
 from common.servers import Server, die_with_parent, free_port, run_nats, run_redis, stop
 from common.store import install_library
+from services.users.permissions import Member, Role, make_users
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_S = 180.0  # eight processes that load torch on two busy cores
@@ -49,7 +49,7 @@ class Cluster:
         self._gateway_options = gateway_options
         self._worker_options = {"transport": transport, "kv_memory_mb": 32, **worker_options}
         self._fake = fake
-        members = [Member("gateway", "gateway")]
+        members = [Member("gateway", "gateway"), Member("planner"), Member("observer")]
         members += [Member(_role(name), name) for name in self.names]
         self.users = make_users(members, folder / "users")
         self._stack = contextlib.AsyncExitStack()
@@ -59,14 +59,8 @@ class Cluster:
     async def __aenter__(self) -> Cluster:
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            self.nats = await self._stack.enter_async_context(
-                run_nats(data_dir=self.folder / "nats", log_file=self.folder / "nats.log", extra=self.users.nats)
-            )
-            self.redis = await self._stack.enter_async_context(
-                run_redis(data_dir=self.folder / "redis", users=self.users.redis)
-            )
-            self.nats.login, self.redis.login = self.users.admin_nats, self.users.admin_redis
-            await install_library(self.redis.url)
+            await self.start_nats()
+            await self.start_redis()
             self.url = f"http://127.0.0.1:{free_port()}"
             for name in [*self.names, "gateway"]:
                 await self.start(name)
@@ -82,6 +76,20 @@ class Cluster:
         if error is not None:
             error.add_note(self.logs())
         await self._close()
+
+    async def start_nats(self, *, port: int = 0) -> None:
+        """Start NATS with the cluster's users; later again, at the port that it had."""
+        log_file = self.folder / "nats.log"
+        server = run_nats(port=port, data_dir=self.folder / "nats", log_file=log_file, extra=self.users.nats)
+        self.nats = await self._stack.enter_async_context(server)
+        self.nats.login = self.users.admin_nats
+
+    async def start_redis(self, *, port: int = 0) -> None:
+        """Start Redis with the cluster's users and the function library; later again, at the port that it had."""
+        server = run_redis(port=port, data_dir=self.folder / "redis", users=self.users.redis)
+        self.redis = await self._stack.enter_async_context(server)
+        self.redis.login = self.users.admin_redis
+        await install_library(self.redis.url)
 
     async def start(self, name: str) -> None:
         """Start one of the services, again if it was there before."""

@@ -18,13 +18,14 @@ import redis.asyncio
 import redis.exceptions
 
 from common import subjects
-from common.access import DEFAULT_INBOX, Login, Member, Users, inbox_of, make_users, read_login, redis_rules
+from common.access import DEFAULT_INBOX, Login, inbox_of, read_login
 from common.bus import NatsSettings, QueueLimits, connect_bus
 from common.config import ConfigError
 from common.errors import UnavailableError
 from common.messages import Ack, Cancel, ToWorker, WorkerReply, to_worker_decoder, worker_reply_decoder
 from common.servers import Server, run_nats, run_redis
 from common.store import LIBRARY, install_library
+from services.users.permissions import Member, Users, make_users, redis_rules
 from tests.integration.test_bus import a_job
 from tests.integration.waiting import LIMIT_S, eventually
 

@@ -1,0 +1,1 @@
+"""Users of NATS and Redis: who may do what."""
