@@ -9,7 +9,6 @@ from pathlib import Path
 from common import subjects
 from common.config import ConfigError
 
-DEFAULT_INBOX = "_INBOX"  # without users
 MAX_FILE_BYTES = 4096
 
 

@@ -25,7 +25,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 
-from common.access import DEFAULT_INBOX, Login, inbox_of, read_login
+from common.access import inbox_of, read_login
 from common.errors import MalformedMessageError, UnavailableError
 from common.job_queue import Delivery, JobQueue, JobStream, QueueLimits
 from common.messages import Ack, Job, decode, encode
@@ -132,9 +132,10 @@ async def connect_bus(
 
     Raises UnavailableError, naming the server, when it does not answer in time, and ConfigError when a file is wrong.
     """
+    identity = identity_of(settings)  # a wrong file is said before anything is opened
     bus = NatsBus(limits or QueueLimits(), owns_streams=owns_streams)
     try:
-        await bus.connect(settings, name=name)
+        await bus.connect(settings, name=name, identity=identity)
         yield bus
     finally:
         await bus.close()
@@ -153,18 +154,14 @@ class NatsBus:
         self._tasks: set[asyncio.Task[None]] = set()
         self._complaints = _RateLimit(COMPLAINTS_A_SECOND)
 
-    async def connect(self, settings: NatsSettings, *, name: str) -> None:
-        """Connect. Raises UnavailableError and ConfigError."""
-        login = read_login(settings.credentials) if settings.credentials else None
+    async def connect(self, settings: NatsSettings, *, name: str, identity: dict[str, Any]) -> None:
+        """Connect, or raise UnavailableError."""
         try:
             async with asyncio.timeout(settings.connect_timeout_s):  # the client itself would try for ever
                 await self._client.connect(
                     settings.url,
                     name=name,
-                    user=login.user if login else None,
-                    password=login.password if login else None,
-                    inbox_prefix=inbox_of(login.user) if login else DEFAULT_INBOX,
-                    tls=client_context(settings.tls) if settings.url.startswith("tls://") else None,
+                    **identity,
                     allow_reconnect=True,
                     max_reconnect_attempts=-1,
                     reconnect_time_wait=0.1 + random.random() * 0.1,
@@ -177,7 +174,8 @@ class NatsBus:
                 )
                 await self._stream.open()
         except _ERRORS as error:
-            raise UnavailableError(_why(self._client.last_error or error, settings.url, login)) from error
+            why = _why(self._client.last_error or error, settings.url, identity.get("user"))
+            raise UnavailableError(why) from error
 
     @property
     def connected(self) -> bool:
@@ -343,10 +341,21 @@ class _RateLimit:
         return self._passed <= self._a_second
 
 
-def _why(error: BaseException, url: str, login: Login | None) -> str:
+def identity_of(settings: NatsSettings) -> dict[str, Any]:
+    """Who we are and whom to trust, as the client's options. Raises ConfigError."""
+    options: dict[str, Any] = {}
+    if settings.credentials:
+        login = read_login(settings.credentials)
+        options |= {"user": login.user, "password": login.password, "inbox_prefix": inbox_of(login.user)}
+    if settings.url.startswith("tls://"):
+        options["tls"] = client_context(settings.tls)
+    return options
+
+
+def _why(error: BaseException, url: str, user: str | None) -> str:
     """Why there is no connection, without any secret."""
     if "authorization" in str(error).lower():
-        who = f"user {login.user!r}" if login else "a client without credentials"
+        who = f"user {user!r}" if user else "a client without credentials"
         return f"NATS at {_address(url)} refuses {who}: correct --nats-credentials"
     return f"no NATS server at {_address(url)}: {_text(error)}"
 

@@ -81,6 +81,8 @@ class GatewaySettings(ModelSettings):
     host: str = Field("127.0.0.1", description="address to listen on; other than loopback needs an API key")
     port: Port = Field(8000, description="HTTP port")
     api_keys: str = Field("", description="comma-separated API keys; empty: none is asked for (loopback only)")
+    tls_cert: str = Field("", description="certificate chain (PEM): serve HTTPS instead of HTTP")
+    tls_key: str = Field("", description="its key (PEM); empty: in the same file")
     gateway_id: Id = Field("", description="name on the bus; empty: made up")
     request_timeout_s: Seconds = Field(600.0, description="deadline of a request that sets none")
     max_requests: Positive = Field(1024, description="requests in flight at most")
@@ -99,6 +101,8 @@ class GatewaySettings(ModelSettings):
 
     @model_validator(mode="after")
     def _guarded(self) -> Self:
+        if self.tls_key and not self.tls_cert:
+            raise ConfigError("--tls-key is given without --tls-cert: give both, or none for HTTP")
         if self.host not in LOOPBACK and not self.keys:
             raise ConfigError(
                 f"--host {self.host} is not loopback: set {PREFIX}API_KEYS (--api-keys), or listen on 127.0.0.1"
@@ -236,6 +240,17 @@ class TopSettings(NatsOptions):
     print_json: bool = Field(False, description="print one JSON document and end")
 
 
+class UsersSettings(BaseModel):
+    """`baton users`: make up users and passwords for NATS and Redis."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    folder: Path = Field(Path("users"), description="where the files go, readable by their owner alone")
+    members: str = Field(
+        "", description="processes as ROLE:ID by commas, a user for each; a role without any has one user for all"
+    )
+
+
 S = TypeVar("S", bound=BaseModel)
 ALL: tuple[type[BaseModel], ...] = (
     UpSettings,
@@ -245,6 +260,7 @@ ALL: tuple[type[BaseModel], ...] = (
     BenchSettings,
     DoctorSettings,
     TopSettings,
+    UsersSettings,
 )
 
 

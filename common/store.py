@@ -222,7 +222,7 @@ async def connect_store(settings: RedisSettings) -> AsyncIterator[Store]:
     """
     pool = redis.asyncio.BlockingConnectionPool.from_url(
         settings.url,
-        **_identity(settings),
+        **identity_of(settings),
         max_connections=MAX_CONNECTIONS,
         timeout=settings.timeout_s,
         socket_timeout=settings.timeout_s,
@@ -255,8 +255,8 @@ async def install_library(url: str) -> None:
             raise UnavailableError(f"Redis: {type(error).__name__} {error}") from error
 
 
-def _identity(settings: RedisSettings) -> dict[str, Any]:
-    """Who we are and whom to trust, as the client's options."""
+def identity_of(settings: RedisSettings) -> dict[str, Any]:
+    """Who we are and whom to trust, as the client's options. Raises ConfigError."""
     options: dict[str, Any] = {}
     if settings.credentials:
         login = read_login(settings.credentials)

@@ -12,6 +12,7 @@ from common.config import (
     GatewaySettings,
     TopSettings,
     UpSettings,
+    UsersSettings,
     WorkerServiceSettings,
     flag_of,
 )
@@ -35,6 +36,7 @@ def render() -> str:
         ("baton bench", BenchSettings),
         ("baton doctor", DoctorSettings),
         ("baton top", TopSettings),
+        ("baton users", UsersSettings),
     )
     shared = {
         name

@@ -8,7 +8,9 @@ import logging
 import sys
 from dataclasses import asdict
 
+from common import bus, store
 from common.config import ROOT, ConfigError, DoctorSettings, fail, load_settings
+from services.connections import nats_settings, redis_settings
 from services.doctor import machine
 from services.doctor.finding import Finding
 from services.doctor.servers import check_nats, check_redis
@@ -21,9 +23,9 @@ def main() -> int:
     logging.basicConfig(level=logging.CRITICAL)  # what the clients log, the findings say
     try:
         settings = load_settings(DoctorSettings, command="doctor", arguments=sys.argv[1:])
+        findings = asyncio.run(examine(settings))
     except ConfigError as error:
         return fail(error)
-    findings = asyncio.run(examine(settings))
     if settings.print_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
@@ -35,8 +37,9 @@ async def examine(settings: DoctorSettings) -> list[Finding]:
     """Run every check that `settings` asks for."""
     findings = [*machine.python_and_packages(), *machine.limits(), *machine.port(settings.host, settings.port)]
     findings += machine.model(settings.model)
-    findings += [finding async for finding in check_nats(settings.nats_url)]
-    findings += [finding async for finding in check_redis(settings.redis_url)]
+    nats, redis = nats_settings(settings), redis_settings(settings)
+    findings += [finding async for finding in check_nats(nats.url, bus.identity_of(nats))]
+    findings += [finding async for finding in check_redis(redis.url, store.identity_of(redis))]
     return findings + (await devices() if settings.device != "cpu" else [])
 
 

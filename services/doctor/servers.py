@@ -23,11 +23,13 @@ REDIS_MAJOR = 7
 PROBE = "#!lua name=baton_doctor\nredis.register_function('baton_doctor_probe', function() return 1 end)"
 
 
-async def check_nats(url: str) -> AsyncIterator[Finding]:
-    """Reach NATS, and ask it what it allows."""
+async def check_nats(url: str, identity: dict[str, Any] | None = None) -> AsyncIterator[Finding]:
+    """Reach NATS with what `common.bus.identity_of` gives, and ask it what it allows."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            client = await nats.connect(url, allow_reconnect=False, connect_timeout=TIMEOUT_S, error_cb=_ignore)
+            client = await nats.connect(
+                url, allow_reconnect=False, connect_timeout=TIMEOUT_S, error_cb=_ignore, **identity or {}
+            )
     except (nats.errors.Error, OSError, TimeoutError, ValueError) as error:
         remedy = "start one (`nats-server -c deploy/nats/nats.conf -sd /data`) or correct --nats-url; `baton up` brings its own"
         yield Finding("nats", "fail", f"no NATS at {shown(url)} ({type(error).__name__})", remedy)
@@ -55,11 +57,14 @@ async def _jetstream(client: Any) -> Finding:
     return Finding("nats", "ok", "JetStream is on")
 
 
-async def check_redis(url: str) -> AsyncIterator[Finding]:
-    """Reach Redis, and look at its version, eviction and functions. Loads and drops a library of its own."""
+async def check_redis(url: str, identity: dict[str, Any] | None = None) -> AsyncIterator[Finding]:
+    """Reach Redis with what `common.store.identity_of` gives, and look at its version, eviction and functions.
+
+    Loads and drops a library of its own, if it may.
+    """
     try:
         client = redis.asyncio.Redis.from_url(
-            url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, protocol=2
+            url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, protocol=2, **identity or {}
         )
     except ValueError:
         yield Finding("redis", "fail", f"{shown(url)} is not an address of Redis", "--redis-url redis://HOST:PORT")
@@ -105,12 +110,21 @@ async def _eviction(client: Any) -> Finding:
 async def _functions(client: Any) -> Finding:
     try:
         await client.function_load(PROBE, replace=True)
+    except redis.exceptions.NoPermissionError:
+        return Finding("redis", "ok", "this user may load no functions; gateways do")
+    except redis.exceptions.ResponseError as error:
+        return _no_functions(error)
+    try:
         await client.fcall("baton_doctor_probe", 0)
         await client.function_delete("baton_doctor")
     except redis.exceptions.ResponseError as error:
-        remedy = "allow the user +fcall +function|load +function|delete (deploy/redis/index.conf)"
-        return Finding("redis", "fail", f"functions can't be loaded ({str(error)[:60]})", remedy)
+        return _no_functions(error)
     return Finding("redis", "ok", "functions load and run")
+
+
+def _no_functions(error: redis.exceptions.ResponseError) -> Finding:
+    remedy = "allow the user +fcall +function|load +function|delete, or give doctor an observer's credentials"
+    return Finding("redis", "fail", f"functions can't be loaded ({str(error)[:60]})", remedy)
 
 
 def _round_trip(check: str, where: str, seconds: float) -> Finding:

@@ -19,6 +19,7 @@ from common.lifecycle import until_signalled
 from common.peers import Peers
 from common.store import connect_store
 from common.telemetry import start_logging
+from common.tls import check_server_files
 from gateway.admission import RequestLimits
 from gateway.app import HttpSettings, create_app
 from gateway.requests import Requests
@@ -31,6 +32,8 @@ log = logging.getLogger("baton.gateway")
 
 async def run(settings: GatewaySettings) -> None:
     """Serve HTTP until signalled; then refuse new requests, finish the running ones, leave."""
+    if settings.tls_cert:
+        check_server_files(settings.tls_cert, settings.tls_key)
     listener = _listen(settings.host, settings.port)
     tokenizer = _tokenizer(settings.model)
     tenants = Tenants(api_keys=settings.keys)
@@ -64,9 +67,19 @@ async def run(settings: GatewaySettings) -> None:
                 request_timeout_s=settings.request_timeout_s,
             ),
         )
-        server = _Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_keep_alive=75))
+        server = _Server(
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                access_log=False,
+                timeout_keep_alive=75,
+                ssl_certfile=settings.tls_cert or None,
+                ssl_keyfile=settings.tls_key or None,
+            )
+        )
         serving = asyncio.create_task(server.serve(sockets=[listener]))
-        log.info("gateway.listening", extra={"url": f"http://{settings.host}:{listener.getsockname()[1]}"})
+        scheme = "https" if settings.tls_cert else "http"
+        log.info("gateway.listening", extra={"url": f"{scheme}://{settings.host}:{listener.getsockname()[1]}"})
         await stopping.wait()
         await requests.drain(settings.drain_s)
         server.should_exit = True

@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import re
 import stat
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,17 +20,21 @@ import redis.asyncio
 import redis.exceptions
 
 from common import subjects
-from common.access import DEFAULT_INBOX, Login, inbox_of, read_login
+from common.access import Login, inbox_of, read_login
 from common.bus import NatsSettings, QueueLimits, connect_bus
 from common.config import ConfigError
 from common.errors import UnavailableError
 from common.messages import Ack, Cancel, ToWorker, WorkerReply, to_worker_decoder, worker_reply_decoder
-from common.servers import Server, run_nats, run_redis
+from common.servers import DEPLOY, Server, run_nats, run_redis
 from common.store import LIBRARY, install_library
+from common.tls import Tls
+from services.users.__main__ import members_of
 from services.users.permissions import Member, Users, make_users, redis_rules
+from tests.certificates import make_certificates
 from tests.integration.test_bus import a_job
 from tests.integration.waiting import LIMIT_S, eventually
 
+ROOT = Path(__file__).resolve().parents[2]
 MEMBERS = [
     Member("gateway", "gateway-0"),
     Member("gateway", "gateway-1"),
@@ -344,4 +350,86 @@ def test_a_credentials_file_of_another_form_is_named_without_its_content(tmp_pat
 
 def test_a_login_never_shows_its_password() -> None:
     assert "hunter2" not in repr(Login("user", "hunter2"))
-    assert inbox_of("gateway-0") != DEFAULT_INBOX
+
+
+# -- what is shipped -----------------------------------------------------------------------------------------------------
+
+
+def baton_users(folder: Path, *options: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "services.users", "--folder", str(folder), *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+async def test_the_shipped_configuration_runs_with_the_users_that_the_command_makes(tmp_path: Path) -> None:
+    """Users of whole roles, certificates on both sides; a job passes, and what another role may do is refused."""
+    code, said = baton_users(tmp_path / "made")
+    assert code == 0, said
+    certificates = make_certificates(tmp_path / "certificates")
+    text = (DEPLOY / "nats" / "secure.conf").read_text()
+    for path, file in (
+        ("/etc/nats/tls.crt", certificates.server),
+        ("/etc/nats/tls.key", certificates.server_key),
+        ("/etc/nats/ca.crt", certificates.ca),
+    ):
+        assert path in text
+        text = text.replace(path, str(file))
+    text = text.replace('include "nats.conf"', "")  # `run_nats` begins with it
+    made = (tmp_path / "made" / "nats-users.conf").read_text()
+    text = text.replace('include "users.conf"', made)
+    tls = Tls(ca=certificates.ca, cert=certificates.client, key=certificates.client_key)
+    async with run_nats(data_dir=tmp_path / "nats", extra=text) as server:
+
+        def settings(user: str) -> NatsSettings:
+            url = server.address.replace("nats://", "tls://")
+            return NatsSettings(url=url, credentials=tmp_path / "made" / f"{user}.nats", tls=tls)
+
+        async with (
+            connect_bus(settings("gateway"), name="gateway-7f") as gateway,
+            connect_bus(settings("prefill"), name="prefill-7f", owns_streams=False) as worker,
+        ):
+            queue = await worker.jobs("prefill-7f")
+            await gateway.publish_job("prefill-7f", a_job())
+            [delivery] = await eventually(lambda: queue.fetch(8, expires_s=0.5))
+            await delivery.ack()
+            with pytest.raises(UnavailableError):
+                await worker.publish_job("prefill-7f", a_job("forged"))
+
+
+async def test_redis_runs_with_the_users_that_the_command_makes(tmp_path: Path) -> None:
+    code, said = baton_users(tmp_path / "made", "--members", "decode:decode-0,decode:decode-1")
+    assert code == 0, said
+    acl = (tmp_path / "made" / "redis-users.acl").read_text()
+    assert "user decode-0 " in acl
+    assert "user decode " not in acl
+    async with run_redis(data_dir=tmp_path / "redis", users=acl) as server:
+        for user, allowed in (("decode-0", True), ("decode-1", False)):
+            login = read_login(tmp_path / "made" / f"{user}.redis")
+            options = {"username": login.user, "password": login.password}
+            async with redis.asyncio.Redis.from_url(server.address, protocol=2, **options) as client:  # type: ignore[arg-type]
+                command = ("HGET", "baton:worker:decode-0", "state")
+                if allowed:
+                    assert await client.execute_command(*command) is None
+                    continue
+                with pytest.raises(redis.exceptions.ResponseError, match=r"(?i)permission"):
+                    await client.execute_command(*command)
+
+
+@pytest.mark.parametrize(
+    ("members", "complaint"),
+    [
+        ("gateway", "write ROLE:ID"),
+        ("admin:root", "write ROLE:ID"),
+        ("decode:a,prefill:a", "'a' is taken"),
+        ("decode:gateway", "'gateway' is taken"),
+        ("decode:a.b", "not a valid id"),
+    ],
+)
+def test_members_of_another_form_are_named(members: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        members_of(members)
