@@ -223,8 +223,9 @@ async def test_a_job_goes_from_a_gateway_to_its_worker_and_is_acknowledged(deplo
             [delivery] = await eventually(lambda: queue.fetch(8, expires_s=0.5))
             await delivery.in_progress()
             await delivery.ack()
-            sequence = await gateway.publish_job("prefill-0", a_job("given-up"))
-            await gateway.delete_job(sequence)
+            given_up = a_job("given-up")
+            sequence = await gateway.publish_job("prefill-0", given_up)
+            await gateway.delete_job(sequence, given_up)
             assert await queue.fetch(8, expires_s=0.05) == []
 
 
