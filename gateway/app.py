@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as AsgiMessage
 
 from common.errors import QuarantinedError, ServingError
+from gateway.connection import MAX_HEAD_BYTES
 from gateway.dialect import Dialect
 from gateway.generation import Generations
 from gateway.metrics import GatewayMetrics
@@ -91,7 +92,10 @@ class Envelope:
 
         tenant = self._who(scope["path"], headers)
         scope["tenant"] = tenant
-        app = self._app if tenant is not None else _refusal(scope["path"])
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEAD_BYTES:
+            app: ASGIApp = error_response(431, f"the headers are larger than {MAX_HEAD_BYTES} bytes: send less")
+        else:
+            app = self._app if tenant is not None else _refusal(scope["path"])
         try:
             await app(scope, receive, send_with_id)
         except ClientDisconnect:

@@ -26,6 +26,7 @@ from gateway.timeline import MAX_RECENT
 log = logging.getLogger("baton.http")
 
 VERSION = "0.1.0"
+_CLOSE = {"connection": "close"}  # the rest of the body is not read
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
 
 Body = TypeVar("Body", ChatRequest, CompletionRequest)
@@ -39,6 +40,7 @@ class HttpSettings:
     served_model: str
     tenants: Tenants = field(default_factory=Tenants)  # by default no key is needed
     max_body_bytes: int = 10 << 20
+    body_timeout_s: float = 60.0
     request_timeout_s: float = 600.0
 
 
@@ -191,11 +193,17 @@ class Routes:
 
     async def _raw_body(self, request: Request) -> bytes:
         chunks, size = [], 0
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > self._settings.max_body_bytes:
-                raise HTTPException(413, f"the body is larger than {self._settings.max_body_bytes} bytes")
-            chunks.append(chunk)
+        try:
+            async with asyncio.timeout(self._settings.body_timeout_s):
+                async for chunk in request.stream():
+                    size += len(chunk)
+                    if size > self._settings.max_body_bytes:
+                        text = f"the body is larger than {self._settings.max_body_bytes} bytes"
+                        raise HTTPException(413, text, _CLOSE)
+                    chunks.append(chunk)
+        except TimeoutError:
+            seconds = self._settings.body_timeout_s
+            raise HTTPException(408, f"the body was not complete after {seconds:g} s", _CLOSE) from None
         return b"".join(chunks)
 
     # -- the rest ------------------------------------------------------------------------------------------------------

@@ -31,6 +31,9 @@ MAX_MESSAGES = 4_096
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]  # an integer is one too; "1" and true are not
 TokenId = Annotated[StrictInt, Field(ge=0, lt=2**32)]
 Count = Annotated[StrictInt, Field(ge=1)]
+Label = Annotated[StrictStr, Field(max_length=1_024)]
+MetadataKey = Annotated[StrictStr, Field(max_length=64)]
+MetadataValue = Annotated[StrictStr, Field(max_length=512)]
 
 # Known fields of OpenAI's or vLLM's dialect that are not served: refused with these words unless they say "off".
 _TOOLS = "tools are not supported yet"
@@ -144,12 +147,12 @@ class _Common(_Strict):
     logit_bias: dict[str, Annotated[Number, Field(ge=-100, le=100)]] | None = None
 
     # Accepted because they change nothing here (docs/http-api.md says so).
-    user: StrictStr | None = None
-    metadata: dict[str, str] | None = None
+    user: Label | None = None
+    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] | None = None
     store: StrictBool | None = None
     service_tier: StrictStr | None = None
-    safety_identifier: StrictStr | None = None
-    prompt_cache_key: StrictStr | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
 
     # Not OpenAI's; names as vLLM and others have them.
     top_k: Annotated[StrictInt, Field(ge=-1, lt=2**31)] | None = None
@@ -231,7 +234,7 @@ class ChatRequest(_Common):
     top_logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
     add_generation_prompt: StrictBool | None = None
     continue_final_message: StrictBool = False
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     response_format: dict[str, Any] | None = None
     tool_choice: Any = None
     parallel_tool_calls: StrictBool | None = None  # says nothing without tools

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -12,11 +13,14 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
+import jinja2.runtime
 import jinja2.sandbox
 
 from common.errors import InvalidRequestError
 
 MAX_RENDERED_CHARS = 8_000_000
+MAX_RENDER_S = 10.0
+MAX_PRODUCT = 100_000  # characters or entries of a repetition such as 'x' * n
 RESERVED = frozenset({"messages", "add_generation_prompt", "tools", "documents", "bos_token", "eos_token"})
 _END = "\x00the final message ends here\x00"
 
@@ -34,7 +38,7 @@ class ChatTemplate:
     """One compiled template. Rendering is safe from several threads."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        environment = _Sandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock]
         )
         environment.filters["tojson"] = _to_json
@@ -58,8 +62,6 @@ class ChatTemplate:
             text, found, _ = text.partition(_END)
             if not found:
                 raise InvalidRequestError("the chat template drops the final message", param="continue_final_message")
-        if len(text) > MAX_RENDERED_CHARS:
-            raise InvalidRequestError("the rendered prompt is too long", param="messages")
         return text
 
     def _rendered(
@@ -69,11 +71,26 @@ class ChatTemplate:
         context = {"tools": None, "documents": None, **variables, **self._special_tokens}
         context |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
         try:
-            return self._template.render(context)
+            return self._bounded(context)
         except (
             jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError
         ) as error:  # fmt: skip
             raise InvalidRequestError(f"the chat template refused the messages: {error}", param="messages") from error
+
+    def _bounded(self, context: Mapping[str, Any]) -> str:
+        """Render piece by piece. Raises InvalidRequestError as soon as the text is too long or took too long."""
+        give_up_at = time.monotonic() + MAX_RENDER_S
+        pieces, length = [], 0
+        for piece in self._template.generate(context):
+            pieces.append(piece)
+            length += len(piece)
+            if length > MAX_RENDERED_CHARS:
+                raise InvalidRequestError("messages: the rendered prompt is too long", param="messages")
+            if time.monotonic() > give_up_at:
+                raise InvalidRequestError(
+                    f"messages: the chat template took more than {MAX_RENDER_S:g} s for them", param="messages"
+                )
+        return "".join(pieces)
 
 
 def read_template(folder: Path, tokenizer_config: Mapping[str, Any], special: Mapping[str, str]) -> ChatTemplate | None:
@@ -86,6 +103,25 @@ def read_template(folder: Path, tokenizer_config: Mapping[str, Any], special: Ma
         named = {entry["name"]: entry["template"] for entry in inline}
         inline = named.get("default") or next(iter(named.values()), None)
     return ChatTemplate(inline, special) if inline else None
+
+
+class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Also refuses products that would fill the memory."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        """Do the operation, unless it could be large. Raises TemplateError."""
+        if operator == "**" or (operator == "*" and _product_size(left, right) > MAX_PRODUCT):
+            raise jinja2.TemplateError(f"{operator!r} of these values is not allowed")
+        return super().call_binop(context, operator, left, right)
+
+
+def _product_size(left: Any, right: Any) -> int:
+    """How long the repetition of a text or list would be; 0 for a product of numbers."""
+    if isinstance(left, int) and isinstance(right, str | list | tuple):
+        left, right = right, left
+    return len(left) * max(right, 0) if isinstance(left, str | list | tuple) and isinstance(right, int) else 0
 
 
 class _GenerationBlock(jinja2.ext.Extension):

@@ -22,6 +22,7 @@ from common.telemetry import start_logging
 from common.tls import check_server_files
 from gateway.admission import RequestLimits
 from gateway.app import HttpSettings, create_app
+from gateway.connection import BoundedProtocol
 from gateway.requests import Requests
 from gateway.tenants import Tenants
 from gateway.tokenizer import ChatTokenizer
@@ -70,6 +71,7 @@ async def run(settings: GatewaySettings) -> None:
         server = _Server(
             uvicorn.Config(
                 app,
+                http=BoundedProtocol,
                 log_level="warning",
                 access_log=False,
                 timeout_keep_alive=75,

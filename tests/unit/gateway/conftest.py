@@ -15,6 +15,7 @@ import uvicorn
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from gateway.app import HttpSettings, create_app
+from gateway.connection import BoundedProtocol
 from gateway.tokenizer import ChatTokenizer
 from tests.fakes.generations import ScriptedGenerations
 from tests.models import build_tokenizer
@@ -70,13 +71,21 @@ class Gateway:
 
 
 @contextlib.asynccontextmanager
-async def run_gateway(tokenizer: ChatTokenizer, settings: HttpSettings, *, key: str = "none") -> AsyncIterator[Gateway]:
+async def run_gateway(
+    tokenizer: ChatTokenizer,
+    settings: HttpSettings,
+    *,
+    key: str = "none",
+    protocol: type[BoundedProtocol] = BoundedProtocol,
+) -> AsyncIterator[Gateway]:
     """Serve on an ephemeral port of the loopback address."""
     script = ScriptedGenerations(lambda spec: [*tokenizer.encode(TEXT), *tokenizer.eos_ids])
     app = create_app(generations=script, tokenizer=tokenizer, settings=settings)
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off", timeout_graceful_shutdown=5))
+    server = uvicorn.Server(
+        uvicorn.Config(app, http=protocol, log_level="critical", lifespan="off", timeout_graceful_shutdown=5)
+    )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     async with (
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client,

@@ -1,0 +1,84 @@
+"""One HTTP connection: uvicorn's, with bounds on what comes before there is a request to look at.
+
+Neither its parser nor uvicorn limits the head of a request, and a connection that never completes one is kept for ever. Here a
+head has a size and a time, or it is answered with 431 or 408 and closed. What comes later is bounded where it is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from gateway.responses import error_body
+
+MAX_HEAD_BYTES = 64 << 10  # request line and headers
+HEAD_TIMEOUT_S = 20.0  # from the first byte of a request, or from the connection's beginning
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Counts and times the heads of requests."""
+
+    head_timeout_s = HEAD_TIMEOUT_S
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._in_head = True
+        self._head_bytes = 0
+        self._refused = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return  # what was on its way when the connection was closed
+        began_in_head = self._in_head
+        if began_in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if began_in_head and self._in_head and self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse(431, f"the request line and headers are larger than {MAX_HEAD_BYTES} bytes")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._start_timer()
+
+    def on_headers_complete(self) -> None:
+        self._in_head, self._head_bytes = False, 0
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_head = True
+        super().on_message_complete()
+
+    def _start_timer(self) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(self.head_timeout_s, self._too_slow)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _too_slow(self) -> None:
+        self._refuse(408, f"no complete request within {self.head_timeout_s:g} s")
+
+    def _refuse(self, status: int, message: str) -> None:
+        self._refused = True
+        self._stop_timer()
+        if self.transport.is_closing():
+            return
+        body = msgspec.json.encode(error_body(message, kind="invalid_request_error"))
+        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(STATUS_LINE[status] + head.encode() + body)
+        self.transport.close()

@@ -1,0 +1,177 @@
+"""What a client may send at most: heads, bodies, nesting, time. Each refusal says what was too much."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from common.errors import InvalidRequestError
+from gateway import template
+from gateway.app import HttpSettings
+from gateway.connection import MAX_HEAD_BYTES, BoundedProtocol
+from gateway.template import ChatTemplate
+from gateway.tokenizer import ChatTokenizer
+from tests.unit.gateway.conftest import MODEL, Gateway, run_gateway
+
+CHAT = "/v1/chat/completions"
+LIMIT_S = 15.0
+
+
+class Hurried(BoundedProtocol):
+    head_timeout_s = 0.2
+
+
+@pytest.fixture(scope="module")
+async def hurried(tokenizer: ChatTokenizer) -> AsyncIterator[Gateway]:
+    """A gateway that waits for little."""
+    settings = HttpSettings(served_model=MODEL, body_timeout_s=0.2, max_body_bytes=2_000_000)
+    async with run_gateway(tokenizer, settings, protocol=Hurried) as gateway:
+        yield gateway
+
+
+async def said_to(gateway: Gateway, *parts: bytes) -> tuple[int, str]:
+    """Send the parts and return the status and message of the answer, after which the connection must be closed."""
+    port = int(gateway.url.rpartition(":")[2])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            for part in parts:
+                try:
+                    writer.write(part)
+                    await writer.drain()
+                except ConnectionError:
+                    break  # it said no before all was sent
+            answer = await reader.read()
+    finally:
+        writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)["error"]["message"]
+
+
+async def test_a_client_that_never_completes_its_head_is_told_and_closed(hurried: Gateway) -> None:
+    assert await said_to(hurried, b"GET /health HTTP/1.1\r\nhost: x\r\n") == (
+        408, "no complete request within 0.2 s"
+    )  # fmt: skip
+
+
+async def test_a_client_that_says_nothing_is_told_and_closed(hurried: Gateway) -> None:
+    status, _ = await said_to(hurried)
+    assert status == 408
+
+
+async def test_a_second_head_on_the_same_connection_is_timed_too(hurried: Gateway) -> None:
+    port = int(hurried.url.rpartition(":")[2])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert b"200 OK" in await reader.readuntil(b'{"status":"ok"}')
+    writer.write(b"GET /health HTTP/1.1\r\n")
+    async with asyncio.timeout(LIMIT_S):
+        assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+    writer.close()
+
+
+async def test_a_body_that_never_ends_is_told_and_closed(hurried: Gateway) -> None:
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n".encode()
+    assert await said_to(hurried, head, b'{"model":') == (408, "the body was not complete after 0.2 s")
+
+
+async def test_headers_without_end_are_refused(gateway: Gateway) -> None:
+    lines = (b"x-filler: " + b"a" * 988 + b"\r\n") * (MAX_HEAD_BYTES // 1_000 + 1)
+    status, message = await said_to(gateway, b"GET /health HTTP/1.1\r\nhost: x\r\n", lines)
+    assert status == 431
+    assert str(MAX_HEAD_BYTES) in message
+
+
+async def test_a_header_without_end_is_cut_off(gateway: Gateway) -> None:
+    """Whoever goes on sending may not hear why: what the server no longer reads resets the connection."""
+    port = int(gateway.url.rpartition(":")[2])
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /health HTTP/1.1\r\nx-filler: ")
+    async with asyncio.timeout(LIMIT_S):
+        with pytest.raises(ConnectionError):
+            while True:
+                writer.write(b"a" * 100_000)
+                await writer.drain()
+    writer.close()
+
+
+async def test_complete_headers_beyond_the_bound_are_refused(gateway: Gateway) -> None:
+    answer = await gateway.http.get("/health", headers={"x-filler": "a" * (MAX_HEAD_BYTES + 1)})
+    assert answer.status_code == 431
+
+
+async def test_headers_within_the_bound_are_served(gateway: Gateway) -> None:
+    answer = await gateway.http.get("/health", headers={"x-filler": "a" * (MAX_HEAD_BYTES - 1_000)})
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize("nested", ['{"a":' * 50_000, "[" * 50_000, '{"prompt":' + "[" * 50_000])
+async def test_a_deeply_nested_body_is_refused(hurried: Gateway, path: str, nested: str) -> None:
+    answer = await hurried.http.post(path, content=nested)
+    assert answer.status_code == 400
+    assert "not valid JSON" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": [{"role": "user", "content": "x"}] * 4_097}, "messages"),
+        ({"n": 17}, "n"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"stop": "x" * 1_001}, "stop"),
+        ({"logit_bias": {str(index): 1 for index in range(1_025)}}, "logit_bias"),
+        ({"stop_token_ids": [1] * 257}, "stop_token_ids"),
+        ({"metadata": {str(index): "x" for index in range(17)}}, "metadata"),
+        ({"metadata": {"a": "x" * 513}}, "metadata"),
+        ({"user": "x" * 1_025}, "user"),
+        ({"chat_template_kwargs": {str(index): 1 for index in range(65)}}, "chat_template_kwargs"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}, "response_format"),
+        ({"seed": 10**400}, "seed"),
+        ({"temperature": 10**400}, "temperature"),
+    ],
+)  # fmt: skip
+async def test_a_field_beyond_its_bound_is_named(hurried: Gateway, fields: dict[str, Any], param: str) -> None:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]} | fields
+    answer = await hurried.http.post(CHAT, content=json.dumps(body))
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+def test_a_template_that_writes_too_much_is_stopped_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template, "MAX_RENDERED_CHARS", 10_000)
+    endless = ChatTemplate("{% for i in range(99999) %}{% for j in range(99999) %}x{% endfor %}{% endfor %}", {})
+    with pytest.raises(InvalidRequestError, match="messages: the rendered prompt is too long"):
+        endless.render([{"role": "user", "content": "x"}])
+
+
+def test_a_template_that_takes_too_long_is_stopped_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template, "MAX_RENDER_S", 0.01)
+    endless = ChatTemplate("{% for i in range(99999) %}{% for j in range(99999) %}{{ '' }}{% endfor %}{% endfor %}", {})
+    with pytest.raises(InvalidRequestError, match="messages: the chat template took more than"):
+        endless.render([{"role": "user", "content": "x"}])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.__class__.__mro__ }}",
+        "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.system('true') }}",
+        "{{ messages.append(1) }}",
+        "{{ raise_exception.__globals__.os }}",
+        "{{ 'x' * 999999999999 }}",
+        "{{ [1] * 99999999 }}",
+        "{{ 99999999 * 'x' }}",
+        "{{ 9 ** 99999999 }}",
+        "{{ range(999999999) | list }}",
+        "{% include '/etc/passwd' %}",
+    ],
+)
+def test_a_template_stays_in_its_sandbox(source: str) -> None:
+    with pytest.raises(InvalidRequestError, match="chat template"):
+        ChatTemplate(source, {}).render([{"role": "user", "content": "x"}])
