@@ -13,9 +13,11 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
+import numpy as np
 import torch
 
 SPIN_S = 0.005
+BLOCKING_S = 0.0005
 MOST_BLOCKS = 4096  # of one launch; more are moved in several
 
 Result = TypeVar("Result")
@@ -33,14 +35,10 @@ class BlockMover:
         self._pool = pool
         self._turn = threading.Lock()
         self._stream = torch.cuda.Stream(pool.device, priority=-1) if pool.is_cuda else None  # short, and waited for
-        words = 4 * MOST_BLOCKS  # digests (64 bit, zeroed), source and target ids: one copy to the device
-        self._host = torch.zeros(words, dtype=torch.int32, pin_memory=pool.is_cuda)
-        self._device = torch.zeros(words, dtype=torch.int32, device=pool.device)
-        self._digests = self._device[: 2 * MOST_BLOCKS].view(torch.int64)
-        self._source_ids, self._target_ids = self._device[2 * MOST_BLOCKS :].view(2, -1).unbind(0)
-        self._landed = torch.zeros(MOST_BLOCKS, dtype=torch.int64, pin_memory=pool.is_cuda)
-        if pool.is_cuda:
-            torch.cuda.synchronize(pool.device)  # the zeros are there before another stream writes
+        # in the host's memory, where the kernel reads and writes them
+        self._ids = torch.zeros((2, MOST_BLOCKS), dtype=torch.int32, pin_memory=pool.is_cuda)
+        pieces = pieces_of(self.block_bytes // 4)
+        self._digests = torch.zeros((MOST_BLOCKS, pieces), dtype=torch.int64, pin_memory=pool.is_cuda)
 
     def push(self, source_blocks: Sequence[int], target: int, target_blocks: Sequence[int]) -> bytes:
         """Copy blocks to a pool of the same layout at address `target`; return their digests, packed little-endian u64."""
@@ -99,22 +97,18 @@ class BlockMover:
         digest: bool = True,
     ) -> None:
         count = len(blocks if blocks is not None else target_blocks or ())
-        ids = self._host.numpy()[2 * MOST_BLOCKS :].reshape(2, -1)
-        for row, values in zip(ids, (blocks, target_blocks), strict=True):
+        for row, values in zip(self._ids.numpy(), (blocks, target_blocks), strict=True):
             if values is not None:
                 row[:count] = values
-        self._device.copy_(self._host, non_blocking=True)
         move_blocks(
             self._pool.data_ptr() if source is None else source,
             target,
-            None if blocks is None else self._source_ids,
-            None if target_blocks is None else self._target_ids,
+            None if blocks is None else self._ids[0],
+            None if target_blocks is None else self._ids[1],
             self._digests if digest else None,
             count=count,
             block_lanes=self.block_bytes // 4,
         )
-        if digest:
-            self._landed[:count].copy_(self._digests[:count], non_blocking=True)
 
     def is_done(self) -> bool:
         """Whether everything launched so far is in place."""
@@ -122,7 +116,8 @@ class BlockMover:
 
     def landed(self, count: int) -> bytes:
         """The digests of the last launch, once it is done."""
-        return self._landed[:count].numpy().tobytes()
+        pieces = self._digests.numpy()[:count].view(np.uint64)
+        return np.add.reduce(pieces, axis=1).tobytes()  # modulo 2^64
 
     def _wait(self) -> None:
         if self._stream is not None:
@@ -137,6 +132,14 @@ class Pushing:
 
     def __init__(self, mover: BlockMover, count: int) -> None:
         self._mover, self._count = mover, count
+
+    def soon(self) -> bytes | None:
+        """The digests, if the bytes are in place within `BLOCKING_S`: a turn of an event loop takes as long as some blocks."""
+        give_up_at = time.monotonic() + BLOCKING_S
+        while not self._mover.is_done():
+            if time.monotonic() > give_up_at:
+                return None
+        return self._mover.landed(self._count)
 
     async def done(self) -> bytes:
         """Wait until the bytes are in place; return their digests. Cancelling does not stop the push: wait again.
@@ -175,6 +178,13 @@ def mover_of(pool: torch.Tensor) -> BlockMover:
     return BlockMover(pool)
 
 
+def pieces_of(block_lanes: int) -> int:
+    """P: how many pieces of a block the kernel digests one by one."""
+    from kvtransfer import triton_blocks
+
+    return triton_blocks.pieces_of(block_lanes)
+
+
 def move_blocks(
     source: int,
     target: int | None,
@@ -187,8 +197,9 @@ def move_blocks(
 ) -> None:
     """Copy `count` blocks of `block_lanes` 32-bit lanes from address `source` to `target` (None: only digest them).
 
-    `source_ids`, `target_ids` [count] int32: places in units of a block; None: one behind the other. `digests` [count] int64,
-    zeroed: the digests (bits of a u64, `kvtransfer.digest`) are added to it.
+    `source_ids`, `target_ids` [count] int32: places in units of a block; None: one behind the other. `digests` [count, P] int64:
+    the digests (bits of a u64, `kvtransfer.digest`) of each block's pieces, which add up to the block's. All three lie in the
+    host's memory, pinned if there is a GPU.
     """
     from kvtransfer import triton_blocks
 

@@ -187,6 +187,8 @@ class CudaIpcLink:
         async with self._turn:
             try:
                 pushing = self._mover.push_soon(source_blocks, self._target, destination_blocks)
+                if (digests := pushing.soon()) is not None:
+                    return digests
                 waiting = asyncio.ensure_future(pushing.done())
                 try:
                     return await asyncio.shield(waiting)

@@ -258,12 +258,16 @@ def _check_moves(pool: torch.Tensor) -> None:
     expected = digest.block_digests(pool.cpu(), ids.tolist())
     bits = pool.view(torch.int32)
     peer = torch.zeros_like(pool)
+    if pool.is_cuda:
+        torch.cuda.synchronize()  # the mover has a stream of its own
     assert mover.push(ids.tolist(), peer.data_ptr(), others.tolist()) == expected
     moved = torch.zeros_like(bits)
     moved[others] = bits[ids]
     assert torch.equal(peer.view(torch.int32), moved)
     assert mover.digests(ids.tolist()) == expected
     staging = torch.zeros(pool[0].numel() * count, dtype=pool.dtype, device=pool.device)
+    if pool.is_cuda:
+        torch.cuda.synchronize()
     assert mover.gather(ids.tolist(), staging) == expected
     assert torch.equal(staging.view(torch.int32).view(count, -1), bits[ids].flatten(1))
     mover.scatter(staging, others.tolist())
