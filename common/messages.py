@@ -199,6 +199,7 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True, tag="handoff"):
     remaining_ms: int
     num_cached_tokens: int = 0  # the prefill worker's prefix hit, for usage and traces
     first_logprobs: TokenLogprobs | None = None  # of the first token, when asked for
+    traceparent: str = ""  # of the transfer's span
 
 
 class HandoffReply(msgspec.Struct, frozen=True, kw_only=True, tag="handoff_reply"):
@@ -321,6 +322,25 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True, tag="frame"):
     tokens: list[Tokens]
 
 
+class WorkerTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker counted since its start, for metrics."""
+
+    prompt_tokens: int = 0  # that looked for a cached prefix
+    cached_tokens: int = 0  # that found one
+    generated_tokens: int = 0
+    pushed_blocks: int = 0
+    pushed_bytes: int = 0
+    push_s: float = 0.0  # pushes of different requests overlap: bytes / seconds is what one push got
+    preemptions: int = 0
+    failed_steps: int = 0
+    out_of_memory: int = 0  # of the failed steps
+    bad_digests: int = 0  # hand-overs refused because a byte was wrong
+    expired_jobs: int = 0  # claimed too late to begin
+    lost_frames: int = 0  # that the bus did not take; gateways ask for their tokens
+    malformed: int = 0  # messages that no decoder accepts
+    dead_letters: int = 0
+
+
 class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="worker_state"):
     """Worker -> everybody, every 500 ms; also what the registry in Redis holds. Facts first, then load, then rates."""
 
@@ -349,6 +369,7 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="worker_state")
     prefill_fixed_ms: float = 0.0  # what a pass with a prompt takes beside its tokens; measured
     local_tokens_per_s: float = 0.0  # prompt tokens computed beside decoding, within the step target; 0 = not measured
     link_bytes_per_s: float = 0.0  # the slowest measured link of this worker to a decode worker; 0 = not measured
+    totals: WorkerTotals = WorkerTotals()
 
 
 class GatewayState(msgspec.Struct, frozen=True, kw_only=True, tag="gateway_state"):

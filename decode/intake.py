@@ -29,6 +29,7 @@ from common.messages import (
     WriterDone,
 )
 from decode.request import DecodeRequest
+from decode.spans import record_verification
 from engine.block_pool import OutOfBlocksError
 from engine.sequence import Sequence
 from kvtransfer.digest import block_digests
@@ -197,10 +198,18 @@ class Intake:
         key = (message.lease_id, message.generation)
         verdict = self._verdicts.get(key)
         if verdict is None:
-            verdict = self._verdicts[key] = self._host.spawn(self._verify(message))
+            verdict = self._verdicts[key] = self._host.spawn(self._verify_recorded(message))
             if len(self._verdicts) > MAX_VERDICTS:
                 self._verdicts.popitem(last=False)
         return await asyncio.shield(verdict)
+
+    async def _verify_recorded(self, message: Handoff) -> HandoffReply:
+        began_at = time.monotonic()
+        reply = await self._verify(message)
+        record_verification(
+            self._host.tracer, message, worker=self._host.worker_id, began_at=began_at, refusal=reply.reason
+        )
+        return reply
 
     async def _verify(self, message: Handoff) -> HandoffReply:
         if message.decode_incarnation != self._host.incarnation:

@@ -22,11 +22,17 @@ class DecodeRequest:
         default_factory=list
     )  # of the tokens from `first_position` on, when asked for
     cached_tokens: int = -1  # prompt tokens that the prefill worker's prefix cache held
+    began_at: float = field(default_factory=time.monotonic)  # verified, or claimed when it is prefilled here
+    first_token_at: float = 0.0  # the first that this worker made; 0 = none yet
     finish: str = ""
     ended_at: float | None = None
     stopped: str = ""
     in_flight: int = 0  # passes in flight with a chunk of the sequence; its blocks stay as long as there are any
     preemptions: int = 0
+    num_before: int = field(init=False)  # generated tokens that others made, among them a hand-over's first one
+
+    def __post_init__(self) -> None:
+        self.num_before = self.sequence.num_generated + bool(self.job.decode_workers)
 
     @property
     def id(self) -> str:

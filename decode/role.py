@@ -31,6 +31,7 @@ from common.messages import (
 from decode.intake import Intake
 from decode.request import DecodeRequest
 from decode.scheduler import DecodeScheduler
+from decode.spans import record_decode
 from engine.engine import Chunk, Sampled
 from engine.sequence import Sequence
 from worker.checks import check_job
@@ -149,6 +150,8 @@ class DecodeRole:
         self._host.jobs.room_changed()
 
     def failed(self, chunks: ListOf[Chunk], error: Exception) -> None:
+        if chunks:
+            self._host.totals.step_failed(error)
         for chunk in chunks:
             request = self._scheduler.landed(chunk)
             if not request.is_over:
@@ -159,8 +162,10 @@ class DecodeRole:
         sequence = request.sequence
         position = sequence.num_generated
         sequence.append(sampled.token_id)
+        self._host.totals.generated_tokens += 1
         if sampled.logprobs is not None:
             request.logprobs.append(sampled.logprobs)
+        request.first_token_at = request.first_token_at or time.monotonic()
         request.finish = sequence.finish_reason()
         if not request.finish and len(sequence.token_ids) >= self._host.max_model_len:
             request.finish = "length"
@@ -168,6 +173,7 @@ class DecodeRole:
         if request.finish:
             request.ended_at = time.monotonic()
             self._scheduler.remove(request)
+            record_decode(self._host.tracer, request, worker=self._host.worker_id)
 
     def _send(self, request: DecodeRequest, position: int) -> None:
         tokens = request.tokens_from(position)
@@ -180,6 +186,9 @@ class DecodeRole:
 
     def _first_local_token(self, request: DecodeRequest, claimed: ClaimedJob, tokens: Tokens) -> Tokens:
         """The first token of a locally prefilled job: settle the job and say what the prefix cache spared."""
+        self._host.totals.admitted(
+            prompt_tokens=len(request.sequence.token_ids) - 1, cached_tokens=request.sequence.num_cached
+        )
         self._host.spawn(
             self._host.jobs.settle(
                 claimed, decode_worker=self._host.worker_id, decode_incarnation=self._host.incarnation
@@ -208,6 +217,7 @@ class DecodeRole:
             self._host.spawn(self._host.jobs.drop(claimed))
         if request.ended_at is None:
             self._scheduler.remove(request)
+            record_decode(self._host.tracer, request, worker=self._host.worker_id)
         self._host.jobs.room_changed()
         self._host.device.wake()
 
@@ -310,6 +320,8 @@ class DecodeRole:
             waiting=len(self._scheduler.waiting) + self._intake.num_leases,
             queued_tokens=sum(max(0, request.sequence.num_unscheduled - 1) for request in self._scheduler),
             held_blocks=self._intake.held_blocks,
+            preemptions=self._scheduler.preemptions,
+            bad_digests=self._intake.bad_digests,
         )
 
     def idle(self) -> bool:

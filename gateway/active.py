@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from common.errors import ServingError
-from common.messages import Job, Tokens
+from common.messages import Imported, Job, Settle, Tokens
 from gateway.generation import TokenEvent
 from gateway.owner import RequestState
 from gateway.timeline import Timeline
@@ -46,6 +47,8 @@ class ActiveRequest:
             submitted_at=started_at,
             prompt_tokens=len(spec.token_ids),
             traceparent=spec.traceparent,
+            tenant=spec.tenant.name,
+            waited_ms=1000 * waited_s,
             phases=self.timings,
         )
         self.events: asyncio.Queue[TokenEvent | ServingError | None] = asyncio.Queue()  # bounded by max_tokens
@@ -60,6 +63,21 @@ class ActiveRequest:
         self.timings["queue"] = max(
             0.0, total_ms - sum(self.timings.get(phase, 0.0) for phase in ("admission", "prefill", "first_frame"))
         )
+
+    def settled(self, message: Settle) -> None:
+        """What the prefill worker says of its hand-over."""
+        self.timeline.settled(message)
+        if message.push_ms:
+            self.timings |= {
+                "handover": message.handover_ms,
+                "push": message.push_ms,
+                "late_push": message.late_push_ms,
+            }
+
+    def imported(self, message: Imported) -> None:
+        """What the decode worker says of it."""
+        self.timings["transfer"] = message.transfer_ms
+        self.timeline.imported(message, time.monotonic())
 
     def finish(self, error: ServingError | None) -> None:
         """No more events: wake the reader."""

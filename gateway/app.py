@@ -16,12 +16,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as AsgiMessage
 
 from common.errors import QuarantinedError, ServingError
+from common.tracing import NoTracer, Tracer
 from gateway.connection import MAX_HEAD_BYTES
 from gateway.dialect import Dialect
+from gateway.fleet_metrics import FleetMetrics
 from gateway.generation import Generations
 from gateway.metrics import GatewayMetrics
+from gateway.request_metrics import RequestMetrics
 from gateway.responses import error_code, error_response, error_status
 from gateway.routes import VERSION, HttpSettings, Routes
+from gateway.spans import TraceRequests
 from gateway.tenants import Tenant, Tenants
 from gateway.tokenizer import ChatTokenizer
 
@@ -41,6 +45,7 @@ def create_app(
     tokenizer: ChatTokenizer,
     settings: HttpSettings,
     registry: CollectorRegistry | None = None,
+    tracer: Tracer | None = None,
 ) -> FastAPI:
     """Build the application. It owns no connection: start and stop `generations` around it.
 
@@ -53,10 +58,14 @@ def create_app(
         served_model=settings.served_model,
         default_deadline_s=settings.request_timeout_s,
     )
-    routes = Routes(dialect, GatewayMetrics(settings.served_model, registry), settings)
+    metrics = GatewayMetrics(settings.served_model, registry)
+    generations.timelines.on_end(RequestMetrics(settings.served_model, metrics.registry, settings.levels).observe)
+    FleetMetrics(lambda: generations.fleet).register(metrics.registry)
+    routes = Routes(dialect, metrics, settings)
     app.add_exception_handler(ServingError, _on_serving_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_middleware(Envelope, tenants=settings.tenants)
+    app.add_middleware(TraceRequests, tracer=tracer or NoTracer(), share=settings.trace_share)  # around the envelope
     for path, endpoint in routes.posts.items():
         app.add_route(path, endpoint, methods=["POST"])
     for path, endpoint in routes.gets.items():

@@ -43,6 +43,7 @@ class Choice:
         self.index = index
         self.completion_tokens = 0
         self.cached_tokens = 0
+        self.finish = ""
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
         self._stop = StopMatcher(stops, include=include_stop)
@@ -68,6 +69,7 @@ class Choice:
             if not piece.finish and event.finish:
                 piece.text += self._stop.push(self._detokenizer.flush()) + self._stop.flush()
                 piece.finish = "stop" if self._stop.matched is not None else event.finish
+            self.finish = piece.finish
             yield piece
             if piece.finish:
                 if not event.finish:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from common.messages import SamplingParams, TokenLogprobs
+from common.messages import SamplingParams, TokenLogprobs, WorkerState
 from gateway.tenants import ANYBODY, Tenant
 from gateway.timeline import Timelines
 
@@ -77,6 +77,11 @@ class Generations(Protocol):
     @property
     def waiting(self) -> Mapping[str, tuple[int, int]]:
         """Tier -> requests and prompt tokens that wait in the gateway."""
+        ...
+
+    @property
+    def fleet(self) -> list[WorkerState]:
+        """Every worker that is heard, of whatever model and status."""
         ...
 
     @property

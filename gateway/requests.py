@@ -48,6 +48,7 @@ from common.messages import (
 )
 from common.peers import Peers
 from common.store import Store
+from common.tracing import NoTracer, Tracer
 from gateway.active import ActiveRequest
 from gateway.admission import RequestLimits
 from gateway.attainment import Attainment, ServiceLevels
@@ -56,6 +57,7 @@ from gateway.generation import GenerationSpec
 from gateway.orders import Orders
 from gateway.owner import Phase, RequestState, Worker
 from gateway.placer import Placer
+from gateway.spans import RequestSpans
 from gateway.timeline import AttemptLine, Timelines
 from gateway.waiting import WaitingRoom
 
@@ -86,6 +88,7 @@ class Requests:
         incarnation: int,
         limits: RequestLimits | None = None,
         levels: ServiceLevels | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._bus = bus
         self._peers = peers
@@ -101,8 +104,10 @@ class Requests:
         self._loops: list[asyncio.Task[Any]] = []
         self._draining = False
         self._counters: Counter[str] = Counter()
+        self._spans = RequestSpans(tracer or NoTracer(), gateway_id)
         self._timelines = Timelines()
         self._attainment = Attainment(levels or ServiceLevels(), started_at=time.monotonic())
+        self._timelines.on_end(self._spans.record)
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -152,6 +157,10 @@ class Requests:
     @property
     def timelines(self) -> Timelines:
         return self._timelines
+
+    @property
+    def fleet(self) -> list[WorkerState]:
+        return list(self._peers.states.values())
 
     @property
     def ready_workers(self) -> dict[str, int]:
@@ -238,7 +247,7 @@ class Requests:
         )
         if state.is_over or state.attempt != attempt:
             return  # cancelled meanwhile
-        root = self._placer.root(state.spec)
+        root, traceparent = self._placer.root(state.spec), self._spans.context_for(state.spec.traceparent)
         job = Job(
             request_id=state.spec.request_id,
             attempt=attempt,
@@ -250,12 +259,10 @@ class Requests:
             decode_workers=decode_workers,
             deadline_ms=max(1, int((state.deadline_at - now) * 1000)),
             priority=state.spec.priority,
-            traceparent=state.spec.traceparent,
+            traceparent=traceparent,
         )
         state.placed(worker, decode_workers)
-        line = AttemptLine(
-            number=attempt, began_at=now, because=because, prefill=worker, decode=decode_workers, reason=reason
-        )
+        line = AttemptLine.of(job, worker, reason=reason, because=because, began_at=now)
         active.timeline.began(line)
         active.published_at = line.published_at = time.monotonic()
         active.timings.setdefault("admission", (active.published_at - active.started_at - active.waited_s) * 1000)
@@ -289,11 +296,12 @@ class Requests:
                     await self._attempt(active, reason)
                     if active.lost_attempt != state.attempt:
                         return
+                    active.timeline.gave_up("worker lost", time.monotonic())
                     self._abandon(active, "retry")
-                except (UnavailableError, OverloadedError):
-                    self._abandon(
-                        active, "not queued"
-                    )  # perhaps it was, and the answer lost: never the same number again
+                except (UnavailableError, OverloadedError) as error:
+                    active.timeline.gave_up(f"not queued: {error.message}", time.monotonic())
+                    # Perhaps it was, and the answer lost: never the same number again.
+                    self._abandon(active, "not queued")
                     state.untried += 1
                     await asyncio.sleep(WATCH_S)
                     if state.is_over:
@@ -351,18 +359,11 @@ class Requests:
                 if active is None:
                     return SettleReply(ack=True)  # over already; the job must not come again
                 decoder = (message.decode_worker, message.decode_incarnation) if message.decode_worker else None
-                active.timeline.settled(message)
-                if message.push_ms:
-                    active.timings |= {
-                        "handover": message.handover_ms,
-                        "push": message.push_ms,
-                        "late_push": message.late_push_ms,
-                    }
+                active.settled(message)
                 return SettleReply(ack=active.state.settle(message.attempt, worker, decoder))
             case Imported():
                 if active is not None and active.state.imported(message.attempt, worker):
-                    active.timings["transfer"] = message.transfer_ms
-                    active.timeline.imported(message, time.monotonic())
+                    active.imported(message)
                 return Ack(known=active is not None)
             case Failed():
                 self._failed(active, message)

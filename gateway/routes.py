@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
@@ -15,10 +14,12 @@ from fastapi import Request, Response
 from starlette.exceptions import HTTPException
 
 from common.errors import InvalidRequestError, ServingError
+from gateway.attainment import ServiceLevels
 from gateway.dialect import Answer, Dialect, Origin
 from gateway.metrics import AnswerMetrics, GatewayMetrics
 from gateway.responses import ModelNotFoundError, error_body, error_code, error_response, error_status, json_response
 from gateway.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse_body
+from gateway.spans import RequestTrace
 from gateway.stream import DONE, EventStream, disconnected, event
 from gateway.tenants import Tenants
 from gateway.timeline import MAX_RECENT
@@ -27,7 +28,6 @@ log = logging.getLogger("baton.http")
 
 VERSION = "0.1.0"
 _CLOSE = {"connection": "close"}  # the rest of the body is not read
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
 
 Body = TypeVar("Body", ChatRequest, CompletionRequest)
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -42,11 +42,13 @@ class HttpSettings:
     max_body_bytes: int = 10 << 20
     body_timeout_s: float = 60.0
     request_timeout_s: float = 600.0
+    trace_share: float = 1.0  # of the requests that bring no trace of their own
+    levels: ServiceLevels = field(default_factory=ServiceLevels)
 
 
-def _traceparent(request: Request) -> str:
-    header = request.headers.get("traceparent", "")
-    return header if _TRACEPARENT.match(header) else ""
+def _trace(request: Request) -> RequestTrace:
+    trace: RequestTrace = request.scope["baton.trace"]
+    return trace
 
 
 class Routes:
@@ -93,7 +95,7 @@ class Routes:
         try:
             body = parse_body(await self._raw_body(request), kind)
             self._check_model(body.model)
-            origin = Origin(request.scope["tenant"], _traceparent(request), started)
+            origin = Origin(request.scope["tenant"], _trace(request).context, started)
             answer = await self._unless_gone(request, start(body, origin))
         except ServingError as error:
             self._metrics.failed(error_code(error))
@@ -119,6 +121,7 @@ class Routes:
     async def _answer(
         self, request: Request, body: ChatRequest | CompletionRequest, answer: Answer, started: float
     ) -> Response:
+        _trace(request).body, _trace(request).answer = body, answer
         metrics = AnswerMetrics(self._metrics, answer, started)
         if not body.stream:
             return await self._whole(request, body, answer, metrics)

@@ -10,12 +10,12 @@ import heapq
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from common.errors import ServingError
-from common.messages import Imported, Settle, Tokens
+from common.messages import Imported, Job, Settle, Tokens
 
 MAX_FRAMES = 2048  # arrivals kept of one request, 6 bytes each
 MAX_RECENT = 512
@@ -40,6 +40,7 @@ class AttemptLine:
     claimed_at: float | None = None
     claimed_by: str = ""
     first_token_at: float | None = None
+    num_tokens: int = 0  # that it brought
     worker_queue_ms: float | None = None  # claimed -> first chunk
     prefill_ms: float | None = None
     settled: Settle | None = None
@@ -47,6 +48,19 @@ class AttemptLine:
     imported_at: float | None = None
     ended_at: float | None = None
     outcome: str = ""  # "" while it runs, "ok", or why it was given up
+
+    @classmethod
+    def of(cls, job: Job, prefill: str, *, reason: str, because: str, began_at: float) -> AttemptLine:
+        """The attempt of `job`, which goes to the worker `prefill`."""
+        return cls(
+            number=job.attempt,
+            began_at=began_at,
+            because=because,
+            prefill=prefill,
+            decode=job.decode_workers,
+            reason=reason,
+            traceparent=job.traceparent,
+        )
 
     @property
     def decoder(self) -> str:
@@ -65,6 +79,8 @@ class Timeline:
     submitted_at: float  # read, tokenised, about to be admitted
     prompt_tokens: int
     traceparent: str = ""  # of the HTTP request's span, or the client's
+    tenant: str = ""
+    waited_ms: float = 0.0  # in this gateway, for its turn
     received_unix: float = field(default_factory=time.time)
     attempts: list[AttemptLine] = field(default_factory=list)
     finish: str = ""  # "stop" or "length", as the last frame said
@@ -109,10 +125,11 @@ class Timeline:
     def took(self, tokens: Tokens, num_tokens: int, finish: str, now: float) -> None:
         """`num_tokens` new tokens of the newest attempt are on their way to the client."""
         self.finish = finish
-        attempt = self.attempt
-        if attempt is not None and attempt.first_token_at is None:
-            attempt.first_token_at = now
-            attempt.worker_queue_ms, attempt.prefill_ms = tokens.queue_ms, tokens.prefill_ms
+        if (attempt := self.attempt) is not None:
+            attempt.num_tokens += num_tokens
+            if attempt.first_token_at is None:
+                attempt.first_token_at = now
+                attempt.worker_queue_ms, attempt.prefill_ms = tokens.queue_ms, tokens.prefill_ms
         if self.first_token_at is None:
             self.first_token_at = now
             self.cached_tokens = max(0, tokens.cached_tokens)
@@ -142,6 +159,7 @@ class Timeline:
         return {
             "request_id": self.request_id,
             "trace_id": self.traceparent[3:35],
+            "tenant": self.tenant,
             "received_unix": round(self.received_unix, 3),
             "status": self.status,
             "detail": self.detail,
@@ -161,6 +179,7 @@ class Timeline:
         """All of `/debug/requests/{id}`."""
         return self.summary() | {
             "submitted_ms": self._ms(self.submitted_at),
+            "waited_ms": _rounded(self.waited_ms),
             "attempts": [self._attempt_json(attempt) for attempt in self.attempts],
             "frame_ms": [round(ms, 3) for ms in self.frame_ms],
             "frame_tokens": list(self.frame_tokens),
@@ -183,6 +202,7 @@ class Timeline:
             "worker_queue_ms": _rounded(attempt.worker_queue_ms),
             "prefill_ms": _rounded(attempt.prefill_ms),
             "first_token_ms": self._ms(attempt.first_token_at),
+            "tokens": attempt.num_tokens,
             "decoder": attempt.decoder,
             "transfer": self._transfer_json(attempt),
             "ended_ms": self._ms(attempt.ended_at),
@@ -213,10 +233,15 @@ class Timelines:
     """The running requests, the newest ended ones, and the slowest first tokens of the last 15 minutes."""
 
     def __init__(self) -> None:
+        self._on_end: list[Callable[[Timeline], None]] = []
         self._running: dict[str, Timeline] = {}
         self._recent: OrderedDict[str, Timeline] = OrderedDict()
         self._slowest: list[tuple[float, int, Timeline]] = []  # a heap: the least slow first
         self._count = 0
+
+    def on_end(self, callback: Callable[[Timeline], None]) -> None:
+        """Call `callback` with each request that ended."""
+        self._on_end.append(callback)
 
     def start(self, timeline: Timeline) -> None:
         """A request came in."""
@@ -237,6 +262,8 @@ class Timelines:
         self._recent[timeline.request_id] = timeline
         if len(self._recent) > MAX_RECENT:
             self._recent.popitem(last=False)
+        for callback in self._on_end:
+            callback(timeline)
         if timeline.ttft_ms is None:
             return
         self._forget_old(now)

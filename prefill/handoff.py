@@ -26,9 +26,11 @@ from common.messages import (
     WriterDone,
     worker_reply_decoder,
 )
+from common.tracing import child_of
 from kvtransfer.sender import Sender
 from kvtransfer.transport import Link, TransferError
 from prefill.request import PrefillRequest
+from prefill.spans import HandoverRecord, Push, record_prefill
 from worker.host import WorkerHost
 from worker.jobs import HandoverTimes
 
@@ -62,6 +64,13 @@ async def hand_over(request: PrefillRequest, host: WorkerHost) -> None:
         await asyncio.wait([reserving])
     if request.stopped:
         await handover.give_up()
+    record_prefill(
+        host.tracer,
+        request,
+        handover.record,
+        worker=host.worker_id,
+        block_bytes=host.engine.layout.block_bytes,
+    )
     await handover.forget_silent()
 
 
@@ -78,7 +87,7 @@ class _Handover:
         self._decode_worker = ""
         self._silent: set[str] = set()  # asked for room, and no answer in time
         self._reply: ReserveReply | None = None
-        self._pushes: list[tuple[float, float]] = []  # begin and end of each
+        self.record = HandoverRecord()
 
     async def follow(self) -> None:
         request = self._request
@@ -109,6 +118,7 @@ class _Handover:
         The attempt ends when all are silent, or when none of them takes sequences any more.
         """
         request, silent_rounds = self._request, 0
+        self.record.asked_at = time.monotonic()
         while not request.stopped:
             replies = 0
             leaving = 0
@@ -119,6 +129,7 @@ class _Handover:
                 if reply is not None and reply.granted and reply.region is not None:
                     await self._granted(worker, reply)
                     return
+                self.record.refusals += reply is not None
             if leaving == len(request.job.decode_workers):
                 request.stop(NOBODY_DECODES)
                 return
@@ -149,8 +160,12 @@ class _Handover:
         assert reply.region is not None
         self._decode_worker, self._reply = worker, reply
         self._sender.reserved(reply)
+        self.record.granted_at, self.record.decode_worker = time.monotonic(), worker
+        if self._host.tracer.wants(self._request.job.traceparent):
+            self.record.context = child_of(self._request.job.traceparent)
         try:
             self._link = await self._host.transport.connect(reply.region)
+            self.record.link, self.record.link_bytes_per_s = reply.region.transport, self._link.bandwidth
         except TransferError as error:
             self._request.stop(f"no link to {worker}: {error}")
         self._request.changed.set()
@@ -185,7 +200,13 @@ class _Handover:
             sender.failed()
             raise
         sender.pushed(run, digests)
-        self._pushes.append((began, time.monotonic()))
+        push = Push(began, time.monotonic(), len(run.indices))
+        self.record.pushes.append(push)
+        self._host.totals.pushed(
+            blocks=push.num_blocks,
+            num_bytes=push.num_blocks * self._host.engine.layout.block_bytes,
+            seconds=push.ended_at - push.began_at,
+        )
         return True
 
     def _manifest_is_due(self) -> bool:
@@ -200,6 +221,7 @@ class _Handover:
             raise HandoffRefusedError(f"{self._decode_worker} refused the hand-over: {reply.reason}")
         assert self._reply is not None
         self._sender.handed_off()
+        self.record.accepted_at = time.monotonic()
         await self._host.jobs.settle(
             self._request.claimed,
             decode_worker=self._decode_worker,
@@ -210,8 +232,8 @@ class _Handover:
     def _times(self) -> HandoverTimes:
         known_at = self._request.first_token_at
         return HandoverTimes(
-            push_ms=1000 * sum(end - begin for begin, end in self._pushes),
-            late_push_ms=1000 * sum(max(0.0, end - max(begin, known_at)) for begin, end in self._pushes),
+            push_ms=self.record.push_ms,
+            late_push_ms=self.record.late_push_ms(known_at),
             handover_ms=1000 * (time.monotonic() - known_at),
         )
 
@@ -233,6 +255,7 @@ class _Handover:
             first_logprobs=request.told.logprobs[0] if request.told and request.told.logprobs else None,
             remaining_ms=request.claimed.remaining_ms(),
             num_cached_tokens=request.sequence.num_cached,
+            traceparent=self.record.context,
         )
         for _ in range(HANDOFF_TRIES):  # the receiver answers a repeated manifest as it answered the first
             timeout_s = min(HANDOFF_TIMEOUT_S, request.claimed.remaining_ms() / 1000)

@@ -22,6 +22,7 @@ class PrefillRequest:
     admitted: bool = False  # holds blocks
     in_flight: int = 0  # passes in flight with a chunk of the prompt; its blocks stay as long as there are any
     started_at: float = 0.0  # first chunk planned
+    chunks: list[tuple[float, int]] = field(default_factory=list)  # when each was computed, and its tokens
     first_token: int | None = None
     first_token_at: float = 0.0
     told: Tokens | None = None  # what the gateway was told of the first token

@@ -128,11 +128,14 @@ class PrefillRole:
             if request.stopped:
                 continue
             request.sequence.finish(chunk)
+            request.chunks.append((time.monotonic(), chunk.num_tokens))
             publish_computed(self._host.pool, request.sequence)
             if chunk.sample:
                 self._first_token(request, sampled)
 
     def failed(self, chunks: ListOf[Chunk], error: Exception) -> None:
+        if chunks:
+            self._host.totals.step_failed(error)
         for chunk in chunks:
             self._landed(chunk).stop(f"step failed: {type(error).__name__}")
 
@@ -159,6 +162,9 @@ class PrefillRole:
             except OutOfBlocksError:
                 return  # in order: a short prompt does not overtake a long one for ever
             request.admitted = True
+            self._host.totals.admitted(
+                prompt_tokens=len(request.sequence.token_ids), cached_tokens=request.sequence.num_cached
+            )
             request.changed.set()
             self._host.jobs.room_changed()
 
@@ -171,6 +177,7 @@ class PrefillRole:
         sequence, now = request.sequence, time.monotonic()
         position = sequence.num_generated
         sequence.append(sampled.token_id)
+        self._host.totals.generated_tokens += 1
         request.first_token, request.first_token_at = sampled.token_id, now
         request.finish = sequence.finish_reason()
         request.told = Tokens(

@@ -38,12 +38,14 @@ from common.messages import (
 )
 from common.peers import Peers
 from common.store import Store
+from common.tracing import NoTracer, Tracer
 from engine.block_pool import BlockPool
 from kvtransfer.transport import Transport
 from worker.device import DeviceLoop, SteppingEngine
 from worker.frames import FrameOutbox
 from worker.jobs import ClaimedJob, JobIntake
 from worker.roles import Role, Roles
+from worker.totals import Totals
 
 log = logging.getLogger("baton.worker")
 
@@ -90,6 +92,7 @@ class WorkerHost:
         settings: WorkerSettings,
         worker_id: str,
         incarnation: int,
+        tracer: Tracer | None = None,
     ) -> None:
         self.bus = bus
         self.store = store
@@ -99,6 +102,8 @@ class WorkerHost:
         self.settings = settings
         self.worker_id = worker_id
         self.incarnation = incarnation
+        self.tracer = tracer or NoTracer()
+        self.totals = Totals()
         self.pool = BlockPool(num_blocks=engine.layout.num_blocks, block_size=engine.layout.block_size)
         self.device = DeviceLoop(
             engine=engine, token_budget=settings.max_batch_tokens, step_target_ms=settings.step_target_ms
@@ -193,6 +198,14 @@ class WorkerHost:
             prefill_fixed_ms=self.device.prefill_fixed_ms,
             local_tokens_per_s=self.device.local_tokens_per_s,
             link_bytes_per_s=self.link_bytes_per_s,
+            totals=self.totals.as_message(
+                preemptions=sum(load.preemptions for load in loads),
+                bad_digests=sum(load.bad_digests for load in loads),
+                expired_jobs=self.jobs.expired,
+                lost_frames=self.outbox.lost_frames,
+                malformed=self.bus.malformed,
+                dead_letters=self.bus.dead_letters,
+            ),
         )
 
     @property

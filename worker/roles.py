@@ -26,6 +26,8 @@ class RoleLoad:
     waiting: int = 0
     queued_tokens: int = 0
     held_blocks: int = 0
+    preemptions: int = 0  # since the start
+    bad_digests: int = 0  # likewise
 
 
 class Role(Planner, Protocol):

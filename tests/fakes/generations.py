@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from common.errors import ServingError
-from common.messages import TokenLogprobs
+from common.messages import TokenLogprobs, WorkerState
 from gateway.generation import GenerationSpec, TokenEvent
 from gateway.timeline import Timelines
 
@@ -22,6 +22,7 @@ class ScriptedGenerations:
     not_ready_reason = ""
     waiting = {"low": (0, 0), "normal": (2, 300), "high": (1, 5)}  # noqa: RUF012 - read only
     ready_workers = {"prefill": 1, "decode": 2}  # noqa: RUF012 - read only
+    fleet: list[WorkerState] = []  # noqa: RUF012 - read only
     counters = {"placed:load": 3, "retries": 2}  # noqa: RUF012 - read only
 
     def __init__(self, script: Callable[[GenerationSpec], Sequence[int]]) -> None:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("services", "gateway", "prefill", "decode", "worker", "engine", "kvtransfer", "common")
 LONGEST_MODULE = 560
 COMMON = {"blocks", "bus", "config", "errors", "job_queue", "lifecycle", "messages", "peers", "servers", "store"}
-COMMON |= {"access", "subjects", "telemetry", "tls"}
+COMMON |= {"access", "subjects", "telemetry", "tls", "tracing"}
 COMMON_LINES = 2_600  # shared code is everybody's burden: what one package alone needs lives there
 
 

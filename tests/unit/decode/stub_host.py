@@ -11,12 +11,14 @@ from typing import Any, cast
 
 from common.blocks import pack_tokens, unpack_tokens
 from common.messages import Failed, Job, SamplingParams, Tokens
+from common.tracing import NoTracer
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig
 from engine.fake import FakeEngine
 from worker.device import DeviceLoop, SteppingEngine
 from worker.host import WorkerSettings
 from worker.jobs import ClaimedJob
+from worker.totals import Totals
 
 BLOCK = 4
 
@@ -77,6 +79,8 @@ class StubHost:
         self.settings = WorkerSettings(served_model="m", tokenizer_fingerprint="t", max_sequences=max_sequences)
         self.max_model_len = min(engine.max_model_len, self.pool.num_blocks * BLOCK)
         self.worker_id, self.incarnation = "w", 1
+        self.tracer = NoTracer()
+        self.totals = Totals()
         self.device = DeviceLoop(engine=launcher or engine, token_budget=token_budget)
         self.launching, self.waiting = HandThread(), HandThread()
         self.device._device_thread, self.device._waiting_thread = self.launching, self.waiting  # type: ignore[assignment]

@@ -1,0 +1,113 @@
+"""Metrics of requests that ended, from their timelines: vLLM's histograms, attempts, and whether the SLO was met."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from gateway.attainment import ServiceLevels
+from gateway.timeline import Timeline
+
+_SECONDS = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.2,
+    0.3,
+    0.5,
+    0.8,
+    1,
+    1.5,
+    2,
+    2.5,
+    5,
+    10,
+    15,
+    20,
+    30,
+    60,
+    120,
+    300,
+    600,
+)
+_TPOT = (0.002, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
+_ATTEMPTS = (1, 2, 3, 4)
+
+
+class RequestMetrics:
+    """Observes each request once, when it is over."""
+
+    def __init__(self, model: str, registry: CollectorRegistry, levels: ServiceLevels) -> None:
+        self._model = model
+        self._registry = registry
+        self._levels = levels
+        self._queue = self._histogram("vllm:request_queue_time_seconds", "Submitted to first chunk", _SECONDS)
+        self._prefill = self._histogram("vllm:request_prefill_time_seconds", "First chunk to first token", _SECONDS)
+        self._decode = self._histogram("vllm:request_decode_time_seconds", "First to last token", _SECONDS)
+        self._inference = self._histogram("vllm:request_inference_time_seconds", "First chunk to last token", _SECONDS)
+        self._tpot = self._histogram(
+            "vllm:request_time_per_output_token_seconds", "Mean time of each token after the first", _TPOT
+        )
+        self._prompt = self._histogram("vllm:request_prompt_tokens", "Prompt tokens of a request", _TOKENS)
+        self._generated = self._histogram("vllm:request_generation_tokens", "Generated tokens of a request", _TOKENS)
+        self._attempts = self._histogram("baton_request_attempts", "Attempts that a request took", _ATTEMPTS)
+        self._ended = self._counter("baton_requests", "Requests that ended, by how", "status")
+        self._met = self._counter(
+            "baton_slo_requests", "Requests with an answer or an error, by the target missed", "missed"
+        )
+        self._good_tokens = Counter(
+            "baton_slo_good_tokens", "Generated tokens of requests that met the SLO", ["model_name"], registry=registry
+        )
+
+    def observe(self, timeline: Timeline) -> None:
+        """Take a request that ended."""
+        self._ended.labels(self._model, timeline.status).inc()
+        if timeline.attempts:
+            self._observe(self._attempts, len(timeline.attempts))
+        if timeline.status == "cancelled":
+            return  # the client's wish: neither good nor bad
+        missed = missed_target(timeline, self._levels)
+        self._met.labels(self._model, missed or "none").inc()
+        if timeline.status == "error":
+            return
+        if not missed:
+            self._good_tokens.labels(self._model).inc(timeline.completion_tokens)
+        self._observe(self._prompt, timeline.prompt_tokens)
+        self._observe(self._generated, timeline.completion_tokens)
+        first, last = timeline.first_token_at, timeline.ended_at
+        attempt = next((line for line in timeline.attempts if line.first_token_at is not None), None)
+        if first is None or last is None or attempt is None:
+            return
+        prefill_s = (attempt.prefill_ms or 0.0) / 1000
+        self._observe(self._prefill, prefill_s)
+        self._observe(self._queue, max(0.0, first - prefill_s - timeline.submitted_at))
+        self._observe(self._decode, last - first)
+        self._observe(self._inference, prefill_s + last - first)
+        if timeline.completion_tokens > 1:
+            self._observe(self._tpot, (last - first) / (timeline.completion_tokens - 1))
+
+    def _observe(self, histogram: Histogram, value: float) -> None:
+        histogram.labels(self._model).observe(value)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, text, ["model_name"], registry=self._registry, buckets=buckets)
+
+    def _counter(self, name: str, text: str, label: str) -> Counter:
+        return Counter(name, text, ["model_name", label], registry=self._registry)
+
+
+def missed_target(timeline: Timeline, levels: ServiceLevels) -> str:
+    """Which target the request missed first: "error", "ttft", "tpot", or "" when it met all."""
+    if timeline.status == "error":
+        return "error"
+    ttft_ms = timeline.ttft_ms
+    if ttft_ms is not None and ttft_ms > 1000 * levels.ttft_s:
+        return "ttft"
+    first, last = timeline.first_token_at, timeline.ended_at
+    if first is not None and last is not None and timeline.completion_tokens > 1:
+        tpot_s = (last - first) / (timeline.completion_tokens - 1)
+        return "tpot" if tpot_s > levels.tpot_s else ""
+    return ""

@@ -1,0 +1,225 @@
+"""The gateway's part of a trace: the HTTP request as a server span, every attempt with its placement and its time in the queue.
+
+    POST /v1/chat/completions                          here, from the client's `traceparent`
+    ├─ admission                                       here
+    └─ attempt (one each; a retry links to the one before)
+       ├─ placement, queue                             here
+       ├─ wait, prefill, reserve, transfer             the prefill worker (`prefill/spans.py`)
+       │                          └─ verify            the decode worker (`decode/spans.py`)
+       └─ decode                                       the decode worker
+
+Attribute names: HTTP's and GenAI's semantic conventions where they have one (docs/observability.md), else `baton.*`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from common.tracing import Span, SpanEvent, Tracer, Value, child_of, new_trace, valid
+from gateway.dialect import Answer
+from gateway.schema import ChatRequest, CompletionRequest
+from gateway.timeline import AttemptLine, Timeline
+
+TRACED = ("/v1/chat/completions", "/v1/completions")
+
+
+@dataclass(slots=True, eq=False)
+class RequestTrace:
+    """A traced HTTP request, in its ASGI scope under "baton.trace"; the routes say what it asked for and what answers."""
+
+    context: str
+    parent: str
+    began_at: float
+    status: int = 0
+    body: ChatRequest | CompletionRequest | None = None
+    answer: Answer | None = None
+    error: str = ""
+    attributes: dict[str, Value] = field(default_factory=dict)
+
+
+class TraceRequests:
+    """ASGI: a server span around the requests that generate. A client's `traceparent` is gone on with, also when it says no."""
+
+    def __init__(self, app: ASGIApp, *, tracer: Tracer, share: float) -> None:
+        self._app = app
+        self._tracer = tracer
+        self._share = share
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] not in TRACED:
+            await self._app(scope, receive, send)
+            return
+        parent = valid(Headers(scope=scope).get("traceparent", ""))
+        context = child_of(parent) if parent else new_trace(self._share)
+        if not self._tracer.wants(context):
+            scope["baton.trace"] = RequestTrace(context=parent, parent="", began_at=0.0)
+            await self._app(scope, receive, send)
+            return
+        trace = scope["baton.trace"] = RequestTrace(context, parent, time.monotonic())
+
+        async def noting_the_status(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                trace.status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting_the_status)
+        except BaseException as error:
+            trace.error = trace.error or type(error).__name__
+            raise
+        finally:
+            self._tracer.record(_server_span(trace, scope["method"], scope["path"]))
+
+
+def _server_span(trace: RequestTrace, method: str, path: str) -> Span:
+    attributes = trace.attributes
+    attributes |= {
+        "http.request.method": method,
+        "http.route": path,
+        "url.path": path,
+        "url.scheme": "http",
+        "http.response.status_code": trace.status,
+        "gen_ai.operation.name": "chat" if path == TRACED[0] else "text_completion",
+        "gen_ai.provider.name": "baton",
+    }
+    if trace.body is not None:
+        _describe_request(attributes, trace.body)
+    if trace.answer is not None:
+        _describe_answer(attributes, trace.answer)
+    failed = trace.error or (str(trace.status) if trace.status >= 500 else "")
+    if failed:
+        attributes["error.type"] = failed
+    return Span(
+        name=f"{method} {path}",
+        context=trace.context,
+        parent=trace.parent,
+        began_at=trace.began_at,
+        ended_at=time.monotonic(),
+        attributes=attributes,
+        kind="server",
+        error=failed,
+    )
+
+
+def _describe_request(attributes: dict[str, Value], body: ChatRequest | CompletionRequest) -> None:
+    attributes["gen_ai.request.model"] = body.model
+    attributes["gen_ai.request.stream"] = bool(body.stream)
+    for name, value in (
+        ("gen_ai.request.choice.count", body.n),
+        ("gen_ai.request.max_tokens", body.wanted_tokens),
+        ("gen_ai.request.temperature", body.temperature),
+        ("gen_ai.request.top_p", body.top_p),
+        ("gen_ai.request.seed", body.seed),
+    ):
+        if value is not None:
+            attributes[name] = value
+
+
+def _describe_answer(attributes: dict[str, Value], answer: Answer) -> None:
+    usage = answer.usage()
+    attributes |= {
+        "gen_ai.response.id": answer.id,
+        "gen_ai.response.model": answer.model,
+        "gen_ai.response.finish_reasons": [choice.finish or "abort" for choice in answer.choices],
+        "gen_ai.usage.input_tokens": usage["prompt_tokens"],
+        "gen_ai.usage.output_tokens": usage["completion_tokens"],
+        "gen_ai.usage.cache_read.input_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+    }
+
+
+class RequestSpans:
+    """Records a timeline's spans when its request is over."""
+
+    def __init__(self, tracer: Tracer, gateway_id: str) -> None:
+        self._tracer = tracer
+        self._gateway_id = gateway_id
+
+    def context_for(self, traceparent: str) -> str:
+        """The context of an attempt's span below `traceparent`; what the workers' spans hang on."""
+        return child_of(traceparent) if self._tracer.wants(traceparent) else traceparent
+
+    def record(self, timeline: Timeline) -> None:
+        """Record the spans of a request that ended."""
+        if not self._tracer.wants(timeline.traceparent):
+            return
+        ended_at = timeline.attempts[0].began_at if timeline.attempts else timeline.ended_at
+        admission = Span(
+            name="admission",
+            context=child_of(timeline.traceparent),
+            parent=timeline.traceparent,
+            began_at=timeline.submitted_at,
+            ended_at=ended_at or timeline.submitted_at,
+            attributes={
+                "baton.request_id": timeline.request_id,
+                "baton.gateway": self._gateway_id,
+                "baton.tenant": timeline.tenant,
+                "baton.admission.waited_ms": timeline.waited_ms,
+                "baton.prompt_tokens": timeline.prompt_tokens,
+            },
+            error="" if timeline.attempts else timeline.detail,
+        )
+        self._tracer.record(admission)
+        before = ""
+        for attempt in timeline.attempts:
+            for span in _attempt_spans(timeline, attempt, before):
+                self._tracer.record(span)
+            before = attempt.traceparent
+
+
+def _attempt_spans(timeline: Timeline, attempt: AttemptLine, before: str) -> list[Span]:
+    ended_at = attempt.ended_at or attempt.began_at
+    common: dict[str, str | int] = {"baton.request_id": timeline.request_id, "baton.attempt": attempt.number}
+    placed = SpanEvent(
+        name="placement",
+        at=attempt.published_at or attempt.began_at,
+        attributes={
+            "baton.placement.reason": attempt.reason,
+            "baton.placement.costs": attempt.costs,
+            "baton.placement.prefill": attempt.prefill,
+            "baton.placement.decode": attempt.decode,
+        },
+    )
+    first = [SpanEvent(name="first token", at=attempt.first_token_at)] if attempt.first_token_at is not None else []
+    whole = Span(
+        name="attempt",
+        context=attempt.traceparent,
+        parent=timeline.traceparent,
+        began_at=attempt.began_at,
+        ended_at=ended_at,
+        attributes=common
+        | {
+            "baton.retry.reason": attempt.because,
+            "baton.prefill.worker": attempt.claimed_by,
+            "baton.decode.worker": attempt.decoder,
+            "baton.outcome": attempt.outcome,
+            "baton.tokens": attempt.num_tokens,
+        },
+        events=first,
+        links=[before] if before else [],
+        error="" if attempt.outcome in ("ok", "") or timeline.status == "cancelled" else attempt.outcome,
+    )
+    placement = Span(
+        name="placement",
+        context=child_of(attempt.traceparent),
+        parent=attempt.traceparent,
+        began_at=attempt.began_at,
+        ended_at=attempt.published_at or ended_at,
+        attributes=common,
+        events=[placed],
+    )
+    if attempt.published_at is None:
+        return [whole, placement]
+    queue = Span(
+        name="queue",
+        context=child_of(attempt.traceparent),
+        parent=attempt.traceparent,
+        began_at=attempt.published_at,
+        ended_at=attempt.claimed_at or ended_at,
+        attributes=common | {"baton.worker": attempt.claimed_by or attempt.prefill},
+        error="" if attempt.claimed_at is not None else "not claimed",
+    )
+    return [whole, placement, queue]

@@ -1,0 +1,120 @@
+"""The prefill worker's part of a trace: how long a job waited here, its chunks, its reservation, the transfer of its blocks."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from common.tracing import Attributes, Span, SpanEvent, Tracer, Value, child_of
+from prefill.request import PrefillRequest
+
+MAX_EVENTS = 64  # chunks or pushes told of one by one
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """One run of blocks, written to the decode worker."""
+
+    began_at: float
+    ended_at: float
+    num_blocks: int
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class HandoverRecord:
+    """When what happened in one hand-over."""
+
+    asked_at: float | None = None  # the first candidate, for a reservation
+    refusals: int = 0
+    granted_at: float | None = None
+    accepted_at: float | None = None
+    decode_worker: str = ""
+    link: str = ""  # transport
+    link_bytes_per_s: float = 0.0
+    pushes: list[Push] = field(default_factory=list)
+    context: str = ""  # of the transfer's span: the decode worker's verification is below it
+
+    @property
+    def push_ms(self) -> float:
+        """All pushes together."""
+        return 1000 * sum(push.ended_at - push.began_at for push in self.pushes)
+
+    def late_push_ms(self, known_at: float) -> float:
+        """What of them came after the first token was sampled."""
+        return 1000 * sum(max(0.0, push.ended_at - max(push.began_at, known_at)) for push in self.pushes)
+
+
+def record_prefill(
+    tracer: Tracer, request: PrefillRequest, handover: HandoverRecord, *, worker: str, block_bytes: int
+) -> None:
+    """Record the spans of a request that left this worker, whatever became of it."""
+    parent = request.job.traceparent
+    if not tracer.wants(parent):
+        return
+    now = time.monotonic()
+    # The gateway stops what nobody needs any more; only what broke is an error.
+    error = "" if request.stopped == "cancelled" else request.stopped
+    common: dict[str, Value] = {
+        "baton.request_id": request.id,
+        "baton.attempt": request.job.attempt,
+        "baton.worker": worker,
+    }
+
+    def record(
+        name: str,
+        began_at: float,
+        ended_at: float | None,
+        attributes: Attributes,
+        events: list[SpanEvent],
+        context: str,
+    ) -> None:
+        span = Span(
+            name=name,
+            context=context or child_of(parent),
+            parent=parent,
+            began_at=began_at,
+            ended_at=now if ended_at is None else ended_at,
+            attributes={**common, **attributes},
+            events=events[:MAX_EVENTS],
+            error=error if ended_at is None else "",
+        )
+        tracer.record(span)
+
+    record("wait", request.claimed.claimed_at, request.started_at or None, {}, [], "")
+    if request.started_at:
+        chunks = [SpanEvent(name="chunk", at=at, attributes={"baton.tokens": count}) for at, count in request.chunks]
+        prefill: dict[str, Value] = {
+            "baton.prompt_tokens": request.job.num_prompt_tokens,
+            "baton.cached_tokens": request.sequence.num_cached,
+            "baton.computed_tokens": sum(count for _, count in request.chunks),
+            "baton.prefill.chunks": len(request.chunks),
+        }
+        record("prefill", request.started_at, request.first_token_at or None, prefill, chunks, "")
+    if handover.asked_at is not None:
+        reserve: dict[str, Value] = {
+            "baton.decode.worker": handover.decode_worker,
+            "baton.reserve.refusals": handover.refusals,
+        }
+        record("reserve", handover.asked_at, handover.granted_at, reserve, [], "")
+    if handover.granted_at is not None and not request.finish:
+        blocks = sum(push.num_blocks for push in handover.pushes)
+        transfer: dict[str, Value] = {
+            "baton.decode.worker": handover.decode_worker,
+            "baton.transfer.blocks": blocks,
+            "baton.transfer.bytes": blocks * block_bytes,
+            "baton.transfer.link": handover.link,
+            "baton.transfer.link_bytes_per_s": handover.link_bytes_per_s,
+            "baton.transfer.push_ms": handover.push_ms,
+            "baton.transfer.late_push_ms": handover.late_push_ms(request.first_token_at or now),
+        }
+        pushes = [_push_event(push) for push in handover.pushes]
+        record("transfer", handover.granted_at, handover.accepted_at, transfer, pushes, handover.context)
+
+
+def _push_event(push: Push) -> SpanEvent:
+    took_ms = 1000 * (push.ended_at - push.began_at)
+    return SpanEvent(
+        name="push",
+        at=push.ended_at,
+        attributes={"baton.transfer.blocks": push.num_blocks, "baton.transfer.push_ms": took_ms},
+    )

@@ -1,0 +1,93 @@
+"""What `/metrics` says of requests that ended and of the workers."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from common.messages import KVLayout, Region, Tokens, WorkerState, WorkerTotals
+from gateway.attainment import ServiceLevels
+from gateway.fleet_metrics import FleetMetrics
+from gateway.request_metrics import RequestMetrics, missed_target
+from gateway.timeline import AttemptLine, Timeline
+
+LAYOUT = KVLayout(num_blocks=100, num_layers=1, block_size=16, num_kv_heads=1, head_dim=8, dtype="float32")
+STATE = WorkerState(
+    worker="d0", incarnation=1, roles=["decode"], status="ready", model="m", model_fingerprint="f",
+    tokenizer_fingerprint="t", vocab_size=10, max_model_len=100,
+    region=Region(transport="shm", incarnation=1, layout=LAYOUT, address={}),
+    free_blocks=25, held_blocks=5, decode_step_ms=4.0,
+    totals=WorkerTotals(prompt_tokens=1000, cached_tokens=300, pushed_bytes=4096, preemptions=2),
+)  # fmt: skip
+
+
+def ended(*, status: str = "length", ttft_s: float = 0.5, tokens: int = 11, decode_s: float = 0.2) -> Timeline:
+    line = Timeline(request_id="r-0", received_at=10.0, submitted_at=10.1, prompt_tokens=40)
+    line.began(AttemptLine(number=1, began_at=10.1, because="", prefill="p", decode=["d"], reason="load"))
+    if status != "error":
+        first = Tokens(request_id="r-0", attempt=1, position=0, token_ids=b"", prefill_ms=100.0)
+        line.took(first, tokens, status, 10.0 + ttft_s)
+    line.ended(status, "", 10.0 + ttft_s + decode_s)
+    return line
+
+
+@pytest.mark.parametrize(
+    ("line", "missed"),
+    [
+        (ended(), ""),
+        (ended(ttft_s=1.1), "ttft"),
+        (ended(decode_s=0.6), "tpot"),
+        (ended(tokens=1, decode_s=9.0), ""),  # no token after the first
+        (ended(ttft_s=5.0, decode_s=5.0), "ttft"),
+        (ended(status="error"), "error"),
+    ],
+)
+def test_which_target_was_missed(line: Timeline, missed: str) -> None:
+    assert missed_target(line, ServiceLevels(ttft_s=1.0, tpot_s=0.05)) == missed
+
+
+def test_phases_of_a_request_add_up_and_cancelled_ones_are_neither_good_nor_bad() -> None:
+    registry = CollectorRegistry()
+    metrics = RequestMetrics("m", registry, ServiceLevels(ttft_s=1.0, tpot_s=0.05))
+    for line in (ended(), ended(ttft_s=2.0), ended(status="cancelled"), ended(status="error")):
+        metrics.observe(line)
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(name, {"model_name": "m"} | labels)
+
+    assert value("vllm:request_queue_time_seconds_sum") == pytest.approx(0.3 + 1.8)  # of the two that ended well
+    assert value("vllm:request_prefill_time_seconds_sum") == pytest.approx(0.2)
+    assert value("vllm:request_decode_time_seconds_sum") == pytest.approx(0.4)
+    assert value("vllm:request_inference_time_seconds_sum") == pytest.approx(0.6)
+    assert value("vllm:request_time_per_output_token_seconds_sum") == pytest.approx(0.04)
+    assert value("vllm:request_generation_tokens_sum") == 22
+    assert [value("baton_slo_requests_total", missed=missed) for missed in ("none", "ttft", "error")] == [1, 1, 1]
+    assert value("baton_slo_good_tokens_total") == 11
+    assert value("baton_requests_total", status="cancelled") == 1
+    assert value("baton_request_attempts_count") == 4
+
+
+def test_the_fleet_is_shown_as_it_is_heard_now() -> None:
+    registry, fleet = CollectorRegistry(), [STATE, msgspec.structs.replace(STATE, worker="p0", roles=["prefill"])]
+    FleetMetrics(lambda: fleet).register(registry)
+
+    def value(name: str, worker: str = "d0", **labels: str) -> float | None:
+        return registry.get_sample_value(name, {"model_name": "m", "worker": worker} | labels)
+
+    assert value("baton_worker_kv_free_blocks") == 25
+    assert value("baton_worker_decode_step_seconds") == pytest.approx(0.004)
+    assert value("baton_worker_transfer_bytes_total") == 4096
+    assert (value("baton_worker_role", role="decode"), value("baton_worker_role", role="prefill")) == (1, None)
+    engine = {"model_name": "m", "engine": "d0"}
+    assert registry.get_sample_value("vllm:kv_cache_usage_perc", engine) == pytest.approx(0.75)
+    assert registry.get_sample_value("vllm:prefix_cache_hits_total", engine) == 300
+    assert registry.get_sample_value("vllm:num_preemptions_total", engine) == 2
+    fleet.pop(0)  # lost
+    assert (value("baton_worker_kv_free_blocks"), value("baton_worker_kv_free_blocks", "p0")) == (None, 25)
+
+
+def test_a_heartbeat_of_an_older_worker_has_totals_of_nothing() -> None:
+    raw = msgspec.msgpack.decode(msgspec.msgpack.encode(STATE))
+    del raw["totals"]
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(raw), type=WorkerState).totals == WorkerTotals()

@@ -1,0 +1,67 @@
+"""What a worker counted since its start; its heartbeats carry it to every gateway's metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.messages import WorkerTotals
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counters that the roles add to, on the event loop."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    pushed_blocks: int = 0
+    pushed_bytes: int = 0
+    push_s: float = 0.0
+    failed_steps: int = 0
+    out_of_memory: int = 0
+
+    def admitted(self, *, prompt_tokens: int, cached_tokens: int) -> None:
+        """A prompt looked its prefix up."""
+        self.prompt_tokens += prompt_tokens
+        self.cached_tokens += min(prompt_tokens, cached_tokens)
+
+    def pushed(self, *, blocks: int, num_bytes: int, seconds: float) -> None:
+        """Blocks were written to a decode worker."""
+        self.pushed_blocks += blocks
+        self.pushed_bytes += num_bytes
+        self.push_s += seconds
+
+    def step_failed(self, error: Exception) -> None:
+        """A pass gave no results."""
+        self.failed_steps += 1
+        self.out_of_memory += "OutOfMemory" in type(error).__name__ or isinstance(
+            error, MemoryError
+        )  # torch's, or the host's
+
+    def as_message(
+        self,
+        *,
+        preemptions: int,
+        bad_digests: int,
+        expired_jobs: int,
+        lost_frames: int,
+        malformed: int,
+        dead_letters: int,
+    ) -> WorkerTotals:
+        """With what is counted elsewhere in the worker."""
+        return WorkerTotals(
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            generated_tokens=self.generated_tokens,
+            pushed_blocks=self.pushed_blocks,
+            pushed_bytes=self.pushed_bytes,
+            push_s=self.push_s,
+            preemptions=preemptions,
+            failed_steps=self.failed_steps,
+            out_of_memory=self.out_of_memory,
+            bad_digests=bad_digests,
+            expired_jobs=expired_jobs,
+            lost_frames=lost_frames,
+            malformed=malformed,
+            dead_letters=dead_letters,
+        )
