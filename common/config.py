@@ -56,6 +56,9 @@ class Settings(NatsOptions):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe log lines shown")
     log_format: Literal["text", "json"] = Field("text", description="log lines for people or for machines")
     drain_s: Seconds = Field(30.0, description="longest wait for running requests when told to stop")
+    otlp_endpoint: Annotated[str, Field(pattern=r"^(https?://[^\s/]+(/\S*)?)?$")] = Field(
+        "", description="OpenTelemetry collector for traces, e.g. http://127.0.0.1:4318; empty: no traces"
+    )
 
 
 class ModelSettings(Settings):
@@ -92,6 +95,16 @@ class GatewaySettings(ModelSettings):
         -1,
         description="uncached prompt up to this many tokens is prefilled on the decode worker; -1: whenever the rates that "
         "workers measure say that its first token comes earlier there",
+    )
+
+    ttft_slo_ms: Annotated[float, Field(gt=0)] = Field(
+        1000.0, description="goodput: longest time to first token that is good, ms"
+    )
+    tpot_slo_ms: Annotated[float, Field(gt=0)] = Field(
+        50.0, description="goodput: longest mean time of a further token that is good, ms"
+    )
+    trace_share: Annotated[float, Field(ge=0, le=1)] = Field(
+        1.0, description="share of the requests without a traceparent of their own that are traced"
     )
 
     @property
@@ -251,6 +264,19 @@ class UsersSettings(BaseModel):
     )
 
 
+class TraceSettings(BaseModel):
+    """`baton trace [REQUEST]`: where the time of a recent request went."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str = Field("http://127.0.0.1:8000", description="the gateway that served it")
+    api_key: str = Field("", description="key to send")
+    request: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{0,200}$")] = Field(
+        "", description="id of an answer or of one of its choices; empty: list the running, slowest and latest requests"
+    )
+    print_json: bool = Field(False, description="print what the gateway answers")
+
+
 S = TypeVar("S", bound=BaseModel)
 ALL: tuple[type[BaseModel], ...] = (
     UpSettings,
@@ -261,6 +287,7 @@ ALL: tuple[type[BaseModel], ...] = (
     DoctorSettings,
     TopSettings,
     UsersSettings,
+    TraceSettings,
 )
 
 

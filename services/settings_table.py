@@ -11,6 +11,7 @@ from common.config import (
     DoctorSettings,
     GatewaySettings,
     TopSettings,
+    TraceSettings,
     UpSettings,
     UsersSettings,
     WorkerServiceSettings,
@@ -37,6 +38,7 @@ def render() -> str:
         ("baton doctor", DoctorSettings),
         ("baton top", TopSettings),
         ("baton users", UsersSettings),
+        ("baton trace", TraceSettings),
     )
     shared = {
         name

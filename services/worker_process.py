@@ -26,6 +26,7 @@ from kvtransfer.select import open_transport
 from kvtransfer.transport import Transport
 from prefill.role import PrefillRole
 from services.connections import nats_settings, redis_settings
+from services.tracing import open_tracer
 from worker.host import WorkerEngine, WorkerHost, WorkerSettings
 
 log = logging.getLogger("baton.worker")
@@ -44,6 +45,7 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str]) -> None:
             connect_bus(nats_settings(settings), name=worker_id, owns_streams=False) as bus,
             connect_store(redis_settings(settings)) as store,
         ):
+            tracer = open_tracer(settings.otlp_endpoint, service="-".join(roles), instance=worker_id)
             peers = Peers()
             await peers.start(bus)
             host = WorkerHost(
@@ -62,6 +64,7 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str]) -> None:
                 ),
                 worker_id=worker_id,
                 incarnation=secrets.randbits(63),
+                tracer=tracer,
             )
             if "decode" in roles:
                 host.attach(DecodeRole(host))
@@ -69,6 +72,7 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str]) -> None:
                 host.attach(PrefillRole(host, max_requests=settings.max_prefills))
             await host.run(stopping)
             await peers.close()
+            await asyncio.to_thread(tracer.close)
 
 
 def see_only(settings: WorkerServiceSettings) -> WorkerServiceSettings:

@@ -22,11 +22,13 @@ from common.telemetry import start_logging
 from common.tls import check_server_files
 from gateway.admission import RequestLimits
 from gateway.app import HttpSettings, create_app
+from gateway.attainment import ServiceLevels
 from gateway.connection import BoundedProtocol
 from gateway.requests import Requests
 from gateway.tenants import Tenants
 from gateway.tokenizer import ChatTokenizer
 from services.connections import nats_settings, redis_settings
+from services.tracing import open_tracer
 
 log = logging.getLogger("baton.gateway")
 
@@ -45,17 +47,22 @@ async def run(settings: GatewaySettings) -> None:
     ):
         peers = Peers()
         await peers.start(bus)
+        gateway_id = settings.gateway_id or f"gateway-{secrets.token_hex(4)}"
+        tracer = open_tracer(settings.otlp_endpoint, service="gateway", instance=gateway_id)
+        levels = ServiceLevels(ttft_s=settings.ttft_slo_ms / 1000, tpot_s=settings.tpot_slo_ms / 1000)
         requests = Requests(
             bus=bus,
             store=store,
             peers=peers,
-            gateway_id=settings.gateway_id or f"gateway-{secrets.token_hex(4)}",
+            gateway_id=gateway_id,
             incarnation=secrets.randbits(63),
             limits=RequestLimits(
                 max_requests=settings.max_requests,
                 max_queued_tokens=settings.max_queued_tokens,
                 cut_over_tokens=settings.local_prefill_tokens,
             ),
+            levels=levels,
+            tracer=tracer,
         )
         await requests.start()
         app = create_app(
@@ -66,7 +73,10 @@ async def run(settings: GatewaySettings) -> None:
                 tenants=tenants,
                 max_body_bytes=settings.max_body_mb << 20,
                 request_timeout_s=settings.request_timeout_s,
+                trace_share=settings.trace_share,
+                levels=levels,
             ),
+            tracer=tracer,
         )
         server = _Server(
             uvicorn.Config(
@@ -88,6 +98,7 @@ async def run(settings: GatewaySettings) -> None:
         await serving
         await requests.close()
         await peers.close()
+        await asyncio.to_thread(tracer.close)
 
 
 class _Server(uvicorn.Server):

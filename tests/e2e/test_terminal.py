@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
 import pytest_asyncio
 
 from tests.e2e.cluster import ROOT, Cluster
@@ -139,3 +140,22 @@ async def test_top_without_nats_says_so() -> None:
     assert code == 2
     assert "baton:" in err
     assert "Traceback" not in err
+
+
+async def test_trace_tells_where_a_request_s_time_went(cluster: Cluster) -> None:
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=30) as client:
+        body = {"model": "tiny", "prompt": [7] * 100, "max_tokens": 6, "ignore_eos": True, "n": 2}
+        answer = (await client.post("/v1/completions", json=body)).json()
+    code, out, err = await output("trace", answer["id"], "--url", cluster.url)
+    assert (code, err) == (0, "")
+    assert [line for line in out.splitlines() if line.startswith("cmpl")] == [
+        f"{answer['id']}-{index}   length" for index in range(2)
+    ]
+    rows = [line.split()[0] for line in out.splitlines() if "█" in line]
+    assert {"placement", "queue", "prefill", "transfer", "decode"} <= set(rows)
+    code, out, _ = await output("trace", "--url", cluster.url, "--json")
+    assert code == 0
+    assert f"{answer['id']}-0" in [entry["request_id"] for entry in json.loads(out)["latest"]]
+    code, _, err = await output("trace", "cmpl-nobody", "--url", cluster.url)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "cmpl-nobody" in err

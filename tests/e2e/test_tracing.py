@@ -1,0 +1,134 @@
+"""One trace of a request across all processes, as a collector gets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.cluster import Cluster
+from tests.e2e.otlp_sink import SunkSpan, otlp_sink
+from tests.models import build_tiny_model
+
+FAKE = {"fake": True, "kv_memory_mb": 8, "fake_step_ms": 5}
+CLIENT = ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")
+PARENTS = {  # of an undisturbed request with a hand-over
+    "admission": "server", "attempt": "server",
+    "placement": "attempt", "queue": "attempt",
+    "wait": "attempt", "prefill": "attempt", "reserve": "attempt", "transfer": "attempt", "verify": "transfer",
+    "decode": "attempt",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_model(tmp_path_factory.mktemp("model") / "tiny", "llama")
+
+
+def named(spans: list[SunkSpan]) -> dict[str, list[SunkSpan]]:
+    """By name; the server span is "server"."""
+    found: dict[str, list[SunkSpan]] = {}
+    for span in sorted(spans, key=lambda span: span.began):
+        found.setdefault("server" if span.name.startswith("POST") else span.name, []).append(span)
+    return found
+
+
+def traced(cluster_folder: Path, model: Path, url: str, **options: object) -> Cluster:
+    return Cluster(
+        cluster_folder,
+        model=model,
+        gateway_options=("--otlp-endpoint", url),
+        otlp_endpoint=url,
+        **(FAKE | options),  # type: ignore[arg-type]
+    )
+
+
+async def test_one_trace_from_the_http_request_to_the_last_token(model: Path, tmp_path: Path) -> None:
+    async with otlp_sink() as sink, traced(tmp_path, model, sink.url, max_batch_tokens=128) as cluster:
+        body = {"model": "tiny", "prompt": [5] * 300, "max_tokens": 12, "ignore_eos": True, "seed": 7}
+        async with httpx.AsyncClient(base_url=cluster.url, timeout=30) as client:
+            header = f"00-{CLIENT[0]}-{CLIENT[1]}-01"
+            first = (await client.post("/v1/completions", json=body, headers={"traceparent": header})).json()
+            spans = await sink.until(lambda spans: len(spans) >= len(PARENTS) + 1)
+            assert (
+                await client.post("/v1/completions", json=body, headers={"traceparent": header[:-1] + "0"})
+            ).is_success
+            again = (await client.post("/v1/completions", json=body)).json()  # without a trace of the client's
+            later = await sink.until(lambda spans: len(spans) >= 2 * (len(PARENTS) + 1))
+
+        assert {span.trace for span in spans} == {CLIENT[0]}
+        by_name = named(spans)
+        assert set(by_name) == {*PARENTS, "server"}
+        one = {name: found[0] for name, found in by_name.items()}
+        assert one["server"].parent == CLIENT[1]
+        assert {name: one[name].parent for name in PARENTS} == {name: one[PARENTS[name]].id for name in PARENTS}
+        services = {name: (span.service, span.instance.rpartition("-")[0]) for name, span in one.items()}
+        assert {services[name] for name in ("server", "admission", "attempt", "placement", "queue")} == {
+            ("baton-gateway", "gateway")
+        }
+        assert {services[name] for name in ("wait", "prefill", "reserve", "transfer")} == {("baton-prefill", "prefill")}
+        assert {services[name] for name in ("verify", "decode")} == {("baton-decode", "decode")}
+        for span in spans:
+            assert span.began <= span.ended
+            assert not span.error
+            assert span.attributes.get("baton.attempt", 1) == 1
+
+        request = one["server"].attributes
+        assert request["gen_ai.operation.name"] == "text_completion"
+        assert request["gen_ai.request.model"] == "tiny"
+        assert (request["gen_ai.request.max_tokens"], request["gen_ai.request.seed"]) == (12, 7)
+        assert request["gen_ai.response.id"] == first["id"]
+        assert request["gen_ai.response.finish_reasons"] == ["length"]
+        assert (request["gen_ai.usage.input_tokens"], request["gen_ai.usage.output_tokens"]) == (300, 12)
+        assert request["http.response.status_code"] == 200
+        placement = dict(one["placement"].events)["placement"]
+        assert placement["baton.placement.reason"]
+        assert placement["baton.placement.decode"] == ["decode-0"]
+        prefill = one["prefill"]
+        assert prefill.attributes["baton.prefill.chunks"] == 3  # of 128 tokens at most
+        assert [event["baton.tokens"] for _, event in prefill.events] == [128, 128, 44]
+        assert prefill.attributes["baton.cached_tokens"] == 0
+        transfer = one["transfer"].attributes
+        assert transfer["baton.transfer.blocks"] == 19
+        assert transfer["baton.transfer.link"] == "shm"
+        assert transfer["baton.transfer.bytes"] > 0
+        assert sum(event["baton.transfer.blocks"] for _, event in one["transfer"].events) == 19
+        assert one["decode"].attributes["baton.tokens"] == 11  # the first one is the prefill worker's
+        assert (one["attempt"].attributes["baton.tokens"], one["attempt"].attributes["baton.outcome"]) == (12, "ok")
+
+        unasked = named([span for span in later if span.trace != CLIENT[0]])
+        assert len(later) == 2 * (len(PARENTS) + 1)  # who said "not sampled" is not
+        assert unasked["server"][0].parent == ""
+        assert unasked["server"][0].attributes["gen_ai.response.id"] == again["id"]
+        assert unasked["prefill"][0].attributes["baton.cached_tokens"] == 288
+
+
+async def test_a_moved_request_is_one_trace_with_two_linked_attempts(model: Path, tmp_path: Path) -> None:
+    async with otlp_sink() as sink, traced(tmp_path, model, sink.url, decode=2, fake_step_ms=10) as cluster:
+        body = {"model": "tiny", "prompt": [9] * 50, "max_tokens": 100, "ignore_eos": True, "stream": True}
+        async with (
+            httpx.AsyncClient(base_url=cluster.url, timeout=60) as client,
+            client.stream("POST", "/v1/completions", json=body) as response,
+        ):
+            seen, killed = 0, ""
+            async for line in response.aiter_lines():
+                seen += line.startswith("data: {") and "error" not in json.loads(line.removeprefix("data: "))
+                if seen == 20 and not killed:
+                    told = await client.get("/debug/requests")
+                    killed = told.json()["running"][0]["decode_worker"]
+                    cluster.kill(killed)
+        spans = await sink.until(lambda spans: "server" in named(spans) and len(named(spans).get("attempt", [])) == 2)
+        other = ({"decode-0", "decode-1"} - {killed}).pop()
+        spans = await sink.until(lambda spans: other in {s.instance for s in named(spans).get("decode", [])})
+        assert len({span.trace for span in spans}) == 1
+        first, second = named(spans)["attempt"]
+        assert (first.attributes["baton.decode.worker"], second.attributes["baton.decode.worker"]) == (killed, other)
+        assert first.error == first.attributes["baton.outcome"] == second.attributes["baton.retry.reason"] != ""
+        assert second.links == [first.id]
+        assert not second.error
+        assert first.attributes["baton.tokens"] + second.attributes["baton.tokens"] == 100
+        parents = {span.parent: span.instance for span in named(spans)["decode"]}
+        assert parents[second.id] == other
+        assert first.id not in parents  # killed: what it would have said is not made up by anybody else
