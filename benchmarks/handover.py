@@ -195,6 +195,8 @@ class Run:
         client = 1000 * statistics.fmean(sample.ttft for sample in samples)
         parts = {}
         for phase, (total, count) in after.items():
+            if _reason(phase):
+                continue
             was_total, was_count = before.get(phase, (0.0, 0.0))
             if count > was_count:
                 parts[phase] = 1000 * (total - was_total) / (count - was_count)
@@ -208,6 +210,8 @@ class Run:
                 f"{name}: pushes {parts['push']:.2f} ms, {hidden:.0%} hidden behind the prefill; the decode worker had the "
                 f"sequence {parts.get('handover', 0.0):.2f} ms after its first token"
             )
+        placed = {reason: after[key][1] - before.get(key, (0.0, 0.0))[1] for key in after if (reason := _reason(key))}
+        self._say(f"{name}: placed " + ", ".join(f"{reason} {count:g}" for reason, count in placed.items() if count))
         for phase, value in parts.items():
             self._add(f"{name}_mean_{phase}", value, quiet=True)
         self._add(f"{name}_mean_rest", client - explained, quiet=True)
@@ -278,8 +282,13 @@ def _figures(samples: list[Sample]) -> dict[str, float]:
     return {name: 1000 * value for name, value in figures.items()}
 
 
+def _reason(key: str) -> str:
+    """The reason of a placement, if the key of `_phases` counts one."""
+    return key.removeprefix("placed:") if key.startswith("placed:") else ""
+
+
 def _phases(host: str, port: int) -> dict[str, tuple[float, float]]:
-    """Sum (s) and count of each phase that the gateway has measured so far."""
+    """Sum (s) and count of each phase that the gateway has measured so far; placements by reason as `placed:<reason>`."""
     connection = http.client.HTTPConnection(host, port, timeout=10)
     connection.request("GET", "/metrics")
     text = connection.getresponse().read().decode()
@@ -289,7 +298,9 @@ def _phases(host: str, port: int) -> dict[str, tuple[float, float]]:
         r"^baton_ttft_phase_seconds_(sum|count)\{.*phase=\"(\w+)\".*\} (\S+)$", text, re.M
     ):
         found.setdefault(phase, {})[kind] = float(value)
-    return {phase: (kinds["sum"], kinds["count"]) for phase, kinds in found.items()}
+    placed = re.findall(r"^baton_placements_total\{.*reason=\"([^\"]+)\".*\} (\S+)$", text, re.M)
+    counts = {f"placed:{reason}": (0.0, float(count)) for reason, count in placed}
+    return {phase: (kinds["sum"], kinds["count"]) for phase, kinds in found.items()} | counts
 
 
 @contextmanager

@@ -227,8 +227,12 @@ class DeviceLoop:
         elif not decoding:
             self._prompt_fit.add(prompts, seconds)
         elif prompts >= FEWEST_PROMPT_TOKENS and self.decode_step_ms:
+            slots = _slots(decoding)
+            room = (
+                -(-(prompts + slots) // PASS_STEP) * PASS_STEP - slots
+            )  # the end of a prompt costs as much as a full share
             added_s = max(seconds - self.decode_step_ms / 1000, 0.1 * seconds)
-            self._beside_tokens_per_s = _smooth(self._beside_tokens_per_s, prompts / added_s)
+            self._beside_tokens_per_s = _smooth(self._beside_tokens_per_s, room / added_s)
 
 
 def _slots(decoding: int) -> int:
