@@ -147,9 +147,10 @@ class Baton:
         run.prefill = self._workers[placement.prefill]
         run.decode = [self._workers[name] for name in placement.decode]
         run.reason = placement.reason
+        run.predicted_ms = placement.costs["predicted_ms"]
 
     def heartbeat(self, worker: Worker) -> None:
-        self._notes.fcall("baton_register", 0, *register_arguments(state_of(worker), FOREVER_MS))
+        self._notes.fcall("baton_register", 0, *register_arguments(state_of(worker), FOREVER_MS, now_ms=1))
 
     def announce(self, worker: Worker) -> None:
         added, removed = worker.pool.drain_events()

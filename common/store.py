@@ -75,12 +75,13 @@ class Placement:
     matched_blocks_prefill: int = 0
     matched_blocks_decode: int = 0
     reason: str = ""
+    costs: dict[str, float] = field(default_factory=dict, compare=False)  # what was compared: see `place` in store.lua
 
 
-def register_arguments(state: WorkerState, ttl_ms: int) -> list[Any]:
-    """What `baton_register` wants to know of a heartbeat."""
+def register_arguments(state: WorkerState, ttl_ms: int, *, now_ms: int = 0) -> list[Any]:
+    """What `baton_register` wants to know of a heartbeat. `now_ms` is a virtual clock's; 0 = Redis's own."""
     return [
-        *(state.worker, str(state.incarnation), ttl_ms),
+        *(state.worker, str(state.incarnation), ttl_ms, now_ms),
         *("state", encode(state)),
         *("roles", ",".join(state.roles)),
         *("status", state.status),
@@ -96,6 +97,7 @@ def register_arguments(state: WorkerState, ttl_ms: int) -> list[Any]:
         *("step_ms", f"{state.decode_step_ms:.3f}"),
         *("link", f"{state.link_bytes_per_s:.0f}"),
         *("block_bytes", state.region.layout.block_bytes),
+        *("block_size", state.region.layout.block_size),
     ]
 
 
@@ -117,7 +119,7 @@ def place_arguments(request: PlacementRequest) -> list[Any]:
 
 def parse_placement(answer: Sequence[Any]) -> Placement:
     """What `baton_place` answered. Raises UnavailableError when nobody decodes."""
-    prefill, incarnation, matched_prefill, matched_decode, reason, *decode_workers = answer
+    prefill, incarnation, matched_prefill, matched_decode, reason, costs, *decode_workers = answer
     if not prefill:
         raise UnavailableError(reason.decode())
     return Placement(
@@ -127,6 +129,7 @@ def parse_placement(answer: Sequence[Any]) -> Placement:
         matched_blocks_prefill=int(matched_prefill),
         matched_blocks_decode=int(matched_decode),
         reason=reason.decode(),
+        costs={name: float(value) for name, value in (cost.split("=") for cost in costs.decode().split())},
     )
 
 

@@ -1,35 +1,189 @@
-"""Placement without Redis: a pure choice from the heartbeats that this gateway heard itself."""
+"""Placement as a pure choice: the cost formula of `common/store.lua` in Python, for when Redis is away.
+
+Without Redis a gateway knows the workers' heartbeats and its own requests, but no prefixes and no other gateway's charges. What
+the formula weighs and why is said there; a test has both choose for the same fleets.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from common.blocks import hash_blocks, hash_root
 from common.messages import WorkerState
 
+FULL = 1e6
+WORK_WEIGHT, SCARCE_MS = 8, 20
+LOCAL_SHARE, LOCAL_CANDIDATES = 0.25, 4
+LOCAL_MARGIN_MS, LOCAL_HARM, LOCAL_PATIENCE_MS, LOCAL_PASS_MS = 5, 0.35, 200, 60
+HANDOVER_MS, LINK, READ = 2, 1e9, 2e12
+ANSWER_TOKENS, MOVING_SHARE = 64, 0.1
 
-def choose_locally(
-    prefill: Sequence[WorkerState], decode: Sequence[WorkerState], *, queued: Mapping[str, int], exclude: Sequence[str]
-) -> tuple[str, list[str], str]:
-    """Return (worker that prefills, decode candidates, reason): the least loaded, by what they say and what we sent them.
 
-    Candidates are empty when the prefill worker decodes as well. `decode` must not be empty.
+@dataclass(slots=True, kw_only=True)
+class Candidate:
+    """A worker, what of the prompt it holds, and what was charged to it."""
+
+    state: WorkerState
+    matched_blocks: int = 0
+    prefill_tokens: int = 0
+    prefill_count: int = 0
+    decode_tokens: int = 0
+    decode_count: int = 0
+    fixed_ms: float = 0.0  # of a pass; of an unmeasured worker the dearest one's
+    uncached: int = 1  # tokens
+
+    @property
+    def sequences(self) -> int:
+        return self.state.running + self.state.waiting if "decode" in self.state.roles else 0
+
+    @property
+    def num_blocks(self) -> int:
+        return self.state.region.layout.num_blocks
+
+    @property
+    def max_sequences(self) -> int:
+        return max(self.state.max_sequences, 1)
+
+    @property
+    def queued_tokens(self) -> int:
+        return max(self.prefill_tokens, self.state.queued_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What the formula needs of a request, in tokens."""
+
+    num_tokens: int
+    block_size: int
+    reserve_tokens: int
+    cut_over_tokens: int
+
+
+@dataclass(slots=True, kw_only=True)
+class _Option:
+    worker: Candidate
+    count: int
+    cost: float = 0.0
+    wait: float = 0.0
+    work: float = 0.0
+    is_full: bool = False
+    unhidden: float = 0.0
+
+    @property
+    def order(self) -> tuple[float, int, str]:
+        return self.cost, self.count, self.worker.state.worker
+
+
+def choose(candidates: Sequence[Candidate], prompt: Prompt) -> tuple[str, list[str], str]:
+    """Return (worker that prefills, decode candidates, reason), or ("", [], why not) when nobody decodes.
+
+    Candidates are empty when the prefill worker decodes as well.
     """
+    for candidate in candidates:
+        matched = candidate.matched_blocks * prompt.block_size
+        candidate.uncached = max(prompt.num_tokens - matched, 1)
+    assumed = _assume(candidates)
+    prefill, weight = _rank_prefill(candidates, assumed)
+    first = prefill[0] if prefill else None
+    decode = _rank_decode(candidates, prompt, first)
+    if not decode:
+        return "", [], "no decode worker"
+    best = decode[0].worker
+    if first is None:
+        return best.state.worker, [], "local: no prefill worker"
+    if 0 <= best.uncached <= prompt.cut_over_tokens:
+        return best.state.worker, [], "local: short"
+    if first.worker is best:
+        return best.state.worker, [], "local: same worker"
+    if prompt.cut_over_tokens < 0:
+        nearby = _cheapest_local(decode, assumed, weight)
+        if nearby is not None and nearby[1] < first.cost + HANDOVER_MS + decode[0].unhidden:
+            return nearby[0].state.worker, [], "local: earlier"
+    reason = "full" if decode[0].is_full else "prefix" if first.worker.matched_blocks else "load"
+    return first.worker.state.worker, [option.worker.state.worker for option in decode[:4]], reason
 
-    def load(state: WorkerState) -> tuple[int, int, str]:
-        return (queued.get(state.worker, 0) + state.running + state.waiting, state.queued_tokens, state.worker)
 
-    def allowed(states: Sequence[WorkerState]) -> list[WorkerState]:
-        return sorted([state for state in states if state.worker not in exclude] or states, key=load)
+def _assume(candidates: Iterable[Candidate]) -> float:
+    """The rate of an unmeasured worker; sets everybody's fixed cost."""
+    states = [candidate.state for candidate in candidates]
+    slowest = min((s.prefill_tokens_per_s for s in states if s.prefill_tokens_per_s > 0), default=0.0)
+    fixed_ms = max((s.prefill_fixed_ms for s in states), default=0.0)
+    for candidate in candidates:
+        candidate.fixed_ms = candidate.state.prefill_fixed_ms if candidate.state.prefill_tokens_per_s > 0 else fixed_ms
+    return slowest or max((s.local_tokens_per_s for s in states), default=0.0)
 
-    decoders = [state.worker for state in allowed(decode)]
-    prefillers = [state.worker for state in allowed(prefill)]
-    if not prefillers:
-        return decoders[0], [], "without redis: local, no prefill worker"
-    if prefillers[0] == decoders[0]:
-        return prefillers[0], [], "without redis: same worker"
-    return prefillers[0], decoders[:4], "without redis: load"
+
+def _rank_prefill(candidates: Iterable[Candidate], assumed: float) -> tuple[list[_Option], float]:
+    options = []
+    for worker in candidates:
+        if "prefill" in worker.state.roles:
+            rate = worker.state.prefill_tokens_per_s or assumed or 1.0
+            wait = 1000 * worker.queued_tokens / rate
+            work = worker.fixed_ms + 1000 * worker.uncached / rate
+            options.append(_Option(worker=worker, count=worker.prefill_count, wait=wait, work=work))
+    least = min((option.wait for option in options), default=0.0)
+    weight = 1 + (WORK_WEIGHT - 1) * least / (least + SCARCE_MS)
+    for option in options:
+        option.cost = option.wait + weight * option.work
+    return sorted(options, key=lambda option: option.order), weight
+
+
+def _rank_decode(candidates: Iterable[Candidate], prompt: Prompt, first: _Option | None) -> list[_Option]:
+    work, link = (first.work, first.worker.state.link_bytes_per_s) if first is not None else (0.0, 0.0)
+    workers = [worker for worker in candidates if "decode" in worker.state.roles]
+    empty = [_empty_step_ms(worker, prompt.block_size) for worker in workers]
+    fastest = min((ms for ms in empty if ms > 0), default=1.0)
+    options = []
+    for worker, empty_ms in zip(workers, empty, strict=True):
+        sequences = max(worker.decode_count, worker.sequences)
+        used = max(worker.decode_tokens, (worker.num_blocks - worker.state.free_blocks) * prompt.block_size)
+        room = worker.num_blocks * prompt.block_size - used + worker.matched_blocks * prompt.block_size
+        is_full = sequences >= worker.max_sequences or prompt.reserve_tokens > room
+        missing = math.ceil(worker.uncached / prompt.block_size)
+        moving = 1000 * missing * worker.state.region.layout.block_bytes / (link if link > 0 else LINK)
+        unhidden = max(0.0, moving - work)
+        step = (empty_ms or fastest) * (1 + (sequences + 1) / worker.max_sequences)
+        step += _token_ms(worker, prompt.block_size) * (used + prompt.num_tokens)
+        cost = step + (unhidden + MOVING_SHARE * moving) / ANSWER_TOKENS + (FULL if is_full else 0)
+        options.append(_Option(worker=worker, count=worker.decode_count, cost=cost, is_full=is_full, unhidden=unhidden))
+    return sorted(options, key=lambda option: option.order)
+
+
+def _token_ms(worker: Candidate, block_size: int) -> float:
+    return 1000 * worker.state.region.layout.block_bytes / block_size / READ
+
+
+def _empty_step_ms(worker: Candidate, block_size: int) -> float:
+    if worker.sequences == 0:
+        return 0.0
+    said = (worker.num_blocks - worker.state.free_blocks) * block_size
+    step_ms = worker.state.decode_step_ms
+    rest = max(step_ms - _token_ms(worker, block_size) * said, 0.25 * step_ms)
+    return rest / (1 + worker.sequences / worker.max_sequences)
+
+
+def _cheapest_local(decode: Sequence[_Option], assumed: float, weight: float) -> tuple[Candidate, float] | None:
+    best: tuple[Candidate, float] | None = None
+    for option in decode[:LOCAL_CANDIDATES]:
+        worker, state = option.worker, option.worker.state
+        own = state.prefill_tokens_per_s or assumed
+        is_idle = worker.sequences == 0 and option.count == 0 and 1000 * worker.uncached <= LOCAL_PASS_MS * own
+        rate = own if is_idle else state.local_tokens_per_s or LOCAL_SHARE * own
+        if rate <= 0 or option.is_full:
+            continue
+        tokens = worker.queued_tokens + worker.uncached
+        cost = worker.fixed_ms + (0 if is_idle else state.decode_step_ms) + 1000 * tokens / rate
+        if not is_idle:
+            delay = 1000 * tokens / own
+            cost += LOCAL_MARGIN_MS + LOCAL_HARM * 1000 * worker.uncached / rate
+            cost += max(worker.sequences, 1) * delay * delay / LOCAL_PATIENCE_MS
+        cost += (weight - 1) * 1000 * worker.uncached / own
+        if best is None or cost < best[1]:
+            best = worker, cost
+    return best
 
 
 def compatible(state: WorkerState) -> bool:

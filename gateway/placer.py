@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
-from collections import Counter
 from collections.abc import Iterable
 
 from common.blocks import hash_blocks, hash_root
@@ -13,8 +13,10 @@ from common.messages import WorkerState
 from common.peers import Peers
 from common.store import PlacementRequest, Store
 from gateway.generation import GenerationSpec
-from gateway.owner import RequestState
-from gateway.placement import choose_locally, compatible
+from gateway.owner import Phase, RequestState
+from gateway.placement import Candidate, Prompt, choose, compatible
+
+log = logging.getLogger("baton.placement")
 
 
 class Placer:
@@ -69,14 +71,50 @@ class Placer:
                 known = known and not decoders.isdisjoint(placement.decode)
             else:
                 known = placement.prefill in decoders
+            log.debug("placement.chosen", extra={"request_id": request.request_id, "is_known": known} | placement.costs)
             if known:
                 return placement.prefill, placement.decode, placement.reason
             if not decode:
                 raise UnavailableError("no decode worker is ready")
-        queued = Counter(name for other in others if not other.is_over for name in other.workers())
-        return choose_locally(prefill, decode, queued=queued, exclude=state.excluded)
+        prefiller, candidates, reason = choose_locally(prefill, decode, request, others=others)
+        return prefiller, candidates, f"without redis: {reason}"
 
     async def release(self, request_id: str, attempt: int, *, stage: str, workers: list[str]) -> None:
         """Give back what an attempt was charged at a stage, "prefill" or "decode"."""
         with contextlib.suppress(UnavailableError):
             await self._store.release(request_id, attempt, stage=stage, workers=workers)
+
+
+def choose_locally(
+    prefill: Iterable[WorkerState],
+    decode: Iterable[WorkerState],
+    request: PlacementRequest,
+    *,
+    others: Iterable[RequestState],
+) -> tuple[str, list[str], str]:
+    """The same choice from the heartbeats alone; charged is what this gateway sent. There must be a decode worker.
+
+    Excluded workers are chosen only when nobody else decodes.
+    """
+    known = {state.worker: Candidate(state=state) for state in (*prefill, *decode)}
+    for other in others:
+        if other.is_over or not other.assigned:
+            continue
+        prefiller = known.get(other.assigned)
+        if prefiller is not None and other.phase in (Phase.QUEUED, Phase.CLAIMED):
+            prefiller.prefill_tokens += len(other.token_ids)
+            prefiller.prefill_count += 1
+        decoder = known.get(other.decoder[0] if other.decoder else (other.candidates or [other.assigned])[0])
+        if decoder is not None:
+            decoder.decode_tokens += len(other.spec.token_ids) + other.spec.sampling.max_tokens
+            decoder.decode_count += 1
+    allowed = [candidate for candidate in known.values() if candidate.state.worker not in request.exclude]
+    if not any("decode" in candidate.state.roles for candidate in allowed):
+        allowed = list(known.values())
+    prompt = Prompt(
+        num_tokens=request.num_tokens,
+        block_size=request.block_size,
+        reserve_tokens=request.reserve_tokens,
+        cut_over_tokens=request.cut_over_tokens,
+    )
+    return choose(allowed, prompt)

@@ -66,17 +66,20 @@ def redis_rules(member: Member) -> str:
     if member.role == "admin":
         return "~* &* +@all"
     if member.role == "gateway":
-        keys = "%R~baton:worker:* ~baton:workers ~baton:block:* ~baton:charges:* ~baton:load:* ~baton:placed:*"
+        keys = "%R~baton:worker:* ~baton:workers ~baton:block:* ~baton:charges:* ~baton:load:* ~baton:placed:* "
+        keys += "~baton:ready:* ~baton:home:* %R~baton:rate:*"
         functions: tuple[str, ...] = ("place", "release", "charged", "states")
         commands = (
             "+function|load +time +get +del +incrby +decrby +expire +pexpire +hget +hmget +hset +hdel +smembers +srem "
-            "+sismember +exists +zadd +zcard +zrange +zrangebyscore +zrem"
+            "+smismember +srandmember +scard +exists +zadd +zcard +zrange +zrangebyscore +zrem"
         )
     elif member.role in WORKERS:
         own = member.id
-        keys = f"~baton:worker:{own} ~baton:workers ~baton:block:* ~baton:charges:*:{own} ~baton:load:*:{own}"
+        keys = f"~baton:worker:{own} ~baton:workers ~baton:block:* ~baton:charges:*:{own} ~baton:load:*:{own} "
+        keys += f"~baton:ready:* ~baton:home:{own} ~baton:rate:*"
         functions = ("register", "unregister", "announce")
-        commands = "+time +hget +hset +del +pexpire +expire +sadd +srem"
+        commands = "+time +get +set +hget +hmget +hset +del +exists +pexpire +expire +sadd +srem "
+        commands += "+decrby +zadd +zcard +zrem +zrangebyscore"
     elif member.role == "planner":
         keys, functions, commands = "%R~baton:worker:* %R~baton:workers", ("states",), "+hget +smembers"
     else:

@@ -226,6 +226,71 @@ async def test_after_a_flush_workers_are_unknown_and_announcing_again_restores_h
     assert (await store.place(a_request("after", digests=prompt))).matched_blocks_prefill == 4
 
 
+async def test_a_hot_prefix_is_computed_elsewhere_once_its_holders_queue_takes_longer_than_that(store: Store) -> None:
+    """64 tokens take 64 ms, 16 of them 16 ms: the holder is worth a queue of less than 48 ms while the other one idles."""
+    await two_and_two(store)
+    prompt = a_prompt()
+    await store.announce("p0", 1, prompt[:3], [])
+    chosen = [(await store.place(a_request(f"r{number}", digests=prompt))).prefill for number in range(5)]
+    assert chosen == ["p0", "p0", "p0", "p1", "p0"]
+
+
+async def test_a_prefix_is_worth_more_where_everybody_has_a_queue(store: Store) -> None:
+    await two_and_two(store)
+    prompt = a_prompt()
+    await store.announce("p0", 1, prompt[:3], [])
+    await store.register(a_worker("p0", "prefill", queued_tokens=350), ttl_ms=TTL_MS)
+    assert (await store.place(a_request("idle", digests=prompt, exclude=["d0"]))).prefill == "p1"
+    await store.release("idle", 1, stage="all")
+    await store.register(a_worker("p1", "prefill", queued_tokens=300), ttl_ms=TTL_MS)
+    assert (await store.place(a_request("busy", digests=prompt, exclude=["d0"]))).prefill == "p0"
+
+
+async def test_a_long_prefix_is_found_where_its_blocks_end(store: Store) -> None:
+    """Behind the first blocks the length is found by halving."""
+    prompt = a_prompt(blocks=900)
+    lengths = {"p0": 899, "p1": 64, "p2": 65, "p3": 511}
+    for worker, length in lengths.items():
+        await store.register(a_worker(worker, "prefill"), ttl_ms=TTL_MS)
+        await store.announce(worker, 1, prompt[:length], [])
+    await store.register(a_worker("d0", "decode", max_sequences=100), ttl_ms=TTL_MS)
+    for worker, length in lengths.items():
+        others = [other for other in lengths if other != worker]
+        placement = await store.place(a_request(worker, digests=prompt, num_tokens=900 * BLOCK_SIZE, exclude=others))
+        assert (placement.prefill, placement.matched_blocks_prefill) == (worker, length)
+
+
+async def test_a_holder_among_many_workers_is_found_by_its_prefix(store: Store) -> None:
+    """Only the least loaded are compared, and who holds the prompt: here the most loaded of fifty."""
+    prompt = a_prompt()
+    for number in range(50):
+        state = a_worker(f"p{number:02}", "prefill", queued_tokens=30 if number == 49 else 0)
+        await store.register(state, ttl_ms=TTL_MS)
+    await store.register(a_worker("d0", "decode"), ttl_ms=TTL_MS)
+    await store.announce("p49", 1, prompt[:3], [])
+    placement = await store.place(a_request(digests=prompt))
+    assert (placement.prefill, placement.matched_blocks_prefill) == ("p49", 3)
+    assert placement.costs["candidates"] == 16 + 1 + 1
+
+
+async def test_the_dead_among_the_least_loaded_and_among_the_holders_are_passed_over(store: Store) -> None:
+    prompt = a_prompt()
+    for number in range(40):
+        await store.register(a_worker(f"p{number:02}", "prefill"), ttl_ms=TTL_MS if number == 39 else 1)
+        await store.announce(f"p{number:02}", 1, prompt if number < 39 else prompt[:2], [])
+    await store.register(a_worker("d0", "decode"), ttl_ms=TTL_MS)
+
+    async def is_alone() -> bool:
+        return len(await store.workers()) == 2
+
+    await eventually(is_alone)
+    for number in range(40):  # `workers` forgot them; their blocks are still in the index
+        placement = await store.place(a_request(f"r{number}", digests=prompt))
+        assert placement.prefill == "p39"
+        await store.release(f"r{number}", 1, stage="all")
+    assert placement.matched_blocks_prefill == 2
+
+
 # -- local prefill -----------------------------------------------------------------------------------------------------
 
 
@@ -251,8 +316,8 @@ async def test_a_short_uncached_rest_is_prefilled_on_the_decode_worker(store: St
         ({}, {}, 48, "local: earlier"),  # nobody decodes there: the hand-over is spared
         ({}, {}, 64, "load"),  # a pass of 64 ms is too long for those who join
         ({}, {"running": 1}, 48, "load"),  # beside others it is thought to be four times as slow
-        ({"queued_tokens": 200}, {"running": 1}, 48, "local: earlier"),  # but the queue is longer than that
-        ({"queued_tokens": 200}, {"running": 1, "local_tokens_per_s": 150.0}, 48, "load"),  # what was measured counts
+        ({"queued_tokens": 300}, {"running": 1}, 48, "local: earlier"),  # but the queue is longer than that
+        ({"queued_tokens": 300}, {"running": 1, "local_tokens_per_s": 150.0}, 48, "load"),  # what was measured counts
         ({}, {"running": 1, "local_tokens_per_s": 990.0, "decode_step_ms": 100.0}, 48, "load"),
         ({"prefill_fixed_ms": 500.0}, {"running": 1, "prefill_tokens_per_s": 1000.0}, 48, "local: earlier"),
         ({"prefill_tokens_per_s": 0.0}, {}, 48, "load"),  # nothing was measured
@@ -277,13 +342,78 @@ async def test_a_burst_is_shared_between_prefill_and_decode_workers(store: Store
             for number in range(12)
         ]
     )
-    assert chosen == {"p0": 8, "d0": 4}
+    assert chosen == {"p0": 9, "d0": 3}
+
+
+async def test_a_long_prompt_is_not_computed_where_many_would_wait_for_it(store: Store) -> None:
+    """Two seconds of queue are no reason to stop eight sequences for one."""
+    await store.register(a_worker("p0", "prefill", queued_tokens=2000))
+    await store.register(a_worker("d0", "decode", running=8, max_sequences=50, local_tokens_per_s=900.0))
+    assert (await store.place(a_request("long", num_tokens=1000, cut_over_tokens=-1))).reason == "load"
+    assert (await store.place(a_request("short", num_tokens=100, cut_over_tokens=-1))).reason == "local: earlier"
+
+
+async def test_a_rate_measured_beside_decoding_stands_for_the_one_that_nobody_has(store: Store) -> None:
+    """Without any prefill rate the prefill worker is taken for as fast as that, not for one token a second."""
+    await store.register(a_worker("p0", "prefill", prefill_tokens_per_s=0.0))
+    await store.register(a_worker("d0", "decode", running=1, prefill_tokens_per_s=0.0, local_tokens_per_s=500.0))
+    placement = await store.place(a_request(cut_over_tokens=-1))
+    assert (placement.reason, placement.costs["prefill_ms"]) == ("load", 128.0)
+
+
+async def test_the_compared_costs_come_with_the_answer(store: Store) -> None:
+    await store.register(a_worker("p0", "prefill", queued_tokens=100, prefill_fixed_ms=1.0))
+    await store.register(a_worker("d0", "decode", running=1, local_tokens_per_s=500.0, decode_step_ms=7.0))
+    placement = await store.place(a_request(num_tokens=20, cut_over_tokens=-1))
+    assert placement.reason == "local: earlier"
+    assert placement.costs == {
+        "predicted_ms": 47.0,
+        "prefill_ms": 121.0,
+        "local_ms": 47.0,
+        "transfer_ms": 2.0,
+        "matched_tokens": 0,
+        "candidates": 2,
+    }
 
 
 async def test_a_worker_with_both_roles_serves_alone(store: Store) -> None:
     await store.register(a_worker("w", "prefill", "decode"))
     placement = await store.place(a_request())
     assert (placement.prefill, placement.decode, placement.reason) == ("w", [], "local: same worker")
+
+
+# -- decode ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("d0", "d1", "chosen"),
+    [
+        ({"running": 2, "decode_step_ms": 9.0}, {"running": 2, "decode_step_ms": 8.0}, "d1"),
+        ({"running": 6, "decode_step_ms": 8.6}, {"running": 2, "decode_step_ms": 8.5}, "d0"),  # the faster device
+        ({"running": 4, "decode_step_ms": 9.0}, {"decode_step_ms": 30.0}, "d1"),  # idle: that was its last full batch
+        ({"running": 2, "decode_step_ms": 5.0, "free_blocks": 5}, {"running": 7, "decode_step_ms": 9.0}, "d1"),  # room
+    ],
+)
+async def test_decode_goes_where_there_is_room_and_the_step_is_predicted_shortest(
+    store: Store, d0: dict[str, Any], d1: dict[str, Any], chosen: str
+) -> None:
+    await store.register(a_worker("p0", "prefill"))
+    await store.register(a_worker("d0", "decode", **d0))
+    await store.register(a_worker("d1", "decode", **d1))
+    assert (await store.place(a_request())).decode[0] == chosen
+
+
+async def test_what_the_prefill_does_not_hide_of_the_hand_over_decides_between_decode_workers(store: Store) -> None:
+    """A slow link makes the holder of the prefix the better place, although its step is longer."""
+    prompt = a_prompt()
+    for link, chosen in ((1e9, "d0"), (1e3, "d1")):
+        await store.register(a_worker("p0", "prefill", link_bytes_per_s=link))
+        await store.register(a_worker("d0", "decode", running=1, decode_step_ms=8.0))
+        await store.register(a_worker("d1", "decode", running=1, decode_step_ms=12.0))
+        await store.announce("d1", 1, prompt, [])
+        placement = await store.place(a_request(f"{link}", digests=prompt))
+        assert placement.decode[0] == chosen
+        await store.release(f"{link}", 1, stage="all")
 
 
 # -- ledger ------------------------------------------------------------------------------------------------------------
