@@ -386,9 +386,7 @@ class GatewayState(msgspec.Struct, frozen=True, kw_only=True, tag="gateway_state
     ttft_count: int = 0  # first tokens, and requests that are late already
     tpot_met: int = 0  # samples of streams (one a second and one at the end) with a time per token within the level
     tpot_count: int = 0
-    arriving_tokens_per_s: float = (
-        0.0  # prompt tokens that prefill workers have to compute, by the share that they did lately
-    )
+    arriving_tokens_per_s: float = 0.0  # prompt tokens for prefill workers, by the share that they computed lately
     queued_requests: int = 0  # no worker has taken them yet
     queued_tokens: int = 0  # of those, by the same share
     handing_over: int = 0  # requests with a first token that no decode worker has yet
@@ -397,6 +395,19 @@ class GatewayState(msgspec.Struct, frozen=True, kw_only=True, tag="gateway_state
     )
     started_tokens: int = 0  # prompt tokens that were started and have no first token yet
     unclaimed_tokens: int = 0  # of these, those that no worker has claimed yet
+
+
+class PlannerState(msgspec.Struct, frozen=True, kw_only=True, tag="planner_state"):
+    """Planner -> whoever wants to know, with each decision. Of several planners, the one with the smallest name acts."""
+
+    v: int = PROTOCOL_VERSION
+    planner: str
+    acts: bool  # False: a dry run, or another planner acts
+    workers: dict[str, int]  # by role, that take new work
+    desired: dict[str, int]  # by role, that would be enough: for whoever starts and stops workers
+    pressures: dict[str, float]  # by role: load as a share of capacity
+    reason: str  # of the last decision
+    moves: int = 0  # since it started
 
 
 ToWorker = Reserve | Handoff | WriterDone | LeaseAborted | Cancel | Resend | Received | SetRoles
@@ -411,6 +422,7 @@ gateway_reply_decoder: msgspec.msgpack.Decoder[GatewayReply] = msgspec.msgpack.D
 frame_decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
 job_decoder: msgspec.msgpack.Decoder[Job] = msgspec.msgpack.Decoder(Job)
 worker_state_decoder: msgspec.msgpack.Decoder[WorkerState] = msgspec.msgpack.Decoder(WorkerState)
+planner_state_decoder: msgspec.msgpack.Decoder[PlannerState] = msgspec.msgpack.Decoder(PlannerState)
 gateway_state_decoder: msgspec.msgpack.Decoder[GatewayState] = msgspec.msgpack.Decoder(GatewayState)
 
 _encoder = msgspec.msgpack.Encoder()

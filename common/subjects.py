@@ -56,6 +56,9 @@ def gateway_heartbeat(gateway_id: str) -> str:
 ALL_GATEWAY_HEARTBEATS = "baton.gatebeat.*"
 
 
+PLANNER = "baton.planner"  # Core NATS: `PlannerState`, with each decision
+
+
 def dead_letter(kind: str) -> str:
     """JetStream: what was given up; `kind` is `job` or `malformed`."""
     return f"baton.dead.{check_id(kind)}"

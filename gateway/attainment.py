@@ -16,15 +16,14 @@ from common.messages import GatewayState
 from gateway.active import ActiveRequest
 from gateway.owner import Phase
 
-WINDOW_S = 30.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceLevels:
-    """What a request should get, in seconds."""
+    """What a request should get, in seconds, and over how many of them that is counted."""
 
     ttft_s: float = 1.0  # receipt to first token
     tpot_s: float = 0.05  # between two tokens, on average
+    window_s: float = 30.0
 
 
 class _Window:
@@ -59,11 +58,10 @@ class _Seen:
 class Attainment:
     """Counts for one gateway. Instants are of its monotonic clock."""
 
-    def __init__(self, levels: ServiceLevels, *, started_at: float, window_s: float = WINDOW_S) -> None:
+    def __init__(self, levels: ServiceLevels, *, started_at: float) -> None:
         self._levels = levels
-        self._window_s = window_s
         self._started_at = started_at
-        self._window = _Window(window_s)
+        self._window = _Window(levels.window_s)
         self._seen: dict[str, _Seen] = {}
 
     def ended(self, active: ActiveRequest, error: ServingError | None, now: float) -> None:
@@ -94,17 +92,16 @@ class Attainment:
             waiting["handing over"] += active.state.phase is Phase.PREFILLED
         sums = self._window.sums(now)
         share = sums["prefilled tokens"] / sums["prompt tokens"] if sums["prompt tokens"] else 1.0
+        seconds = max(1.0, min(self._levels.window_s, now - self._started_at))
         return GatewayState(
             gateway=gateway,
             incarnation=incarnation,
-            window_s=self._window_s,
+            window_s=self._levels.window_s,
             ttft_met=sums["ttft met"],
             ttft_count=sums["ttft"] + late,
             tpot_met=sums["tpot met"],
             tpot_count=sums["tpot"],
-            arriving_tokens_per_s=share
-            * sums["arrived tokens"]
-            / max(1.0, min(self._window_s, now - self._started_at)),
+            arriving_tokens_per_s=share * sums["arrived tokens"] / seconds,
             queued_requests=waiting["requests"],
             queued_tokens=int(share * waiting["tokens"]),
             handing_over=waiting["handing over"],

@@ -40,7 +40,7 @@ class PlanSettings:
     prefill_low: float = 0.6  # what a prefill worker's leaving may bring the others to
     decode_high: float = 0.85
     decode_low: float = 0.6
-    least_load: float = 0.4  # below this pressure a missed service level is not the number of workers' fault
+    least_load: float = 0.5  # below this pressure a missed service level is not the number of workers' fault
     least_gain: float = 0.05  # by which share the larger pressure must fall
     attainment: float = 0.95  # share of requests that should meet a service level
     least_samples: int = 10  # fewer say nothing about a service level
@@ -189,10 +189,13 @@ def _is_pressed(role: Role, pressures: Pressures, observed: Observed, settings: 
 
 
 def _misses_level(role: Role, observed: Observed, settings: PlanSettings) -> bool:
-    met, count = observed.ttft_met, observed.ttft_count
-    if role == "decode":
-        met, count = observed.tpot_met, observed.tpot_count
-    return count >= settings.least_samples and met < settings.attainment * count
+    met, total = _level(role, observed)
+    return total >= settings.least_samples and met < settings.attainment * total
+
+
+def _level(role: Role, observed: Observed) -> tuple[int, int]:
+    """How many of how many were in time."""
+    return (observed.ttft_met, observed.ttft_count) if role == "prefill" else (observed.tpot_met, observed.tpot_count)
 
 
 # -- the choice ----------------------------------------------------------------------------------------------------
@@ -202,6 +205,9 @@ def _best_move(gaining: Role, before: Pressures, observed: Observed, settings: P
     """The move that helps `gaining`, or None and why there is none."""
     giving: Role = "decode" if gaining == "prefill" else "prefill"
     reason = f"{gaining} is pressed: {before.of(gaining):.2f}"
+    if before.of(gaining) <= _high(gaining, settings):
+        met, total = _level(gaining, observed)
+        reason += f" with {met} of {total} in time"
     donors = [worker for worker in observed.workers if worker.roles == (giving,) and worker.movable]
     if len(_with(observed.workers, giving)) < 2 or not donors:
         return None, f"{reason}, but no {giving} worker can be spared"

@@ -10,11 +10,9 @@ from gateway.generation import GenerationSpec
 from gateway.owner import Phase, RequestState
 from gateway.timeline import AttemptLine
 
-LEVELS = ServiceLevels(ttft_s=1.0, tpot_s=0.1)
-
 
 def attainment(window_s: float = 30.0) -> Attainment:
-    return Attainment(LEVELS, started_at=0.0, window_s=window_s)
+    return Attainment(ServiceLevels(ttft_s=1.0, tpot_s=0.1, window_s=window_s), started_at=0.0)
 
 
 def request(name: str, at: float, *, prompt: int = 100, local: bool = False) -> ActiveRequest:

@@ -201,7 +201,7 @@ def test_a_missed_service_level_counts_only_with_the_load_that_explains_it() -> 
 
 
 def test_when_both_roles_are_pressed_only_more_workers_help() -> None:
-    missed = Load(arriving=500.0, sequences=15, ttft_count=100, tpot_count=100)
+    missed = Load(arriving=600.0, sequences=18, ttft_count=100, tpot_count=100)
     decision = plan(0.0, missed.on(fleet(1, 3)), Memory(), AT_ONCE)
     assert decision.move is None
     assert "both" in decision.reason
