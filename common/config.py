@@ -24,6 +24,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Share = Annotated[float, Field(gt=0, le=1)]
 Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
 Devices = Annotated[str, Field(pattern=r"^(cpu|cuda|cuda:\d+(,cuda:\d+)*)$")]
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,64}$")]
@@ -103,6 +104,7 @@ class GatewaySettings(ModelSettings):
     tpot_slo_ms: Annotated[float, Field(gt=0)] = Field(
         50.0, description="goodput: longest mean time of a further token that is good, ms"
     )
+    slo_window_s: Seconds = Field(30.0, description="the planner is told how it went over so long")
     trace_share: Annotated[float, Field(ge=0, le=1)] = Field(
         1.0, description="share of the requests without a traceparent of their own that are traced"
     )
@@ -172,7 +174,46 @@ class WorkerServiceSettings(WorkerOptions):
     worker_id: Id = Field("", description="name on the bus; empty: made up")
 
 
-class UpSettings(GatewaySettings, WorkerOptions):
+class PlannerOptions(BaseModel):
+    """How roles are moved. Loads are shares of what the workers of a role can do."""
+
+    ttft_slo_ms: Annotated[float, Field(gt=0)] = Field(
+        1000.0, description="goodput: longest time to first token that is good, ms"
+    )
+    plan_period_s: Seconds = Field(2.0, description="time between two decisions")
+    plan_hold_s: Annotated[float, Field(ge=0)] = Field(10.0, description="a role must be pressed for so long")
+    plan_cooldown_s: Annotated[float, Field(ge=0)] = Field(30.0, description="time between two moves")
+    plan_reverse_s: Annotated[float, Field(ge=0)] = Field(120.0, description="time between a move and one back")
+    plan_prefill_high: Share = Field(0.9, description="prefill is pressed above this load")
+    plan_prefill_low: Share = Field(0.6, description="a prefill worker may leave if the others stay below this load")
+    plan_decode_high: Share = Field(0.85, description="decode is pressed above this load")
+    plan_decode_low: Share = Field(0.6, description="a decode worker may leave if the others stay below this load")
+    plan_attainment: Share = Field(0.95, description="share of requests that should get their service levels")
+    plan_dry_run: bool = Field(False, description="decide and say so, but move nobody")
+    plan_metrics_port: Port = Field(0, description="port of the planner's Prometheus metrics; 0: none")
+    plan_metrics_host: str = Field("127.0.0.1", description="address of that port")
+
+    @model_validator(mode="after")
+    def _apart(self) -> Self:
+        for role in ("prefill", "decode"):
+            if getattr(self, f"plan_{role}_low") >= getattr(self, f"plan_{role}_high"):
+                raise ConfigError(
+                    f"--plan-{role}-low must be below --plan-{role}-high, or roles would go to and fro between two loads"
+                )
+        return self
+
+
+class PlannerSettings(NatsOptions, PlannerOptions):
+    """`baton planner`: moves workers between prefill and decode by load and service levels."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe log lines shown")
+    log_format: Literal["text", "json"] = Field("text", description="log lines for people or for machines")
+    planner_id: Id = Field(
+        "", description="name on the bus; empty: made up. Of several planners the smallest name acts"
+    )
+
+
+class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
     """`baton up`: everything in one command; what it doesn't use itself goes to the services."""
 
     device: Devices = Field(
@@ -184,6 +225,7 @@ class UpSettings(GatewaySettings, WorkerOptions):
     redis_url: str = Field("", description="Redis 7.0+ or Valkey server; empty: one is started")
     prefill: Annotated[int, Field(ge=0, le=64)] = Field(1, description="number of prefill workers")
     decode: Annotated[int, Field(ge=1, le=64)] = Field(1, description="number of decode workers")
+    planner: bool = Field(False, description="start a planner as well, which moves workers between the roles")
     data_dir: Path = Field(Path(".baton"), description="where logs and server data go")
 
 
@@ -282,6 +324,7 @@ ALL: tuple[type[BaseModel], ...] = (
     UpSettings,
     GatewaySettings,
     WorkerServiceSettings,
+    PlannerSettings,
     ChatSettings,
     BenchSettings,
     DoctorSettings,

@@ -10,6 +10,7 @@ from common.config import (
     ChatSettings,
     DoctorSettings,
     GatewaySettings,
+    PlannerSettings,
     TopSettings,
     TraceSettings,
     UpSettings,
@@ -32,6 +33,7 @@ def render() -> str:
     sections = (
         ("baton gateway", GatewaySettings),
         ("baton prefill, baton decode, baton worker", WorkerServiceSettings),
+        ("baton planner", PlannerSettings),
         ("baton up: all of the above but --worker-id, and", UpSettings),
         ("baton chat", ChatSettings),
         ("baton bench", BenchSettings),
@@ -42,7 +44,7 @@ def render() -> str:
     )
     shared = {
         name
-        for kind in (GatewaySettings, WorkerServiceSettings)
+        for kind in (GatewaySettings, WorkerServiceSettings, PlannerSettings)
         for name, field in kind.model_fields.items()
         if name in UpSettings.model_fields and field.description == UpSettings.model_fields[name].description
     }

@@ -33,7 +33,7 @@ log = logging.getLogger("baton.worker")
 
 
 async def run(settings: WorkerServiceSettings, roles: Sequence[str]) -> None:
-    """Serve `roles` until signalled; then drain."""
+    """Serve `roles`, which may change meanwhile, until signalled; then drain."""
     settings = sized(see_only(settings))
     if settings.transport == "local" and "decode" not in roles:
         raise ConfigError("--transport local: a prefill worker has to hand its KV over; use another one")
@@ -66,10 +66,8 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str]) -> None:
                 incarnation=secrets.randbits(63),
                 tracer=tracer,
             )
-            if "decode" in roles:
-                host.attach(DecodeRole(host))
-            if "prefill" in roles:
-                host.attach(PrefillRole(host, max_requests=settings.max_prefills))
+            host.attach(DecodeRole(host), active="decode" in roles)
+            host.attach(PrefillRole(host, max_requests=settings.max_prefills), active="prefill" in roles)
             await host.run(stopping)
             await peers.close()
             await asyncio.to_thread(tracer.close)

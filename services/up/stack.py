@@ -13,12 +13,20 @@ from typing import Any
 
 import httpx
 
-from common.config import PREFIX, ConfigError, GatewaySettings, UpSettings, WorkerOptions, as_environment
+from common.config import (
+    PREFIX,
+    ConfigError,
+    GatewaySettings,
+    PlannerSettings,
+    UpSettings,
+    WorkerOptions,
+    as_environment,
+)
 from common.errors import UnavailableError
 from common.servers import Server, port_is_free
 from services.up.child import Child, describe_exit, last_lines
 from services.up.servers import Reach, start_servers
-from services.users.permissions import Member
+from services.users.permissions import WORKERS, Member
 
 START_TIMEOUT_S = 180.0
 MAX_RESTARTS = 5  # of one service, within the window; then everything stops
@@ -111,7 +119,7 @@ class Stack:
     def _plan(self, names: Sequence[Member], reach: Reach) -> list[Child]:
         settings = self._settings
         worker = as_environment(settings, WorkerOptions)
-        workers = [member for member in names if member.role != "gateway"]
+        workers = [member for member in names if member.role in WORKERS]
         services = [
             (member, worker | {f"{PREFIX}WORKER_ID": member.id, f"{PREFIX}DEVICE": device})
             for member, device in zip(workers, devices_of(settings.device, len(workers)), strict=True)
@@ -119,6 +127,10 @@ class Stack:
         gateway = as_environment(settings, GatewaySettings)
         services += [
             (member, gateway | {f"{PREFIX}GATEWAY_ID": member.id}) for member in names if member.role == "gateway"
+        ]
+        planner = as_environment(settings, PlannerSettings)
+        services += [
+            (member, planner | {f"{PREFIX}PLANNER_ID": member.id}) for member in names if member.role == "planner"
         ]
         return [
             Child(
@@ -177,6 +189,7 @@ def members_of(settings: UpSettings) -> list[Member]:
     """The services of one `baton up`, each under its own name."""
     members = [Member("prefill", f"prefill-{index}") for index in range(settings.prefill)]
     members += [Member("decode", f"decode-{index}") for index in range(settings.decode)]
+    members += [Member("planner", "planner")] if settings.planner else []
     return [*members, Member("gateway", settings.gateway_id or "gateway")]
 
 

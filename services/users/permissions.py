@@ -54,8 +54,10 @@ def nats_permissions(member: Member) -> Permissions:
         return _worker(member.id, inbox)
     heartbeats = (subjects.ALL_HEARTBEATS, subjects.ALL_GATEWAY_HEARTBEATS)
     if member.role == "planner":
-        return Permissions(publish=("baton.worker.*",), subscribe=(inbox, *heartbeats))
-    return Permissions(publish=("$JS.API.INFO",), subscribe=(inbox, *heartbeats))
+        return Permissions(
+            publish=("baton.worker.*", subjects.PLANNER), subscribe=(inbox, *heartbeats, subjects.PLANNER)
+        )
+    return Permissions(publish=("$JS.API.INFO",), subscribe=(inbox, *heartbeats, subjects.PLANNER))
 
 
 def redis_rules(member: Member) -> str:
@@ -159,6 +161,7 @@ def _gateway(gateway: str, inbox: str) -> Permissions:
             f"baton.gateway.{gateway}",
             f"baton.frames.{gateway}",
             subjects.ALL_HEARTBEATS,
+            subjects.ALL_GATEWAY_HEARTBEATS,  # admission counts what other gateways have in front of the workers
             f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{jobs}.*",
         ),
     )

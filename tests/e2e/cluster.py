@@ -35,6 +35,7 @@ class Cluster:
         transport: str = "shm",
         fake: bool = False,
         gateway_options: tuple[str, ...] = (),
+        planner_options: tuple[str, ...] = (),
         **worker_options: object,
     ) -> None:
         """Each process has its own user on NATS and Redis; the URLs of `nats` and `redis` are the admin's."""
@@ -47,6 +48,7 @@ class Cluster:
         self.url = ""
         self._model = model
         self._gateway_options = gateway_options
+        self._planner_options = planner_options
         self._worker_options = {"transport": transport, "kv_memory_mb": 32, **worker_options}
         self._fake = fake
         members = [Member("gateway", "gateway"), Member("planner"), Member("observer")]
@@ -92,9 +94,13 @@ class Cluster:
         await install_library(self.redis.url)
 
     async def start(self, name: str) -> None:
-        """Start one of the services, again if it was there before."""
+        """Start one of the services, again if it was there before. A planner is started by the test that wants one."""
         service = name.partition("-")[0]
-        options = self._gateway_flags() if service == "gateway" else self._worker_flags(name)
+        if service == "planner":
+            login = ["--nats-url", self.nats.address, "--nats-credentials", str(self.users.nats_file("planner"))]
+            options = [*login, "--planner-id", name, *self._planner_options]
+        else:
+            options = self._gateway_flags() if service == "gateway" else self._worker_flags(name)
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = await asyncio.create_subprocess_exec(
                 sys.executable,
