@@ -25,6 +25,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 
+from common import subjects
 from common.access import inbox_of, read_login
 from common.errors import MalformedMessageError, UnavailableError
 from common.job_queue import Delivery, JobQueue, JobStream, QueueLimits
@@ -117,6 +118,10 @@ class Bus(Protocol):
 
     async def delete_job(self, stream_seq: int, job: Job) -> None:
         """Take a job that nobody started out of the queue; best effort. Nothing happens if `stream_seq` is another's by now."""
+        ...
+
+    async def bury_job(self, worker: str, job: Job, *, reason: str) -> None:
+        """Copy a job that is given up to the dead letters; best effort."""
         ...
 
     async def jobs(self, worker: str) -> JobQueue:
@@ -291,6 +296,9 @@ class NatsBus:
 
     async def delete_job(self, stream_seq: int, job: Job) -> None:
         await self._stream.delete(stream_seq, job)
+
+    async def bury_job(self, worker: str, job: Job, *, reason: str) -> None:
+        await self._stream.dead_letter("job", encode(job), subject=subjects.jobs(worker), reason=reason)
 
     async def jobs(self, worker: str) -> JobQueue:
         return await self._stream.queue(worker)

@@ -152,6 +152,10 @@ class WorkerOptions(ModelSettings):
     step_target_ms: Annotated[float, Field(ge=0)] = Field(
         0.0, description="longest step that decodes and computes prompts, ms; 0: 8 on a GPU, no limit on the CPU"
     )
+    step_timeout_s: Annotated[float, Field(ge=0, le=3600)] = Field(
+        0.0,
+        description="a step that takes longer hangs: the worker ends, its requests go elsewhere; 0: 60 on a GPU, 120 on the CPU",
+    )
     max_prefills: Positive = Field(16, description="prompts that a prefill worker holds at most")
     threads: Positive = Field(1, description="CPU threads of a step")
     fake: bool = Field(
@@ -159,6 +163,10 @@ class WorkerOptions(ModelSettings):
     )
     fake_step_ms: Annotated[float, Field(ge=0)] = Field(1.0, description="fake device: fixed cost of a step")
     fake_token_us: Annotated[float, Field(ge=0)] = Field(50.0, description="fake device: cost of a prompt token")
+    fake_faults: str = Field(
+        "",
+        description="fake device: what goes wrong with a prompt that begins with a token, as exit:505,hang-decoding:506",
+    )
 
     @property
     def kv_transport(self) -> str:

@@ -348,7 +348,7 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="worker_state")
     worker: str
     incarnation: int
     roles: list[str]  # those that take new work: "prefill", "decode"; what a lost one still runs counts below
-    status: str  # "starting", "ready", "draining"
+    status: str  # "starting", "ready", "draining"; last words: "stopped", or "broken" when its device computes no more
     model: str  # served name
     model_fingerprint: str
     tokenizer_fingerprint: str

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,6 +28,12 @@ DEAD_AFTER_S = 3.0
 STUCK_AFTER_S = 20.0  # one pass of the device loop may take long on a CPU
 CHECK_EVERY_S = 0.25
 QUIET_AFTER_S = 1.2  # each of them beats every 0.5 s
+
+GONE = (
+    "stopped",
+    "broken",
+)  # the last words of a worker that was told to stop, and of one whose device computes no more
+MAX_LEFT = 1_000  # remembered incarnations of the former
 
 LostCallback = Callable[[str, int], None]
 
@@ -54,7 +61,7 @@ class PeerTable:
     def saw(self, state: WorkerState, now: float) -> list[tuple[str, int]]:
         """Take a heartbeat; return the incarnations that it shows to be gone."""
         known = self._seen.get(state.worker)
-        if state.status == "stopped":
+        if state.status in GONE:
             if known is None or known.state.incarnation != state.incarnation:
                 return []
             del self._seen[state.worker]
@@ -101,6 +108,7 @@ class Peers:
         self._bus: Bus | None = None
         self._deaf_since: float | None = None
         self._checked_at = clock()
+        self._left: deque[tuple[str, int]] = deque(maxlen=MAX_LEFT)
 
     @property
     def states(self) -> dict[str, WorkerState]:
@@ -114,6 +122,10 @@ class Peers:
     def hears_nobody(self) -> bool:
         """Whether all workers are silent: then one worker's silence says nothing about it."""
         return self._table.silent_s(self._clock()) > QUIET_AFTER_S
+
+    def left(self, worker: str, incarnation: int) -> bool:
+        """Whether this worker was told to stop, and did."""
+        return (worker, incarnation) in self._left
 
     def on_lost(self, callback: LostCallback) -> None:
         """Call `callback(worker, incarnation)` when a worker is lost."""
@@ -145,8 +157,10 @@ class Peers:
     def saw(self, state: WorkerState) -> None:
         """Take one heartbeat."""
         known = self._table.states.get(state.worker)
+        if state.status == "stopped":
+            self._left.append((state.worker, state.incarnation))
         self._tell(self._table.saw(state, self._clock()))
-        if state.status != "stopped" and (known is None or known.incarnation != state.incarnation):
+        if state.status not in GONE and (known is None or known.incarnation != state.incarnation):
             for callback in self._on_joined:
                 callback(state)
         elif known is not None and (known.roles, known.status) != (state.roles, state.status):

@@ -23,6 +23,7 @@ from msgspec import structs
 from common.messages import KVLayout, SamplingParams, TokenLogprobs
 from engine.config import EngineConfig
 from engine.engine import Allocate, Chunk, InvalidChunkError, Pass, Sampled
+from engine.fake_faults import FakeFaults
 from engine.kv_cache import DEFAULT_CPU_BYTES, allocate_zeros, pool_shape
 from engine.passes import Finished
 from engine.sequence import Sequence
@@ -67,6 +68,7 @@ class FakeEngine:
         num_kv_heads: int = 1,
         head_dim: int = 8,
         costs: FakeCosts | None = None,
+        faults: FakeFaults | None = None,
         sleep: Callable[[float], object] | None = time.sleep,
         allocate: Allocate | None = None,
     ) -> None:
@@ -78,6 +80,7 @@ class FakeEngine:
         dtype: torch.dtype = getattr(torch, self.layout.dtype)
         self.kv = (allocate or allocate_zeros)(pool_shape(self.layout), dtype, config.device)
         self._costs = costs or FakeCosts()
+        self._faults = faults or FakeFaults("")
         self._newest: dict[Sequence, tuple[int, int]] = {}  # what the last launch sampled: position, token
         self._sleep = sleep
         self._slots = _slot_view(self.kv)
@@ -89,6 +92,7 @@ class FakeEngine:
         A chunk may begin with the token that the launch before sampled. Raises InvalidChunkError before anything was
         written when a chunk contradicts its sequence, the pool or what is known.
         """
+        self._faults.strike(chunks)
         newest, self._newest = self._newest, {}
         tokens = {chunk: self._tokens(chunk, newest) for chunk in chunks}
         for chunk in chunks:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+from common.blocks import pack_tokens
 from common.errors import ServingError
 from common.messages import Imported, Job, Settle, Tokens
 from gateway.generation import TokenEvent
@@ -97,3 +98,23 @@ class ActiveRequest:
 
     async def cancel(self, reason: str) -> None:
         await self._on_cancel(self, reason)
+
+
+def job_of(
+    state: RequestState, *, gateway: str, root: bytes, decode_workers: list[str], traceparent: str, now: float
+) -> Job:
+    """The current attempt as a worker is told of it: the prompt goes on with what the client has already."""
+    spec = state.spec
+    return Job(
+        request_id=spec.request_id,
+        attempt=state.attempt,
+        gateway=gateway,
+        token_ids=pack_tokens(state.token_ids),
+        num_prompt_tokens=len(spec.token_ids),
+        hash_root=root,
+        sampling=spec.sampling,
+        decode_workers=decode_workers,
+        deadline_ms=max(1, int((state.deadline_at - now) * 1000)),
+        priority=spec.priority,
+        traceparent=traceparent,
+    )

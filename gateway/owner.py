@@ -51,6 +51,10 @@ class RequestState:
     progress_at: float = 0.0  # last time that something of the current attempt was heard
     gap_since: float | None = None
     unanswered: int = 0  # probes without an answer
+    deaths: int = 0  # workers that died while they worked on it, without its getting further
+    is_suspect: bool = False  # of having killed one; see `gateway.suspects`
+    clear_at: int = 0  # so many generated tokens say that it did not
+    was_alone: bool = False  # the attempt began while no other suspect was tried
     _held: dict[int, tuple[Tokens, Worker]] = field(default_factory=dict)
 
     @property
@@ -84,6 +88,13 @@ class RequestState:
         self._held.clear()
         self.progress_at = now
         return True
+
+    def exclude(self, worker: str, decode_workers: list[str]) -> None:
+        """Place the next attempts elsewhere than on `worker` ("": nobody's fault), unless no decode worker would be left."""
+        if worker and worker not in self.excluded:
+            self.excluded.append(worker)
+        if set(decode_workers) <= set(self.excluded):
+            self.excluded.clear()  # better the same worker than none
 
     def placed(self, worker: str, candidates: list[str]) -> None:
         """The job is in `worker`'s queue."""
@@ -181,6 +192,10 @@ class RequestState:
         if self.phase is Phase.DECODING:
             return self.decoder == worker
         return worker in (self.claimed_by, self.decoder)
+
+    def is_with(self, worker: str) -> bool:
+        """Whether the worker works on the current attempt."""
+        return any(holder is not None and holder[0] == worker for holder in (self.claimed_by, self.decoder))
 
     def workers(self) -> list[str]:
         """Everybody who may hold something of the current attempt."""

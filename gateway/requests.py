@@ -14,7 +14,6 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from common import subjects
-from common.blocks import pack_tokens
 from common.bus import Bus
 from common.errors import (
     DeadlineExceededError,
@@ -35,7 +34,6 @@ from common.messages import (
     Frame,
     GatewayReply,
     Imported,
-    Job,
     Resend,
     Settle,
     SettleReply,
@@ -49,7 +47,7 @@ from common.messages import (
 from common.peers import Peers
 from common.store import Store
 from common.tracing import NoTracer, Tracer
-from gateway.active import ActiveRequest
+from gateway.active import ActiveRequest, job_of
 from gateway.admission import RequestLimits
 from gateway.attainment import Attainment, ServiceLevels
 from gateway.fleet import Fleet
@@ -58,6 +56,7 @@ from gateway.orders import Orders
 from gateway.owner import Phase, RequestState, Worker
 from gateway.placer import Placer
 from gateway.spans import RequestSpans
+from gateway.suspects import Suspects
 from gateway.timeline import AttemptLine, Timelines
 from gateway.waiting import WaitingRoom
 
@@ -99,6 +98,7 @@ class Requests:
         self._orders = Orders(bus, peers)
         self._fleet = Fleet(self._placer, gateway_id=gateway_id, local=self._limits.cut_over_tokens < 0)
         self._room = WaitingRoom(self._limits, lambda: self._fleet.capacity(self._active.values()))
+        self._suspects = Suspects()
         self._active: dict[str, ActiveRequest] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loops: list[asyncio.Task[Any]] = []
@@ -248,18 +248,8 @@ class Requests:
         if state.is_over or state.attempt != attempt:
             return  # cancelled meanwhile
         root, traceparent = self._placer.root(state.spec), self._spans.context_for(state.spec.traceparent)
-        job = Job(
-            request_id=state.spec.request_id,
-            attempt=attempt,
-            gateway=self._gateway_id,
-            token_ids=pack_tokens(state.token_ids),
-            num_prompt_tokens=len(state.spec.token_ids),
-            hash_root=root,
-            sampling=state.spec.sampling,
-            decode_workers=decode_workers,
-            deadline_ms=max(1, int((state.deadline_at - now) * 1000)),
-            priority=state.spec.priority,
-            traceparent=traceparent,
+        job = job_of(
+            state, gateway=self._gateway_id, root=root, decode_workers=decode_workers, traceparent=traceparent, now=now
         )
         state.placed(worker, decode_workers)
         line = AttemptLine.of(job, worker, reason=reason, because=because, began_at=now)
@@ -269,10 +259,13 @@ class Requests:
         active.job, active.stream_seq = job, 0
         active.stream_seq = await self._bus.publish_job(worker, job)
 
-    async def _retry(self, active: ActiveRequest, reason: str, *, blame: str = "", tried: bool = True) -> None:
+    async def _retry(
+        self, active: ActiveRequest, reason: str, *, blame: str = "", tried: bool = True, dead_with: int = 0
+    ) -> None:
         """Give the current attempt up and start another, from what the client has already.
 
-        `tried`: whether the attempt counts, because some worker began it.
+        `tried`: whether the attempt counts, because some worker began it. `dead_with`: requests that the worker had when it
+        died, this one included; 0 when it did not die.
         """
         state = active.state
         if state.is_over:
@@ -287,10 +280,11 @@ class Requests:
         log.warning("request.retry", extra={"request_id": state.spec.request_id, "reason": reason, "blame": blame})
         try:
             self._abandon(active, "retry")
-            if blame and blame not in state.excluded:
-                state.excluded.append(blame)
-            if not [worker for worker in self._placer.workers("decode") if worker.worker not in state.excluded]:
-                state.excluded.clear()  # better the same worker than none
+            if dead_with and self._suspects.convict(state, others=dead_with - 1):
+                await self._quarantine(active, f"{state.deaths} workers died of it")
+                return
+            await self._suspects.alone(state)
+            state.exclude(blame, [worker.worker for worker in self._placer.workers("decode")])
             while time.monotonic() < state.deadline_at:
                 try:
                     await self._attempt(active, reason)
@@ -300,18 +294,24 @@ class Requests:
                     self._abandon(active, "retry")
                 except (UnavailableError, OverloadedError) as error:
                     active.timeline.gave_up(f"not queued: {error.message}", time.monotonic())
-                    # Perhaps it was, and the answer lost: never the same number again.
                     self._abandon(active, "not queued")
-                    state.untried += 1
+                    state.untried += 1  # or it was, and the answer lost: never the same number again
                     await asyncio.sleep(WATCH_S)
                     if state.is_over:
                         return
                 except ServingError as error:
-                    await self._end(active, QuarantinedError(f"{error.message}; last: {reason}"))
+                    await self._quarantine(active, f"{error.message}; last: {reason}")
                     return
         finally:
             active.retrying = False
             self._take_back(active, self._peers.states.get(state.assigned))  # it may have changed meanwhile
+
+    async def _quarantine(self, active: ActiveRequest, reason: str) -> None:
+        """Give the request up for good, and keep its job for whoever looks into it."""
+        self._counters["quarantined"] += 1
+        if active.job is not None:
+            self._spawn(self._bus.bury_job(active.state.assigned or "none", active.job, reason=reason))
+        await self._end(active, QuarantinedError(f"the request was given up: {reason}"))
 
     def _abandon(self, active: ActiveRequest, reason: str) -> None:
         """Stop the current attempt wherever it is, in the background, and give its charges back."""
@@ -345,6 +345,7 @@ class Requests:
         self._attainment.ended(active, error, time.monotonic())
         state.phase = Phase.ENDED
         self._room.ended(state.spec, len(state.generated))
+        self._suspects.heard(state)
         active.finish(error)
 
     # -- what workers say ------------------------------------------------------------------------------------------------
@@ -414,6 +415,7 @@ class Requests:
         if events and active.prefilled != state.attempt:
             active.prefilled = state.attempt
             self._release(state, "prefill")
+        self._suspects.heard(state)
         for event in events:
             active.timeline.took(tokens, len(event.token_ids), event.finish, now)
             active.events.put_nowait(event)
@@ -433,9 +435,13 @@ class Requests:
             self._spawn(self._retry(active, f"{worker.worker} takes no such work any more", tried=False))
 
     def _on_lost(self, worker: str, incarnation: int) -> None:
+        here = sum(active.state.is_with(worker) for active in self._active.values())
+        dead_with = 0 if self._peers.left(worker, incarnation) else here
         for active in list(self._active.values()):
             if active.state.lost((worker, incarnation)):
-                self._spawn(self._retry(active, "worker lost", blame=worker))
+                began = active.state.phase is not Phase.QUEUED
+                retry = self._retry(active, "worker lost", blame=worker, dead_with=dead_with if began else 0)
+                self._spawn(retry)
 
     # -- time ------------------------------------------------------------------------------------------------------------
 
@@ -522,6 +528,7 @@ class Requests:
         decodes = state.decoder is not None and state.decoder[0] == worker
         resend = Resend(request_id=state.spec.request_id, attempt=attempt, position=state.next_position)
         self._counters["resends"] += 1
+        known: bool | None = None
         try:
             known = await self._orders.resend(worker, resend)
             state.unanswered = 0 if known else PROBES
@@ -533,7 +540,9 @@ class Requests:
         if state.attempt != attempt or state.phase is not phase:
             state.unanswered = 0
         elif state.unanswered >= PROBES:
-            await self._retry(active, "the worker doesn't answer or lost the request", blame=worker)
+            reason = "the worker lost the request" if known is False else "the worker doesn't answer"
+            here = sum(other.state.is_with(worker) for other in self._active.values())
+            await self._retry(active, reason, blame=worker, dead_with=here if known is None else 0)
         elif state.unanswered == 0 and decodes:
             state.progress_at = time.monotonic()
 

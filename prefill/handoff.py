@@ -45,6 +45,7 @@ HANDOFF_TRIES = 2
 WRITER_DONE_TIMEOUT_S = 1.0
 
 NOBODY_DECODES = "no candidate takes sequences any more"
+NOBODY_ANSWERS = "no decode worker answers"
 _UNWANTED = ("cancelled", "superseded", "gateway lost", "deadline")  # reasons after which nobody waits for an answer
 
 
@@ -135,7 +136,7 @@ class _Handover:
                 return
             silent_rounds = 0 if replies else silent_rounds + 1
             if silent_rounds >= SILENT_ROUNDS:
-                request.stop("no decode worker answers")
+                request.stop(NOBODY_ANSWERS)
                 return
             await asyncio.sleep(RESERVE_AGAIN_S)
 
@@ -277,7 +278,8 @@ class _Handover:
         if request.stopped in _UNWANTED:
             await self._host.jobs.drop(request.claimed)
         else:
-            code = (PlaceAgainError if request.stopped == NOBODY_DECODES else WorkerFailedError).code
+            elsewhere = request.stopped in (NOBODY_DECODES, NOBODY_ANSWERS)  # that counts as no attempt
+            code = (PlaceAgainError if elsewhere else WorkerFailedError).code
             await self._host.jobs.fail(request.claimed, code=code, message=request.stopped, retryable=True)
         log.info("prefill.gave_up", extra={"request_id": request.id, "reason": request.stopped})
 

@@ -21,6 +21,7 @@ from decode.role import DecodeRole
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.fake import FakeCosts, FakeEngine
+from engine.fake_faults import FakeFaults
 from engine.loader import tokenizer_fingerprint
 from kvtransfer.select import open_transport
 from kvtransfer.transport import Transport
@@ -60,6 +61,7 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str]) -> None:
                     max_batch_tokens=max(settings.max_batch_tokens, settings.max_sequences),
                     max_sequences=settings.max_sequences,
                     step_target_ms=settings.step_target_ms or (0.0 if settings.device == "cpu" else 8.0),
+                    step_timeout_s=settings.step_timeout_s or (120.0 if settings.device == "cpu" else 60.0),
                     drain_s=settings.drain_s,
                 ),
                 worker_id=worker_id,
@@ -110,7 +112,7 @@ def build_engine(settings: WorkerServiceSettings, transport: Transport) -> Worke
     )
     if settings.fake:
         costs = FakeCosts(step_ms=settings.fake_step_ms, prefill_token_ms=settings.fake_token_us / 1000)
-        return FakeEngine(config, costs=costs, allocate=transport.allocate)
+        return FakeEngine(config, costs=costs, faults=FakeFaults(settings.fake_faults), allocate=transport.allocate)
     if not (settings.model / "config.json").is_file():
         raise ConfigError(f"--model {settings.model}: no config.json there; give a Hugging Face model folder")
     return Engine(config, allocate=transport.allocate)

@@ -40,6 +40,7 @@ NEARLY = 1.15  # of the step target: whole tiles a little above it are nearer th
 FEWEST_SLOTS = 16  # places for tokens that decode in such a pass; more come in powers of two
 FEWEST_PROMPT_TOKENS = 64  # beside decoding, also when the step target is missed: prompts must get on
 PATIENT_TOKENS = 8192  # waiting prompt tokens from which on the step target gives way: a queue would only grow
+MAX_FAILED_PASSES = 3  # in a row: then it is the device, not the requests
 BACKLOG_STEPS = 4  # in about so many passes what waits beyond them is computed
 
 
@@ -71,8 +72,16 @@ class Planner(Protocol):
 class DeviceLoop:
     """Runs passes while any role has work, else waits to be woken. `steps` counts passes that are over."""
 
-    def __init__(self, *, engine: SteppingEngine, token_budget: int, step_target_ms: float = 0.0) -> None:
-        """`step_target_ms`: how long a pass that decodes and computes prompts should take at most; 0 = no matter."""
+    def __init__(
+        self, *, engine: SteppingEngine, token_budget: int, step_target_ms: float = 0.0, step_timeout_s: float = 120.0
+    ) -> None:
+        """`step_target_ms`: how long a pass that decodes and computes prompts should take at most; 0 = no matter.
+
+        `step_timeout_s`: a pass that takes longer will never end.
+        """
+        self._step_timeout_s = step_timeout_s
+        self._failed_passes = 0  # in a row
+        self._lost = ""  # why nothing can be computed any more
         self._engine = engine
         self._token_budget = token_budget
         self._step_target_ms = step_target_ms
@@ -91,6 +100,19 @@ class DeviceLoop:
         self._beside_tokens_per_s = 0.0  # prompt tokens by what they add to a decode step
         self.decode_step_ms = 0.0
         self._num_decoding = 1  # in the newest pass that decoded
+
+    @property
+    def broken(self) -> str:
+        """Why this device will compute nothing more; "" while it may."""
+        if self._lost:
+            return self._lost
+        if self._failed_passes >= MAX_FAILED_PASSES:
+            return f"{self._failed_passes} passes in a row failed"
+        oldest = self._outstanding[0] if self._outstanding else None
+        if oldest is None or oldest.over.done():
+            return ""
+        waited_s = time.monotonic() - max(oldest.submitted_at, self._over_at)
+        return f"a pass takes {waited_s:.0f} s" if waited_s > self._step_timeout_s else ""
 
     @property
     def prefill_tokens_per_s(self) -> float:
@@ -206,10 +228,15 @@ class DeviceLoop:
             results = launch.over.result()
         except Exception as error:
             log.exception("device.step_failed", extra={"chunks": len(launch.chunks)})
+            self._failed_passes += 1
+            if is_lost(error):
+                self._lost = f"{type(error).__name__}: {error}".splitlines()[0]
             self._failure = _Failure({chunk.sequence for chunk in launch.chunks}, error)
             for planner, share in zip(self._planners, launch.shares, strict=False):
                 planner.failed(share, error)
             return
+        if results:  # none when all of its sequences were lost with the pass before
+            self._failed_passes = 0
         self._measure(launch)
         for planner, share in zip(self._planners, launch.shares, strict=False):
             lost = [chunk for chunk in share if chunk.sequence in before.sequences]
@@ -237,6 +264,11 @@ class DeviceLoop:
 
 def _slots(decoding: int) -> int:
     return max(FEWEST_SLOTS, 1 << (decoding - 1).bit_length())
+
+
+def is_lost(error: Exception) -> bool:
+    """Whether every later pass would fail as well: after most CUDA errors the process's context is gone."""
+    return "CUDA error" in str(error)
 
 
 def _parts(chunks: ListOf[Chunk]) -> tuple[int, int]:
@@ -270,6 +302,7 @@ class _Launch:
 
     shares: list[list[Chunk]]  # by planner
     over: Future[dict[Chunk, Sampled | None]] = field(default_factory=Future)
+    submitted_at: float = field(default_factory=time.monotonic)
     began_at: float = 0.0
     over_at: float = 0.0
     chunks: list[Chunk] = field(init=False)

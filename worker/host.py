@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -53,6 +54,9 @@ HEARTBEAT_S = 0.5
 REGISTER_S = 1.0
 ANNOUNCE_S = 0.1
 GATEWAY_SILENT_S = 5.0
+DEVICE_CHECK_S = 0.25
+FAREWELL_S = 2.0
+EXIT_DEVICE_BROKEN = 70  # a supervisor may start the worker again; twice in a row means that the GPU is at fault
 FENCE_AFTER_S = 3.0  # without the bus; others give the work away after 4 s
 
 
@@ -75,6 +79,7 @@ class WorkerSettings:
     max_batch_tokens: int = 512
     max_sequences: int = 64
     step_target_ms: float = 0.0  # of a pass that decodes and computes prompts; 0 = no matter
+    step_timeout_s: float = 120.0  # a pass that takes longer will never end
     drain_s: float = 30.0
 
 
@@ -106,7 +111,10 @@ class WorkerHost:
         self.totals = Totals()
         self.pool = BlockPool(num_blocks=engine.layout.num_blocks, block_size=engine.layout.block_size)
         self.device = DeviceLoop(
-            engine=engine, token_budget=settings.max_batch_tokens, step_target_ms=settings.step_target_ms
+            engine=engine,
+            token_budget=settings.max_batch_tokens,
+            step_target_ms=settings.step_target_ms,
+            step_timeout_s=settings.step_timeout_s,
         )
         self.outbox = FrameOutbox(bus=bus, worker_id=worker_id, incarnation=incarnation)
         self.jobs = JobIntake(
@@ -152,6 +160,7 @@ class WorkerHost:
                 self._every(REGISTER_S, self._register),
                 self._every(ANNOUNCE_S, self._announce),
                 self._every(REGISTER_S, self._watch),
+                self._every(DEVICE_CHECK_S, self._watch_device),
             )
         ]
         log.info("worker.ready", extra={"worker": self.worker_id, "roles": self.roles.names})
@@ -297,6 +306,19 @@ class WorkerHost:
             if now - self._connected_at > FENCE_AFTER_S:
                 for role in self.roles.all:
                     await role.cancel_all("worker lost the bus")
+
+    async def _watch_device(self) -> None:
+        """A device that computes no more has nothing to lose: say so, so that others take over at once, and end the process."""
+        if not self.device.broken:
+            return
+        log.critical("worker.device_broken", extra={"worker": self.worker_id, "reason": self.device.broken})
+        self.status = "broken"
+        with contextlib.suppress(ServingError, TimeoutError):
+            async with asyncio.timeout(FAREWELL_S):
+                await self._beat()
+                await self.store.unregister(self.worker_id, self.incarnation)
+                await asyncio.sleep(0.05)  # the client's own task writes what was published
+        os._exit(EXIT_DEVICE_BROKEN)  # a thread that waits for the device can't be ended otherwise
 
     def _gateway_seen(self, state: GatewayState) -> None:
         known = self._gateways_seen.get(state.gateway)

@@ -205,6 +205,9 @@ class SimBus:
             await asyncio.sleep(self._network.weather.way_s())
             self._network.jobs.end(stream_seq)
 
+    async def bury_job(self, worker: str, job: Job, *, reason: str) -> None:
+        self._network.note(self.process, "bury", job)
+
     async def jobs(self, worker: str) -> SimJobQueue:
         return SimJobQueue(self, self._network, worker)
 

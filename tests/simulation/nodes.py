@@ -250,7 +250,7 @@ class WatchedEngine(FakeEngine):
         return done
 
 
-_WORKER_TASKS = Counter({"WorkerHost._every": 4, "DeviceLoop.run": 1, "FrameOutbox.run": 1, "JobIntake.keep_alive": 1})
+_WORKER_TASKS = Counter({"WorkerHost._every": 5, "DeviceLoop.run": 1, "FrameOutbox.run": 1, "JobIntake.keep_alive": 1})
 _WORKER_TASKS["DecodeRole._keep_house"] = 1
 _GATEWAY_TASKS = Counter({"Requests._beat": 1, "Requests._watch": 1})
 

@@ -428,3 +428,28 @@ async def test_what_fits_into_a_step_is_learnt_from_mixed_passes(monkeypatch: py
     assert device.prompt_budget(backlog=12_192) == 1000  # what waits must not grow
     assert device.prompt_budget(backlog=100_000) == 4096
     assert device.local_tokens_per_s == pytest.approx(112 / (0.004 + 112 * 0.006 / 240))
+
+
+async def test_a_cuda_error_or_three_failed_passes_break_the_device_and_one_that_was_full_does_not() -> None:
+    for errors, is_broken in (
+        (["CUDA error: an illegal memory access was encountered"], True),
+        (["CUDA out of memory"], False),
+        (["odd"] * 3, True),
+    ):
+        count = 2 * len(errors) - 1  # behind each that fails comes one that was planned for the same sequence
+        planner = OneTokenEach("a", "b", "c", passes=count)
+        device, engine = new_loop(planner, token_budget=1)
+        engine.refusals = [RuntimeError(error) for error in errors]
+        async with running(device, engine):
+            await planner.heard(count)
+            assert bool(device.broken) == is_broken
+
+
+async def test_a_pass_that_takes_too_long_breaks_the_device() -> None:
+    planner, engine = OneTokenEach("a", passes=1), HandEngine()
+    device = DeviceLoop(engine=engine, token_budget=8, step_timeout_s=0.0)
+    device.attach(planner)
+    async with running(device, engine):
+        assert device.broken == ""
+        await engine.launched(1)
+        assert "a pass takes" in device.broken
