@@ -74,8 +74,8 @@ class Placer:
             log.debug("placement.chosen", extra={"request_id": request.request_id, "is_known": known} | placement.costs)
             if known:
                 return placement.prefill, placement.decode, placement.reason
-            if not decode:
-                raise UnavailableError("no decode worker is ready")
+        if not decode:
+            raise UnavailableError("no decode worker is ready")
         prefiller, candidates, reason = choose_locally(prefill, decode, request, others=others)
         return prefiller, candidates, f"without redis: {reason}"
 
