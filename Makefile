@@ -3,7 +3,7 @@ VENV := .venv
 PYTHON ?= python3
 RUN := $(VENV)/bin/python -m
 PIP := $(RUN) pip --disable-pip-version-check -q
-.PHONY: up setup test check unit integration e2e clean
+.PHONY: up setup test check unit integration e2e fuzz-short fuzz audit clean
 
 up: setup
 	@exec ./baton up $(ARGS)
@@ -24,7 +24,7 @@ $(VENV)/.testing: $(VENV)/.serving
 	@$(VENV)/bin/python -c 'import triton' 2>/dev/null || $(PIP) install triton==3.6.0
 	@$(PIP) install -c constraints.txt -r $@.txt && touch $@
 
-test: check unit integration e2e
+test: check unit integration e2e fuzz-short
 
 check: $(VENV)/.testing
 	$(RUN) ruff check .
@@ -35,5 +35,22 @@ check: $(VENV)/.testing
 unit integration e2e: $(VENV)/.testing
 	$(RUN) pytest -q -n 2 --dist loadfile tests/$@
 
+fuzz-short: $(VENV)/.testing
+	$(RUN) pytest -q -n 2 tests/fuzz --hypothesis-profile=short
+
+# Half an hour: 20,000 messages for each decoder, 1,000 requests of each kind for each route, ten million messages by libFuzzer.
+fuzz: $(VENV)/.testing
+	$(RUN) pytest -q tests/fuzz --hypothesis-profile=long
+	@$(RUN) services.requirements fuzz > $(VENV)/.fuzzing.txt && $(PIP) install -c constraints.txt -r $(VENV)/.fuzzing.txt
+	$(RUN) tests.fuzz.atheris_messages -runs=10000000 -max_len=256 -print_final_stats=1
+
+# Known vulnerabilities of what is pinned (asks pypi.org, and fails if it does not answer), and what is installed (sbom.json, CycloneDX). The tools have an environment
+# of their own: they are no part of what they look at.
+audit: $(VENV)/.testing
+	@test -x .audit/bin/python || $(PYTHON) -m venv .audit
+	@$(RUN) services.requirements audit | tail -2 > .audit/requirements.txt && .audit/bin/pip -q install -r .audit/requirements.txt
+	.audit/bin/cyclonedx-py environment --of JSON --output-reproducible -o .audit/sbom.json $(VENV)
+	.audit/bin/pip-audit --strict --no-deps --disable-pip -r constraints.txt
+
 clean:
-	rm -rf .venv .baton .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .audit .venv .baton .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -438,7 +438,11 @@ def decode(decoder: msgspec.msgpack.Decoder[Message], raw: bytes) -> Message:
     """Decode and check the version. Raises MalformedMessageError with the path of what is wrong."""
     try:
         message = decoder.decode(raw)
-    except msgspec.MsgspecError as error:
+    except (
+        msgspec.MsgspecError,
+        UnicodeDecodeError,
+        RecursionError,
+    ) as error:  # the latter two: bad text, deep nesting
         raise MalformedMessageError(str(error)) from error
     version = getattr(message, "v", PROTOCOL_VERSION)
     if version < MIN_PROTOCOL_VERSION:

@@ -14,6 +14,7 @@ from fastapi import Request, Response
 from starlette.exceptions import HTTPException
 
 from common.errors import InvalidRequestError, ServingError
+from gateway import openapi
 from gateway.attainment import ServiceLevels
 from gateway.dialect import Answer, Dialect, Origin
 from gateway.metrics import AnswerMetrics, GatewayMetrics
@@ -74,6 +75,7 @@ class Routes:
             "/ready": self.ready,
             "/metrics": self.metrics,
             "/version": self.version,
+            "/openapi.json": self.openapi,
             "/debug/requests": self.timelines,
             "/debug/requests/{request_id}": self.timeline,
         }
@@ -285,6 +287,10 @@ class Routes:
         if not found:
             return error_response(404, f"no recent request {wanted[:100]!r}: this gateway keeps the last {MAX_RECENT}")
         return json_response({"requests": [timeline.as_json() for timeline in found]})
+
+    async def openapi(self, request: Request) -> Response:
+        """The OpenAPI document."""
+        return json_response(openapi.document(version=VERSION, needs_key=not self._settings.tenants.open_to_all))
 
     async def version(self, request: Request) -> Response:
         """Baton's version."""

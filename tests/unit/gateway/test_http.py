@@ -371,3 +371,18 @@ async def test_decisions_are_counted_by_reason_once_however_often_they_are_asked
         text = (await gateway.http.get("/metrics")).text
         assert f'baton_placements_total{{model_name="{MODEL}",reason="load"}} 3.0' in text
         assert f'baton_gateway_events_total{{event="retries",model_name="{MODEL}"}} 2.0' in text
+
+
+async def test_the_openapi_document_has_every_route(gateway: Gateway) -> None:
+    answer = await gateway.http.get("/openapi.json")
+    assert answer.status_code == 200
+    document = answer.json()
+    routes = {
+        (route.path.replace(":path}", "}"), method)
+        for route in create_app(
+            generations=gateway.script, tokenizer=gateway.tokenizer, settings=HttpSettings(served_model=MODEL)
+        ).routes
+        for method in getattr(route, "methods", [])
+        if method != "HEAD"
+    }
+    assert {(path, method.upper()) for path, operations in document["paths"].items() for method in operations} == routes

@@ -1,0 +1,99 @@
+"""The gateway's own OpenAPI document, turned against it: whatever is sent, it answers as it says that it does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import CheckFunction, not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from gateway.openapi import document
+from gateway.schema import Message
+from tests.e2e.cluster import Cluster
+from tests.models import build_tiny_model
+
+FAKE = {"fake": True, "kv_memory_mb": 8, "fake_step_ms": 0.1}
+CHECKS: list[CheckFunction] = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+]
+SHORT_EXAMPLES = 20  # of each operation and mode
+
+
+async def test_the_gateway_answers_as_its_document_says(tmp_path: Path, tried: Counter[str]) -> None:
+    """Valid and invalid requests to every operation; afterwards it still serves, and no process has died."""
+    model = build_tiny_model(tmp_path / "tiny", "llama")
+    async with Cluster(tmp_path / "cluster", model=model, **FAKE) as cluster:
+        await asyncio.to_thread(turn_against, cluster.url, tried)
+        async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
+            body = {"model": "tiny", "prompt": "still there?", "max_tokens": 4}
+            assert (await client.post("/v1/completions", json=body)).status_code == 200
+        assert [name for name, process in cluster.processes.items() if process.returncode is not None] == []
+    logged = "".join(path.read_text(errors="replace") for path in (tmp_path / "cluster").glob("*.log"))
+    assert "Traceback" not in logged
+    assert tried["POST /v1/chat/completions"] >= SHORT_EXAMPLES
+
+
+def turn_against(url: str, tried: Counter[str]) -> None:
+    """Try every operation with valid and with invalid data."""
+    schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
+    served = Counter[int]()
+    for found in schema.get_all_operations():
+        operation = found.ok()
+        for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+            if mode is GenerationMode.NEGATIVE and operation.method.upper() == "GET":
+                continue  # there is nothing to get wrong but the path
+            checks = [*CHECKS, negative_data_rejection] if mode is GenerationMode.NEGATIVE else CHECKS
+            try_operation(operation, mode, checks, tried, served)
+    assert served[200], "no request was ever served: only refusals were tried"
+    assert served[400], "no request was ever refused"
+
+
+def try_operation(
+    operation: Any, mode: GenerationMode, checks: list[CheckFunction], tried: Counter[str], served: Counter[int]
+) -> None:
+    many = settings().max_examples > 1_000  # `make fuzz`
+
+    @settings(
+        max_examples=1_000 if many else SHORT_EXAMPLES,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def send(case: Case) -> None:
+        tried[f"{operation.method.upper()} {operation.path}"] += 1
+        if mode is GenerationMode.POSITIVE:
+            _make_short(case)
+        response = case.call(timeout=60)
+        served[response.status_code] += 1
+        case.validate_response(response, checks=checks)
+
+    send()
+
+
+def _make_short(case: Case) -> None:
+    """Ask for the model that is served and for few tokens, so that some requests go all the way."""
+    if isinstance(case.body, dict) and "model" in case.body:
+        case.body["model"] = "tiny"
+        if "stream" in case.body or "max_tokens" in case.body or len(case.body) < 4:
+            case.body["max_tokens"] = 3
+
+
+def test_the_document_names_every_field() -> None:
+    """So that a new field is in it, and a field that is known but refused is, too."""
+    schemas = document(version="0", needs_key=False)["components"]["schemas"]
+    assert set(schemas["Message"]["properties"]) == {*Message.model_fields, *Message.unsupported}
