@@ -69,7 +69,7 @@ def try_operation(
     many = settings().max_examples > 1_000  # `make fuzz`
 
     @settings(
-        max_examples=1_000 if many else SHORT_EXAMPLES,
+        max_examples=300 if many else SHORT_EXAMPLES,
         suppress_health_check=list(HealthCheck),
         phases=[Phase.generate],
     )
