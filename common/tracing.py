@@ -17,7 +17,7 @@ Value = str | bool | int | float | list[str]
 Attributes = Mapping[str, Value]
 
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\Z")
-_random = random.SystemRandom()
+_random = random.Random()  # seeded by the system; ids need to differ, not to be secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

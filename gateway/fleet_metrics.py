@@ -27,6 +27,7 @@ GAUGES: dict[str, tuple[str, Callable[[WorkerState], float]]] = {
     "baton_worker_prefill_tokens_per_second": ("Measured rate of prompts", lambda state: state.prefill_tokens_per_s),
     "baton_worker_decode_step_seconds": ("Measured step of the batch", lambda state: state.decode_step_ms / 1000),
     "baton_worker_link_bytes_per_second": ("Slowest measured link", lambda state: state.link_bytes_per_s),
+    "baton_worker_busy": ("1: a pass runs or work waits", lambda state: state.busy),
     "baton_worker_ready": ("1: takes work", lambda state: state.status == "ready"),
 }
 COUNTERS: dict[str, tuple[str, Callable[[WorkerState], float]]] = {

@@ -104,7 +104,7 @@ class Requests:
         self._loops: list[asyncio.Task[Any]] = []
         self._draining = False
         self._counters: Counter[str] = Counter()
-        self._spans = RequestSpans(tracer or NoTracer(), gateway_id)
+        self._spans = RequestSpans(tracer or NoTracer(), gateway_id, levels or ServiceLevels())
         self._timelines = Timelines()
         self._attainment = Attainment(levels or ServiceLevels(), started_at=time.monotonic())
         self._timelines.on_end(self._spans.record)

@@ -20,7 +20,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common.tracing import Span, SpanEvent, Tracer, Value, child_of, new_trace, valid
+from gateway.attainment import ServiceLevels
 from gateway.dialect import Answer
+from gateway.request_metrics import missed_target
 from gateway.schema import ChatRequest, CompletionRequest
 from gateway.timeline import AttemptLine, Timeline
 
@@ -134,9 +136,10 @@ def _describe_answer(attributes: dict[str, Value], answer: Answer) -> None:
 class RequestSpans:
     """Records a timeline's spans when its request is over."""
 
-    def __init__(self, tracer: Tracer, gateway_id: str) -> None:
+    def __init__(self, tracer: Tracer, gateway_id: str, levels: ServiceLevels) -> None:
         self._tracer = tracer
         self._gateway_id = gateway_id
+        self._levels = levels
 
     def context_for(self, traceparent: str) -> str:
         """The context of an attempt's span below `traceparent`; what the workers' spans hang on."""
@@ -158,6 +161,7 @@ class RequestSpans:
                 "baton.gateway": self._gateway_id,
                 "baton.tenant": timeline.tenant,
                 "baton.admission.waited_ms": timeline.waited_ms,
+                "baton.slo.missed": missed_target(timeline, self._levels),  # collectors keep such traces
                 "baton.prompt_tokens": timeline.prompt_tokens,
             },
             error="" if timeline.attempts else timeline.detail,

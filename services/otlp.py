@@ -24,7 +24,7 @@ log = logging.getLogger("baton.otlp")
 
 MAX_QUEUED = 8192  # spans; beyond them the oldest are dropped
 BATCH = 128  # spans encoded at once: the interpreter is this thread's meanwhile
-SEND_EVERY_S = 0.5
+SEND_EVERY_S = 1.0
 EXPORT_TIMEOUT_S = 3.0
 CLOSE_S = 3.0
 
@@ -50,6 +50,11 @@ class OtlpTracer:
         self.dropped = 0
         self._thread = threading.Thread(target=self._run, name="otlp", daemon=True)
         self._thread.start()
+
+    @property
+    def queued(self) -> int:
+        """Spans that are not being sent yet."""
+        return len(self._queue)
 
     def wants(self, context: str) -> bool:
         return is_sampled(context)

@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import ROOT, Cluster
 from tests.e2e.otlp_sink import SunkSpan, otlp_sink
 from tests.models import build_tiny_model
 
 FAKE = {"fake": True, "kv_memory_mb": 8, "fake_step_ms": 5}
 CLIENT = ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")
+PROMETHEUS = ROOT / "deploy" / "prometheus"
+VLLM = [
+    "num_requests_running",
+    "num_requests_waiting",
+    "kv_cache_usage_perc",
+    "prefix_cache_queries_total",
+    "prefix_cache_hits_total",
+    "num_preemptions_total",
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "request_success_total",
+    "time_to_first_token_seconds_bucket",
+    "inter_token_latency_seconds_bucket",
+    "e2e_request_latency_seconds_bucket",
+    "request_queue_time_seconds_bucket",
+    "request_prefill_time_seconds_bucket",
+    "request_decode_time_seconds_bucket",
+    "request_inference_time_seconds_bucket",
+    "request_time_per_output_token_seconds_bucket",
+    "request_prompt_tokens_bucket",
+    "request_generation_tokens_bucket",
+]
 PARENTS = {  # of an undisturbed request with a hand-over
     "admission": "server", "attempt": "server",
     "placement": "attempt", "queue": "attempt",
@@ -45,7 +68,9 @@ def traced(cluster_folder: Path, model: Path, url: str, **options: object) -> Cl
     )
 
 
-async def test_one_trace_from_the_http_request_to_the_last_token(model: Path, tmp_path: Path) -> None:
+async def test_one_trace_from_the_http_request_to_the_last_token_and_metrics_for_every_query(
+    model: Path, tmp_path: Path
+) -> None:
     async with otlp_sink() as sink, traced(tmp_path, model, sink.url, max_batch_tokens=128) as cluster:
         body = {"model": "tiny", "prompt": [5] * 300, "max_tokens": 12, "ignore_eos": True, "seed": 7}
         async with httpx.AsyncClient(base_url=cluster.url, timeout=30) as client:
@@ -57,6 +82,7 @@ async def test_one_trace_from_the_http_request_to_the_last_token(model: Path, tm
             ).is_success
             again = (await client.post("/v1/completions", json=body)).json()  # without a trace of the client's
             later = await sink.until(lambda spans: len(spans) >= 2 * (len(PARENTS) + 1))
+            metrics = (await client.get("/metrics")).text
 
         assert {span.trace for span in spans} == {CLIENT[0]}
         by_name = named(spans)
@@ -64,7 +90,7 @@ async def test_one_trace_from_the_http_request_to_the_last_token(model: Path, tm
         one = {name: found[0] for name, found in by_name.items()}
         assert one["server"].parent == CLIENT[1]
         assert {name: one[name].parent for name in PARENTS} == {name: one[PARENTS[name]].id for name in PARENTS}
-        services = {name: (span.service, span.instance.rpartition("-")[0]) for name, span in one.items()}
+        services = {name: (span.service, span.instance.partition("-")[0]) for name, span in one.items()}
         assert {services[name] for name in ("server", "admission", "attempt", "placement", "queue")} == {
             ("baton-gateway", "gateway")
         }
@@ -103,6 +129,28 @@ async def test_one_trace_from_the_http_request_to_the_last_token(model: Path, tm
         assert unasked["server"][0].parent == ""
         assert unasked["server"][0].attributes["gen_ai.response.id"] == again["id"]
         assert unasked["prefill"][0].attributes["baton.cached_tokens"] == 288
+
+        # What rules, alerts and dashboards ask for exists: in this scrape, or as a rule's record.
+        exposed = families(metrics)
+        recorded = set(re.findall(r"record: (\S+)", (PROMETHEUS / "rules.yml").read_text()))
+        for file in [*PROMETHEUS.glob("*.yml"), *(ROOT / "deploy/grafana/dashboards").glob("*.json")]:
+            asked = set(re.findall(r"\b(?:vllm:|baton:|baton_)[a-zA-Z0-9_:]+", file.read_text()))
+            assert asked <= exposed | recorded, f"{file}: {asked - exposed - recorded}"
+        assert {f"vllm:{name}" for name in VLLM} <= exposed
+        for sample in (
+            'baton_worker_transfer_bytes_total{model_name="tiny",worker="prefill-0"}',
+            "baton_slo_requests_total{",
+        ):
+            value = next(line for line in metrics.splitlines() if line.startswith(sample)).split()[-1]
+            assert float(value) > 0
+
+
+def families(metrics: str) -> set[str]:
+    """The names of a scrape's series."""
+    names: set[str] = set()
+    for _, _, name, kind in (line.split(" ") for line in metrics.splitlines() if line.startswith("# TYPE")):
+        names |= {f"{name}{suffix}" for suffix in ("", "_bucket", "_sum", "_count")} if kind == "histogram" else {name}
+    return names
 
 
 async def test_a_moved_request_is_one_trace_with_two_linked_attempts(model: Path, tmp_path: Path) -> None:

@@ -1,0 +1,211 @@
+"""What traces cost: CPU time of each process for a request that is traced and one that isn't, and of the spans by themselves.
+
+    python -m benchmarks.tracing [--requests 120] [--rounds 6] [--json FILE]       two cores, about 90 seconds
+
+One Baton with the fake device (`baton up`, 1 prefill and 1 decode worker) serves both in turn: the client's `traceparent` says
+whether a request is traced. So both arms have the same processes, and the machine's mood comes to both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from statistics import mean, stdev
+from threading import Thread
+
+import httpx
+import psutil
+import torch
+
+from benchmarks.environment import ROOT, describe
+from common.servers import free_port
+from common.tracing import Span, child_of, new_trace
+from services.otlp import OtlpTracer
+
+SERVICES = ("gateway", "prefill", "decode")
+PROMPT, ANSWER, CONCURRENCY = 256, 64, 8
+STEP_MS = 5.0
+START_S = 120.0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the figures; with --json write them as well."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--requests", type=int, default=120, help="of each arm and round")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    facts = describe("benchmarks.tracing", arguments, torch.device("cpu"))
+    for name, fact in facts.items():
+        print(f"{name}: {fact}")
+    with _sink() as url:
+        spans = _span_costs(url)
+        print(f"a span: {spans['record_us']:.2f} us to make and queue, {spans['send_us']:.1f} us to encode and send")
+        requests = asyncio.run(_requests(url, options.requests, options.rounds))
+    for service, figures in requests.items():
+        print(
+            f"{service}: {figures['untraced_ms']:.3f} ms of CPU a request, traced {figures['traced_ms']:.3f}: "
+            f"{figures['added_ms']:+.3f} ± {figures['error_ms']:.3f} ms"
+        )
+    # Of the time that a request of this length takes the device, were it alone in the batch.
+    device_ms = STEP_MS * ANSWER
+    for service in ("prefill", "decode"):
+        print(f"{service}: {100 * requests[service]['added_ms'] / device_ms:.2f} % of {ANSWER} steps of {STEP_MS:g} ms")
+    if options.json:
+        options.json.write_text(json.dumps({"facts": facts, "span": spans, "requests": requests}, indent=1) + "\n")
+    return 0
+
+
+def _span_costs(url: str, count: int = 4000) -> dict[str, float]:
+    """Microseconds a span: on the caller's thread, and of the whole process until all are sent."""
+    tracer = OtlpTracer(url, service="benchmark", instance="one")
+    parent = new_trace(1.0)
+    began, began_cpu = time.thread_time(), time.process_time()
+    for number in range(count):
+        tracer.record(
+            Span(
+                name="prefill",
+                context=child_of(parent),
+                parent=parent,
+                began_at=1.0,
+                ended_at=2.0,
+                attributes={
+                    "baton.request_id": "cmpl-0",
+                    "baton.attempt": 1,
+                    "baton.worker": "p",
+                    "baton.tokens": number,
+                },
+            )
+        )
+    recorded = time.thread_time() - began
+    while tracer.queued:
+        time.sleep(0.1)
+    tracer.close()
+    return {
+        "record_us": 1e6 * recorded / count,
+        "send_us": 1e6 * (time.process_time() - began_cpu - recorded) / count,
+        "lost": float(tracer.dropped),
+    }
+
+
+async def _requests(url: str, requests: int, rounds: int) -> dict[str, dict[str, float]]:
+    """Milliseconds of CPU a request, by service."""
+    spent: dict[str, dict[str, list[float]]] = {name: {"untraced": [], "traced": []} for name in SERVICES}
+    with _serving(url) as (port, processes):
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            await _load(client, requests, traced=True)  # everything is warm afterwards
+            for round_ in range(rounds):
+                for arm in ("untraced", "traced") if round_ % 2 else ("traced", "untraced"):
+                    await asyncio.sleep(1.5)  # what the last arm queued is sent
+                    before = _cpu(processes)
+                    await _load(client, requests, traced=arm == "traced")
+                    await asyncio.sleep(1.5)
+                    after = _cpu(processes)
+                    for name in SERVICES:
+                        spent[name][arm].append(1000 * (after[name] - before[name]) / requests)
+    return {name: _compared(arms["untraced"], arms["traced"]) for name, arms in spent.items()}
+
+
+def _compared(untraced: list[float], traced: list[float]) -> dict[str, float]:
+    added = [b - a for a, b in zip(untraced, traced, strict=True)]
+    return {
+        "untraced_ms": mean(untraced),
+        "traced_ms": mean(traced),
+        "added_ms": mean(added),
+        "error_ms": stdev(added) / len(added) ** 0.5 if len(added) > 1 else 0.0,
+    }
+
+
+async def _load(client: httpx.AsyncClient, count: int, *, traced: bool) -> None:
+    slots = asyncio.Semaphore(CONCURRENCY)
+
+    async def one(number: int) -> None:
+        body = {
+            "model": "demo", "prompt": [number % 200 + 1] * PROMPT, "max_tokens": ANSWER, "ignore_eos": True, "stream": True,
+        }  # fmt: skip
+        async with slots:
+            headers = {"traceparent": new_trace(1.0 if traced else 0.0)}
+            answer = await client.post("/v1/completions", json=body, headers=headers)
+            answer.raise_for_status()
+
+    await asyncio.gather(*(one(number) for number in range(count)))
+
+
+def _cpu(processes: dict[str, psutil.Process]) -> dict[str, float]:
+    """Seconds of user and system time since each process began."""
+    return {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}
+
+
+@contextmanager
+def _serving(url: str) -> Iterator[tuple[int, dict[str, psutil.Process]]]:
+    port = free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "services.up", "--port", str(port), "--data-dir", folder, "--fake"]
+        command += ["--fake-step-ms", str(STEP_MS), "--served-model-name", "demo", "--otlp-endpoint", url]
+        command += ["--local-prefill-tokens", "0"]
+        up = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            _until_ready(port, up)
+            yield port, _services(up.pid)
+        finally:
+            up.terminate()
+            up.wait(timeout=30)
+
+
+def _until_ready(port: int, up: subprocess.Popen[bytes]) -> None:
+    give_up_at = time.monotonic() + START_S
+    while time.monotonic() < give_up_at and up.poll() is None:
+        try:
+            answer = httpx.get(f"http://127.0.0.1:{port}/ready", timeout=2)
+            if answer.status_code == 200 and answer.json()["workers"]["prefill"]:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.2)
+    raise SystemExit("baton up did not get ready")
+
+
+def _services(pid: int) -> dict[str, psutil.Process]:
+    """The processes of `baton up`, by service."""
+    found = {}
+    for process in psutil.Process(pid).children(recursive=True):
+        for name in SERVICES:
+            if f"services.{name}" in process.cmdline():
+                found[name] = process
+    return found
+
+
+@contextmanager
+def _sink() -> Iterator[str]:
+    """A collector that takes everything and keeps nothing."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
