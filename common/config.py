@@ -88,9 +88,23 @@ class GatewaySettings(ModelSettings):
     tls_cert: str = Field("", description="certificate chain (PEM): serve HTTPS instead of HTTP")
     tls_key: str = Field("", description="its key (PEM); empty: in the same file")
     gateway_id: Id = Field("", description="name on the bus; empty: made up")
+    tenants: str = Field(
+        "", description="TOML file with tenants, their keys and limits (docs/operations.md); read again on SIGHUP"
+    )
+    admin_key: str = Field(
+        "",
+        description="key for what tells of all tenants (/metrics, /debug, /admin); empty: an API key is enough there",
+    )
     request_timeout_s: Seconds = Field(600.0, description="deadline of a request that sets none")
     max_requests: Positive = Field(1024, description="requests in flight at most")
     max_queued_tokens: Positive = Field(4_000_000, description="prompt tokens waiting for prefill at most")
+    window_s: Annotated[float, Field(gt=0, le=60)] = Field(
+        1.0,
+        description="work given to the workers before the rest waits in the gateway, seconds of their prefill rates",
+    )
+    reserved: Annotated[float, Field(ge=0, le=0.9)] = Field(
+        0.1, description="share of window and queue that only requests of priority above 0 may use"
+    )
     max_body_mb: Positive = Field(10, description="largest HTTP body, MiB")
     local_prefill_tokens: Annotated[int, Field(ge=-1)] = Field(
         -1,
@@ -118,9 +132,10 @@ class GatewaySettings(ModelSettings):
     def _guarded(self) -> Self:
         if self.tls_key and not self.tls_cert:
             raise ConfigError("--tls-key is given without --tls-cert: give both, or none for HTTP")
-        if self.host not in LOOPBACK and not self.keys:
+        if self.host not in LOOPBACK and not self.keys and not self.tenants:
             raise ConfigError(
-                f"--host {self.host} is not loopback: set {PREFIX}API_KEYS (--api-keys), or listen on 127.0.0.1"
+                f"--host {self.host} is not loopback: set {PREFIX}API_KEYS (--api-keys) or --tenants, "
+                "or listen on 127.0.0.1; `baton keys new` makes a key"
             )
         return self
 

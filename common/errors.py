@@ -32,6 +32,17 @@ class OverloadedError(ServingError):
         self.retry_after_s = retry_after_s
 
 
+class RateLimitedError(OverloadedError):
+    """A tenant's budget is exhausted: of `what`. `headers` are for the HTTP answer."""
+
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, what: str, retry_after_s: float, headers: dict[str, str]) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.what = what
+        self.headers = headers
+
+
 class UnavailableError(ServingError):
     """A part that the request needs is not there: no live worker, no bus."""
 

@@ -29,6 +29,7 @@ from common.tls import Tls, client_context
 log = logging.getLogger("baton.store")
 
 LIBRARY = Path(__file__).with_name("store.lua")
+BUDGETS = Path(__file__).with_name("budgets.lua")
 DIGESTS_A_CALL = 1_000  # Redis does nothing else meanwhile: about 2 ms
 DIGESTS_PLACED = 4_096  # of a longer prompt, the rest counts as not cached; looking ends with the first miss
 MAX_CONNECTIONS = 16  # more calls at once wait for a connection
@@ -190,8 +191,13 @@ class Store:
         return int(await self._call("baton_charged", stage, worker))
 
     async def load_library(self) -> None:
-        """Install the function library, replacing an older one. Raises what the Redis client raises."""
-        await self._client.function_load(LIBRARY.read_text(), replace=True)
+        """Install the function libraries, replacing older ones. Raises what the Redis client raises."""
+        for library in (LIBRARY, BUDGETS):
+            await self._client.function_load(library.read_text(), replace=True)
+
+    async def call(self, function: str, *args: Any, timeout_s: float) -> Any:
+        """Call a function of a library. Raises UnavailableError."""
+        return await self._call(function, *args, timeout_s=timeout_s)
 
     async def _call(self, function: str, *args: Any, timeout_s: float | None = None) -> Any:
         if time.monotonic() < self._open_until:

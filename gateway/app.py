@@ -15,8 +15,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as AsgiMessage
 
-from common.errors import QuarantinedError, ServingError
+from common.errors import QuarantinedError, RateLimitedError, ServingError
 from common.tracing import NoTracer, Tracer
+from gateway.budgets import Budgets, LocalBudgets
 from gateway.connection import MAX_HEAD_BYTES
 from gateway.dialect import Dialect
 from gateway.fleet_metrics import FleetMetrics
@@ -46,15 +47,18 @@ def create_app(
     settings: HttpSettings,
     registry: CollectorRegistry | None = None,
     tracer: Tracer | None = None,
+    budgets: Budgets | None = None,
 ) -> FastAPI:
     """Build the application. It owns no connection: start and stop `generations` around it.
 
-    Metrics go to `registry`, by default one of the application's own, which `/metrics` shows.
+    Tenants' budgets are counted by `budgets`, by default in this process alone. Metrics go to `registry`, by default one of the
+    application's own, which `/metrics` shows.
     """
     app = FastAPI(title="Baton", version=VERSION, docs_url=None, redoc_url=None, openapi_url=None)
     dialect = Dialect(
         generations=generations,
         tokenizer=tokenizer,
+        budgets=budgets or LocalBudgets(),
         served_model=settings.served_model,
         default_deadline_s=settings.request_timeout_s,
     )
@@ -148,6 +152,8 @@ async def _on_serving_error(request: Request, error: Exception) -> Response:
     response = error_response(status, error.message, kind=kind, param=error.param, code=error_code(error))
     if status in (429, 503):
         response.headers["retry-after"] = str(max(1, math.ceil(getattr(error, "retry_after_s", 1.0))))
+    if isinstance(error, RateLimitedError):
+        response.headers.update(error.headers)
     if isinstance(error, QuarantinedError):
         response.headers["x-should-retry"] = "false"  # OpenAI's clients try a 500 again: not one that fells workers
     return response

@@ -16,6 +16,8 @@ import msgspec
 
 from common.errors import InvalidRequestError
 from common.messages import SamplingParams
+from gateway.budgets import Budgets
+from gateway.charge import Charge, charge
 from gateway.choice import Choice, Piece
 from gateway.generation import Generation, Generations, GenerationSpec
 from gateway.responses import ContextLengthError, chat_logprobs, completion_logprobs, usage
@@ -46,12 +48,24 @@ class Answer:
     created: int = field(default_factory=lambda: int(time.time()))
     choices: list[Choice] = field(default_factory=list)
     prompts: list[list[int]] = field(default_factory=list)
+    charge: Charge | None = None
 
     async def cancel(self, reason: str) -> None:
-        """Stop every choice on all workers."""
+        """Stop every choice on all workers, and settle what the answer cost. Idempotent."""
+        if self.charge is not None:
+            self.charge.settle(self.used_tokens)
         # one after the other: nothing here waits, so it also completes under a cancellation
         for choice in self.choices:
             await choice.generation.cancel(reason)
+
+    @property
+    def used_tokens(self) -> int:
+        return sum(map(len, self.prompts)) + sum(choice.completion_tokens for choice in self.choices)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of the HTTP answer: what is left of the tenant's budget."""
+        return self.charge.headers if self.charge is not None else {}
 
     @property
     def choices_per_prompt(self) -> int:
@@ -98,8 +112,15 @@ class Dialect:
     """Starts answers. `max_deadline_s` bounds what a client may ask for."""
 
     def __init__(
-        self, *, generations: Generations, tokenizer: ChatTokenizer, served_model: str, default_deadline_s: float
+        self,
+        *,
+        generations: Generations,
+        tokenizer: ChatTokenizer,
+        budgets: Budgets,
+        served_model: str,
+        default_deadline_s: float,
     ) -> None:
+        self._budgets = budgets
         self.generations = generations
         self.tokenizer = tokenizer
         self.served_model = served_model
@@ -162,7 +183,20 @@ class Dialect:
                     received_at=origin.received_at,
                 )
                 specs.append(spec)
-        for index, generation in enumerate(await self.generations.submit(specs)):
+        answer.charge = await charge(
+            self._budgets,
+            origin.tenant,
+            answer.id,
+            tokens=sum(map(len, prompts)) + sum(spec.sampling.max_tokens for spec in specs),
+            ttl_s=specs[0].deadline_s,
+        )
+        try:
+            generations = await self.generations.submit(specs)
+        except BaseException:
+            if answer.charge is not None:
+                answer.charge.settle(None)
+            raise
+        for index, generation in enumerate(generations):
             answer.choices.append(self._choice(request, generation, specs[index].sampling, index))
         return answer
 

@@ -100,6 +100,10 @@ class GatewayMetrics:
         """Count an answer that ended in an error."""
         self.errors.labels(self._model, code).inc()
 
+    def refused(self, reason: str) -> None:
+        """Count a request that a budget refused."""
+        self.refusals.labels(self._model, reason).inc()
+
     def render(self, *, in_flight: int, counts: Mapping[str, int], waiting: Mapping[str, tuple[int, int]]) -> bytes:
         """The text of `/metrics`. `counts`: see `Generations.counters`; `waiting`: tier -> requests and prompt tokens."""
         for name, count in counts.items():

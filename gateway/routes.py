@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from fastapi import Request, Response
 from starlette.exceptions import HTTPException
 
-from common.errors import InvalidRequestError, ServingError
+from common.errors import InvalidRequestError, RateLimitedError, ServingError
 from gateway import openapi
 from gateway.attainment import ServiceLevels
 from gateway.dialect import Answer, Dialect, Origin
@@ -101,6 +101,8 @@ class Routes:
             answer = await self._unless_gone(request, start(body, origin))
         except ServingError as error:
             self._metrics.failed(error_code(error))
+            if isinstance(error, RateLimitedError):
+                self._metrics.refused(f"budget: {error.what}")
             raise
         if answer is None:
             self._metrics.failed("client_left")
@@ -132,7 +134,7 @@ class Routes:
             await answer.cancel("client disconnected")
             metrics.ended("abort")  # unless it was counted already
 
-        return EventStream(self._events(body, answer, metrics), close=close)
+        return EventStream(self._events(body, answer, metrics), close=close, headers=answer.headers)
 
     async def _whole(
         self, request: Request, body: ChatRequest | CompletionRequest, answer: Answer, metrics: AnswerMetrics
@@ -147,7 +149,9 @@ class Routes:
                 return Response(status_code=499)  # nobody reads it
             result = work.result()
             metrics.ended()
-            return json_response(result)
+            response = json_response(result)
+            response.headers.update(answer.headers)
+            return response
         except ServingError as error:
             metrics.failed(error_code(error))
             raise

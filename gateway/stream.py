@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -26,8 +26,10 @@ class EventStream(StreamingResponse):
     An iterator's own `finally` is not enough for that: a client that hung up before the first event leaves it unstarted.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None], *, close: Callable[[], Awaitable[None]]) -> None:
-        super().__init__(events, media_type="text/event-stream", headers=_HEADERS)
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], *, close: Callable[[], Awaitable[None]], headers: Mapping[str, str]
+    ) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={**_HEADERS, **headers})
         self._events = events
         self._close = close
 

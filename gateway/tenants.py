@@ -18,29 +18,24 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.config import ConfigError
+from gateway.budgets import UNLIMITED, Limits
 
 DEFAULT = "default"
-_NAME = r"^[A-Za-z0-9_.-]{1,64}$"
+TENANT_NAME = r"^[A-Za-z0-9_.-]{1,64}$"
 _HASH = r"^[0-9a-fA-F]{64}$"
 _FEWEST_KEY_CHARS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """A customer. 0 = unlimited."""
+    """A customer."""
 
     name: str = DEFAULT
     weight: float = 1.0  # its share beside others that wait, too
     queue_share: float = 1.0  # of the waiting queue that it may fill
     max_priority: int = 100
-    requests_per_minute: int = 0
-    tokens_per_minute: int = 0
-    max_concurrent: int = 0
+    limits: Limits = UNLIMITED
     cache_salt: str = ""  # tenants with different ones never share KV
-
-    @property
-    def has_budget(self) -> bool:
-        return bool(self.requests_per_minute or self.tokens_per_minute or self.max_concurrent)
 
     def salt(self, asked: str) -> str:
         """The salt of the block hashes, from the tenant's and the client's own. Nobody's client can ask for another's."""
@@ -138,16 +133,26 @@ class _Entry(BaseModel):
         return [hash_key(key) for key in self.keys] + [bytes.fromhex(digest) for digest in self.keys_sha256]
 
     def tenant(self, name: str) -> Tenant:
-        limits = self.model_dump(exclude={"keys", "keys_sha256", "cache_salt"})
         own = "" if name == DEFAULT else name
-        return Tenant(name=name, cache_salt=own if self.cache_salt is None else self.cache_salt, **limits)
+        return Tenant(
+            name=name,
+            weight=self.weight,
+            queue_share=self.queue_share,
+            max_priority=self.max_priority,
+            limits=Limits(
+                requests_per_minute=self.requests_per_minute,
+                tokens_per_minute=self.tokens_per_minute,
+                max_concurrent=self.max_concurrent,
+            ),
+            cache_salt=own if self.cache_salt is None else self.cache_salt,
+        )
 
 
 class _File(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     admin_keys_sha256: list[Annotated[str, Field(pattern=_HASH)]] = []
-    tenants: dict[Annotated[str, Field(pattern=_NAME)], _Entry] = {}
+    tenants: dict[Annotated[str, Field(pattern=TENANT_NAME)], _Entry] = {}
 
 
 def _read(path: Path) -> _File:

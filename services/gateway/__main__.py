@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import uvicorn
 
 from common.bus import connect_bus
-from common.config import ConfigError, GatewaySettings, fail, load_settings
+from common.config import LOOPBACK, ConfigError, GatewaySettings, fail, load_settings
 from common.errors import ServingError
 from common.lifecycle import until_signalled
 from common.peers import Peers
@@ -23,6 +24,7 @@ from common.tls import check_server_files
 from gateway.admission import RequestLimits
 from gateway.app import HttpSettings, create_app
 from gateway.attainment import ServiceLevels
+from gateway.budgets import SharedBudgets
 from gateway.connection import BoundedProtocol
 from gateway.requests import Requests
 from gateway.tenants import Tenants
@@ -39,7 +41,7 @@ async def run(settings: GatewaySettings) -> None:
         check_server_files(settings.tls_cert, settings.tls_key)
     listener = _listen(settings.host, settings.port)
     tokenizer = _tokenizer(settings.model)
-    tenants = Tenants(api_keys=settings.keys)
+    tenants = _tenants(settings)
     async with (
         until_signalled() as stopping,
         connect_bus(nats_settings(settings), name="gateway") as bus,
@@ -62,13 +64,17 @@ async def run(settings: GatewaySettings) -> None:
                 max_requests=settings.max_requests,
                 max_queued_tokens=settings.max_queued_tokens,
                 cut_over_tokens=settings.local_prefill_tokens,
+                window_s=settings.window_s,
+                reserved=settings.reserved,
             ),
             levels=levels,
             tracer=tracer,
         )
         await requests.start()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, tenants)
         app = create_app(
             generations=requests,
+            budgets=SharedBudgets(store),
             tokenizer=tokenizer,
             settings=HttpSettings(
                 served_model=settings.served_name,
@@ -101,6 +107,23 @@ async def run(settings: GatewaySettings) -> None:
         await requests.close()
         await peers.close()
         await asyncio.to_thread(tracer.close)
+
+
+def _tenants(settings: GatewaySettings) -> Tenants:
+    path = Path(settings.tenants) if settings.tenants else None
+    tenants = Tenants(api_keys=settings.keys, admin_key=settings.admin_key, path=path)
+    if settings.host not in LOOPBACK and tenants.open_to_all:
+        raise ConfigError(f"--tenants {path}: has no key, and --host {settings.host} is not loopback: `baton keys new`")
+    return tenants
+
+
+def _reload(tenants: Tenants) -> None:
+    """Nobody is dropped: who is being served goes on. A file that is wrong changes nothing."""
+    try:
+        tenants.reload()
+        log.info("tenants.reloaded", extra={"tenants": len(tenants.names), "keys": len(tenants.keys)})
+    except ConfigError as error:
+        log.error("tenants.not_reloaded", extra={"error": str(error)})
 
 
 class _Server(uvicorn.Server):

@@ -69,11 +69,11 @@ def redis_rules(member: Member) -> str:
         return "~* &* +@all"
     if member.role == "gateway":
         keys = "%R~baton:worker:* ~baton:workers ~baton:block:* ~baton:charges:* ~baton:load:* ~baton:placed:* "
-        keys += "~baton:ready:* ~baton:home:* %R~baton:rate:*"
-        functions: tuple[str, ...] = ("place", "release", "charged", "states")
+        keys += "~baton:ready:* ~baton:home:* %R~baton:rate:* ~baton:budget:* ~baton:running:*"
+        functions: tuple[str, ...] = ("place", "release", "charged", "states", "budget_take", "budget_settle")
         commands = (
             "+function|load +time +get +del +incrby +decrby +expire +pexpire +hget +hmget +hset +hdel +smembers +srem "
-            "+smismember +srandmember +scard +exists +zadd +zcard +zrange +zrangebyscore +zrem"
+            "+smismember +srandmember +scard +exists +zadd +zcard +zrange +zrangebyscore +zrem +zremrangebyscore"
         )
     elif member.role in WORKERS:
         own = member.id

@@ -26,7 +26,7 @@ from common.config import ConfigError
 from common.errors import UnavailableError
 from common.messages import Ack, Cancel, ToWorker, WorkerReply, to_worker_decoder, worker_reply_decoder
 from common.servers import DEPLOY, Server, run_nats, run_redis
-from common.store import LIBRARY, install_library
+from common.store import BUDGETS, LIBRARY, install_library
 from common.tls import Tls
 from services.users.__main__ import members_of
 from services.users.permissions import Member, Users, make_users, redis_rules
@@ -311,13 +311,23 @@ async def test_a_redis_user_may_do_nothing_beyond_its_role(deployment: Deploymen
 
 def test_every_command_of_the_library_is_allowed_to_whoever_calls_it() -> None:
     """A command that is missing from the users would be seen by nobody: placement would fall back to heartbeats."""
-    used = set(re.findall(r"redis\.call\('([A-Z]+)'", LIBRARY.read_text()))
-    functions = set(re.findall(r"register_function\('(baton_\w+)'", LIBRARY.read_text()))
+    libraries = LIBRARY.read_text() + BUDGETS.read_text()
+    used = set(re.findall(r"redis\.call\('([A-Z]+)'", libraries))
+    functions = set(re.findall(r"register_function\('(baton_\w+)'", libraries))
     assert len(used) > 10
     rules = [redis_rules(Member(role)).split() for role in ("gateway", "decode")]
     granted = {rule.removeprefix("+").upper() for words in rules for rule in words}
     assert used - granted == set()
     assert {name.upper() for name in functions} - {word.removeprefix("FCALL|") for word in granted} == set()
+
+
+async def test_a_gateway_s_user_counts_budgets(deployment: Deployment) -> None:
+    async with deployment.redis_as("gateway-0") as client:
+        await client.function_load(BUDGETS.read_text(), replace=True)
+        for left in (1, 0):
+            answer = await client.fcall("baton_budget_take", 0, "acme", f"r{left}", 5, 2, 100, 3, 60_000, 0)
+            assert (answer[0], answer[2]) == (b"", left)
+        assert await client.fcall("baton_budget_settle", 0, "acme", "r0", 0, 3, 2, 100, 0) == 1
 
 
 async def test_redis_knows_nobody_without_a_password(deployment: Deployment) -> None:

@@ -67,7 +67,8 @@ def test_no_distribution_claims_our_names() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", [f"services.{name}.__main__" for name in ("gateway", "up", "chat", "bench", "top", "doctor", "planner")]
+    "module",
+    [f"services.{name}.__main__" for name in ("gateway", "up", "chat", "bench", "top", "doctor", "planner", "keys")],
 )
 def test_the_front_door_has_no_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"

@@ -1,0 +1,114 @@
+"""Overload of a whole Baton with the fake device: who waits, who goes first, and who is sent away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from tests.e2e.cluster import Cluster
+from tests.models import build_tiny_model
+
+KEYS = {"heavy": "the-key-of-the-heavy", "light": "the-key-of-the-light", "other": "the-key-of-another"}
+WEIGHTS = {"heavy": 3, "light": 1, "other": 1}
+PROMPT = 100  # tokens
+ADMIN = "the-admin-s-own-key"
+LIMIT = 4000  # prompt tokens that may wait
+
+
+@pytest.fixture(scope="module")
+async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[httpx.AsyncClient]:
+    """Of a cluster that computes 500 prompt tokens a second, and knows it."""
+    folder = tmp_path_factory.mktemp("admission")
+    tenants = folder / "tenants.toml"
+    tenants.write_text(
+        "".join(f'[tenants.{name}]\nkeys = ["{key}"]\nweight = {WEIGHTS[name]}\n' for name, key in KEYS.items())
+    )
+    options = ("--tenants", str(tenants), "--admin-key", ADMIN, "--window-s", "0.2", "--max-queued-tokens", str(LIMIT))
+    model = build_tiny_model(folder / "tiny", "llama")
+    cluster = Cluster(
+        folder / "cluster", model=model, fake=True, fake_step_ms=1, fake_token_us=2000, gateway_options=options
+    )
+    limits = httpx.Limits(max_connections=200)
+    async with cluster, httpx.AsyncClient(base_url=cluster.url, timeout=60, limits=limits) as client:
+        for _ in range(3):
+            assert (await ask(client, "other")).status_code == 200
+        yield client
+
+
+_numbers = iter(range(2, 10**9))
+
+
+async def ask(client: httpx.AsyncClient, tenant: str, **options: object) -> httpx.Response:
+    """One request whose prompt nobody had before."""
+    number = next(_numbers)
+    body = {"model": "tiny", "prompt": [number % 400 + 1, number // 400 % 400 + 1] * (PROMPT // 2)}
+    body |= {"max_tokens": 1, "ignore_eos": True} | options
+    return await client.post("/v1/completions", json=body, headers={"authorization": f"Bearer {KEYS[tenant]}"})
+
+
+async def figure(client: httpx.AsyncClient, name: str) -> float:
+    text = (await client.get("/metrics", headers={"authorization": f"Bearer {ADMIN}"})).text
+    return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name))
+
+
+async def test_two_tenants_that_wait_share_by_weight(client: httpx.AsyncClient) -> None:
+    ended: list[str] = []
+
+    async def asked(tenant: str) -> None:
+        assert (await ask(client, tenant)).status_code == 200
+        ended.append(tenant)
+
+    light = [asyncio.create_task(asked("light")) for _ in range(16)]
+    async with asyncio.timeout(30):
+        while await figure(client, "vllm:num_requests_waiting") < 5:  # the light one is there first
+            await asyncio.sleep(0.02)
+        present = len(ended)
+        await asyncio.gather(*light, *(asked("heavy") for _ in range(16)))
+    first = Counter(ended[present + 4 : present + 16])  # after those that had started: while both wait
+    assert first["heavy"] >= 7, ended  # of 12: 9 by weight, two in the window
+    assert await figure(client, "baton_tenant_tokens_total") >= 32 * (PROMPT + 1)
+
+
+async def test_beyond_capacity_everybody_is_told_at_once_and_who_is_admitted_is_served(
+    client: httpx.AsyncClient,
+) -> None:
+    answers: list[int] = []
+
+    async def asked(index: int) -> httpx.Response:
+        response = await ask(client, list(KEYS)[index % 3])
+        answers.append(response.status_code)
+        return response
+
+    responses = await asyncio.gather(*(asked(index) for index in range(80)))  # of 8,000 tokens
+    statuses = Counter(response.status_code for response in responses)
+    assert statuses.keys() == {200, 429}
+    assert (
+        30 <= statuses[200] <= 55
+    )  # 4000 tokens wait at most, 400 of them only for priority; some are computed meanwhile
+    assert set(answers[-10:]) == {200}  # the refusals came first
+    for response in responses:
+        if response.status_code == 429:
+            assert int(response.headers["retry-after"]) >= 1
+            assert response.json()["error"]["code"] == "overloaded"
+    assert await figure(client, "baton_refusals_total") == statuses[429]
+    assert await figure(client, "vllm:num_requests_waiting") == 0
+
+
+async def test_who_is_more_important_goes_first(client: httpx.AsyncClient) -> None:
+    ended: list[int] = []
+
+    async def asked(priority: int) -> None:
+        assert (await ask(client, "other", priority=priority)).status_code == 200
+        ended.append(priority)
+
+    low = [asyncio.create_task(asked(-1)) for _ in range(10)]
+    async with asyncio.timeout(30):
+        while await figure(client, 'baton_waiting_requests{model_name="tiny",tier="low"}') < 5:
+            await asyncio.sleep(0.02)
+        await asyncio.gather(asked(0), asked(0))
+        assert ended.count(-1) < 10  # they overtook those that waited
+        await asyncio.gather(*low)
