@@ -266,7 +266,7 @@ def _desired(
             wanted = max(count + 1, math.ceil(load / _high(role, settings)))
         elif count > 1 and load / (count - 1) <= _low(role, settings):
             wanted = max(1, math.ceil(load / _low(role, settings)))
-        desired[role] = max(wanted, role == "decode")  # nobody is served without
+        desired[role] = max(wanted, 1 if role == "decode" else 0)  # nobody is served without
     return desired
 
 

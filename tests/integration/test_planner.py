@@ -1,0 +1,163 @@
+"""The planner on a real bus: who is told what, who isn't, and what others hear of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from common import subjects
+from common.bus import NatsBus, NatsSettings, connect_bus
+from common.messages import (
+    GatewayState,
+    PlannerState,
+    RolesReply,
+    SetRoles,
+    ToWorker,
+    planner_state_decoder,
+    to_worker_decoder,
+)
+from common.peers import Peers
+from common.servers import run_nats
+from services.planner.plan import PlanSettings
+from services.planner.planner import Planner, PlannerConfig
+from tests.unit.gateway.test_placement import a_worker
+
+AT_ONCE = PlanSettings(hold_s=0.0, cooldown_s=0.0, reverse_s=0.0)
+PRESSED = GatewayState(gateway="g", incarnation=1, window_s=30.0, arriving_tokens_per_s=5000.0)
+
+
+class Fleet:
+    """One prefill and three decode workers that do as they are told, but for the stubborn ones."""
+
+    def __init__(self, bus: NatsBus, stubborn: tuple[str, ...] = ()) -> None:
+        self._bus = bus
+        self._stubborn = stubborn
+        self.roles = {"p0": ["prefill"], "d0": ["decode"], "d1": ["decode"], "d2": ["decode"]}
+        self.told: list[tuple[str, list[str]]] = []
+        self.heard: list[PlannerState] = []
+        self.news = asyncio.Event()
+        self._beating: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        for worker in self.roles:
+            await self._bus.serve(subjects.worker(worker), to_worker_decoder, self._obey(worker))
+        await self._bus.subscribe(subjects.PLANNER, planner_state_decoder, self._hear)
+
+    async def beat(self) -> None:
+        for worker, roles in self.roles.items():
+            await self._bus.publish(subjects.heartbeat(worker), a_worker(worker, *roles))
+        await self._bus.publish(subjects.gateway_heartbeat("g"), PRESSED)
+
+    def go(self) -> None:
+        """Beat from now on, as workers and gateways do."""
+        self._beating = asyncio.create_task(self._beat_on())
+
+    def stop(self) -> None:
+        if self._beating is not None:
+            self._beating.cancel()
+
+    async def _beat_on(self) -> None:
+        while True:
+            await self.beat()
+            await asyncio.sleep(0.2)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(15):
+            while not holds():
+                self.news.clear()
+                await self.news.wait()
+
+    def _obey(self, worker: str) -> Callable[[ToWorker], Awaitable[RolesReply]]:
+        async def obey(message: ToWorker) -> RolesReply:
+            assert isinstance(message, SetRoles)
+            self.told.append((worker, message.roles))
+            accepted = worker not in self._stubborn
+            if accepted:
+                self.roles[worker] = message.roles
+                await self.beat()
+            return RolesReply(accepted=accepted, roles=self.roles[worker], reason="" if accepted else "it won't")
+
+        return obey
+
+    def _hear(self, state: PlannerState) -> None:
+        self.heard.append(state)
+        self.news.set()
+
+
+@pytest.fixture(scope="module")
+async def nats_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    async with run_nats(data_dir=tmp_path_factory.mktemp("nats")) as server:
+        yield server.url
+
+
+@contextlib.asynccontextmanager
+async def planning(nats_url: str, *names: str, dry_run: bool = False) -> AsyncIterator[None]:
+    """Planners of these names, which have heard everybody before their first decision."""
+    stopping = asyncio.Event()
+    async with contextlib.AsyncExitStack() as stack:
+        tasks = []
+        for name in names:
+            bus = await stack.enter_async_context(connect_bus(NatsSettings(url=nats_url), name=name))
+            peers = Peers()
+            await peers.start(bus)
+            stack.push_async_callback(peers.close)
+            planner = Planner(bus, peers, PlannerConfig(planner_id=name, period_s=0.1, dry_run=dry_run, plan=AT_ONCE))
+            await planner.start()
+            tasks.append(asyncio.create_task(planner.run(stopping)))
+        yield
+        stopping.set()
+        await asyncio.gather(*tasks)
+
+
+@contextlib.asynccontextmanager
+async def fleet_of(nats_url: str, *stubborn: str) -> AsyncIterator[Fleet]:
+    async with connect_bus(NatsSettings(url=nats_url), name="fleet") as bus:
+        fleet = Fleet(bus, stubborn)
+        await fleet.start()
+        yield fleet
+        fleet.stop()
+
+
+async def test_workers_are_told_one_after_another_and_whoever_asks_hears_why(nats_url: str) -> None:
+    async with fleet_of(nats_url) as fleet, planning(nats_url, "planner"):
+        fleet.go()
+        await fleet.until(lambda: bool(fleet.heard) and fleet.heard[-1].workers == {"prefill": 3, "decode": 1})
+    assert fleet.told == [("d0", ["prefill"]), ("d1", ["prefill"])]
+    last = fleet.heard[-1]
+    assert (last.planner, last.acts, last.moves) == ("planner", True, 2)
+    assert last.desired == {"prefill": 6, "decode": 1}
+    assert "no decode worker can be spared" in last.reason
+
+
+async def test_a_worker_that_refuses_is_not_asked_again(nats_url: str) -> None:
+    async with fleet_of(nats_url, "d0") as fleet, planning(nats_url, "planner"):
+        fleet.go()
+        await fleet.until(lambda: bool(fleet.heard) and fleet.heard[-1].workers == {"prefill": 3, "decode": 1})
+    assert [worker for worker, _ in fleet.told] == ["d0", "d1", "d2"]
+
+
+async def test_a_dry_run_moves_nobody(nats_url: str) -> None:
+    async with fleet_of(nats_url) as fleet, planning(nats_url, "planner", dry_run=True):
+        fleet.go()
+        await fleet.until(lambda: len(fleet.heard) >= 3 and "prefill is pressed" in fleet.heard[-1].reason)
+    assert fleet.told == []
+    assert not any(state.acts for state in fleet.heard)
+
+
+async def test_of_two_planners_the_one_with_the_smaller_name_acts(nats_url: str) -> None:
+    async with fleet_of(nats_url) as fleet, planning(nats_url, "b", "a"):
+        await fleet.until(lambda: {state.planner for state in fleet.heard[-2:]} == {"a", "b"})  # they know each other
+        fleet.go()
+        await fleet.until(lambda: fleet.heard[-1].planner == "a" and fleet.heard[-1].moves == 2)
+        since = [state for state in fleet.heard if state.moves]
+    assert [worker for worker, _ in fleet.told] == ["d0", "d1"]
+    assert {state.planner for state in since} == {"a"}
+
+
+async def test_an_empty_fleet_is_told_of_too(nats_url: str) -> None:
+    async with fleet_of(nats_url) as fleet, planning(nats_url, "planner"):
+        await fleet.until(lambda: bool(fleet.heard))
+    assert fleet.heard[0].desired == {"prefill": 0, "decode": 1}
