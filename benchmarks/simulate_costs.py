@@ -14,7 +14,9 @@ LINK_BYTES_PER_S = 330e9
 HANDOVER_MS = 2.0  # lease, manifest and settling, beside the bytes
 MEASURED_CONTEXT = 1100  # tokens of each sequence in the measured decode steps
 DECODE_STEPS = ((1, 4.09), (8, 4.40), (32, 5.40), (64, 6.71), (128, 9.40), (256, 15.5))  # batch, ms
-LOCAL_SLOWDOWN = 1.15  # a prompt's token beside a decode batch against one in a pass of its own; assumed, not measured
+LOCAL_SLOWDOWN = (
+    0.6  # a prompt's token beside a decode batch against one in a pass of its own: both read the weights once
+)
 
 # Through 13.0 ms at 512, 48.8 at 2048 and 219 at 8192 tokens: fixed + linear + what grows with the positions attended to.
 PREFILL_FIXED_MS = 1.684

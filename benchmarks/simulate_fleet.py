@@ -17,8 +17,9 @@ from engine.block_pool import BlockPool, OutOfBlocksError
 
 POOL_BLOCKS = 58_000 * 16 // TRACE_BLOCK
 MAX_SEQUENCES = 256
-STEP_TARGET_MS = 10.0  # a worker's own bounds: see `worker.device`
-PATIENT_TOKENS, BACKLOG_STEPS, FEWEST_PROMPT_TOKENS, TOKEN_BUDGET = 2048, 4, 32, 8192
+STEP_TARGET_MS = 8.0  # a worker's own bounds: see `worker.device`
+PATIENT_TOKENS, BACKLOG_STEPS, FEWEST_PROMPT_TOKENS, TOKEN_BUDGET = 8192, 4, 64, 8192
+PASS_STEP, NEARLY = 128, 1.15
 RATE_MEMORY = 0.9
 _EPSILON = 1e-6
 
@@ -84,7 +85,8 @@ class Worker:
     @property
     def local_tokens_per_s(self) -> float:
         """Prompt tokens a second beside the batch, within the step target."""
-        return 1000 * self._tokens_beside(0) / STEP_TARGET_MS
+        tokens = self._tokens_beside(0)
+        return 1000 * tokens / (self.step_ms + tokens * PREFILL_TOKEN_MS * LOCAL_SLOWDOWN)
 
     @property
     def backlog_tokens(self) -> int:
@@ -213,7 +215,9 @@ class Worker:
         return run
 
     def _tokens_beside(self, backlog: int) -> int:
-        tokens = int((STEP_TARGET_MS - self.step_ms) / (PREFILL_TOKEN_MS * LOCAL_SLOWDOWN))
+        tokens = int(NEARLY * (STEP_TARGET_MS - self.step_ms) / (PREFILL_TOKEN_MS * LOCAL_SLOWDOWN))
+        slots = max(16, 1 << (len(self.batch) - 1).bit_length()) if self.batch else 16
+        tokens += slots - (tokens + slots) % PASS_STEP - slots
         pressing = (backlog - PATIENT_TOKENS) // BACKLOG_STEPS
         return min(TOKEN_BUDGET, max(FEWEST_PROMPT_TOKENS, tokens, pressing))
 

@@ -158,10 +158,10 @@ class Baton:
             self._notes.fcall("baton_announce", 0, f"{worker.name}@1", len(added), *added, *removed)
 
     def computed(self, run: Run) -> None:
-        self._notes.fcall("baton_release", 0, f"{run.id}:1", "prefill")
+        self._notes.fcall("baton_release", 0, f"{run.id}:1", "prefill", max(1, int(run.first_token_ms)))
 
     def ended(self, run: Run) -> None:
-        self._notes.fcall("baton_release", 0, f"{run.id}:1", "decode")
+        self._notes.fcall("baton_release", 0, f"{run.id}:1", "decode", max(1, int(run.end_ms)))
 
     def _flush(self) -> None:
         if len(self._notes):

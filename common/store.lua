@@ -10,6 +10,7 @@
 --   baton:worker:<id>          hash with a TTL, from the worker's heartbeat
 --   baton:block:<digest>       set of "<worker>@<incarnation>", with a TTL
 --   baton:charges:<stage>:<id> sorted set "<request>:<attempt>|<tokens>" by expiry (ms); baton:load:<stage>:<id> its sum of tokens
+--   baton:load:began:<id>      when the prompt that it computes now began, ms; baton:load:since  when this ledger began, ms
 --   baton:placed:<request>:<attempt>  hash stage -> worker, with the charge's TTL
 --
 -- What has no TTL (workers, ready, home, charges, load) is small and dies with its worker; an evicting Redis must only evict the rest
@@ -23,12 +24,13 @@ local EXACT_BLOCKS = 16 -- up to which a prefix is looked up block by block; a l
 local TYPICAL_TOKENS = 2048 -- a prompt's, where workers are sorted without a request
 local WORK_WEIGHT = 8 -- of computing against waiting when all workers have a queue: what is computed here delays who comes next
 local SCARCE_MS = 20 -- of waiting at the least loaded worker, at which half of that weight counts; where somebody idles none does
-local LOCAL_SHARE = 0.25 -- of a prefill rate: what a decode worker is thought to compute beside its batch, until it has measured it
+local LOCAL_SHARE = 0.5 -- of a prefill rate: what a decode worker is thought to compute beside its batch, until it has measured it
 local LOCAL_CANDIDATES = 4 -- decode workers, best first, that are compared as places for the prefill, too
 local LOCAL_MARGIN_MS = 5 -- by which prefill there must be earlier where others decode: it costs them
 local LOCAL_HARM = 0.35 -- of the time that a prompt is computed beside a batch counts as its own, for what it costs the batch
-local LOCAL_PATIENCE_MS = 200 -- of prompts beside a batch: the harm of more grows with its square, and with the sequences that wait
+local LOCAL_PATIENCE_MS = 316 -- of prompts beside a batch: with more the harm grows fast, and with the sequences that wait
 local LOCAL_PASS_MS = 60 -- an idle decode worker computes a prompt in one pass up to this; whoever joins meanwhile waits for it
+local YOUNG_MS = 60000 -- until a ledger may lack charges because Redis was emptied; later it is newer than any heartbeat
 local HANDOVER_MS = 2 -- what asking for a lease and pushing cost, beside the bytes
 local LINK = 1e9 -- bytes/s of a link that nobody has measured
 local READ = 2e12 -- bytes/s at which a decode step reads its context, more or less
@@ -46,7 +48,7 @@ end
 
 local rescore -- below
 
-local function give_back(stage, worker, members)
+local function give_back(stage, worker, members, now)
   local charges, load = 'baton:charges:' .. stage .. ':' .. worker, 'baton:load:' .. stage .. ':' .. worker
   local sum = 0
   for _, member in ipairs(members) do
@@ -56,6 +58,7 @@ local function give_back(stage, worker, members)
   end
   if sum > 0 then
     redis.call('DECRBY', load, sum)
+    if stage == 'prefill' then redis.call('SET', 'baton:load:began:' .. worker, now) end -- the next one's turn
     rescore(stage, worker)
   end
 end
@@ -93,7 +96,7 @@ end
 -- Give back what expired.
 local function expire(stage, worker, now)
   local expired = redis.call('ZRANGEBYSCORE', 'baton:charges:' .. stage .. ':' .. worker, '-inf', now, 'LIMIT', 0, 1000)
-  if #expired > 0 then give_back(stage, worker, expired) end
+  if #expired > 0 then give_back(stage, worker, expired, now) end
   if redis.call('EXISTS', 'baton:charges:' .. stage .. ':' .. worker) == 0 then
     redis.call('DEL', 'baton:load:' .. stage .. ':' .. worker)
   end
@@ -102,6 +105,7 @@ end
 local function charge(stage, worker, request, tokens, now, ttl)
   local charges, placed = 'baton:charges:' .. stage .. ':' .. worker, 'baton:placed:' .. request
   if redis.call('ZADD', charges, 'NX', now + ttl, request .. '|' .. tokens) == 1 then
+    if stage == 'prefill' and redis.call('ZCARD', charges) == 1 then redis.call('SET', 'baton:load:began:' .. worker, now) end
     redis.call('INCRBY', 'baton:load:' .. stage .. ':' .. worker, tokens)
     rescore(stage, worker)
   end
@@ -113,6 +117,7 @@ local function forget_charges(worker)
   for _, stage in ipairs(STAGES) do
     redis.call('DEL', 'baton:charges:' .. stage .. ':' .. worker, 'baton:load:' .. stage .. ':' .. worker)
   end
+  redis.call('DEL', 'baton:load:began:' .. worker)
 end
 
 -- Nobody may choose the worker any more.
@@ -132,7 +137,7 @@ local function forget_worker(worker)
 end
 
 -- Give back whatever this attempt was charged at `stage`; `others` are workers to look at besides the recorded one.
-local function discharge(request, stage, others)
+local function discharge(request, stage, others, now)
   local placed = 'baton:placed:' .. request
   local recorded = redis.call('HGET', placed, stage)
   if recorded then
@@ -144,7 +149,7 @@ local function discharge(request, stage, others)
     for _, member in ipairs(redis.call('ZRANGE', 'baton:charges:' .. stage .. ':' .. worker, 0, -1)) do
       if string.sub(member, 1, #request + 1) == request .. '|' then found[#found + 1] = member end
     end
-    give_back(stage, worker, found)
+    give_back(stage, worker, found, now)
   end
 end
 
@@ -387,16 +392,26 @@ local function assume(workers)
   return slowest > 0 and slowest or beside
 end
 
+-- ms until a worker has computed the prompts charged to it at `rate`; the first of them has been on its way for some time. In a
+-- young ledger the worker's own word counts, too.
+local function wait_ms(worker, rate, clock)
+  local load, count = ledger('prefill', worker.id)
+  if clock.young then return 1000 * math.max(load, worker.queued_tokens) / rate, count end
+  if count == 0 then return 0, 0 end
+  local began = tonumber(redis.call('GET', 'baton:load:began:' .. worker.id) or clock.now)
+  return 1000 * load / rate - math.max(0, math.min(clock.now - began, 1000 * load / count / rate)), count
+end
+
 -- Prefill workers, cheapest first: ms until each would have computed what it is charged (`wait`) and this prompt's rest (`work`).
 -- While somebody idles, a prefix is worth what computing it takes, and is copied by being computed elsewhere when its holders'
 -- queue is longer. The longer all queues are, the more computing counts, because everybody behind waits for it. Returns its weight, too.
-local function rank_prefill(workers, assumed)
+local function rank_prefill(workers, assumed, clock)
   local ranked, least = {}, nil
   for _, worker in ipairs(workers) do
     if has_role(worker, 'prefill') then
-      local load, count = ledger('prefill', worker.id)
       local rate = worker.rate > 0 and worker.rate or (assumed > 0 and assumed or 1)
-      local wait, work = 1000 * math.max(load, worker.queued_tokens) / rate, worker.fixed_ms + 1000 * worker.uncached / rate
+      local wait, count = wait_ms(worker, rate, clock)
+      local work = worker.fixed_ms + 1000 * worker.uncached / rate
       ranked[#ranked + 1] = {
         id = worker.id, worker = worker, count = count, wait = wait, work = work, ms = wait + work,
       }
@@ -411,19 +426,20 @@ local function rank_prefill(workers, assumed)
 end
 
 -- Where of the best decode workers the prompt would be computed the earliest: {at, ms, cost}; nil without any rate.
-local function cheapest_local(decode, assumed, weight)
+local function cheapest_local(decode, assumed, weight, clock)
   local best
   for at = 1, math.min(#decode, LOCAL_CANDIDATES) do
     local worker = decode[at].worker
     local own = worker.rate > 0 and worker.rate or assumed
-    local idle = worker.sequences == 0 and decode[at].count == 0 and 1000 * worker.uncached <= LOCAL_PASS_MS * own
+    local sequences = clock.young and math.max(worker.sequences, decode[at].count) or decode[at].count
+    local idle = sequences == 0 and 1000 * worker.uncached <= LOCAL_PASS_MS * own
     local rate = idle and own or (worker.local_rate > 0 and worker.local_rate or LOCAL_SHARE * own)
     if rate > 0 and not decode[at].full then
-      local queued = math.max(ledger('prefill', worker.id), worker.queued_tokens)
-      local ms = worker.fixed_ms + (idle and 0 or worker.step_ms) + 1000 * (queued + worker.uncached) / rate
-      local delay = 1000 * (queued + worker.uncached) / own -- of those that decode there, by all prompts
+      local wait = wait_ms(worker, rate, clock)
+      local ms = worker.fixed_ms + (idle and 0 or worker.step_ms) + wait + 1000 * worker.uncached / rate
+      local delay = (wait * rate + 1000 * worker.uncached) / own -- of those that decode there, by all prompts
       local harm = idle and 0 or LOCAL_MARGIN_MS + LOCAL_HARM * 1000 * worker.uncached / rate
-        + math.max(worker.sequences, 1) * delay * delay / LOCAL_PATIENCE_MS
+        + math.max(sequences, 1) * delay * (delay / LOCAL_PATIENCE_MS) ^ 2
       local cost = ms + harm + (weight - 1) * 1000 * worker.uncached / own
       if not best or cost < best.cost then best = { at = at, ms = ms, cost = cost } end
     end
@@ -476,6 +492,12 @@ local function rank_decode(workers, tokens, block_size, reserve, work, link)
   return ranked
 end
 
+-- Whether the ledger began a short time ago.
+local function is_young(now)
+  redis.call('SET', 'baton:load:since', now, 'NX')
+  return now - tonumber(redis.call('GET', 'baton:load:since')) < YOUNG_MS
+end
+
 -- place(request:attempt, tokens, block_size, reserve_tokens, ttl_ms, cut_over_tokens, fingerprint, ",excluded,", now_ms, digest, ...)
 -- cut_over_tokens: an uncached rest up to this is prefilled by the decode worker; negative: whenever that brings the first token
 -- earlier, by the rates that workers measured. now_ms: 0 for this server's clock; a simulation has its own.
@@ -487,22 +509,25 @@ local function place(_, args)
   local reserve, ttl, cut_over = tonumber(args[4]), tonumber(args[5]), tonumber(args[6])
   local now = tonumber(args[9])
   if now == 0 then now = now_ms() end
-  for _, stage in ipairs(STAGES) do discharge(request, stage, {}) end
+  for _, stage in ipairs(STAGES) do discharge(request, stage, {}, now) end
   local workers = candidates(args, 10, args[7], args[8], now % 16 == 0)
   for _, worker in ipairs(workers) do
     worker.uncached = math.max(tokens - worker.matched * block_size, 1)
   end
 
   local assumed = assume(workers)
-  local prefill, weight = rank_prefill(workers, assumed)
+  local clock = { now = now, young = is_young(now) }
+  local prefill, weight = rank_prefill(workers, assumed, clock)
   local first = prefill[1]
   local decode = rank_decode(workers, tokens, block_size, reserve, first and first.work or 0, first and first.worker.link or 0)
   if #decode == 0 then return { '', '0', 0, 0, 'no decode worker', '' } end
   local best = decode[1].worker
   local chosen, reason, predicted = best, nil, nil
-  local nearby = cheapest_local(decode, assumed, weight)
+  local nearby = cheapest_local(decode, assumed, weight, clock)
   local transfer = HANDOVER_MS + decode[1].unhidden
   if #prefill == 0 then
+    if nearby then best = decode[nearby.at].worker end
+    chosen = best
     reason = 'local: no prefill worker'
   elseif cut_over >= 0 and best.uncached <= cut_over then
     reason = 'local: short'
@@ -530,11 +555,12 @@ local function place(_, args)
   return answer
 end
 
--- release(request:attempt, stage, worker, ...): give the charge back; the workers are looked at if its record was evicted
+-- release(request:attempt, stage, now_ms, worker, ...): give the charge back; the workers are looked at if its record was evicted
 local function release(_, args)
-  local others = {}
-  for i = 3, #args do others[#others + 1] = args[i] end
-  discharge(args[1], args[2], others)
+  local others, now = {}, tonumber(args[3]) or 0
+  if now == 0 then now = now_ms() end
+  for i = 4, #args do others[#others + 1] = args[i] end
+  discharge(args[1], args[2], others, now)
   return 1
 end
 

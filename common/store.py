@@ -184,7 +184,7 @@ class Store:
         Redis remembers where; `workers` are looked at as well, in case it had to evict that.
         """
         for one in ("prefill", "decode") if stage == "all" else (stage,):
-            await self._call("baton_release", f"{request_id}:{attempt}", one, *workers)
+            await self._call("baton_release", f"{request_id}:{attempt}", one, 0, *workers)
 
     async def charged(self, worker: str, stage: Literal["prefill", "decode"]) -> int:
         """Tokens charged to a worker now."""

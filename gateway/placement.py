@@ -16,8 +16,8 @@ from common.messages import WorkerState
 
 FULL = 1e6
 WORK_WEIGHT, SCARCE_MS = 8, 20
-LOCAL_SHARE, LOCAL_CANDIDATES = 0.25, 4
-LOCAL_MARGIN_MS, LOCAL_HARM, LOCAL_PATIENCE_MS, LOCAL_PASS_MS = 5, 0.35, 200, 60
+LOCAL_SHARE, LOCAL_CANDIDATES = 0.5, 4
+LOCAL_MARGIN_MS, LOCAL_HARM, LOCAL_PATIENCE_MS, LOCAL_PASS_MS = 5, 0.35, 316, 60
 HANDOVER_MS, LINK, READ = 2, 1e9, 2e12
 ANSWER_TOKENS, MOVING_SHARE = 64, 0.1
 
@@ -92,16 +92,16 @@ def choose(candidates: Sequence[Candidate], prompt: Prompt) -> tuple[str, list[s
     if not decode:
         return "", [], "no decode worker"
     best = decode[0].worker
+    nearby = _cheapest_local(decode, assumed, weight)
     if first is None:
-        return best.state.worker, [], "local: no prefill worker"
+        return (nearby[0] if nearby is not None else best).state.worker, [], "local: no prefill worker"
     if 0 <= best.uncached <= prompt.cut_over_tokens:
         return best.state.worker, [], "local: short"
     if first.worker is best:
         return best.state.worker, [], "local: same worker"
-    if prompt.cut_over_tokens < 0:
-        nearby = _cheapest_local(decode, assumed, weight)
-        if nearby is not None and nearby[1] < first.cost + HANDOVER_MS + decode[0].unhidden:
-            return nearby[0].state.worker, [], "local: earlier"
+    elsewhere = first.cost + HANDOVER_MS + decode[0].unhidden
+    if prompt.cut_over_tokens < 0 and nearby is not None and nearby[1] < elsewhere:
+        return nearby[0].state.worker, [], "local: earlier"
     reason = "full" if decode[0].is_full else "prefix" if first.worker.matched_blocks else "load"
     return first.worker.state.worker, [option.worker.state.worker for option in decode[:4]], reason
 
@@ -170,7 +170,8 @@ def _cheapest_local(decode: Sequence[_Option], assumed: float, weight: float) ->
     for option in decode[:LOCAL_CANDIDATES]:
         worker, state = option.worker, option.worker.state
         own = state.prefill_tokens_per_s or assumed
-        is_idle = worker.sequences == 0 and option.count == 0 and 1000 * worker.uncached <= LOCAL_PASS_MS * own
+        sequences = max(worker.sequences, option.count)
+        is_idle = sequences == 0 and 1000 * worker.uncached <= LOCAL_PASS_MS * own
         rate = own if is_idle else state.local_tokens_per_s or LOCAL_SHARE * own
         if rate <= 0 or option.is_full:
             continue
@@ -179,7 +180,7 @@ def _cheapest_local(decode: Sequence[_Option], assumed: float, weight: float) ->
         if not is_idle:
             delay = 1000 * tokens / own
             cost += LOCAL_MARGIN_MS + LOCAL_HARM * 1000 * worker.uncached / rate
-            cost += max(worker.sequences, 1) * delay * delay / LOCAL_PATIENCE_MS
+            cost += max(sequences, 1) * delay * (delay / LOCAL_PATIENCE_MS) ** 2
         cost += (weight - 1) * 1000 * worker.uncached / own
         if best is None or cost < best[1]:
             best = worker, cost

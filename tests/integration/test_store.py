@@ -115,7 +115,7 @@ async def test_a_worker_whose_lease_ran_out_is_gone_with_its_charges(store: Stor
     await eventually(nobody)
     with pytest.raises(UnavailableError, match="no decode worker"):
         await store.place(a_request("another"))
-    assert [key async for key in raw.scan_iter("baton:*") if b":placed:" not in key] == []
+    assert [key async for key in raw.scan_iter("baton:*") if b":placed:" not in key] == [b"baton:load:since"]
 
 
 async def test_only_ready_workers_of_the_model_that_are_not_excluded_are_chosen(store: Store) -> None:
@@ -330,6 +330,32 @@ async def test_a_prompt_is_prefilled_where_its_first_token_is_predicted_earlier(
     await store.register(a_worker("d0", "decode", **({"prefill_tokens_per_s": 0.0} | decode)))
     placement = await store.place(a_request(num_tokens=num_tokens, cut_over_tokens=-1))
     assert (placement.reason, placement.prefill) == (reason, "d0" if reason.startswith("local") else "p0")
+
+
+@pytest.mark.parametrize(("age_ms", "chosen"), [(0, "p1"), (120_000, "p0")])
+async def test_the_ledger_is_newer_than_heartbeats_unless_it_was_lost(store: Store, age_ms: int, chosen: str) -> None:
+    """p0 said that it had a queue; nothing is charged to it, because that is computed or because Redis was emptied."""
+    await store.register(a_worker("p0", "prefill", queued_tokens=500))
+    await store.register(a_worker("p1", "prefill"))
+    await store.register(a_worker("d0", "decode"))
+    now_ms = int((await store._client.time())[0]) * 1000
+    await store._client.set("baton:load:since", now_ms - age_ms)
+    assert (await store.place(a_request(cut_over_tokens=0))).prefill == chosen
+
+
+async def test_the_prompt_being_computed_counts_less_with_time(store: Store) -> None:
+    """Both have two prompts; p1 began earlier."""
+    for worker in ("p0", "p1"):
+        await store.register(a_worker(worker, "prefill"))
+    await store.register(a_worker("d0", "decode", max_sequences=50))
+    now_ms = int((await store._client.time())[0]) * 1000
+    await store._client.set("baton:load:since", 1)
+    for number, at in (("a", 0), ("b", 40), ("c", 0), ("d", 40)):
+        await store.place(a_request(number, num_tokens=64, cut_over_tokens=0, now_ms=now_ms + at))
+    assert [await store.charged(worker, "prefill") for worker in ("p0", "p1")] == [128, 128]
+    await store._client.set("baton:load:began:p0", now_ms + 80)
+    await store._client.set("baton:load:began:p1", now_ms + 40)
+    assert (await store.place(a_request("e", num_tokens=64, cut_over_tokens=0, now_ms=now_ms + 90))).prefill == "p1"
 
 
 async def test_a_burst_is_shared_between_prefill_and_decode_workers(store: Store) -> None:
