@@ -252,7 +252,7 @@ class WatchedEngine(FakeEngine):
 
 _WORKER_TASKS = Counter({"WorkerHost._every": 5, "DeviceLoop.run": 1, "FrameOutbox.run": 1, "JobIntake.keep_alive": 1})
 _WORKER_TASKS["DecodeRole._keep_house"] = 1
-_GATEWAY_TASKS = Counter({"Requests._beat": 1, "Requests._watch": 1})
+_GATEWAY_TASKS = Counter({"Watching._beat": 1, "Watching._watch": 1})
 
 
 def _unusual(tasks: set[asyncio.Task[Any]], usual: Counter[str]) -> str:

@@ -1,0 +1,226 @@
+"""One attempt of a request after another: placed, queued, given up, ended. What `Requests` and its other parts stand on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Coroutine
+from typing import Any
+
+from common.bus import Bus
+from common.errors import (
+    OverloadedError,
+    QuarantinedError,
+    ServingError,
+    UnavailableError,
+)
+from common.messages import (
+    Cancel,
+    WorkerState,
+)
+from common.peers import Peers
+from common.store import Store
+from common.tracing import NoTracer, Tracer
+from gateway.active import ActiveRequest, job_of
+from gateway.admission import RequestLimits
+from gateway.attainment import Attainment, ServiceLevels
+from gateway.fleet import Fleet
+from gateway.generation import GenerationSpec
+from gateway.orders import Orders
+from gateway.owner import Phase, RequestState
+from gateway.placer import Placer
+from gateway.spans import RequestSpans
+from gateway.suspects import Suspects
+from gateway.timeline import AttemptLine, Timelines
+from gateway.waiting import WaitingRoom
+
+log = logging.getLogger("baton.requests")
+
+AGAIN_S = 0.1  # until a request that nobody can take is tried again
+
+
+class Attempts:
+    """The requests in flight, and what is done about one of them."""
+
+    def __init__(
+        self,
+        *,
+        bus: Bus,
+        store: Store,
+        peers: Peers,
+        gateway_id: str,
+        incarnation: int,
+        limits: RequestLimits | None = None,
+        levels: ServiceLevels | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self._bus = bus
+        self._peers = peers
+        self._gateway_id = gateway_id
+        self._incarnation = incarnation
+        self._limits = limits or RequestLimits()
+        self._placer = Placer(store=store, peers=peers, cut_over_tokens=self._limits.cut_over_tokens)
+        self._orders = Orders(bus, peers)
+        self._fleet = Fleet(self._placer, gateway_id=gateway_id, local=self._limits.cut_over_tokens < 0)
+        self._room = WaitingRoom(self._limits, lambda: self._fleet.capacity(self._active.values()))
+        self._suspects = Suspects()
+        self._active: dict[str, ActiveRequest] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._loops: list[asyncio.Task[Any]] = []
+        self._draining = False
+        self._counters: Counter[str] = Counter()
+        self._spans = RequestSpans(tracer or NoTracer(), gateway_id, levels or ServiceLevels())
+        self._timelines = Timelines()
+        self._attainment = Attainment(levels or ServiceLevels(), started_at=time.monotonic())
+        self._timelines.on_end(self._spans.record)
+
+    async def _begin(self, spec: GenerationSpec, received: float, waited_s: float) -> ActiveRequest:
+        state = RequestState(spec=spec, deadline_at=received + spec.deadline_s)
+        active = ActiveRequest(state, received, self._cancel, waited_s=waited_s)
+        self._active[spec.request_id] = active
+        self._timelines.start(active.timeline)
+        try:
+            await self._attempt(active)
+        except BaseException as error:
+            self._timelines.end(active.timeline, error=error)
+            if self._active.pop(spec.request_id, None) is not None:
+                self._abandon(active, "failed")  # perhaps it was queued, and the answer lost
+            raise
+        return active
+
+    async def _attempt(self, active: ActiveRequest, because: str = "") -> None:
+        """Place and queue another attempt. Raises ServingError when that can't be done."""
+        state, now = active.state, time.monotonic()
+        if not state.begin_attempt(now):
+            raise QuarantinedError(f"given up after {state.num_tried} attempts")
+        attempt = state.attempt
+        worker, decode_workers, reason = await self._placer.place(
+            state, [other.state for other in self._active.values()]
+        )
+        self._counters[f"placed:{reason}"] += 1
+        log.debug(
+            "request.placed",
+            extra={"request_id": state.spec.request_id, "prefill": worker, "decode": decode_workers, "reason": reason},
+        )
+        if state.is_over or state.attempt != attempt:
+            return  # cancelled meanwhile
+        root, traceparent = self._placer.root(state.spec), self._spans.context_for(state.spec.traceparent)
+        job = job_of(
+            state, gateway=self._gateway_id, root=root, decode_workers=decode_workers, traceparent=traceparent, now=now
+        )
+        state.placed(worker, decode_workers)
+        line = AttemptLine.of(job, worker, reason=reason, because=because, began_at=now)
+        active.timeline.began(line)
+        active.published_at = line.published_at = time.monotonic()
+        active.timings.setdefault("admission", (active.published_at - active.started_at - active.waited_s) * 1000)
+        active.job, active.stream_seq = job, 0
+        active.stream_seq = await self._bus.publish_job(worker, job)
+
+    async def _retry(
+        self, active: ActiveRequest, reason: str, *, blame: str = "", tried: bool = True, dead_with: int = 0
+    ) -> None:
+        """Give the current attempt up and start another, from what the client has already.
+
+        `tried`: whether the attempt counts, because some worker began it. `dead_with`: requests that the worker had when it
+        died, this one included; 0 when it did not die.
+        """
+        state = active.state
+        if state.is_over:
+            return
+        state.moves += not tried
+        if active.retrying:
+            active.lost_attempt = state.attempt  # it failed before this gateway knew that it was queued
+            return
+        active.retrying = True
+        active.timeline.gave_up(reason, time.monotonic())
+        self._counters["retries"] += 1
+        log.warning("request.retry", extra={"request_id": state.spec.request_id, "reason": reason, "blame": blame})
+        try:
+            self._abandon(active, "retry")
+            if dead_with and self._suspects.convict(state, others=dead_with - 1):
+                await self._quarantine(active, f"{state.deaths} workers died of it")
+                return
+            await self._suspects.alone(state)
+            state.exclude(blame, [worker.worker for worker in self._placer.workers("decode")])
+            while time.monotonic() < state.deadline_at:
+                try:
+                    await self._attempt(active, reason)
+                    if active.lost_attempt != state.attempt:
+                        return
+                    active.timeline.gave_up("worker lost", time.monotonic())
+                    self._abandon(active, "retry")
+                except (UnavailableError, OverloadedError) as error:
+                    active.timeline.gave_up(f"not queued: {error.message}", time.monotonic())
+                    self._abandon(active, "not queued")
+                    state.untried += 1  # or it was, and the answer lost: never the same number again
+                    await asyncio.sleep(AGAIN_S)
+                    if state.is_over:
+                        return
+                except ServingError as error:
+                    await self._quarantine(active, f"{error.message}; last: {reason}")
+                    return
+        finally:
+            active.retrying = False
+            self._take_back(active, self._peers.states.get(state.assigned))  # it may have changed meanwhile
+
+    async def _quarantine(self, active: ActiveRequest, reason: str) -> None:
+        """Give the request up for good, and keep its job for whoever looks into it."""
+        self._counters["quarantined"] += 1
+        if active.job is not None:
+            self._spawn(self._bus.bury_job(active.state.assigned or "none", active.job, reason=reason))
+        await self._end(active, QuarantinedError(f"the request was given up: {reason}"))
+
+    def _abandon(self, active: ActiveRequest, reason: str) -> None:
+        """Stop the current attempt wherever it is, in the background, and give its charges back."""
+        state = active.state
+        cancel = Cancel(request_id=state.spec.request_id, attempt=state.attempt, reason=reason)
+        for worker in state.workers():
+            self._spawn(self._orders.cancel(worker, cancel))
+        if active.job is not None and active.stream_seq and state.claimed_by is None:
+            self._spawn(self._bus.delete_job(active.stream_seq, active.job))
+        self._release(state, "prefill")
+        self._release(state, "decode")
+
+    def _release(self, state: RequestState, stage: str) -> None:
+        workers = [name for name in dict.fromkeys([state.assigned, *state.candidates, *state.workers()]) if name]
+        if workers:  # as they are now: when the task runs, the next attempt may have begun
+            self._spawn(self._placer.release(state.spec.request_id, state.attempt, stage=stage, workers=workers))
+
+    async def _cancel(self, active: ActiveRequest, reason: str) -> None:
+        await self._end(active, None, cancel=reason)
+
+    async def _end(self, active: ActiveRequest, error: ServingError | None, *, cancel: str = "") -> None:
+        """The request is over: with its last token, with `error`, or because the client left."""
+        state = active.state
+        if self._active.pop(state.spec.request_id, None) is None:
+            return
+        if cancel or error is not None:
+            self._abandon(active, cancel or "failed")
+        else:
+            self._release(state, "decode")
+        self._timelines.end(active.timeline, error=error, cancelled=cancel)
+        self._attainment.ended(active, error, time.monotonic())
+        state.phase = Phase.ENDED
+        self._room.ended(state.spec, len(state.generated))
+        self._suspects.heard(state)
+        active.finish(error)
+
+    def _take_back(self, active: ActiveRequest, worker: WorkerState | None) -> None:
+        """Place again at once what waits in the queue of a worker that takes no such work any more."""
+        if worker is None or active.retrying:
+            return
+        if active.state.is_misplaced(worker.worker, worker.roles if worker.status == "ready" else []):
+            self._spawn(self._retry(active, f"{worker.worker} takes no such work any more", tried=False))
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._reap)
+        return task
+
+    def _reap(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("request.task_failed", exc_info=task.exception())

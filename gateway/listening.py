@@ -1,0 +1,117 @@
+"""What workers say of the requests: claims, tokens, hand-overs, failures, and that they are gone."""
+
+from __future__ import annotations
+
+import time
+
+from common.errors import (
+    PlaceAgainError,
+    error_from_code,
+)
+from common.messages import (
+    Ack,
+    Claim,
+    ClaimReply,
+    Failed,
+    Frame,
+    GatewayReply,
+    Imported,
+    Settle,
+    SettleReply,
+    ToGateway,
+    Tokens,
+    WorkerState,
+)
+from gateway.active import ActiveRequest
+from gateway.attempts import Attempts
+from gateway.owner import Phase, Worker
+
+
+class Listening(Attempts):
+    """Takes the messages and heartbeats of workers."""
+
+    async def _handle(self, message: ToGateway) -> GatewayReply | None:
+        active = self._active.get(message.request_id)
+        worker = (message.worker, message.incarnation)
+        match message:
+            case Claim():
+                return self._claim(active, message.attempt, worker)
+            case Settle():
+                if active is None:
+                    return SettleReply(ack=True)  # over already; the job must not come again
+                decoder = (message.decode_worker, message.decode_incarnation) if message.decode_worker else None
+                active.settled(message)
+                return SettleReply(ack=active.state.settle(message.attempt, worker, decoder))
+            case Imported():
+                if active is not None and active.state.imported(message.attempt, worker):
+                    active.imported(message)
+                return Ack(known=active is not None)
+            case Failed():
+                self._failed(active, message)
+                return Ack(known=active is not None)
+
+    def _claim(self, active: ActiveRequest | None, attempt: int, worker: Worker) -> ClaimReply:
+        if active is None:
+            return ClaimReply(granted=False, reason="unknown")
+        now = time.monotonic()
+        refusal = active.state.claim(attempt, worker, now)
+        if refusal:
+            self._counters["claims_refused"] += 1
+            return ClaimReply(granted=False, reason=refusal)
+        active.claimed_at = now
+        active.timeline.claimed(worker[0], now)
+        return ClaimReply(granted=True, remaining_ms=max(0, int((active.state.deadline_at - now) * 1000)))
+
+    def _failed(self, active: ActiveRequest | None, message: Failed) -> None:
+        if active is None or message.attempt != active.state.attempt:
+            return
+        if message.retryable:
+            tried = message.code != PlaceAgainError.code
+            blame = message.worker if tried else ""
+            self._spawn(self._retry(active, message.message, blame=blame, tried=tried))
+        else:
+            self._spawn(self._end(active, error_from_code(message.code, message.message)))
+
+    def _on_frame(self, frame: Frame) -> None:
+        sender = (frame.worker, frame.incarnation)
+        for tokens in frame.tokens:
+            active = self._active.get(tokens.request_id)
+            if active is None:
+                if tokens.finish:
+                    self._spawn(self._orders.received(frame.worker, tokens.request_id, tokens.attempt))
+                continue
+            self._take(active, tokens, sender)
+
+    def _take(self, active: ActiveRequest, tokens: Tokens, sender: Worker) -> None:
+        state, now = active.state, time.monotonic()
+        if tokens.attempt != state.attempt:
+            self._counters["stale_tokens"] += 1
+            return
+        was_first = state.next_position == 0
+        events = state.take(tokens, sender, now)
+        if events and was_first:
+            active.explain_first_token(tokens, now)
+            self._room.computed(state.spec)
+        if events and active.prefilled != state.attempt:
+            active.prefilled = state.attempt
+            self._release(state, "prefill")
+        self._suspects.heard(state)
+        for event in events:
+            active.timeline.took(tokens, len(event.token_ids), event.finish, now)
+            active.events.put_nowait(event)
+        if state.is_over:
+            self._spawn(self._orders.received(sender[0], tokens.request_id, tokens.attempt))
+            self._spawn(self._end(active, None))
+
+    def _on_changed(self, worker: WorkerState) -> None:
+        for active in list(self._active.values()):
+            self._take_back(active, worker)
+
+    def _on_lost(self, worker: str, incarnation: int) -> None:
+        here = sum(active.state.is_with(worker) for active in self._active.values())
+        dead_with = 0 if self._peers.left(worker, incarnation) else here
+        for active in list(self._active.values()):
+            if active.state.lost((worker, incarnation)):
+                began = active.state.phase is not Phase.QUEUED
+                retry = self._retry(active, "worker lost", blame=worker, dead_with=dead_with if began else 0)
+                self._spawn(retry)

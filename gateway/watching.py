@@ -1,0 +1,139 @@
+"""What time brings: heartbeats, deadlines, and asking after what fell silent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+
+from common import subjects
+from common.errors import (
+    DeadlineExceededError,
+    ServingError,
+    UnavailableError,
+)
+from common.messages import (
+    Resend,
+)
+from gateway.active import ActiveRequest
+from gateway.attempts import Attempts
+from gateway.owner import Phase, Worker
+
+log = logging.getLogger("baton.requests")
+
+WATCH_S = 0.1
+BEAT_S = 1.0
+GAP_RESEND_S = 0.2
+GAP_LOST_S = 5.0  # what is missing for so long, nobody has
+SILENT_S = 0.75  # a decoding stream without a token for so long is asked for
+WAITING_S = 2.0  # and so is a request that a worker claimed and that has no decode worker yet
+STALLED_S = 0.5  # the watch is late by so much
+PROBES = 2  # unanswered ones before the attempt is given up
+UNCLAIMED_S = 10.0
+HANDOVER_S = 15.0  # first token seen, and nobody decodes
+
+
+class Watching(Attempts):
+    """Looks at every request ten times a second."""
+
+    async def _beat(self) -> None:
+        while True:
+            with contextlib.suppress(UnavailableError):
+                await self._bus.publish(
+                    subjects.gateway_heartbeat(self._gateway_id),
+                    self._room.tell(
+                        self._attainment.state(
+                            self._gateway_id, self._incarnation, self._active.values(), time.monotonic()
+                        ),
+                        self._active.values(),
+                    ),
+                )
+            await asyncio.sleep(BEAT_S)
+
+    async def _watch(self) -> None:
+        connections, now = self._bus.reconnects, time.monotonic()
+        while True:
+            await asyncio.sleep(WATCH_S)
+            before, now = now, time.monotonic()
+            if now - before > STALLED_S:  # this process stood still: first hear what came meanwhile
+                for active in self._active.values():
+                    active.state.pardon(now - before)
+                continue
+            if self._bus.connected and self._bus.reconnects != connections:
+                connections = self._bus.reconnects
+                self._spawn(self._queue_again())
+            self._room.look_again()
+            for active in list(self._active.values()):
+                try:
+                    await self._look_at(active, now)
+                except Exception:
+                    log.exception("request.watch_failed")
+
+    async def _queue_again(self) -> None:
+        """The server may have been restarted, and jobs are in its memory: those that it still has it doesn't store twice."""
+        for active in list(self._active.values()):
+            state, job = active.state, active.job
+            if job is None or active.retrying or state.phase not in (Phase.QUEUED, Phase.CLAIMED):
+                continue
+            try:
+                stream_seq = await self._bus.publish_job(state.assigned, job)
+            except ServingError as error:
+                log.warning("request.not_queued_again", extra={"request_id": job.request_id, "error": error.message})
+                if job is active.job:
+                    self._spawn(self._retry(active, "the bus was lost"))
+                continue
+            if job is active.job:
+                active.stream_seq = stream_seq
+
+    async def _look_at(self, active: ActiveRequest, now: float) -> None:
+        state = active.state
+        if now >= state.deadline_at:
+            await self._end(active, DeadlineExceededError("the request's deadline passed"), cancel="deadline")
+            return
+        if now >= active.first_token_by and state.next_position == 0:
+            await self._end(active, DeadlineExceededError("the first token did not come in time"), cancel="deadline")
+            return
+        if active.retrying or active.probing or not self._bus.connected or self._peers.hears_nobody:
+            return
+        silent_s = now - state.progress_at
+        gap_s = now - state.gap_since if state.gap_since is not None else 0.0
+        if gap_s > GAP_LOST_S:
+            self._spawn(self._retry(active, "tokens are missing"))
+        elif gap_s > GAP_RESEND_S or (state.phase is Phase.DECODING and silent_s > SILENT_S):
+            self._probe(active, state.decoder)
+        elif state.phase is Phase.PREFILLED and silent_s > HANDOVER_S:
+            self._spawn(self._retry(active, "nobody took the sequence over"))
+        elif state.phase in (Phase.CLAIMED, Phase.PREFILLED) and min(silent_s, now - active.known_at) > WAITING_S:
+            self._probe(active, state.claimed_by)
+        elif state.phase is Phase.QUEUED and silent_s > UNCLAIMED_S and len(self._placer.workers("prefill")) > 1:
+            self._spawn(self._retry(active, "not claimed", blame=state.assigned))
+
+    def _probe(self, active: ActiveRequest, worker: Worker | None) -> None:
+        if worker is not None:
+            active.probing = True
+            self._spawn(self._ask_again(active, worker[0], active.state.attempt))
+
+    async def _ask_again(self, active: ActiveRequest, worker: str, attempt: int) -> None:
+        """Ask the worker for everything from the next position on. One that doesn't know the request lost it."""
+        state, phase = active.state, active.state.phase
+        decodes = state.decoder is not None and state.decoder[0] == worker
+        resend = Resend(request_id=state.spec.request_id, attempt=attempt, position=state.next_position)
+        self._counters["resends"] += 1
+        known: bool | None = None
+        try:
+            known = await self._orders.resend(worker, resend)
+            state.unanswered = 0 if known else PROBES
+            active.known_at = time.monotonic()
+        except UnavailableError:  # in other phases `Peers` tells who is lost: a long prompt has time for that
+            state.unanswered += self._bus.connected and decodes
+        finally:
+            active.probing = False
+        if state.attempt != attempt or state.phase is not phase:
+            state.unanswered = 0
+        elif state.unanswered >= PROBES:
+            reason = "the worker lost the request" if known is False else "the worker doesn't answer"
+            here = sum(other.state.is_with(worker) for other in self._active.values())
+            await self._retry(active, reason, blame=worker, dead_with=here if known is None else 0)
+        elif state.unanswered == 0 and decodes:
+            state.progress_at = time.monotonic()
