@@ -1,0 +1,46 @@
+"""What must not be read in logs: keys, passwords, prompts and answers; also when things go wrong, and at level debug."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+
+from common.access import read_login
+from tests.e2e.cluster import Cluster
+from tests.models import build_tiny_model
+
+KEY, WRONG_KEY = "a-key-of-this-test-0123456789", "another-key-of-this-test-9876"
+PROMPT = "zebra-in-the-prompt"
+SALT = "walrus-in-the-salt"
+OPTIONS = ("--api-keys", KEY, "--log-level", "debug")
+
+
+async def test_logs_have_no_keys_passwords_prompts_or_answers(tmp_path: Path) -> None:
+    model = build_tiny_model(tmp_path / "tiny", "llama")
+    folder = tmp_path / "cluster"
+    options = {"fake": True, "kv_memory_mb": 8, "log_level": "debug"}
+    async with Cluster(folder, model=model, gateway_options=OPTIONS, **options) as cluster:
+        async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
+            answers = [await ask(client, KEY), await ask(client, WRONG_KEY)]
+            answers.append(await ask(client, KEY, temperature=PROMPT))
+            answers.append(await client.get(f"/v1/models?api_key={KEY}", headers={"authorization": f"Basic {KEY}"}))
+            cluster.redis.process.kill()  # errors with addresses and users
+            await cluster.redis.process.wait()
+            answers.append(await ask(client, KEY))
+    assert [answer.status_code for answer in answers] == [200, 401, 400, 401, 200]
+    secrets = {KEY, WRONG_KEY, PROMPT, SALT, answers[0].json()["choices"][0]["text"]}
+    files = [*folder.glob("users/*.nats"), *folder.glob("users/*.redis")]
+    secrets |= {read_login(file).password for file in files}
+    assert len(secrets) > len(files)
+    logs = {path.name: path.read_text(errors="replace") for path in folder.glob("*.log")}
+    assert "gateway.listening" in logs["gateway.log"]
+    assert "worker.ready" in logs["decode-0.log"]
+    found = [(name, secret) for name, text in logs.items() for secret in secrets if secret in text]
+    assert found == []
+
+
+async def ask(client: httpx.AsyncClient, key: str, **fields: object) -> httpx.Response:
+    body = {"model": "tiny", "prompt": f"The {PROMPT}.", "max_tokens": 24, "temperature": 0, "cache_salt": SALT}
+    headers = {"authorization": f"Bearer {key}"}
+    return await client.post("/v1/completions", json=body | {"ignore_eos": True} | fields, headers=headers)
