@@ -14,7 +14,7 @@ import httpx
 from common.bus import NatsSettings, connect_bus
 from common.peers import Peers
 from tests.chaos.checks import held
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import READY_S, Cluster
 
 IDLE_WITHIN_S = 5.0
 FAKE = {"fake": True, "kv_memory_mb": 8}
@@ -26,10 +26,16 @@ class FaultDidNotHappenError(AssertionError):
 
 
 class ChaosCluster(Cluster):
-    """`Cluster` whose NATS and Redis can die as well; `faults` lists what was done to it."""
+    """`Cluster` whose NATS and Redis can die as well; `faults` lists what was done to it.
 
-    def __init__(self, folder: Path, *, model: Path, **options: object) -> None:
+    `fake_faults`: what goes wrong with the device of which worker.
+    """
+
+    def __init__(
+        self, folder: Path, *, model: Path, fake_faults: dict[str, str] | None = None, **options: object
+    ) -> None:
         super().__init__(folder, model=model, **options)  # type: ignore[arg-type]
+        self._fake_faults = fake_faults or {}
         self.faults: list[str] = []
         self.peers = Peers()
 
@@ -39,6 +45,10 @@ class ChaosCluster(Cluster):
         await self.peers.start(bus)
         self._stack.push_async_callback(self.peers.close)
         return self
+
+    def _worker_flags(self, name: str) -> list[str]:
+        faults = self._fake_faults.get(name, "")
+        return super()._worker_flags(name) + (["--fake-faults", faults] if faults else [])
 
     # -- faults ----------------------------------------------------------------------------------------------------
 
@@ -71,8 +81,18 @@ class ChaosCluster(Cluster):
         if name in SERVERS:
             await self._server_again(name)
         else:
+            before = self._incarnation(name)
             await self.start(name)
+            if name in self.names:  # until it is missed, the gateway counts the dead one
+                async with asyncio.timeout(READY_S):
+                    while self._incarnation(name) in (0, before):
+                        await asyncio.sleep(0.05)
         await self.until_ready()
+
+    def _incarnation(self, name: str) -> int:
+        """Of the worker that is heard under this name; 0 for nobody."""
+        state = self.peers.states.get(name)
+        return state.incarnation if state is not None and state.status == "ready" else 0
 
     def _process(self, name: str) -> asyncio.subprocess.Process:
         return {"nats": self.nats, "redis": self.redis}[name].process if name in SERVERS else self.processes[name]
@@ -102,6 +122,12 @@ class ChaosCluster(Cluster):
             if not left or time.monotonic() > give_up_at:
                 return left
             await asyncio.sleep(0.05)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids of the services and the servers."""
+        services = {name: process.pid for name, process in self.processes.items()}
+        return services | {"nats": self.nats.process.pid, "redis": self.redis.process.pid}
 
     async def metrics(self) -> dict[str, float]:
         """The gateway's metrics by name and labels, as /metrics has them, `model_name` left out."""

@@ -10,20 +10,9 @@ import pytest_asyncio
 
 from tests.chaos.asks import Oracle
 from tests.chaos.cluster import FAKE, ChaosCluster
-from tests.chaos.kills import crash, under_load
-from tests.models import build_tiny_model
+from tests.chaos.kills import Fault, crash, freeze, under_load
 
 STREAMS = 24
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tiny_model(tmp_path_factory.mktemp("model") / "tiny", "llama")
-
-
-@pytest.fixture(scope="module")
-def oracle(model: Path) -> Oracle:
-    return Oracle(model)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -33,9 +22,28 @@ async def cluster(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Asyn
         yield cluster
 
 
-@pytest.mark.parametrize("role", ["decode", "prefill"])
-async def test_a_killed_worker_costs_nobody_a_token(role: str, cluster: ChaosCluster, oracle: Oracle) -> None:
-    verdict = await under_load(cluster, oracle, crash(role), streams=STREAMS, first=1000 * len(role))
+@pytest.mark.parametrize(
+    "fault",
+    [crash("decode"), crash("prefill"), freeze("decode", 5)],
+    ids=["kill decode", "kill prefill", "stop decode"],
+)
+async def test_a_worker_that_dies_or_stands_still_costs_nobody_a_token(
+    fault: Fault, cluster: ChaosCluster, oracle: Oracle
+) -> None:
+    verdict = await under_load(cluster, oracle, fault, streams=STREAMS, first=1000)
+    assert (verdict.violations, verdict.broken, dict(verdict.errors)) == ([], [], {})
+
+
+@pytest.mark.parametrize("fault", [crash("nats"), freeze("nats", 3), crash("redis")], ids=["kill", "stop", "redis"])
+async def test_without_a_server_streams_pause_and_newcomers_are_told(
+    fault: Fault, cluster: ChaosCluster, oracle: Oracle
+) -> None:
+    verdict = await under_load(cluster, oracle, fault, streams=STREAMS, first=2000)
+    assert (verdict.violations, verdict.broken) == ([], [])
+    assert set(verdict.errors) <= {"503 unavailable"}
+
+
+async def test_a_killed_gateway_leaves_nothing_behind(cluster: ChaosCluster, oracle: Oracle) -> None:
+    verdict = await under_load(cluster, oracle, crash("gateway"), streams=STREAMS, first=3000)
     assert verdict.violations == []
-    assert verdict.broken == []
-    assert not verdict.errors
+    assert verdict.broken  # its own clients' connections: nobody can spare them that

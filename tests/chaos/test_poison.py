@@ -14,18 +14,14 @@ from tests.chaos.asks import Oracle
 from tests.chaos.cluster import FAKE, ChaosCluster
 from tests.chaos.load import Load
 from tests.chaos.poison import FAULTS, KILLS, KILLS_DECODING, Supervisor, dead_jobs, poisoned, send
-from tests.models import build_tiny_model
 
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tiny_model(tmp_path_factory.mktemp("model") / "tiny", "llama")
+NAMES = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ChaosCluster]:
     folder = tmp_path_factory.mktemp("cluster")
-    options = {**FAKE, "fake_step_ms": 20, "fake_faults": FAULTS}
+    options = {**FAKE, "fake_step_ms": 20, "fake_faults": dict.fromkeys(NAMES, FAULTS)}
     async with ChaosCluster(folder, model=model, prefill=2, decode=2, **options) as cluster:
         yield cluster
 
