@@ -72,7 +72,7 @@ def redis_rules(member: Member) -> str:
         keys += "~baton:ready:* ~baton:home:* %R~baton:rate:* ~baton:budget:* ~baton:running:*"
         functions: tuple[str, ...] = ("place", "release", "charged", "states", "budget_take", "budget_settle")
         commands = (
-            "+function|load +time +get +del +incrby +decrby +expire +pexpire +hget +hmget +hset +hdel +smembers +srem "
+            "+function|load +time +get +set +del +incrby +decrby +expire +pexpire +hget +hmget +hset +hdel +smembers +srem "
             "+smismember +srandmember +scard +exists +zadd +zcard +zrange +zrangebyscore +zrem +zremrangebyscore"
         )
     elif member.role in WORKERS:
