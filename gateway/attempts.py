@@ -96,9 +96,8 @@ class Attempts:
         if not state.begin_attempt(now):
             raise QuarantinedError(f"given up after {state.num_tried} attempts")
         attempt = state.attempt
-        worker, decode_workers, reason = await self._placer.place(
-            state, [other.state for other in self._active.values()]
-        )
+        placement = await self._placer.place(state, [other.state for other in self._active.values()])
+        worker, decode_workers, reason = placement.prefill, placement.decode, placement.reason
         self._counters[f"placed:{reason}"] += 1
         log.debug(
             "request.placed",
@@ -111,7 +110,7 @@ class Attempts:
             state, gateway=self._gateway_id, root=root, decode_workers=decode_workers, traceparent=traceparent, now=now
         )
         state.placed(worker, decode_workers)
-        line = AttemptLine.of(job, worker, reason=reason, because=because, began_at=now)
+        line = AttemptLine.of(job, placement, because=because, began_at=now)
         active.timeline.began(line)
         active.published_at = line.published_at = time.monotonic()
         active.timings.setdefault("admission", (active.published_at - active.started_at - active.waited_s) * 1000)

@@ -11,7 +11,7 @@ from common.blocks import hash_blocks, hash_root
 from common.errors import UnavailableError
 from common.messages import WorkerState
 from common.peers import Peers
-from common.store import PlacementRequest, Store
+from common.store import Placement, PlacementRequest, Store
 from gateway.generation import GenerationSpec
 from gateway.owner import Phase, RequestState
 from gateway.placement import Candidate, Prompt, choose, compatible
@@ -39,8 +39,8 @@ class Placer:
             model=state.model_fingerprint, kv_dtype=layout.dtype, block_size=layout.block_size, salt=spec.salt
         )
 
-    async def place(self, state: RequestState, others: Iterable[RequestState]) -> tuple[str, list[str], str]:
-        """Worker that prefills, decode candidates ([]: the same), reason. `others` are this gateway's requests in flight.
+    async def place(self, state: RequestState, others: Iterable[RequestState]) -> Placement:
+        """Where the attempt goes. `others` are this gateway's requests in flight.
 
         Raises UnavailableError without a decode worker.
         """
@@ -73,11 +73,11 @@ class Placer:
                 known = placement.prefill in decoders
             log.debug("placement.chosen", extra={"request_id": request.request_id, "is_known": known} | placement.costs)
             if known:
-                return placement.prefill, placement.decode, placement.reason
+                return placement
         if not decode:
             raise UnavailableError("no decode worker is ready")
         prefiller, candidates, reason = choose_locally(prefill, decode, request, others=others)
-        return prefiller, candidates, f"without redis: {reason}"
+        return Placement(prefill=prefiller, decode=candidates, reason=f"without redis: {reason}")
 
     async def release(self, request_id: str, attempt: int, *, stage: str, workers: list[str]) -> None:
         """Give back what an attempt was charged at a stage, "prefill" or "decode"."""

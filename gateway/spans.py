@@ -182,7 +182,7 @@ def _attempt_spans(timeline: Timeline, attempt: AttemptLine, before: str) -> lis
         at=attempt.published_at or attempt.began_at,
         attributes={
             "baton.placement.reason": attempt.reason,
-            "baton.placement.costs": attempt.costs,
+            **{f"baton.placement.{name}": value for name, value in attempt.costs.items()},
             "baton.placement.prefill": attempt.prefill,
             "baton.placement.decode": attempt.decode,
         },

@@ -16,6 +16,7 @@ from typing import Any
 
 from common.errors import ServingError
 from common.messages import Imported, Job, Settle, Tokens
+from common.store import Placement
 
 MAX_FRAMES = 2048  # arrivals kept of one request, 6 bytes each
 MAX_RECENT = 512
@@ -34,7 +35,7 @@ class AttemptLine:
     prefill: str
     decode: list[str]  # candidates; [] = the prefill worker decodes as well
     reason: str  # of the placement
-    costs: str = ""  # what the placement compared
+    costs: dict[str, float] = field(default_factory=dict)  # what the placement compared
     traceparent: str = ""  # of the attempt's span
     published_at: float | None = None
     claimed_at: float | None = None
@@ -50,15 +51,16 @@ class AttemptLine:
     outcome: str = ""  # "" while it runs, "ok", or why it was given up
 
     @classmethod
-    def of(cls, job: Job, prefill: str, *, reason: str, because: str, began_at: float) -> AttemptLine:
-        """The attempt of `job`, which goes to the worker `prefill`."""
+    def of(cls, job: Job, placement: Placement, *, because: str, began_at: float) -> AttemptLine:
+        """The attempt of `job`."""
         return cls(
             number=job.attempt,
             began_at=began_at,
             because=because,
-            prefill=prefill,
+            prefill=placement.prefill,
             decode=job.decode_workers,
-            reason=reason,
+            reason=placement.reason,
+            costs=placement.costs,
             traceparent=job.traceparent,
         )
 

@@ -73,7 +73,7 @@ def _bars(attempt: Mapping[str, Any], total: float) -> list[Bar]:
     placement = attempt["placement"]
     ended = total if attempt["ended_ms"] is None else attempt["ended_ms"]
     published, claimed, first = attempt["published_ms"], attempt["claimed_ms"], attempt["first_token_ms"]
-    why = "; ".join(part for part in (placement["reason"], str(placement["costs"] or "")) if part)
+    why = ", ".join([placement["reason"], *(f"{name} {value:g}" for name, value in placement["costs"].items())])
     bars = [Bar("placement", attempt["began_ms"], ended if published is None else published, why)]
     if published is not None:
         bars.append(Bar("queue", published, ended if claimed is None else claimed, f"of {placement['prefill']}"))

@@ -39,7 +39,8 @@ async def place(prefill: str, decode: list[str], *meanwhile: WorkerState) -> tup
     spec = GenerationSpec(
         request_id="r", token_ids=[1] * 64, sampling=SamplingParams(max_tokens=8, temperature=0.0), deadline_s=60
     )
-    return await placer.place(RequestState(spec=spec, deadline_at=1e12), [])
+    placement = await placer.place(RequestState(spec=spec, deadline_at=1e12), [])
+    return placement.prefill, placement.decode, placement.reason
 
 
 async def test_a_choice_among_present_roles_is_taken() -> None:

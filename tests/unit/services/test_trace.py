@@ -9,7 +9,7 @@ import pytest
 from services.trace.__main__ import _named
 from services.trace.view import table, waterfall
 
-PLACEMENT = {"prefill": "p0", "decode": ["d0"], "reason": "load", "costs": ""}
+PLACEMENT = {"prefill": "p0", "decode": ["d0"], "reason": "load", "costs": {"prefill_ms": 12.5, "candidates": 3.0}}
 
 
 def attempt(number: int = 1, **fields: Any) -> dict[str, Any]:
@@ -51,6 +51,7 @@ def test_what_workers_measured_lies_between_what_the_gateway_saw() -> None:
     }  # fmt: skip
     told = "\n".join(lines)
     assert "16 of them cached" in told
+    assert "load, prefill_ms 12.5, candidates 3" in told
     assert "(1.5 GB/s)" in told
     assert "longest 40.0 ms" in told
     ticks = next(line for line in lines if line.startswith("tokens"))
