@@ -62,15 +62,12 @@ class Placer:
             cut_over_tokens=self._cut_over_tokens,
             exclude=state.excluded,
         )
+        placement = None
         with contextlib.suppress(UnavailableError):
             placement = await self._store.place(request)
-            prefill, decode = self.workers("prefill"), self.workers("decode")  # as they are after the call
-            decoders = {worker.worker for worker in decode}
-            if placement.decode:
-                known = any(worker.worker == placement.prefill for worker in prefill)
-                known = known and not decoders.isdisjoint(placement.decode)
-            else:
-                known = placement.prefill in decoders
+        prefill, decode = self.workers("prefill"), self.workers("decode")  # as they are after the call
+        if placement is not None:
+            known = _is_possible(placement, prefill, decode)
             log.debug("placement.chosen", extra={"request_id": request.request_id, "is_known": known} | placement.costs)
             if known:
                 return placement
@@ -83,6 +80,14 @@ class Placer:
         """Give back what an attempt was charged at a stage, "prefill" or "decode"."""
         with contextlib.suppress(UnavailableError):
             await self._store.release(request_id, attempt, stage=stage, workers=workers)
+
+
+def _is_possible(placement: Placement, prefill: Iterable[WorkerState], decode: Iterable[WorkerState]) -> bool:
+    """Whether the workers still have the roles that they were chosen for."""
+    decoders = {worker.worker for worker in decode}
+    if not placement.decode:
+        return placement.prefill in decoders
+    return placement.prefill in {worker.worker for worker in prefill} and not decoders.isdisjoint(placement.decode)
 
 
 def choose_locally(
