@@ -2,11 +2,15 @@
 
 Neither its parser nor uvicorn limits the head of a request, and a connection that never completes one is kept for ever. Here a
 head has a size and a time, or it is answered with 431 or 408 and closed. What comes later is bounded where it is read.
+
+A client that does not read its answer makes the answer wait once 64 KiB are buffered for it; after a while it is cut off, which
+cancels the work behind the answer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import msgspec
@@ -14,14 +18,18 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.responses import error_body
 
+log = logging.getLogger("baton.http")
+
 MAX_HEAD_BYTES = 64 << 10  # request line and headers
 HEAD_TIMEOUT_S = 20.0  # from the first byte of a request, or from the connection's beginning
+UNREAD_TIMEOUT_S = 30.0  # a full buffer in which the client made no room
 
 
 class BoundedProtocol(HttpToolsProtocol):
     """Counts and times the heads of requests."""
 
     head_timeout_s = HEAD_TIMEOUT_S
+    unread_timeout_s = UNREAD_TIMEOUT_S
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -29,6 +37,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._refused = False
         self._timer: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -36,7 +45,26 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._is_read()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._is_read()
+        self._unread = self.loop.call_later(self.unread_timeout_s, self._cut_off)
+
+    def resume_writing(self) -> None:
+        self._is_read()
+        super().resume_writing()
+
+    def _is_read(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _cut_off(self) -> None:
+        log.warning("http.client_does_not_read", extra={"for_s": self.unread_timeout_s})
+        self.transport.abort()  # closing would wait for the client
 
     def data_received(self, data: bytes) -> None:
         if self._refused:

@@ -23,6 +23,7 @@ LIMIT_S = 15.0
 
 class Hurried(BoundedProtocol):
     head_timeout_s = 0.2
+    unread_timeout_s = 0.2
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +62,17 @@ async def test_a_client_that_never_completes_its_head_is_told_and_closed(hurried
 async def test_a_client_that_says_nothing_is_told_and_closed(hurried: Gateway) -> None:
     status, _ = await said_to(hurried)
     assert status == 408
+
+
+async def test_a_client_that_does_not_read_its_answer_is_cut_off_and_its_work_cancelled(hurried: Gateway) -> None:
+    hurried.script.script, hurried.script.max_model_len = lambda spec: [5] * 300_000, None
+    body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "x"}], "stream": True}).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    _, writer = await asyncio.open_connection("127.0.0.1", int(hurried.url.rpartition(":")[2]), limit=1)
+    writer.write(head + body)  # the stream's limit is 1: nothing is read from the socket after a few bytes
+    await hurried.script.until(lambda: bool(hurried.script.cancelled))
+    writer.close()
+    assert len(hurried.script.cancelled) == 1
 
 
 async def test_a_second_head_on_the_same_connection_is_timed_too(hurried: Gateway) -> None:
