@@ -172,6 +172,12 @@ class Admission:
         self.queue.push(ticket)
         self._requests[ticket.tier] += ticket.requests
 
+    def would_start(self, ticket: Ticket, capacity: Capacity, now: float) -> bool:
+        """Whether a request would be admitted, and started before anybody else."""
+        if self.queue or not self._has_room(ticket.tier, capacity):
+            return False
+        return self._full(ticket, capacity) is None and self._too_late(ticket, capacity, now) is None
+
     def _full(self, ticket: Ticket, capacity: Capacity) -> RefusedError | None:
         limits, share = self.limits, 1.0 if ticket.tier == HIGH else 1.0 - self.limits.reserved
         lower = slice(None) if ticket.tier == HIGH else slice(HIGH)

@@ -64,7 +64,11 @@ class Attempts:
         self._placer = Placer(store=store, peers=peers, cut_over_tokens=self._limits.cut_over_tokens)
         self._orders = Orders(bus, peers)
         self._fleet = Fleet(self._placer, gateway_id=gateway_id, local=self._limits.cut_over_tokens < 0)
-        self._room = WaitingRoom(self._limits, lambda: self._fleet.capacity(self._active.values()))
+        self._room = WaitingRoom(
+            self._limits,
+            lambda: self._fleet.capacity(self._active.values()),
+            work=self._placer.uncached_tokens,
+        )
         self._suspects = Suspects()
         self._active: dict[str, ActiveRequest] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -99,6 +103,8 @@ class Attempts:
         placement = await self._placer.place(state, [other.state for other in self._active.values()])
         worker, decode_workers, reason = placement.prefill, placement.decode, placement.reason
         self._counters[f"placed:{reason}"] += 1
+        active.work = max(1, len(state.token_ids) - state.cached_tokens)
+        self._room.placed(state.spec, active.work)
         log.debug(
             "request.placed",
             extra={"request_id": state.spec.request_id, "prefill": worker, "decode": decode_workers, "reason": reason},

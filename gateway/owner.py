@@ -47,6 +47,7 @@ class RequestState:
     candidates: list[str] = field(default_factory=list)  # decode workers of the placement
     claimed_by: Worker | None = None
     decoder: Worker | None = None
+    cached_tokens: int = 0  # of what the attempt starts from, in the cache of the worker that it was placed on
     excluded: list[str] = field(default_factory=list)
     progress_at: float = 0.0  # last time that something of the current attempt was heard
     gap_since: float | None = None

@@ -15,6 +15,7 @@ from common.store import Placement, PlacementRequest, Store
 from gateway.generation import GenerationSpec
 from gateway.owner import Phase, RequestState
 from gateway.placement import Candidate, Prompt, choose, compatible
+from gateway.prefixes import RecentPrefixes
 
 log = logging.getLogger("baton.placement")
 
@@ -26,6 +27,7 @@ class Placer:
         self._store = store
         self._peers = peers
         self._cut_over_tokens = cut_over_tokens
+        self._recent = RecentPrefixes()
 
     def workers(self, role: str) -> list[WorkerState]:
         """The ready workers of a role that hash blocks as this gateway does."""
@@ -38,6 +40,14 @@ class Placer:
         return hash_root(
             model=state.model_fingerprint, kv_dtype=layout.dtype, block_size=layout.block_size, salt=spec.salt
         )
+
+    def uncached_tokens(self, spec: GenerationSpec) -> int:
+        """Prompt tokens that will likely have to be computed, going by what was placed lately; at least 1."""
+        if not self.workers("decode"):
+            return len(spec.token_ids)
+        block_size = self.workers("decode")[0].region.layout.block_size
+        digests = hash_blocks(self.root(spec), spec.token_ids, block_size)
+        return max(1, len(spec.token_ids) - self._recent.matched(digests) * block_size)
 
     async def place(self, state: RequestState, others: Iterable[RequestState]) -> Placement:
         """Where the attempt goes. `others` are this gateway's requests in flight.
@@ -62,6 +72,8 @@ class Placer:
             cut_over_tokens=self._cut_over_tokens,
             exclude=state.excluded,
         )
+        state.cached_tokens = 0
+        self._recent.remember(request.digests)
         placement = None
         with contextlib.suppress(UnavailableError):
             placement = await self._store.place(request)
@@ -70,6 +82,7 @@ class Placer:
             known = _is_possible(placement, prefill, decode)
             log.debug("placement.chosen", extra={"request_id": request.request_id, "is_known": known} | placement.costs)
             if known:
+                state.cached_tokens = placement.matched_blocks_prefill * layout.block_size
                 return placement
         if not decode:
             raise UnavailableError("no decode worker is ready")

@@ -20,10 +20,22 @@ from gateway.owner import Phase
 CAPACITY_FOR_S = 0.05  # heartbeats come each 0.5 s
 
 
+def prompt_tokens(spec: GenerationSpec) -> int:
+    """All of them: nothing is cached."""
+    return len(spec.token_ids)
+
+
 class WaitingRoom:
     """`enter` returns when a request may start. Tell it what becomes of the request: `placed`, `computed`, `ended`."""
 
-    def __init__(self, limits: RequestLimits, capacity: Callable[[], Capacity]) -> None:
+    def __init__(
+        self,
+        limits: RequestLimits,
+        capacity: Callable[[], Capacity],
+        *,
+        work: Callable[[GenerationSpec], int] = prompt_tokens,
+    ) -> None:
+        self._work = work  # prompt tokens that a request will have to compute, as far as is known before it is placed
         self._admission = Admission(limits)
         self._look = capacity
         self._seen: tuple[float, Capacity] | None = None
@@ -48,9 +60,11 @@ class WaitingRoom:
         Raises RefusedError, also after waiting. A cancelled call gives its place up.
         """
         now = time.monotonic()
-        ticket = ticket_of(specs, now)
+        capacity, ticket = self._capacity(now), ticket_of(specs, now)
+        if not self._admission.would_start(ticket, capacity, now):  # only now it is worth to look what is cached
+            ticket = ticket_of(specs, now, work=self._work)
         try:
-            self._admission.offer(ticket, self._capacity(now), now)
+            self._admission.offer(ticket, capacity, now)
         except RefusedError as refusal:
             self.refused[refusal.reason] += 1
             raise
@@ -129,12 +143,14 @@ class WaitingRoom:
         return self._seen[1]
 
 
-def ticket_of(specs: Sequence[GenerationSpec], now: float) -> Ticket:
+def ticket_of(
+    specs: Sequence[GenerationSpec], now: float, *, work: Callable[[GenerationSpec], int] = prompt_tokens
+) -> Ticket:
     """The choices of one HTTP request as admission sees them. After a prompt's first choice its others find it in the cache."""
     first = specs[0]
     works, known = [], set[int]()
     for spec in specs:
-        works.append(0 if id(spec.token_ids) in known else len(spec.token_ids))
+        works.append(0 if id(spec.token_ids) in known else work(spec))
         known.add(id(spec.token_ids))
     return Ticket(
         ids=tuple(spec.request_id for spec in specs),

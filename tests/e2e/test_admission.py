@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections import Counter
 from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import pytest
@@ -19,14 +22,21 @@ ADMIN = "the-admin-s-own-key"
 LIMIT = 4000  # prompt tokens that may wait
 
 
+FILE = "".join(f'[tenants.{name}]\nkeys = ["{key}"]\nweight = {WEIGHTS[name]}\n' for name, key in KEYS.items())
+
+
+class Served(NamedTuple):
+    cluster: Cluster
+    client: httpx.AsyncClient
+    tenants: Path
+
+
 @pytest.fixture(scope="module")
-async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[httpx.AsyncClient]:
-    """Of a cluster that computes 500 prompt tokens a second, and knows it."""
+async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    """A cluster that computes 500 prompt tokens a second, and knows it."""
     folder = tmp_path_factory.mktemp("admission")
     tenants = folder / "tenants.toml"
-    tenants.write_text(
-        "".join(f'[tenants.{name}]\nkeys = ["{key}"]\nweight = {WEIGHTS[name]}\n' for name, key in KEYS.items())
-    )
+    tenants.write_text(FILE)
     options = ("--tenants", str(tenants), "--admin-key", ADMIN, "--window-s", "0.2", "--max-queued-tokens", str(LIMIT))
     model = build_tiny_model(folder / "tiny", "llama")
     cluster = Cluster(
@@ -36,7 +46,12 @@ async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[http
     async with cluster, httpx.AsyncClient(base_url=cluster.url, timeout=60, limits=limits) as client:
         for _ in range(3):
             assert (await ask(client, "other")).status_code == 200
-        yield client
+        yield Served(cluster, client, tenants)
+
+
+@pytest.fixture
+def client(served: Served) -> httpx.AsyncClient:
+    return served.client
 
 
 _numbers = iter(range(2, 10**9))
@@ -112,3 +127,30 @@ async def test_who_is_more_important_goes_first(client: httpx.AsyncClient) -> No
         await asyncio.gather(asked(0), asked(0))
         assert ended.count(-1) < 10  # they overtook those that waited
         await asyncio.gather(*low)
+
+
+async def test_keys_are_changed_under_way_and_nobody_is_dropped(served: Served) -> None:
+    client, gateway = served.client, served.cluster.processes["gateway"]
+    new = "the-next-key-of-another"
+    body = {"model": "tiny", "prompt": [7] * 20, "max_tokens": 400, "ignore_eos": True, "stream": True}
+    body |= {"return_token_ids": True}
+    old_headers, headers = ({"authorization": f"Bearer {key}"} for key in (KEYS["other"], new))
+    async with client.stream("POST", "/v1/completions", json=body, headers=old_headers) as answer:
+        lines = answer.aiter_lines()
+        assert (await anext(lines)).startswith("data: {")
+        served.tenants.write_text(FILE.replace(KEYS["other"], new))
+        gateway.send_signal(signal.SIGHUP)
+        async with asyncio.timeout(10):
+            while (await client.get("/v1/models", headers=headers)).status_code != 200:
+                await asyncio.sleep(0.02)
+        assert (await client.get("/v1/models", headers=old_headers)).status_code == 401
+        rest = [line async for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    served.tenants.write_text("[tenants.other]\nwieght = 1\n")
+    gateway.send_signal(signal.SIGHUP)
+    log = served.cluster.folder / "gateway.log"
+    async with asyncio.timeout(10):
+        while "tenants.not_reloaded" not in log.read_text():
+            await asyncio.sleep(0.02)
+    assert (await client.get("/v1/models", headers=headers)).status_code == 200
+    assert not any(key in log.read_text() for key in (*KEYS.values(), new, ADMIN))
