@@ -3,7 +3,7 @@ VENV := .venv
 PYTHON ?= python3
 RUN := $(VENV)/bin/python -m
 PIP := $(RUN) pip --disable-pip-version-check -q
-.PHONY: up setup test check unit integration e2e fuzz-short fuzz audit clean
+.PHONY: up setup test check unit integration e2e fuzz-short fuzz audit simulation clean
 
 up: setup
 	@exec ./baton up $(ARGS)
@@ -24,7 +24,7 @@ $(VENV)/.testing: $(VENV)/.serving
 	@$(VENV)/bin/python -c 'import triton' 2>/dev/null || $(PIP) install triton==3.6.0
 	@$(PIP) install -c constraints.txt -r $@.txt && touch $@
 
-test: check unit integration e2e fuzz-short
+test: check unit integration e2e fuzz-short simulation
 
 check: $(VENV)/.testing
 	$(RUN) ruff check .
@@ -51,6 +51,10 @@ audit: $(VENV)/.testing
 	@$(RUN) services.requirements audit | tail -2 > .audit/requirements.txt && .audit/bin/pip -q install -r .audit/requirements.txt
 	.audit/bin/cyclonedx-py environment --of JSON --output-reproducible -o .audit/sbom.json $(VENV)
 	.audit/bin/pip-audit --strict --no-deps --disable-pip -r constraints.txt
+
+# many seeds in few tests: any worker takes the next one
+simulation: $(VENV)/.testing
+	$(RUN) pytest -q -n 2 --dist worksteal tests/$@
 
 clean:
 	rm -rf .audit .venv .baton .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -124,6 +124,10 @@ class Bus(Protocol):
         """Copy a job that is given up to the dead letters; best effort."""
         ...
 
+    async def has_job(self, stream_seq: int) -> bool:
+        """Whether a job is in the queue, waiting or in a worker's hands. Raises UnavailableError."""
+        ...
+
     async def jobs(self, worker: str) -> JobQueue:
         """Return the queue that `worker` pulls its jobs from."""
         ...
@@ -299,6 +303,9 @@ class NatsBus:
 
     async def bury_job(self, worker: str, job: Job, *, reason: str) -> None:
         await self._stream.dead_letter("job", encode(job), subject=subjects.jobs(worker), reason=reason)
+
+    async def has_job(self, stream_seq: int) -> bool:
+        return await self._stream.has(stream_seq)
 
     async def jobs(self, worker: str) -> JobQueue:
         return await self._stream.queue(worker)

@@ -160,6 +160,16 @@ class JobStream:
             if (message.headers or {}).get(MESSAGE_ID) == _message_id(job):
                 await self._jetstream.delete_msg(subjects.JOBS_STREAM, stream_seq)
 
+    async def has(self, stream_seq: int) -> bool:
+        """Whether a job is in the queue. Raises UnavailableError."""
+        try:
+            await self._jetstream.get_msg(subjects.JOBS_STREAM, stream_seq)
+        except nats.js.errors.NotFoundError:
+            return False
+        except _ERRORS as error:
+            raise UnavailableError(f"could not look for the job: {_text(error)}") from error
+        return True
+
     async def queue(self, worker: str) -> NatsJobQueue:
         """Return `worker`'s queue, its consumer created or updated. Raises UnavailableError if the streams are ours.
 

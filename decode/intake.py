@@ -79,6 +79,7 @@ class Intake:
         self._table = LeaseTable(incarnation=host.incarnation)
         self._reservations: dict[int, Reservation] = {}  # by lease id, until the lease ended
         self._verdicts: OrderedDict[tuple[int, int], asyncio.Task[HandoffReply]] = OrderedDict()
+        self._accepted = Tombstones()
         self.bad_digests = 0
 
     @property
@@ -125,6 +126,8 @@ class Intake:
             return "incompatible"
         if self._cancelled.covers(job.request_id, job.attempt):
             return "cancelled"
+        if self._accepted.covers(job.request_id, job.attempt):
+            return "handed over"  # a late repetition, whose lease nobody would end before its time
         if self._writer_region(message.worker, message.incarnation) is None:
             return "unknown writer"  # its heartbeat is on the way; a lease needs to know how to tell that the writer is gone
         try:
@@ -256,6 +259,7 @@ class Intake:
 
     def _accept(self, reservation: Reservation, message: Handoff) -> None:
         blocks = self._table.accept(message.lease_id)
+        self._accepted.add(message.request_id, message.attempt)
         del self._reservations[message.lease_id]
         job = reservation.job
         sequence = Sequence(

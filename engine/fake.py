@@ -261,4 +261,8 @@ def _mix(word: int) -> int:
 
 
 def _mixed(count: int, *, salt: int) -> Words:
-    return np.fromiter((_mix((salt << 40) + index) for index in range(count)), dtype=np.uint64, count=count)
+    """`_mix` of `count` words in one go."""
+    words = np.arange(count, dtype=np.uint64) + np.uint64(((salt << 40) + _GOLDEN) & _MASK)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))

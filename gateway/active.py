@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from common.blocks import pack_tokens
-from common.errors import ServingError
+from common.errors import DeadlineExceededError, ServingError
 from common.messages import Imported, Job, Settle, Tokens
 from gateway.generation import TokenEvent
 from gateway.owner import RequestState
@@ -118,3 +119,13 @@ def job_of(
         priority=spec.priority,
         traceparent=traceparent,
     )
+
+
+@contextlib.asynccontextmanager
+async def within_deadline(state: RequestState) -> AsyncIterator[None]:
+    """Raises DeadlineExceededError out of what takes longer than the request has."""
+    try:
+        async with asyncio.timeout(state.deadline_at - time.monotonic()):
+            yield
+    except TimeoutError as error:
+        raise DeadlineExceededError("the request's deadline passed before it was queued") from error

@@ -23,7 +23,7 @@ from common.messages import (
 from common.peers import Peers
 from common.store import Store
 from common.tracing import NoTracer, Tracer
-from gateway.active import ActiveRequest, job_of
+from gateway.active import ActiveRequest, job_of, within_deadline
 from gateway.admission import RequestLimits
 from gateway.attainment import Attainment, ServiceLevels
 from gateway.fleet import Fleet
@@ -86,8 +86,12 @@ class Attempts:
         self._active[spec.request_id] = active
         self._timelines.start(active.timeline)
         try:
-            await self._attempt(active)
+            async with within_deadline(state):
+                await self._attempt(active)
         except BaseException as error:
+            if isinstance(error, UnavailableError) and (state.attempt > 1 or state.phase is not Phase.QUEUED):
+                return active  # only the answer was lost: a worker has it
+            state.phase = Phase.ENDED
             self._timelines.end(active.timeline, error=error)
             if self._active.pop(spec.request_id, None) is not None:
                 self._abandon(active, "failed")  # perhaps it was queued, and the answer lost
@@ -109,8 +113,9 @@ class Attempts:
             "request.placed",
             extra={"request_id": state.spec.request_id, "prefill": worker, "decode": decode_workers, "reason": reason},
         )
-        if state.is_over or state.attempt != attempt:
-            return  # cancelled meanwhile
+        if state.is_over or state.attempt != attempt:  # ended meanwhile, and given back before it was charged
+            self._release(state, "prefill", "decode")
+            return
         root, traceparent = self._placer.root(state.spec), self._spans.context_for(state.spec.traceparent)
         job = job_of(
             state, gateway=self._gateway_id, root=root, decode_workers=decode_workers, traceparent=traceparent, now=now
@@ -149,7 +154,7 @@ class Attempts:
                 return
             await self._suspects.alone(state)
             state.exclude(blame, [worker.worker for worker in self._placer.workers("decode")])
-            while time.monotonic() < state.deadline_at:
+            while time.monotonic() < state.deadline_at and not state.is_over:
                 try:
                     await self._attempt(active, reason)
                     if active.lost_attempt != state.attempt:
@@ -161,8 +166,6 @@ class Attempts:
                     self._abandon(active, "not queued")
                     state.untried += 1  # or it was, and the answer lost: never the same number again
                     await asyncio.sleep(AGAIN_S)
-                    if state.is_over:
-                        return
                 except ServingError as error:
                     await self._quarantine(active, f"{error.message}; last: {reason}")
                     return
@@ -185,12 +188,11 @@ class Attempts:
             self._spawn(self._orders.cancel(worker, cancel))
         if active.job is not None and active.stream_seq and state.claimed_by is None:
             self._spawn(self._bus.delete_job(active.stream_seq, active.job))
-        self._release(state, "prefill")
-        self._release(state, "decode")
+        self._release(state, "prefill", "decode")
 
-    def _release(self, state: RequestState, stage: str) -> None:
+    def _release(self, state: RequestState, *stages: str) -> None:
         workers = [name for name in dict.fromkeys([state.assigned, *state.candidates, *state.workers()]) if name]
-        if workers:  # as they are now: when the task runs, the next attempt may have begun
+        for stage in stages:  # of the attempt as it is now; also without workers: perhaps the answer was lost
             self._spawn(self._placer.release(state.spec.request_id, state.attempt, stage=stage, workers=workers))
 
     async def _cancel(self, active: ActiveRequest, reason: str) -> None:

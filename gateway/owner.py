@@ -77,6 +77,10 @@ class RequestState:
         """Prompt and delivered tokens: what a new attempt starts from."""
         return self.spec.token_ids + self.generated
 
+    def waits(self, attempt: int) -> bool:
+        """Whether `attempt` is the current one and nobody claimed it."""
+        return self.attempt == attempt and self.phase is Phase.QUEUED
+
     def begin_attempt(self, now: float) -> bool:
         """Start the first or another attempt; False when there were enough."""
         if self.is_over or self.num_tried >= MAX_ATTEMPTS:

@@ -31,6 +31,7 @@ WAITING_S = 2.0  # and so is a request that a worker claimed and that has no dec
 STALLED_S = 0.5  # the watch is late by so much
 PROBES = 2  # unanswered ones before the attempt is given up
 UNCLAIMED_S = 10.0
+LOOK_FOR_JOB_S = 5.0  # unclaimed: is it still in the queue?
 HANDOVER_S = 15.0  # first token seen, and nobody decodes
 
 
@@ -108,6 +109,17 @@ class Watching(Attempts):
             self._probe(active, state.claimed_by)
         elif state.phase is Phase.QUEUED and silent_s > UNCLAIMED_S and len(self._placer.workers("prefill")) > 1:
             self._spawn(self._retry(active, "not claimed", blame=state.assigned))
+        elif (
+            state.phase is Phase.QUEUED and active.stream_seq and min(silent_s, now - active.known_at) > LOOK_FOR_JOB_S
+        ):
+            active.known_at = now
+            self._spawn(self._look_for_job(active, state.attempt))
+
+    async def _look_for_job(self, active: ActiveRequest, attempt: int) -> None:
+        """One that is in the queue no more was given up, because nobody answered its claims."""
+        with contextlib.suppress(UnavailableError):  # looked for again later
+            if not await self._bus.has_job(active.stream_seq) and active.state.waits(attempt):
+                await self._retry(active, "the queue gave the job up")
 
     def _probe(self, active: ActiveRequest, worker: Worker | None) -> None:
         if worker is not None:

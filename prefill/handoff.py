@@ -46,6 +46,7 @@ WRITER_DONE_TIMEOUT_S = 1.0
 
 NOBODY_DECODES = "no candidate takes sequences any more"
 NOBODY_ANSWERS = "no decode worker answers"
+_FINAL = ("draining", "cancelled", "handed over", "incompatible")  # answers that asking again doesn't change
 _UNWANTED = ("cancelled", "superseded", "gateway lost", "deadline")  # reasons after which nobody waits for an answer
 
 
@@ -121,18 +122,21 @@ class _Handover:
         request, silent_rounds = self._request, 0
         self.record.asked_at = time.monotonic()
         while not request.stopped:
-            replies = 0
-            leaving = 0
+            replies = leaving = refused = 0
             for worker in request.job.decode_workers:
                 reply = await self._ask(worker)
                 replies += reply is not None
                 leaving += reply is not None and reply.reason == "draining"
+                refused += reply is not None and reply.reason in _FINAL
                 if reply is not None and reply.granted and reply.region is not None:
                     await self._granted(worker, reply)
                     return
                 self.record.refusals += reply is not None
             if leaving == len(request.job.decode_workers):
                 request.stop(NOBODY_DECODES)
+                return
+            if refused == len(request.job.decode_workers):
+                request.stop("every candidate refuses the attempt for good")
                 return
             silent_rounds = 0 if replies else silent_rounds + 1
             if silent_rounds >= SILENT_ROUNDS:

@@ -8,7 +8,7 @@ MAX_TOMBSTONES = 10_000
 
 
 class Tombstones:
-    """The newest cancelled attempt of each request, the oldest forgotten first. The gateway's claim is the real fence."""
+    """The newest attempt of each request that is over, the oldest forgotten first. The gateway's claim is the real fence."""
 
     def __init__(self) -> None:
         self._attempts: OrderedDict[str, int] = OrderedDict()
@@ -20,5 +20,5 @@ class Tombstones:
             self._attempts.popitem(last=False)
 
     def covers(self, request_id: str, attempt: int) -> bool:
-        """Whether this attempt was cancelled."""
+        """Whether this attempt is over."""
         return attempt <= self._attempts.get(request_id, 0)

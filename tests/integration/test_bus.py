@@ -284,6 +284,17 @@ async def test_a_deleted_job_is_not_delivered(bus: NatsBus) -> None:
     assert [delivery.job.request_id for delivery in await some_jobs(queue)] == ["wanted"]
 
 
+async def test_a_job_is_in_the_queue_until_it_is_over(bus: NatsBus) -> None:
+    job = a_job("r")
+    number, queue = await bus.publish_job("w", job), await bus.jobs("w")
+    assert await bus.has_job(number)
+    (delivery,) = await some_jobs(queue)
+    assert await bus.has_job(number), "in a worker's hands"
+    await bus.delete_job(number, job)
+    assert not await bus.has_job(number)
+    await delivery.term()
+
+
 async def test_a_full_queue_refuses_with_overloaded(bus: NatsBus) -> None:
     for number in range(QUICK.max_jobs):
         await bus.publish_job("w", a_job(f"request-{number}"))

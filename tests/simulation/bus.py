@@ -208,6 +208,12 @@ class SimBus:
     async def bury_job(self, worker: str, job: Job, *, reason: str) -> None:
         self._network.note(self.process, "bury", job)
 
+    async def has_job(self, stream_seq: int) -> bool:
+        await asyncio.sleep(self._network.weather.way_s())
+        if not self.connected or self._network.loses():
+            raise UnavailableError("no answer")
+        return stream_seq in self._network.jobs.stored
+
     async def jobs(self, worker: str) -> SimJobQueue:
         return SimJobQueue(self, self._network, worker)
 

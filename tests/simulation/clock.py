@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import heapq
 import time
+import warnings
 from collections.abc import Callable, Coroutine, Iterator
 from contextvars import Context, ContextVar, copy_context
 from itertools import count
@@ -95,11 +96,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def abandon(self) -> None:
         """The world ends: close what still waits, in silence. Nothing runs afterwards."""
         self._timers.clear()
-        for task in self._started:
-            if not task.done():
-                task._log_destroy_pending = False  # type: ignore[attr-defined]
-                with contextlib.suppress(BaseException):
-                    task.get_coro().close()  # type: ignore[union-attr]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of tasks that did not even begin
+            for task in self._started:
+                if not task.done():
+                    task._log_destroy_pending = False  # type: ignore[attr-defined]
+                    with contextlib.suppress(BaseException):
+                        task.get_coro().close()  # type: ignore[union-attr]
         self._started.clear()
         self._ready.clear()  # type: ignore[attr-defined]
         self.close()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import Context
 from typing import Any
 
 from common.errors import UnavailableError
 from common.messages import WorkerState
-from common.store import Placement, PlacementRequest
+from common.store import Placement, PlacementRequest, RedisSettings
 from tests.simulation.clock import VirtualLoop
 from tests.simulation.weather import Weather
 
+PLACE_TIMEOUT_S, TIMEOUT_S = RedisSettings().place_timeout_s, RedisSettings().timeout_s
 Charge = tuple[str, str, str]  # request:attempt, stage, worker
 
 
@@ -54,16 +56,21 @@ class Ledger:
                 self.forget(worker)
         return [state for state, _ in self.registered.values()]
 
-    async def call(self) -> bool:
-        """One call's way; False when the store is down and did nothing. Raises UnavailableError from `answered`."""
-        await asyncio.sleep(self.weather.way_s())
-        return not self.is_down or self.weather.dice.random() < 0.5
-
-    def answered(self) -> None:
-        """The way back. Raises UnavailableError."""
+    async def call(self, action: Callable[[], Any], timeout_s: float) -> Any:
+        """Do something there within the time-out of the caller. Raises UnavailableError, done or not."""
+        way_s = self.weather.way_s()
+        if way_s > timeout_s:  # the caller has gone its other way by the time that it is done
+            self.faults["store late"] += 1
+            self.strict = False  # a charge that comes after its release is left to its time
+            self.loop.call_later(way_s, action, context=Context())
+            await asyncio.sleep(timeout_s)
+            raise UnavailableError("the store takes too long")
+        await asyncio.sleep(way_s)
+        result = action() if not self.is_down or self.weather.dice.random() < 0.5 else None
         if self.is_down:
             self.faults["store down"] += 1
             raise UnavailableError("the store is away")
+        return result
 
     @property
     def is_down(self) -> bool:
@@ -78,35 +85,37 @@ class SimStore:
         self._ledger = ledger
 
     async def register(self, state: WorkerState, *, ttl_ms: int = 3_000) -> bool:
-        ledger, unknown = self._ledger, False
-        if await ledger.call():
+        ledger = self._ledger
+
+        def register() -> bool:
             known = ledger.registered.get(state.worker)
             unknown = known is None or known[0].incarnation != state.incarnation
             if unknown:
                 ledger.forget(state.worker)
             ledger.registered[state.worker] = (state, ledger.loop.now + ttl_ms / 1000)
-        ledger.answered()
-        return unknown
+            return unknown
+
+        return bool(await ledger.call(register, TIMEOUT_S))
 
     async def unregister(self, worker: str, incarnation: int) -> None:
-        if await self._ledger.call():
-            known = self._ledger.registered.get(worker)
+        ledger = self._ledger
+
+        def unregister() -> None:
+            known = ledger.registered.get(worker)
             if known is not None and known[0].incarnation == incarnation:
-                del self._ledger.registered[worker]
-                self._ledger.forget(worker)
-        self._ledger.answered()
+                del ledger.registered[worker]
+                ledger.forget(worker)
+
+        await ledger.call(unregister, TIMEOUT_S)
 
     async def announce(self, worker: str, incarnation: int, added: list[bytes], removed: list[bytes]) -> None:
-        await self._ledger.call()
-        self._ledger.answered()
+        await self._ledger.call(lambda: None, TIMEOUT_S)
 
     async def place(self, request: PlacementRequest) -> Placement:
-        did = await self._ledger.call()
-        placement = self._place(request) if did else None
-        self._ledger.answered()
+        placement = await self._ledger.call(lambda: self._place(request), PLACE_TIMEOUT_S)
         if placement is None:
             raise UnavailableError("no decode worker")
-        return placement
+        return placement  # type: ignore[no-any-return]
 
     def _place(self, request: PlacementRequest) -> Placement | None:
         ledger, dice = self._ledger, self._ledger.weather.dice
@@ -127,6 +136,4 @@ class SimStore:
         return Placement(prefill=prefill, decode=[] if is_local else decoders, reason="local" if is_local else "dice")
 
     async def release(self, request_id: str, attempt: int, *, stage: str, workers: Sequence[str] = ()) -> None:
-        if await self._ledger.call():
-            self._ledger.discharge(f"{request_id}:{attempt}", stage)
-        self._ledger.answered()
+        await self._ledger.call(lambda: self._ledger.discharge(f"{request_id}:{attempt}", stage), TIMEOUT_S)

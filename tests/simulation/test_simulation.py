@@ -1,0 +1,130 @@
+"""Seeds of the whole hand-over, and planted bugs that they must find.
+
+A failing seed is named with what did not hold; `.venv/bin/python -m tests.simulation SEED` replays it with a log.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from msgspec import structs
+
+from common.messages import Handoff
+from decode.intake import Intake, Reservation
+from decode.request import DecodeRequest
+from gateway.owner import RequestState
+from gateway.placer import Placer
+from kvtransfer.digest import block_digests
+from tests.simulation.transport import SimTransport
+from tests.simulation.world import Violation, no_garbage_collection, play
+
+SEEDS, BATCH = 2_000, 1_000
+ENOUGH = 400  # seeds that find a planted bug
+KINDS = """bad digest, came back, client left, cut off, dropped while cut off, ended complete, ended deadline_exceeded,
+ended left, ended request_quarantined, ended unavailable, failed pass, failed push, flipped bit, job given up, job in a dead pull,
+job redelivered, killed GatewayNode, killed WorkerNode, landed in quarantine, late, late run dropped, lost, muted gateway,
+no logits, push timed out, repeated, slow push, store down, store late"""
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
+def test_the_invariants_hold_in_every_seed(first: int) -> None:
+    faults: Counter[str] = Counter()
+    failed = []
+    with no_garbage_collection():
+        for seed in range(first, first + BATCH):
+            if seed % 50 == 0:
+                gc.collect()
+            try:
+                faults += play(seed).faults
+            except Violation as error:
+                failed.append(f"{error}\n  again: .venv/bin/python -m tests.simulation {seed}")
+    assert not failed, "\n".join(failed)
+    never = [kind for kind in KINDS.replace("\n", " ").split(", ") if not faults[kind]]
+    assert not never, f"these faults never happened: {never}"
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    first: list[str] = []
+    second: list[str] = []
+    play(11, log=first.append)
+    play(11, log=second.append)
+
+    assert first == second
+
+
+# -- planted bugs ------------------------------------------------------------------------------------------------------------
+
+Patch = pytest.MonkeyPatch
+
+
+def freed_without_quarantine(patch: Patch) -> None:
+    """An aborted or expired lease's blocks go back at once, whatever its writer does."""
+    patch.setattr(SimTransport, "writer_gone", lambda *_: True)
+
+
+def digests_not_compared(patch: Patch) -> None:
+    """Whatever arrived is what was sent."""
+    check = Intake._check
+
+    async def trusting(intake: Intake, reservation: Reservation, message: Handoff) -> str:
+        pushed = reservation.lease.blocks[: reservation.num_pushed]
+        digests = block_digests(intake._host.engine.kv, pushed)
+        return await check(intake, reservation, structs.replace(message, digests=digests))
+
+    patch.setattr(Intake, "_check", trusting)
+
+
+def manifest_activates_twice(patch: Patch) -> None:
+    """Both copies of a manifest give the sequence to the batch."""
+    accept = Intake._accept
+
+    def twice(intake: Intake, reservation: Reservation, message: Handoff) -> None:
+        activate = intake._activate
+
+        def activate_twice(request: DecodeRequest) -> None:
+            activate(request)
+            activate(request)
+
+        intake._activate = activate_twice
+        accept(intake, reservation, message)
+        intake._activate = activate
+
+    patch.setattr(Intake, "_accept", twice)
+
+
+def charges_kept(patch: Patch) -> None:
+    """Nobody gives back what was charged."""
+
+    async def nothing(*_: object, **__: object) -> None: ...
+
+    patch.setattr(Placer, "release", nothing)
+
+
+def one_worker_cancelled(patch: Patch) -> None:
+    """Of the workers that may hold something of an attempt only the first is told that it is over."""
+    workers = RequestState.workers
+    patch.setattr(RequestState, "workers", lambda state: workers(state)[:1])
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        freed_without_quarantine,
+        digests_not_compared,
+        manifest_activates_twice,
+        charges_kept,
+        one_worker_cancelled,
+    ],
+)
+def test_a_planted_bug_is_found(plant: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    plant(monkeypatch)
+    with no_garbage_collection():
+        for seed in range(ENOUGH):
+            try:
+                play(seed)
+            except Violation:
+                return
+    raise AssertionError(f"{ENOUGH} seeds found nothing")
