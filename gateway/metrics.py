@@ -70,7 +70,7 @@ class GatewayMetrics:
         self.waiting_tokens = Gauge(
             "baton_waiting_prompt_tokens", "Prompt tokens waiting here", [*labels, "tier"], registry=self.registry
         )
-        self.running = Gauge("vllm:num_requests_running", "Requests in flight", labels, registry=self.registry)
+        self.running = Gauge("vllm:num_requests_running", "Requests that were started", labels, registry=self.registry)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, text, ["model_name"], registry=self.registry, buckets=buckets)
@@ -114,8 +114,9 @@ class GatewayMetrics:
         for tier, (requests, tokens) in waiting.items():
             self.waiting_requests.labels(self._model, tier).set(requests)
             self.waiting_tokens.labels(self._model, tier).set(tokens)
-        self.waiting.labels(self._model).set(sum(requests for requests, _ in waiting.values()))
-        self.running.labels(self._model).set(in_flight)
+        num_waiting = sum(requests for requests, _ in waiting.values())
+        self.waiting.labels(self._model).set(num_waiting)
+        self.running.labels(self._model).set(in_flight - num_waiting)
         return generate_latest(self.registry)
 
 

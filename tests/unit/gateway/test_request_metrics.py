@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from common.messages import KVLayout, Region, Tokens, WorkerState, WorkerTotals
 from gateway.attainment import ServiceLevels
 from gateway.fleet_metrics import FleetMetrics
+from gateway.metrics import GatewayMetrics
 from gateway.request_metrics import RequestMetrics, missed_target
 from gateway.timeline import AttemptLine, Timeline
 
@@ -91,3 +92,11 @@ def test_a_heartbeat_of_an_older_worker_has_totals_of_nothing() -> None:
     raw = msgspec.msgpack.decode(msgspec.msgpack.encode(STATE))
     del raw["totals"]
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(raw), type=WorkerState).totals == WorkerTotals()
+
+
+def test_who_waits_is_not_running() -> None:
+    metrics = GatewayMetrics("m")
+    text = metrics.render(in_flight=7, counts={}, waiting={"low": (0, 0), "normal": (2, 300), "high": (1, 5)}).decode()
+    assert 'vllm:num_requests_running{model_name="m"} 4.0' in text
+    assert 'vllm:num_requests_waiting{model_name="m"} 3.0' in text
+    assert 'baton_waiting_prompt_tokens{model_name="m",tier="normal"} 300.0' in text
