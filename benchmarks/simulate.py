@@ -2,8 +2,8 @@
 
     python -m benchmarks.simulate --traces ../shared/traces --out benchmarks/results
 
-Real: the Lua functions of `common/store.lua` on a Redis or Valkey server, the block pool. Simulated: the passes' times, by
-measured curves (`simulate_costs.py`). The made-up trace is used when there is no `--traces`.
+Real: the Lua functions of `common/store.lua` on a Redis or Valkey server, admission, the planner's decisions, the block pool.
+Simulated: the passes' times, by measured curves (`simulate_costs.py`). Without `--traces` the trace is made up and small.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 from benchmarks.environment import describe
 from benchmarks.results_format import Result, ResultsPage, number
 from benchmarks.simulate_fleet import Worker
+from benchmarks.simulate_gateway import Gate, Roles
 from benchmarks.simulate_policies import RULES, Baton
 from benchmarks.simulate_run import (
     TPOT_SLO_MS,
@@ -33,20 +34,29 @@ from benchmarks.simulate_run import (
     ideal,
     percentile,
 )
+from benchmarks.simulate_scale import placement_times
 from benchmarks.simulate_trace import TraceRequest, conversations, read_trace, replicate, speed_up
 from common.servers import run_redis
+from gateway.admission import RequestLimits
+from services.planner.plan import PlanSettings
+
+COLUMNS = ("policy", "within SLO", "goodput, req/s", "hit rate", "TTFT p50", "p90", "p99, ms", "TPOT p50", "p99, ms")
+COLUMNS = (*COLUMNS, "imbalance", "refused", "placement p50, ms")
+NOTES = Path(__file__).with_name("results") / "simulate.notes.md"
+VARIANTS = ("baton", "baton-remote", "baton-admission", "baton-roles")
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One column of the table: a trace at some speed on a fleet."""
+    """A trace at some speed on a fleet, and the forms of Baton that serve it beside the plain one."""
 
     trace: str
     prefill: int
     decode: int
     speed: float
     copies: int = 1
-    first: int = 0  # only so many requests of each copy; 0 = all
+    first: int = 2000  # only so many requests of each copy
+    variants: tuple[str, ...] = ("baton", "baton-remote", "baton-admission")
 
     @property
     def name(self) -> str:
@@ -55,9 +65,9 @@ class Load:
 
     def requests(self, traces: Path | None) -> list[TraceRequest]:
         if traces is None:
-            trace = list(conversations(self.first or 2000, per_second=10.0))
+            trace = list(conversations(self.first, per_second=10.0))
         else:
-            trace = read_trace(traces / f"{self.trace}_trace.jsonl")[: self.first or None]
+            trace = read_trace(traces / f"{self.trace}_trace.jsonl")[: self.first]
         return speed_up(replicate(trace, self.copies) if self.copies > 1 else trace, self.speed)
 
     def fleet(self) -> list[Worker]:
@@ -65,20 +75,27 @@ class Load:
         return prefill + [Worker(f"d{number}", "decode") for number in range(self.decode)]
 
 
-MADE_UP = [Load("made_up", 1, 1, 0.5), Load("made_up", 2, 2, 2)]
+MADE_UP = [Load("made_up", 1, 1, 0.5, first=200, variants=VARIANTS), Load("made_up", 2, 2, 8, first=300)]
 LOADS = [
-    *(Load("conversation", 4, 4, speed) for speed in (1, 2, 3, 4, 6)),
-    *(Load("synthetic", 4, 4, speed) for speed in (1, 2, 3, 4)),
-    *(Load("conversation", 32, 32, speed, copies=8, first=3000) for speed in (2, 3, 4)),
-    Load("conversation", 512, 512, 4, copies=128, first=400),
+    *(Load("conversation", 4, 4, speed) for speed in (1, 2.5, 5)),
+    Load("synthetic", 4, 4, 2),
+    Load("conversation", 6, 2, 3, variants=VARIANTS),
+    Load("conversation", 2, 6, 2, variants=VARIANTS),
+    Load("conversation", 32, 32, 2.5, copies=8, first=400, variants=("baton",)),
+    Load("conversation", 512, 512, 2.5, copies=128, first=40, variants=("baton",)),
 ]
+SIZES = (10, 100, 1000, 4000)
 
 
 def simulate(load: Load, client: redis.Redis, traces: Path | None) -> Iterator[Outcome]:
-    """Every policy on one load, Baton first."""
+    """Every policy on one load: Baton first, then its variants, the rules, and the ideal."""
     requests = load.requests(traces)
-    fleet = load.fleet()
-    yield Simulation(requests, fleet, Baton(fleet, client)).run()
+    for variant in load.variants:
+        fleet = load.fleet()
+        policy = Baton(fleet, client, name=variant, cut_over_tokens=0 if variant == "baton-remote" else -1)
+        gate = Gate(policy.states, RequestLimits()) if variant in ("baton-admission", "baton-roles") else None
+        roles = Roles(PlanSettings()) if variant == "baton-roles" else None
+        yield Simulation(requests, fleet, policy, gate=gate, roles=roles).run()
     for rule in RULES:
         fleet = load.fleet()
         yield Simulation(requests, fleet, rule(fleet)).run()
@@ -87,7 +104,8 @@ def simulate(load: Load, client: redis.Redis, traces: Path | None) -> Iterator[O
 
 def results_of(load: Load, outcomes: Sequence[Outcome]) -> Iterator[Result]:
     """All figures of a load; Baton's goodput and hit rate have the best rule's as target and the ideal's as floor."""
-    baton, *rules, best = outcomes
+    baton, *others, best = outcomes
+    rules = [outcome for outcome in others if outcome.policy not in VARIANTS]
     goodput, hits = max(rule.goodput for rule in rules), max(rule.hit_rate for rule in rules)
     for outcome in outcomes:
         own = outcome is baton
@@ -113,6 +131,8 @@ def results_of(load: Load, outcomes: Sequence[Outcome]) -> Iterator[Result]:
         yield Result(name=f"{name}_tpot_p99", value=outcome.tpot_ms(0.99), unit="ms", better="lower")
         if outcome.workers:
             yield Result(name=f"{name}_imbalance", value=outcome.imbalance, unit="max/mean", better="lower")
+        if outcome.refused:
+            yield Result(name=f"{name}_refused", value=outcome.refused, unit="requests", better="lower")
         if outcome.place_ms:
             for label, quantile in (("p50", 0.5), ("p99", 0.99)):
                 value = percentile(outcome.place_ms, quantile)
@@ -124,8 +144,8 @@ def table_of(load: Load, outcomes: Sequence[Outcome]) -> str:
     runs = len(outcomes[0].runs)
     lines = [
         f"### {load.name}: {runs:,} requests, {runs / outcomes[0].span_s:.1f} a second\n",
-        "| policy | within SLO | goodput, req/s | hit rate | TTFT p50 | p90 | p99, ms | TPOT p50 | p99, ms | imbalance |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| " + " | ".join(COLUMNS) + " |",
+        "|---" + "|--:" * (len(COLUMNS) - 1) + "|",
     ]
     for outcome in outcomes:
         cells = [
@@ -136,10 +156,13 @@ def table_of(load: Load, outcomes: Sequence[Outcome]) -> str:
             *(f"{outcome.ttft_ms(quantile):,.0f}" for quantile in (0.5, 0.9, 0.99)),
             *(f"{outcome.tpot_ms(quantile):,.1f}" for quantile in (0.5, 0.99)),
             f"{outcome.imbalance:.2f}",
+            f"{outcome.refused}",
+            number(percentile(outcome.place_ms, 0.5) if outcome.place_ms else None),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     reasons = ", ".join(f"{reason} {count}" for reason, count in outcomes[0].reasons.most_common())
-    return "\n".join(lines) + f"\n\nBaton's reasons: {reasons}.\n"
+    moves = "".join(f" {outcome.policy}: {outcome.moves} roles moved." for outcome in outcomes if outcome.moves)
+    return "\n".join(lines) + f"\n\nBaton's reasons: {reasons}.{moves}\n"
 
 
 async def run(options: argparse.Namespace, arguments: Sequence[str]) -> ResultsPage:
@@ -153,13 +176,15 @@ async def run(options: argparse.Namespace, arguments: Sequence[str]) -> ResultsP
             client = redis.Redis.from_url(server.url, protocol=2)
             page.state("server", f"{client.info()['redis_version']} (as Redis)")
             tables = []
+            notes = [NOTES.read_text()] if NOTES.exists() and options.traces else []
             for load in loads:
                 began = time.monotonic()
                 outcomes = list(simulate(load, client, options.traces))
                 tables.append(table_of(load, outcomes))
-                page.notes = "## Loads\n\n" + "\n".join(tables)
+                page.notes = "\n".join(["## Loads\n", *tables, *notes])
                 page.add(*results_of(load, outcomes))
                 print(f"{tables[-1]}({time.monotonic() - began:.1f} s)\n", flush=True)
+            page.add(*placement_times(client, SIZES if options.traces else SIZES[:1]))
             client.close()
     return page
 

@@ -10,6 +10,7 @@ import heapq
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Literal
 
 from benchmarks.simulate_costs import LOCAL_SLOWDOWN, PREFILL_FIXED_MS, PREFILL_TOKEN_MS, Chunk, step_ms
 from benchmarks.simulate_trace import TRACE_BLOCK, TraceRequest
@@ -22,6 +23,7 @@ PATIENT_TOKENS, BACKLOG_STEPS, FEWEST_PROMPT_TOKENS, TOKEN_BUDGET = 8192, 4, 64,
 PASS_STEP, NEARLY = 128, 1.15
 RATE_MEMORY = 0.9
 _EPSILON = 1e-6
+Role = Literal["prefill", "decode"]
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +36,7 @@ class Run:
     decode: list[Worker] = field(default_factory=list)  # candidates; [] = where it is prefilled
     reason: str = ""
     predicted_ms: float = 0.0  # time to first token, 0 = the policy doesn't say
+    placed_work: int = 0  # prompt tokens that placement thought to be left
     cached_tokens: int = 0
     first_token_ms: float = 0.0
     end_ms: float = 0.0
@@ -58,12 +61,13 @@ class Run:
 class Worker:
     """One GPU. What it reports of itself is what `WorkerState` has."""
 
-    def __init__(self, name: str, *roles: str) -> None:
+    def __init__(self, name: str, *roles: Role) -> None:
         self.name, self.roles = name, list(roles)
         self.pool = BlockPool(num_blocks=POOL_BLOCKS, block_size=TRACE_BLOCK)
         self.prompts: deque[Run] = deque()  # the first one is being computed, if it has begun
         self.waiting: deque[Run] = deque()  # handed over, without room
         self.batch: list[tuple[float, int, Run]] = []  # a heap by the step with the last token
+        self.max_sequences = MAX_SEQUENCES
         self.queued_tokens = 0
         self.busy_ms = self.prompt_tokens_per_ms = 0.0
         self.version = 0

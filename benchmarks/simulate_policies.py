@@ -115,6 +115,7 @@ class Baton:
         self, workers: Sequence[Worker], client: redis.Redis, *, name: str = "baton", cut_over_tokens: int = -1
     ) -> None:
         self.name = name
+        self.states: dict[str, WorkerState] = {}  # the last heartbeats
         self.place_ms: list[float] = []  # wall clock, with the way there and back
         self._workers = {worker.name: worker for worker in workers}
         self._client = client
@@ -147,10 +148,12 @@ class Baton:
         run.prefill = self._workers[placement.prefill]
         run.decode = [self._workers[name] for name in placement.decode]
         run.reason = placement.reason
+        run.placed_work = run.request.prompt_tokens - placement.matched_blocks_prefill * TRACE_BLOCK
         run.predicted_ms = placement.costs["predicted_ms"]
 
     def heartbeat(self, worker: Worker) -> None:
-        self._notes.fcall("baton_register", 0, *register_arguments(state_of(worker), FOREVER_MS, now_ms=1))
+        state = self.states[worker.name] = state_of(worker)
+        self._notes.fcall("baton_register", 0, *register_arguments(state, FOREVER_MS, now_ms=1))
 
     def announce(self, worker: Worker) -> None:
         added, removed = worker.pool.drain_events()
@@ -173,7 +176,7 @@ def state_of(worker: Worker) -> WorkerState:
     return WorkerState(
         worker=worker.name,
         incarnation=1,
-        roles=worker.roles,
+        roles=list(worker.roles),
         status="ready",
         model="model",
         model_fingerprint="model",

@@ -11,6 +11,7 @@ from typing import Literal
 
 from benchmarks.simulate_costs import prefill_ms, step_ms, transfer_ms
 from benchmarks.simulate_fleet import Run, Worker
+from benchmarks.simulate_gateway import Gate, Roles
 from benchmarks.simulate_policies import Policy
 from benchmarks.simulate_trace import TRACE_BLOCK, TraceRequest
 
@@ -18,7 +19,9 @@ TTFT_SLO_MS, TTFT_SLO_TOKEN_MS, TPOT_SLO_MS = 1000.0, 0.5, 20.0
 HEARTBEAT_MS, ANNOUNCE_MS = 500.0, 100.0  # `worker.host`
 LONG_PROMPT, TAIL = 4096, 256  # tokens that are pushed after the prefill: `prefill.scheduler`
 
-Event = Literal["arrival", "worker", "heartbeat", "announce", "joins"]
+GATE_MS, PLAN_MS = 100.0, 1000.0  # between two looks at who waits, and at the roles
+
+Event = Literal["arrival", "worker", "heartbeat", "announce", "joins", "gate", "plan"]
 
 
 @dataclass(slots=True)
@@ -29,6 +32,11 @@ class Outcome:
     runs: list[Run]
     workers: list[Worker]
     place_ms: list[float] = field(default_factory=list)
+    moves: int = 0  # of roles
+
+    @property
+    def refused(self) -> int:
+        return len(self.runs) - len(self.served)
 
     @property
     def span_s(self) -> float:
@@ -75,22 +83,37 @@ def percentile(values: Sequence[float], quantile: float) -> float:
     return ordered[min(len(ordered) - 1, int(quantile * len(ordered)))] if ordered else 0.0
 
 
+def ttft_slo_ms(request: TraceRequest) -> float:
+    """How long the first token may take."""
+    return TTFT_SLO_MS + TTFT_SLO_TOKEN_MS * request.prompt_tokens
+
+
 def meets_slo(run: Run) -> bool:
     """Whether first token and the others came in time."""
-    slo_ms = TTFT_SLO_MS + TTFT_SLO_TOKEN_MS * run.request.prompt_tokens
-    return not run.refused and run.ttft_ms <= slo_ms and run.tpot_ms <= TPOT_SLO_MS
+    return not run.refused and run.ttft_ms <= ttft_slo_ms(run.request) and run.tpot_ms <= TPOT_SLO_MS
 
 
 class Simulation:
     """Runs until every request has ended."""
 
-    def __init__(self, requests: Sequence[TraceRequest], workers: list[Worker], policy: Policy) -> None:
+    def __init__(
+        self,
+        requests: Sequence[TraceRequest],
+        workers: list[Worker],
+        policy: Policy,
+        *,
+        gate: Gate | None = None,
+        roles: Roles | None = None,
+    ) -> None:
+        """Without `gate` everything starts at once, without `roles` nobody changes them."""
         self._runs = [Run(id=f"r{number}", request=request) for number, request in enumerate(requests)]
         self._workers, self._policy = workers, policy
+        self._gate, self._roles = gate, roles
         self._events: list[tuple[float, int, Event, object, int]] = []
         self._order = count()
         self._left = len(self._runs)
         self._announcing: set[Worker] = set()
+        self._may_start = False
 
     def run(self) -> Outcome:
         for run in self._runs:
@@ -98,6 +121,10 @@ class Simulation:
         if self._policy.listens:
             for number, worker in enumerate(self._workers):
                 self._at(HEARTBEAT_MS * (number + 1) / len(self._workers), "heartbeat", worker)
+        if self._gate is not None:
+            self._at(GATE_MS, "gate", None)
+        if self._roles is not None:
+            self._at(PLAN_MS, "plan", None)
         while self._left:
             now_ms, _, event, subject, version = heapq.heappop(self._events)
             if isinstance(subject, Worker):
@@ -106,17 +133,61 @@ class Simulation:
                 self._worker_event(event, subject, now_ms)
             elif isinstance(subject, Run):
                 self._arrives(subject, now_ms) if event == "arrival" else self._joins(subject, now_ms)
-        return Outcome(self._policy.name, self._runs, self._workers, getattr(self._policy, "place_ms", []))
+            elif event == "gate":
+                self._look_again(now_ms)
+            else:
+                self._plan(now_ms)
+            if self._may_start:
+                self._start_waiting(now_ms)
+        moves = self._roles.moves if self._roles else 0
+        return Outcome(self._policy.name, self._runs, self._workers, getattr(self._policy, "place_ms", []), moves)
 
     def _at(self, time_ms: float, event: Event, subject: object, version: int = 0) -> None:
         heapq.heappush(self._events, (time_ms, next(self._order), event, subject, version))
 
     def _arrives(self, run: Run, now_ms: float) -> None:
+        if self._roles is not None:
+            self._roles.arrived(run, now_ms)
+        if self._gate is None:
+            self._start(run, now_ms)
+        elif self._gate.offer(run, run.request.arrival_ms + ttft_slo_ms(run.request), now_ms):
+            self._may_start = True
+        else:
+            self._refuse(run)
+
+    def _start(self, run: Run, now_ms: float) -> None:
         self._policy.place(run, now_ms)
         assert run.prefill is not None
         run.prefill.advance(now_ms)
         run.prefill.enqueue(run)
         self._go_on(run.prefill, now_ms)
+
+    def _start_waiting(self, now_ms: float) -> None:
+        self._may_start = False
+        assert self._gate is not None
+        for run in self._gate.start(now_ms):
+            self._start(run, now_ms)
+            self._gate.placed(run, run.placed_work, now_ms)
+
+    def _refuse(self, run: Run) -> None:
+        run.refused = True
+        self._left -= 1
+
+    def _look_again(self, now_ms: float) -> None:
+        assert self._gate is not None
+        for run in self._gate.late(now_ms):
+            self._refuse(run)
+        self._may_start = True
+        self._at(now_ms + GATE_MS, "gate", None)
+
+    def _plan(self, now_ms: float) -> None:
+        assert self._roles is not None
+        for worker in self._workers:
+            worker.advance(now_ms)
+        moved = self._roles.move(self._workers, now_ms)
+        if moved is not None:
+            self._policy.heartbeat(moved)
+        self._at(now_ms + PLAN_MS, "plan", None)
 
     def _worker_event(self, event: Event, worker: Worker, now_ms: float) -> None:
         worker.advance(now_ms)
@@ -148,6 +219,11 @@ class Simulation:
     def _first_token(self, run: Run, worker: Worker, now_ms: float) -> None:
         run.first_token_ms = now_ms
         self._policy.computed(run)
+        if self._gate is not None:
+            self._gate.computed(run)
+            self._may_start = True
+        if self._roles is not None:
+            self._roles.computed(run, now_ms)
         if run.request.answer_tokens == 1:
             self._ends(run, worker, now_ms)
         elif run.decode:
@@ -177,6 +253,12 @@ class Simulation:
         worker.free(run)
         self._policy.ended(run)
         self._left -= 1
+        if self._gate is not None:
+            self._gate.ended(run)
+            self._may_start = True
+        if self._roles is not None:
+            ttft_met, tpot_met = run.ttft_ms <= ttft_slo_ms(run.request), run.tpot_ms <= TPOT_SLO_MS
+            self._roles.ended(now_ms, ttft_met=ttft_met, tpot_met=tpot_met)
 
 
 def ideal(requests: Sequence[TraceRequest]) -> Outcome:

@@ -93,6 +93,11 @@ def test_the_whole_with_the_real_placement(tmp_path: Path) -> None:
     assert main(["--out", str(tmp_path), "--commit", "none"]) == 0
     results = {result.name: result.value for result in read_results(tmp_path / "simulate.json")}
     assert results["made_up_1P1D_x0.5_baton_goodput"] > 0
-    assert results["made_up_2P2D_x2_ideal_goodput"] >= results["made_up_2P2D_x2_baton_goodput"]
-    assert 0 < results["made_up_2P2D_x2_baton_hit_rate"] <= results["made_up_2P2D_x2_ideal_hit_rate"]
-    assert "| prefix-only |" in (tmp_path / "simulate.md").read_text()
+    assert results["made_up_2P2D_x8_ideal_goodput"] >= results["made_up_2P2D_x8_baton_goodput"]
+    assert 0 < results["made_up_2P2D_x8_baton_hit_rate"] <= results["made_up_2P2D_x8_ideal_hit_rate"]
+    assert results["made_up_2P2D_x8_baton_admission_refused"] > 0  # four times what the fleet can do
+    assert results["made_up_2P2D_x8_baton_admission_goodput"] > results["made_up_2P2D_x8_baton_goodput"]
+    assert results["placement_10_workers_held_server_mean"] > 0
+    page = (tmp_path / "simulate.md").read_text()
+    assert "| prefix-only |" in page
+    assert "| baton-roles |" in page
