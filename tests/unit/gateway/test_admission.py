@@ -183,6 +183,19 @@ def test_each_worker_s_part_of_what_is_ahead() -> None:
 
 
 @given(
+    workers=st.lists(st.tuples(st.floats(1, 1000), st.integers(0, 2000)), min_size=1, max_size=5),
+    ahead=st.integers(0, 5000),
+    work=st.integers(1, 5000),
+)
+def test_the_cheap_bound_is_one(workers: list[tuple[float, int]], ahead: int, work: int) -> None:
+    capacity = fleet(*(rate for rate, _ in workers), queued=tuple(load for _, load in workers))
+    needs_s = capacity.first_token_s(ahead, work)
+    assert needs_s <= (capacity.wait_s(ahead) + capacity.fastest_s(work)) * (1 + 1e-9)
+    assert needs_s >= capacity.wait_s(ahead)
+    assert needs_s <= capacity.first_token_s(ahead + 1, work) * (1 + 1e-9)
+
+
+@given(
     works=st.lists(st.integers(1, 300), min_size=1, max_size=25),
     slack=st.lists(st.floats(0.1, 20), min_size=25, max_size=25),
     queued=st.integers(0, 500),
