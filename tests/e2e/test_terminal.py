@@ -100,7 +100,9 @@ async def test_an_interrupted_bench_prints_what_there_is(cluster: Cluster, tmp_p
 
 
 async def test_top_shows_every_worker_and_the_gateway(cluster: Cluster) -> None:
-    code, out, err = await output("top", "--nats-url", cluster.nats.url, "--url", cluster.url, "--json")
+    """With an observer's user, who may do nothing else; below with the admin's."""
+    observer = ("--nats-url", cluster.nats.address, "--nats-credentials", str(cluster.users.nats_file("observer")))
+    code, out, err = await output("top", *observer, "--url", cluster.url, "--json")
     assert code == 0, err
     found = json.loads(out)
     assert [(row["worker"], row["roles"]) for row in found["workers"]] == [

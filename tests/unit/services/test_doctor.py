@@ -12,12 +12,16 @@ from pathlib import Path
 import pytest
 import redis.asyncio
 
+from common import bus, store
+from common.bus import NatsSettings
 from common.config import ROOT
-from common.servers import find_nats_server, free_port, run_redis, stop
+from common.servers import find_nats_server, free_port, run_nats, run_redis, stop
+from common.store import RedisSettings
 from services.doctor import machine
 from services.doctor.devices import links
 from services.doctor.finding import Finding, shown
 from services.doctor.servers import check_nats, check_redis
+from services.users.permissions import Member, make_users
 from tests.models import build_tiny_model
 
 NOWHERE = "127.0.0.1:1"
@@ -137,3 +141,17 @@ def test_the_exit_code_says_whether_anything_failed(nats_url: str, redis_url: st
     assert bad == 1
     assert [finding["check"] for finding in findings if finding["level"] == "fail"] == ["nats"]
     assert all(finding["remedy"] for finding in findings if finding["level"] != "ok")
+
+
+async def test_an_observer_may_examine_servers_with_users(tmp_path: Path) -> None:
+    users = make_users([Member("observer")], tmp_path / "users")
+    async with (
+        run_nats(data_dir=tmp_path / "nats", extra=users.nats) as nats,
+        run_redis(data_dir=tmp_path / "redis", users=users.redis) as redis,
+    ):
+        seen = NatsSettings(url=nats.address, credentials=users.nats_file("observer"))
+        kept = RedisSettings(url=redis.address, credentials=users.redis_file("observer"))
+        assert "fail" not in (await all_of(check_nats(nats.address, bus.identity_of(seen)))).values()
+        assert "fail" not in (await all_of(check_redis(redis.address, store.identity_of(kept)))).values()
+        assert "fail" in (await all_of(check_nats(nats.address))).values()
+        assert "fail" in (await all_of(check_redis(redis.address))).values()
