@@ -15,6 +15,8 @@ _TTFT = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2, 
 _ITL = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
 _E2E = (0.1, 0.3, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
 _PHASE = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+# Errors that are not the client's.
+ERROR_CODES = ("worker_failed", "request_quarantined", "unavailable", "deadline_exceeded", "internal", "overloaded")
 
 
 class GatewayMetrics:
@@ -43,6 +45,10 @@ class GatewayMetrics:
             "vllm:request_success", "Finished requests", [*labels, "finished_reason"], registry=self.registry
         )
         self.errors = Counter("baton_request_errors", "Failed requests", [*labels, "code"], registry=self.registry)
+        for reason in ("stop", "length", "abort"):  # there from the start: a rate sees only what grows
+            self.success.labels(model, reason)
+        for code in ERROR_CODES:
+            self.errors.labels(model, code)
         self.placements = Counter(
             "baton_placements",
             "Placed attempts by the reason for the choice",

@@ -62,6 +62,9 @@ class RequestMetrics:
             "baton_slo_good_tokens", "Generated tokens of requests that met the SLO", ["model_name"], registry=registry
         )
 
+        for missed in ("none", "ttft", "tpot", "error"):  # there from the start: a rate sees only what grows
+            self._met.labels(model, missed)
+
     def observe(self, timeline: Timeline) -> None:
         """Take a request that ended."""
         self._ended.labels(self._model, timeline.status).inc()
