@@ -1,0 +1,78 @@
+"""What admission sees: heartbeats of workers and gateways, and what this gateway sent that they don't tell yet."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from common.messages import GatewayState, KVLayout, Region, SamplingParams, WorkerState
+from common.peers import Peers
+from gateway.active import ActiveRequest
+from gateway.fleet import SILENT_S, TOLD_AFTER_S, Fleet
+from gateway.generation import GenerationSpec
+from gateway.owner import Phase, RequestState
+from gateway.placer import Placer
+
+LAYOUT = KVLayout(num_blocks=1, num_layers=1, block_size=16, num_kv_heads=1, head_dim=8, dtype="float32")
+
+
+def worker(name: str, role: str, *, rate: float, queued: int = 0) -> WorkerState:
+    return WorkerState(
+        worker=name, incarnation=1, roles=[role], status="ready", model="m", model_fingerprint="m",
+        tokenizer_fingerprint="t", vocab_size=10, max_model_len=100,
+        region=Region(transport="shm", incarnation=1, layout=LAYOUT, address={}),
+        prefill_tokens_per_s=rate, local_tokens_per_s=rate, queued_tokens=queued,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def peers() -> Peers:
+    peers = Peers()
+    for state in (worker("p", "prefill", rate=100.0, queued=7), worker("d", "decode", rate=10.0)):
+        peers.saw(state)
+    return peers
+
+
+def fleet(peers: Peers, *, local: bool = True) -> Fleet:
+    placer = Placer(store=None, peers=peers, cut_over_tokens=0)  # type: ignore[arg-type]
+    return Fleet(placer, gateway_id="here", local=local)
+
+
+def request(phase: Phase, *, assigned: str = "p", claimed_s_ago: float | None = None, work: int = 50) -> ActiveRequest:
+    spec = GenerationSpec(request_id="r", token_ids=[1] * work, sampling=SamplingParams(max_tokens=1), deadline_s=9.0)
+    state = RequestState(spec=spec, deadline_at=9.0, phase=phase, assigned=assigned)
+    active = ActiveRequest(state, 0.0, None)  # type: ignore[arg-type]
+    active.claimed_at = None if claimed_s_ago is None else time.monotonic() - claimed_s_ago
+    return active
+
+
+@pytest.mark.parametrize(
+    ("sent", "queued", "unplaced"),
+    [
+        (request(Phase.QUEUED), 57, 0),  # no worker says so yet
+        (request(Phase.QUEUED, assigned=""), 7, 50),  # it is being placed
+        (request(Phase.CLAIMED, claimed_s_ago=0.0), 57, 0),
+        (request(Phase.CLAIMED, claimed_s_ago=TOLD_AFTER_S + 1), 7, 0),  # the worker's heartbeat has it
+        (request(Phase.PREFILLED, claimed_s_ago=1.0), 7, 0),
+        (request(Phase.DECODING, claimed_s_ago=1.0), 7, 0),
+    ],
+)
+def test_what_was_sent_counts_once(peers: Peers, sent: ActiveRequest, queued: int, unplaced: int) -> None:
+    capacity = fleet(peers).capacity([sent])
+    assert [one.queued_tokens for one in capacity.workers] == [queued, 0]
+    assert capacity.unplaced_tokens == unplaced
+    assert capacity.tokens_per_s == 110.0
+    assert fleet(peers, local=False).capacity([sent]).tokens_per_s == 100.0
+
+
+def test_other_gateways_count_while_they_are_heard(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = fleet(peers)
+    for name in ("here", "there", "elsewhere"):
+        seen.saw(GatewayState(gateway=name, incarnation=1, waiting_tokens=5, started_tokens=30, unclaimed_tokens=20))
+    capacity = seen.capacity([])
+    assert (capacity.gateways, capacity.waiting_elsewhere, capacity.started_elsewhere) == (3, 10, 60)
+    assert capacity.unplaced_tokens == 40
+    later = time.monotonic() + SILENT_S
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert seen.capacity([]).gateways == 1
