@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
-import numpy as np
 import torch
 
 SPIN_S = 0.005
@@ -35,10 +34,15 @@ class BlockMover:
         self._pool = pool
         self._turn = threading.Lock()
         self._stream = torch.cuda.Stream(pool.device, priority=-1) if pool.is_cuda else None  # short, and waited for
-        # in the host's memory, where the kernel reads and writes them
-        self._ids = torch.zeros((2, MOST_BLOCKS), dtype=torch.int32, pin_memory=pool.is_cuda)
-        pieces = pieces_of(self.block_bytes // 4)
-        self._digests = torch.zeros((MOST_BLOCKS, pieces), dtype=torch.int64, pin_memory=pool.is_cuda)
+        words = 4 * MOST_BLOCKS + 4  # digests (64 bit, zeroed), source and target ids, count: one copy to the device
+        self._host = torch.zeros(words, dtype=torch.int32, pin_memory=pool.is_cuda)
+        self._device = torch.zeros(words, dtype=torch.int32, device=pool.device)
+        self._digests = self._device[: 2 * MOST_BLOCKS].view(torch.int64)
+        self._source_ids, self._target_ids = self._device[2 * MOST_BLOCKS : -4].view(2, -1).unbind(0)
+        self._pushes: dict[int, torch.cuda.CUDAGraph | None] = {}  # by target, which is prepared; None: without a GPU
+        self._landed = torch.zeros(MOST_BLOCKS, dtype=torch.int64, pin_memory=pool.is_cuda)
+        if pool.is_cuda:
+            torch.cuda.synchronize(pool.device)  # the zeros are there before another stream writes
 
     def push(self, source_blocks: Sequence[int], target: int, target_blocks: Sequence[int]) -> bytes:
         """Copy blocks to a pool of the same layout at address `target`; return their digests, packed little-endian u64."""
@@ -57,6 +61,23 @@ class BlockMover:
         with self._running():
             self._launch(None, self._pool.data_ptr(), blocks, source=staging.data_ptr(), digest=False)
             self._wait()
+
+    def prepare(self, target: int) -> None:
+        """Capture pushing to `target` in a CUDA graph: one launch instead of three. Something must have been pushed before."""
+        with self._running():
+            self._pushes[target] = None if self._stream is None else self._capture(target)
+
+    def _capture(self, target: int) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            self._push_counted(target)
+        finally:
+            graph.capture_end()
+        return graph
+
+    def _push_counted(self, target: int) -> None:
+        self._enqueue(target, source_ids=True, target_ids=True, count=self._device[-4:])
 
     def push_soon(self, source_blocks: Sequence[int], target: int, target_blocks: Sequence[int]) -> Pushing:
         """Start to `push`, of `MOST_BLOCKS` at most, without waiting."""
@@ -97,18 +118,49 @@ class BlockMover:
         digest: bool = True,
     ) -> None:
         count = len(blocks if blocks is not None else target_blocks or ())
-        for row, values in zip(self._ids.numpy(), (blocks, target_blocks), strict=True):
+        words = self._host.numpy()
+        ids = words[2 * MOST_BLOCKS : -4].reshape(2, -1)
+        for row, values in zip(ids, (blocks, target_blocks), strict=True):
             if values is not None:
                 row[:count] = values
+        if target is not None and target in self._pushes:
+            words[-4] = count
+            graph = self._pushes[target]
+            graph.replay() if graph is not None else self._push_counted(target)
+            return
+        self._enqueue(
+            target,
+            source=source,
+            source_ids=blocks is not None,
+            target_ids=target_blocks is not None,
+            digest=digest,
+            count=count,
+        )
+
+    def _enqueue(
+        self,
+        target: int | None,
+        *,
+        source: int | None = None,
+        source_ids: bool,
+        target_ids: bool,
+        digest: bool = True,
+        count: int | torch.Tensor,
+    ) -> None:
+        """Ids to the device, the kernel, digests back: what the device does for one move."""
+        self._device.copy_(self._host, non_blocking=True)
         move_blocks(
             self._pool.data_ptr() if source is None else source,
             target,
-            None if blocks is None else self._ids[0],
-            None if target_blocks is None else self._ids[1],
+            self._source_ids if source_ids else None,
+            self._target_ids if target_ids else None,
             self._digests if digest else None,
             count=count,
             block_lanes=self.block_bytes // 4,
         )
+        if digest:
+            some = count if isinstance(count, int) else MOST_BLOCKS
+            self._landed[:some].copy_(self._digests[:some], non_blocking=True)
 
     def is_done(self) -> bool:
         """Whether everything launched so far is in place."""
@@ -116,8 +168,7 @@ class BlockMover:
 
     def landed(self, count: int) -> bytes:
         """The digests of the last launch, once it is done."""
-        pieces = self._digests.numpy()[:count].view(np.uint64)
-        return np.add.reduce(pieces, axis=1).tobytes()  # modulo 2^64
+        return self._landed[:count].numpy().tobytes()
 
     def _wait(self) -> None:
         if self._stream is not None:
@@ -178,13 +229,6 @@ def mover_of(pool: torch.Tensor) -> BlockMover:
     return BlockMover(pool)
 
 
-def pieces_of(block_lanes: int) -> int:
-    """P: how many pieces of a block the kernel digests one by one."""
-    from kvtransfer import triton_blocks
-
-    return triton_blocks.pieces_of(block_lanes)
-
-
 def move_blocks(
     source: int,
     target: int | None,
@@ -192,14 +236,13 @@ def move_blocks(
     target_ids: torch.Tensor | None,
     digests: torch.Tensor | None,
     *,
-    count: int,
+    count: int | torch.Tensor,
     block_lanes: int,
 ) -> None:
     """Copy `count` blocks of `block_lanes` 32-bit lanes from address `source` to `target` (None: only digest them).
 
-    `source_ids`, `target_ids` [count] int32: places in units of a block; None: one behind the other. `digests` [count, P] int64:
-    the digests (bits of a u64, `kvtransfer.digest`) of each block's pieces, which add up to the block's. All three lie in the
-    host's memory, pinned if there is a GPU.
+    `source_ids`, `target_ids` [count] int32: places in units of a block; None: one behind the other. `digests` [count] int64,
+    zeroed: the digests (bits of a u64, `kvtransfer.digest`) are added to it. A `count` [1] int32 is read when the kernel runs.
     """
     from kvtransfer import triton_blocks
 

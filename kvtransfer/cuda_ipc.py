@@ -156,6 +156,7 @@ class CudaIpcLink:
             target = await asyncio.to_thread(mover.on_device, partial(open_shared, shared))
             link = cls(mover, region, target, shared)
             link.bandwidth = await asyncio.to_thread(_measure, mover, region.layout, probe)
+            await asyncio.to_thread(mover.prepare, target)
         except (CudaDriverError, KeyError, ValueError) as error:
             raise TransferError(f"the peer's pool can't be mapped: {error}") from error
         if link.bandwidth < SLOW_LINK:

@@ -264,6 +264,12 @@ def _check_moves(pool: torch.Tensor) -> None:
     moved = torch.zeros_like(bits)
     moved[others] = bits[ids]
     assert torch.equal(peer.view(torch.int32), moved)
+    mover.prepare(peer.data_ptr())
+    assert mover.push(others.tolist(), peer.data_ptr(), ids.tolist()) == digest.block_digests(
+        pool.cpu(), others.tolist()
+    )
+    moved[ids] = bits[others]
+    assert torch.equal(peer.view(torch.int32), moved)
     assert mover.digests(ids.tolist()) == expected
     staging = torch.zeros(pool[0].numel() * count, dtype=pool.dtype, device=pool.device)
     if pool.is_cuda:
