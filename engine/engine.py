@@ -30,10 +30,8 @@ __all__ = ["Chunk", "Engine", "InvalidChunkError", "Pass", "Sampled"]
 
 # tokens; a longer prompt keeps the GPU busy for longer than the host needs to launch it
 PROMPT_GRAPHS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 512)
-MIXED_GRAPHS = (
-    (16, 32, 64, 128),
-    (128, 256, 384, 512),
-)  # tokens that decode, tokens in all: whole tiles of the products
+# places for tokens that decode, and tokens in all: whole tiles of the products
+MIXED_GRAPHS = ((16, 32, 64, 128), (128, 192, 256, 320, 384, 512))
 
 Allocate = Callable[[tuple[int, ...], torch.dtype, str], torch.Tensor]
 
@@ -74,11 +72,13 @@ class Engine:
         )
         self._newest = NewestTokens.none(device)
         self._known: dict[Sequence, int] = {}  # the same on the host, where it is known at once
+        self.pass_ms: dict[tuple[int, int], float] = {}  # by places for tokens that decode and for prompts' tokens
         self._sampler = DeviceSampler(self.vocab_size, max(config.max_sequences, config.max_batch_tokens), device)
         if device.type == "cuda":
             longest = min(config.max_batch_tokens, self.max_model_len)
             self._runner.capture(_graph_sizes(config.max_sequences, longest))
             self.warm_up()
+            self.pass_ms = {(size.decoding, size.prompts): ms for size, ms in self._runner.measure().items()}
 
     def warm_up(self) -> None:
         """Compute passes of every kind, so that no request waits for a kernel's compilation. Nothing may be in the pool yet."""

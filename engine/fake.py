@@ -79,6 +79,7 @@ class FakeEngine:
         self.fingerprint = hashlib.sha256(f"fake {config.model} {vocab_size} {self.layout}".encode()).hexdigest()[:32]
         dtype: torch.dtype = getattr(torch, self.layout.dtype)
         self.kv = (allocate or allocate_zeros)(pool_shape(self.layout), dtype, config.device)
+        self.pass_ms: dict[tuple[int, int], float] = {}  # it has no graphs
         self._costs = costs or FakeCosts()
         self._faults = faults or FakeFaults("")
         self._newest: dict[Sequence, tuple[int, int]] = {}  # what the last launch sampled: position, token

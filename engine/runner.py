@@ -30,6 +30,7 @@ from engine.models.decoder import Decoder
 from engine.newest import NewestTokens
 from engine.sequence import Chunk
 
+MEASURED_PASSES = 3
 STAGING_BUFFERS = 3  # passes whose inputs may be on their way at once: two in flight, one being packed
 
 
@@ -106,6 +107,24 @@ class Runner:
             pool = pool or graph.pool()
             self._graphs[size] = graph
         self._sizes = sorted(self._graphs, key=lambda size: (size.tokens, size.decoding))
+
+    @torch.inference_mode()
+    def measure(self) -> dict[GraphSize, float]:
+        """Milliseconds of each captured pass that decodes, empty but for the products: what more tokens in it cost."""
+        times = {}
+        for size in self._sizes:
+            if not size.decoding:
+                continue
+            self._upload(graph_layout(size, self._limits))
+            began, over = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            self._graphs[size].replay()
+            began.record()
+            for _ in range(MEASURED_PASSES):
+                self._graphs[size].replay()
+            over.record()
+            over.synchronize()
+            times[size] = began.elapsed_time(over) / MEASURED_PASSES
+        return times
 
     def _graph_size(self, chunks: SequenceOf[Chunk]) -> GraphSize | None:
         """The smallest graph that holds the pass; None if there is none."""

@@ -17,7 +17,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as ListOf
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -73,11 +73,18 @@ class DeviceLoop:
     """Runs passes while any role has work, else waits to be woken. `steps` counts passes that are over."""
 
     def __init__(
-        self, *, engine: SteppingEngine, token_budget: int, step_target_ms: float = 0.0, step_timeout_s: float = 120.0
+        self,
+        *,
+        engine: SteppingEngine,
+        token_budget: int,
+        step_target_ms: float = 0.0,
+        step_timeout_s: float = 120.0,
+        pass_ms: Mapping[tuple[int, int], float] | None = None,
     ) -> None:
         """`step_target_ms`: how long a pass that decodes and computes prompts should take at most; 0 = no matter.
 
-        `step_timeout_s`: a pass that takes longer will never end.
+        `step_timeout_s`: a pass that takes longer will never end. `pass_ms`: what captured passes take, by places for tokens that
+        decode and for prompts' tokens.
         """
         self._step_timeout_s = step_timeout_s
         self._failed_passes = 0  # in a row
@@ -100,6 +107,8 @@ class DeviceLoop:
         self._beside_tokens_per_s = 0.0  # prompt tokens by what they add to a decode step
         self.decode_step_ms = 0.0
         self._num_decoding = 1  # in the newest pass that decoded
+        self._shares = _shares(pass_ms or {})
+        self._attention_ms = 0.0  # of prompts in such passes, beside what `pass_ms` says
 
     @property
     def broken(self) -> str:
@@ -129,6 +138,9 @@ class DeviceLoop:
         """Prompt tokens a second beside a decode batch, within the step target; 0 = not measured yet."""
         if not self._step_target_ms:
             return self.prefill_tokens_per_s
+        if _slots(self._num_decoding) in self._shares:
+            tokens, ms = self._best_share(self._num_decoding)
+            return 1000 * tokens / ms
         if not self._beside_tokens_per_s:
             return 0.0
         tokens = self.prompt_budget(decoding=self._num_decoding)
@@ -141,11 +153,23 @@ class DeviceLoop:
         """
         if not self._step_target_ms:
             return self._token_budget
-        tokens, slots = UNMEASURED_PROMPT_TOKENS, _slots(decoding)
-        if self._beside_tokens_per_s:
-            tokens = int(NEARLY * (self._step_target_ms - self.decode_step_ms) / 1000 * self._beside_tokens_per_s)
-        tokens = max(FEWEST_PROMPT_TOKENS, tokens + slots - (tokens + slots) % PASS_STEP - slots)
+        if _slots(decoding) in self._shares:
+            tokens = self._best_share(decoding)[0]
+        else:
+            tokens, slots = UNMEASURED_PROMPT_TOKENS, _slots(decoding)
+            if self._beside_tokens_per_s:
+                tokens = int(NEARLY * (self._step_target_ms - self.decode_step_ms) / 1000 * self._beside_tokens_per_s)
+            tokens = max(FEWEST_PROMPT_TOKENS, tokens + slots - (tokens + slots) % PASS_STEP - slots)
         return min(self._token_budget, max(tokens, (backlog - PATIENT_TOKENS) // BACKLOG_STEPS))
+
+    def _best_share(self, decoding: int) -> tuple[int, float]:
+        """Prompt tokens beside `decoding` sequences that take the least time each within the step target; ms of that pass."""
+        shares = self._shares[_slots(decoding)]
+        beside_ms = self.decode_step_ms or shares[0]
+        predicted = {tokens: beside_ms + ms - shares[0] + self._attention_ms for tokens, ms in shares.items() if tokens}
+        fitting = [tokens for tokens, ms in predicted.items() if ms <= self._step_target_ms] or [min(predicted)]
+        best = max(fitting, key=lambda tokens: tokens / predicted[tokens])
+        return best, predicted[best]
 
     def attach(self, planner: Planner, *, backlog: Callable[[], int] = lambda: 0) -> None:
         """Give `planner` a share of every pass from the next one on. `backlog()`: prompt tokens that wait with it."""
@@ -255,11 +279,25 @@ class DeviceLoop:
             self._prompt_fit.add(prompts, seconds)
         elif prompts >= FEWEST_PROMPT_TOKENS and self.decode_step_ms:
             slots = _slots(decoding)
-            room = (
-                -(-(prompts + slots) // PASS_STEP) * PASS_STEP - slots
-            )  # the end of a prompt costs as much as a full share
+            self._measure_attention(slots, prompts, seconds * 1000)
+            # the end of a prompt costs as much as a full share
+            room = -(-(prompts + slots) // PASS_STEP) * PASS_STEP - slots
             added_s = max(seconds - self.decode_step_ms / 1000, 0.1 * seconds)
             self._beside_tokens_per_s = _smooth(self._beside_tokens_per_s, room / added_s)
+
+    def _measure_attention(self, slots: int, prompts: int, pass_ms: float) -> None:
+        shares = self._shares.get(slots, {})
+        if (room := min((tokens for tokens in shares if tokens >= prompts), default=0)) > 0:
+            added_ms = pass_ms - self.decode_step_ms - (shares[room] - shares[0])
+            self._attention_ms = max(0.0, self._attention_ms + RATE_SMOOTHING * (added_ms - self._attention_ms))
+
+
+def _shares(pass_ms: Mapping[tuple[int, int], float]) -> dict[int, dict[int, float]]:
+    """By places for tokens that decode: prompts' tokens -> ms, where both are known with and without prompts."""
+    found: dict[int, dict[int, float]] = {}
+    for (slots, tokens), ms in sorted(pass_ms.items()):
+        found.setdefault(slots, {})[tokens] = ms
+    return {slots: shares for slots, shares in found.items() if 0 in shares and len(shares) > 1}
 
 
 def _slots(decoding: int) -> int:

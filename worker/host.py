@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -68,6 +68,7 @@ class WorkerEngine(SteppingEngine, Protocol):
     vocab_size: int
     max_model_len: int
     fingerprint: str
+    pass_ms: Mapping[tuple[int, int], float]  # see `DeviceLoop`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +116,7 @@ class WorkerHost:
             token_budget=settings.max_batch_tokens,
             step_target_ms=settings.step_target_ms,
             step_timeout_s=settings.step_timeout_s,
+            pass_ms=engine.pass_ms,
         )
         self.outbox = FrameOutbox(bus=bus, worker_id=worker_id, incarnation=incarnation)
         self.jobs = JobIntake(

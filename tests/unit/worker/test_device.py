@@ -453,3 +453,16 @@ async def test_a_pass_that_takes_too_long_breaks_the_device() -> None:
         assert device.broken == ""
         await engine.launched(1)
         assert "a pass takes" in device.broken
+
+
+async def test_passes_of_measured_graphs_are_filled_where_a_token_costs_least() -> None:
+    measured = {(16, 0): 4.0, (16, 112): 5.0, (16, 176): 6.0, (16, 240): 8.0, (32, 96): 5.0}
+    device = DeviceLoop(engine=HandEngine(), token_budget=4096, step_target_ms=8.0, pass_ms=measured)
+    assert device.prompt_budget(decoding=3) == 240  # 30 tokens a ms, against 29 and 22
+    assert device.local_tokens_per_s == pytest.approx(30_000)
+    device.decode_step_ms = 4.5  # with contexts: everything takes longer
+    assert device.prompt_budget(decoding=3) == 176
+    assert device.local_tokens_per_s == pytest.approx(1000 * 176 / 6.5)
+    device.decode_step_ms = 7.5
+    assert device.prompt_budget(decoding=3) == 112  # no pass is short enough
+    assert device.prompt_budget(decoding=20) == 224  # no graph is known with and without prompts
