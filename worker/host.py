@@ -68,7 +68,11 @@ class WorkerEngine(SteppingEngine, Protocol):
     vocab_size: int
     max_model_len: int
     fingerprint: str
-    pass_ms: Mapping[tuple[int, int], float]  # see `DeviceLoop`
+
+    @property
+    def pass_ms(self) -> Mapping[tuple[int, int], float]:
+        """See `DeviceLoop`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
