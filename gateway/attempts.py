@@ -143,7 +143,7 @@ class Attempts:
         if active.retrying:
             active.lost_attempt = state.attempt  # it failed before this gateway knew that it was queued
             return
-        active.retrying = True
+        active.retrying, queued = True, False
         active.timeline.gave_up(reason, time.monotonic())
         self._counters["retries"] += 1
         log.warning("request.retry", extra={"request_id": state.spec.request_id, "reason": reason, "blame": blame})
@@ -158,6 +158,7 @@ class Attempts:
                 try:
                     await self._attempt(active, reason)
                     if active.lost_attempt != state.attempt:
+                        queued = True
                         return
                     active.timeline.gave_up("worker lost", time.monotonic())
                     self._abandon(active, "retry")
@@ -171,7 +172,8 @@ class Attempts:
                     return
         finally:
             active.retrying = False
-            self._take_back(active, self._peers.states.get(state.assigned))  # it may have changed meanwhile
+            if queued:  # the worker may have changed meanwhile
+                self._take_back(active, self._peers.states.get(state.assigned))
 
     async def _quarantine(self, active: ActiveRequest, reason: str) -> None:
         """Give the request up for good, and keep its job for whoever looks into it."""

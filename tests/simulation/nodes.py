@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.messages import GatewayState
+from common.messages import GatewayState, SetRoles
 from common.peers import Peers
 from decode.role import DecodeRole
 from engine.config import EngineConfig
@@ -122,15 +122,21 @@ class WorkerNode(Node):
         )
         threads = VirtualThread(self), VirtualThread(self)
         host.device._device_thread, host.device._waiting_thread = threads  # type: ignore[assignment]
-        self.decode = DecodeRole(host) if "decode" in self.roles else None
-        self.prefill = PrefillRole(host, max_requests=4) if "prefill" in self.roles else None
+        self.decode = DecodeRole(host)
+        self.prefill = PrefillRole(host, max_requests=4)
         self.intake = self.decode._intake if self.decode else None
         self.pool = host.pool
         transport.host = self
         for role in (self.decode, self.prefill):
-            if role is not None:
-                host.attach(role)
+            host.attach(role, active=role.name in self.roles)
         await host.run(asyncio.Event())
+
+    def switch(self, roles: list[str]) -> None:
+        """Somebody tells the worker to take new work of these roles alone."""
+        if self.process.alive and self.host is not None and self.host.status == "ready":
+            self.world.faults["switched roles"] += 1
+            self.world.tell(f"{self.name} becomes {roles}")
+            self.process.at(0.0, lambda: self.host.spawn(self.host._set_roles(SetRoles(roles=roles))))
 
     def remains(self) -> list[str]:
         """What of the requests is left here; nothing when the process is dead."""

@@ -26,7 +26,7 @@ ENOUGH = 400  # seeds that find a planted bug
 KINDS = """bad digest, came back, client left, cut off, dropped while cut off, ended complete, ended deadline_exceeded,
 ended left, ended request_quarantined, ended unavailable, failed pass, failed push, flipped bit, job given up, job in a dead pull,
 job redelivered, killed GatewayNode, killed WorkerNode, landed in quarantine, late, late run dropped, lost, muted gateway,
-no logits, push timed out, repeated, slow push, store down, store late"""
+no logits, push timed out, repeated, slow push, store down, store late, switched roles"""
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BATCH))

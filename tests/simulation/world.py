@@ -147,9 +147,19 @@ class World:
                 self._cut(gateway, dice)
             if dice.random() < 0.06:
                 gateway.mute_beats = True
+        if self.seed % 3 == 0:
+            self._schedule_switches(random.Random(self.seed))  # dice of its own: the rest of the seed stays as it was
         if dice.random() < 0.15:
             begin = dice.uniform(0.3, 1.0)
             self.weather.store_down = (begin, min(self.calm_at, begin + dice.uniform(0.1, 2.0)))
+
+    def _schedule_switches(self, dice: random.Random) -> None:
+        """Roles go to and fro until it is calm; then each worker has those that it began with."""
+        for node in self.workers:
+            for _ in range(dice.choice([0, 1, 3, 8])):
+                roles = dice.choice([["decode"], ["prefill"], ["decode", "prefill"]])
+                self.loop.call_later(dice.uniform(0.25, self.calm_at), node.switch, roles)
+            self.loop.call_later(self.calm_at, node.switch, node.roles)
 
     def _cut(self, node: WorkerNode | GatewayNode, dice: random.Random) -> None:
         begin = dice.uniform(0.3, 1.2)
