@@ -93,8 +93,9 @@ class GatewaySettings(ModelSettings):
     )
     admin_key: str = Field(
         "",
-        description="key for what tells of all tenants (/metrics, /debug, /admin); empty: an API key is enough there",
+        description="key for what tells of all tenants (/metrics, /debug, /console, /admin); empty: an API key is enough there",
     )
+    console: bool = Field(True, description="serve the console, a page, at /")
     request_timeout_s: Seconds = Field(600.0, description="deadline of a request that sets none")
     max_requests: Positive = Field(1024, description="requests in flight at most")
     max_queued_tokens: Positive = Field(4_000_000, description="prompt tokens waiting for prefill at most")

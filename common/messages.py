@@ -285,6 +285,17 @@ class RolesReply(msgspec.Struct, frozen=True, kw_only=True, tag="roles_reply"):
     reason: str = ""
 
 
+class Drain(msgspec.Struct, frozen=True, kw_only=True, tag="drain"):
+    """Whoever operates -> worker, request: take no new work until told otherwise, or (`draining` false) take it again.
+
+    Answered by `RolesReply`. Idempotent. What runs goes on to its end, what waits goes back to its gateway, and the roles stay.
+    """
+
+    v: int = PROTOCOL_VERSION
+    draining: bool = True
+    reason: str = ""  # for the worker's log
+
+
 class Ack(msgspec.Struct, frozen=True, kw_only=True, tag="ack"):
     """Plain answer. `known` is False when the receiver had nothing to do for this id."""
 
@@ -410,7 +421,7 @@ class PlannerState(msgspec.Struct, frozen=True, kw_only=True, tag="planner_state
     moves: int = 0  # since it started
 
 
-ToWorker = Reserve | Handoff | WriterDone | LeaseAborted | Cancel | Resend | Received | SetRoles
+ToWorker = Reserve | Handoff | WriterDone | LeaseAborted | Cancel | Resend | Received | SetRoles | Drain
 ToGateway = Claim | Settle | Failed | Imported
 WorkerReply = ReserveReply | HandoffReply | RolesReply | Ack
 GatewayReply = ClaimReply | SettleReply | Ack

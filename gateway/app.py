@@ -6,6 +6,7 @@ import logging
 import math
 import re
 import uuid
+from collections.abc import Mapping
 
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CollectorRegistry
@@ -19,13 +20,15 @@ from common.errors import QuarantinedError, RateLimitedError, ServingError
 from common.tracing import NoTracer, Tracer
 from gateway.budgets import Budgets, LocalBudgets
 from gateway.connection import MAX_HEAD_BYTES
+from gateway.console.control import FleetControl
+from gateway.console.routes import ConsoleFacts, ConsoleRoutes
 from gateway.dialect import Dialect
 from gateway.fleet_metrics import FleetMetrics
 from gateway.generation import Generations
 from gateway.metrics import GatewayMetrics
 from gateway.request_metrics import RequestMetrics
 from gateway.responses import error_code, error_response, error_status
-from gateway.routes import VERSION, HttpSettings, Routes
+from gateway.routes import VERSION, Endpoint, HttpSettings, Routes
 from gateway.spans import TraceRequests
 from gateway.tenants import Tenant, Tenants
 from gateway.tokenizer import ChatTokenizer
@@ -35,9 +38,9 @@ __all__ = ["HttpSettings", "create_app"]
 log = logging.getLogger("baton.http")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}\Z")
-_OPEN_PATHS = frozenset({"/health", "/ready"})
+_OPEN_PATHS = ("/health", "/ready", "/console/static")  # and "/": the console's files say nothing of anybody
 _ADMIN_PATHS = ("/admin",)
-_OPERATOR_PATHS = ("/metrics", "/debug")
+_OPERATOR_PATHS = ("/metrics", "/debug", "/console")
 
 
 def create_app(
@@ -48,11 +51,12 @@ def create_app(
     registry: CollectorRegistry | None = None,
     tracer: Tracer | None = None,
     budgets: Budgets | None = None,
+    control: FleetControl | None = None,
 ) -> FastAPI:
     """Build the application. It owns no connection: start and stop `generations` around it.
 
     Tenants' budgets are counted by `budgets`, by default in this process alone. Metrics go to `registry`, by default one of the
-    application's own, which `/metrics` shows.
+    application's own, which `/metrics` shows. There is a console where there is `control`.
     """
     app = FastAPI(title="Baton", version=VERSION, docs_url=None, redoc_url=None, openapi_url=None)
     dialect = Dialect(
@@ -70,11 +74,30 @@ def create_app(
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_middleware(Envelope, tenants=settings.tenants)
     app.add_middleware(TraceRequests, tracer=tracer or NoTracer(), share=settings.trace_share)  # around the envelope
-    for path, endpoint in routes.posts.items():
-        app.add_route(path, endpoint, methods=["POST"])
-    for path, endpoint in routes.gets.items():
-        app.add_route(path, endpoint, methods=["GET"])  # and HEAD
+    _add(app, routes.gets, routes.posts)
+    if control is not None:
+        console = ConsoleRoutes(control, generations, _facts(settings))
+        _add(app, console.gets, console.posts)
     return app
+
+
+def _add(app: FastAPI, gets: Mapping[str, Endpoint], posts: Mapping[str, Endpoint]) -> None:
+    for path, endpoint in posts.items():
+        app.add_route(path, endpoint, methods=["POST"])
+    for path, endpoint in gets.items():
+        app.add_route(path, endpoint, methods=["GET"])  # and HEAD
+
+
+def _facts(settings: HttpSettings) -> ConsoleFacts:
+    tenants = settings.tenants  # read again at each use: they may be reloaded
+    return ConsoleFacts(
+        gateway_id=settings.gateway_id,
+        served_model=settings.served_model,
+        version=VERSION,
+        levels=settings.levels,
+        needs_key=lambda: not tenants.open_to_all,
+        has_admin=lambda: tenants.keys.has_admin,
+    )
 
 
 class Envelope:
@@ -128,7 +151,7 @@ class Envelope:
         tenants = self._tenants
         scheme, _, key = headers.get("authorization", "").partition(" ")
         key = key.strip() if scheme.lower() == "bearer" else ""
-        if path in _OPEN_PATHS:
+        if path == "/" or _is_under(path, _OPEN_PATHS):
             return tenants.default
         if _is_under(path, _ADMIN_PATHS) or (tenants.keys.has_admin and _is_under(path, _OPERATOR_PATHS)):
             return tenants.default if tenants.keys.is_admin(key) else None

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
-from starlette.exceptions import HTTPException
 
 from common.errors import InvalidRequestError, RateLimitedError, ServingError
 from gateway import openapi
 from gateway.attainment import ServiceLevels
+from gateway.body import read_body
 from gateway.dialect import Answer, Dialect, Origin
 from gateway.metrics import AnswerMetrics, GatewayMetrics
 from gateway.responses import ModelNotFoundError, error_body, error_code, error_response, error_status, json_response
@@ -28,7 +28,6 @@ from gateway.timeline import MAX_RECENT
 log = logging.getLogger("baton.http")
 
 VERSION = "0.1.0"
-_CLOSE = {"connection": "close"}  # the rest of the body is not read
 
 Body = TypeVar("Body", ChatRequest, CompletionRequest)
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -43,6 +42,7 @@ class HttpSettings:
     max_body_bytes: int = 10 << 20
     body_timeout_s: float = 60.0
     request_timeout_s: float = 600.0
+    gateway_id: str = ""
     trace_share: float = 1.0  # of the requests that bring no trace of their own
     levels: ServiceLevels = field(default_factory=ServiceLevels)
 
@@ -201,19 +201,8 @@ class Routes:
             )
 
     async def _raw_body(self, request: Request) -> bytes:
-        chunks, size = [], 0
-        try:
-            async with asyncio.timeout(self._settings.body_timeout_s):
-                async for chunk in request.stream():
-                    size += len(chunk)
-                    if size > self._settings.max_body_bytes:
-                        text = f"the body is larger than {self._settings.max_body_bytes} bytes"
-                        raise HTTPException(413, text, _CLOSE)
-                    chunks.append(chunk)
-        except TimeoutError:
-            seconds = self._settings.body_timeout_s
-            raise HTTPException(408, f"the body was not complete after {seconds:g} s", _CLOSE) from None
-        return b"".join(chunks)
+        settings = self._settings
+        return await read_body(request, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s)
 
     # -- the rest ------------------------------------------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ _MESSAGE_UNSUPPORTED = {
 }  # fmt: skip
 
 
-class _Strict(BaseModel):
+class StrictFields(BaseModel):
     """Refuses unknown fields; drops known ones that are null, and unsupported ones that are null or off."""
 
     model_config = ConfigDict(extra="forbid")
@@ -74,13 +74,13 @@ class _Strict(BaseModel):
         return kept
 
 
-class StreamOptions(_Strict):
+class StreamOptions(StrictFields):
     include_usage: StrictBool = False
     continuous_usage_stats: StrictBool = False  # vLLM's: the usage so far in every chunk; load generators ask for it
     include_obfuscation: StrictBool = False  # accepted: Baton never pads chunks
 
 
-class Message(_Strict):
+class Message(StrictFields):
     """One message of a chat. `content` may be parts; only text parts are served, and they are joined."""
 
     unsupported = _MESSAGE_UNSUPPORTED
@@ -132,7 +132,7 @@ class Message(_Strict):
         return plain | {name: value for name, value in extra.items() if value is not None}
 
 
-class _Common(_Strict):
+class _Common(StrictFields):
     model: StrictStr
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
@@ -319,7 +319,7 @@ class CompletionRequest(_Common):
         return self.logprobs
 
 
-class TokenizeRequest(_Strict):
+class TokenizeRequest(StrictFields):
     """Body of POST /tokenize: `prompt` or `messages`."""
 
     model: StrictStr | None = None
@@ -335,7 +335,7 @@ class TokenizeRequest(_Strict):
         return self
 
 
-class DetokenizeRequest(_Strict):
+class DetokenizeRequest(StrictFields):
     """Body of POST /detokenize."""
 
     model: StrictStr | None = None

@@ -7,6 +7,7 @@ milliseconds since the request was received. docs/observability.md describes it.
 from __future__ import annotations
 
 import heapq
+import itertools
 import time
 from array import array
 from collections import OrderedDict
@@ -281,6 +282,11 @@ class Timelines:
                 return [timeline]
         found = {t.request_id: t for t in self._all() if t.request_id.rpartition("-")[0] == wanted}
         return [found[name] for name in sorted(found, key=_choice_of)]
+
+    def since(self, instant: float) -> list[Timeline]:
+        """Those that run, and those that ended since `instant`, newest first."""
+        ended = itertools.takewhile(lambda line: (line.ended_at or 0.0) >= instant, reversed(self._recent.values()))
+        return [*reversed(self._running.values()), *ended]
 
     def as_json(self, limit: int) -> dict[str, Any]:
         """`/debug/requests`: `limit` summaries of each list, newest or slowest first."""

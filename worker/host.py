@@ -25,6 +25,7 @@ from common.errors import PlaceAgainError, ServingError, UnavailableError
 from common.messages import (
     Ack,
     Cancel,
+    Drain,
     GatewayState,
     KVLayout,
     Region,
@@ -128,6 +129,7 @@ class WorkerHost:
         )
         self.region: Region | None = None
         self.status = "starting"
+        self._stopping = False
         self.link_bytes_per_s = 0.0  # of the slowest measured link to a decode worker
         self.roles = Roles(hands_over=lambda: self.region is None or self.region.transport != "local")
         self._changing_roles = asyncio.Lock()
@@ -249,6 +251,8 @@ class WorkerHost:
     async def _handle(self, message: ToWorker) -> WorkerReply | None:
         if isinstance(message, SetRoles):
             return await self._set_roles(message)
+        if isinstance(message, Drain):
+            return await self._set_draining(message)
         replies = [await role.handle(message) for role in self.roles.all]
         answers = [reply for reply in replies if reply is not None]
         if isinstance(message, Cancel | Resend):
@@ -266,6 +270,20 @@ class WorkerHost:
             if await self.roles.change(message.roles):
                 extra = {"before": before, "now": self.roles.names, "why": message.reason}
                 log.info("worker.roles_changed", extra=extra)
+                self.jobs.room_changed()
+                await self._tell()
+            return RolesReply(accepted=True, roles=self.roles.names)
+
+    async def _set_draining(self, message: Drain) -> RolesReply:
+        """Take no new work, or take it again, and answer when everybody was told."""
+        async with self._changing_roles:
+            if self._stopping or self.status == "starting":
+                why = "is stopping" if self._stopping else "is starting"
+                return RolesReply(accepted=False, roles=self.roles.names, reason=f"the worker {why}")
+            status = "draining" if message.draining else "ready"
+            if status != self.status:
+                self.status = status
+                log.info("worker.drained" if message.draining else "worker.resumed", extra={"why": message.reason})
                 self.jobs.room_changed()
                 await self._tell()
             return RolesReply(accepted=True, roles=self.roles.names)
@@ -361,7 +379,7 @@ class WorkerHost:
     # -- life --------------------------------------------------------------------------------------------------------
 
     async def _drain(self) -> None:
-        self.status = "draining"
+        self.status, self._stopping = "draining", True
         with contextlib.suppress(ServingError):
             await self._beat()
         await self.jobs.close()

@@ -26,6 +26,7 @@ from gateway.app import HttpSettings, create_app
 from gateway.attainment import ServiceLevels
 from gateway.budgets import SharedBudgets
 from gateway.connection import BoundedProtocol
+from gateway.console.control import FleetControl
 from gateway.requests import Requests
 from gateway.tenants import Tenants
 from gateway.tokenizer import ChatTokenizer
@@ -72,6 +73,8 @@ async def run(settings: GatewaySettings) -> None:
         )
         await requests.start()
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, tenants)
+        control = FleetControl(bus, peers)
+        await control.start()
         app = create_app(
             generations=requests,
             budgets=SharedBudgets(store),
@@ -83,8 +86,10 @@ async def run(settings: GatewaySettings) -> None:
                 request_timeout_s=settings.request_timeout_s,
                 trace_share=settings.trace_share,
                 levels=levels,
+                gateway_id=gateway_id,
             ),
             tracer=tracer,
+            control=control if settings.console else None,
         )
         server = _Server(
             uvicorn.Config(
@@ -105,6 +110,7 @@ async def run(settings: GatewaySettings) -> None:
         server.should_exit = True
         await serving
         await requests.close()
+        await control.close()
         await peers.close()
         await asyncio.to_thread(tracer.close)
 

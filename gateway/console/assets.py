@@ -1,0 +1,77 @@
+"""The page's files, read once, with headers that let it load nothing from elsewhere and run no script but these."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastapi import Request, Response
+
+FOLDER = Path(__file__).parent / "static"
+PAGE = "index.html"
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",  # a model's words never become markup, whatever the script does
+        "trusted-types 'none'",
+    )
+)
+_HEADERS = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",  # asked for again each time, and answered by 304
+    "vary": "accept-encoding",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asset:
+    """A file as it is sent."""
+
+    body: bytes
+    zipped: bytes
+    media_type: str
+    etag: str
+
+    def response(self, request: Request) -> Response:
+        """The file, or 304 where the client has it."""
+        headers = _HEADERS | {"etag": self.etag}
+        known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
+        if self.etag in known:
+            return Response(status_code=304, headers=headers)
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            return Response(self.zipped, headers=headers | {"content-encoding": "gzip"}, media_type=self.media_type)
+        return Response(self.body, headers=headers, media_type=self.media_type)
+
+
+def load_assets(folder: Path = FOLDER) -> dict[str, Asset]:
+    """The files by name."""
+    return {path.name: _load(path) for path in sorted(folder.iterdir()) if path.suffix in _TYPES}
+
+
+def _load(path: Path) -> Asset:
+    body = path.read_bytes()
+    return Asset(
+        body=body,
+        zipped=gzip.compress(body, mtime=0),
+        media_type=_TYPES[path.suffix],
+        etag=f'"{hashlib.sha256(body).hexdigest()[:32]}"',
+    )

@@ -1,0 +1,150 @@
+"""The console's routes: the page, what it shows, and what an operator may do with it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+from fastapi import Request, Response
+from pydantic import Field, StrictBool, StrictStr
+from starlette.exceptions import HTTPException
+
+from common.messages import RolesReply
+from gateway.attainment import ServiceLevels
+from gateway.body import read_body
+from gateway.console.assets import PAGE, load_assets
+from gateway.console.control import FleetControl
+from gateway.console.state import (
+    MAX_HANDOVERS,
+    WINDOW_S,
+    counted,
+    gateway_json,
+    handovers,
+    latencies,
+    links,
+    worker_json,
+)
+from gateway.generation import Generations
+from gateway.responses import json_response
+from gateway.schema import StrictFields, parse_body
+
+FRESH_S = 0.5  # a state that is not older is shown again: many viewers cost as much as one
+MAX_ORDER_BYTES = 4096
+ORDER_BODY_S = 5.0
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class RolesOrder(StrictFields):
+    roles: Annotated[list[Annotated[StrictStr, Field(max_length=32)]], Field(min_length=1, max_length=8)]
+
+
+class DrainOrder(StrictFields):
+    draining: StrictBool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsoleFacts:
+    """What the console says of its gateway and can't hear."""
+
+    gateway_id: str
+    served_model: str
+    version: str
+    levels: ServiceLevels
+    needs_key: Callable[[], bool]
+    has_admin: Callable[[], bool]
+
+
+class ConsoleRoutes:
+    """Endpoints by path."""
+
+    def __init__(self, control: FleetControl, generations: Generations, facts: ConsoleFacts) -> None:
+        self._control = control
+        self._generations = generations
+        self._facts = facts
+        self._assets = load_assets()
+        self._state: tuple[float, dict[str, Any]] | None = None
+        self.gets: dict[str, Endpoint] = {
+            "/": self.page,
+            "/console/static/{name}": self.asset,
+            "/console/state": self.state,
+        }
+        self.posts: dict[str, Endpoint] = {
+            "/admin/workers/{worker}/roles": self.set_roles,
+            "/admin/workers/{worker}/drain": self.drain,
+        }
+
+    async def page(self, request: Request) -> Response:
+        """The page."""
+        return self._assets[PAGE].response(request)
+
+    async def asset(self, request: Request) -> Response:
+        """A file of the page."""
+        asset = self._assets.get(request.path_params["name"])
+        if asset is None:
+            raise HTTPException(404)
+        return asset.response(request)
+
+    async def state(self, request: Request) -> Response:
+        """The fleet as this gateway hears it, and this gateway's requests."""
+        now = time.monotonic()
+        if self._state is None or now - self._state[0] > FRESH_S:
+            self._state = now, self._build(now)
+        return json_response(self._state[1])
+
+    def _build(self, now: float) -> dict[str, Any]:
+        generations, facts = self._generations, self._facts
+        lines = generations.timelines.since(now - WINDOW_S)
+        moved = handovers(lines, now)
+        counters = generations.counters
+        return {
+            "gateway": facts.gateway_id,
+            "version": facts.version,
+            "model": facts.served_model,
+            "max_model_len": generations.max_model_len,
+            "needs_key": facts.needs_key(),
+            "has_admin": facts.has_admin(),
+            "not_ready": generations.not_ready_reason,
+            "time_unix": round(time.time(), 3),
+            "levels": asdict(facts.levels),
+            "in_flight": generations.in_flight,
+            "waiting": {tier: {"requests": r, "tokens": t} for tier, (r, t) in generations.waiting.items()},
+            "workers": [worker_json(worker) for worker in self._control.workers()],
+            "gateways": [gateway_json(gateway) for gateway in self._control.gateways()],
+            "links": links(moved),
+            "handovers": moved[:MAX_HANDOVERS],
+            "latencies": latencies(lines, now),
+            "placed": counted(counters, "placed"),
+            "refused": counted(counters, "refused"),
+            "events": {name: count for name, count in sorted(counters.items()) if ":" not in name},
+        }
+
+    async def set_roles(self, request: Request) -> Response:
+        """`{"roles": ["prefill", "decode"]}`: what the worker takes new work of."""
+        worker = self._worker(request)
+        order = parse_body(await _body(request), RolesOrder)
+        return _answer(worker, await self._control.set_roles(worker, order.roles))
+
+    async def drain(self, request: Request) -> Response:
+        """`{"draining": true}`, also without a body: no new work for the worker; false: work again."""
+        worker = self._worker(request)
+        order = parse_body(await _body(request) or b"{}", DrainOrder)
+        return _answer(worker, await self._control.drain(worker, draining=order.draining))
+
+    def _worker(self, request: Request) -> str:
+        worker: str = request.path_params["worker"]
+        if worker not in {state.worker for state in self._control.workers()}:
+            raise HTTPException(404, f"no worker {worker[:64]!r} is heard: GET /console/state lists them")
+        return worker
+
+
+async def _body(request: Request) -> bytes:
+    return await read_body(request, max_bytes=MAX_ORDER_BYTES, timeout_s=ORDER_BODY_S)
+
+
+def _answer(worker: str, reply: RolesReply) -> Response:
+    if not reply.accepted:
+        raise HTTPException(409, f"{worker}: {reply.reason}")
+    return json_response({"worker": worker, "roles": reply.roles})

@@ -1,0 +1,151 @@
+"""What the console shows of the fleet, as JSON values; pure. docs/console.md describes the fields."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from common.messages import GatewayState, WorkerState
+from gateway.timeline import AttemptLine, Timeline
+
+WINDOW_S = 60.0  # of hand-overs, links and latencies
+MAX_HANDOVERS = 40  # shown one by one
+
+
+def worker_json(state: WorkerState) -> dict[str, Any]:
+    """One worker: KV in blocks, rates per second, times in milliseconds. Rates of 0 are not measured yet."""
+    layout = state.region.layout
+    return {
+        "id": state.worker,
+        "incarnation": str(state.incarnation),  # 63 bits: more than a JavaScript number holds
+        "roles": state.roles,
+        "status": state.status,
+        "model": state.model,
+        "transport": state.region.transport,
+        "max_model_len": state.max_model_len,
+        "running": state.running,
+        "waiting": state.waiting,
+        "max_sequences": state.max_sequences,
+        "queued_tokens": state.queued_tokens,
+        "generated_tokens": state.totals.generated_tokens,
+        "kv_blocks": layout.num_blocks,
+        "kv_used": max(0, layout.num_blocks - state.free_blocks - state.held_blocks),
+        "kv_held": state.held_blocks,
+        "kv_free": state.free_blocks,
+        "block_tokens": layout.block_size,
+        "block_bytes": layout.block_bytes,
+        "prefill_tokens_per_s": round(state.prefill_tokens_per_s, 1),
+        "local_tokens_per_s": round(state.local_tokens_per_s, 1),
+        "decode_step_ms": round(state.decode_step_ms, 3),
+        "link_bytes_per_s": round(state.link_bytes_per_s),
+    }
+
+
+def gateway_json(state: GatewayState) -> dict[str, Any]:
+    """One gateway's part in the service levels, and what waits there."""
+    return {
+        "id": state.gateway,
+        "window_s": state.window_s,
+        "ttft_met": state.ttft_met,
+        "ttft_count": state.ttft_count,
+        "tpot_met": state.tpot_met,
+        "tpot_count": state.tpot_count,
+        "arriving_tokens_per_s": round(state.arriving_tokens_per_s, 1),
+        "queued_requests": state.queued_requests,
+        "handing_over": state.handing_over,
+        "waiting_tokens": state.waiting_tokens,
+        "started_tokens": state.started_tokens,
+    }
+
+
+def handovers(timelines: Iterable[Timeline], now: float) -> list[dict[str, Any]]:
+    """The hand-overs of the last minute, newest first. `push_ms` is null until the prefill worker told it."""
+    found = [
+        (attempt.imported_at, line, attempt)
+        for line in timelines
+        for attempt in line.attempts
+        if attempt.imported_at is not None and now - attempt.imported_at <= WINDOW_S
+    ]
+    found.sort(key=lambda entry: entry[0], reverse=True)
+    return [_handover(line, attempt, now - at) for at, line, attempt in found]
+
+
+def _handover(line: Timeline, attempt: AttemptLine, age_s: float) -> dict[str, Any]:
+    assert attempt.imported is not None
+    return {
+        "id": f"{line.request_id}/{attempt.number}",
+        "request_id": line.request_id,
+        "from": attempt.claimed_by,
+        "to": attempt.imported.worker,
+        "age_s": round(age_s, 3),
+        "bytes": attempt.imported.transferred_bytes,
+        "blocks": attempt.imported.transferred_blocks,
+        "reused_blocks": attempt.imported.reused_blocks,
+        "transfer_ms": round(attempt.imported.transfer_ms, 3),
+        "push_ms": None if attempt.settled is None else round(attempt.settled.push_ms, 3),
+    }
+
+
+def links(moved: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The hand-overs summed up by (from, to). `bytes_per_s`: bytes by the time that pushes took, null without any."""
+    by_pair: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for handover in moved:
+        by_pair[handover["from"], handover["to"]].append(handover)
+    return [
+        {
+            "from": source,
+            "to": target,
+            "handovers": len(found),
+            "bytes": sum(one["bytes"] for one in found),
+            "bytes_per_s": _bandwidth(found),
+            "transfer_ms": percentile([one["transfer_ms"] for one in found], 0.5),
+        }
+        for (source, target), found in sorted(by_pair.items())
+    ]
+
+
+def _bandwidth(found: Iterable[Mapping[str, Any]]) -> float | None:
+    timed = [(one["bytes"], one["push_ms"]) for one in found if one["push_ms"] and one["bytes"]]
+    milliseconds = sum(ms for _, ms in timed)
+    return round(1000 * sum(size for size, _ in timed) / milliseconds) if milliseconds else None
+
+
+def latencies(timelines: Iterable[Timeline], now: float) -> dict[str, Any]:
+    """Of the requests that ended within the last minute: how many, how fast, how much of their prompts was cached."""
+    ended = [line for line in timelines if line.ended_at is not None and now - line.ended_at <= WINDOW_S]
+    ttft = [line.ttft_ms for line in ended if line.ttft_ms is not None]
+    prompt = sum(line.prompt_tokens for line in ended if line.ttft_ms is not None)
+    return {
+        "window_s": WINDOW_S,
+        "ended": len(ended),
+        "errors": sum(line.status == "error" for line in ended),
+        "cancelled": sum(line.status == "cancelled" for line in ended),
+        "prompt_tokens": prompt,
+        "cached_tokens": sum(line.cached_tokens for line in ended),
+        "completion_tokens": sum(line.completion_tokens for line in ended),
+        "ttft_p50_ms": percentile(ttft, 0.5),
+        "ttft_p95_ms": percentile(ttft, 0.95),
+        "tpot_p50_ms": percentile([ms for line in ended if (ms := _tpot_ms(line)) is not None], 0.5),
+    }
+
+
+def _tpot_ms(line: Timeline) -> float | None:
+    if line.ended_at is None or line.first_token_at is None or line.completion_tokens < 2 or line.status == "error":
+        return None
+    return (line.ended_at - line.first_token_at) * 1000 / (line.completion_tokens - 1)
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """The smallest value that at least `share` of the values do not exceed; None without any."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    rank = max(0, -int(-share * len(ordered) // 1) - 1)
+    return round(ordered[rank], 3)
+
+
+def counted(counters: Mapping[str, int], kind: str) -> dict[str, int]:
+    """Of `Generations.counters`, those of one kind, by label."""
+    prefix = f"{kind}:"
+    return {name.removeprefix(prefix): count for name, count in sorted(counters.items()) if name.startswith(prefix)}

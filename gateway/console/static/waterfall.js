@@ -1,0 +1,124 @@
+// Where the time of one request went: rows of bars over one axis. `rowsOf` is pure.
+
+import { h, svg } from "./dom.js";
+import { bytes, count, ms, plural } from "./format.js";
+
+export const KINDS = { read: "read", wait: "wait", queue: "queue", prefill: "prefill", frame: "first frame", transfer: "transfer", decode: "decode" };
+
+// Rows {label, kind, from, to, note, ticks}: milliseconds since receipt. `detail` is one entry of /debug/requests/{id}, or what the
+// page measured itself: {frame_ms, total_ms, ttft_ms}. What is not known yet has no row.
+export function rowsOf(detail) {
+  const rows = [];
+  const add = (label, kind, from, to, more = {}) => {
+    if (from !== null && from !== undefined && to !== null && to !== undefined) rows.push({ label, kind, from, to: Math.max(from, to), ...more });
+  };
+  const frames = detail.frame_ms ?? [];
+  const attempts = detail.attempts ?? [];
+  if (!attempts.length && detail.ttft_ms !== null && detail.ttft_ms !== undefined) add("until first token", "prefill", 0, detail.ttft_ms);
+  add("read, tokenise", "read", 0, detail.submitted_ms);
+  for (const [index, attempt] of attempts.entries()) {
+    const before = rows.length;
+    if (index === 0) add("wait for its turn", "wait", detail.submitted_ms, attempt.began_ms);
+    add("place", "wait", attempt.began_ms, attempt.published_ms, { note: attempt.placement.reason });
+    add("queue", "queue", attempt.published_ms, attempt.claimed_ms);
+    const started = attempt.claimed_ms === null || attempt.worker_queue_ms === null ? null : attempt.claimed_ms + attempt.worker_queue_ms;
+    const computed = started === null || attempt.prefill_ms === null ? null : Math.min(started + attempt.prefill_ms, attempt.first_token_ms ?? Infinity);
+    add("worker's queue", "queue", attempt.claimed_ms, started, { note: attempt.claimed_by });
+    add("prefill", "prefill", started, computed, { note: attempt.claimed_by });
+    add("first frame", "frame", computed, attempt.first_token_ms);
+    const moved = attempt.transfer;
+    if (moved) add("transfer", "transfer", moved.verified_ms - moved.transfer_ms, moved.verified_ms, { note: moveNote(attempt, moved) });
+    const end = attempt.ended_ms ?? detail.total_ms;
+    const ticks = frames.filter((at) => at >= (attempt.first_token_ms ?? Infinity) && at <= end + 0.001);
+    add("decode", "decode", attempt.first_token_ms, Math.max(end, ticks.at(-1) ?? 0), { ticks, note: attempt.decoder || attempt.claimed_by });
+    if (attempts.length > 1) for (const row of rows.slice(before)) row.attempt = attempt.attempt;
+  }
+  if (!attempts.length && frames.length) add("tokens", "decode", frames[0], Math.max(detail.total_ms ?? 0, frames.at(-1)), { ticks: frames });
+  return rows;
+}
+
+function moveNote(attempt, moved) {
+  const reused = moved.reused_blocks ? `, ${moved.reused_blocks} there already` : "";
+  return `${attempt.claimed_by} to ${attempt.decoder}: ${plural(moved.blocks, "block")}, ${bytes(moved.bytes)}${reused}`;
+}
+
+// The drawing. With `zoom` the axis ends at the first token.
+export function waterfall(detail, { zoom = false, title = "Time line of the request" } = {}) {
+  const rows = rowsOf(detail);
+  const last = Math.max(0.001, ...rows.map((row) => row.to), detail.total_ms ?? 0);
+  const end = zoom && detail.ttft_ms ? Math.max(0.001, detail.ttft_ms) : last;
+  const shown = rows.filter((row) => row.from < end || row.to <= end);
+  return h("div", { class: "waterfall" }, h("ul", { "aria-label": title }, shown.map((row) => bar(row, end))), axis(end));
+}
+
+function bar(row, end) {
+  const left = Math.min(100, (100 * row.from) / end);
+  const width = Math.max(0, Math.min(100, (100 * row.to) / end) - left);
+  const label = row.attempt ? `${row.attempt}. ${row.label}` : row.label;
+  return h("li", { title: row.note ?? "" },
+    h("span", { class: "what" }, label),
+    h("span", { class: "track", "aria-hidden": "true" },
+      h("span", { class: `bar ${row.kind}`, style: { left: `${left}%`, width: `${width}%` } }),
+      row.ticks?.length ? ticks(row.ticks, end) : null),
+    h("span", { class: "num" }, ms(row.to - row.from)),
+    row.note ? h("span", { class: "hidden" }, `, ${row.note}`) : null,
+    row.ticks ? h("span", { class: "hidden" }, `, ${plural(row.ticks.length, "frame")}`) : null);
+}
+
+function ticks(at, end) {
+  const path = at.filter((one) => one <= end).map((one) => `M${((1000 * one) / end).toFixed(1)} 0V10`).join("");
+  return svg("svg", { class: "ticks", viewBox: "0 0 1000 10", preserveAspectRatio: "none" }, svg("path", { d: path, "vector-effect": "non-scaling-stroke" }));
+}
+
+function axis(end) {
+  return h("div", { class: "axis", "aria-hidden": "true" }, h("span", { class: "what" }),
+    h("span", { class: "scale" }, [0, 0.25, 0.5, 0.75, 1].map((part) => h("span", { style: { left: `${100 * part}%` } }, part ? ms(end * part) : "0"))),
+    h("span", { class: "num" }));
+}
+
+// One line of figures, and how much of the prompt was cached.
+export function figures(detail) {
+  const rest = detail.completion_tokens > 1 && detail.ttft_ms !== null ? (detail.total_ms - detail.ttft_ms) / (detail.completion_tokens - 1) : null;
+  const parts = [
+    ["first token", ms(detail.ttft_ms)],
+    ["total", ms(detail.total_ms)],
+    ["tokens", count(detail.completion_tokens)],
+    ["per token", ms(rest)],
+  ];
+  if (detail.prompt_tokens) parts.push(["prompt", `${count(detail.prompt_tokens)} tokens`], ["cached", `${count(detail.cached_tokens)} of them`]);
+  return h("dl", { class: "figures" }, parts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
+    detail.prompt_tokens ? h("div", { class: "cachebar", "aria-hidden": "true" }, h("span", { style: { width: `${(100 * detail.cached_tokens) / detail.prompt_tokens}%` } })) : null);
+}
+
+// Figures, drawing and a button that zooms to the first token.
+export function requestView(detail) {
+  const view = h("div", { class: "request" });
+  let zoom = false;
+  const draw = () => {
+    const drawing = waterfall(detail, { zoom, title: `Time line of ${detail.request_id ?? "the answer"}` });
+    const label = zoom ? "Show all of it" : "Zoom to first token";
+    const canZoom = detail.ttft_ms > 0 && detail.total_ms > detail.ttft_ms;
+    const button = canZoom ? h("button", { type: "button", class: "quiet", "aria-pressed": String(zoom) }, label) : null;
+    button?.addEventListener("click", () => {
+      zoom = !zoom;
+      draw();
+      view.querySelector("button").focus();
+    });
+    view.replaceChildren(figures(detail), drawing, ...(button ? [button] : []));
+  };
+  draw();
+  return view;
+}
+
+// All that is known of one request, for the dialog.
+export function requestDetail(detail) {
+  const where = detail.prefill_worker ? `${detail.prefill_worker}${detail.decode_worker && detail.decode_worker !== detail.prefill_worker ? ` → ${detail.decode_worker}` : ""}` : "not placed yet";
+  const facts = [["status", detail.detail ? `${detail.status}: ${detail.detail}` : detail.status], ["workers", where], ["placement", detail.placement], ["trace", detail.trace_id]];
+  for (const attempt of detail.attempts ?? []) {
+    if (attempt.placement.costs) facts.push([`costs, attempt ${attempt.attempt}`, attempt.placement.costs]);
+    if (attempt.because) facts.push([`attempt ${attempt.attempt}`, `because: ${attempt.because}`]);
+    if (attempt.transfer) facts.push([`moved, attempt ${attempt.attempt}`, moveNote(attempt, attempt.transfer)]);
+  }
+  return h("div", {}, requestView(detail),
+    h("dl", { class: "facts" }, facts.filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, String(value))))));
+}
