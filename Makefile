@@ -3,7 +3,7 @@ VENV := .venv
 PYTHON ?= python3
 RUN := $(VENV)/bin/python -m
 PIP := $(RUN) pip --disable-pip-version-check -q
-.PHONY: up setup test check unit integration e2e fuzz-short fuzz audit simulation clean
+.PHONY: up setup test check unit integration e2e fuzz-short fuzz audit simulation chaos-short chaos clean
 
 up: setup
 	@exec ./baton up $(ARGS)
@@ -24,7 +24,7 @@ $(VENV)/.testing: $(VENV)/.serving
 	@$(VENV)/bin/python -c 'import triton' 2>/dev/null || $(PIP) install triton==3.6.0
 	@$(PIP) install -c constraints.txt -r $@.txt && touch $@
 
-test: check unit integration e2e fuzz-short simulation
+test: check unit integration e2e fuzz-short simulation chaos-short
 
 check: $(VENV)/.testing
 	$(RUN) ruff check .
@@ -37,6 +37,13 @@ unit integration e2e: $(VENV)/.testing
 
 fuzz-short: $(VENV)/.testing
 	$(RUN) pytest -q -n 2 tests/fuzz --hypothesis-profile=short
+
+chaos-short: $(VENV)/.testing
+	$(RUN) pytest -q -n 2 --dist loadfile tests/chaos
+
+# Ten minutes or more on a quiet machine: every fault under load, a table, benchmarks/results/chaos.{json,md}. Power cuts need root.
+chaos: $(VENV)/.testing
+	$(RUN) tests.chaos $(ARGS)
 
 # Minutes: 5,000 messages for each decoder, 300 valid and 300 invalid requests for each route, three million messages by libFuzzer.
 fuzz: $(VENV)/.testing

@@ -25,7 +25,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     value: float
     unit: str
     better: Literal["lower", "higher"]
-    target: float | None = None  # what we want to reach
+    target: float | None = None  # what we want to reach; 0 only of what should not happen at all
     floor: float | None = None  # what physics allows at best: a lower bound of a time, an upper bound of a rate
     reference: float | None = None  # what another engine reached under the same conditions
 
@@ -36,7 +36,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError(f"{self.name} = {self.value}")
         for field in ("target", "floor", "reference"):
             bound = getattr(self, field)
-            if bound is not None and not (math.isfinite(bound) and bound > 0):
+            may_be_zero = field == "target" and self.better == "lower"
+            if bound is not None and not (math.isfinite(bound) and (bound > 0 or (may_be_zero and bound == 0))):
                 raise ValueError(f"{self.name}: {field} = {bound}")
 
     @property
@@ -60,6 +61,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def excess(self, bound: float) -> float:
         """By what share of `bound` the value is on its worse side; negative on its better side."""
+        if bound == 0:
+            return math.inf if self.value > 0 else 0.0
         return (self.value - bound if self.better == "lower" else bound - self.value) / bound
 
 
@@ -170,7 +173,8 @@ def _miss(result: Result) -> str:
     assert result.target is not None
     line = (
         f"- {result.name}: {number(result.value)} {result.unit}, target {number(result.target)}: "
-        f"{number(abs(result.value - result.target))} {result.unit} ({result.excess(result.target):.1%}) short"
+        f"{number(abs(result.value - result.target))} {result.unit}"
+        + (f" ({result.excess(result.target):.1%}) short" if result.target else " too many")
     )
     if result.target_beyond_floor:
         line += f"; the target lies beyond the floor of {number(result.floor)} {result.unit}"

@@ -33,13 +33,21 @@ def test_nothing_is_met_and_no_floor_is_near_where_there_is_none() -> None:
     assert PLAIN.fraction_of_floor is None
 
 
+def test_what_should_not_happen_at_all_has_the_target_zero() -> None:
+    none, some = (Result(name="lost", value=value, unit="tokens", better="lower", target=0) for value in (0, 2))
+    assert (none.met, some.met) == (True, False)
+    assert "2.00 tokens too many" in markdown([none, some], title="t", facts={})
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
         {"name": ""},
         {"unit": ""},
         {"value": float("nan")},
-        {"target": 0.0},
+        {"target": -1.0},
+        {"target": 0.0, "better": "higher"},
+        {"floor": 0.0},
         {"floor": -1.0},
         {"reference": float("inf")},
     ],

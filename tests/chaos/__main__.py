@@ -1,0 +1,231 @@
+"""`make chaos`: every scenario in its long form, a table, and benchmarks/results/chaos.{json,md}.
+
+`python -m tests.chaos kills poison trouble overload power soak` runs some of them; `--seconds` is the soak's length.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from benchmarks.environment import describe
+from benchmarks.results_format import Result, ResultsPage
+from tests.chaos.asks import Oracle
+from tests.chaos.cluster import FAKE, ChaosCluster
+from tests.chaos.kills import Fault, Verdict, crash, freeze, under_load
+from tests.chaos.overload import offer
+from tests.chaos.poison import FAULTS, KILLS, KILLS_DECODING, Supervisor, poisoned, send
+from tests.chaos.power import can_mount, cut
+from tests.chaos.soak import soak
+from tests.chaos.trouble import FAULTY, device_trouble, rolling_restart
+from tests.models import build_tiny_model
+
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+STREAMS = 50
+RESUMED_WITHIN_S = 2.0
+POWER_CUTS = 20
+NAMES = ("prefill-0", "prefill-1", "decode-0", "decode-1")
+
+WORKERS = (
+    crash("decode"),
+    crash("prefill"),
+    freeze("decode", 2),
+    freeze("decode", 6),
+    freeze("decode", 17),
+    freeze("prefill", 6),
+)
+SERVERS = (crash("nats"), freeze("nats", 3), freeze("nats", 12), crash("redis"), freeze("redis", 6))
+GATEWAY = (crash("gateway"), freeze("gateway", 3), freeze("gateway", 8))
+
+Scenario = Callable[["Run"], Awaitable[None]]
+
+
+class Run:
+    """One run: where it works, what it found."""
+
+    def __init__(self, folder: Path, page: ResultsPage, *, soak_s: float) -> None:
+        self.folder = folder
+        self.page = page
+        self.soak_s = soak_s
+        self.model = build_tiny_model(folder / "model" / "tiny", "llama")
+        self.oracle = Oracle(self.model)
+        self.failures: list[str] = []
+        self._clusters = 0
+
+    @contextlib.asynccontextmanager
+    async def cluster(self, **options: object) -> AsyncIterator[ChaosCluster]:
+        """Two of each worker, on the fake device."""
+        self._clusters += 1
+        settings = {"prefill": 2, "decode": 2, **FAKE, "fake_step_ms": 30, **options}
+        async with ChaosCluster(self.folder / str(self._clusters), model=self.model, **settings) as cluster:  # type: ignore[arg-type]
+            yield cluster
+
+    def count(self, name: str, found: list[str], *, target: float | None = 0) -> None:
+        """Add a number of violations; their first lines go to the page as well."""
+        self.add(Result(name=name, value=len(found), unit="violations", better="lower", target=target))
+        self.failures += [f"{name}: {line}" for line in found] if target is not None else []
+        self.page.remarks += [f"{name}: {line[:200]}" for line in found[:3]] if target is not None else []
+
+    def add(self, result: Result) -> None:
+        """Add a figure and print it."""
+        self.page.add(result)
+        verdict = {None: "", True: "met", False: "MISSED"}[result.met]
+        print(f"{result.name:70} {result.value:10.3f} {result.unit:12} {verdict}", flush=True)
+
+    def figure(
+        self,
+        name: str,
+        value: float,
+        unit: str,
+        *,
+        better: Literal["lower", "higher"] = "lower",
+        target: float | None = None,
+    ) -> None:
+        """Add a figure."""
+        self.add(Result(name=name, value=value, unit=unit, better=better, target=target))
+
+    def judged(self, verdict: Verdict, *, errors: bool = False, broken: bool = False, resumed: bool = False) -> None:
+        """Add a verdict's figures. `errors`, `broken`: explicit errors and cut connections are the fault's nature."""
+        fault = verdict.fault
+        self.figure(f"{fault}: requests", verdict.requests, "requests", better="higher")
+        self.count(f"{fault}: wrong, repeated or missing tokens", verdict.wrong)
+        self.count(f"{fault}: neither an answer nor an error in time", verdict.unanswered)
+        self.count(f"{fault}: held 5 s after the load", verdict.held)
+        self.count(f"{fault}: connections cut", verdict.broken, target=None if broken else 0)
+        told = [f"{code}: {count}" for code, count in verdict.errors.items()]
+        target = None if errors else 0
+        self.figure(f"{fault}: explicit errors", verdict.errors.total(), "requests", target=target)
+        self.page.remarks += [f"{fault}: errors {', '.join(told)}"] if told else []
+        target = RESUMED_WITHIN_S if resumed else None
+        self.figure(f"{fault}: longest silence of a stream that went on", verdict.silence_s, "s", target=target)
+
+
+async def kills(run: Run) -> None:
+    """Each process and server killed and stopped under load."""
+    async with run.cluster() as cluster:
+        for number, fault in enumerate((*WORKERS, *SERVERS, *GATEWAY), start=1):
+            await _kill(run, cluster, fault, number)
+
+
+async def _kill(run: Run, cluster: ChaosCluster, fault: Fault, number: int) -> None:
+    verdict = await under_load(cluster, run.oracle, fault, streams=STREAMS, first=10_000 * number)
+    run.judged(
+        verdict,
+        errors=fault in SERVERS or fault in GATEWAY,
+        broken=fault is GATEWAY[0],
+        resumed=fault in WORKERS[:1],
+    )
+
+
+async def poison(run: Run) -> None:
+    """Requests that kill what computes them."""
+    async with run.cluster(fake_faults=dict.fromkeys(NAMES, FAULTS), fake_step_ms=20) as cluster:
+        for name, token in (("prompt", KILLS), ("decoding", KILLS_DECODING)):
+            async with Supervisor(cluster) as supervisor:
+                outcome = await send(cluster, poisoned(1, run.oracle, token))
+                await cluster.until_ready()
+            told = (
+                [] if outcome.error == "request_quarantined" else [f"{outcome.status} {outcome.error} {outcome.broken}"]
+            )
+            run.count(f"poison ({name}): not told that it is given up", told)
+            run.figure(f"poison ({name}): workers killed", len(supervisor.deaths), "workers", target=2)
+
+
+async def trouble(run: Run) -> None:
+    """Devices that break, one worker at a time; then every worker restarted in turn."""
+    faulty = dict.fromkeys(("prefill-0", "decode-0"), FAULTY)
+    async with run.cluster(fake_faults=faulty, fake_step_ms=20, step_timeout_s=2) as cluster:
+        for number, kind in enumerate(("hang", "fail", "oom", "hang-decoding", "fail-decoding"), start=1):
+            run.judged(await device_trouble(cluster, run.oracle, kind, streams=20, first=200_000 + 10_000 * number))
+        run.judged(await rolling_restart(cluster, run.oracle, list(NAMES), streams=30, first=300_000))
+
+
+async def overload(run: Run) -> None:
+    """Ten times what can be served."""
+    async with run.cluster(prefill=1, decode=1, fake_step_ms=2, fake_token_us=2000) as cluster:
+        calm = await offer(cluster, run.oracle, rate=5, seconds=15, first=0)
+        flood = await offer(cluster, run.oracle, rate=50, seconds=20, first=10_000)
+        run.count("overload: wrong, broken or unanswered", calm.wrong + flood.wrong)
+        share = flood.goodput / max(calm.goodput, 0.01)
+        run.add(
+            Result(name="overload: goodput against the best", value=share, unit="share", better="higher", target=0.9)
+        )
+        run.figure("overload: refused", len(flood.refused), "requests", better="higher")
+        p99 = 1000 * flood.refusal_p99_s
+        run.add(
+            Result(name="overload: refusal p99, as the client sees it", value=p99, unit="ms", better="lower", target=20)
+        )
+        run.figure("overload: refusals without Retry-After", flood.without_retry_after, "requests", target=0)
+        grown = max(0.0, flood.memory_mb - calm.memory_mb)
+        run.figure("overload: memory more than when calm", grown, "MiB", target=200)
+
+
+async def power(run: Run) -> None:
+    """Power cuts of the broker."""
+    if not can_mount():
+        run.page.remarks.append("power: left out, it needs root and loop devices")
+        return
+    lost = acked = 0
+    for number in range(POWER_CUTS):
+        one = await cut(run.folder / f"power-{number}", always=True, publish_s=0.5)
+        acked, lost = acked + one[0], lost + one[1]
+    run.figure(f"power: acknowledged in {POWER_CUTS} cuts, sync_interval always", acked, "messages", better="higher")
+    run.figure("power: of them lost", lost, "messages", target=0)
+    acked, lost = await cut(run.folder / "power-default", always=False, publish_s=0.5)
+    run.figure("power: lost with the default (negative control)", lost / max(acked, 1), "share")
+
+
+async def soaking(run: Run) -> None:
+    """Mixed traffic with cancels."""
+    async with run.cluster() as cluster:
+        verdict, before, after = await soak(cluster, run.oracle, streams=STREAMS, seconds=run.soak_s, first=1_000_000)
+        run.judged(verdict)
+        minutes = run.soak_s * 4 / 5 / 60
+        grown = max(0.0, after.memory_mb - before.memory_mb) / minutes
+        run.figure("soak: memory of all processes, growth", grown, "MiB/min")
+        for name, count in (
+            ("open descriptors", after.descriptors - before.descriptors),
+            ("requests' keys in Redis", after.request_keys - before.request_keys),
+        ):
+            run.figure(f"soak: {name}, growth", max(0, count), "count", target=0)
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "kills": kills, "poison": poison, "trouble": trouble, "overload": overload, "power": power, "soak": soaking,
+}  # fmt: skip
+
+
+def main(arguments: list[str]) -> int:
+    """Run the scenarios; the exit code says whether all targets were met."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("scenarios", nargs="*", help=f"some of {', '.join(SCENARIOS)}; none: all")
+    parser.add_argument("--seconds", type=float, default=60.0, help="length of the soak")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of chaos.json and chaos.md")
+    options = parser.parse_args(arguments)
+    unknown = set(options.scenarios) - set(SCENARIOS)
+    if unknown:
+        parser.error(f"no scenario {', '.join(sorted(unknown))}: there are {', '.join(SCENARIOS)}")
+    logging.getLogger("baton").setLevel(logging.ERROR)
+    facts = describe("tests.chaos", arguments, torch.device("cpu"))
+    page = ResultsPage(options.results, "chaos", title="Chaos", facts=facts)
+    with tempfile.TemporaryDirectory(prefix="baton-chaos-") as folder:
+        run = Run(Path(folder), page, soak_s=options.seconds)
+        for name in options.scenarios or SCENARIOS:
+            asyncio.run(SCENARIOS[name](run))
+    page.write()
+    for failure in run.failures[:50]:
+        print(failure)
+    return 0 if all(result.met is not False for result in page.results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
