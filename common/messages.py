@@ -345,7 +345,8 @@ class WorkerTotals(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int = 0
     failed_steps: int = 0
     out_of_memory: int = 0  # of the failed steps
-    bad_digests: int = 0  # hand-overs refused because a byte was wrong
+    refused_handoffs: int = 0  # stale, expired, incomplete or wrong
+    bad_digests: int = 0  # of them: because a byte was wrong
     expired_jobs: int = 0  # claimed too late to begin
     lost_frames: int = 0  # that the bus did not take; gateways ask for their tokens
     malformed: int = 0  # messages that no decoder accepts

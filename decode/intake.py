@@ -78,7 +78,7 @@ class Intake:
         self._activate = activate
         self._table = LeaseTable(incarnation=host.incarnation)
         self._reservations: dict[int, Reservation] = {}  # by lease id, until the lease ended
-        self._verdicts: OrderedDict[tuple[int, int], asyncio.Task[HandoffReply]] = OrderedDict()
+        self._verdicts: OrderedDict[tuple[int | str, ...], asyncio.Task[HandoffReply]] = OrderedDict()
         self._accepted = Tombstones()
         self.bad_digests = 0
 
@@ -198,7 +198,11 @@ class Intake:
 
     async def hand_over(self, message: Handoff) -> HandoffReply:
         """Verify and activate, once: a repeated manifest gets the first one's answer."""
-        key = (message.lease_id, message.generation)
+        # all of who says it: what somebody else or an older process said of the lease decides nothing for its writer
+        key = (
+            message.lease_id, message.generation, message.request_id, message.attempt,
+            message.worker, message.incarnation, message.decode_incarnation,
+        )  # fmt: skip
         verdict = self._verdicts.get(key)
         if verdict is None:
             verdict = self._verdicts[key] = self._host.spawn(self._verify_recorded(message))
@@ -209,6 +213,7 @@ class Intake:
     async def _verify_recorded(self, message: Handoff) -> HandoffReply:
         began_at = time.monotonic()
         reply = await self._verify(message)
+        self._host.totals.refused_handoffs += not reply.accepted
         record_verification(
             self._host.tracer, message, worker=self._host.worker_id, began_at=began_at, refusal=reply.reason
         )

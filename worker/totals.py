@@ -19,6 +19,7 @@ class Totals:
     push_s: float = 0.0
     failed_steps: int = 0
     out_of_memory: int = 0
+    refused_handoffs: int = 0
 
     def admitted(self, *, prompt_tokens: int, cached_tokens: int) -> None:
         """A prompt looked its prefix up."""
@@ -59,6 +60,7 @@ class Totals:
             preemptions=preemptions,
             failed_steps=self.failed_steps,
             out_of_memory=self.out_of_memory,
+            refused_handoffs=self.refused_handoffs,
             bad_digests=bad_digests,
             expired_jobs=expired_jobs,
             lost_frames=lost_frames,
