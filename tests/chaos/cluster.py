@@ -118,7 +118,7 @@ class ChaosCluster(Cluster):
         """Wait until no worker holds anything; return what is still held after `limit_s`."""
         give_up_at = time.monotonic() + limit_s
         while True:
-            left = held(list(self.peers.states.values()), self.names)
+            left = held([state for state in self.peers.states.values() if state.worker in self.names], self.names)
             if not left or time.monotonic() > give_up_at:
                 return left
             await asyncio.sleep(0.05)
