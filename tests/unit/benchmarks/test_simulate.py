@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import simulate_fleet
 from benchmarks.results_format import read_results
 from benchmarks.simulate import main
 from benchmarks.simulate_costs import prefill_ms, step_ms
@@ -14,6 +15,7 @@ from benchmarks.simulate_fleet import Worker
 from benchmarks.simulate_policies import LeastLoaded, PrefixOnly, RoundRobin
 from benchmarks.simulate_run import Simulation, ideal
 from benchmarks.simulate_trace import TraceRequest, conversations, read_trace, replicate, speed_up
+from worker import device
 
 
 @pytest.mark.parametrize(("tokens", "milliseconds"), [(512, 13.0), (2048, 48.8), (8192, 219.0)])
@@ -46,6 +48,11 @@ def test_copies_share_no_prefix_and_keep_their_order() -> None:
     assert len(copies) == 150
     assert len({r.blocks[0] for r in copies}) == 3 * len({r.blocks[0] for r in trace})
     assert sorted(r.arrival_ms for r in copies) == [r.arrival_ms for r in copies]
+
+
+def test_simulated_workers_bound_prompts_beside_a_batch_as_real_ones_do() -> None:
+    for name in ("PATIENT_TOKENS", "BACKLOG_STEPS", "FEWEST_PROMPT_TOKENS"):
+        assert getattr(simulate_fleet, name) == getattr(device, name), name
 
 
 def a_request(at_ms: float, tokens: int, *blocks: bytes, answer: int = 1) -> TraceRequest:
