@@ -142,6 +142,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     code: str  # `ServingError.code`
     message: str
     retryable: bool
+    dead_worker: str = ""  # the decode worker that fell silent with the sequence, when it was that
 
 
 class Imported(msgspec.Struct, frozen=True, kw_only=True, tag="imported"):

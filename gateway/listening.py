@@ -67,8 +67,10 @@ class Listening(Attempts):
             return
         if message.retryable:
             tried = message.code != PlaceAgainError.code
-            blame = message.worker if tried else ""
-            self._spawn(self._retry(active, message.message, blame=blame, tried=tried))
+            blame = message.dead_worker or (message.worker if tried else "")
+            here = sum(other.state.is_with(blame) for other in self._active.values())
+            dead_with = here + 1 if message.dead_worker else 0  # it had this one as well, before anybody knew
+            self._spawn(self._retry(active, message.message, blame=blame, tried=tried, dead_with=dead_with))
         else:
             self._spawn(self._end(active, error_from_code(message.code, message.message)))
 

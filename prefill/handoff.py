@@ -223,6 +223,7 @@ class _Handover:
         """Send the manifest; when it is accepted the sequence is the decode worker's, and the job is settled."""
         reply = await self._send_manifest()
         if not reply.accepted:
+            self._note_death(lives=self._decode_worker_lives())  # its successor refuses what it was promised
             raise HandoffRefusedError(f"{self._decode_worker} refused the hand-over: {reply.reason}")
         assert self._reply is not None
         self._sender.handed_off()
@@ -270,7 +271,13 @@ class _Handover:
                 )
                 if isinstance(reply, HandoffReply):
                     return reply
+        self._note_death(lives=False)
         raise UnavailableError(f"{self._decode_worker} did not answer the hand-over")
+
+    def _note_death(self, *, lives: bool) -> None:
+        """The gateway must know if the decode worker died over this sequence, unless it was told to stop."""
+        if not lives and self._reply and not self._host.peers.left(self._decode_worker, self._reply.incarnation):
+            self._request.dead_worker = self._decode_worker
 
     # -- giving up -------------------------------------------------------------------------------------------------
 
@@ -284,7 +291,9 @@ class _Handover:
         else:
             elsewhere = request.stopped in (NOBODY_DECODES, NOBODY_ANSWERS)  # that counts as no attempt
             code = (PlaceAgainError if elsewhere else WorkerFailedError).code
-            await self._host.jobs.fail(request.claimed, code=code, message=request.stopped, retryable=True)
+            await self._host.jobs.fail(
+                request.claimed, code=code, message=request.stopped, retryable=True, dead_worker=request.dead_worker
+            )
         log.info("prefill.gave_up", extra={"request_id": request.id, "reason": request.stopped})
 
     async def forget_silent(self) -> None:

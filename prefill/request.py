@@ -27,6 +27,7 @@ class PrefillRequest:
     first_token_at: float = 0.0
     told: Tokens | None = None  # what the gateway was told of the first token
     finish: str = ""  # set with the first token when the request ends with it
+    dead_worker: str = ""  # the decode worker that fell silent over the hand-over
     stopped: str = ""  # why the request was given up; "" = it goes on
 
     lost: set[tuple[str, int]] = field(default_factory=set)  # (worker, incarnation) lost while this request ran

@@ -143,7 +143,9 @@ class JobIntake:
             else:
                 await claimed.delivery.term()
 
-    async def fail(self, claimed: ClaimedJob, *, code: str, message: str, retryable: bool) -> None:
+    async def fail(
+        self, claimed: ClaimedJob, *, code: str, message: str, retryable: bool, dead_worker: str = ""
+    ) -> None:
         """Tell the gateway that the attempt ended here; it decides about another. The delivery is over either way."""
         if not self._finish(claimed):
             return
@@ -155,6 +157,7 @@ class JobIntake:
             code=code,
             message=message[:500],
             retryable=retryable,
+            dead_worker=dead_worker,
         )
         with contextlib.suppress(UnavailableError):
             await self._bus.publish(subjects.gateway(claimed.job.gateway), failed)
