@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,7 +19,7 @@ from typing import Literal
 import torch
 
 from benchmarks.environment import describe
-from benchmarks.results_format import Result, ResultsPage
+from benchmarks.results_format import Result, ResultsPage, read_results
 from tests.chaos.asks import Oracle
 from tests.chaos.cluster import FAKE, ChaosCluster
 from tests.chaos.kills import Fault, Verdict, crash, freeze, under_load
@@ -209,6 +210,9 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("scenarios", nargs="*", help=f"some of {', '.join(SCENARIOS)}; none: all")
     parser.add_argument("--seconds", type=float, default=60.0, help="length of the soak")
+    parser.add_argument(
+        "--keep", default="", help="keep the figures that are not measured again, and say so with this text"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of chaos.json and chaos.md")
     options = parser.parse_args(arguments)
     unknown = set(options.scenarios) - set(SCENARIOS)
@@ -216,11 +220,17 @@ def main(arguments: list[str]) -> int:
         parser.error(f"no scenario {', '.join(sorted(unknown))}: there are {', '.join(SCENARIOS)}")
     logging.getLogger("baton").setLevel(logging.ERROR)
     facts = describe("tests.chaos", arguments, torch.device("cpu"))
+    facts["load average"] = " ".join(f"{load:.1f}" for load in os.getloadavg()) + f" on {os.cpu_count()} cores"
+    earlier = read_results(options.results / "chaos.json") if options.keep else []
     page = ResultsPage(options.results, "chaos", title="Chaos", facts=facts)
     with tempfile.TemporaryDirectory(prefix="baton-chaos-") as folder:
         run = Run(Path(folder), page, soak_s=options.seconds)
         for name in options.scenarios or SCENARIOS:
             asyncio.run(SCENARIOS[name](run))
+    again = {result.name for result in page.results}
+    if earlier:
+        page.results = [result for result in earlier if result.name not in again] + page.results
+        page.remarks.append(f"not measured again: {options.keep}")
     page.write()
     for failure in run.failures[:50]:
         print(failure)
