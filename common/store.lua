@@ -7,7 +7,7 @@
 --   baton:ready:<role>:<fingerprint>  sorted set of the ids that may be chosen, least loaded first
 --   baton:home:<id>            which of those sets the worker is in: ",role,role,|fingerprint"
 --   baton:rate:<fingerprint>   what a prefill rate is among them: what an unmeasured one is taken for
---   baton:worker:<id>          hash with a TTL, from the worker's heartbeat
+--   baton:worker:<id>          hash with a TTL, from the worker's heartbeat; `known`: it was idle once, so the ledger lacks nothing of it
 --   baton:block:<digest>       set of "<worker>@<incarnation>", with a TTL
 --   baton:charges:<stage>:<id> sorted set "<request>:<attempt>|<tokens>" by expiry (ms); baton:load:<stage>:<id> its sum of tokens
 --   baton:load:began:<id>      when the prompt that it computes now began, ms; baton:load:since  when this ledger began, ms
@@ -166,13 +166,17 @@ local function register(_, args)
   local ttl, now = tonumber(args[3]), tonumber(args[4])
   if now == 0 then now = now_ms() end
   local unknown = redis.call('HGET', key, 'incarnation') ~= incarnation
-  if unknown then forget_charges(worker) end
+  if unknown then
+    forget_charges(worker)
+    redis.call('HDEL', key, 'known')
+  end
   local fields = {}
   for i = 5, #args do fields[#fields + 1] = args[i] end
   redis.call('HSET', key, 'incarnation', incarnation, unpack(fields))
   redis.call('PEXPIRE', key, ttl)
   redis.call('SADD', 'baton:workers', worker)
-  local f = redis.call('HMGET', key, 'roles', 'status', 'fingerprint', 'rate')
+  local f = redis.call('HMGET', key, 'roles', 'status', 'fingerprint', 'rate', 'sequences', 'queued_tokens')
+  if (tonumber(f[5]) or 0) + (tonumber(f[6]) or 0) == 0 then redis.call('HSET', key, 'known', 1) end
   local home = ',' .. f[1] .. ',|' .. f[3]
   if f[2] ~= 'ready' then
     leave_home(worker)
@@ -231,7 +235,7 @@ end
 -- A worker as placement sees it; nil, and forgotten, when its lease ran out.
 local function read_worker(id)
   local f = redis.call('HMGET', 'baton:worker:' .. id, 'incarnation', 'roles', 'rate', 'free_blocks', 'num_blocks', 'sequences',
-    'max_sequences', 'queued_tokens', 'fixed_ms', 'local_rate', 'step_ms', 'link', 'block_bytes')
+    'max_sequences', 'queued_tokens', 'fixed_ms', 'local_rate', 'step_ms', 'link', 'block_bytes', 'known')
   if not f[1] then
     forget_worker(id)
     return nil
@@ -241,7 +245,7 @@ local function read_worker(id)
     rate = math.max(tonumber(f[3]) or 0, 0), free_blocks = tonumber(f[4]) or 0, num_blocks = tonumber(f[5]) or 0,
     sequences = tonumber(f[6]) or 0, max_sequences = math.max(tonumber(f[7]) or 1, 1), queued_tokens = tonumber(f[8]) or 0,
     fixed_ms = tonumber(f[9]) or 0, local_rate = tonumber(f[10]) or 0, step_ms = tonumber(f[11]) or 0,
-    link = tonumber(f[12]) or 0, block_bytes = tonumber(f[13]) or 0,
+    link = tonumber(f[12]) or 0, block_bytes = tonumber(f[13]) or 0, known = f[14],
   }
 end
 
@@ -393,10 +397,10 @@ local function assume(workers)
 end
 
 -- ms until a worker has computed the prompts charged to it at `rate`; the first of them has been on its way for some time. In a
--- young ledger the worker's own word counts, too.
+-- young ledger the word of a worker that has been busy since before counts, too.
 local function wait_ms(worker, rate, clock)
   local load, count = ledger('prefill', worker.id)
-  if clock.young then return 1000 * math.max(load, worker.queued_tokens) / rate, count end
+  if clock.young and not worker.known then return 1000 * math.max(load, worker.queued_tokens) / rate, count end
   if count == 0 then return 0, 0 end
   local began = tonumber(redis.call('GET', 'baton:load:began:' .. worker.id) or clock.now)
   return 1000 * load / rate - math.max(0, math.min(clock.now - began, 1000 * load / count / rate)), count
@@ -431,7 +435,7 @@ local function cheapest_local(decode, assumed, weight, clock)
   for at = 1, math.min(#decode, LOCAL_CANDIDATES) do
     local worker = decode[at].worker
     local own = worker.rate > 0 and worker.rate or assumed
-    local sequences = clock.young and math.max(worker.sequences, decode[at].count) or decode[at].count
+    local sequences = clock.young and not worker.known and math.max(worker.sequences, decode[at].count) or decode[at].count
     local idle = sequences == 0 and 1000 * worker.uncached <= LOCAL_PASS_MS * own
     local rate = idle and own or (worker.local_rate > 0 and worker.local_rate or LOCAL_SHARE * own)
     if rate > 0 and not decode[at].full then

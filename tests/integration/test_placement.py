@@ -13,6 +13,7 @@ from gateway.placement import Candidate, Prompt, choose
 from tests.integration.test_store import BLOCK_SIZE, TTL_MS, a_prompt, a_worker, patient
 
 FLEETS = 250
+NOW_MS = 4_102_444_800_000  # charges must not have expired
 
 
 def a_fleet(chance: random.Random) -> list[WorkerState]:
@@ -81,6 +82,7 @@ async def agree(store: Store, chance: random.Random, number: int) -> str:
             deadline_ms=TTL_MS,
             model_fingerprint="model",
             cut_over_tokens=chance.choice([-1, -1, -1, 0, 60]),
+            now_ms=NOW_MS,  # no time goes by: without Redis nobody knows how far a prompt is
         )
         fitting = Prompt(
             num_tokens=request.num_tokens,

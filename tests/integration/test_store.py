@@ -152,11 +152,18 @@ async def test_the_longest_prefix_without_a_gap_counts(store: Store) -> None:
     assert (placement.prefill, placement.matched_blocks_prefill) == ("p1", 2)
 
 
+async def doubt(store: Store, *workers: str) -> None:
+    """As when Redis was emptied while these worked."""
+    for worker in workers:
+        await store._client.hdel(f"baton:worker:{worker}", "known")
+
+
 async def test_a_long_queue_outweighs_a_prefix(store: Store) -> None:
     await two_and_two(store)
     prompt = a_prompt()
     await store.announce("p0", 1, prompt, [])
     await store.register(a_worker("p0", "prefill", queued_tokens=1000))
+    await doubt(store, "p0")
     assert (await store.place(a_request(digests=prompt))).prefill == "p1"
 
 
@@ -231,8 +238,9 @@ async def test_a_hot_prefix_is_computed_elsewhere_once_its_holders_queue_takes_l
     await two_and_two(store)
     prompt = a_prompt()
     await store.announce("p0", 1, prompt[:3], [])
-    chosen = [(await store.place(a_request(f"r{number}", digests=prompt))).prefill for number in range(5)]
-    assert chosen == ["p0", "p0", "p0", "p1", "p0"]
+    now_ms = int((await store._client.time())[0]) * 1000
+    requests = [a_request(f"r{number}", digests=prompt, now_ms=now_ms) for number in range(5)]
+    assert [(await store.place(request)).prefill for request in requests] == ["p0", "p0", "p0", "p1", "p0"]
 
 
 async def test_a_prefix_is_worth_more_where_everybody_has_a_queue(store: Store) -> None:
@@ -240,6 +248,7 @@ async def test_a_prefix_is_worth_more_where_everybody_has_a_queue(store: Store) 
     prompt = a_prompt()
     await store.announce("p0", 1, prompt[:3], [])
     await store.register(a_worker("p0", "prefill", queued_tokens=350), ttl_ms=TTL_MS)
+    await doubt(store, "p0", "p1")
     assert (await store.place(a_request("idle", digests=prompt, exclude=["d0"]))).prefill == "p1"
     await store.release("idle", 1, stage="all")
     await store.register(a_worker("p1", "prefill", queued_tokens=300), ttl_ms=TTL_MS)
@@ -341,6 +350,18 @@ async def test_the_ledger_is_newer_than_heartbeats_unless_it_was_lost(store: Sto
     now_ms = int((await store._client.time())[0]) * 1000
     await store._client.set("baton:load:since", now_ms - age_ms)
     assert (await store.place(a_request(cut_over_tokens=0))).prefill == chosen
+
+
+async def test_a_worker_that_was_idle_is_known_to_the_ledger_until_that_is_lost(store: Store) -> None:
+    """Its heartbeat is older than the ledger from then on; after `FLUSHALL` it counts again."""
+    busy = a_worker("p0", "prefill", queued_tokens=500)
+    for state in (a_worker("p0", "prefill"), busy, a_worker("p1", "prefill"), a_worker("d0", "decode")):
+        await store.register(state)
+    assert (await store.place(a_request("a", cut_over_tokens=0))).prefill == "p0"
+    await store._client.flushall()
+    for state in (busy, a_worker("p1", "prefill"), a_worker("d0", "decode")):
+        await store.register(state)
+    assert (await store.place(a_request("b", cut_over_tokens=0))).prefill == "p1"
 
 
 async def test_the_prompt_being_computed_counts_less_with_time(store: Store) -> None:
@@ -536,6 +557,7 @@ async def test_what_a_worker_says_of_its_load_counts_when_it_is_more_than_was_ch
     await two_and_two(store)
     await store.register(a_worker("d0", "decode", running=7))
     await store.register(a_worker("p0", "prefill", queued_tokens=500))
+    await doubt(store, "p0")
     placement = await store.place(a_request())
     assert (placement.prefill, placement.decode) == ("p1", ["d1", "d0"])
 
