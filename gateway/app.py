@@ -7,6 +7,7 @@ import math
 import re
 import uuid
 from collections.abc import Mapping
+from http import HTTPStatus
 
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CollectorRegistry
@@ -185,6 +186,8 @@ async def _on_serving_error(request: Request, error: Exception) -> Response:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     known = {404: f"no route {request.url.path}", 405: f"{request.method} is not allowed on {request.url.path}"}
-    response = error_response(error.status_code, known.get(error.status_code, str(error.detail)))
+    is_plain = error.detail == HTTPStatus(error.status_code).phrase  # raised by the router, or without a word
+    message = known.get(error.status_code, error.detail) if is_plain else error.detail
+    response = error_response(error.status_code, str(message))
     response.headers.update(error.headers or {})
     return response

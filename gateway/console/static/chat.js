@@ -1,7 +1,7 @@
 // The playground: a conversation, and for each answer where its time went.
 
 import { ApiError, chat, readModels, readRequest } from "./api.js";
-import { byId, h, toast } from "./dom.js";
+import { announce, byId, h, toast } from "./dom.js";
 import { plural } from "./format.js";
 import { requestView } from "./waterfall.js";
 
@@ -40,7 +40,7 @@ async function ask(prompt) {
   try {
     await stream(answer, [...conversation, asked], running.signal);
     conversation.push(asked, { role: "assistant", content: answer.text });
-    toast(`Answered with ${plural(answer.measured.completion_tokens, "token")}.`);
+    announce(`Answered with ${plural(answer.measured.completion_tokens, "token")}: ${answer.text}`);
   } catch (error) {
     if (error.name === "AbortError") answer.say("stopped");
     else answer.say(error instanceof ApiError ? error.message : "the answer could not be read", true);

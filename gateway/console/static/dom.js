@@ -64,6 +64,9 @@ function update(old, node) {
 
 export const byId = (id) => document.getElementById(id);
 
+// Told to screen readers, and not shown: it can be seen elsewhere.
+export const announce = (text) => (byId("announcement").textContent = text);
+
 let toastTimer = 0;
 
 // A short message, also for screen readers.

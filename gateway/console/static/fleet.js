@@ -71,10 +71,10 @@ function workerCard(worker, manages) {
       ["running", `${count(worker.running)} of ${count(worker.max_sequences)}`],
       ["waiting", count(worker.waiting)],
       ["to prefill", `${count(worker.queued_tokens)} tok`],
-      worker.tokens_per_s === undefined ? null : ["decoding", `${count(worker.tokens_per_s)} tok/s`],
+      worker.tokens_per_s === undefined || (!worker.tokens_per_s && !worker.roles.includes("decode")) ? null : ["decoding", `${count(worker.tokens_per_s)} tok/s`],
       worker.prefill_tokens_per_s ? ["prefills", `${count(worker.prefill_tokens_per_s)} tok/s`] : null,
       worker.decode_step_ms ? ["step", ms(worker.decode_step_ms)] : null,
-      worker.link_bytes_per_s ? ["link, idle", rate(worker.link_bytes_per_s)] : null,
+      worker.link_bytes_per_s ? ["slowest link", rate(worker.link_bytes_per_s)] : null,
     ]),
     manages ? controls(worker) : null);
 }

@@ -54,7 +54,7 @@ const shorten = (id) => id.replace(/^(chatcmpl|cmpl)-/, "").replace(/^([0-9a-zA-
 
 async function open(id) {
   const dialog = byId("detail");
-  byId("detail-title").textContent = id;
+  byId("detail-id").textContent = id;
   byId("detail-body").replaceChildren(h("p", { class: "empty" }, "Loading"));
   dialog.showModal();
   try {

@@ -85,7 +85,7 @@ export function figures(detail) {
     ["tokens", count(detail.completion_tokens)],
     ["per token", ms(rest)],
   ];
-  if (detail.prompt_tokens) parts.push(["prompt", `${count(detail.prompt_tokens)} tokens`], ["cached", `${count(detail.cached_tokens)} of them`]);
+  if (detail.prompt_tokens) parts.push(["prompt cached", `${count(detail.cached_tokens)} of ${count(detail.prompt_tokens)}`]);
   return h("dl", { class: "figures" }, parts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
     detail.prompt_tokens ? h("div", { class: "cachebar", "aria-hidden": "true" }, h("span", { style: { width: `${(100 * detail.cached_tokens) / detail.prompt_tokens}%` } })) : null);
 }
@@ -110,14 +110,21 @@ export function requestView(detail) {
   return view;
 }
 
+// What the placement compared: an object of numbers, times in milliseconds, or a sentence.
+function costsOf(costs) {
+  if (typeof costs !== "object" || costs === null) return costs;
+  return Object.entries(costs).map(([name, value]) => (name.endsWith("_ms") ? `${name.slice(0, -3)} ${ms(value)}` : `${name.replaceAll("_", " ")} ${count(value)}`)).join(", ");
+}
+
 // All that is known of one request, for the dialog.
 export function requestDetail(detail) {
   const where = detail.prefill_worker ? `${detail.prefill_worker}${detail.decode_worker && detail.decode_worker !== detail.prefill_worker ? ` → ${detail.decode_worker}` : ""}` : "not placed yet";
   const facts = [["status", detail.detail ? `${detail.status}: ${detail.detail}` : detail.status], ["workers", where], ["placement", detail.placement], ["trace", detail.trace_id]];
   for (const attempt of detail.attempts ?? []) {
-    if (attempt.placement.costs) facts.push([`costs, attempt ${attempt.attempt}`, attempt.placement.costs]);
-    if (attempt.because) facts.push([`attempt ${attempt.attempt}`, `because: ${attempt.because}`]);
-    if (attempt.transfer) facts.push([`moved, attempt ${attempt.attempt}`, moveNote(attempt, attempt.transfer)]);
+    const again = detail.attempts.length > 1 ? `, attempt ${attempt.attempt}` : "";
+    facts.push([`predicted${again}`, costsOf(attempt.placement.costs)]);
+    if (attempt.because) facts.push([`attempt ${attempt.attempt}`, `because ${attempt.because}`]);
+    if (attempt.transfer) facts.push([`moved${again}`, moveNote(attempt, attempt.transfer)]);
   }
   return h("div", {}, requestView(detail),
     h("dl", { class: "facts" }, facts.filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, String(value))))));
