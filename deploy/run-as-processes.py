@@ -2,7 +2,8 @@
 
     .venv/bin/python deploy/run-as-processes.py [--keep DIR]
 
-NATS and Redis run with the shipped files, the CPU profile's services with their own variables. Addresses alone are
+The one-shot `users`, NATS and Redis with the shipped files and those users, and the services of the profiles cpu and planner with
+their own variables and health checks. A service's mounts are links in a folder that stands for its root. Addresses alone are
 changed: names of containers become 127.0.0.1, ports free ones. Sends one request, stops all, and returns 0 if it was answered.
 """
 
@@ -25,10 +26,13 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from common.servers import Server, die_with_parent, free_port, run_nats, run_redis, stop  # noqa: E402
+from common.servers import die_with_parent, find_nats_server, find_redis_server, free_port, stop  # noqa: E402
 
 KEY = "compose-without-containers"
+PROFILES = ("cpu", "planner")
+SERVERS = ("nats", "redis")
 READY_TIMEOUT_S = 120.0
+CHECK_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 45.0
 POLL_S = 0.2
 _VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
@@ -48,48 +52,112 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
     return _VARIABLE.sub(value, text)
 
 
-def services(profile: str) -> dict[str, dict[str, Any]]:
-    """Return Baton's own services that `docker compose --profile PROFILE` would start, by name."""
+def services(*profiles: str) -> dict[str, dict[str, Any]]:
+    """Return what `docker compose` would start of Baton's own services and its two servers, by name."""
     every = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
-    ours = {name: service for name, service in every.items() if "environment" in service}
-    return {name: service for name, service in ours.items() if profile in service.get("profiles", [profile])}
+    ours = {name: one for name, one in every.items() if name in SERVERS or "BATON_IMAGE" in one["image"]}
+    return {name: one for name, one in ours.items() if not one.get("profiles") or set(profiles) & set(one["profiles"])}
 
 
-def environment_of(service: Mapping[str, Any], nats: Server, redis: Server, port: int) -> dict[str, str]:
-    """Return a service's variables with the addresses of this machine."""
-    given = {name: expand(str(value), {"BATON_API_KEYS": KEY}) for name, value in service["environment"].items()}
-    here = {
-        "BATON_NATS_URL": nats.url,
-        "BATON_REDIS_URL": redis.url,
-        "BATON_HOST": "127.0.0.1",
-        "BATON_PORT": str(port),
-    }
-    return given | {name: value for name, value in here.items() if name in given}
+class Places:
+    """Where containers' paths, names and ports are on this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.ports = {name: free_port() for name in ("8000", "9101", "4222", "6379", "8222")}
+
+    def mounts(self, name: str, service: Mapping[str, Any]) -> dict[str, str]:
+        """Make a service's mounts, as links below a folder of its own. Returns their paths by those in the container."""
+        paths: dict[str, str] = {}
+        for volume in service.get("volumes", []):
+            source, target = expand(volume, {}).split(":")[:2]
+            real = ROOT / source if source.startswith(".") else self._folder / "volumes" / source
+            if not source.startswith("."):
+                real.mkdir(parents=True, exist_ok=True, mode=0o700)
+            link = self._folder / "roots" / name / target.lstrip("/")
+            link.parent.mkdir(parents=True, exist_ok=True)
+            if not link.is_symlink():
+                link.symlink_to(real)
+            paths[target] = str(link)
+        return paths
+
+    def here(self, text: str, mounts: Mapping[str, str]) -> str:
+        """Return a command's word or a variable's value with this machine's paths and addresses."""
+        for target in sorted(mounts, key=len, reverse=True):
+            text = re.sub(rf"(?<![\w/.-]){re.escape(target)}(?![\w-])", mounts[target], text)
+        for name, port in self.ports.items():
+            text = re.sub(rf"(^|(?:nats|redis|127\.0\.0\.1):){name}(?!\d)", rf"\g<1>{port}", text)
+        return re.sub(r"//(nats|redis):", "//127.0.0.1:", text).replace("0.0.0.0", "127.0.0.1")
+
+    def command(self, name: str, service: Mapping[str, Any], mounts: Mapping[str, str]) -> list[str]:
+        """Return the command line of a service: its own, with this machine's programs and ports."""
+        words = [self.here(str(word), mounts) for word in service["command"]]
+        if name == "nats":
+            return [str(find_nats_server()), *words, "-a", "127.0.0.1", "-p", str(self.ports["4222"])]
+        if name == "redis":
+            return [str(find_redis_server()), *words[1:], "--port", str(self.ports["6379"])]
+        return [*service.get("entrypoint", [str(ROOT / "baton")]), *words]
 
 
 async def run(folder: Path) -> int:
-    """Start everything, ask once, stop everything. Returns the exit code."""
-    port = free_port()
+    """Start everything in compose's order, ask once, stop everything. Returns the exit code."""
+    places = Places(folder)
+    wanted = services(*PROFILES)
     async with contextlib.AsyncExitStack() as held:
-        nats = await held.enter_async_context(run_nats(data_dir=folder / "nats"))
-        redis = await held.enter_async_context(run_redis(data_dir=folder / "redis"))
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
-        for name, service in services("cpu").items():
-            with (folder / f"{name}.log").open("ab") as log:
-                process = await asyncio.create_subprocess_exec(
-                    str(ROOT / "baton"),
-                    *service["command"],
-                    env=inherited | environment_of(service, nats, redis, port),
-                    cwd=ROOT,
-                    stdout=log,
-                    stderr=log,
-                    preexec_fn=die_with_parent,
-                    start_new_session=True,
-                )
+        setup = await _start("users", wanted.pop("users"), places, folder)
+        if code := await asyncio.wait_for(setup.wait(), CHECK_TIMEOUT_S):
+            print(f"users ended with {code}: see {folder / 'users.log'}", file=sys.stderr)
+            return 1
+        for name in sorted(wanted, key=lambda one: one not in SERVERS):
+            process = await _start(name, wanted[name], places, folder)
             held.push_async_callback(stop, process, STOP_TIMEOUT_S)
-        answer = await _ask(f"http://127.0.0.1:{port}")
+            if name in SERVERS:
+                await _listens(places.ports["4222" if name == "nats" else "6379"])
+        answer = await _ask(f"http://127.0.0.1:{places.ports['8000']}")
+        for name, service in wanted.items():
+            await _check(name, service, places)
     print(answer)
     return 0
+
+
+async def _start(name: str, service: Mapping[str, Any], places: Places, folder: Path) -> asyncio.subprocess.Process:
+    """Start one service with its own variables and no others of Baton's; its output goes to NAME.log."""
+    mounts = places.mounts(name, service)
+    given = {key: expand(str(value), {"BATON_API_KEYS": KEY}) for key, value in service.get("environment", {}).items()}
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("BATON_")}
+    with (folder / f"{name}.log").open("ab") as log:
+        return await asyncio.create_subprocess_exec(
+            *places.command(name, service, mounts),
+            env=inherited | {key: places.here(value, mounts) for key, value in given.items()},
+            cwd=ROOT,
+            stdout=log,
+            stderr=log,
+            preexec_fn=die_with_parent,
+            start_new_session=True,
+        )
+
+
+async def _listens(port: int) -> None:
+    """Return once somebody listens there. Raises TimeoutError."""
+    async with asyncio.timeout(CHECK_TIMEOUT_S):
+        while True:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.close()
+                return
+            await asyncio.sleep(POLL_S)  # between attempts to connect: there is nothing to wait on yet
+
+
+async def _check(name: str, service: Mapping[str, Any], places: Places) -> None:
+    """Run a service's health check where it needs nothing but Python. Raises RuntimeError when it fails."""
+    test = service.get("healthcheck", {}).get("test", [])
+    if test[:2] != ["CMD", ".venv/bin/python"]:
+        return
+    words = [sys.executable, *(places.here(word, {}) for word in test[2:])]
+    check = await asyncio.create_subprocess_exec(*words, cwd=ROOT, preexec_fn=die_with_parent)
+    if code := await asyncio.wait_for(check.wait(), CHECK_TIMEOUT_S):
+        raise RuntimeError(f"the health check of {name} ended with {code}")
+    print(f"{name} is healthy")
 
 
 async def _ask(url: str) -> str:
@@ -112,7 +180,7 @@ async def _ready(client: httpx.AsyncClient) -> bool:
 
 def main() -> int:
     """Entry point; returns the exit code."""
-    parser = argparse.ArgumentParser(description="docker-compose.yml's CPU profile as plain processes")
+    parser = argparse.ArgumentParser(description="docker-compose.yml's profiles cpu and planner as plain processes")
     parser.add_argument("--keep", type=Path, help="folder for logs and data; default: a temporary one")
     keep = parser.parse_args().keep
     with tempfile.TemporaryDirectory() as temporary:

@@ -1,41 +1,112 @@
 """docker-compose.yml names only settings that exist, and its CPU profile serves when run as plain processes."""
 
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from common.config import GatewaySettings, WorkerServiceSettings, load_settings
+from common.config import GatewaySettings, PlannerSettings, WorkerServiceSettings, load_settings
 
 ROOT = Path(__file__).resolve().parents[3]
-SERVICES = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
-OURS = [name for name, service in SERVICES.items() if "environment" in service]
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OURS = [name for name, service in SERVICES.items() if "BATON_IMAGE" in service["image"] and name != "users"]
+KINDS = {"gateway": GatewaySettings, "planner": PlannerSettings}
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_variables_are_settings_of_the_service(name: str) -> None:
     service = SERVICES[name]
-    kind = GatewaySettings if service["command"] == ["gateway"] else WorkerServiceSettings
+    (command,) = service["command"]
+    kind = KINDS.get(command, WorkerServiceSettings)
     unknown = {variable for variable in service["environment"] if variable[6:].lower() not in kind.model_fields}
     assert not unknown
     plain = {key: str(value) for key, value in service["environment"].items() if not str(value).startswith("$")}
     if kind is GatewaySettings:
         plain["BATON_API_KEYS"] = "key"
-    settings = load_settings(kind, command=service["command"][0], arguments=[], environment=plain)
-    assert settings.drain_s < float(service["stop_grace_period"].removesuffix("s"))
+    settings = load_settings(kind, command=command, arguments=[], environment=plain)
+    drain_s = getattr(settings, "drain_s", 0.0)
+    assert drain_s < float(service["stop_grace_period"].removesuffix("s"))
 
 
-def test_mounted_files_exist() -> None:
+@pytest.mark.parametrize("name", OURS)
+def test_each_service_has_the_login_of_its_role_and_no_other(name: str) -> None:
+    service = SERVICES[name]
+    (role,) = service["command"]
+    logins = [volume for volume in service["volumes"] if "login-" in volume]
+    assert logins == [f"login-{role}:/logins:ro"]
+    files = {value for key, value in service["environment"].items() if key.endswith("_CREDENTIALS")}
+    assert files <= {f"/logins/{role}.nats", f"/logins/{role}.redis"}
+    assert f"/logins/{role}.nats" in files
+    assert "users" in service["depends_on"]
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_container_is_bounded_and_has_no_privileges(name: str) -> None:
+    service = SERVICES[name]
+    assert service["mem_limit"]
+    assert service["cap_drop"] == ["ALL"]
+    assert "no-new-privileges:true" in service["security_opt"]
+    assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+    image = re.sub(r"\$\{BATON_IMAGE:-(.*)\}", r"\1", service["image"])
+    assert re.fullmatch(r"[\w./-]+:[\w.-]+", image)
+    assert not image.endswith(":latest")
+
+
+def test_mounted_files_and_volumes_exist() -> None:
     sources = [volume.split(":")[0] for service in SERVICES.values() for volume in service.get("volumes", [])]
     files = [source for source in sources if source.startswith("./")]
     assert files
-    assert [source for source in files if not (ROOT / source).is_file()] == []
+    assert [source for source in files if not (ROOT / source).exists()] == []
+    assert {source for source in sources if source[0] not in "./$"} == set(COMPOSE["volumes"])
+
+
+def test_the_image_has_the_folders_of_the_volumes_that_others_need_to_write() -> None:
+    dockerfile = (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8")
+    for volume in SERVICES["users"]["volumes"]:
+        target = volume.split(":")[1]
+        made = target if not target.startswith("/logins/") else target.removeprefix("/logins/")
+        assert re.search(rf"[ ]{re.escape(made)}[ ;\n]", dockerfile), target
+
+
+def test_what_is_scraped_sent_and_asked_are_services() -> None:
+    prometheus = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text(encoding="utf-8"))
+    targets = [
+        target for job in prometheus["scrape_configs"] for each in job["static_configs"] for target in each["targets"]
+    ]
+    assert {target.split(":")[0] for target in targets} == {"gateway", "planner"}
+    sources = yaml.safe_load((ROOT / "deploy/grafana/provisioning/datasources/baton.yml").read_text(encoding="utf-8"))
+    tempo = yaml.safe_load((ROOT / "deploy/tempo/tempo.yml").read_text(encoding="utf-8"))
+    collector = yaml.safe_load((ROOT / "deploy/otel/collector.yml").read_text(encoding="utf-8"))
+    assert {source["url"] for source in sources["datasources"]} == {
+        "http://prometheus:9090",
+        f"http://tempo:{tempo['server']['http_listen_port']}",
+    }
+    received = tempo["distributor"]["receivers"]["otlp"]["protocols"]["grpc"]["endpoint"]
+    assert collector["exporters"]["otlp"]["endpoint"] == received.replace("0.0.0.0", "tempo")
+    assert {"prometheus", "tempo", "grafana", "otel-collector"} <= set(SERVICES)
+
+
+@pytest.mark.skipif(shutil.which("docker-compose") is None, reason="docker-compose is in Debian's package of that name")
+@pytest.mark.parametrize("profile", ["cpu", "gpu"])
+def test_docker_compose_accepts_the_file(profile: str) -> None:
+    command = ["docker-compose", "-f", str(ROOT / "docker-compose.yml"), "--profile", profile, "config", "--quiet"]
+    environment = {"BATON_API_KEYS": "key", "PATH": "/usr/bin:/bin:/usr/local/bin"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def test_cpu_profile_as_processes_answers(tmp_path: Path) -> None:
     script = [sys.executable, str(ROOT / "deploy" / "run-as-processes.py"), "--keep", str(tmp_path)]
     done = subprocess.run(script, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr + "".join(log.read_text() for log in tmp_path.glob("*.log"))
+    logs = "".join(log.read_text() for log in tmp_path.glob("*.log"))
+    assert done.returncode == 0, done.stderr + logs
     assert "tokens:" in done.stdout
+    assert {"gateway is healthy", "planner is healthy"} <= set(done.stdout.splitlines())
+    assert "Permissions Violation" not in logs
+    assert "ACL failure" not in logs
