@@ -80,7 +80,7 @@ def redis_rules(member: Member) -> str:
         keys = f"~baton:worker:{own} ~baton:workers ~baton:block:* ~baton:charges:*:{own} ~baton:load:*:{own} "
         keys += f"~baton:ready:* ~baton:home:{own} ~baton:rate:*"
         functions = ("register", "unregister", "announce")
-        commands = "+time +get +set +hget +hmget +hset +del +exists +pexpire +expire +sadd +srem "
+        commands = "+time +get +set +hget +hmget +hset +hdel +del +exists +pexpire +expire +sadd +srem "
         commands += "+decrby +zadd +zcard +zrem +zrangebyscore"
     elif member.role == "planner":
         keys, functions, commands = "%R~baton:worker:* %R~baton:workers", ("states",), "+hget +smembers"
