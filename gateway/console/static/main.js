@@ -80,7 +80,7 @@ function showTiles(state) {
     ["First token", ms(latencies.ttft_p50_ms), `95 % within ${ms(latencies.ttft_p95_ms)}`],
     ["Per token", ms(latencies.tpot_p50_ms), `median of ${count(latencies.ended)} ended in a minute`],
     ["In flight", count(state.in_flight), `${count(sum(waiting, "requests"))} waiting here, ${count(sum(waiting, "tokens"))} tok`],
-    ["Generating", `${count(sum(workers, "tokens_per_s"))} tok/s`, `${count(sum(workers, "running"))} sequences on ${plural(workers.length, "worker")}`],
+    ["Generating", `${count(sum(workers, "tokens_per_s"))} tok/s`, `${plural(sum(workers, "running"), "sequence")} on ${plural(workers.length, "worker")}`],
     ["Prompts cached", share(latencies.cached_tokens, latencies.prompt_tokens), `of ${count(latencies.prompt_tokens)} tok in a minute`, latencies.cached_tokens, latencies.prompt_tokens],
     ["KV in use", share(sum(workers, "kv_used") + sum(workers, "kv_held"), blocks), `${count(sum(workers, "kv_held"))} of ${plural(blocks, "block")} held`, sum(workers, "kv_used") + sum(workers, "kv_held"), blocks],
   ];
