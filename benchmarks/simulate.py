@@ -4,6 +4,7 @@
 
 Real: the Lua functions of `common/store.lua` on a Redis or Valkey server, admission, the planner's decisions, the block pool.
 Simulated: the passes' times, by measured curves (`simulate_costs.py`). Without `--traces` the trace is made up and small.
+`--load conversation_6P2D_x3` runs that load alone (may be given again); the page then has no notes and no placement times.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from benchmarks.simulate_run import (
     Simulation,
     ideal,
     percentile,
+    ttft_slo_ms,
 )
 from benchmarks.simulate_scale import placement_times
 from benchmarks.simulate_trace import TraceRequest, conversations, read_trace, replicate, speed_up
@@ -94,12 +96,18 @@ def simulate(load: Load, client: redis.Redis, traces: Path | None) -> Iterator[O
         fleet = load.fleet()
         policy = Baton(fleet, client, name=variant, cut_over_tokens=0 if variant == "baton-remote" else -1)
         gate = Gate(policy.states, RequestLimits()) if variant in ("baton-admission", "baton-roles") else None
-        roles = Roles(PlanSettings()) if variant == "baton-roles" else None
+        roles = Roles(plan_settings(requests)) if variant == "baton-roles" else None
         yield Simulation(requests, fleet, policy, gate=gate, roles=roles).run()
     for rule in RULES:
         fleet = load.fleet()
         yield Simulation(requests, fleet, rule(fleet)).run()
     yield ideal(requests)
+
+
+def plan_settings(requests: Sequence[TraceRequest]) -> PlanSettings:
+    """The planner is told the simulation's service levels: of the first token that of a mean prompt."""
+    mean_ms = sum(map(ttft_slo_ms, requests)) / len(requests)
+    return PlanSettings(horizon_s=mean_ms / 1000, step_level_ms=TPOT_SLO_MS)
 
 
 def results_of(load: Load, outcomes: Sequence[Outcome]) -> Iterator[Result]:
@@ -170,13 +178,14 @@ async def run(options: argparse.Namespace, arguments: Sequence[str]) -> ResultsP
     facts = describe("benchmarks.simulate", arguments, torch.device("cpu"), commit=options.commit)
     facts["SLO"] = f"TTFT ≤ {TTFT_SLO_MS:g} ms + {TTFT_SLO_TOKEN_MS:g} ms a prompt token, TPOT ≤ {TPOT_SLO_MS:g} ms"
     page = ResultsPage(options.out, "simulate", title="Placement, simulated", facts=facts)
-    loads = LOADS if options.traces else MADE_UP
+    loads = [load for load in all_loads(options.traces) if not options.load or load.name in options.load]
     with tempfile.TemporaryDirectory(prefix="baton-simulate-") as data:
         async with run_redis(data_dir=Path(data)) as server:
             client = redis.Redis.from_url(server.url, protocol=2)
             page.state("server", f"{client.info()['redis_version']} (as Redis)")
             tables = []
-            notes = [NOTES.read_text()] if NOTES.exists() and options.traces else []
+            is_whole = not options.load
+            notes = [NOTES.read_text()] if NOTES.exists() and options.traces and is_whole else []
             for load in loads:
                 began = time.monotonic()
                 outcomes = list(simulate(load, client, options.traces))
@@ -184,9 +193,14 @@ async def run(options: argparse.Namespace, arguments: Sequence[str]) -> ResultsP
                 page.notes = "\n".join(["## Loads\n", *tables, *notes])
                 page.add(*results_of(load, outcomes))
                 print(f"{tables[-1]}({time.monotonic() - began:.1f} s)\n", flush=True)
-            page.add(*placement_times(client, SIZES if options.traces else SIZES[:1]))
+            if is_whole:
+                page.add(*placement_times(client, SIZES if options.traces else SIZES[:1]))
             client.close()
     return page
+
+
+def all_loads(traces: Path | None) -> list[Load]:
+    return LOADS if traces else MADE_UP
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -194,7 +208,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder for simulate.json and simulate.md")
     parser.add_argument("--traces", type=Path, help="folder with conversation_trace.jsonl and synthetic_trace.jsonl")
     parser.add_argument("--commit", default="", help="what the page names when the repository has no history here")
-    asyncio.run(run(parser.parse_args(arguments), arguments))
+    parser.add_argument("--load", action="append", help="only the load of this name; may be given again")
+    options = parser.parse_args(arguments)
+    names = [load.name for load in all_loads(options.traces)]
+    if unknown := set(options.load or ()) - set(names):
+        parser.error(f"--load {', '.join(sorted(unknown))}: not one of {', '.join(names)}")
+    asyncio.run(run(options, arguments))
     return 0
 
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 
+from benchmarks.simulate_costs import KV_BYTES
 from benchmarks.simulate_fleet import Run, Worker
+from benchmarks.simulate_trace import TRACE_BLOCK
 from common.messages import WorkerState
 from gateway.admission import Admission, Capacity, RefusedError, RequestLimits, prefillers
 from gateway.admission_queue import Ticket
+from gateway.placement import READ
 from services.planner.plan import Memory, Observed, PlanSettings, WorkerLoad, plan
 
 TOLD_AFTER_MS = 600.0  # a heartbeat tells of what was sent after so long
@@ -143,4 +146,6 @@ def _load_of(worker: Worker) -> WorkerLoad:
         num_blocks=worker.pool.num_blocks,
         queued_tokens=worker.backlog_tokens if "prefill" in worker.roles else 0,
         prefill_tokens_per_s=1000 * worker.prompt_tokens_per_ms,
+        decode_step_ms=worker.step_ms,
+        block_read_ms=1000 * TRACE_BLOCK * KV_BYTES / READ,
     )

@@ -204,6 +204,9 @@ class PlannerOptions(BaseModel):
     ttft_slo_ms: Annotated[float, Field(gt=0)] = Field(
         1000.0, description="goodput: longest time to first token that is good, ms"
     )
+    tpot_slo_ms: Annotated[float, Field(gt=0)] = Field(
+        50.0, description="goodput: longest mean time of a further token that is good, ms"
+    )
     plan_period_s: Seconds = Field(2.0, description="time between two decisions")
     plan_hold_s: Annotated[float, Field(ge=0)] = Field(10.0, description="a role must be pressed for so long")
     plan_cooldown_s: Annotated[float, Field(ge=0)] = Field(30.0, description="time between two moves")

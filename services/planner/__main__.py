@@ -57,6 +57,7 @@ def config_of(settings: PlannerSettings, planner_id: str) -> PlannerConfig:
             prefill_low=settings.plan_prefill_low,
             decode_high=settings.plan_decode_high,
             decode_low=settings.plan_decode_low,
+            step_level_ms=settings.tpot_slo_ms,
             attainment=settings.plan_attainment,
         ),
     )

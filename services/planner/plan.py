@@ -3,7 +3,10 @@
 Two pressures describe a fleet, each as a share of what its workers can do; above 1 work piles up.
 
     prefill   (prompt tokens that arrive in the horizon + those that wait) / tokens that the prefill workers compute in it
-    decode    the larger of: sequences / room for sequences, KV blocks in use / KV blocks
+    decode    the largest of: sequences / room for sequences, KV blocks in use / KV blocks, and the time of a step by the model
+              (what the batch adds to it is shared by the decode workers, the rest is not) / longest time per token that is good
+
+When only decode misses its service level, prompts that are computed within the horizon don't count as waiting.
 
 A role is *pressed* above its upper threshold, or above `least_load` when too few requests meet its service level (time to
 first token: prefill, time per token: decode). A pressed role gets a worker of the other one when all of this holds:
@@ -11,7 +14,8 @@ first token: prefill, time per token: decode). A pressed role gets a worker of t
 - the other role is not pressed, and stays under its own lower threshold without that worker, with what the move adds to it;
 - the larger pressure falls by at least `least_gain`;
 - this was so for `hold_s` without a break; the last move is `cooldown_s` ago, and one the other way `reverse_s`;
-- the worker is not the last of its role.
+- the worker is not the last of its role;
+- it is not a decode worker while too few requests have their tokens in time, whatever the pressure.
 
 Under constant load this comes to rest: a move leaves the giving role under its lower threshold, so it is not pressed and
 nothing is given back. Workers with both roles count for both and are left as they are.
@@ -26,6 +30,7 @@ from typing import Literal
 
 Role = Literal["prefill", "decode"]
 ROLES: tuple[Role, Role] = ("prefill", "decode")
+LEAST_OWN_SHARE = 0.25  # of a step: what it takes beside reading the context, at least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +45,7 @@ class PlanSettings:
     prefill_low: float = 0.6  # what a prefill worker's leaving may bring the others to
     decode_high: float = 0.85
     decode_low: float = 0.6
+    step_level_ms: float = 50.0  # a decode step that takes longer misses the service level of the time per token
     least_load: float = 0.5  # below this pressure a missed service level is not the number of workers' fault
     least_gain: float = 0.05  # by which share the larger pressure must fall
     attainment: float = 0.95  # share of requests that should meet a service level
@@ -48,6 +54,8 @@ class PlanSettings:
     def __post_init__(self) -> None:
         if not (0 < self.prefill_low < self.prefill_high and 0 < self.decode_low < self.decode_high):
             raise ValueError("each low threshold must be above 0 and below its high one, or roles would go to and fro")
+        if self.step_level_ms <= 0:
+            raise ValueError(f"step_level_ms must be above 0, it is {self.step_level_ms:g}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +70,8 @@ class WorkerLoad:
     num_blocks: int = 1
     queued_tokens: int = 0  # prompt tokens claimed and not computed
     prefill_tokens_per_s: float = 0.0
+    decode_step_ms: float = 0.0  # a pass of its batch without prompts
+    block_read_ms: float = 0.0  # what a used block adds to a step, more or less
     movable: bool = True  # False: it refused to change its roles
 
 
@@ -150,12 +160,14 @@ def pressures_of(
     """The pressures if the fleet were `workers`, under the observed load; `growth`: of what decodes."""
     prefill, decode = _with(workers, "prefill"), _with(workers, "decode")
     rate = sum(_rate(worker, observed.workers) for worker in prefill)
-    decode_pressure = _occupancy(decode, observed, growth)
     waiting = sum(worker.queued_tokens for worker in observed.workers)
     if not _waits_for_decode(observed, settings):
         waiting += observed.unclaimed_tokens
     tokens = observed.arriving_tokens_per_s + waiting / settings.horizon_s
-    return Pressures(prefill=tokens / rate if rate else 0.0, decode=decode_pressure)
+    if waiting <= rate * settings.horizon_s and _only_decode_is_late(observed, settings):
+        tokens = observed.arriving_tokens_per_s
+    step = steps_of(observed).on(len(decode), growth) / settings.step_level_ms
+    return Pressures(prefill=tokens / rate if rate else 0.0, decode=max(_occupancy(decode, observed, growth), step))
 
 
 def _occupancy(decode: Sequence[WorkerLoad], observed: Observed, growth: float) -> float:
@@ -166,6 +178,45 @@ def _occupancy(decode: Sequence[WorkerLoad], observed: Observed, growth: float) 
     room_sequences = sum(worker.max_sequences for worker in decode)
     room_blocks = sum(worker.num_blocks for worker in decode)
     return growth * max(sequences / max(room_sequences, 1), blocks / max(room_blocks, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """How long a decode step takes, by the number of workers that share the batch. Both 0: nobody has measured one."""
+
+    own_ms: float  # a worker's, whatever its batch
+    shared_ms: float  # added by the sequences of all, if one worker had them
+
+    def on(self, workers: int, growth: float = 1.0) -> float:
+        """ms on each of `workers`; `growth`: of the sequences."""
+        return self.own_ms + growth * self.shared_ms / max(workers, 1)
+
+    def workers_for(self, step_ms: float) -> int:
+        """The fewest workers whose steps take at most `step_ms`; 0 when no number of them would do."""
+        spare_ms = step_ms - self.own_ms
+        return max(1, math.ceil(self.shared_ms / spare_ms)) if spare_ms > 0 else 0
+
+
+def steps_of(observed: Observed) -> Steps:
+    """From the steps that workers measured with the batch that they have; requests on their way to one count as well.
+
+    As in placement, a full batch without context doubles the step of one sequence, and context adds the time to read it.
+    """
+    decode = _with(observed.workers, "decode")
+    measured = [worker for worker in decode if worker.decode_step_ms > 0 and worker.sequences > 0]
+    if not measured:
+        return Steps(0.0, 0.0)
+    own = [_own_step_ms(worker) for worker in measured]
+    shared = sum(worker.decode_step_ms - ms for worker, ms in zip(measured, own, strict=True))
+    coming = sum(worker.sequences for worker in decode) + observed.handing_over
+    return Steps(sum(own) / len(own), shared * coming / sum(worker.sequences for worker in measured))
+
+
+def _own_step_ms(worker: WorkerLoad) -> float:
+    """What is left of a step without its sequences; at least a part of it, as reading may take less than is thought."""
+    step_ms = worker.decode_step_ms
+    rest = max(step_ms - worker.used_blocks * worker.block_read_ms, LEAST_OWN_SHARE * step_ms)
+    return rest / (1 + worker.sequences / max(worker.max_sequences, 1))
 
 
 def _waits_for_decode(observed: Observed, settings: PlanSettings) -> bool:
@@ -198,6 +249,12 @@ def _level(role: Role, observed: Observed) -> tuple[int, int]:
     return (observed.ttft_met, observed.ttft_count) if role == "prefill" else (observed.tpot_met, observed.tpot_count)
 
 
+def _only_decode_is_late(observed: Observed, settings: PlanSettings) -> bool:
+    """First tokens come in time and the others don't: a queue that is computed within the horizon is then no need."""
+    known = observed.ttft_count >= settings.least_samples
+    return known and _misses_level("decode", observed, settings) and not _misses_level("prefill", observed, settings)
+
+
 # -- the choice ----------------------------------------------------------------------------------------------------
 
 
@@ -211,6 +268,8 @@ def _best_move(gaining: Role, before: Pressures, observed: Observed, settings: P
     donors = [worker for worker in observed.workers if worker.roles == (giving,) and worker.movable]
     if len(_with(observed.workers, giving)) < 2 or not donors:
         return None, f"{reason}, but no {giving} worker can be spared"
+    if giving == "decode" and _misses_level("decode", observed, settings):
+        return None, f"{reason}, but decode has {observed.tpot_met} of {observed.tpot_count} in time"
     donor = min(donors, key=_cost_of_leaving)
     after = _after(donor, gaining, observed, settings)
     if after.of(giving) > _low(giving, settings):
@@ -256,18 +315,38 @@ def _must_wait(now: float, gaining: Role, memory: Memory, settings: PlanSettings
 def _desired(
     pressures: Pressures, pressed: Sequence[Role], observed: Observed, settings: PlanSettings
 ) -> dict[Role, int]:
-    """Workers of each role that bring its pressure between its thresholds; as many as there are when it is there already."""
+    """Workers of each role that bring its pressure between its thresholds; as many as there are when it is there already.
+
+    More decode workers are asked for by the time of a step only as far as they would shorten it.
+    """
     desired: dict[Role, int] = {}
     for role in ROLES:
         count = len(_with(observed.workers, role))
-        load = count * pressures.of(role)
         wanted = count
         if role in pressed:
-            wanted = max(count + 1, math.ceil(load / _high(role, settings)))
-        elif count > 1 and load / (count - 1) <= _low(role, settings):
-            wanted = max(1, math.ceil(load / _low(role, settings)))
+            more = count + 1 if role == "prefill" or _more_decode_helps(observed, settings) else count
+            wanted = max(more, _enough(role, _high(role, settings), pressures, observed, settings))
+        elif (fewer := _enough(role, _low(role, settings), pressures, observed, settings)) < count:
+            wanted = max(1, fewer)
         desired[role] = max(wanted, 1 if role == "decode" else 0)  # nobody is served without
     return desired
+
+
+def _enough(role: Role, share: float, pressures: Pressures, observed: Observed, settings: PlanSettings) -> int:
+    """The fewest workers under whom the role's pressure is at most `share`; a step that none of them shorten is left out."""
+    workers = _with(observed.workers, role)
+    if role == "prefill":
+        return math.ceil(len(workers) * pressures.prefill / share)
+    by_step = steps_of(observed).workers_for(share * settings.step_level_ms) or len(workers)
+    return max(math.ceil(len(workers) * _occupancy(workers, observed, 1.0) / share), by_step)
+
+
+def _more_decode_helps(observed: Observed, settings: PlanSettings) -> bool:
+    """Not if steps are long without a batch: that many workers more would change nothing."""
+    decode = _with(observed.workers, "decode")
+    steps = steps_of(observed)
+    by_room = _occupancy(decode, observed, 1.0) * settings.step_level_ms >= steps.on(len(decode))
+    return by_room or steps.shared_ms >= settings.least_gain * len(decode) * steps.on(len(decode))
 
 
 def _with(workers: Iterable[WorkerLoad], role: Role) -> list[WorkerLoad]:

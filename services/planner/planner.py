@@ -27,6 +27,7 @@ from common.messages import (
     worker_reply_decoder,
 )
 from common.peers import Peers
+from gateway.placement import READ
 from services.planner.plan import ROLES, Decision, Memory, Move, Observed, PlanSettings, WorkerLoad, plan
 
 log = logging.getLogger("baton.planner")
@@ -120,6 +121,8 @@ class Planner:
             num_blocks=blocks,
             queued_tokens=state.queued_tokens if "prefill" in state.roles else 0,
             prefill_tokens_per_s=state.prefill_tokens_per_s,
+            decode_step_ms=state.decode_step_ms if "decode" in state.roles else 0.0,
+            block_read_ms=1000 * state.region.layout.block_bytes / READ,
             movable=(state.worker, state.incarnation) not in self._refused,
         )
 

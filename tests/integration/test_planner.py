@@ -35,6 +35,8 @@ class Fleet:
     def __init__(self, bus: NatsBus, stubborn: tuple[str, ...] = ()) -> None:
         self._bus = bus
         self._stubborn = stubborn
+        self.gateway = PRESSED
+        self.batch: dict[str, object] = {}  # what decode workers say of theirs
         self.roles = {"p0": ["prefill"], "d0": ["decode"], "d1": ["decode"], "d2": ["decode"]}
         self.told: list[tuple[str, list[str]]] = []
         self.heard: list[PlannerState] = []
@@ -48,8 +50,9 @@ class Fleet:
 
     async def beat(self) -> None:
         for worker, roles in self.roles.items():
-            await self._bus.publish(subjects.heartbeat(worker), a_worker(worker, *roles))
-        await self._bus.publish(subjects.gateway_heartbeat("g"), PRESSED)
+            batch = self.batch if "decode" in roles else {}
+            await self._bus.publish(subjects.heartbeat(worker), a_worker(worker, *roles, **batch))
+        await self._bus.publish(subjects.gateway_heartbeat("g"), self.gateway)
 
     def go(self) -> None:
         """Beat from now on, as workers and gateways do."""
@@ -130,6 +133,16 @@ async def test_workers_are_told_one_after_another_and_whoever_asks_hears_why(nat
     assert (last.planner, last.acts, last.moves) == ("planner", True, 2)
     assert last.desired == {"prefill": 6, "decode": 1}
     assert "no decode worker can be spared" in last.reason
+
+
+async def test_long_decode_steps_in_heartbeats_get_decode_a_worker(nats_url: str) -> None:
+    async with fleet_of(nats_url) as fleet, planning(nats_url, "planner"):
+        fleet.gateway = GatewayState(gateway="g", incarnation=1, window_s=30.0, tpot_met=0, tpot_count=20)
+        fleet.roles = {"p0": ["prefill"], "p1": ["prefill"], "d0": ["decode"]}
+        fleet.batch = {"decode_step_ms": 60.0, "running": 4}
+        fleet.go()
+        await fleet.until(lambda: bool(fleet.heard) and fleet.heard[-1].moves == 1)
+    assert fleet.told == [("p0", ["decode"])]
 
 
 async def test_a_worker_that_refuses_is_not_asked_again(nats_url: str) -> None:

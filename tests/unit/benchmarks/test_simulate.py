@@ -108,3 +108,12 @@ def test_the_whole_with_the_real_placement(tmp_path: Path) -> None:
     page = (tmp_path / "simulate.md").read_text()
     assert "| prefix-only |" in page
     assert "| baton-roles |" in page
+
+
+def test_one_load_alone(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        main(["--out", str(tmp_path), "--load", "made_up_3P3D_x8"])
+    assert main(["--out", str(tmp_path), "--commit", "none", "--load", "made_up_1P1D_x0.5"]) == 0
+    names = {result.name for result in read_results(tmp_path / "simulate.json")}
+    assert "made_up_1P1D_x0.5_ideal_goodput" in names
+    assert not any(name.startswith(("made_up_2P2D", "placement_")) for name in names)

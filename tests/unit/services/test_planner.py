@@ -38,6 +38,8 @@ class Load:
     ttft_count: int = 0
     tpot_met: int = 0
     tpot_count: int = 0
+    step_ms: float = 0.0  # of a worker with one sequence, without context
+    block_ms: float = 0.0  # what a block adds to it
 
     def on(self, roles: dict[str, tuple[Role, ...]], *, rate: float = 1000.0, room: int = 10) -> Observed:
         """The load spread evenly over equal workers: what the planner would see."""
@@ -53,6 +55,8 @@ class Load:
                 num_blocks=BLOCKS,
                 queued_tokens=_share(self.claimed, prefill, name),
                 prefill_tokens_per_s=rate,
+                decode_step_ms=self._step_ms(decode, name, room) if name in decode else 0.0,
+                block_read_ms=self.block_ms,
             )
             for name, held in sorted(roles.items())
         )
@@ -66,6 +70,10 @@ class Load:
             tpot_met=self.tpot_met,
             tpot_count=self.tpot_count,
         )
+
+    def _step_ms(self, decode: list[str], name: str, room: int) -> float:
+        own_ms = self.step_ms * (1 + _share(self.sequences, decode, name) / room)
+        return own_ms + self.block_ms * _share(self.blocks, decode, name)
 
 
 def _share(total: int, names: list[str], name: str) -> int:
@@ -116,6 +124,8 @@ def loads(draw: st.DrawFn) -> Load:
         ttft_count=ttft[1],
         tpot_met=tpot[0],
         tpot_count=tpot[1],
+        step_ms=draw(st.sampled_from([0.0, 4.0, 20.0, 60.0])),
+        block_ms=draw(st.sampled_from([0.0, 0.01, 0.05])),
     )
 
 
@@ -200,6 +210,51 @@ def test_a_missed_service_level_counts_only_with_the_load_that_explains_it() -> 
     assert plan(0.0, Load(arriving=700.0, **missed).on(fleet(1, 3)), Memory(), rules).move is not None
 
 
+LONG = Load(sequences=12, blocks=800, step_ms=4.0, block_ms=0.03)  # occupies little; steps of two workers take 16.2 ms
+
+
+def test_long_steps_call_for_decode_workers_whatever_room_there_is() -> None:
+    rules = replace(AT_ONCE, step_level_ms=16.0)
+    decision = plan(0.0, LONG.on(fleet(6, 2), room=100), Memory(), rules)
+    assert decision.pressures.decode == pytest.approx(16.24 / 16)
+    assert decision.move is not None
+    assert decision.move.roles == ("decode",)
+    assert decision.move.expected.decode == pytest.approx((4 + 24.48 / 3) / 16)
+    assert decision.desired == {"prefill": 1, "decode": 3}
+    assert plan(0.0, LONG.on(fleet(6, 2), room=100), Memory(), replace(rules, step_level_ms=80.0)).move is None
+
+
+def test_a_prompt_queue_takes_no_decode_worker_whose_leaving_makes_steps_long() -> None:
+    rules = replace(AT_ONCE, step_level_ms=22.0)
+    decision = plan(0.0, replace(LONG, arriving=1850.0).on(fleet(2, 2), room=100), Memory(), rules)
+    assert decision.move is None
+    assert "decode would be at 1.29" in decision.reason
+
+
+def test_steps_that_are_long_without_a_batch_move_nobody_and_ask_for_nobody() -> None:
+    slow = Load(sequences=2, step_ms=60.0, tpot_count=100)
+    decision = plan(0.0, slow.on(fleet(3, 2), room=1000), Memory(), AT_ONCE)
+    assert decision.pressures.decode > 1
+    assert decision.move is None
+    assert "would not help" in decision.reason
+    assert decision.desired["decode"] == 2
+
+
+def test_a_queue_that_is_computed_in_time_does_not_keep_a_worker_from_decode() -> None:
+    rules = replace(AT_ONCE, step_level_ms=16.0)
+    late = replace(LONG, arriving=1500.0, unclaimed=4000, ttft_met=100, ttft_count=100, tpot_met=50, tpot_count=100)
+    move = plan(0.0, late.on(fleet(6, 2), room=100), Memory(), rules).move
+    assert move is not None
+    assert move.roles == ("decode",)
+    for reason in (
+        replace(late, ttft_met=50),  # first tokens are late
+        replace(late, ttft_count=0, ttft_met=0),  # nobody knows
+        replace(late, tpot_met=100),  # all is well
+        replace(late, unclaimed=6100),  # longer than the horizon
+    ):
+        assert plan(0.0, reason.on(fleet(6, 2), room=100), Memory(), rules).move is None
+
+
 def test_when_both_roles_are_pressed_only_more_workers_help() -> None:
     missed = Load(arriving=600.0, sequences=18, ttft_count=100, tpot_count=100)
     decision = plan(0.0, missed.on(fleet(1, 3)), Memory(), AT_ONCE)
@@ -226,6 +281,8 @@ def test_desired_workers_follow_the_load() -> None:
 def test_thresholds_that_would_send_roles_to_and_fro_are_refused() -> None:
     with pytest.raises(ValueError, match="below its high"):
         PlanSettings(decode_low=0.9, decode_high=0.8)
+    with pytest.raises(ValueError, match="step_level_ms must be above 0"):
+        PlanSettings(step_level_ms=0.0)
 
 
 # -- properties ------------------------------------------------------------------------------------------------------
@@ -276,6 +333,14 @@ def test_more_waiting_prompts_never_cost_prefill_a_worker(
 ) -> None:
     more = replace(load, unclaimed=load.unclaimed + unclaimed, claimed=load.claimed + claimed)
     assert _direction(load, roles) <= _direction(more, roles)
+
+
+@given(loads(), fleets, st.integers(10, 100))
+def test_decode_gives_nobody_away_while_tokens_are_late(
+    load: Load, roles: dict[str, tuple[Role, ...]], requests: int
+) -> None:
+    late = replace(load, tpot_met=int(0.94 * requests), tpot_count=requests)
+    assert _direction(late, roles) <= 0
 
 
 @given(loads(), fleets)
