@@ -1,54 +1,172 @@
-"""The chart's templates become YAML, name only settings that exist, and give a pod longer to stop than it drains.
+"""The chart's manifests: valid by Kubernetes' schemas, with settings that exist, logins of their own and time to drain."""
 
-Templates use nothing but `{{ .Values.a.b }}` and `| quote`, so that a few lines here render them: there is no helm in CI.
-"""
+from __future__ import annotations
 
-import json
-import re
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
 
-from common.config import GatewaySettings, WorkerServiceSettings, load_settings
+from common.config import GatewaySettings, PlannerSettings, UpSettings, WorkerServiceSettings, load_settings
+from tests.unit.deploy.chart import CHART, manifests, values
 
-CHART = Path(__file__).resolve().parents[3] / "deploy" / "helm" / "baton"
-VALUES = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
-
-
-def manifests(role: str) -> list[dict[str, Any]]:
-    def value(match: re.Match[str]) -> str:
-        found = VALUES
-        for name in match[1].split("."):
-            found = found[name]
-        return json.dumps(str(found)) if match[2] else str(found)
-
-    text = (CHART / "templates" / f"{role}.yaml").read_text(encoding="utf-8")
-    rendered = re.sub(r"\{\{ \.Values\.([\w.]+)( \| quote)? \}\}", value, text)
-    assert "{{ " not in rendered
-    return list(yaml.safe_load_all(rendered))
-
-
-@pytest.mark.parametrize("role", ["gateway", "prefill", "decode"])
-def test_pods_have_settings_that_exist_and_time_to_drain(role: str) -> None:
-    pod = manifests(role)[0]["spec"]["template"]["spec"]
-    container = pod["containers"][0]
-    environment = {entry["name"]: entry.get("value", "10.0.0.1") for entry in container["env"]}
-    kind = GatewaySettings if role == "gateway" else WorkerServiceSettings
-    assert {name[6:].lower() for name in environment if name.startswith("BATON_")} <= set(kind.model_fields)
-    settings = load_settings(kind, command=role, arguments=[], environment=environment)
-    pre_stop = 5 if "lifecycle" in container else 0
-    assert pod["terminationGracePeriodSeconds"] > settings.drain_s + pre_stop
-    mounted = {mount["name"] for mount in container["volumeMounts"]}
-    assert mounted == {volume["name"] for volume in pod["volumes"]}
+KUBERNETES = "1.34"  # the first in which resource.k8s.io/v1 is on by default
+EVERYTHING: dict[str, Any] = {
+    "tlsSecret": "tls",
+    "tenantsSecret": "tenants",
+    "cacheClaim": "cache",
+    "otlpEndpoint": "http://otel-collector:4318",
+    "topology": {"required": True},
+    "pair": {"replicas": 1},
+    "monitoring": {"enabled": True},
+    "autoscaling": {"enabled": True},
+}
+NOTHING: dict[str, Any] = {"usersSecret": "", "networkPolicies": False, "planner": {"enabled": False}}
+VARIANTS = [
+    pytest.param({}, id="default"),
+    pytest.param(EVERYTHING, id="everything"),
+    pytest.param(NOTHING, id="nothing"),
+]
+KINDS = {"gateway": GatewaySettings, "planner": PlannerSettings}
+# Kinds of others, which no schema here knows, with the keys of `spec` that we use.
+CUSTOM = {
+    "PodMonitor": {"selector", "podMetricsEndpoints"},
+    "PrometheusRule": {"groups"},
+    "ScaledObject": {"scaleTargetRef", "minReplicaCount", "maxReplicaCount", "fallback", "advanced", "triggers"},
+}
 
 
-@pytest.mark.parametrize("role", ["gateway", "prefill", "decode"])
-def test_selectors_match_the_pods(role: str) -> None:
-    deployment, *others = manifests(role)
-    labels = deployment["spec"]["template"]["metadata"]["labels"]
-    assert deployment["spec"]["selector"]["matchLabels"] == labels
-    for other in others:
-        selector = other["spec"].get("podSelector") or other["spec"]["selector"]
-        assert selector.get("matchLabels", selector) == labels
+def pods(changed: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each container with its pod."""
+    for manifest in manifests(values(**changed)):
+        if manifest["kind"] == "Deployment":
+            pod = manifest["spec"]["template"]["spec"]
+            yield from ((container, pod) for container in pod["containers"])
+
+
+@pytest.mark.parametrize("changed", VARIANTS)
+def test_kubernetes_would_take_every_manifest(changed: dict[str, Any]) -> None:
+    kubernetes = pytest.importorskip("kubernetes_validate")
+    made = manifests(values(**changed))
+    for manifest in made:
+        if manifest["kind"] in CUSTOM:
+            assert set(manifest["spec"]) == CUSTOM[manifest["kind"]]
+        else:
+            kubernetes.validate(manifest, KUBERNETES, strict=True)
+    names = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in made]
+    assert len(set(names)) == len(names)
+
+
+def test_the_schemas_refuse_what_is_wrong() -> None:
+    kubernetes = pytest.importorskip("kubernetes_validate")
+    deployment = manifests(values(), "gateway")[0]
+    deployment["spec"]["template"]["spec"]["terminationGracePeriod"] = 1
+    with pytest.raises(kubernetes.ValidationError):
+        kubernetes.validate(deployment, KUBERNETES, strict=True)
+
+
+@pytest.mark.parametrize("changed", VARIANTS)
+def test_pods_have_settings_that_exist_and_time_to_drain(changed: dict[str, Any]) -> None:
+    shared = manifests(values(**changed), "config")[0]["data"]
+    for container, pod in pods(changed):
+        (role,) = container["args"]
+        kind = KINDS.get(role, WorkerServiceSettings)
+        own = {entry["name"]: entry.get("value", "10.0.0.1") for entry in container["env"]}
+        environment = (shared if "envFrom" in container else {}) | own
+        assert {name[6:].lower() for name in environment} <= set(kind.model_fields)
+        settings = load_settings(kind, command=role, arguments=[], environment=environment)
+        pre_stop = 5 if "lifecycle" in container else 0
+        assert pod.get("terminationGracePeriodSeconds", 30) > getattr(settings, "drain_s", 0) + pre_stop
+
+
+@pytest.mark.parametrize("changed", VARIANTS)
+def test_containers_mount_what_the_pod_has_and_what_their_settings_name(changed: dict[str, Any]) -> None:
+    shared = manifests(values(**changed), "config")[0]["data"]
+    for container, pod in pods(changed):
+        mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        assert set(mounts) == {volume["name"] for volume in pod["volumes"]}
+        given = (shared if "envFrom" in container else {}) | {
+            one["name"]: one.get("value", "") for one in container["env"]
+        }
+        files = [value for value in given.values() if value.startswith("/")]
+        assert all(any(file.startswith(f"{path}/") for path in mounts.values()) for file in files)
+
+
+def test_pods_get_no_login_but_their_own() -> None:
+    for container, pod in pods({}):
+        (role,) = container["args"]
+        (logins,) = (volume["secret"] for volume in pod["volumes"] if volume["name"] == "logins")
+        assert {item["key"].split(".")[0] for item in logins["items"]} == {role}
+
+
+@pytest.mark.parametrize("changed", VARIANTS)
+def test_containers_have_no_privileges_and_no_foreign_variables(changed: dict[str, Any]) -> None:
+    for container, pod in pods(changed):
+        context = container["securityContext"]
+        assert context["readOnlyRootFilesystem"]
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert not context["allowPrivilegeEscalation"]
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert not pod["automountServiceAccountToken"]
+        # Kubernetes would set BATON_GATEWAY_SERVICE_HOST, an unknown variable that stops every service's start.
+        assert pod["enableServiceLinks"] is False
+        assert container["resources"]["limits"]["memory"]
+
+
+def test_selectors_match_pods() -> None:
+    made = manifests(values(**EVERYTHING))
+    labels = [one["spec"]["template"]["metadata"]["labels"] for one in made if one["kind"] == "Deployment"]
+    selectors = []
+    for one in made:
+        found = one["spec"].get("podSelector") or one["spec"].get("selector") if "spec" in one else None
+        selectors += [found.get("matchLabels", found)] if found else []
+    assert len(selectors) > 10
+    for selector in selectors:
+        assert any(selector.items() <= pod.items() for pod in labels), selector
+
+
+def test_autoscaled_are_deployments_without_a_number_of_their_own() -> None:
+    made = manifests(values(autoscaling={"enabled": True}))
+    deployments = {one["metadata"]["name"]: one for one in made if one["kind"] == "Deployment"}
+    scaled = [one for one in made if one["kind"] in ("ScaledObject", "HorizontalPodAutoscaler")]
+    assert {one["spec"]["scaleTargetRef"]["name"] for one in scaled} == {
+        "baton-gateway",
+        "baton-prefill",
+        "baton-decode",
+    }
+    for one in scaled:
+        assert "replicas" not in deployments[one["spec"]["scaleTargetRef"]["name"]]["spec"]
+        for trigger in one["spec"].get("triggers", []):
+            assert set(trigger["metadata"]) == {"serverAddress", "query", "threshold"}
+            assert trigger["metadata"]["query"].count("(") == trigger["metadata"]["query"].count(")")
+
+
+def test_the_rules_are_those_of_deploy_prometheus() -> None:
+    made = {one["metadata"]["name"]: one for one in manifests(values(monitoring={"enabled": True}), "monitoring")}
+    for name in ("rules", "alerts"):
+        shipped = yaml.safe_load((CHART.parents[1] / "prometheus" / f"{name}.yml").read_text(encoding="utf-8"))
+        assert made[f"baton-{name}"]["spec"] == shipped
+
+
+def test_the_kserve_runtime_starts_with_settings_that_exist_and_has_time_to_drain() -> None:
+    folder = CHART.parents[1] / "kserve"
+    runtime = yaml.safe_load((folder / "runtime.yaml").read_text(encoding="utf-8"))
+    service = yaml.safe_load((folder / "service.yaml").read_text(encoding="utf-8"))
+    (container,) = runtime["spec"]["containers"]
+    command, *arguments = container["args"]
+    environment = {entry["name"]: entry.get("value", "key") for entry in container["env"]}
+    settings = load_settings(UpSettings, command=command, arguments=arguments, environment=environment)
+    predictor = service["spec"]["predictor"]
+    assert predictor["terminationGracePeriodSeconds"] > settings.drain_s
+    assert predictor["enableServiceLinks"] is False
+    assert predictor["model"]["runtime"] == runtime["metadata"]["name"]
+    assert predictor["model"]["modelFormat"]["name"] in {
+        one["name"] for one in runtime["spec"]["supportedModelFormats"]
+    }
+    assert {settings.port} == {port["containerPort"] for port in container["ports"]}
+    assert all(
+        container[probe]["httpGet"]["port"] == settings.port
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe")
+    )
+    assert settings.prefill + settings.decode == int(container["resources"]["limits"]["nvidia.com/gpu"])
