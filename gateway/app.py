@@ -90,13 +90,12 @@ def _add(app: FastAPI, gets: Mapping[str, Endpoint], posts: Mapping[str, Endpoin
 
 
 def _facts(settings: HttpSettings) -> ConsoleFacts:
-    tenants = settings.tenants  # read again at each use: they may be reloaded
+    tenants = settings.tenants  # its keys are read at each use: they may be reloaded
     return ConsoleFacts(
         gateway_id=settings.gateway_id,
         served_model=settings.served_model,
         version=VERSION,
         levels=settings.levels,
-        needs_key=lambda: not tenants.open_to_all,
         has_admin=lambda: tenants.keys.has_admin,
     )
 

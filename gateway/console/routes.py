@@ -53,7 +53,6 @@ class ConsoleFacts:
     served_model: str
     version: str
     levels: ServiceLevels
-    needs_key: Callable[[], bool]
     has_admin: Callable[[], bool]
 
 
@@ -104,7 +103,6 @@ class ConsoleRoutes:
             "version": facts.version,
             "model": facts.served_model,
             "max_model_len": generations.max_model_len,
-            "needs_key": facts.needs_key(),
             "has_admin": facts.has_admin(),
             "not_ready": generations.not_ready_reason,
             "time_unix": round(time.time(), 3),

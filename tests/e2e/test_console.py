@@ -29,7 +29,6 @@ STATE_FIELDS = {
     "version",
     "model",
     "max_model_len",
-    "needs_key",
     "has_admin",
     "not_ready",
     "time_unix",

@@ -373,6 +373,11 @@ async def test_decisions_are_counted_by_reason_once_however_often_they_are_asked
         assert f'baton_gateway_events_total{{event="retries",model_name="{MODEL}"}} 2.0' in text
 
 
+async def test_without_a_console_there_is_no_page(gateway: Gateway) -> None:
+    for path in ("/", "/console/state", "/console/static/main.js"):
+        assert (await gateway.http.get(path)).status_code == 404, path
+
+
 async def test_the_openapi_document_has_every_route(gateway: Gateway) -> None:
     answer = await gateway.http.get("/openapi.json")
     assert answer.status_code == 200
