@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -91,6 +92,32 @@ def test_containers_mount_what_the_pod_has_and_what_their_settings_name(changed:
         }
         files = [value for value in given.values() if value.startswith("/")]
         assert all(any(file.startswith(f"{path}/") for path in mounts.values()) for file in files)
+
+
+def refused(given: dict[str, Any]) -> list[str]:
+    """Where helm would refuse values, by the chart's schema."""
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    return [error.message for error in jsonschema.Draft7Validator(schema).iter_errors(given)]
+
+
+@pytest.mark.parametrize("changed", VARIANTS)
+def test_the_schema_of_values_takes_ours(changed: dict[str, Any]) -> None:
+    assert refused(values(**changed)) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"natsUrl": "nats:4222"},
+        {"topology": {"requird": True}},
+        {"gateway": {"replicas": 0}},
+        {"pair": {"memory": "64"}},
+        {"autoscaling": {"missedShare": 5}},
+    ],
+)
+def test_the_schema_of_values_refuses_what_is_wrong(wrong: dict[str, Any]) -> None:
+    assert len(refused(values(**wrong))) == 1
 
 
 def test_pods_get_no_login_but_their_own() -> None:
