@@ -320,6 +320,32 @@ async def test_everything_by_keyboard_and_only_with_the_key(cluster: Cluster, br
         await card.get_by_text("ready").wait_for()
 
 
+async def test_what_goes_wrong_is_said_and_passes(cluster: Cluster, browser: Any) -> None:
+    async with open_page(browser, cluster.url, admin_key=ADMIN_KEY) as watched:
+        page = watched.page
+        await page.locator("[data-node='worker-0']").wait_for()
+        await page.route("**/console/state", lambda route: route.abort())
+        await page.get_by_text("The gateway does not answer. What you see is of").wait_for()
+        await page.unroute("**/console/state")
+        await page.locator("#banner").wait_for(state="hidden")
+        await page.get_by_text("Options").click()
+        await page.get_by_label("Longest answer, tokens").fill("0")
+        await ask(page, "one")
+        await page.locator(".toast").get_by_text("Longest answer, tokens").wait_for()
+        assert await page.get_by_label("Message", exact=True).input_value() == "one"
+        await page.get_by_label("Longest answer, tokens").fill("4")
+        refusal = {"error": {"message": "too much waits: come back in 2 s"}}
+        await page.route("**/v1/chat/completions", lambda route: route.fulfill(status=429, json=refusal))
+        await ask(page, "two")
+        await page.locator(".note.error").get_by_text("too much waits: come back in 2 s").wait_for()
+        await page.unroute("**/v1/chat/completions")
+        async with page.expect_request("**/v1/chat/completions") as request:
+            await ask(page, "three")
+        told = (await request.value).post_data_json["messages"]
+        assert told == [{"role": "user", "content": "three"}]  # what failed is not part of the conversation
+        await page.get_by_text("measured by the gateway").wait_for()
+
+
 async def test_every_stop_of_the_keyboard_is_named_and_seen(cluster: Cluster, browser: Any) -> None:
     async with open_page(browser, cluster.url, admin_key=ADMIN_KEY) as watched:
         page = watched.page

@@ -14,7 +14,12 @@ export function startChat() {
     event.preventDefault();
     if (running) return;
     const prompt = byId("prompt").value.trim();
-    if (prompt) ask(prompt);
+    if (!prompt) return;
+    try {
+      ask(prompt, { max_tokens: number("max-tokens"), temperature: number("temperature") });
+    } catch (error) {
+      toast(error.message, "error"); // an option can't be: the prompt stays where it is
+    }
   });
   byId("prompt").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
@@ -31,14 +36,18 @@ export function startChat() {
   });
 }
 
-async function ask(prompt) {
+function ask(prompt, options) {
   byId("prompt").value = "";
   const answer = openAnswer(prompt);
   running = new AbortController();
   setRunning(true);
+  return converse(answer, prompt, options);
+}
+
+async function converse(answer, prompt, options) {
   const asked = { role: "user", content: prompt };
   try {
-    await stream(answer, [...conversation, asked], running.signal);
+    await stream(answer, [...conversation, asked], options, running.signal);
     conversation.push(asked, { role: "assistant", content: answer.text });
     announce(`Answered with ${plural(answer.measured.completion_tokens, "token")}: ${answer.text}`);
   } catch (error) {
@@ -58,14 +67,13 @@ function setRunning(is) {
   if (!is && document.activeElement === document.body) byId("prompt").focus();
 }
 
-async function stream(answer, messages, signal) {
+async function stream(answer, messages, options, signal) {
   const system = byId("system").value.trim();
   const [model] = await readModels();
   const body = {
     model: model.id,
     messages: system ? [{ role: "system", content: system }, ...messages] : messages,
-    max_tokens: number("max-tokens"),
-    temperature: number("temperature"),
+    ...options,
     stream: true,
     stream_options: { include_usage: true },
   };
