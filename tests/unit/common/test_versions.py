@@ -1,0 +1,134 @@
+"""Processes of two versions on one bus: the messages of the first release (commit 5da3fa0, frozen in a file) beside today's."""
+
+from __future__ import annotations
+
+import copy
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from common import messages
+from common.messages import decode, encode
+
+FIRST = json.loads((Path(__file__).parent / "messages_of_5da3fa0.json").read_text())
+SIMPLE: dict[str, type] = {kind.__name__: kind for kind in (int, float, str, bytes, bool)}
+VALUES: dict[Any, Any] = {int: 7, float: 1.5, str: "decode-0", bytes: b"\x01\x02\x03\x04", bool: True}
+
+
+class Schema:
+    """The structs and decoders that a frozen schema describes."""
+
+    def __init__(self, frozen: dict[str, Any]) -> None:
+        self._messages = frozen["messages"]
+        self.kinds = {name: [self.struct(kind) for kind in kinds] for name, kinds in frozen["decoders"].items()}
+        self.decoders = {name: msgspec.msgpack.Decoder(_union(kinds)) for name, kinds in self.kinds.items()}
+
+    @cache  # noqa: B019 - as short-lived as the test session
+    def struct(self, name: str) -> type[msgspec.Struct]:
+        described = self._messages[name]
+        required = [(field, self._type(kind)) for field, kind in described["required"].items()]
+        optional = [(field, self._type(kind), None) for field, kind in described["optional"].items()]
+        return msgspec.defstruct(name, [*required, *optional], kw_only=True, frozen=True, tag=described["tag"])
+
+    def _type(self, text: str) -> Any:
+        if text.endswith(" | None"):
+            return self._type(text.removesuffix(" | None")) | None
+        if text.startswith("list["):
+            return list[self._type(text[5:-1])]  # type: ignore[misc]
+        if text.startswith("dict["):
+            key, value = text[5:-1].split(", ")
+            return dict[SIMPLE[key], self._type(value)]  # type: ignore[misc]
+        return SIMPLE.get(text) or self.struct(text)
+
+
+def _union(kinds: list[type[msgspec.Struct]]) -> Any:
+    union: Any = kinds[0]
+    for kind in kinds[1:]:
+        union |= kind
+    return union
+
+
+def sample(kind: Any) -> Any:
+    """A value of a type in which every field says something."""
+    if kind in VALUES:
+        return VALUES[kind]
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return kind(**{field.name: sample(field.type) for field in msgspec.structs.fields(kind)})
+    inner = [sample(one) for one in get_args(kind) if one is not type(None)]
+    origin = getattr(kind, "__origin__", None)
+    return inner if origin is list else dict([inner]) if origin is dict else inner[0]  # type: ignore[list-item]
+
+
+def common_part(value: Any, known: Any) -> Any:
+    """`value` without the fields that `known` lacks, all the way down."""
+    if isinstance(value, dict) and isinstance(known, dict):
+        return {name: common_part(value[name], known[name]) for name in known if name in value}
+    if isinstance(value, list) and isinstance(known, list):
+        return [common_part(one, other) for one, other in zip(value, known, strict=True)]
+    return value
+
+
+def check(schema: Schema, decoder: str, kind: str) -> None:
+    """A message of this kind means the same to both versions, whoever wrote it. Raises what a decoder raises, or `assert`."""
+    old_kind, today = schema.struct(kind), getattr(messages, decoder)
+    old = sample(old_kind)
+    read_today = decode(today, encode(old))
+    assert type(read_today).__name__ == kind
+    assert common_part(msgspec.to_builtins(read_today), msgspec.to_builtins(old)) == msgspec.to_builtins(old)
+    new = sample(getattr(messages, kind))
+    read_then = schema.decoders[decoder].decode(encode(new))
+    assert type(read_then) is old_kind
+    then = msgspec.to_builtins(read_then)
+    assert common_part(msgspec.to_builtins(new), then) == then
+
+
+first = Schema(FIRST)
+CASES = [(decoder, kind.__name__) for decoder, kinds in first.kinds.items() for kind in kinds]
+
+
+@pytest.mark.parametrize(("decoder", "kind"), CASES)
+def test_each_message_of_the_first_release_means_the_same_today(decoder: str, kind: str) -> None:
+    check(first, decoder, kind)
+
+
+@pytest.mark.parametrize(("decoder", "kind"), CASES)
+def test_what_the_first_release_may_leave_out_has_a_default_today(decoder: str, kind: str) -> None:
+    required = {
+        field.name: sample(field.type) for field in msgspec.structs.fields(first.struct(kind)) if field.required
+    }
+    tag = FIRST["messages"][kind]["tag"]
+    message = decode(getattr(messages, decoder), msgspec.msgpack.encode(required | {"type": tag}))
+    assert type(message).__name__ == kind
+
+
+@pytest.mark.parametrize("decoder", first.decoders)
+def test_a_kind_that_came_later_is_refused_and_taken_for_no_other(decoder: str) -> None:
+    """Planners and operators send these; to a worker of the first release they are malformed, counted, and change nothing."""
+    today = getattr(messages, decoder).type
+    later = {kind for kind in get_args(today) or (today,) if kind.__name__ not in FIRST["messages"]}
+    assert {kind.__name__ for kind in later} <= {"SetRoles", "Drain", "RolesReply"}
+    for kind in later:
+        with pytest.raises(msgspec.ValidationError):
+            first.decoders[decoder].decode(encode(sample(kind)))
+
+
+@pytest.mark.parametrize("change", ["gone", "renamed", "retyped", "retagged"])
+def test_the_check_finds_a_change_that_is_none_of_adding(change: str) -> None:
+    """Negative controls: the frozen schema is changed, which is as if today's had been."""
+    frozen = copy.deepcopy(FIRST)
+    claim = frozen["messages"]["Claim"]
+    match change:
+        case "gone":
+            claim["required"]["fence"] = "int"
+        case "renamed":
+            claim["required"]["worker_id"] = claim["required"].pop("worker")
+        case "retyped":
+            claim["required"]["worker"] = "int"
+        case "retagged":
+            claim["tag"] = "claims"
+    with pytest.raises((AssertionError, msgspec.ValidationError, messages.MalformedMessageError)):
+        check(Schema(frozen), "to_gateway_decoder", "Claim")
