@@ -1,6 +1,6 @@
 """`make chaos`: every scenario in its long form, a table, and benchmarks/results/chaos.{json,md}.
 
-`python -m tests.chaos kills poison trouble overload power soak` runs some of them; `--seconds` is the soak's length.
+`python -m tests.chaos kills links poison trouble overload power soak` runs some of them; `--seconds` is the soak's length.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from benchmarks.results_format import Result, ResultsPage, read_results
 from tests.chaos.asks import Oracle
 from tests.chaos.cluster import FAKE, ChaosCluster
 from tests.chaos.kills import Fault, Verdict, crash, freeze, under_load
+from tests.chaos.links import Harm, LinkedCluster, part
 from tests.chaos.overload import offer
 from tests.chaos.poison import FAULTS, KILLS, KILLS_DECODING, Supervisor, poisoned, send
 from tests.chaos.power import can_mount, cut
@@ -34,6 +35,7 @@ RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 STREAMS = 50
 RESUMED_WITHIN_S = 2.0
 POWER_CUTS = 20
+HARMS: tuple[Harm, ...] = ("cut", "hold")
 NAMES = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 
 WORKERS = (
@@ -46,6 +48,16 @@ WORKERS = (
 )
 SERVERS = (crash("nats"), freeze("nats", 3), freeze("nats", 12), crash("redis"), freeze("redis", 6))
 GATEWAY = (crash("gateway"), freeze("gateway", 3), freeze("gateway", 8))
+WORKER_LINKS = [
+    part(role, server, harm, seconds)
+    for role in ("decode", "prefill")
+    for server in ("nats", "redis")
+    for harm in HARMS
+    for seconds in (1, 5, 12)  # without the bus, a worker drops all it has after 3 s
+]
+GATEWAY_LINKS = [
+    part("gateway", server, harm, seconds) for server in ("nats", "redis") for harm in HARMS for seconds in (1, 5)
+]
 
 Scenario = Callable[["Run"], Awaitable[None]]
 
@@ -63,11 +75,11 @@ class Run:
         self._clusters = 0
 
     @contextlib.asynccontextmanager
-    async def cluster(self, **options: object) -> AsyncIterator[ChaosCluster]:
+    async def cluster(self, kind: type[ChaosCluster] = ChaosCluster, **options: object) -> AsyncIterator[ChaosCluster]:
         """Two of each worker, on the fake device."""
         self._clusters += 1
         settings = {"prefill": 2, "decode": 2, **FAKE, "fake_step_ms": 30, **options}
-        async with ChaosCluster(self.folder / str(self._clusters), model=self.model, **settings) as cluster:  # type: ignore[arg-type]
+        async with kind(self.folder / str(self._clusters), model=self.model, **settings) as cluster:  # type: ignore[arg-type]
             yield cluster
 
     def count(self, name: str, found: list[str], *, target: float | None = 0) -> None:
@@ -125,6 +137,14 @@ async def _kill(run: Run, cluster: ChaosCluster, fault: Fault, number: int) -> N
         broken=fault is GATEWAY[0],
         resumed=fault in WORKERS[:1],
     )
+
+
+async def links(run: Run) -> None:
+    """Each process's link to NATS and to Redis cut, or holding its bytes, under load."""
+    async with run.cluster(LinkedCluster) as cluster:
+        for number, fault in enumerate((*WORKER_LINKS, *GATEWAY_LINKS), start=1):
+            verdict = await under_load(cluster, run.oracle, fault, streams=STREAMS, first=500_000 + 10_000 * number)
+            run.judged(verdict, errors=fault in GATEWAY_LINKS)
 
 
 async def poison(run: Run) -> None:
@@ -201,7 +221,7 @@ async def soaking(run: Run) -> None:
 
 
 SCENARIOS: dict[str, Scenario] = {
-    "kills": kills, "poison": poison, "trouble": trouble, "overload": overload, "power": power, "soak": soaking,
+    "kills": kills, "links": links, "poison": poison, "trouble": trouble, "overload": overload, "power": power, "soak": soaking,
 }  # fmt: skip
 
 

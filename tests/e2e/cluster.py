@@ -97,7 +97,12 @@ class Cluster:
         """Start one of the services, again if it was there before. A planner is started by the test that wants one."""
         service = name.partition("-")[0]
         if service == "planner":
-            login = ["--nats-url", self.nats.address, "--nats-credentials", str(self.users.nats_file("planner"))]
+            login = [
+                "--nats-url",
+                self._address("nats", name),
+                "--nats-credentials",
+                str(self.users.nats_file("planner")),
+            ]
             options = [*login, "--planner-id", name, *self._planner_options]
         else:
             options = self._gateway_flags() if service == "gateway" else self._worker_flags(name)
@@ -169,9 +174,14 @@ class Cluster:
         return flags
 
     def _common(self, user: str) -> list[str]:
-        servers = ["--nats-url", self.nats.address, "--nats-credentials", str(self.users.nats_file(user))]
-        servers += ["--redis-url", self.redis.address, "--redis-credentials", str(self.users.redis_file(user))]
+        nats, redis = self._address("nats", user), self._address("redis", user)
+        servers = ["--nats-url", nats, "--nats-credentials", str(self.users.nats_file(user))]
+        servers += ["--redis-url", redis, "--redis-credentials", str(self.users.redis_file(user))]
         return [*servers, "--model", str(self._model), "--served-model-name", "tiny", "--drain-s", "5"]
+
+    def _address(self, server: str, user: str) -> str:
+        """Where `user` reaches NATS or Redis."""
+        return {"nats": self.nats, "redis": self.redis}[server].address
 
     async def _close(self) -> None:
         for process in self.processes.values():
