@@ -97,6 +97,10 @@ class GatewaySettings(ModelSettings):
     )
     console: bool = Field(True, description="serve the console, a page, at /")
     request_timeout_s: Seconds = Field(600.0, description="deadline of a request that sets none")
+    max_connections: Positive = Field(
+        4096,
+        description="open HTTP connections at most; further ones are answered with 503. The process needs as many descriptors",
+    )
     max_requests: Positive = Field(1024, description="requests in flight at most")
     max_queued_tokens: Positive = Field(4_000_000, description="prompt tokens waiting for prefill at most")
     window_s: Annotated[float, Field(gt=0, le=60)] = Field(

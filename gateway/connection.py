@@ -3,6 +3,9 @@
 Neither its parser nor uvicorn limits the head of a request, and a connection that never completes one is kept for ever. Here a
 head has a size and a time, or it is answered with 431 or 408 and closed. What comes later is bounded where it is read.
 
+Beyond a number of open connections a new one is answered with 503 and closed, before anything is read from it: each costs a
+descriptor and memory, also when nothing is asked on it.
+
 A client that does not read its answer makes the answer wait once 64 KiB are buffered for it; after a while it is cut off, which
 cancels the work behind the answer.
 """
@@ -11,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -23,13 +26,20 @@ log = logging.getLogger("baton.http")
 MAX_HEAD_BYTES = 64 << 10  # request line and headers
 HEAD_TIMEOUT_S = 20.0  # from the first byte of a request, or from the connection's beginning
 UNREAD_TIMEOUT_S = 30.0  # a full buffer in which the client made no room
+MAX_CONNECTIONS = 4096
+MAX_LEAVING = 128  # connections that were refused and may still read why; more are cut off without a word
+LEAVE_S = 1.0  # that long each
+RETRY_AFTER_S = 1
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Counts and times the heads of requests."""
+    """Counts connections; counts and times the heads of requests."""
 
     head_timeout_s = HEAD_TIMEOUT_S
     unread_timeout_s = UNREAD_TIMEOUT_S
+    max_connections = MAX_CONNECTIONS
+    max_leaving = MAX_LEAVING
+    _leaving: ClassVar[set[BoundedProtocol]] = set()
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -41,9 +51,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._start_timer()
+        if len(self.connections) > self.max_connections:
+            self._turn_away()
+        else:
+            self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._leaving.discard(self)
         self._stop_timer()
         self._is_read()
         super().connection_lost(exc)
@@ -101,12 +115,42 @@ class BoundedProtocol(HttpToolsProtocol):
     def _too_slow(self) -> None:
         self._refuse(408, f"no complete request within {self.head_timeout_s:g} s")
 
+    def _turn_away(self) -> None:
+        """Say so and close, a little later: closing on a request that is on its way would reset the answer as well."""
+        self.connections.discard(self)  # it takes nobody's place
+        self._refused = True
+        if not self._leaving:  # once for a crowd
+            log.warning("http.too_many_connections", extra={"open": len(self.connections)})
+        if len(self._leaving) >= self.max_leaving:
+            self.transport.abort()
+            return
+        self._leaving.add(self)
+        message = f"{self.max_connections} connections are open, as many as may be: try again later, or elsewhere"
+        self._answer(503, error_body(message, kind="service_unavailable_error", code="too_many_connections"))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._timer = self.loop.call_later(LEAVE_S, self.transport.close)
+
     def _refuse(self, status: int, message: str) -> None:
         self._refused = True
         self._stop_timer()
         if self.transport.is_closing():
             return
-        body = msgspec.json.encode(error_body(message, kind="invalid_request_error"))
-        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-        self.transport.write(STATUS_LINE[status] + head.encode() + body)
+        self._answer(status, error_body(message, kind="invalid_request_error"))
         self.transport.close()
+
+    def _answer(self, status: int, error: dict[str, Any]) -> None:
+        body = msgspec.json.encode(error)
+        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n"
+        head += f"retry-after: {RETRY_AFTER_S}\r\n" if status == 503 else ""
+        self.transport.write(STATUS_LINE[status] + head.encode() + b"\r\n" + body)
+
+
+def bounded_to(max_connections: int) -> type[BoundedProtocol]:
+    """`BoundedProtocol` for a gateway that keeps so many connections open at most."""
+
+    class Bounded(BoundedProtocol):
+        pass
+
+    Bounded.max_connections = max_connections
+    return Bounded

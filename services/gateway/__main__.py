@@ -25,7 +25,7 @@ from gateway.admission import RequestLimits
 from gateway.app import HttpSettings, create_app
 from gateway.attainment import ServiceLevels
 from gateway.budgets import SharedBudgets
-from gateway.connection import BoundedProtocol
+from gateway.connection import bounded_to
 from gateway.console.control import FleetControl
 from gateway.requests import Requests
 from gateway.tenants import Tenants
@@ -94,7 +94,7 @@ async def run(settings: GatewaySettings) -> None:
         server = _Server(
             uvicorn.Config(
                 app,
-                http=BoundedProtocol,
+                http=bounded_to(settings.max_connections),
                 log_level="warning",
                 access_log=False,
                 timeout_keep_alive=75,

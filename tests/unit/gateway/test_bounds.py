@@ -26,6 +26,14 @@ class Hurried(BoundedProtocol):
     unread_timeout_s = 0.2
 
 
+class Small(BoundedProtocol):
+    max_connections = 2
+
+
+class Curt(Small):
+    max_leaving = 0
+
+
 @pytest.fixture(scope="module")
 async def hurried(tokenizer: ChatTokenizer) -> AsyncIterator[Gateway]:
     """A gateway that waits for little."""
@@ -57,6 +65,30 @@ async def test_a_client_that_never_completes_its_head_is_told_and_closed(hurried
     assert await said_to(hurried, b"GET /health HTTP/1.1\r\nhost: x\r\n") == (
         408, "no complete request within 0.2 s"
     )  # fmt: skip
+
+
+async def test_connections_beyond_the_bound_are_told_until_one_is_closed(tokenizer: ChatTokenizer) -> None:
+    async with run_gateway(tokenizer, HttpSettings(served_model=MODEL), protocol=Small) as gateway:
+        port = int(gateway.url.rpartition(":")[2])
+        (_, first), (_, second) = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        refusal = await gateway.http.get("/health")
+        assert (refusal.status_code, refusal.headers["retry-after"]) == (503, "1")
+        assert refusal.json()["error"]["code"] == "too_many_connections"
+        first.close()
+        async with asyncio.timeout(LIMIT_S):
+            while (await gateway.http.get("/health")).status_code != 200:
+                pass
+        second.close()
+
+
+async def test_a_crowd_beyond_the_bound_is_cut_off(tokenizer: ChatTokenizer) -> None:
+    async with run_gateway(tokenizer, HttpSettings(served_model=MODEL), protocol=Curt) as gateway:
+        port = int(gateway.url.rpartition(":")[2])
+        connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        async with asyncio.timeout(LIMIT_S):
+            assert await connections[-1][0].read() == b""
+        for _, writer in connections:
+            writer.close()
 
 
 async def test_a_client_that_says_nothing_is_told_and_closed(hurried: Gateway) -> None:
