@@ -99,7 +99,7 @@ class GatewaySettings(ModelSettings):
     request_timeout_s: Seconds = Field(600.0, description="deadline of a request that sets none")
     max_connections: Positive = Field(
         4096,
-        description="open HTTP connections at most; further ones are answered with 503. The process needs as many descriptors",
+        description="open HTTP connections at most; further ones are answered with 503",
     )
     max_requests: Positive = Field(1024, description="requests in flight at most")
     max_queued_tokens: Positive = Field(4_000_000, description="prompt tokens waiting for prefill at most")

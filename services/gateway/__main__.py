@@ -31,6 +31,7 @@ from gateway.requests import Requests
 from gateway.tenants import Tenants
 from gateway.tokenizer import ChatTokenizer
 from services.connections import nats_settings, redis_settings
+from services.gateway.descriptors import make_room
 from services.tracing import open_tracer
 
 log = logging.getLogger("baton.gateway")
@@ -41,6 +42,7 @@ async def run(settings: GatewaySettings) -> None:
     if settings.tls_cert:
         check_server_files(settings.tls_cert, settings.tls_key)
     listener = _listen(settings.host, settings.port)
+    make_room(settings.max_connections)
     tokenizer = _tokenizer(settings.model)
     tenants = _tenants(settings)
     async with (

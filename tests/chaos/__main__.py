@@ -1,6 +1,6 @@
 """`make chaos`: every scenario in its long form, a table, and benchmarks/results/chaos.{json,md}.
 
-`python -m tests.chaos kills links poison trouble overload power soak` runs some of them; `--seconds` is the soak's length.
+`python -m tests.chaos kills links …` runs some of them (`--help` names all); `--seconds` is the soak's length.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ import torch
 
 from benchmarks.environment import describe
 from benchmarks.results_format import Result, ResultsPage, read_results
+from tests.chaos import checks
 from tests.chaos.asks import Oracle
 from tests.chaos.cluster import FAKE, ChaosCluster
+from tests.chaos.crowd import crowd
 from tests.chaos.kills import Fault, Verdict, crash, freeze, under_load
 from tests.chaos.links import Harm, LinkedCluster, part
+from tests.chaos.load import Load
 from tests.chaos.overload import offer
 from tests.chaos.poison import FAULTS, KILLS, KILLS_DECODING, Supervisor, poisoned, send
 from tests.chaos.power import can_mount, cut
@@ -35,6 +38,7 @@ RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 STREAMS = 50
 RESUMED_WITHIN_S = 2.0
 POWER_CUTS = 20
+CROWD, MOST_OPEN = 1000, 64
 HARMS: tuple[Harm, ...] = ("cut", "hold")
 NAMES = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 
@@ -190,6 +194,35 @@ async def overload(run: Run) -> None:
         run.figure("overload: memory more than when calm", grown, "MiB", target=200)
 
 
+async def connections(run: Run) -> None:
+    """Far more connections than a gateway keeps open, while it serves."""
+    bound = ("--max-connections", str(MOST_OPEN))
+    async with run.cluster(gateway_options=bound) as cluster:
+        async with Load(cluster.url, run.oracle, streams=20, first=400_000) as load:
+            await load.until_answered(20)
+            before = len(load.outcomes)
+            heard, remaining = await crowd(cluster, CROWD)
+            served = load.outcomes[before:]
+            outcomes = await load.stop()
+        run.figure(
+            f"{CROWD} connections, {MOST_OPEN} allowed: let in", heard["let in"], "connections", target=MOST_OPEN
+        )
+        run.figure(
+            "connections: told 503 and when to come back", heard["told"], "connections", better="higher", target=1
+        )
+        run.figure("connections: cut off beside that", heard["cut off"], "connections")
+        run.figure("connections: the gateway's sockets after that", remaining, "sockets", target=MOST_OPEN + 1)
+        run.figure(
+            "connections: answered meanwhile",
+            sum(one.is_whole for one in served),
+            "requests",
+            better="higher",
+            target=1,
+        )
+        run.count("connections: wrong", checks.wrong(outcomes, run.oracle.answer))
+        run.count("connections: unanswered", checks.unanswered(outcomes))
+
+
 async def power(run: Run) -> None:
     """Power cuts of the broker."""
     if not can_mount():
@@ -221,7 +254,8 @@ async def soaking(run: Run) -> None:
 
 
 SCENARIOS: dict[str, Scenario] = {
-    "kills": kills, "links": links, "poison": poison, "trouble": trouble, "overload": overload, "power": power, "soak": soaking,
+    "kills": kills, "links": links, "poison": poison, "trouble": trouble, "overload": overload, "connections": connections,
+    "power": power, "soak": soaking,
 }  # fmt: skip
 
 

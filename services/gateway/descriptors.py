@@ -1,0 +1,23 @@
+"""Room for connections: each is a descriptor, and many systems allow a process 1,024 of them unless it asks for more."""
+
+from __future__ import annotations
+
+import logging
+import resource
+
+log = logging.getLogger("baton.gateway")
+
+# What isn't a client: NATS, Redis, files; and 2,048 connections that are accepted in one go before any is refused.
+OTHERS = 2300
+
+
+def make_room(max_connections: int) -> None:
+    """Raise the process's own limit as far as the system lets it; say so where that is not enough."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = max_connections + OTHERS
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < wanted:
+        remedy = "raise the hard limit of open files (ulimit -Hn), or lower --max-connections"
+        log.warning("gateway.few_descriptors", extra={"allowed": allowed, "wanted": wanted, "remedy": remedy})
