@@ -8,13 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.messages import GatewayState, SetRoles
+from common.messages import GatewayState, SetRoles, Tokens
 from common.peers import Peers
 from decode.role import DecodeRole
 from engine.config import EngineConfig
 from engine.engine import Chunk
 from engine.fake import FakeEngine
 from engine.passes import Finished, Pass
+from gateway.active import ActiveRequest
+from gateway.owner import Worker
 from gateway.requests import Requests
 from prefill.role import PrefillRole
 from tests.simulation.bus import SimBus
@@ -178,8 +180,8 @@ class GatewayNode(Node):
         await peers.start(self.bus)
         bus: Any = MutedBus(self, self.bus)
         store: Any = SimStore(world.ledger)
-        self.requests = Requests(
-            bus=bus, store=store, peers=peers, gateway_id=self.name, incarnation=world.random.getrandbits(62)
+        self.requests = WatchedRequests(
+            self, bus=bus, store=store, peers=peers, gateway_id=self.name, incarnation=world.random.getrandbits(62)
         )
         await self.requests.start()
 
@@ -189,6 +191,23 @@ class GatewayNode(Node):
         requests = self.requests
         left = {"requests": len(requests._active), "tasks": _unusual(requests._tasks, _GATEWAY_TASKS)}
         return [f"{what}: {amount}" for what, amount in left.items() if amount]
+
+
+class WatchedRequests(Requests):
+    """Looks whether an answer gets tokens of the current attempt only: all attempts say the same here, so no answer shows it."""
+
+    def __init__(self, node: GatewayNode, **options: Any) -> None:
+        super().__init__(**options)
+        self._node = node
+
+    def _take(self, active: ActiveRequest, tokens: Tokens, sender: Worker) -> None:
+        state = active.state
+        attempt, before = state.attempt, state.next_position
+        super()._take(active, tokens, sender)
+        if tokens.attempt != attempt and state.next_position != before:
+            what = f"{tokens.request_id} got tokens of attempt {tokens.attempt} in attempt {attempt}"
+            self._node.world.violate(what)
+        self._node.world.faults["stale tokens"] += tokens.attempt != attempt
 
 
 class MutedBus:

@@ -12,10 +12,12 @@ from collections.abc import Callable
 import pytest
 from msgspec import structs
 
-from common.messages import Handoff
+from common.messages import Handoff, Tokens
 from decode.intake import Intake, Reservation
 from decode.request import DecodeRequest
-from gateway.owner import RequestState
+from gateway.active import ActiveRequest
+from gateway.listening import Listening
+from gateway.owner import RequestState, Worker
 from gateway.placer import Placer
 from kvtransfer.digest import block_digests
 from tests.simulation.transport import SimTransport
@@ -26,7 +28,7 @@ ENOUGH = 400  # seeds that find a planted bug
 KINDS = """bad digest, came back, client left, cut off, dropped while cut off, ended complete, ended deadline_exceeded,
 ended left, ended request_quarantined, ended unavailable, failed pass, failed push, flipped bit, job given up, job in a dead pull,
 job redelivered, killed GatewayNode, killed WorkerNode, landed in quarantine, late, late run dropped, lost, muted gateway,
-no logits, push timed out, repeated, slow push, store down, store late, switched roles"""
+no logits, push timed out, repeated, slow push, stale tokens, store down, store late, switched roles"""
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
@@ -109,6 +111,16 @@ def one_worker_cancelled(patch: Patch) -> None:
     patch.setattr(RequestState, "workers", lambda state: workers(state)[:1])
 
 
+def stale_tokens_taken(patch: Patch) -> None:
+    """Tokens of an attempt that was given up count as the current one's, for both who look: `Listening` and `RequestState`."""
+    take = Listening._take
+
+    def lax(gateway: Listening, active: ActiveRequest, tokens: Tokens, sender: Worker) -> None:
+        take(gateway, active, structs.replace(tokens, attempt=active.state.attempt), sender)
+
+    patch.setattr(Listening, "_take", lax)
+
+
 @pytest.mark.parametrize(
     "plant",
     [
@@ -117,6 +129,7 @@ def one_worker_cancelled(patch: Patch) -> None:
         manifest_activates_twice,
         charges_kept,
         one_worker_cancelled,
+        stale_tokens_taken,
     ],
 )
 def test_a_planted_bug_is_found(plant: Callable[[Patch], None], monkeypatch: Patch) -> None:
