@@ -75,6 +75,7 @@ class Node:
         """SIGKILL; perhaps it is started again."""
         self.world.faults[f"killed {type(self).__name__}"] += 1
         self.world.tell(f"{self.name} is killed")
+        self.world.hurt_at = self.world.loop.now
         self.process.kill()
         self.dies_at_step = None
         if self.comes_back_s is not None:
@@ -90,6 +91,7 @@ class Node:
 
     def mend(self) -> None:
         self.world.tell(f"{self.name} is connected again")
+        self.world.hurt_at = self.world.loop.now
         self.is_cut = False
         self.bus.mend()
 

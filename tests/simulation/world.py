@@ -85,6 +85,7 @@ class World:
         self.clients: list[Client] = self._draw_clients()
         self.by_name = {client.name: client for client in self.clients}
         self.calm_at = dice.uniform(0.8, 4.0)
+        self.hurt_at = 0.0  # the last kill, or end of a cut: both happen in calm, too
         self._schedule_faults()
 
     # -- what is drawn -----------------------------------------------------------------------------------------------
@@ -309,8 +310,9 @@ class World:
             if client.tokens != expected or client.finish != finish:
                 self.violate(f"{client.name} got {client.tokens} {client.finish}, expected {expected} {finish}")
         has_decoder = any(node.process.alive for node in self.workers if "decode" in node.roles)
-        if client.end == DeadlineExceededError.code and client.deadline_at > self.calm_at + PATIENT_S and has_decoder:
-            self.violate(f"{client.name} had {client.deadline_at - self.calm_at:.1f} calm seconds and got no answer")
+        calm_s = client.deadline_at - max(self.calm_at, self.hurt_at)
+        if client.end == DeadlineExceededError.code and calm_s > PATIENT_S and has_decoder:
+            self.violate(f"{client.name} had {calm_s:.1f} calm seconds and got no answer")
 
     def failures(self, context: dict[str, Any]) -> None:
         """What the loop could not deliver to anybody."""
