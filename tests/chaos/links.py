@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
-from typing import Literal
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Literal
 
 from tests.chaos.cluster import ChaosCluster, FaultDidNotHappenError
 
@@ -42,7 +43,7 @@ class Link:
         self._flows.set()
         self._abort_all()
 
-    def harm(self, harm: Harm) -> None:
+    async def harm(self, harm: Harm) -> None:
         """Cut it, or hold what it carries, until `heal`."""
         self._traces = 0
         if harm == "cut":
@@ -51,7 +52,7 @@ class Link:
         else:
             self._flows.clear()
 
-    def heal(self) -> None:
+    async def heal(self) -> None:
         """Make it whole. Raises FaultDidNotHappenError when nobody had used it meanwhile."""
         self._is_cut = False
         self._flows.set()
@@ -98,33 +99,57 @@ class Link:
 
 
 class LinkedCluster(ChaosCluster):
-    """`ChaosCluster` in which each service reaches NATS and Redis over links of its own."""
+    """`ChaosCluster` in which each service reaches NATS and Redis over links of its own.
+
+    They have a thread: while the test compares tokens for a second or two, a link in its event loop would stand still.
+    """
 
     def __init__(self, *arguments: object, **options: object) -> None:
         super().__init__(*arguments, **options)  # type: ignore[arg-type]
         self._links: dict[tuple[str, str], Link] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     async def start(self, name: str) -> None:
         """Start a service behind its links."""
+        if not self._links:
+            self._thread.start()
+            self._stack.push_async_callback(self._end_links)
         for server in (self.nats, self.redis):
             if (name, server.name) not in self._links:
                 link = self._links[name, server.name] = Link(server.port)
-                await link.start()
-                self._stack.callback(link.close)
+                await self._there(link.start())
         await super().start(name)
-
-    def _address(self, server: str, user: str) -> str:
-        return f"{server}://127.0.0.1:{self._links[user, server].port}"
 
     async def hurt(self, name: str, server: str, harm: Harm, seconds: float) -> None:
         """Harm the link of `name` to `server` for `seconds`, which are the fault itself."""
         link = self._links[name, server]
-        link.harm(harm)
+        await self._there(link.harm(harm))
         try:
             await asyncio.sleep(seconds)
         finally:
-            link.heal()
+            await self._there(link.heal())
         self.faults.append(f"{harm} {name} - {server} {seconds:g} s")
+
+    def _address(self, server: str, user: str) -> str:
+        return f"{server}://127.0.0.1:{self._links[user, server].port}"
+
+    async def _there(self, call: Coroutine[Any, Any, None]) -> None:
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, self._loop))
+
+    async def _end_links(self) -> None:
+        await self._there(self._cancel_all())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        await asyncio.to_thread(self._thread.join, 5)
+        self._loop.close()
+
+    async def _cancel_all(self) -> None:
+        for link in self._links.values():
+            link.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def part(role: str, server: str, harm: Harm, seconds: float) -> Callable[[ChaosCluster], Awaitable[str]]:
