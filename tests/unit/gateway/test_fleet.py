@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -48,17 +49,20 @@ def request(phase: Phase, *, assigned: str = "p", claimed_s_ago: float | None = 
 
 
 @pytest.mark.parametrize(
-    ("sent", "queued", "unplaced"),
+    ("phase", "facts", "queued", "unplaced"),
     [
-        (request(Phase.QUEUED), 57, 0),  # no worker says so yet
-        (request(Phase.QUEUED, assigned=""), 7, 50),  # it is being placed
-        (request(Phase.CLAIMED, claimed_s_ago=0.0), 57, 0),
-        (request(Phase.CLAIMED, claimed_s_ago=TOLD_AFTER_S + 1), 7, 0),  # the worker's heartbeat has it
-        (request(Phase.PREFILLED, claimed_s_ago=1.0), 7, 0),
-        (request(Phase.DECODING, claimed_s_ago=1.0), 7, 0),
+        (Phase.QUEUED, {}, 57, 0),  # no worker says so yet
+        (Phase.QUEUED, {"assigned": ""}, 7, 50),  # it is being placed
+        (Phase.CLAIMED, {"claimed_s_ago": -60.0}, 57, 0),
+        (Phase.CLAIMED, {"claimed_s_ago": TOLD_AFTER_S + 1}, 7, 0),  # the worker's heartbeat has it
+        (Phase.PREFILLED, {"claimed_s_ago": 1.0}, 7, 0),
+        (Phase.DECODING, {"claimed_s_ago": 1.0}, 7, 0),
     ],
 )
-def test_what_was_sent_counts_once(peers: Peers, sent: ActiveRequest, queued: int, unplaced: int) -> None:
+def test_what_was_sent_counts_once(
+    peers: Peers, phase: Phase, facts: dict[str, Any], queued: int, unplaced: int
+) -> None:
+    sent = request(phase, **facts)
     capacity = fleet(peers).capacity([sent])
     assert [one.queued_tokens for one in capacity.workers] == [queued, 0]
     assert capacity.unplaced_tokens == unplaced
