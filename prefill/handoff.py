@@ -117,15 +117,15 @@ class _Handover:
     async def reserve(self) -> None:
         """Ask the candidates, best first, round after round, until one grants a lease.
 
-        The attempt ends when all are silent, or when none of them takes sequences any more.
+        The attempt ends when none of them takes sequences any more: because it refuses for good, or is silent round after round.
         """
-        request, silent_rounds = self._request, 0
+        request, hopeless_rounds = self._request, 0
         self.record.asked_at = time.monotonic()
         while not request.stopped:
-            replies = leaving = refused = 0
+            leaving = refused = hopeless = 0
             for worker in request.job.decode_workers:
                 reply = await self._ask(worker)
-                replies += reply is not None
+                hopeless += reply is None or reply.reason in ("draining", *_FINAL)
                 leaving += reply is not None and reply.reason == "draining"
                 refused += reply is not None and reply.reason in _FINAL
                 if reply is not None and reply.granted and reply.region is not None:
@@ -138,9 +138,9 @@ class _Handover:
             if refused == len(request.job.decode_workers):
                 request.stop("every candidate refuses the attempt for good")
                 return
-            silent_rounds = 0 if replies else silent_rounds + 1
-            if silent_rounds >= SILENT_ROUNDS:
-                request.stop(NOBODY_ANSWERS)
+            hopeless_rounds = hopeless_rounds + 1 if hopeless == len(request.job.decode_workers) else 0
+            if hopeless_rounds >= SILENT_ROUNDS:
+                request.stop(NOBODY_DECODES if leaving else NOBODY_ANSWERS)
                 return
             await asyncio.sleep(RESERVE_AGAIN_S)
 
