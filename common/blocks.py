@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 DIGEST_BYTES = 16
 _KEY = b"baton.block.v1"
@@ -32,13 +32,16 @@ def hash_block(parent: bytes, token_ids: Sequence[int]) -> bytes:
 
 def hash_blocks(root: bytes, token_ids: Sequence[int], block_size: int) -> list[bytes]:
     """Return the digests of all *full* blocks of `token_ids`, in order. The trailing partial block has none."""
+    return list(iter_hashes(root, token_ids, block_size))
+
+
+def iter_hashes(root: bytes, token_ids: Sequence[int], block_size: int) -> Iterator[bytes]:
+    """The same one after the other, for who may need only the first few."""
     packed = pack_tokens(token_ids)
-    stride = 4 * block_size
-    parent, digests = root, []
+    stride, parent = 4 * block_size, root
     for end in range(stride, len(packed) + 1, stride):
         parent = hashlib.blake2b(parent + packed[end - stride : end], digest_size=DIGEST_BYTES, key=_KEY).digest()
-        digests.append(parent)
-    return digests
+        yield parent
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Iterable
 
-from common.blocks import hash_blocks, hash_root
+from common.blocks import hash_blocks, hash_root, iter_hashes
 from common.errors import UnavailableError
 from common.messages import WorkerState
 from common.peers import Peers
@@ -46,8 +46,8 @@ class Placer:
         if not self.workers("decode"):
             return len(spec.token_ids)
         block_size = self.workers("decode")[0].region.layout.block_size
-        digests = hash_blocks(self.root(spec), spec.token_ids, block_size)
-        return max(1, len(spec.token_ids) - self._recent.matched(digests) * block_size)
+        hashes = iter_hashes(self.root(spec), spec.token_ids, block_size)
+        return max(1, len(spec.token_ids) - self._recent.matched(hashes) * block_size)
 
     async def place(self, state: RequestState, others: Iterable[RequestState]) -> Placement:
         """Where the attempt goes. `others` are this gateway's requests in flight.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 MAX_BLOCKS = 100_000  # about 15 MB
 
@@ -26,9 +27,6 @@ class RecentPrefixes:
         while len(self._known) > self._max_blocks:
             self._known.popitem(last=False)
 
-    def matched(self, digests: Sequence[bytes]) -> int:
-        """How many leading blocks are known."""
-        for index, digest in enumerate(digests):
-            if digest not in self._known:
-                return index
-        return len(digests)
+    def matched(self, digests: Iterable[bytes]) -> int:
+        """How many leading blocks are known; none is asked for behind the first unknown one."""
+        return sum(1 for _ in takewhile(self._known.__contains__, digests))

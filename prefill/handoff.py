@@ -122,10 +122,10 @@ class _Handover:
         request, hopeless_rounds = self._request, 0
         self.record.asked_at = time.monotonic()
         while not request.stopped:
-            leaving = refused = hopeless = 0
+            silent = leaving = refused = 0
             for worker in request.job.decode_workers:
                 reply = await self._ask(worker)
-                hopeless += reply is None or reply.reason in ("draining", *_FINAL)
+                silent += reply is None
                 leaving += reply is not None and reply.reason == "draining"
                 refused += reply is not None and reply.reason in _FINAL
                 if reply is not None and reply.granted and reply.region is not None:
@@ -138,7 +138,7 @@ class _Handover:
             if refused == len(request.job.decode_workers):
                 request.stop("every candidate refuses the attempt for good")
                 return
-            hopeless_rounds = hopeless_rounds + 1 if hopeless == len(request.job.decode_workers) else 0
+            hopeless_rounds = hopeless_rounds + 1 if silent + refused == len(request.job.decode_workers) else 0
             if hopeless_rounds >= SILENT_ROUNDS:
                 request.stop(NOBODY_DECODES if leaving else NOBODY_ANSWERS)
                 return

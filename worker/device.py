@@ -138,13 +138,8 @@ class DeviceLoop:
         """Prompt tokens a second beside a decode batch, within the step target; 0 = not measured yet."""
         if not self._step_target_ms:
             return self.prefill_tokens_per_s
-        if _slots(self._num_decoding) in self._shares:
-            tokens, ms = self._best_share(self._num_decoding)
-            return 1000 * tokens / ms
-        if not self._beside_tokens_per_s:
-            return 0.0
-        tokens = self.prompt_budget(decoding=self._num_decoding)
-        return tokens / (self.decode_step_ms / 1000 + tokens / self._beside_tokens_per_s)
+        tokens, ms = self._share(self._num_decoding)
+        return 1000 * tokens / ms if ms else 0.0
 
     def prompt_budget(self, backlog: int = 0, *, decoding: int = 1) -> int:
         """Prompt tokens that a pass may compute beside `decoding` sequences without making them wait too long.
@@ -153,18 +148,23 @@ class DeviceLoop:
         """
         if not self._step_target_ms:
             return self._token_budget
-        if _slots(decoding) in self._shares:
-            tokens = self._best_share(decoding)[0]
-        else:
-            tokens, slots = UNMEASURED_PROMPT_TOKENS, _slots(decoding)
-            if self._beside_tokens_per_s:
-                tokens = int(NEARLY * (self._step_target_ms - self.decode_step_ms) / 1000 * self._beside_tokens_per_s)
-            tokens = max(FEWEST_PROMPT_TOKENS, tokens + slots - (tokens + slots) % PASS_STEP - slots)
+        tokens = self._share(decoding)[0]
         return min(self._token_budget, max(tokens, (backlog - PATIENT_TOKENS) // BACKLOG_STEPS))
 
-    def _best_share(self, decoding: int) -> tuple[int, float]:
-        """Prompt tokens beside `decoding` sequences that take the least time each within the step target; ms of that pass."""
-        shares = self._shares[_slots(decoding)]
+    def _share(self, decoding: int) -> tuple[int, float]:
+        """Prompt tokens for a pass beside `decoding` sequences, and its ms; 0 = not measured yet."""
+        slots, rate = _slots(decoding), self._beside_tokens_per_s
+        if slots in self._shares:
+            return self._best_share(self._shares[slots])
+        tokens = UNMEASURED_PROMPT_TOKENS
+        if rate:
+            tokens = int(NEARLY * (self._step_target_ms - self.decode_step_ms) / 1000 * rate)
+        tokens = max(FEWEST_PROMPT_TOKENS, tokens + slots - (tokens + slots) % PASS_STEP - slots)
+        tokens = min(self._token_budget, tokens)
+        return tokens, self.decode_step_ms + 1000 * tokens / rate if rate else 0.0
+
+    def _best_share(self, shares: Mapping[int, float]) -> tuple[int, float]:
+        """The tokens that take the least time each within the step target, of captured passes; ms of that pass."""
         beside_ms = self.decode_step_ms or shares[0]
         predicted = {tokens: beside_ms + ms - shares[0] + self._attention_ms for tokens, ms in shares.items() if tokens}
         fitting = [tokens for tokens, ms in predicted.items() if ms <= self._step_target_ms] or [min(predicted)]
