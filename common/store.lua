@@ -398,23 +398,23 @@ end
 
 -- ms until a worker has computed the prompts charged to it at `rate`; the first of them has been on its way for some time. In a
 -- young ledger the word of a worker that has been busy since before counts, too.
-local function wait_ms(worker, rate, clock)
+local function wait_ms(worker, rate, now)
   local load, count = ledger('prefill', worker.id)
-  if clock.young and not worker.known then return 1000 * math.max(load, worker.queued_tokens) / rate, count end
+  if worker.doubted then return 1000 * math.max(load, worker.queued_tokens) / rate, count end
   if count == 0 then return 0, 0 end
-  local began = tonumber(redis.call('GET', 'baton:load:began:' .. worker.id) or clock.now)
-  return 1000 * load / rate - math.max(0, math.min(clock.now - began, 1000 * load / count / rate)), count
+  local began = tonumber(redis.call('GET', 'baton:load:began:' .. worker.id) or now)
+  return 1000 * load / rate - math.max(0, math.min(now - began, 1000 * load / count / rate)), count
 end
 
 -- Prefill workers, cheapest first: ms until each would have computed what it is charged (`wait`) and this prompt's rest (`work`).
 -- While somebody idles, a prefix is worth what computing it takes, and is copied by being computed elsewhere when its holders'
 -- queue is longer. The longer all queues are, the more computing counts, because everybody behind waits for it. Returns its weight, too.
-local function rank_prefill(workers, assumed, clock)
+local function rank_prefill(workers, assumed, now)
   local ranked, least = {}, nil
   for _, worker in ipairs(workers) do
     if has_role(worker, 'prefill') then
       local rate = worker.rate > 0 and worker.rate or (assumed > 0 and assumed or 1)
-      local wait, count = wait_ms(worker, rate, clock)
+      local wait, count = wait_ms(worker, rate, now)
       local work = worker.fixed_ms + 1000 * worker.uncached / rate
       ranked[#ranked + 1] = {
         id = worker.id, worker = worker, count = count, wait = wait, work = work, ms = wait + work,
@@ -430,16 +430,16 @@ local function rank_prefill(workers, assumed, clock)
 end
 
 -- Where of the best decode workers the prompt would be computed the earliest: {at, ms, cost}; nil without any rate.
-local function cheapest_local(decode, assumed, weight, clock)
+local function cheapest_local(decode, assumed, weight, now)
   local best
   for at = 1, math.min(#decode, LOCAL_CANDIDATES) do
     local worker = decode[at].worker
     local own = worker.rate > 0 and worker.rate or assumed
-    local sequences = clock.young and not worker.known and math.max(worker.sequences, decode[at].count) or decode[at].count
+    local sequences = worker.doubted and math.max(worker.sequences, decode[at].count) or decode[at].count
     local idle = sequences == 0 and 1000 * worker.uncached <= LOCAL_PASS_MS * own
     local rate = idle and own or (worker.local_rate > 0 and worker.local_rate or LOCAL_SHARE * own)
     if rate > 0 and not decode[at].full then
-      local wait = wait_ms(worker, rate, clock)
+      local wait = wait_ms(worker, rate, now)
       local ms = worker.fixed_ms + (idle and 0 or worker.step_ms) + wait + 1000 * worker.uncached / rate
       local delay = (wait * rate + 1000 * worker.uncached) / own -- of those that decode there, by all prompts
       local harm = idle and 0 or LOCAL_MARGIN_MS + LOCAL_HARM * 1000 * worker.uncached / rate
@@ -515,19 +515,20 @@ local function place(_, args)
   if now == 0 then now = now_ms() end
   for _, stage in ipairs(STAGES) do discharge(request, stage, {}, now) end
   local workers = candidates(args, 10, args[7], args[8], now % 16 == 0)
+  local young = is_young(now)
   for _, worker in ipairs(workers) do
     worker.uncached = math.max(tokens - worker.matched * block_size, 1)
+    worker.doubted = young and not worker.known -- the ledger may lack what it was doing before
   end
 
   local assumed = assume(workers)
-  local clock = { now = now, young = is_young(now) }
-  local prefill, weight = rank_prefill(workers, assumed, clock)
+  local prefill, weight = rank_prefill(workers, assumed, now)
   local first = prefill[1]
   local decode = rank_decode(workers, tokens, block_size, reserve, first and first.work or 0, first and first.worker.link or 0)
   if #decode == 0 then return { '', '0', 0, 0, 'no decode worker', '' } end
   local best = decode[1].worker
   local chosen, reason, predicted = best, nil, nil
-  local nearby = cheapest_local(decode, assumed, weight, clock)
+  local nearby = cheapest_local(decode, assumed, weight, now)
   local transfer = HANDOVER_MS + decode[1].unhidden
   if #prefill == 0 then
     if nearby then best = decode[nearby.at].worker end
