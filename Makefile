@@ -20,7 +20,7 @@ $(VENV)/.serving: constraints.txt pyproject.toml
 
 # triton comes with a torch for GPUs; without one, its interpreter alone runs the kernels' tests
 $(VENV)/.testing: $(VENV)/.serving
-	@echo "installing what the tests need (once) …" && $(RUN) services.requirements dev tracing > $@.txt
+	@echo "installing what the tests need (once) …" && $(RUN) services.requirements dev > $@.txt
 	@$(VENV)/bin/python -c 'import triton' 2>/dev/null || $(PIP) install triton==3.6.0
 	@$(PIP) install -c constraints.txt -r $@.txt && touch $@
 

@@ -25,11 +25,17 @@ from threading import Thread
 import httpx
 import psutil
 import torch
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from benchmarks.environment import ROOT, describe
 from common.servers import free_port
-from common.tracing import Span, child_of, new_trace
-from services.otlp import OtlpTracer
+from common.tracing import NoTracer, Span, child_of
+from gateway.attainment import ServiceLevels
+from gateway.schema import CompletionRequest
+from gateway.spans import RequestSpans, RequestTrace, TraceRequests, new_trace
+from gateway.timeline import AttemptLine, Timeline
+from services.otlp.tracer import BATCH, OtlpTracer
+from services.otlp.wire import export_request, resource_of
 
 SERVICES = ("gateway", "prefill", "decode")
 PROMPT, ANSWER, CONCURRENCY = 256, 64, 8
@@ -50,18 +56,27 @@ def main(arguments: Sequence[str]) -> int:
     with _sink() as url:
         spans = _span_costs(url)
         print(f"a span: {spans['record_us']:.2f} us to make and queue, {spans['send_us']:.1f} us to encode and send")
+        gateway = _gateway_costs()
+        print(
+            f"a request's {gateway['spans']:g} spans of the gateway: {gateway['make_us']:.1f} us to make, "
+            f"{gateway['encode_us']:.1f} us to encode"
+        )
         requests = asyncio.run(_requests(url, options.requests, options.rounds))
     for service, figures in requests.items():
         print(
             f"{service}: {figures['untraced_ms']:.3f} ms of CPU a request, traced {figures['traced_ms']:.3f}: "
             f"{figures['added_ms']:+.3f} ± {figures['error_ms']:.3f} ms"
         )
+    share = (gateway["make_us"] + gateway["encode_us"]) / 10 / requests["gateway"]["untraced_ms"]
+    print(f"gateway: its spans are {share:.2f} % of its CPU time for a request")
     # Of the time that a request of this length takes the device, were it alone in the batch.
     device_ms = STEP_MS * ANSWER
     for service in ("prefill", "decode"):
         print(f"{service}: {100 * requests[service]['added_ms'] / device_ms:.2f} % of {ANSWER} steps of {STEP_MS:g} ms")
     if options.json:
-        options.json.write_text(json.dumps({"facts": facts, "span": spans, "requests": requests}, indent=1) + "\n")
+        options.json.write_text(
+            json.dumps({"facts": facts, "span": spans, "gateway": gateway, "requests": requests}, indent=1) + "\n"
+        )
     return 0
 
 
@@ -97,6 +112,62 @@ def _span_costs(url: str, count: int = 4000) -> dict[str, float]:
     }
 
 
+def _gateway_costs(count: int = 2000) -> dict[str, float]:
+    """Microseconds of the gateway for all spans of one request: to make them, and to encode them. Without the machine's noise."""
+    spans: list[Span] = []
+
+    class Keeps(NoTracer):
+        def wants(self, context: str) -> bool:
+            return True
+
+        def record(self, span: Span) -> None:
+            spans.append(span)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        trace: RequestTrace = scope["baton.trace"]
+        trace.body = CompletionRequest(model="demo", prompt="a", max_tokens=ANSWER, stream=True)
+        await send({"type": "http.response.start", "status": 200})
+        recorder.record(_timeline(trace.context))
+
+    async def nothing(*_: object) -> None: ...
+
+    async def serve(middleware: ASGIApp) -> None:
+        for _ in range(count):
+            scope = {"type": "http", "path": "/v1/completions", "method": "POST", "headers": []}
+            await middleware(scope, nothing, nothing)  # type: ignore[arg-type]
+
+    recorder = RequestSpans(Keeps(), "gateway", ServiceLevels())
+    began = time.process_time()
+    asyncio.run(serve(TraceRequests(app, tracer=Keeps(), share=1.0)))
+    made, each = time.process_time() - began, len(spans) / count
+    resource = resource_of({"service.name": "baton-gateway"})
+    began = time.process_time()
+    for at in range(0, len(spans), BATCH):
+        export_request(resource, spans[at : at + BATCH], offset_ns=0)
+    encoded = time.process_time() - began
+    return {"spans": each, "make_us": 1e6 * made / count, "encode_us": 1e6 * encoded / count}
+
+
+def _timeline(context: str) -> Timeline:
+    """A request as the owner keeps it, ended."""
+    line = Timeline(
+        request_id=f"cmpl-{context[3:35]}-0",
+        received_at=1.0,
+        submitted_at=1.1,
+        prompt_tokens=PROMPT,
+        traceparent=context,
+    )
+    costs = dict.fromkeys(("predicted_ms", "prefill_queue_ms", "prefill_compute_ms", "decode_ms", "candidates"), 1.5)
+    attempt = AttemptLine(
+        number=1, began_at=1.1, because="", prefill="prefill-0", decode=["decode-0"], reason="least loaded", costs=costs,
+        traceparent=child_of(context), published_at=1.2, claimed_at=1.3, claimed_by="prefill-0", first_token_at=1.4,
+    )  # fmt: skip
+    line.began(attempt)
+    line.first_token_at, line.completion_tokens = 1.4, ANSWER
+    line.ended("length", "", 2.0)
+    return line
+
+
 async def _requests(url: str, requests: int, rounds: int) -> dict[str, dict[str, float]]:
     """Milliseconds of CPU a request, by service."""
     spent: dict[str, dict[str, list[float]]] = {name: {"untraced": [], "traced": []} for name in SERVICES}
@@ -105,10 +176,10 @@ async def _requests(url: str, requests: int, rounds: int) -> dict[str, dict[str,
             await _load(client, requests, traced=True)  # everything is warm afterwards
             for round_ in range(rounds):
                 for arm in ("untraced", "traced") if round_ % 2 else ("traced", "untraced"):
-                    await asyncio.sleep(1.5)  # what the last arm queued is sent
+                    await asyncio.sleep(2.5)  # what the last arm queued is sent
                     before = _cpu(processes)
                     await _load(client, requests, traced=arm == "traced")
-                    await asyncio.sleep(1.5)
+                    await asyncio.sleep(2.5)
                     after = _cpu(processes)
                     for name in SERVICES:
                         spent[name][arm].append(1000 * (after[name] - before[name]) / requests)
@@ -141,8 +212,12 @@ async def _load(client: httpx.AsyncClient, count: int, *, traced: bool) -> None:
 
 
 def _cpu(processes: dict[str, psutil.Process]) -> dict[str, float]:
-    """Seconds of user and system time since each process began."""
-    return {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}
+    """Seconds on a CPU since each process began: all its threads, to the nanosecond where clock ticks are 10 ms."""
+    return {name: sum(map(_on_cpu, Path(f"/proc/{process.pid}/task").iterdir())) for name, process in processes.items()}
+
+
+def _on_cpu(task: Path) -> float:
+    return int((task / "schedstat").read_text().split()[0]) / 1e9
 
 
 @contextmanager

@@ -98,8 +98,7 @@ class GatewaySettings(ModelSettings):
     console: bool = Field(True, description="serve the console, a page, at /")
     request_timeout_s: Seconds = Field(600.0, description="deadline of a request that sets none")
     max_connections: Positive = Field(
-        4096,
-        description="open HTTP connections at most; further ones are answered with 503",
+        4096, description="open HTTP connections at most; further ones are answered with 503"
     )
     max_requests: Positive = Field(1024, description="requests in flight at most")
     max_queued_tokens: Positive = Field(4_000_000, description="prompt tokens waiting for prefill at most")
@@ -321,6 +320,7 @@ class TopSettings(NatsOptions):
     """`baton top`: workers and gateways, live in the terminal."""
 
     url: str = Field("", description="a gateway whose /metrics to show; empty: none")
+    api_key: str = Field("", description="key to send: the admin key where there is one")
     interval_s: Annotated[float, Field(ge=0.1, le=60)] = Field(1.0, description="time between two pictures")
     once: bool = Field(False, description="print one table and end")
     print_json: bool = Field(False, description="print one JSON document and end")
@@ -343,7 +343,7 @@ class TraceSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     url: str = Field("http://127.0.0.1:8000", description="the gateway that served it")
-    api_key: str = Field("", description="key to send")
+    api_key: str = Field("", description="key to send: the admin key where there is one")
     request: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{0,200}$")] = Field(
         "", description="id of an answer or of one of its choices; empty: list the running, slowest and latest requests"
     )

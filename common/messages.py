@@ -403,9 +403,7 @@ class GatewayState(msgspec.Struct, frozen=True, kw_only=True, tag="gateway_state
     queued_requests: int = 0  # no worker has taken them yet
     queued_tokens: int = 0  # of those, by the same share
     handing_over: int = 0  # requests with a first token that no decode worker has yet
-    waiting_tokens: int = (
-        0  # prompt tokens that wait in the gateway; this and the next two for other gateways' admission
-    )
+    waiting_tokens: int = 0  # prompt tokens that wait in the gateway; with the next two for other gateways' admission
     started_tokens: int = 0  # prompt tokens that were started and have no first token yet
     unclaimed_tokens: int = 0  # of these, those that no worker has claimed yet
 

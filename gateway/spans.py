@@ -13,13 +13,15 @@ Attribute names: HTTP's and GenAI's semantic conventions where they have one (do
 
 from __future__ import annotations
 
+import random
+import re
 import time
 from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from common.tracing import Span, SpanEvent, Tracer, Value, child_of, new_trace, valid
+from common.tracing import Children, Span, SpanEvent, Tracer, Value, child_of
 from gateway.attainment import ServiceLevels
 from gateway.dialect import Answer
 from gateway.request_metrics import missed_target
@@ -27,6 +29,9 @@ from gateway.schema import ChatRequest, CompletionRequest
 from gateway.timeline import AttemptLine, Timeline
 
 TRACED = ("/v1/chat/completions", "/v1/completions")
+
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\Z")
+_random = random.Random()  # seeded by the system; ids need to differ, not to be secret
 
 
 @dataclass(slots=True, eq=False)
@@ -133,6 +138,17 @@ def _describe_answer(attributes: dict[str, Value], answer: Answer) -> None:
     }
 
 
+def valid(traceparent: str) -> str:
+    """The header if it is a W3C one, else ""."""
+    return traceparent if _TRACEPARENT.match(traceparent) else ""
+
+
+def new_trace(ratio: float) -> str:
+    """The context of a trace's first span; sampled with the probability `ratio`."""
+    flags = "01" if _random.random() < ratio else "00"
+    return f"00-{_random.getrandbits(128) | 1:032x}-{_random.getrandbits(64) | 1:016x}-{flags}"
+
+
 class RequestSpans:
     """Records a timeline's spans when its request is over."""
 
@@ -150,80 +166,66 @@ class RequestSpans:
         if not self._tracer.wants(timeline.traceparent):
             return
         ended_at = timeline.attempts[0].began_at if timeline.attempts else timeline.ended_at
-        admission = Span(
-            name="admission",
-            context=child_of(timeline.traceparent),
-            parent=timeline.traceparent,
-            began_at=timeline.submitted_at,
-            ended_at=ended_at or timeline.submitted_at,
-            attributes={
-                "baton.request_id": timeline.request_id,
-                "baton.gateway": self._gateway_id,
-                "baton.tenant": timeline.tenant,
-                "baton.admission.waited_ms": timeline.waited_ms,
-                "baton.slo.missed": missed_target(timeline, self._levels),  # collectors keep such traces
-                "baton.prompt_tokens": timeline.prompt_tokens,
-            },
-            error="" if timeline.attempts else timeline.detail,
+        children = Children(self._tracer, timeline.traceparent, {"baton.request_id": timeline.request_id})
+        admission: dict[str, Value] = {
+            "baton.gateway": self._gateway_id,
+            "baton.tenant": timeline.tenant,
+            "baton.admission.waited_ms": timeline.waited_ms,
+            "baton.slo.missed": missed_target(timeline, self._levels),  # collectors keep such traces
+            "baton.prompt_tokens": timeline.prompt_tokens,
+        }
+        outcome = "" if timeline.attempts or timeline.status == "cancelled" else timeline.detail
+        children.record(
+            "admission", timeline.submitted_at, ended_at or timeline.submitted_at, admission, outcome=outcome
         )
-        self._tracer.record(admission)
         before = ""
         for attempt in timeline.attempts:
-            for span in _attempt_spans(timeline, attempt, before):
-                self._tracer.record(span)
+            self._record_attempt(children, timeline, attempt, before)
             before = attempt.traceparent
 
-
-def _attempt_spans(timeline: Timeline, attempt: AttemptLine, before: str) -> list[Span]:
-    ended_at = attempt.ended_at or attempt.began_at
-    common: dict[str, str | int] = {"baton.request_id": timeline.request_id, "baton.attempt": attempt.number}
-    placed = SpanEvent(
-        name="placement",
-        at=attempt.published_at or attempt.began_at,
-        attributes={
-            "baton.placement.reason": attempt.reason,
-            **{f"baton.placement.{name}": value for name, value in attempt.costs.items()},
-            "baton.placement.prefill": attempt.prefill,
-            "baton.placement.decode": attempt.decode,
-        },
-    )
-    first = [SpanEvent(name="first token", at=attempt.first_token_at)] if attempt.first_token_at is not None else []
-    whole = Span(
-        name="attempt",
-        context=attempt.traceparent,
-        parent=timeline.traceparent,
-        began_at=attempt.began_at,
-        ended_at=ended_at,
-        attributes=common
-        | {
+    def _record_attempt(self, children: Children, timeline: Timeline, attempt: AttemptLine, before: str) -> None:
+        ended_at = attempt.ended_at or attempt.began_at
+        first = [SpanEvent(name="first token", at=attempt.first_token_at)] if attempt.first_token_at is not None else []
+        whole: dict[str, Value] = {
+            "baton.attempt": attempt.number,
             "baton.retry.reason": attempt.because,
             "baton.prefill.worker": attempt.claimed_by,
             "baton.decode.worker": attempt.decoder,
             "baton.outcome": attempt.outcome,
             "baton.tokens": attempt.num_tokens,
-        },
-        events=first,
-        links=[before] if before else [],
-        error="" if attempt.outcome in ("ok", "") or timeline.status == "cancelled" else attempt.outcome,
-    )
-    placement = Span(
-        name="placement",
-        context=child_of(attempt.traceparent),
-        parent=attempt.traceparent,
-        began_at=attempt.began_at,
-        ended_at=attempt.published_at or ended_at,
-        attributes=common,
-        events=[placed],
-    )
-    if attempt.published_at is None:
-        return [whole, placement]
-    queue = Span(
-        name="queue",
-        context=child_of(attempt.traceparent),
-        parent=attempt.traceparent,
-        began_at=attempt.published_at,
-        ended_at=attempt.claimed_at or ended_at,
-        attributes=common | {"baton.worker": attempt.claimed_by or attempt.prefill},
-        error="" if attempt.claimed_at is not None else "not claimed",
-    )
-    return [whole, placement, queue]
+        }
+        children.record(
+            "attempt",
+            attempt.began_at,
+            ended_at,
+            whole,
+            context=attempt.traceparent,
+            events=first,
+            links=[before] if before else [],
+            outcome="" if timeline.status == "cancelled" else attempt.outcome,
+        )
+        placed = SpanEvent(
+            name="placement",
+            at=attempt.published_at or attempt.began_at,
+            attributes={
+                "baton.placement.reason": attempt.reason,
+                **{f"baton.placement.{name}": value for name, value in attempt.costs.items()},
+                "baton.placement.prefill": attempt.prefill,
+                "baton.placement.decode": attempt.decode,
+            },
+        )
+        parts = Children(
+            self._tracer,
+            attempt.traceparent,
+            {"baton.request_id": timeline.request_id, "baton.attempt": attempt.number},
+        )
+        parts.record("placement", attempt.began_at, attempt.published_at or ended_at, {}, events=[placed])
+        if attempt.published_at is not None:
+            claimed = attempt.claimed_at is not None
+            parts.record(
+                "queue",
+                attempt.published_at,
+                attempt.claimed_at or ended_at,
+                {"baton.worker": attempt.claimed_by or attempt.prefill},
+                outcome="" if claimed or timeline.status == "cancelled" else "not claimed",
+            )

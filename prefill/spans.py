@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from common.tracing import Attributes, Span, SpanEvent, Tracer, Value, child_of
+from common.tracing import Attributes, Children, SpanEvent, Tracer, Value
 from prefill.request import PrefillRequest
 
 MAX_EVENTS = 64  # chunks or pushes told of one by one
@@ -52,35 +53,26 @@ def record_prefill(
     if not tracer.wants(parent):
         return
     now = time.monotonic()
-    # The gateway stops what nobody needs any more; only what broke is an error.
-    error = "" if request.stopped == "cancelled" else request.stopped
-    common: dict[str, Value] = {
-        "baton.request_id": request.id,
-        "baton.attempt": request.job.attempt,
-        "baton.worker": worker,
-    }
+    children = Children(
+        tracer,
+        parent,
+        {"baton.request_id": request.id, "baton.attempt": request.job.attempt, "baton.worker": worker},
+    )
 
     def record(
-        name: str,
-        began_at: float,
-        ended_at: float | None,
-        attributes: Attributes,
-        events: list[SpanEvent],
-        context: str,
+        name: str, began_at: float, ended_at: float | None, attributes: Attributes, events: Sequence[SpanEvent] = ()
     ) -> None:
-        span = Span(
-            name=name,
-            context=context or child_of(parent),
-            parent=parent,
-            began_at=began_at,
-            ended_at=now if ended_at is None else ended_at,
-            attributes={**common, **attributes},
+        children.record(
+            name,
+            began_at,
+            now if ended_at is None else ended_at,
+            attributes,
+            context=handover.context if name == "transfer" else "",
             events=events[:MAX_EVENTS],
-            error=error if ended_at is None else "",
+            outcome=request.stopped if ended_at is None else "",
         )
-        tracer.record(span)
 
-    record("wait", request.claimed.claimed_at, request.started_at or None, {}, [], "")
+    record("wait", request.claimed.claimed_at, request.started_at or None, {})
     if request.started_at:
         chunks = [SpanEvent(name="chunk", at=at, attributes={"baton.tokens": count}) for at, count in request.chunks]
         prefill: dict[str, Value] = {
@@ -89,13 +81,13 @@ def record_prefill(
             "baton.computed_tokens": sum(count for _, count in request.chunks),
             "baton.prefill.chunks": len(request.chunks),
         }
-        record("prefill", request.started_at, request.first_token_at or None, prefill, chunks, "")
+        record("prefill", request.started_at, request.first_token_at or None, prefill, chunks)
     if handover.asked_at is not None:
         reserve: dict[str, Value] = {
             "baton.decode.worker": handover.decode_worker,
             "baton.reserve.refusals": handover.refusals,
         }
-        record("reserve", handover.asked_at, handover.granted_at, reserve, [], "")
+        record("reserve", handover.asked_at, handover.granted_at, reserve)
     if handover.granted_at is not None and not request.finish:
         blocks = sum(push.num_blocks for push in handover.pushes)
         transfer: dict[str, Value] = {
@@ -108,7 +100,7 @@ def record_prefill(
             "baton.transfer.late_push_ms": handover.late_push_ms(request.first_token_at or now),
         }
         pushes = [_push_event(push) for push in handover.pushes]
-        record("transfer", handover.granted_at, handover.accepted_at, transfer, pushes, handover.context)
+        record("transfer", handover.granted_at, handover.accepted_at, transfer, pushes)
 
 
 def _push_event(push: Push) -> SpanEvent:

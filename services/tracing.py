@@ -7,11 +7,12 @@ from common.tracing import NoTracer, Tracer
 
 
 def open_tracer(endpoint: str, *, service: str, instance: str) -> Tracer:
-    """The tracer that sends to the collector at `endpoint` (OTLP over HTTP). Raises ConfigError without the extra `tracing`."""
+    """The tracer that sends to the collector at `endpoint` (OTLP over HTTP). Raises ConfigError."""
     if not endpoint:
         return NoTracer()
+    from services.otlp.tracer import OtlpTracer  # whoever sends no traces doesn't load it
+
     try:
-        from services.otlp import OtlpTracer
-    except ImportError as error:
-        raise ConfigError(f"--otlp-endpoint: {error}; install opentelemetry-exporter-otlp-proto-http") from error
-    return OtlpTracer(endpoint, service=service, instance=instance)
+        return OtlpTracer(endpoint, service=service, instance=instance)
+    except OSError as error:  # a certificate that is none
+        raise ConfigError(f"--otlp-endpoint {endpoint}: {error}; see OTEL_EXPORTER_OTLP_CERTIFICATE") from error

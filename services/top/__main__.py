@@ -30,6 +30,7 @@ from services.top.view import parse_metrics, picture, worker_row
 LISTEN_S = 1.5  # workers beat every 0.5 s, gateways every second: after this, all of them were heard
 GATEWAY_SILENT_S = 5.0
 CONNECT_S = 5.0
+WRONG_KEY = "a key is needed: --api-key, or BATON_API_KEY; the admin key where there is one"
 CLEAR, HOME, LINE_END, REST = "\x1b[2J", "\x1b[H", "\x1b[K", "\x1b[J"
 ENTER, LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # the alternate screen, without a cursor
 
@@ -39,6 +40,8 @@ class Watch:
 
     def __init__(self, settings: TopSettings) -> None:
         self._url = settings.url.rstrip("/")
+        self._headers = {"authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
+        self.refused = ""  # why the gateway tells no metrics
         self.peers = Peers()
         self._gateways: dict[str, float] = {}
 
@@ -61,11 +64,13 @@ class Watch:
         if not self._url:
             return None
         try:
-            async with httpx.AsyncClient(timeout=1.0) as client:
+            async with httpx.AsyncClient(timeout=1.0, headers=self._headers) as client:
                 answer = await client.get(f"{self._url}/metrics")
-                return parse_metrics(answer.text) if answer.status_code == 200 else {}
         except httpx.HTTPError:
+            self.refused = "no answer"
             return {}
+        self.refused = WRONG_KEY if answer.status_code == 401 else f"status {answer.status_code}"
+        return parse_metrics(answer.text) if answer.status_code == 200 else {}
 
     def _saw_gateway(self, state: GatewayState) -> None:
         self._gateways[state.gateway] = time.monotonic()
@@ -103,7 +108,7 @@ async def _one(watch: Watch, settings: TopSettings) -> str:
     metrics = await watch.metrics()
     if settings.print_json:
         return json.dumps({"workers": watch.workers(), "gateways": watch.gateways(), "metrics": metrics}, indent=2)
-    return "\n".join(picture(watch.workers(), watch.gateways(), metrics, columns=1_000))
+    return "\n".join(picture(watch.workers(), watch.gateways(), metrics, columns=1_000, refused=watch.refused))
 
 
 async def _live(watch: Watch, settings: TopSettings) -> None:
@@ -132,7 +137,8 @@ async def _live(watch: Watch, settings: TopSettings) -> None:
 
 def _draw(watch: Watch, metrics: dict[str, float] | None) -> None:
     size = shutil.get_terminal_size()
-    lines = [*picture(watch.workers(), watch.gateways(), metrics, size.columns)[: size.lines - 2], "", "q ends"]
+    shown = picture(watch.workers(), watch.gateways(), metrics, columns=size.columns, refused=watch.refused)
+    lines = [*shown[: size.lines - 2], "", "q ends"]
     sys.stdout.write(HOME + f"{LINE_END}\r\n".join(lines[: size.lines]) + LINE_END + REST)
     sys.stdout.flush()
 

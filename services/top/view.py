@@ -54,14 +54,17 @@ def worker_row(state: WorkerState) -> dict[str, Any]:
 
 
 def picture(
-    workers: Sequence[Mapping[str, Any]], gateways: Sequence[str], metrics: Mapping[str, float] | None, columns: int
+    workers: Sequence[Mapping[str, Any]],
+    gateways: Sequence[str],
+    metrics: Mapping[str, float] | None,
+    *,
+    columns: int,
+    refused: str = "",
 ) -> list[str]:
-    """The table's lines, none longer than `columns`."""
+    """The table's lines, none longer than `columns`. `refused`: why there are no metrics."""
     lines = [f"baton top   {len(workers)} workers   {len(gateways)} gateways: {', '.join(gateways) or 'none'}"]
     if metrics is not None:
-        lines.append(
-            "gateway   " + ("   ".join(f"{name} {value:.0f}" for name, value in metrics.items()) or "no answer")
-        )
+        lines.append("gateway   " + ("   ".join(f"{name} {value:.0f}" for name, value in metrics.items()) or refused))
     lines += ["", "".join(_cell(title, width, at) for at, (title, _, width) in enumerate(COLUMNS))]
     for row in workers:
         lines.append("".join(_cell(_text(row[key]), width, at) for at, (_, key, width) in enumerate(COLUMNS)))

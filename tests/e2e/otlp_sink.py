@@ -34,6 +34,7 @@ class SunkSpan:
     attributes: dict[str, Any]
     events: list[tuple[str, dict[str, Any]]]
     links: list[str] = field(default_factory=list)
+    kind: int = 0
 
 
 class OtlpSink:
@@ -41,11 +42,21 @@ class OtlpSink:
 
     def __init__(self) -> None:
         self.spans: list[SunkSpan] = []
+        self.headers: dict[str, str] = {}  # of the last request, names in lower case
+        self.refusing = 0  # the status to refuse requests with; 0 = take them
+        self._refused = 0
         sink = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 raw = self.rfile.read(int(self.headers["content-length"]))
+                sink.headers = {name.lower(): value for name, value in self.headers.items()}
+                if sink.refusing:
+                    self.send_response(sink.refusing)
+                    self.send_header("content-length", "0")
+                    self.end_headers()
+                    sink._refused += 1
+                    return
                 if self.headers.get("content-encoding") == "gzip":
                     raw = gzip.decompress(raw)
                 sink.spans += _spans_of(ExportTraceServiceRequest.FromString(raw))
@@ -75,6 +86,13 @@ class OtlpSink:
         except TimeoutError:
             raise AssertionError(f"spans so far: {sorted((s.name, s.instance, s.error) for s in self.spans)}") from None
         return list(self.spans)
+
+    async def until_refused(self, timeout_s: float = 20.0) -> None:
+        """Wait until one more request was refused."""
+        before = self._refused
+        async with asyncio.timeout(timeout_s):
+            while self._refused == before:
+                await asyncio.sleep(0.01)
 
 
 @contextlib.asynccontextmanager
@@ -106,6 +124,7 @@ def _spans_of(request: ExportTraceServiceRequest) -> list[SunkSpan]:
                         attributes=_dict(span.attributes),
                         events=[(event.name, _dict(event.attributes)) for event in span.events],
                         links=[link.span_id.hex() for link in span.links],
+                        kind=span.kind,
                     )
                 )
     return spans

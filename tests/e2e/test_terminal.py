@@ -17,6 +17,7 @@ import pytest_asyncio
 from tests.e2e.cluster import ROOT, Cluster
 from tests.models import build_tiny_model
 
+ADMIN_KEY = "an-admin-key-of-a-test"
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("BATON_")}
 
 
@@ -24,7 +25,9 @@ ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.starts
 async def cluster(tmp_path_factory: object) -> AsyncIterator[Cluster]:
     folder: Path = tmp_path_factory.mktemp("terminal")  # type: ignore[attr-defined]
     model = build_tiny_model(folder / "tiny", "llama")
-    async with Cluster(folder / "run", model=model, fake=True, kv_memory_mb=8, fake_step_ms=5) as running:
+    options = {"fake": True, "kv_memory_mb": 8, "fake_step_ms": 5}
+    keys = ("--admin-key", ADMIN_KEY)
+    async with Cluster(folder / "run", model=model, gateway_options=keys, **options) as running:  # type: ignore[arg-type]
         yield running
 
 
@@ -102,7 +105,7 @@ async def test_an_interrupted_bench_prints_what_there_is(cluster: Cluster, tmp_p
 async def test_top_shows_every_worker_and_the_gateway(cluster: Cluster) -> None:
     """With an observer's user, who may do nothing else; below with the admin's."""
     observer = ("--nats-url", cluster.nats.address, "--nats-credentials", str(cluster.users.nats_file("observer")))
-    code, out, err = await output("top", *observer, "--url", cluster.url, "--json")
+    code, out, err = await output("top", *observer, "--url", cluster.url, "--api-key", ADMIN_KEY, "--json")
     assert code == 0, err
     found = json.loads(out)
     assert [(row["worker"], row["roles"]) for row in found["workers"]] == [
@@ -116,6 +119,18 @@ async def test_top_shows_every_worker_and_the_gateway(cluster: Cluster) -> None:
     assert code == 0, err
     assert "prefill-0" in out
     assert "1 gateways" in out
+
+
+async def test_what_tells_of_everybody_needs_the_admin_key_and_says_so(cluster: Cluster) -> None:
+    code, out, err = await output("top", "--nats-url", cluster.nats.url, "--url", cluster.url, "--once")
+    assert code == 0, err
+    assert "a key is needed: --api-key" in out
+    code, _, err = await output("trace", "--url", cluster.url)
+    assert code == 2
+    assert "a valid admin key is needed" in err
+    code, out, err = await output("trace", "--url", cluster.url, "--api-key", ADMIN_KEY)
+    assert code == 0, err
+    assert "slowest:" in out
 
 
 async def test_top_lives_in_a_terminal_until_q(cluster: Cluster) -> None:
@@ -145,19 +160,20 @@ async def test_top_without_nats_says_so() -> None:
 
 
 async def test_trace_tells_where_a_request_s_time_went(cluster: Cluster) -> None:
+    asked = ("--url", cluster.url, "--api-key", ADMIN_KEY)
     async with httpx.AsyncClient(base_url=cluster.url, timeout=30) as client:
         body = {"model": "tiny", "prompt": [7] * 100, "max_tokens": 6, "ignore_eos": True, "n": 2}
         answer = (await client.post("/v1/completions", json=body)).json()
-    code, out, err = await output("trace", answer["id"], "--url", cluster.url)
+    code, out, err = await output("trace", answer["id"], *asked)
     assert (code, err) == (0, "")
     assert [line for line in out.splitlines() if line.startswith("cmpl")] == [
         f"{answer['id']}-{index}   length" for index in range(2)
     ]
     rows = [line.split()[0] for line in out.splitlines() if "█" in line]
     assert {"placement", "queue", "prefill", "transfer", "decode"} <= set(rows)
-    code, out, _ = await output("trace", "--url", cluster.url, "--json")
+    code, out, _ = await output("trace", *asked, "--json")
     assert code == 0
     assert f"{answer['id']}-0" in [entry["request_id"] for entry in json.loads(out)["latest"]]
-    code, _, err = await output("trace", "cmpl-nobody", "--url", cluster.url)
+    code, _, err = await output("trace", "cmpl-nobody", *asked)
     assert (code, err.count("\n")) == (2, 1)
     assert "cmpl-nobody" in err

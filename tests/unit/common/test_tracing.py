@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,9 @@ import pytest
 
 from common.config import ConfigError, GatewaySettings, load_settings
 from common.servers import free_port
-from common.tracing import Span, child_of, is_sampled, new_trace, valid
-from services.otlp import MAX_QUEUED, OtlpTracer
+from common.tracing import Children, NoTracer, Span, SpanEvent, child_of
+from gateway.spans import new_trace, valid
+from services.otlp.tracer import MAX_QUEUED, OtlpTracer, is_sampled
 from services.tracing import open_tracer
 from tests.e2e.otlp_sink import otlp_sink
 
@@ -57,23 +59,98 @@ def test_the_share_of_new_traces_is_the_one_asked_for() -> None:
     assert not is_sampled("")
 
 
-def test_opentelemetry_s_sdk_is_needed_only_with_an_endpoint_and_then_its_lack_is_one_clear_line() -> None:
+def test_what_broke_is_an_error_and_what_nobody_needs_any_more_is_none() -> None:
+    took: list[Span] = []
+
+    class Keeps(NoTracer):
+        def record(self, span: Span) -> None:
+            took.append(span)
+
+    children = Children(Keeps(), CONTEXT, {"baton.attempt": 2})
+    for outcome in ("", "ok", "cancelled", "worker lost"):
+        children.record("decode", 1.0, 2.0, {"baton.tokens": 3}, outcome=outcome)
+    children.record("transfer", 1.0, 2.0, {}, context=child_of(CONTEXT), links=[CONTEXT])
+    assert [one.error for one in took] == ["", "", "", "worker lost", ""]
+    assert {one.parent for one in took} == {CONTEXT}
+    assert len({one.context for one in took}) == 5
+    assert took[0].attributes == {"baton.attempt": 2, "baton.tokens": 3}
+
+
+def test_traces_need_no_package_of_opentelemetry_s() -> None:
     code = """
 import sys
-sys.modules["opentelemetry.sdk"] = sys.modules["opentelemetry.exporter"] = None  # as if they were not installed
+for name in ("opentelemetry.sdk", "opentelemetry.exporter", "opentelemetry.proto", "google"):
+    sys.modules[name] = None  # as if it were not installed
 import services.gateway.__main__, services.worker_process
-from common.config import ConfigError
-from common.tracing import NoTracer
 from services.tracing import open_tracer
-assert isinstance(open_tracer("", service="s", instance="i"), NoTracer)
-try:
-    open_tracer("http://127.0.0.1:4318", service="s", instance="i")
-except ConfigError as error:
-    assert "--otlp-endpoint" in str(error) and "install" in str(error), error
-else:
-    raise AssertionError("opened")
+open_tracer("http://127.0.0.1:9", service="s", instance="i").close()
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
+
+
+async def test_every_kind_of_value_arrives_as_it_was() -> None:
+    values = {
+        "text": "größer ✓", "empty": "", "no text \ud800": "\ud800", "yes": True, "no": False, "one": 1, "none": 0, "less": -5,
+        "large": 2**62, "real": 0.1, "minus": -2.5, "names": ["decode-0", "decode-1"], "nobody": [], "long": "x" * 100_000,
+    }  # fmt: skip
+    whole = span(
+        "all of it",
+        parent=child_of(CONTEXT),
+        attributes=values,
+        events=[SpanEvent(name="push", at=1.5, attributes=values), SpanEvent(name="bare", at=1.6)],
+        links=[child_of(CONTEXT), child_of(CONTEXT)],
+        error="it broke",
+        kind="server",
+    )
+    async with otlp_sink() as sink:
+        tracer = open_tracer(sink.url, service="test", instance="me")
+        tracer.record(whole)
+        tracer.record(whole)  # now most of it is known already
+        tracer.close()
+        first, second = await sink.until(lambda spans: len(spans) == 2)
+    wanted = {name.replace("\ud800", "?"): value for name, value in values.items()} | {"no text ?": "?"}
+    for one in (first, second):
+        assert one.attributes == wanted
+        assert [type(value) for value in one.attributes.values()] == [type(value) for value in wanted.values()]
+        assert one.events == [("push", wanted), ("bare", {})]
+        assert one.links == [link[36:52] for link in whole.links]
+        assert (one.name, one.parent, one.error, one.kind) == ("all of it", whole.parent[36:52], "it broke", 2)
+
+
+async def test_what_a_collector_could_not_take_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.otlp.tracer.SEND_EVERY_S", 0.05)
+    async with otlp_sink() as sink:
+        sink.refusing = 503
+        tracer = OtlpTracer(sink.url, service="test", instance="me")
+        tracer.record(span("early"))
+        await sink.until_refused()
+        tracer.record(span("late"))
+        sink.refusing = 0
+        spans = await sink.until(lambda spans: len(spans) == 2)
+        assert [one.name for one in spans] == ["early", "late"]
+        sink.refusing = 400  # it will never take this
+        tracer.record(span("wrong"))
+        await sink.until_refused()
+        sink.refusing = 0
+        tracer.record(span("right"))
+        spans = await sink.until(lambda spans: len(spans) == 3)
+        await asyncio.to_thread(tracer.close)
+    assert (spans[2].name, tracer.dropped) == ("right", 1)
+
+
+async def test_opentelemetry_s_variables_are_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-key=general")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "X-Key=a%20secret, x-team = blue")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test,service.name=ours%2Ctoo")
+    async with otlp_sink() as sink:
+        tracer = open_tracer(sink.url + "/v1/traces", service="test", instance="me")
+        tracer.record(span("zipped"))
+        tracer.close()
+        (one,) = await sink.until(lambda spans: len(spans) == 1)
+    assert (one.name, one.service) == ("zipped", "baton-test")  # the name is ours to give
+    assert sink.headers["content-encoding"] == "gzip"
+    assert (sink.headers["x-key"], sink.headers["x-team"]) == ("a secret", "blue")
 
 
 async def test_what_was_recorded_before_the_close_arrives() -> None:

@@ -22,21 +22,22 @@ ROW = {
 
 def test_the_picture_fits_the_terminal() -> None:
     for columns in (20, 80, 200):
-        lines = picture([ROW, ROW], ["g"], {"running": 2.0}, columns)
+        lines = picture([ROW, ROW], ["g"], {"running": 2.0}, columns=columns)
         assert max(map(len, lines)) <= columns
         assert len(lines) == 6
 
 
 def test_columns_line_up_and_unmeasured_rates_are_dashes() -> None:
-    title, row = picture([ROW], [], None, 500)[-2:]
+    title, row = picture([ROW], [], None, columns=500)[-2:]
     assert row.split()[:3] == ["a-worker-with-a-…", "prefill,decode", "ready"]
     assert row.split()[3:] == ["3", "2", "4096", "10", "1", "5", "51234", "-", "351.2"]
     assert len(title) == len(row)
 
 
 def test_nothing_heard_is_said() -> None:
-    assert picture([], [], {}, 100)[-1] == "no worker is heard"
-    assert "no answer" in picture([], [], {}, 100)[1]
+    lines = picture([], [], {}, columns=100, refused="no answer")
+    assert lines[-1] == "no worker is heard"
+    assert "no answer" in lines[1]
 
 
 def test_metrics_are_summed_over_labels() -> None:
