@@ -3,7 +3,7 @@ VENV := .venv
 PYTHON ?= python3
 RUN := $(VENV)/bin/python -m
 PIP := $(RUN) pip --disable-pip-version-check -q
-.PHONY: up setup test check unit integration e2e fuzz-short fuzz audit simulation chaos-short chaos clean
+.PHONY: up setup test check unit integration e2e fuzz-short fuzz audit simulation chaos-short chaos redis-7 clean
 
 up: setup
 	@exec ./baton up $(ARGS)
@@ -63,5 +63,11 @@ audit: $(VENV)/.testing
 simulation: $(VENV)/.testing
 	$(RUN) pytest -q -n 2 --dist worksteal tests/$@
 
+# Redis 7.0 itself, with TLS: Debian's, unpacked here and not installed. All else runs with the Valkey of a Python package, which has no TLS.
+redis-7: $(VENV)/.testing
+	@mkdir -p .redis-7 && cd .redis-7 && apt-get -q download redis-server redis-tools libjemalloc2 liblzf1 && for one in *.deb; do dpkg -x $$one .; done
+	PATH="$$PWD/.redis-7/usr/bin:$$PATH" LD_LIBRARY_PATH="$$(echo $$PWD/.redis-7/usr/lib/*-linux-gnu)" $(RUN) pytest -q \
+	    $(addprefix tests/integration/test_,access.py budgets.py placement.py store.py tls.py) tests/e2e/test_secure.py
+
 clean:
-	rm -rf .audit .venv .baton .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .redis-7 .audit .venv .baton .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -12,6 +12,7 @@ import importlib.util
 import shutil
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -91,7 +92,7 @@ async def run_nats(
         shipped, config = config.read_text(), data_dir / "nats.conf"
         write_secret(config, f"{shipped}\n{extra}")
     command = [str(find_nats_server()), "-c", str(config), "-a", "127.0.0.1"]
-    async with _running("nats", [*command, "-sd", str(data_dir), "-p"], port, log_file) as server:
+    async with running("nats", [*command, "-sd", str(data_dir), "-p"], port, log_file) as server:
         yield server
 
 
@@ -109,7 +110,7 @@ async def run_redis(
     if users:
         write_secret(data_dir / "users.acl", users)
         command += ["--aclfile", str(data_dir / "users.acl")]
-    async with _running("redis", [*command, "--dir", str(data_dir), "--port"], port, log_file) as server:
+    async with running("redis", [*command, "--dir", str(data_dir), "--port"], port, log_file) as server:
         yield server
 
 
@@ -153,14 +154,16 @@ async def stop(process: asyncio.subprocess.Process, timeout_s: float = STOP_TIME
 
 
 @contextlib.asynccontextmanager
-async def _running(name: str, command: list[str], port: int, log_file: Path | None) -> AsyncIterator[Server]:
-    """Start `command` with the port as its last argument; stop it on exit."""
+async def running(
+    name: str, command: list[str], port: int, log_file: Path | None, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Server]:
+    """Start `command` with the port as its last argument; stop it on exit. `name` is the scheme of its address."""
     if port:
-        server = await _start(name, command, port, log_file)
+        server = await _start(name, command, port, log_file, tls)
     else:
         for tries_left in reversed(range(PORT_TRIES)):
             try:
-                server = await _start(name, command, free_port(), log_file)
+                server = await _start(name, command, free_port(), log_file, tls)
                 break
             except UnavailableError:  # somebody else took the port first
                 if not tries_left:
@@ -171,7 +174,7 @@ async def _running(name: str, command: list[str], port: int, log_file: Path | No
         await stop(server.process)
 
 
-async def _start(name: str, command: list[str], port: int, log_file: Path | None) -> Server:
+async def _start(name: str, command: list[str], port: int, log_file: Path | None, tls: ssl.SSLContext | None) -> Server:
     if not port_is_free(port):
         raise UnavailableError(f"port {port} is in use: stop what uses it, or choose another port for {name}")
     with log_file.open("ab") if log_file else contextlib.nullcontext(asyncio.subprocess.DEVNULL) as output:
@@ -180,7 +183,7 @@ async def _start(name: str, command: list[str], port: int, log_file: Path | None
         )
     try:
         async with asyncio.timeout(START_TIMEOUT_S):
-            await _answers(name, port, process, log_file)
+            await _answers(name, port, process, log_file, tls)
     except TimeoutError as error:
         await stop(process)
         raise UnavailableError(f"{name} did not answer within {START_TIMEOUT_S:.0f} s{_see(log_file)}") from error
@@ -190,13 +193,15 @@ async def _start(name: str, command: list[str], port: int, log_file: Path | None
     return Server(name=name, port=port, process=process)
 
 
-async def _answers(name: str, port: int, process: asyncio.subprocess.Process, log_file: Path | None) -> None:
+async def _answers(
+    name: str, port: int, process: asyncio.subprocess.Process, log_file: Path | None, tls: ssl.SSLContext | None
+) -> None:
     """Return once the server says that it serves; raise UnavailableError when it ended instead."""
     while True:
         if process.returncode is not None:
             raise UnavailableError(f"{name} ended at once with exit code {process.returncode}{_see(log_file)}")
         with contextlib.suppress(OSError):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
             try:
                 writer.write(b"PING\r\n")  # NATS says INFO first, Redis +PONG or whom it wants, or -LOADING for a while
                 if (await reader.readline()).startswith((b"INFO ", b"+PONG", b"-NOAUTH")):

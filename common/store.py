@@ -255,18 +255,21 @@ async def connect_store(settings: RedisSettings) -> AsyncIterator[Store]:
         await client.aclose()
 
 
-async def install_library(url: str) -> None:
-    """Install the functions with an admin's URL, so that nobody has to wait for a gateway. Raises UnavailableError."""
-    async with redis.asyncio.Redis.from_url(url, protocol=2, socket_timeout=INSTALL_TIMEOUT_S) as client:
+async def install_library(settings: RedisSettings) -> None:
+    """Install the functions as an admin, so that nobody has to wait for a gateway. Raises UnavailableError."""
+    options = identity_of(settings) | {"protocol": 2, "socket_timeout": INSTALL_TIMEOUT_S}
+    async with redis.asyncio.Redis.from_url(settings.url, **options) as client:
         try:
-            await Store(client, RedisSettings(url=url)).load_library()
+            await Store(client, settings).load_library()
         except (redis.exceptions.RedisError, OSError) as error:
             raise UnavailableError(f"Redis: {type(error).__name__} {error}") from error
 
 
 def identity_of(settings: RedisSettings) -> dict[str, Any]:
     """Who we are and whom to trust, as the client's options. Raises ConfigError."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {
+        "driver_info": None
+    }  # no CLIENT SETINFO: Redis 7.0 refuses users who may do what it has not
     if settings.credentials:
         login = read_login(settings.credentials)
         options |= {"username": login.user, "password": login.password}

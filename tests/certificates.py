@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from common.tls import Tls
+
 
 @dataclass(frozen=True)
 class Certificates:
@@ -20,6 +22,10 @@ class Certificates:
     server_key: Path
     client: Path
     client_key: Path
+
+    @property
+    def of_client(self) -> Tls:
+        return Tls(ca=self.ca, cert=self.client, key=self.client_key)
 
 
 def make_certificates(folder: Path) -> Certificates:

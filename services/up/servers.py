@@ -9,7 +9,7 @@ from pathlib import Path
 
 from common.config import PREFIX, UpSettings
 from common.servers import Server, run_nats, run_redis
-from common.store import install_library
+from common.store import RedisSettings, install_library
 from services.users.permissions import Member, Users, make_users
 
 
@@ -55,5 +55,5 @@ async def start_servers(
         say("starting redis …")
         log_file = data / "logs" / "redis.log"
         redis = await held.enter_async_context(run_redis(data_dir=data / "redis", log_file=log_file, users=users.redis))
-        await install_library(replace(redis, login=users.admin_redis).url)
+        await install_library(RedisSettings(url=replace(redis, login=users.admin_redis).url))
     return Reach(nats=nats, redis=redis, users=users)

@@ -87,7 +87,7 @@ def redis_rules(member: Member) -> str:
     else:
         keys, functions, commands = "", (), "+info"
     calls = " ".join(f"+fcall|baton_{name}" for name in functions)
-    return " ".join(f"resetchannels {keys} -@all +ping +client|setinfo {calls} {commands}".split())
+    return " ".join(f"resetchannels {keys} -@all +ping {calls} {commands}".split())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

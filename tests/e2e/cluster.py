@@ -14,8 +14,11 @@ from types import TracebackType
 import httpx
 
 from common.servers import Server, die_with_parent, free_port, run_nats, run_redis, stop
-from common.store import install_library
+from common.store import RedisSettings, install_library
+from common.tls import Tls
 from services.users.permissions import Member, Role, make_users
+from tests.certificates import Certificates
+from tests.secure_servers import run_secure_nats, run_secure_redis
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_S = 180.0  # eight processes that load torch on two busy cores
@@ -36,9 +39,13 @@ class Cluster:
         fake: bool = False,
         gateway_options: tuple[str, ...] = (),
         planner_options: tuple[str, ...] = (),
+        certificates: Certificates | None = None,
         **worker_options: object,
     ) -> None:
-        """Each process has its own user on NATS and Redis; the URLs of `nats` and `redis` are the admin's."""
+        """Each process has its own user on NATS and Redis; the URLs of `nats` and `redis` are the admin's.
+
+        With `certificates` both servers run as deploy/ ships them for use between hosts: who comes without one stays out.
+        """
         self.folder = folder
         self.names = [f"prefill-{index}" for index in range(prefill)]
         self.names += [f"decode-{index}" for index in range(decode)]
@@ -51,6 +58,7 @@ class Cluster:
         self._planner_options = planner_options
         self._worker_options = {"transport": transport, "kv_memory_mb": 32, **worker_options}
         self._fake = fake
+        self._certificates = certificates
         members = [Member("gateway", "gateway"), Member("planner"), Member("observer")]
         members += [Member(_role(name), name) for name in self.names]
         self.users = make_users(members, folder / "users")
@@ -81,29 +89,38 @@ class Cluster:
 
     async def start_nats(self, *, port: int = 0) -> None:
         """Start NATS with the cluster's users; later again, at the port that it had."""
-        log_file = self.folder / "nats.log"
-        server = run_nats(port=port, data_dir=self.folder / "nats", log_file=log_file, extra=self.users.nats)
+        log_file, data = self.folder / "nats.log", self.folder / "nats"
+        if self._certificates:
+            server = run_secure_nats(
+                port=port,
+                data_dir=data,
+                log_file=log_file,
+                users=self.users.nats,
+                certificates=self._certificates,
+            )
+        else:
+            server = run_nats(port=port, data_dir=data, log_file=log_file, extra=self.users.nats)
         self.nats = await self._stack.enter_async_context(server)
         self.nats.login = self.users.admin_nats
 
     async def start_redis(self, *, port: int = 0) -> None:
         """Start Redis with the cluster's users and the function library; later again, at the port that it had."""
-        server = run_redis(port=port, data_dir=self.folder / "redis", users=self.users.redis)
+        data, users = self.folder / "redis", self.users.redis
+        if self._certificates:
+            server = run_secure_redis(port=port, data_dir=data, users=users, certificates=self._certificates)
+        else:
+            server = run_redis(port=port, data_dir=data, users=users)
         self.redis = await self._stack.enter_async_context(server)
         self.redis.login = self.users.admin_redis
-        await install_library(self.redis.url)
+        await install_library(
+            RedisSettings(url=self.redis.url, tls=self._certificates.of_client if self._certificates else Tls())
+        )
 
     async def start(self, name: str) -> None:
         """Start one of the services, again if it was there before. A planner is started by the test that wants one."""
         service = name.partition("-")[0]
         if service == "planner":
-            login = [
-                "--nats-url",
-                self._address("nats", name),
-                "--nats-credentials",
-                str(self.users.nats_file("planner")),
-            ]
-            options = [*login, "--planner-id", name, *self._planner_options]
+            options = [*self._reach("nats", "planner", name), "--planner-id", name, *self._planner_options]
         else:
             options = self._gateway_flags() if service == "gateway" else self._worker_flags(name)
         with (self.folder / f"{name}.log").open("ab") as log:
@@ -174,10 +191,18 @@ class Cluster:
         return flags
 
     def _common(self, user: str) -> list[str]:
-        nats, redis = self._address("nats", user), self._address("redis", user)
-        servers = ["--nats-url", nats, "--nats-credentials", str(self.users.nats_file(user))]
-        servers += ["--redis-url", redis, "--redis-credentials", str(self.users.redis_file(user))]
+        servers = [*self._reach("nats", user, user), *self._reach("redis", user, user)]
         return [*servers, "--model", str(self._model), "--served-model-name", "tiny", "--drain-s", "5"]
+
+    def _reach(self, server: str, user: str, name: str) -> list[str]:
+        """How the process `name` reaches NATS or Redis as `user`."""
+        login = {"nats": self.users.nats_file, "redis": self.users.redis_file}[server](user)
+        flags = [f"--{server}-url", self._address(server, name), f"--{server}-credentials", str(login)]
+        if self._certificates:
+            tls = self._certificates.of_client
+            files = {"ca": tls.ca, "cert": tls.cert, "key": tls.key}
+            flags += [word for part, file in files.items() for word in (f"--{server}-{part}", str(file))]
+        return flags
 
     def _address(self, server: str, user: str) -> str:
         """Where `user` reaches NATS or Redis."""

@@ -17,12 +17,13 @@ import pytest_asyncio
 from common.bus import NatsSettings, connect_bus
 from common.config import ConfigError
 from common.errors import UnavailableError
-from common.servers import Server, die_with_parent, free_port, run_nats, run_redis, stop
+from common.servers import Server, die_with_parent, free_port, run_redis, stop
 from common.store import RedisSettings, connect_store
 from common.tls import Tls
 from tests.certificates import Certificates, make_certificates
 from tests.integration.waiting import LIMIT_S
 from tests.models import build_tiny_model
+from tests.secure_servers import redis_speaks_tls, run_secure_nats, run_secure_redis
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,20 +41,24 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def nats(ours: Certificates, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
-    """NATS that wants a certificate from both sides, as deploy/nats/secure.conf has it."""
-    files = f'cert_file: "{ours.server}", key_file: "{ours.server_key}", ca_file: "{ours.ca}"'
-    async with run_nats(data_dir=tmp_path_factory.mktemp("nats"), extra=f"tls {{ {files}, verify: true }}") as server:
+    """NATS with deploy/nats/secure.conf, but no users: it wants a certificate from both sides."""
+    async with run_secure_nats(data_dir=tmp_path_factory.mktemp("nats"), certificates=ours) as server:
         yield server
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def redis_port(ours: Certificates, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[int]:
-    """Redis behind TLS. The server that comes as a Python package is built without it, so a proxy here ends it."""
+    """Redis with deploy/redis/secure.conf, but no users. The server of the Python package has no TLS: there a proxy ends it."""
+    data_dir = tmp_path_factory.mktemp("redis")
+    if redis_speaks_tls():
+        async with run_secure_redis(data_dir=data_dir, certificates=ours) as server:
+            yield server.port
+        return
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(ours.server, ours.server_key)
     context.load_verify_locations(ours.ca)
     context.verify_mode = ssl.CERT_REQUIRED
-    async with run_redis(data_dir=tmp_path_factory.mktemp("redis")) as server:
+    async with run_redis(data_dir=data_dir) as server:
 
         async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -72,21 +77,16 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.close()
 
 
-def secure(url: str, tls: Tls) -> NatsSettings:
-    return NatsSettings(url=url.replace("nats://", "tls://"), tls=tls, connect_timeout_s=LIMIT_S)
-
-
 async def test_nats_over_tls_carries_what_the_bus_does(nats: Server, ours: Certificates) -> None:
-    tls = Tls(ca=ours.ca, cert=ours.client, key=ours.client_key)
-    async with connect_bus(secure(nats.url, tls), name="test") as bus:  # makes streams: requests and answers work
+    settings = NatsSettings(url=nats.address, tls=ours.of_client, connect_timeout_s=LIMIT_S)
+    async with connect_bus(settings, name="test") as bus:  # makes streams: requests and answers work
         assert bus.connected
 
 
 async def test_nats_without_our_certificate_or_encryption_lets_nobody_in(nats: Server, ours: Certificates) -> None:
-    quick = {"connect_timeout_s": 0.7}
     for settings in (
-        NatsSettings(url=nats.url.replace("nats://", "tls://"), tls=Tls(ca=ours.ca), **quick),  # type: ignore[arg-type]
-        NatsSettings(url=nats.url, **quick),  # type: ignore[arg-type]
+        NatsSettings(url=nats.address, tls=Tls(ca=ours.ca), connect_timeout_s=0.7),
+        NatsSettings(url=nats.address.replace("tls://", "nats://"), connect_timeout_s=0.7),
     ):
         with pytest.raises(UnavailableError):
             async with connect_bus(settings, name="test"):
@@ -94,7 +94,7 @@ async def test_nats_without_our_certificate_or_encryption_lets_nobody_in(nats: S
 
 
 async def test_a_nats_server_of_another_authority_is_not_trusted(nats: Server, theirs: Certificates) -> None:
-    settings = NatsSettings(url=nats.url.replace("nats://", "tls://"), tls=Tls(ca=theirs.ca), connect_timeout_s=0.7)
+    settings = NatsSettings(url=nats.address, tls=Tls(ca=theirs.ca), connect_timeout_s=0.7)
     with pytest.raises(UnavailableError, match=r"(?i)certificate verify failed"):
         async with connect_bus(settings, name="test"):
             pass
@@ -104,8 +104,7 @@ async def test_redis_over_tls_answers_and_another_authority_is_not_trusted(
     redis_port: int, ours: Certificates, theirs: Certificates
 ) -> None:
     url = f"rediss://127.0.0.1:{redis_port}"
-    tls = Tls(ca=ours.ca, cert=ours.client, key=ours.client_key)
-    async with connect_store(RedisSettings(url=url, tls=tls, timeout_s=LIMIT_S)) as store:
+    async with connect_store(RedisSettings(url=url, tls=ours.of_client, timeout_s=LIMIT_S)) as store:
         assert await store.workers() == []
     for other in (Tls(ca=theirs.ca, cert=ours.client, key=ours.client_key), Tls(ca=ours.ca)):
         async with connect_store(RedisSettings(url=url, tls=other, timeout_s=LIMIT_S)) as store:
@@ -130,7 +129,7 @@ async def test_a_gateway_serves_https_and_reaches_both_servers_by_tls(
     model = build_tiny_model(tmp_path / "tiny", "llama")
     port = free_port()
     flags = {
-        "nats-url": nats.url.replace("nats://", "tls://"),
+        "nats-url": nats.address,
         "redis-url": f"rediss://127.0.0.1:{redis_port}",
         **{f"{name}-ca": ours.ca for name in ("nats", "redis")},
         **{f"{name}-cert": ours.client for name in ("nats", "redis")},
