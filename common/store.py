@@ -33,7 +33,6 @@ BUDGETS = Path(__file__).with_name("budgets.lua")
 DIGESTS_A_CALL = 1_000  # Redis does nothing else meanwhile: about 2 ms
 DIGESTS_PLACED = 4_096  # of a longer prompt, the rest counts as not cached; looking ends with the first miss
 MAX_CONNECTIONS = 16  # more calls at once wait for a connection
-INSTALL_TIMEOUT_S = 5.0
 BREAKER_ERRORS = 5
 BREAKER_OPEN_S = 1.0
 
@@ -253,16 +252,6 @@ async def connect_store(settings: RedisSettings) -> AsyncIterator[Store]:
         yield store
     finally:
         await client.aclose()
-
-
-async def install_library(settings: RedisSettings) -> None:
-    """Install the functions as an admin, so that nobody has to wait for a gateway. Raises UnavailableError."""
-    options = identity_of(settings) | {"protocol": 2, "socket_timeout": INSTALL_TIMEOUT_S}
-    async with redis.asyncio.Redis.from_url(settings.url, **options) as client:
-        try:
-            await Store(client, settings).load_library()
-        except (redis.exceptions.RedisError, OSError) as error:
-            raise UnavailableError(f"Redis: {type(error).__name__} {error}") from error
 
 
 def identity_of(settings: RedisSettings) -> dict[str, Any]:

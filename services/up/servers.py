@@ -7,10 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import redis.asyncio
+import redis.exceptions
+
 from common.config import PREFIX, UpSettings
+from common.errors import UnavailableError
 from common.servers import Server, run_nats, run_redis
-from common.store import RedisSettings, install_library
+from common.store import RedisSettings, Store, identity_of
 from services.users.permissions import Member, Users, make_users
+
+INSTALL_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,3 +63,13 @@ async def start_servers(
         redis = await held.enter_async_context(run_redis(data_dir=data / "redis", log_file=log_file, users=users.redis))
         await install_library(RedisSettings(url=replace(redis, login=users.admin_redis).url))
     return Reach(nats=nats, redis=redis, users=users)
+
+
+async def install_library(settings: RedisSettings) -> None:
+    """Install the functions as an admin, so that nobody has to wait for a gateway. Raises UnavailableError."""
+    options = identity_of(settings) | {"protocol": 2, "socket_timeout": INSTALL_TIMEOUT_S}
+    async with redis.asyncio.Redis.from_url(settings.url, **options) as client:
+        try:
+            await Store(client, settings).load_library()
+        except (redis.exceptions.RedisError, OSError) as error:
+            raise UnavailableError(f"Redis: {type(error).__name__} {error}") from error

@@ -14,8 +14,9 @@ from types import TracebackType
 import httpx
 
 from common.servers import Server, die_with_parent, free_port, run_nats, run_redis, stop
-from common.store import RedisSettings, install_library
+from common.store import RedisSettings
 from common.tls import Tls
+from services.up.servers import install_library
 from services.users.permissions import Member, Role, make_users
 from tests.certificates import Certificates
 from tests.secure_servers import run_secure_nats, run_secure_redis

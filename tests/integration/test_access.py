@@ -26,7 +26,8 @@ from common.config import ConfigError
 from common.errors import UnavailableError
 from common.messages import Ack, Cancel, ToWorker, WorkerReply, to_worker_decoder, worker_reply_decoder
 from common.servers import Server, run_nats, run_redis
-from common.store import BUDGETS, LIBRARY, RedisSettings, install_library
+from common.store import BUDGETS, LIBRARY, RedisSettings
+from services.up.servers import install_library
 from services.users.__main__ import members_of
 from services.users.permissions import Member, Users, make_users, redis_rules
 from tests.certificates import make_certificates
