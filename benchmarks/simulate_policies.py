@@ -142,7 +142,7 @@ class Baton:
         )
         arguments = place_arguments(request)
         began = time.perf_counter()
-        answer = self._client.fcall("baton_place", 0, *arguments)
+        answer = self._client.fcall("baton2_place", 0, *arguments)
         self.place_ms.append(1000 * (time.perf_counter() - began))
         placement = parse_placement(answer)
         run.prefill = self._workers[placement.prefill]
@@ -153,18 +153,18 @@ class Baton:
 
     def heartbeat(self, worker: Worker) -> None:
         state = self.states[worker.name] = state_of(worker)
-        self._notes.fcall("baton_register", 0, *register_arguments(state, FOREVER_MS, now_ms=1))
+        self._notes.fcall("baton2_register", 0, *register_arguments(state, FOREVER_MS, now_ms=1))
 
     def announce(self, worker: Worker) -> None:
         added, removed = worker.pool.drain_events()
         if added or removed:
-            self._notes.fcall("baton_announce", 0, f"{worker.name}@1", len(added), *added, *removed)
+            self._notes.fcall("baton2_announce", 0, f"{worker.name}@1", len(added), *added, *removed)
 
     def computed(self, run: Run) -> None:
-        self._notes.fcall("baton_release", 0, f"{run.id}:1", "prefill", max(1, int(run.first_token_ms)))
+        self._notes.fcall("baton2_release", 0, f"{run.id}:1", "prefill", max(1, int(run.first_token_ms)))
 
     def ended(self, run: Run) -> None:
-        self._notes.fcall("baton_release", 0, f"{run.id}:1", "decode", max(1, int(run.end_ms)))
+        self._notes.fcall("baton2_release", 0, f"{run.id}:1", "decode", max(1, int(run.end_ms)))
 
     def _flush(self) -> None:
         if len(self._notes):

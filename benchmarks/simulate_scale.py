@@ -31,7 +31,7 @@ def placement_times(client: redis.Redis, sizes: Sequence[int]) -> Iterator[Resul
             server_ms = client.info("commandstats")["cmdstat_fcall"]["usec_per_call"] / 1000
             for number in range(REPEATS):
                 for stage in ("prefill", "decode"):
-                    client.fcall("baton_release", 0, f"{name}-{number}:1", stage)
+                    client.fcall("baton2_release", 0, f"{name}-{number}:1", stage)
             prefix = f"placement_{size}_workers_{name}"
             yield Result(name=f"{prefix}_server_mean", value=server_ms, unit="ms", better="lower")
             yield Result(name=f"{prefix}_call_p50", value=sorted(times)[REPEATS // 2], unit="ms", better="lower")
@@ -45,9 +45,9 @@ def _fill(client: redis.Redis, size: int) -> None:
     for number in range(size):
         worker = f"w{number}"
         state = msgspec.structs.replace(states["decode" if number % 2 else "prefill"], worker=worker)
-        client.fcall("baton_register", 0, *register_arguments(state, FOREVER_MS))
+        client.fcall("baton2_register", 0, *register_arguments(state, FOREVER_MS))
         blocks = [*system, *(b"%d-%d" % (number, at) for at in range(OWN))]
-        client.fcall("baton_announce", 0, f"{worker}@1", len(blocks), *blocks)
+        client.fcall("baton2_announce", 0, f"{worker}@1", len(blocks), *blocks)
 
 
 def _state(role: str) -> WorkerState:
@@ -78,5 +78,5 @@ def _place(client: redis.Redis, request_id: str, digests: list[bytes]) -> float:
     )
     arguments = place_arguments(request)
     began = time.perf_counter()
-    client.fcall("baton_place", 0, *arguments)
+    client.fcall("baton2_place", 0, *arguments)
     return 1000 * (time.perf_counter() - began)

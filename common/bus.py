@@ -27,7 +27,7 @@ from nats.aio.subscription import Subscription as NatsSubscription
 
 from common import subjects
 from common.access import inbox_of, read_login
-from common.errors import MalformedMessageError, UnavailableError
+from common.errors import ForeignVersionError, MalformedMessageError, UnavailableError
 from common.job_queue import Delivery, JobQueue, JobStream, QueueLimits
 from common.messages import Ack, Job, decode, encode
 from common.tls import Tls, client_context
@@ -51,6 +51,7 @@ MAX_HANDLERS = 256  # concurrent handler tasks of one subscription
 # One attempt to reconnect. On a starved host, a hand-shake may take seconds; too short an attempt would never succeed there.
 ATTEMPT_TIMEOUT_S = 5
 PENDING_BYTES = 32 << 20  # stored while disconnected; more is refused
+MAX_FOREIGN = 1_000  # subjects with messages of another protocol version that are named in the log
 COMPLAINTS_A_SECOND = 5  # log lines and dead letters about bad messages and connection errors; all are counted
 
 _ERRORS = (nats.errors.Error, OSError, TimeoutError)
@@ -162,6 +163,7 @@ class NatsBus:
         self._stream = JobStream(self._client, limits, owned=owns_streams)
         self._tasks: set[asyncio.Task[None]] = set()
         self._complaints = _RateLimit(COMPLAINTS_A_SECOND)
+        self._foreign: set[str] = set()  # subjects on which a release spoke that this one doesn't work beside
 
     async def connect(self, settings: NatsSettings, *, name: str, identity: dict[str, Any]) -> None:
         """Connect, or raise UnavailableError."""
@@ -285,6 +287,12 @@ class NatsBus:
     def _decode(self, raw: Msg, decoder: msgspec.msgpack.Decoder[M]) -> M | None:
         try:
             return decode(decoder, raw.data)
+        except ForeignVersionError as error:  # it will go on speaking so: said once, and not kept
+            self._malformed += 1
+            if raw.subject not in self._foreign and len(self._foreign) < MAX_FOREIGN:
+                self._foreign.add(raw.subject)
+                log.error("bus.version_refused", extra={"subject": raw.subject, "error": error.message})
+            return None
         except (MalformedMessageError, RecursionError) as error:  # the latter: thousands of nested arrays
             self._malformed += 1
             reason = _text(error)

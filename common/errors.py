@@ -89,6 +89,10 @@ class MalformedMessageError(ServingError):
     code = "malformed_message"
 
 
+class ForeignVersionError(MalformedMessageError):
+    """A message of a release that this one doesn't work beside."""
+
+
 _BY_CODE: dict[str, type[ServingError]] = {
     kind.code: kind
     for kind in (

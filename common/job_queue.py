@@ -127,10 +127,21 @@ class JobStream:
             for config in (jobs, dead):
                 try:
                     await self._jetstream.add_stream(config)
-                except nats.js.errors.BadRequestError:  # it is there, configured by another version
-                    await self._jetstream.update_stream(config)
+                except (
+                    nats.js.errors.BadRequestError
+                ):  # it is there, configured by another release: who starts last decides
+                    await self._update(config)
         except _ERRORS as error:
             raise UnavailableError(f"JetStream is not ready: {_text(error)}") from error
+
+    async def _update(self, config: StreamConfig) -> None:
+        try:
+            await self._jetstream.update_stream(config)
+        except nats.js.errors.APIError as error:
+            raise UnavailableError(
+                f"the stream {config.name} is another release's and can't become this one's ({error.description}): "
+                f"stop all gateways, delete it (nats stream rm {config.name}), start them again"
+            ) from error
 
     async def publish(self, worker: str, job: Job) -> int:
         """Queue a job and return its sequence. The same (request, attempt) again is stored once."""

@@ -9,14 +9,16 @@ One union per receiver (`ToWorker`, `ToGateway`), one decoder per union.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TypeVar
 
 import msgspec
 
-from common.errors import MalformedMessageError
+from common.errors import ForeignVersionError, MalformedMessageError
 
 PROTOCOL_VERSION = 1
 MIN_PROTOCOL_VERSION = 1  # version N understands N-1
+MAX_PROTOCOL_VERSION = PROTOCOL_VERSION + 1  # and N+1, which understands N; two versions on, nobody promises anything
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -446,7 +448,9 @@ def encode(message: msgspec.Struct) -> bytes:
 
 
 def decode(decoder: msgspec.msgpack.Decoder[Message], raw: bytes) -> Message:
-    """Decode and check the version. Raises MalformedMessageError with the path of what is wrong."""
+    """Decode and check the version. Raises MalformedMessageError with the path of what is wrong; its kind
+    ForeignVersionError when only the version is.
+    """
     try:
         message = decoder.decode(raw)
     except (
@@ -454,8 +458,23 @@ def decode(decoder: msgspec.msgpack.Decoder[Message], raw: bytes) -> Message:
         UnicodeDecodeError,
         RecursionError,
     ) as error:  # the latter two: bad text, deep nesting
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            _check_version(_version_decoder.decode(raw).v)  # of another release it needn't be readable
         raise MalformedMessageError(str(error)) from error
-    version = getattr(message, "v", PROTOCOL_VERSION)
-    if version < MIN_PROTOCOL_VERSION:
-        raise MalformedMessageError(f"protocol version {version} is older than {MIN_PROTOCOL_VERSION}")
+    _check_version(getattr(message, "v", PROTOCOL_VERSION))
     return message
+
+
+class _Version(msgspec.Struct):
+    v: int = PROTOCOL_VERSION
+
+
+_version_decoder = msgspec.msgpack.Decoder(_Version)
+
+
+def _check_version(version: int) -> None:
+    if not MIN_PROTOCOL_VERSION <= version <= MAX_PROTOCOL_VERSION:
+        here = (
+            f"this process speaks {PROTOCOL_VERSION} and works beside {MIN_PROTOCOL_VERSION} to {MAX_PROTOCOL_VERSION}"
+        )
+        raise ForeignVersionError(f"protocol version {version}: {here}; upgrade one release at a time")

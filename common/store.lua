@@ -1,13 +1,18 @@
-#!lua name=baton
+#!lua name=baton2
 
 -- What Baton keeps in Redis: who is alive (leases), which worker holds which block (index), what was placed on whom (ledger).
 -- All of it can be rebuilt. Works on Redis 7.0 and Valkey. One instance: keys are made here, not declared.
+--
+-- Processes of two releases call this during an upgrade, and each loads its own release's text. So the number in the names of the
+-- library and its functions grows whenever arguments, answers or the meaning of a key change: then both stay, each for its
+-- callers. Without such a change the text loaded last serves all of them.
 --
 --   baton:workers              set of worker ids
 --   baton:ready:<role>:<fingerprint>  sorted set of the ids that may be chosen, least loaded first
 --   baton:home:<id>            which of those sets the worker is in: ",role,role,|fingerprint"
 --   baton:rate:<fingerprint>   what a prefill rate is among them: what an unmeasured one is taken for
---   baton:worker:<id>          hash with a TTL, from the worker's heartbeat; `known`: it was idle once, so the ledger lacks nothing of it
+--   baton:worker:<id>          hash with a TTL, from the worker's heartbeat; `known`: it was idle once, so the ledger lacks nothing of it;
+--                              `protocol`: of its messages, 1 where a release wrote none
 --   baton:block:<digest>       set of "<worker>@<incarnation>", with a TTL
 --   baton:charges:<stage>:<id> sorted set "<request>:<attempt>|<tokens>" by expiry (ms); baton:load:<stage>:<id> its sum of tokens
 --   baton:load:began:<id>      when the prompt that it computes now began, ms; baton:load:since  when this ledger began, ms
@@ -203,16 +208,12 @@ local function unregister(_, args)
   return 1
 end
 
--- states() -> the `state` field of every live worker
+-- states() -> the `state` field of every live worker. It only reads: who may ask need not be allowed to change anything. Those
+-- whose lease ran out are forgotten by the next placement.
 local function states()
   local found = {}
   for _, worker in ipairs(redis.call('SMEMBERS', 'baton:workers')) do
-    local state = redis.call('HGET', 'baton:worker:' .. worker, 'state')
-    if state then
-      found[#found + 1] = state
-    else
-      forget_worker(worker)
-    end
+    found[#found + 1] = redis.call('HGET', 'baton:worker:' .. worker, 'state') or nil
   end
   return found
 end
@@ -235,7 +236,7 @@ end
 -- A worker as placement sees it; nil, and forgotten, when its lease ran out.
 local function read_worker(id)
   local f = redis.call('HMGET', 'baton:worker:' .. id, 'incarnation', 'roles', 'rate', 'free_blocks', 'num_blocks', 'sequences',
-    'max_sequences', 'queued_tokens', 'fixed_ms', 'local_rate', 'step_ms', 'link', 'block_bytes', 'known')
+    'max_sequences', 'queued_tokens', 'fixed_ms', 'local_rate', 'step_ms', 'link', 'block_bytes', 'known', 'protocol')
   if not f[1] then
     forget_worker(id)
     return nil
@@ -246,6 +247,7 @@ local function read_worker(id)
     sequences = tonumber(f[6]) or 0, max_sequences = math.max(tonumber(f[7]) or 1, 1), queued_tokens = tonumber(f[8]) or 0,
     fixed_ms = tonumber(f[9]) or 0, local_rate = tonumber(f[10]) or 0, step_ms = tonumber(f[11]) or 0,
     link = tonumber(f[12]) or 0, block_bytes = tonumber(f[13]) or 0, known = f[14],
+    protocol = tonumber(f[15]) or 1,
   }
 end
 
@@ -502,7 +504,17 @@ local function is_young(now)
   return now - tonumber(redis.call('GET', 'baton:load:since')) < YOUNG_MS
 end
 
--- place(request:attempt, tokens, block_size, reserve_tokens, ttl_ms, cut_over_tokens, fingerprint, ",excluded,", now_ms, digest, ...)
+-- Those that understand the caller's messages, and whose messages it understands: of its protocol, one older or one newer.
+local function within_reach(workers, protocol)
+  local found = {}
+  for _, worker in ipairs(workers) do
+    if math.abs(worker.protocol - protocol) <= 1 then found[#found + 1] = worker end
+  end
+  return found
+end
+
+-- place(request:attempt, tokens, block_size, reserve_tokens, ttl_ms, cut_over_tokens, fingerprint, ",excluded,", now_ms, protocol,
+--       digest, ...)
 -- cut_over_tokens: an uncached rest up to this is prefilled by the decode worker; negative: whenever that brings the first token
 -- earlier, by the rates that workers measured. now_ms: 0 for this server's clock; a simulation has its own.
 -- -> {prefill, incarnation, matched blocks there, matched blocks at the first decode candidate, reason, costs, decode, decode, ...}
@@ -514,7 +526,7 @@ local function place(_, args)
   local now = tonumber(args[9])
   if now == 0 then now = now_ms() end
   for _, stage in ipairs(STAGES) do discharge(request, stage, {}, now) end
-  local workers = candidates(args, 10, args[7], args[8], now % 16 == 0)
+  local workers = within_reach(candidates(args, 11, args[7], args[8], now % 16 == 0), tonumber(args[10]))
   local young = is_young(now)
   for _, worker in ipairs(workers) do
     worker.uncached = math.max(tokens - worker.matched * block_size, 1)
@@ -576,10 +588,10 @@ local function charged_now(_, args)
   return load
 end
 
-redis.register_function('baton_register', register)
-redis.register_function('baton_unregister', unregister)
-redis.register_function('baton_states', states)
-redis.register_function('baton_announce', announce)
-redis.register_function('baton_place', place)
-redis.register_function('baton_release', release)
-redis.register_function('baton_charged', charged_now)
+redis.register_function('baton2_register', register)
+redis.register_function('baton2_unregister', unregister)
+redis.register_function('baton2_states', states)
+redis.register_function('baton2_announce', announce)
+redis.register_function('baton2_place', place)
+redis.register_function('baton2_release', release)
+redis.register_function('baton2_charged', charged_now)

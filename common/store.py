@@ -23,7 +23,7 @@ from redis.backoff import NoBackoff
 
 from common.access import read_login
 from common.errors import MalformedMessageError, UnavailableError
-from common.messages import WorkerState, decode, encode, worker_state_decoder
+from common.messages import PROTOCOL_VERSION, WorkerState, decode, encode, worker_state_decoder
 from common.tls import Tls, client_context
 
 log = logging.getLogger("baton.store")
@@ -79,7 +79,7 @@ class Placement:
 
 
 def register_arguments(state: WorkerState, ttl_ms: int, *, now_ms: int = 0) -> list[Any]:
-    """What `baton_register` wants to know of a heartbeat. `now_ms` is a virtual clock's; 0 = Redis's own."""
+    """What `baton2_register` wants to know of a heartbeat. `now_ms` is a virtual clock's; 0 = Redis's own."""
     return [
         *(state.worker, str(state.incarnation), ttl_ms, now_ms),
         *("state", encode(state)),
@@ -98,11 +98,12 @@ def register_arguments(state: WorkerState, ttl_ms: int, *, now_ms: int = 0) -> l
         *("link", f"{state.link_bytes_per_s:.0f}"),
         *("block_bytes", state.region.layout.block_bytes),
         *("block_size", state.region.layout.block_size),
+        *("protocol", state.v),
     ]
 
 
 def place_arguments(request: PlacementRequest) -> list[Any]:
-    """What `baton_place` wants to know of a request."""
+    """What `baton2_place` wants to know of a request."""
     return [
         f"{request.request_id}:{request.attempt}",
         request.num_tokens,
@@ -113,12 +114,13 @@ def place_arguments(request: PlacementRequest) -> list[Any]:
         request.model_fingerprint,
         "," + ",".join(request.exclude) + ",",
         request.now_ms,
+        PROTOCOL_VERSION,
         *request.digests[:DIGESTS_PLACED],
     ]
 
 
 def parse_placement(answer: Sequence[Any]) -> Placement:
-    """What `baton_place` answered. Raises UnavailableError when nobody decodes."""
+    """What `baton2_place` answered. Raises UnavailableError when nobody decodes."""
     prefill, incarnation, matched_prefill, matched_decode, reason, costs, *decode_workers = answer
     if not prefill:
         raise UnavailableError(reason.decode())
@@ -144,17 +146,17 @@ class Store:
 
     async def register(self, state: WorkerState, *, ttl_ms: int = 3_000) -> bool:
         """Renew a worker's lease; True when Redis didn't know this incarnation: announce every block again."""
-        unknown = await self._call("baton_register", *register_arguments(state, ttl_ms))
+        unknown = await self._call("baton2_register", *register_arguments(state, ttl_ms))
         return bool(unknown)
 
     async def unregister(self, worker: str, incarnation: int) -> None:
         """End a worker's lease, if it is still this incarnation's."""
-        await self._call("baton_unregister", worker, str(incarnation))
+        await self._call("baton2_unregister", worker, str(incarnation))
 
     async def workers(self) -> list[WorkerState]:
         """The states of all workers whose lease is valid; unreadable ones (a newer version's) are left out."""
         states = []
-        for raw in await self._call("baton_states"):
+        for raw in await self._call("baton2_states"):
             with contextlib.suppress(MalformedMessageError):
                 states.append(decode(worker_state_decoder, raw))
         return states
@@ -164,9 +166,9 @@ class Store:
         member = f"{worker}@{incarnation}"
         for start in range(0, len(added), DIGESTS_A_CALL):
             part = added[start : start + DIGESTS_A_CALL]
-            await self._call("baton_announce", member, len(part), *part)
+            await self._call("baton2_announce", member, len(part), *part)
         for start in range(0, len(removed), DIGESTS_A_CALL):
-            await self._call("baton_announce", member, 0, *removed[start : start + DIGESTS_A_CALL])
+            await self._call("baton2_announce", member, 0, *removed[start : start + DIGESTS_A_CALL])
 
     async def place(self, request: PlacementRequest) -> Placement:
         """Choose workers and charge them, in one atomic step. Raises UnavailableError when none decodes or Redis is away.
@@ -175,7 +177,7 @@ class Store:
         and the least loaded comes first: the request will queue.
         """
         timeout_s = self._settings.place_timeout_s
-        return parse_placement(await self._call("baton_place", *place_arguments(request), timeout_s=timeout_s))
+        return parse_placement(await self._call("baton2_place", *place_arguments(request), timeout_s=timeout_s))
 
     async def release(self, request_id: str, attempt: int, *, stage: str, workers: Sequence[str] = ()) -> None:
         """Give back what `place` charged for this attempt at `stage`: "prefill", "decode" or "all". Idempotent.
@@ -183,11 +185,11 @@ class Store:
         Redis remembers where; `workers` are looked at as well, in case it had to evict that.
         """
         for one in ("prefill", "decode") if stage == "all" else (stage,):
-            await self._call("baton_release", f"{request_id}:{attempt}", one, 0, *workers)
+            await self._call("baton2_release", f"{request_id}:{attempt}", one, 0, *workers)
 
     async def charged(self, worker: str, stage: Literal["prefill", "decode"]) -> int:
         """Tokens charged to a worker now."""
-        return int(await self._call("baton_charged", stage, worker))
+        return int(await self._call("baton2_charged", stage, worker))
 
     async def load_library(self) -> None:
         """Install the function libraries, replacing older ones. Raises what the Redis client raises."""

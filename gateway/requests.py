@@ -7,7 +7,6 @@ What a request's state is and may become is `gateway.owner.RequestState`. What i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -30,6 +29,8 @@ from gateway.listening import Listening
 from gateway.timeline import Timelines
 from gateway.watching import Watching
 
+DRAIN_CHECK_S = 0.02
+
 
 class Requests(Listening, Watching):
     """Implements `gateway.generation.Generations` over the bus."""
@@ -46,14 +47,12 @@ class Requests(Listening, Watching):
         self._loops = [self._spawn(self._beat()), self._spawn(self._watch())]
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no more, refuse those who wait; let what runs end; after `timeout_s` end it with an error."""
+        """Take no more; serve those who wait and let what runs end; after `timeout_s` end it with an error."""
         self._draining = True
+        give_up_at = time.monotonic() + timeout_s
+        while (self._active or self._room.in_flight) and time.monotonic() < give_up_at:
+            await asyncio.sleep(DRAIN_CHECK_S)
         self._room.refuse_all(UnavailableError(self.not_ready_reason))
-        waits = [active.ended.wait() for active in self._active.values()]
-        if waits:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await asyncio.gather(*waits)
         for active in list(self._active.values()):
             await self._end(active, UnavailableError("the gateway is shutting down"), cancel="gateway drained")
 

@@ -70,7 +70,8 @@ def redis_rules(member: Member) -> str:
     if member.role == "gateway":
         keys = "%R~baton:worker:* ~baton:workers ~baton:block:* ~baton:charges:* ~baton:load:* ~baton:placed:* "
         keys += "~baton:ready:* ~baton:home:* %R~baton:rate:* ~baton:budget:* ~baton:running:*"
-        functions: tuple[str, ...] = ("place", "release", "charged", "states", "budget_take", "budget_settle")
+        functions = _of_both_releases("place", "release", "charged", "states")
+        functions += ("baton_budget_take", "baton_budget_settle")
         commands = (
             "+function|load +time +get +set +del +incrby +decrby +expire +pexpire +hget +hmget +hset +hdel +smembers +srem "
             "+smismember +srandmember +scard +exists +zadd +zcard +zrange +zrangebyscore +zrem +zremrangebyscore"
@@ -79,15 +80,20 @@ def redis_rules(member: Member) -> str:
         own = member.id
         keys = f"~baton:worker:{own} ~baton:workers ~baton:block:* ~baton:charges:*:{own} ~baton:load:*:{own} "
         keys += f"~baton:ready:* ~baton:home:{own} ~baton:rate:*"
-        functions = ("register", "unregister", "announce")
+        functions = _of_both_releases("register", "unregister", "announce")
         commands = "+time +get +set +hget +hmget +hset +hdel +del +exists +pexpire +expire +sadd +srem "
         commands += "+decrby +zadd +zcard +zrem +zrangebyscore"
     elif member.role == "planner":
-        keys, functions, commands = "%R~baton:worker:* %R~baton:workers", ("states",), "+hget +smembers"
+        keys, functions, commands = "%R~baton:worker:* %R~baton:workers", ("baton2_states",), "+hget +smembers"
     else:
         keys, functions, commands = "", (), "+info"
-    calls = " ".join(f"+fcall|baton_{name}" for name in functions)
+    calls = " ".join(f"+fcall|{name}" for name in functions)
     return " ".join(f"resetchannels {keys} -@all +ping {calls} {commands}".split())
+
+
+def _of_both_releases(*functions: str) -> tuple[str, ...]:
+    """Functions of `common/store.lua` by their names of this release and of the one before, which runs beside it."""
+    return tuple(f"{library}_{function}" for library in ("baton2", "baton") for function in functions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ from tests.chaos.poison import FAULTS, KILLS, KILLS_DECODING, Supervisor, poison
 from tests.chaos.power import can_mount, cut
 from tests.chaos.soak import soak
 from tests.chaos.trouble import FAULTY, device_trouble, rolling_restart
+from tests.chaos.upgrade import FIRST, LAST, HistoryIsMissingError, UpgradeCluster, check_out, roll
 from tests.models import build_tiny_model
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
@@ -174,6 +175,23 @@ async def trouble(run: Run) -> None:
         run.judged(await rolling_restart(cluster, run.oracle, list(NAMES), streams=30, first=300_000))
 
 
+async def upgrade(run: Run) -> None:
+    """Every process of an older release replaced by this one's in turn, and back: each kind beside each other kind of both."""
+    for number, release in enumerate((LAST, FIRST), start=1):
+        try:
+            code = check_out(release, run.folder / "releases")
+        except HistoryIsMissingError as error:
+            run.page.remarks.append(f"upgrade: left out, {error}")
+            continue
+        async with run.cluster(UpgradeCluster, release=release, code=code) as cluster:
+            assert isinstance(cluster, UpgradeCluster)
+            for old, change in ((False, f"upgrade from {release.name}"), (True, f"back to {release.name}")):
+                names, first = [*cluster.gateways, *NAMES], 600_000 + 100_000 * number + 50_000 * old
+                verdict = await roll(cluster, run.oracle, names, old=old, streams=STREAMS, first=first)
+                verdict.fault = f"{change} ({release.commit})"
+                run.judged(verdict)
+
+
 async def overload(run: Run) -> None:
     """Ten times what can be served."""
     async with run.cluster(prefill=1, decode=1, fake_step_ms=2, fake_token_us=2000) as cluster:
@@ -254,7 +272,7 @@ async def soaking(run: Run) -> None:
 
 
 SCENARIOS: dict[str, Scenario] = {
-    "kills": kills, "links": links, "poison": poison, "trouble": trouble, "overload": overload, "connections": connections,
+    "kills": kills, "links": links, "poison": poison, "trouble": trouble, "upgrade": upgrade, "overload": overload, "connections": connections,
     "power": power, "soak": soaking,
 }  # fmt: skip
 

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -47,11 +47,19 @@ class Load:
     """`streams` clients, each with one request at a time, from entering to `stop`."""
 
     def __init__(
-        self, url: str, oracle: Oracle, *, streams: int, first: int = 0, deadline_s: float = DEADLINE_S, **asking: Any
+        self,
+        url: str | Callable[[], str],
+        oracle: Oracle,
+        *,
+        streams: int,
+        first: int = 0,
+        deadline_s: float = DEADLINE_S,
+        **asking: Any,
     ) -> None:
+        """`url`: the gateway, or what says which one a request goes to, as a load balancer would."""
         self.outcomes: list[Outcome] = []
         self.in_flight: set[int] = set()
-        self._url = url
+        self._choose = url if callable(url) else lambda: url
         self._oracle = oracle
         self._streams = streams
         self._numbers: Iterator[int] = itertools.count(first)
@@ -87,9 +95,14 @@ class Load:
                 await self._progress.wait()
 
     async def _client(self) -> None:
-        async with httpx.AsyncClient(base_url=self._url, timeout=None) as client:
+        async with contextlib.AsyncExitStack() as stack:
+            clients: dict[str, httpx.AsyncClient] = {}
             while not self._stopping:
-                outcome = await request(client, ask(next(self._numbers), self._oracle, **self._asking))
+                url = self._choose()
+                if url not in clients:
+                    opened = httpx.AsyncClient(base_url=url, timeout=None)
+                    clients[url] = await stack.enter_async_context(opened)
+                outcome = await request(clients[url], ask(next(self._numbers), self._oracle, **self._asking))
                 self.outcomes.append(outcome)
                 self._progress.set()
                 if outcome.error or outcome.broken:

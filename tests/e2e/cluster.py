@@ -36,6 +36,7 @@ class Cluster:
         prefill: int = 1,
         decode: int = 1,
         both: int = 0,
+        gateways: int = 1,
         transport: str = "shm",
         fake: bool = False,
         gateway_options: tuple[str, ...] = (),
@@ -46,21 +47,25 @@ class Cluster:
         """Each process has its own user on NATS and Redis; the URLs of `nats` and `redis` are the admin's.
 
         With `certificates` both servers run as deploy/ ships them for use between hosts: who comes without one stays out.
+
+        `url` is the first gateway's; with several, `urls` has each one's by its name: `gateway`, `gateway-1`, …
         """
         self.folder = folder
+        self.gateways = ["gateway", *(f"gateway-{index}" for index in range(1, gateways))]
         self.names = [f"prefill-{index}" for index in range(prefill)]
         self.names += [f"decode-{index}" for index in range(decode)]
         self.names += [f"worker-{index}" for index in range(both)]
         self._expected = {"prefill": prefill + both, "decode": decode + both}
         self.processes: dict[str, asyncio.subprocess.Process] = {}
         self.url = ""
+        self.urls: dict[str, str] = {}
         self._model = model
         self._gateway_options = gateway_options
         self._planner_options = planner_options
         self._worker_options = {"transport": transport, "kv_memory_mb": 32, **worker_options}
         self._fake = fake
         self._certificates = certificates
-        members = [Member("gateway", "gateway"), Member("planner"), Member("observer")]
+        members = [*(Member("gateway", name) for name in self.gateways), Member("planner"), Member("observer")]
         members += [Member(_role(name), name) for name in self.names]
         self.users = make_users(members, folder / "users")
         self._stack = contextlib.AsyncExitStack()
@@ -72,8 +77,9 @@ class Cluster:
         try:
             await self.start_nats()
             await self.start_redis()
-            self.url = f"http://127.0.0.1:{free_port()}"
-            for name in [*self.names, "gateway"]:
+            self.urls = {name: f"http://127.0.0.1:{free_port()}" for name in self.gateways}
+            self.url = self.urls["gateway"]
+            for name in [*self.names, *self.gateways]:
                 await self.start(name)
             await self.until_ready()
         except BaseException:
@@ -123,7 +129,8 @@ class Cluster:
         if service == "planner":
             options = [*self._reach("nats", "planner", name), "--planner-id", name, *self._planner_options]
         else:
-            options = self._gateway_flags() if service == "gateway" else self._worker_flags(name)
+            options = self._gateway_flags(name) if service == "gateway" else self._worker_flags(name)
+        root = self._root(name)
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -131,7 +138,8 @@ class Cluster:
                 f"services.{service}",
                 *options,
                 env={key: value for key, value in os.environ.items() if not key.startswith("BATON_")}
-                | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+                | {"PYTHONPATH": str(root), "PYTHONUNBUFFERED": "1"},
+                cwd=root,
                 stdout=log,
                 stderr=log,
                 preexec_fn=die_with_parent,
@@ -150,9 +158,13 @@ class Cluster:
         self.processes[name].send_signal(signal.SIGCONT)
 
     async def until_ready(self) -> None:
-        """Wait until the gateway would serve and every worker said that it is ready."""
+        """Wait until each gateway would serve and every worker said to it that it is ready."""
+        for url in self.urls.values():
+            await self._until_ready(url)
+
+    async def _until_ready(self, url: str) -> None:
         give_up_at = time.monotonic() + READY_S
-        async with httpx.AsyncClient(base_url=self.url, timeout=2.0) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=2.0) as client:
             while time.monotonic() < give_up_at:
                 dead = [name for name, process in self.processes.items() if process.returncode is not None]
                 if dead:
@@ -172,16 +184,20 @@ class Cluster:
             if path.name != "nats.log"
         )
 
-    def _gateway_flags(self) -> list[str]:
+    def _root(self, name: str) -> Path:
+        """The folder whose code a service runs."""
+        return ROOT
+
+    def _gateway_flags(self, name: str) -> list[str]:
         """Prompts are handed over, however short, unless a test wants to see the choice."""
         always = ["--local-prefill-tokens", "0"]
         return [
-            *self._common("gateway"),
+            *self._common(name),
             "--gateway-id",
-            "gateway",
+            name,
             *always,
             "--port",
-            self.url.rpartition(":")[2],
+            self.urls[name].rpartition(":")[2],
             *self._gateway_options,
         ]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import nats
 import pytest
+from nats.js.api import StorageType
 
 from common import subjects
 from common.bus import Delivery, JobQueue, NatsBus, NatsSettings, QueueLimits, connect_bus
@@ -24,6 +25,7 @@ from common.messages import (
     Tokens,
     ToWorker,
     WorkerReply,
+    encode,
     frame_decoder,
     to_worker_decoder,
     worker_reply_decoder,
@@ -166,6 +168,38 @@ async def test_a_malformed_message_is_counted_kept_and_survived(bus: NatsBus, ra
     assert letter.headers is not None
     assert letter.headers["Baton-Subject"] == "baton.worker.w"
     assert letter.headers["Baton-Bytes"] == str(len(garbage))
+
+
+async def test_a_release_out_of_reach_is_named_once_and_fills_no_dead_letters(
+    bus: NatsBus, raw: nats.NATS, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It beats twice a second for as long as it runs."""
+    subject = subjects.worker("decode-0")
+    await bus.serve(subject, to_worker_decoder, acknowledge)
+    cancel = Cancel(request_id="r", attempt=1)
+    await bus.request(subject, cancel, worker_reply_decoder, timeout_s=LIMIT_S)  # the server knows of the subscription
+    foreign = encode(msgspec.structs.replace(cancel, v=9))
+    for message in (foreign, foreign, msgspec.msgpack.encode({"v": 9, "type": "of a later release"})):
+        await raw.publish(subject, message)
+    await eventually(lambda: has_met_malformed(bus, 3))
+    refused = [record for record in caplog.records if record.message == "bus.version_refused"]
+    assert [record.__dict__["subject"] for record in refused] == [subject]
+    assert "protocol version 9" in refused[0].__dict__["error"]
+    assert "one release at a time" in refused[0].__dict__["error"]
+    assert bus.dead_letters == 0
+
+
+async def test_a_stream_that_another_release_made_for_good_is_named_with_the_remedy(
+    nats_url: str, raw: nats.NATS
+) -> None:
+    stream = raw.jetstream()
+    await stream.add_stream(name=subjects.JOBS_STREAM, subjects=["baton.jobs.*"], storage=StorageType.FILE)
+    try:
+        with pytest.raises(UnavailableError, match=f"nats stream rm {subjects.JOBS_STREAM}"):
+            async with connect_bus(NatsSettings(url=nats_url), name="test", limits=QUICK):
+                pass
+    finally:
+        await stream.delete_stream(subjects.JOBS_STREAM)
 
 
 async def test_a_flood_of_malformed_messages_is_counted_but_not_kept(bus: NatsBus, raw: nats.NATS) -> None:
@@ -392,3 +426,8 @@ async def has_met_malformed(bus: NatsBus, count: int) -> bool:
 
 async def is_empty(raw: nats.NATS) -> bool:
     return (await raw.jetstream().stream_info(subjects.JOBS_STREAM)).state.messages == 0
+
+
+async def acknowledge(message: ToWorker) -> Ack:
+    """A handler."""
+    return Ack(known=True)

@@ -118,6 +118,75 @@ async def test_a_worker_whose_lease_ran_out_is_gone_with_its_charges(store: Stor
     assert [key async for key in raw.scan_iter("baton:*") if b":placed:" not in key] == [b"baton:load:since"]
 
 
+async def test_asking_who_is_there_changes_nothing(store: Store, raw: redis.asyncio.Redis) -> None:
+    """The planner's user may ask: it must not be able to make anybody forget a worker's charges."""
+    await store.register(a_worker("d0", "decode"), ttl_ms=TTL_MS)
+    await store.place(a_request())
+    await raw.delete("baton:worker:d0")  # as when its lease runs out
+
+    async def everything() -> dict[bytes, bytes | None]:
+        return {key: await raw.dump(key) async for key in raw.scan_iter("baton:*")}
+
+    before = await everything()
+    assert await store.workers() == []
+    assert await everything() == before
+
+
+@pytest.mark.parametrize(("protocol", "works"), [(0, True), (1, True), (2, True), (3, False)])
+async def test_only_workers_one_protocol_version_away_are_chosen(store: Store, protocol: int, works: bool) -> None:
+    await store.register(a_worker("d0", "decode", v=protocol), ttl_ms=TTL_MS)
+    if works:
+        assert (await store.place(a_request())).prefill == "d0"
+    else:
+        with pytest.raises(UnavailableError, match="no decode worker"):
+            await store.place(a_request())
+
+
+async def test_the_functions_of_another_release_stay_beside_ours(store: Store, raw: redis.asyncio.Redis) -> None:
+    """Its processes load its library whenever they start, under the names that it had."""
+    await raw.function_load(
+        "#!lua name=baton\nredis.register_function('baton_place', function() return 7 end)", replace=True
+    )
+    await two_and_two(store)
+    await store.load_library()
+    assert await raw.fcall("baton_place", 0) == 7
+    assert (await store.place(a_request())).decode
+
+
+async def test_calls_of_this_library_s_number_mean_the_same_as_ever(store: Store, raw: redis.asyncio.Redis) -> None:
+    """As the first release with `baton2_…` makes them. Who would have to change this test changes the number instead."""
+    fields = [
+        "state",
+        b"s",
+        "roles",
+        "decode",
+        "status",
+        "ready",
+        "fingerprint",
+        "f",
+        "rate",
+        "1000.0",
+        "free_blocks",
+        100,
+    ]
+    fields += ["num_blocks", 100, "sequences", 0, "max_sequences", 8, "queued_tokens", 0, "fixed_ms", "0.0"]
+    fields += ["local_rate", "0.0", "step_ms", "0.0", "link", "0", "block_bytes", 1024, "block_size", 16, "protocol", 1]
+    assert await raw.fcall("baton2_register", 0, "d0", "5", TTL_MS, 0, *fields) == 1
+    assert await raw.fcall("baton2_register", 0, "d0", "5", TTL_MS, 0, *fields) == 0
+    assert await raw.fcall("baton2_states", 0) == [b"s"]
+    assert await raw.fcall("baton2_announce", 0, "d0@5", 1, b"digest-0") == 1
+    place = ["r:1", 32, 16, 48, TTL_MS, 0, "f", ",,", 0, 1, b"digest-0", b"digest-1"]
+    answer = await raw.fcall("baton2_place", 0, *place)
+    assert answer[:5] == [b"d0", b"5", 1, 1, b"local: no prefill worker"]
+    assert len(answer) == 6
+    assert all(b"=" in cost for cost in answer[5].split())
+    assert await raw.fcall("baton2_charged", 0, "decode", "d0") == 48
+    assert await raw.fcall("baton2_release", 0, "r:1", "decode", 0, "d0") == 1
+    assert await raw.fcall("baton2_charged", 0, "decode", "d0") == 0
+    assert await raw.fcall("baton2_unregister", 0, "d0", "5") == 1
+    assert await raw.fcall("baton2_states", 0) == []
+
+
 async def test_only_ready_workers_of_the_model_that_are_not_excluded_are_chosen(store: Store) -> None:
     await two_and_two(store)
     await store.register(a_worker("p1", "prefill", status="draining"))

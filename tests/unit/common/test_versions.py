@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from common import messages
+from common.errors import ForeignVersionError
 from common.messages import decode, encode
 
 FIRST = json.loads((Path(__file__).parent / "messages_of_5da3fa0.json").read_text())
@@ -57,7 +58,8 @@ def sample(kind: Any) -> Any:
     if kind in VALUES:
         return VALUES[kind]
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return kind(**{field.name: sample(field.type) for field in msgspec.structs.fields(kind)})
+        values = {field.name: sample(field.type) for field in msgspec.structs.fields(kind)}
+        return kind(**values | ({"v": messages.PROTOCOL_VERSION} if "v" in values else {}))
     inner = [sample(one) for one in get_args(kind) if one is not type(None)]
     origin = getattr(kind, "__origin__", None)
     return inner if origin is list else dict([inner]) if origin is dict else inner[0]  # type: ignore[list-item]
@@ -132,3 +134,19 @@ def test_the_check_finds_a_change_that_is_none_of_adding(change: str) -> None:
             claim["tag"] = "claims"
     with pytest.raises((AssertionError, msgspec.ValidationError, messages.MalformedMessageError)):
         check(Schema(frozen), "to_gateway_decoder", "Claim")
+
+
+@pytest.mark.parametrize("version", [messages.MIN_PROTOCOL_VERSION - 1, messages.MAX_PROTOCOL_VERSION + 1])
+def test_a_release_that_is_more_than_one_away_is_refused_with_the_remedy(version: int) -> None:
+    for raw in (
+        encode(messages.Received(v=version, request_id="r", attempt=1)),
+        msgspec.msgpack.encode({"v": version}),
+    ):
+        with pytest.raises(ForeignVersionError, match=f"protocol version {version}: .* one release at a time"):
+            decode(messages.to_worker_decoder, raw)
+
+
+@pytest.mark.parametrize("version", range(messages.MIN_PROTOCOL_VERSION, messages.MAX_PROTOCOL_VERSION + 1))
+def test_the_releases_before_and_after_are_understood(version: int) -> None:
+    message = messages.Received(v=version, request_id="r", attempt=1)
+    assert decode(messages.to_worker_decoder, encode(message)) == message

@@ -1,0 +1,121 @@
+"""Two releases on one bus: processes of an older commit, taken from the repository's history, beside those of this tree."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shutil
+import signal
+import subprocess
+import tarfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.chaos.asks import Oracle
+from tests.chaos.cluster import ChaosCluster
+from tests.chaos.kills import Verdict, judge
+from tests.chaos.load import Load
+from tests.e2e.cluster import ROOT
+
+PACKAGES = ("common", "decode", "engine", "gateway", "kvtransfer", "prefill", "services", "worker", "deploy")
+LEAVES_WITHIN_S = 30.0
+SENT_WITHIN_S = (
+    0.2  # what was meant for a gateway before the balancer took it out has arrived there, as after a preStop hook
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """An older commit. `has_users`: its processes know credentials; the others connect as the servers' admin."""
+
+    name: str
+    commit: str
+    has_users: bool = True
+
+
+FIRST = Release(name="the first release", commit="951715d", has_users=False)
+LAST = Release(name="the last release", commit="e8618c9")
+
+
+class HistoryIsMissingError(Exception):
+    """This is no clone of the repository, or a shallow one."""
+
+
+def check_out(release: Release, folder: Path) -> Path:
+    """Put the release's packages into a new folder below `folder` and return it. Raises HistoryIsMissingError."""
+    where, archive = folder / release.commit, folder / f"{release.commit}.tar"
+    folder.mkdir(parents=True, exist_ok=True)
+    command = ["git", "-C", str(ROOT), "archive", "--output", str(archive), release.commit, *PACKAGES]
+    if shutil.which("git") is None or subprocess.run(command, capture_output=True, timeout=60).returncode != 0:
+        raise HistoryIsMissingError(f"commit {release.commit} is not here: a shallow clone, or no clone at all")
+    with tarfile.open(archive) as tar:
+        tar.extractall(where, filter="data")
+    archive.unlink()
+    return where
+
+
+class UpgradeCluster(ChaosCluster):
+    """Two gateways, and processes of two releases: those in `old` run the older one's code from their next start on."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        model: Path,
+        release: Release,
+        code: Path,
+        old: Sequence[str] | None = None,
+        **options: object,
+    ) -> None:
+        """`code`: where the release was checked out. `old` None: everything."""
+        super().__init__(folder, model=model, gateways=2, **options)
+        self.old = set(self.names + self.gateways if old is None else old)
+        self.leaving: set[str] = set()
+        self._release = release
+        self._code = code
+        self._turns = itertools.count()
+
+    def _root(self, name: str) -> Path:
+        return self._code if name in self.old else super()._root(name)
+
+    def _common(self, user: str) -> list[str]:
+        flags = super()._common(user)
+        if user not in self.old or self._release.has_users:
+            return flags
+        rest = flags[flags.index("--model") :]
+        return ["--nats-url", self.nats.url, "--redis-url", self.redis.url, *rest]
+
+    def balance(self) -> str:
+        """The next gateway's URL, in turn, of those that aren't leaving: what a load balancer knows from /ready."""
+        staying = [name for name in self.gateways if name not in self.leaving]
+        return self.urls[staying[next(self._turns) % len(staying)]]
+
+    async def replace(self, name: str, *, old: bool) -> None:
+        """Drain a process by SIGTERM and start the other release in its place. A gateway gets no new requests meanwhile."""
+        self.leaving.add(name)
+        process = self.processes[name]
+        await asyncio.sleep(SENT_WITHIN_S if name in self.gateways else 0)
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(LEAVES_WITHIN_S):
+            code = await process.wait()
+        if code != 0:
+            raise AssertionError(f"{name} did not drain: exit code {code}\n{self.logs()}")
+        (self.old.add if old else self.old.discard)(name)
+        await self.again(name)
+        self.leaving.discard(name)
+
+
+async def roll(
+    cluster: UpgradeCluster, oracle: Oracle, names: Sequence[str], *, old: bool, streams: int, first: int
+) -> Verdict:
+    """Replace one process after the other while `streams` requests are in flight."""
+    async with Load(cluster.balance, oracle, streams=streams, first=first) as load:
+        await load.until_answered(streams // 2)
+        began = time.monotonic()
+        for name in names:
+            await cluster.replace(name, old=old)
+            await load.until_answered(streams)
+        outcomes = await load.stop()
+    return judge("upgrade", outcomes, oracle, held=await cluster.until_idle(), began=began)
