@@ -130,18 +130,14 @@ class JobStream:
                 except (
                     nats.js.errors.BadRequestError
                 ):  # it is there, configured by another release: who starts last decides
-                    await self._update(config)
+                    await self._jetstream.update_stream(config)
+        except nats.js.errors.BadRequestError as error:
+            remedy = f"stop all gateways, delete it (nats stream rm {config.name}), start them again"
+            raise UnavailableError(
+                f"the stream {config.name} can't become this release's: {_text(error)}; {remedy}"
+            ) from error
         except _ERRORS as error:
             raise UnavailableError(f"JetStream is not ready: {_text(error)}") from error
-
-    async def _update(self, config: StreamConfig) -> None:
-        try:
-            await self._jetstream.update_stream(config)
-        except nats.js.errors.APIError as error:
-            raise UnavailableError(
-                f"the stream {config.name} is another release's and can't become this one's ({error.description}): "
-                f"stop all gateways, delete it (nats stream rm {config.name}), start them again"
-            ) from error
 
     async def publish(self, worker: str, job: Job) -> int:
         """Queue a job and return its sequence. The same (request, attempt) again is stored once."""

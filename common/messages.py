@@ -448,20 +448,14 @@ def encode(message: msgspec.Struct) -> bytes:
 
 
 def decode(decoder: msgspec.msgpack.Decoder[Message], raw: bytes) -> Message:
-    """Decode and check the version. Raises MalformedMessageError with the path of what is wrong; its kind
-    ForeignVersionError when only the version is.
-    """
+    """Decode and check the version. Raises MalformedMessageError with the path of what is wrong, or ForeignVersionError."""
     try:
         message = decoder.decode(raw)
-    except (
-        msgspec.MsgspecError,
-        UnicodeDecodeError,
-        RecursionError,
-    ) as error:  # the latter two: bad text, deep nesting
-        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            _check_version(_version_decoder.decode(raw).v)  # of another release it needn't be readable
+    except _UNREADABLE as error:
+        with contextlib.suppress(*_UNREADABLE):
+            _check(_version_decoder.decode(raw).v)  # of another release it needn't be readable
         raise MalformedMessageError(str(error)) from error
-    _check_version(getattr(message, "v", PROTOCOL_VERSION))
+    _check(getattr(message, "v", PROTOCOL_VERSION))
     return message
 
 
@@ -470,11 +464,10 @@ class _Version(msgspec.Struct):
 
 
 _version_decoder = msgspec.msgpack.Decoder(_Version)
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # the latter two: bad text, deep nesting
 
 
-def _check_version(version: int) -> None:
+def _check(version: int) -> None:
     if not MIN_PROTOCOL_VERSION <= version <= MAX_PROTOCOL_VERSION:
-        here = (
-            f"this process speaks {PROTOCOL_VERSION} and works beside {MIN_PROTOCOL_VERSION} to {MAX_PROTOCOL_VERSION}"
-        )
-        raise ForeignVersionError(f"protocol version {version}: {here}; upgrade one release at a time")
+        ours = f"this process works beside {MIN_PROTOCOL_VERSION} to {MAX_PROTOCOL_VERSION}"
+        raise ForeignVersionError(f"protocol version {version}: {ours}; upgrade one release at a time")

@@ -272,8 +272,8 @@ async def soaking(run: Run) -> None:
 
 
 SCENARIOS: dict[str, Scenario] = {
-    "kills": kills, "links": links, "poison": poison, "trouble": trouble, "upgrade": upgrade, "overload": overload, "connections": connections,
-    "power": power, "soak": soaking,
+    "kills": kills, "links": links, "poison": poison, "trouble": trouble, "upgrade": upgrade, "overload": overload,
+    "connections": connections, "power": power, "soak": soaking,
 }  # fmt: skip
 
 
