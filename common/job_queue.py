@@ -127,17 +127,19 @@ class JobStream:
             for config in (jobs, dead):
                 try:
                     await self._jetstream.add_stream(config)
-                except (
-                    nats.js.errors.BadRequestError
-                ):  # it is there, configured by another release: who starts last decides
-                    await self._jetstream.update_stream(config)
-        except nats.js.errors.BadRequestError as error:
-            remedy = f"stop all gateways, delete it (nats stream rm {config.name}), start them again"
-            raise UnavailableError(
-                f"the stream {config.name} can't become this release's: {_text(error)}; {remedy}"
-            ) from error
+                except nats.js.errors.BadRequestError:  # another release's is there: who starts last decides
+                    await self._update(config)
         except _ERRORS as error:
             raise UnavailableError(f"JetStream is not ready: {_text(error)}") from error
+
+    async def _update(self, config: StreamConfig) -> None:
+        try:
+            await self._jetstream.update_stream(config)
+        except nats.js.errors.APIError as error:
+            remedy = f"stop all gateways, delete it (nats stream rm {config.name}), start them again"
+            raise UnavailableError(
+                f"stream {config.name} can't become this release's: {_text(error)}; {remedy}"
+            ) from error
 
     async def publish(self, worker: str, job: Job) -> int:
         """Queue a job and return its sequence. The same (request, attempt) again is stored once."""
