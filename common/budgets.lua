@@ -87,5 +87,17 @@ local function settle(_, args)
   return 1
 end
 
+-- left(now_ms or 0, then for each tenant: name, requests a minute, tokens a minute) -> {requests left, tokens left, in flight} of each
+local function left(_, args)
+  local now, found = now_ms(args[1]), {}
+  for at = 2, #args, 3 do
+    local requests, tokens = read(args[at], now, tonumber(args[at + 1]), tonumber(args[at + 2]))
+    local running = redis.call('ZRANGEBYSCORE', 'baton:running:' .. args[at], '(' .. now, '+inf')
+    found[#found + 1] = { math.floor(requests), math.floor(tokens), #running }
+  end
+  return found
+end
+
+redis.register_function('baton_budget_left', left)
 redis.register_function('baton_budget_take', take)
 redis.register_function('baton_budget_settle', settle)

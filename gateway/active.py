@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from common.blocks import pack_tokens
 from common.errors import DeadlineExceededError, ServingError
 from common.messages import Imported, Job, Settle, Tokens
-from gateway.generation import TokenEvent
+from gateway.generation import GenerationSpec, TokenEvent
 from gateway.owner import RequestState
 from gateway.timeline import Timeline
 
@@ -25,6 +25,7 @@ class ActiveRequest:
         on_cancel: Callable[[ActiveRequest, str], Awaitable[None]],
         *,
         waited_s: float = 0.0,
+        timeline: Timeline | None = None,  # of the wait before; else one that begins now
     ) -> None:
         self._on_cancel = on_cancel
         self.state = state
@@ -43,16 +44,8 @@ class ActiveRequest:
         spec = state.spec
         self.work = len(spec.token_ids)  # prompt tokens to compute, the cached ones not counted once they are known
         self.first_token_by = started_at + (spec.first_token_s or spec.deadline_s)
-        self.timeline = Timeline(
-            request_id=spec.request_id,
-            received_at=spec.received_at or started_at,
-            submitted_at=started_at,
-            prompt_tokens=len(spec.token_ids),
-            traceparent=spec.traceparent,
-            tenant=spec.tenant.name,
-            waited_ms=1000 * waited_s,
-            phases=self.timings,
-        )
+        self.timeline = timeline or timeline_of(spec, started_at)
+        self.timeline.waited_ms, self.timeline.phases = 1000 * waited_s, self.timings
         self.events: asyncio.Queue[TokenEvent | ServingError | None] = asyncio.Queue()  # bounded by max_tokens
         self.ended = asyncio.Event()
 
@@ -99,6 +92,18 @@ class ActiveRequest:
 
     async def cancel(self, reason: str) -> None:
         await self._on_cancel(self, reason)
+
+
+def timeline_of(spec: GenerationSpec, submitted_at: float) -> Timeline:
+    """Of a request that was read and is about to be admitted."""
+    return Timeline(
+        request_id=spec.request_id,
+        received_at=spec.received_at or submitted_at,
+        submitted_at=submitted_at,
+        prompt_tokens=len(spec.token_ids),
+        traceparent=spec.traceparent,
+        tenant=spec.tenant.name,
+    )
 
 
 def job_of(

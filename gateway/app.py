@@ -31,6 +31,7 @@ from gateway.request_metrics import RequestMetrics
 from gateway.responses import error_code, error_response, error_status
 from gateway.routes import VERSION, Endpoint, HttpSettings, Routes
 from gateway.spans import TraceRequests
+from gateway.tenant_metrics import TenantLabels, TenantMetrics
 from gateway.tenants import Tenant, Tenants
 from gateway.tokenizer import ChatTokenizer
 
@@ -60,17 +61,29 @@ def create_app(
     application's own, which `/metrics` shows. There is a console where there is `control`.
     """
     app = FastAPI(title="Baton", version=VERSION, docs_url=None, redoc_url=None, openapi_url=None)
+    budgets = budgets or LocalBudgets()
     dialect = Dialect(
         generations=generations,
         tokenizer=tokenizer,
-        budgets=budgets or LocalBudgets(),
+        budgets=budgets,
         served_model=settings.served_model,
         default_deadline_s=settings.request_timeout_s,
     )
-    metrics = GatewayMetrics(settings.served_model, registry)
+    labels = TenantLabels()
+    metrics = GatewayMetrics(settings.served_model, registry, tenants=labels)
     generations.timelines.on_end(RequestMetrics(settings.served_model, metrics.registry, settings.levels).observe)
+    tenants = settings.tenants  # read at each use: its file may be read again
+    tenant_metrics = TenantMetrics(
+        settings.served_model,
+        metrics.registry,
+        workers=lambda: generations.fleet,
+        budgets=budgets,
+        limits=lambda: tenants.limits,
+        labels=labels,
+    )
+    generations.timelines.on_end(tenant_metrics.observe)
     FleetMetrics(lambda: generations.fleet).register(metrics.registry)
-    routes = Routes(dialect, metrics, settings)
+    routes = Routes(dialect, metrics, settings, tenant_metrics)
     app.add_exception_handler(ServingError, _on_serving_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_middleware(Envelope, tenants=settings.tenants)

@@ -33,7 +33,7 @@ from gateway.owner import Phase, RequestState
 from gateway.placer import Placer
 from gateway.spans import RequestSpans
 from gateway.suspects import Suspects
-from gateway.timeline import AttemptLine, Timelines
+from gateway.timeline import AttemptLine, Timeline, Timelines
 from gateway.waiting import WaitingRoom
 
 log = logging.getLogger("baton.requests")
@@ -80,9 +80,10 @@ class Attempts:
         self._attainment = Attainment(levels or ServiceLevels(), started_at=time.monotonic())
         self._timelines.on_end(self._spans.record)
 
-    async def _begin(self, spec: GenerationSpec, received: float, waited_s: float) -> ActiveRequest:
+    async def _begin(self, spec: GenerationSpec, timeline: Timeline, waited_s: float) -> ActiveRequest:
+        received = timeline.submitted_at
         state = RequestState(spec=spec, deadline_at=received + spec.deadline_s)
-        active = ActiveRequest(state, received, self._cancel, waited_s=waited_s)
+        active = ActiveRequest(state, received, self._cancel, waited_s=waited_s, timeline=timeline)
         self._active[spec.request_id] = active
         self._timelines.start(active.timeline)
         try:
@@ -121,7 +122,7 @@ class Attempts:
             state, gateway=self._gateway_id, root=root, decode_workers=decode_workers, traceparent=traceparent, now=now
         )
         state.placed(worker, decode_workers)
-        line = AttemptLine.of(job, placement, because=because, began_at=now)
+        line = AttemptLine.of(job, placement, because=because, began_at=now, promised_tokens=state.cached_tokens)
         active.timeline.began(line)
         active.published_at = line.published_at = time.monotonic()
         active.timings.setdefault("admission", (active.published_at - active.started_at - active.waited_s) * 1000)

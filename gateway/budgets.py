@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -50,6 +50,26 @@ class Grant:
     counted_here: bool = False  # Redis was away
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """What a tenant may still use; requests and tokens below 0: used more than was reckoned."""
+
+    limits: Limits
+    requests: int = 0
+    tokens: int = 0
+    running: int = 0  # requests in flight, counted where there is a limit
+
+    def used(self) -> dict[str, tuple[int, int]]:
+        """Budget -> (used, limit), of those that there are."""
+        limits = self.limits
+        every = {
+            "requests": (limits.requests_per_minute - self.requests, limits.requests_per_minute),
+            "tokens": (limits.tokens_per_minute - self.tokens, limits.tokens_per_minute),
+            "concurrent": (self.running, limits.max_concurrent),
+        }
+        return {name: pair for name, pair in every.items() if pair[1]}
+
+
 class Budgets(Protocol):
     """Who counts."""
 
@@ -59,6 +79,10 @@ class Budgets(Protocol):
 
     async def settle(self, grant: Grant, *, used: int | None) -> None:
         """The request is over and used so many tokens; None: it was never admitted, and costs nothing."""
+        ...
+
+    async def left(self, tenants: Mapping[str, Limits]) -> dict[str, Left]:
+        """What each of some tenants has now, over all gateways."""
         ...
 
 
@@ -108,6 +132,23 @@ class SharedBudgets:
             )
         except UnavailableError:
             pass  # the bucket fills by itself, and the request's place expires
+
+    async def left(self, tenants: Mapping[str, Limits]) -> dict[str, Left]:
+        if not tenants:
+            return {}
+        asked = [
+            value
+            for name, limits in tenants.items()
+            for value in (name, limits.requests_per_minute, limits.tokens_per_minute)
+        ]
+        try:
+            answer = await self._store.call("baton_budget_left", 0, *asked, timeout_s=TAKE_TIMEOUT_S)
+        except UnavailableError:
+            return await self._here.left(tenants)
+        return {
+            name: Left(limits=limits, requests=int(requests), tokens=int(tokens), running=int(running))
+            for (name, limits), (requests, tokens, running) in zip(tenants.items(), answer, strict=True)
+        }
 
 
 def returned(grant: Grant, used: int | None) -> tuple[int, int]:
@@ -176,6 +217,18 @@ class LocalBudgets:
         bucket.requests = min(limits.requests_per_minute, bucket.requests + requests)
         if limits.tokens_per_minute:
             bucket.tokens = min(limits.tokens_per_minute, bucket.tokens + tokens)
+
+    async def left(self, tenants: Mapping[str, Limits]) -> dict[str, Left]:
+        buckets = {name: self._filled(name, limits) for name, limits in tenants.items()}
+        return {
+            name: Left(
+                limits=limits,
+                requests=math.floor(buckets[name].requests),
+                tokens=math.floor(buckets[name].tokens),
+                running=len(buckets[name].running),
+            )
+            for name, limits in tenants.items()
+        }
 
     def _filled(self, tenant: str, limits: Limits) -> _Bucket:
         now = self._clock()

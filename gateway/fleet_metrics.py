@@ -11,9 +11,12 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from common.messages import WorkerState
+from common.messages import WorkerState, WorkerTotals
 
 LABELS = ["model_name", "worker"]
+DEVICE_TIER = "device"
+# Where workers keep blocks to be used again, and the prompt tokens that each tier had. A further tier is a line here.
+TIERS: dict[str, Callable[[WorkerTotals], int]] = {DEVICE_TIER: lambda totals: totals.cached_tokens}
 GAUGES: dict[str, tuple[str, Callable[[WorkerState], float]]] = {
     "baton_worker_running_sequences": ("Sequences that hold blocks", lambda state: state.running),
     "baton_worker_waiting_sequences": ("Sequences claimed or imported, not in the batch", lambda state: state.waiting),
@@ -81,8 +84,19 @@ class FleetMetrics(Collector):
             for state in states:
                 counter.add_metric([state.model, state.worker], float(value(state)))
             yield counter
+        yield _hits_by_tier(states)
         yield _roles(states)
         yield from _as_vllm(states)
+
+
+def _hits_by_tier(states: list[WorkerState]) -> Metric:
+    hits = CounterMetricFamily(
+        "baton_worker_cache_hit_tokens", "Prompt tokens found in a tier of the cache", labels=[*LABELS, "tier"]
+    )
+    for state in states:
+        for tier, count in TIERS.items():
+            hits.add_metric([state.model, state.worker, tier], float(count(state.totals)))
+    return hits
 
 
 def _roles(states: list[WorkerState]) -> Metric:

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from gateway.choice import Choice, Piece
 from gateway.dialect import Answer
+from gateway.tenant_metrics import TenantLabels
 
 _TTFT = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2, 2.5, 5, 10, 20, 40, 80)
 _ITL = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
@@ -22,8 +23,11 @@ ERROR_CODES = ("worker_failed", "request_quarantined", "unavailable", "deadline_
 class GatewayMetrics:
     """In `registry`, by default one of its own, so that two gateways can live in one process (tests)."""
 
-    def __init__(self, model: str, registry: CollectorRegistry | None = None) -> None:
+    def __init__(
+        self, model: str, registry: CollectorRegistry | None = None, *, tenants: TenantLabels | None = None
+    ) -> None:
         self.registry = registry or CollectorRegistry()
+        self._tenants = tenants or TenantLabels()
         self._model = model
         labels = ["model_name"]
         self.ttft = self._histogram("vllm:time_to_first_token_seconds", "Request received to first token sent", _TTFT)
@@ -114,6 +118,7 @@ class GatewayMetrics:
         """The text of `/metrics`. `counts`: see `Generations.counters`; `waiting`: tier -> requests and prompt tokens."""
         for name, count in counts.items():
             kind, _, label = name.partition(":")
+            label = self._tenants.of(label) if kind == "work" else label
             counter = self._by_kind[kind].labels(self._model, label) if label else self.events.labels(self._model, kind)
             counter.inc(count - self._rendered.get(name, 0))
             self._rendered[name] = count

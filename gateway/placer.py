@@ -82,7 +82,8 @@ class Placer:
             known = _is_possible(placement, prefill, decode)
             log.debug("placement.chosen", extra={"request_id": request.request_id, "is_known": known} | placement.costs)
             if known:
-                state.cached_tokens = placement.matched_blocks_prefill * layout.block_size
+                usable = min(placement.matched_blocks_prefill, (len(token_ids) - 1) // layout.block_size)
+                state.cached_tokens = usable * layout.block_size  # the last token is computed in any case
                 return placement
         if not decode:
             raise UnavailableError("no decode worker is ready")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from gateway.attainment import ServiceLevels
-from gateway.timeline import Timeline
+from gateway.fleet_metrics import DEVICE_TIER
+from gateway.timeline import AttemptLine, Timeline
 
 _SECONDS = (
     0.001,
@@ -62,6 +65,21 @@ class RequestMetrics:
             "baton_slo_good_tokens", "Generated tokens of requests that met the SLO", ["model_name"], registry=registry
         )
 
+        self._hits = Counter(
+            "baton_prefix_hit_tokens",
+            "Prompt tokens from a cache, by its tier, and whether the index sent the request there or the worker just had them",
+            ["model_name", "tier", "placed_by"],
+            registry=registry,
+        )
+        self._lost_hits = Counter(
+            "baton_prefix_lost_tokens",
+            "Prompt tokens that the index said were cached, and were not",
+            ["model_name"],
+            registry=registry,
+        )
+        for placed_by in ("index", "worker"):
+            self._hits.labels(model, DEVICE_TIER, placed_by)
+        self._lost_hits.labels(model)
         for missed in ("none", "ttft", "tpot", "error"):  # there from the start: a rate sees only what grows
             self._met.labels(model, missed)
 
@@ -70,6 +88,7 @@ class RequestMetrics:
         self._ended.labels(self._model, timeline.status).inc()
         if timeline.attempts:
             self._observe(self._attempts, len(timeline.attempts))
+            self._count_hits(timeline.attempts)
         if timeline.status == "cancelled":
             return  # the client's wish: neither good nor bad
         missed = missed_target(timeline, self._levels)
@@ -91,6 +110,14 @@ class RequestMetrics:
         self._observe(self._inference, prefill_s + last - first)
         if timeline.completion_tokens > 1:
             self._observe(self._tpot, (last - first) / (timeline.completion_tokens - 1))
+
+    def _count_hits(self, attempts: Iterable[AttemptLine]) -> None:
+        for attempt in attempts:
+            if attempt.cached_tokens is not None:
+                cached, promised = attempt.cached_tokens, attempt.promised_tokens
+                self._hits.labels(self._model, DEVICE_TIER, "index").inc(min(cached, promised))
+                self._hits.labels(self._model, DEVICE_TIER, "worker").inc(max(0, cached - promised))
+                self._lost_hits.labels(self._model).inc(max(0, promised - cached))
 
     def _observe(self, histogram: Histogram, value: float) -> None:
         histogram.labels(self._model).observe(value)

@@ -23,7 +23,7 @@ from common.messages import (
     gateway_state_decoder,
     to_gateway_decoder,
 )
-from gateway.active import ActiveRequest
+from gateway.active import ActiveRequest, timeline_of
 from gateway.generation import GenerationSpec
 from gateway.listening import Listening
 from gateway.timeline import Timelines
@@ -113,17 +113,19 @@ class Requests(Listening, Watching):
         received = time.monotonic()
         for spec in specs:
             self._check(spec)
-        waited_s = await self._room.enter(specs)
-        begun: list[ActiveRequest] = []
-        try:
-            for spec in specs:
-                begun.append(await self._begin(spec, received, waited_s))
-        except BaseException:
-            for active in begun:
-                await self._end(active, None, cancel="not all choices could start")
-            for spec in specs:
-                self._room.ended(spec, 0)
-            raise
+        lines = [timeline_of(spec, received) for spec in specs]
+        with self._timelines.waiting(lines):
+            waited_s = await self._room.enter(specs)
+            begun: list[ActiveRequest] = []
+            try:
+                for spec, line in zip(specs, lines, strict=True):
+                    begun.append(await self._begin(spec, line, waited_s))
+            except BaseException:
+                for active in begun:
+                    await self._end(active, None, cancel="not all choices could start")
+                for spec in specs:
+                    self._room.ended(spec, 0)
+                raise
         return begun
 
     def _check(self, spec: GenerationSpec) -> None:

@@ -22,6 +22,7 @@ from gateway.responses import ModelNotFoundError, error_body, error_code, error_
 from gateway.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse_body
 from gateway.spans import RequestTrace
 from gateway.stream import DONE, EventStream, disconnected, event
+from gateway.tenant_metrics import TenantMetrics
 from gateway.tenants import Tenants
 from gateway.timeline import MAX_RECENT
 
@@ -55,11 +56,14 @@ def _trace(request: Request) -> RequestTrace:
 class Routes:
     """Endpoints by path."""
 
-    def __init__(self, dialect: Dialect, metrics: GatewayMetrics, settings: HttpSettings) -> None:
+    def __init__(
+        self, dialect: Dialect, metrics: GatewayMetrics, settings: HttpSettings, tenant_metrics: TenantMetrics
+    ) -> None:
         self._dialect = dialect
         self._generations = dialect.generations
         self._tokenizer = dialect.tokenizer
         self._metrics = metrics
+        self._tenant_metrics = tenant_metrics
         self._settings = settings
         self._started_at = int(time.time())
         self.posts: dict[str, Endpoint] = {
@@ -261,6 +265,7 @@ class Routes:
     async def metrics(self, request: Request) -> Response:
         """Prometheus text."""
         generations = self._generations
+        await self._tenant_metrics.refresh()
         text = self._metrics.render(
             in_flight=generations.in_flight, counts=generations.counters, waiting=generations.waiting
         )

@@ -99,6 +99,7 @@ class Tenants:
         self.keys = Keys(known, admin=admin)
         self.default = anybody
         self.names = sorted({DEFAULT, *named})
+        self.limits = {name: tenant.limits for name, tenant in named.items() if tenant.limits != UNLIMITED}
 
     @property
     def open_to_all(self) -> bool:

@@ -6,12 +6,13 @@ milliseconds since the request was received. docs/observability.md describes it.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +37,9 @@ class AttemptLine:
     prefill: str
     decode: list[str]  # candidates; [] = the prefill worker decodes as well
     reason: str  # of the placement
+    prompt_tokens: int = 0  # to compute: the prompt, and what attempts before had generated
+    promised_tokens: int = 0  # of them: those that the prefix index says are cached there
+    cached_tokens: int | None = None  # of them: those that were, as the worker says with the first token
     costs: dict[str, float] = field(default_factory=dict)  # what the placement compared
     traceparent: str = ""  # of the attempt's span
     published_at: float | None = None
@@ -52,7 +56,9 @@ class AttemptLine:
     outcome: str = ""  # "" while it runs, "ok", or why it was given up
 
     @classmethod
-    def of(cls, job: Job, placement: Placement, *, because: str, began_at: float) -> AttemptLine:
+    def of(
+        cls, job: Job, placement: Placement, *, because: str, began_at: float, promised_tokens: int = 0
+    ) -> AttemptLine:
         """The attempt of `job`."""
         return cls(
             number=job.attempt,
@@ -62,6 +68,8 @@ class AttemptLine:
             decode=job.decode_workers,
             reason=placement.reason,
             costs=placement.costs,
+            prompt_tokens=len(job.token_ids) // 4,
+            promised_tokens=promised_tokens,
             traceparent=job.traceparent,
         )
 
@@ -87,7 +95,7 @@ class Timeline:
     received_unix: float = field(default_factory=time.time)
     attempts: list[AttemptLine] = field(default_factory=list)
     finish: str = ""  # "stop" or "length", as the last frame said
-    status: str = "running"  # "stop", "length", "cancelled", "error"
+    status: str = "running"  # "waiting", "running", "stop", "length", "cancelled", "error"
     detail: str = ""  # the error's code and message, or why it was cancelled
     ended_at: float | None = None
     first_token_at: float | None = None
@@ -133,6 +141,7 @@ class Timeline:
             if attempt.first_token_at is None:
                 attempt.first_token_at = now
                 attempt.worker_queue_ms, attempt.prefill_ms = tokens.queue_ms, tokens.prefill_ms
+                attempt.cached_tokens = tokens.cached_tokens if tokens.cached_tokens >= 0 else None
         if self.first_token_at is None:
             self.first_token_at = now
             self.cached_tokens = max(0, tokens.cached_tokens)
@@ -182,7 +191,7 @@ class Timeline:
         """All of `/debug/requests/{id}`."""
         return self.summary() | {
             "submitted_ms": self._ms(self.submitted_at),
-            "waited_ms": _rounded(self.waited_ms),
+            "waited_ms": self._waited_ms(),
             "attempts": [self._attempt_json(attempt) for attempt in self.attempts],
             "frame_ms": [round(ms, 3) for ms in self.frame_ms],
             "frame_tokens": list(self.frame_tokens),
@@ -197,6 +206,7 @@ class Timeline:
                 "decode": attempt.decode,
                 "reason": attempt.reason,
                 "costs": attempt.costs,
+                "promised_tokens": attempt.promised_tokens,
             },
             "began_ms": self._ms(attempt.began_at),
             "published_ms": self._ms(attempt.published_at),
@@ -228,15 +238,21 @@ class Timeline:
             "handover_ms": _rounded(settled.handover_ms) if settled else None,
         }
 
+    def _waited_ms(self) -> float | None:
+        """For its turn; so far, while it waits."""
+        waits = self.status == "waiting"
+        return _rounded((time.monotonic() - self.submitted_at) * 1000 if waits else self.waited_ms)
+
     def _ms(self, at: float | None) -> float | None:
         return None if at is None else _rounded((at - self.received_at) * 1000)
 
 
 class Timelines:
-    """The running requests, the newest ended ones, and the slowest first tokens of the last 15 minutes."""
+    """The requests that wait and those that run, the newest ended ones, and the slowest first tokens of the last 15 minutes."""
 
     def __init__(self) -> None:
         self._on_end: list[Callable[[Timeline], None]] = []
+        self._waiting: dict[str, Timeline] = {}
         self._running: dict[str, Timeline] = {}
         self._recent: OrderedDict[str, Timeline] = OrderedDict()
         self._slowest: list[tuple[float, int, Timeline]] = []  # a heap: the least slow first
@@ -246,8 +262,24 @@ class Timelines:
         """Call `callback` with each request that ended."""
         self._on_end.append(callback)
 
+    @contextlib.contextmanager
+    def waiting(self, timelines: Iterable[Timeline]) -> Iterator[None]:
+        """Within, requests wait until `start`. One that is refused, or leaves, leaves no trace here: refusals are counted."""
+        names = []
+        for timeline in timelines:
+            names.append(timeline.request_id)
+            timeline.status = "waiting"
+            self._waiting[timeline.request_id] = timeline
+        try:
+            yield
+        finally:
+            for name in names:
+                self._waiting.pop(name, None)
+
     def start(self, timeline: Timeline) -> None:
-        """A request came in."""
+        """A request need not wait any more."""
+        self._waiting.pop(timeline.request_id, None)
+        timeline.status = "running"
         self._running[timeline.request_id] = timeline
 
     def end(self, timeline: Timeline, *, error: BaseException | None = None, cancelled: str = "") -> None:
@@ -289,17 +321,19 @@ class Timelines:
         return [*reversed(self._running.values()), *ended]
 
     def as_json(self, limit: int) -> dict[str, Any]:
-        """`/debug/requests`: `limit` summaries of each list, newest or slowest first."""
+        """`/debug/requests`: `limit` summaries of each list, newest, slowest, or waiting for the longest first."""
         self._forget_old(time.monotonic())
         slowest = [timeline for _, _, timeline in sorted(self._slowest, reverse=True)]
         return {
+            "waiting": _summaries(self._waiting.values(), limit),
             "running": _summaries(reversed(self._running.values()), limit),
             "latest": _summaries(reversed(self._recent.values()), limit),
             "slowest": _summaries(slowest, limit),
         }
 
     def _all(self) -> list[Timeline]:
-        return [*self._running.values(), *self._recent.values(), *(timeline for _, _, timeline in self._slowest)]
+        slowest = (timeline for _, _, timeline in self._slowest)
+        return [*self._waiting.values(), *self._running.values(), *self._recent.values(), *slowest]
 
     def _forget_old(self, now: float) -> None:
         young = [entry for entry in self._slowest if now - (entry[2].ended_at or now) < SLOWEST_FOR_S]

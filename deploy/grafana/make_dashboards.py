@@ -40,9 +40,9 @@ def worker(metric: str) -> str:
     return f"max by (worker) ({metric}{{{MODEL}}})"
 
 
-def worker_rate(counter: str) -> str:
+def worker_rate(counter: str, *, by: str = "worker") -> str:
     """A worker's counter per second."""
-    return f"max by (worker) (rate({counter}{{{MODEL}}}[$__rate_interval]))"
+    return f"max by ({by}) (rate({counter}{{{MODEL}}}[$__rate_interval]))"
 
 
 PHASES = (
@@ -121,6 +121,11 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
                 (f"{worker_rate('baton_worker_cached_tokens_total')} / {worker_rate('baton_worker_prompt_tokens_total')}", "{{worker}}"),
                 (f"baton:prefix_hit:ratio_rate30m{{{MODEL}}}", "all, 30 min"),
             ]),
+            Panel("Prompt tokens from a cache: by its tier and who knew of them", "none", [
+                (rate("baton_prefix_hit_tokens_total", by="tier, placed_by"), "{{tier}}, placed by the {{placed_by}}"),
+                (rate("baton_prefix_lost_tokens_total"), "promised by the index, and gone"),
+                (f"sum by (tier) ({worker_rate('baton_worker_cache_hit_tokens_total', by='worker, tier')})", "{{tier}}: all workers"),
+            ], about="index: the prefix index sent the request to the worker that has them; worker: it had more than the index knew."),
             Panel("Transferred", "Bps", [(worker_rate("baton_worker_transfer_bytes_total"), "{{worker}}")]),
             Panel("Bandwidth of a push, beside the link's", "Bps", [
                 (f"{worker_rate('baton_worker_transfer_bytes_total')} / {worker_rate('baton_worker_transfer_seconds_total')}", "{{worker}}"),
@@ -148,6 +153,21 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
                 (f"sum by (tenant) (increase(baton_tenant_tokens_total{{{MODEL}}}[1h])) / "
                  f"scalar(sum(increase(baton_tenant_tokens_total{{{MODEL}}}[1h])))", "{{tenant}}"),
             ]),
+            Panel("Budgets, used", "percentunit", [
+                (f"max by (tenant, budget) (baton_tenant_budget_used{{{MODEL}}}) / max by (tenant, budget) (baton_tenant_budget_limit{{{MODEL}}})",
+                 "{{tenant}}: {{budget}}"),
+            ], about="Of what a tenant may use in a minute (requests, tokens) or at a time (concurrent), over all gateways."),
+            Panel("Cost: devices that work for a tenant", "none", [
+                (rate("baton_tenant_device_seconds_total", by="tenant"), "{{tenant}}"),
+            ], about="Device-seconds a second: tokens by the rates that workers measure."),
+            Panel("Cost by phase", "none", [
+                (rate("baton_tenant_device_seconds_total", by="tenant, phase"), "{{tenant}}: {{phase}}"),
+            ]),
+            Panel("Share of the cost, an hour", "percentunit", [
+                (f"sum by (tenant) (increase(baton_tenant_device_seconds_total{{{MODEL}}}[1h])) / "
+                 f"scalar(sum(increase(baton_tenant_device_seconds_total{{{MODEL}}}[1h])))", "{{tenant}}"),
+            ]),
+            Panel("Requests by tenant", "reqps", [(rate("baton_tenant_requests_total", by="tenant"), "{{tenant}}")]),
             Panel("Refusals by reason", "reqps", [(rate("baton_refusals_total", by="reason"), "{{reason}}")]),
             Panel("Waiting requests by tier", "none", [(f"sum by (tier) (baton_waiting_requests{{{MODEL}}})", "{{tier}}")]),
             Panel("Waiting prompt tokens by tier", "none", [(f"sum by (tier) (baton_waiting_prompt_tokens{{{MODEL}}})", "{{tier}}")]),

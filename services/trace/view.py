@@ -52,9 +52,10 @@ def waterfall(request: Mapping[str, Any], columns: int) -> list[str]:
 def table(requests: Mapping[str, Sequence[Mapping[str, Any]]], columns: int) -> list[str]:
     """The lists of requests, none of their lines longer than `columns`."""
     lines: list[str] = []
-    for title in ("running", "slowest", "latest"):
+    for title in ("waiting", "running", "slowest", "latest"):
         lines += [f"{title}:", "   ".join(_column(name, name) for name in LISTED)]
-        lines += ["   ".join(_column(name, entry[name]) for name in LISTED) for entry in requests[title]]
+        entries = requests.get(title, [])  # older gateways don't list who waits
+        lines += ["   ".join(_column(name, entry[name]) for name in LISTED) for entry in entries]
         lines.append("")
     return [line[:columns].rstrip() for line in lines[:-1]]
 

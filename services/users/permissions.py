@@ -71,7 +71,7 @@ def redis_rules(member: Member) -> str:
         keys = "%R~baton:worker:* ~baton:workers ~baton:block:* ~baton:charges:* ~baton:load:* ~baton:placed:* "
         keys += "~baton:ready:* ~baton:home:* %R~baton:rate:* ~baton:budget:* ~baton:running:*"
         functions = _of_both_releases("place", "release", "charged", "states")
-        functions += ("baton_budget_take", "baton_budget_settle")
+        functions += ("baton_budget_take", "baton_budget_settle", "baton_budget_left")
         commands = (
             "+function|load +time +get +set +del +incrby +decrby +expire +pexpire +hget +hmget +hset +hdel +smembers +srem "
             "+smismember +srandmember +scard +exists +zadd +zcard +zrange +zrangebyscore +zrem +zremrangebyscore"

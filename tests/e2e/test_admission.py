@@ -124,6 +124,10 @@ async def test_who_is_more_important_goes_first(client: httpx.AsyncClient) -> No
     async with asyncio.timeout(30):
         while await figure(client, 'baton_waiting_requests{model_name="tiny",tier="low"}') < 5:
             await asyncio.sleep(0.02)
+        told = await client.get("/debug/requests", headers={"authorization": f"Bearer {ADMIN}"})
+        (*_, last) = [entry for entry in told.json()["waiting"] if entry["status"] == "waiting"]
+        detail = await client.get(f"/debug/requests/{last['request_id']}", headers={"authorization": f"Bearer {ADMIN}"})
+        assert detail.json()["requests"][0]["tenant"] == last["tenant"]
         await asyncio.gather(asked(0), asked(0))
         assert ended.count(-1) < 10  # they overtook those that waited
         await asyncio.gather(*low)

@@ -51,6 +51,21 @@ async def test_requests_in_flight_are_counted_over_all_gateways(store: Any) -> N
     assert (await take(there, "r3")).refused == ""
 
 
+async def test_what_is_left_is_of_all_gateways_and_without_redis_of_this_one(store: Any) -> None:
+    here, there = SharedBudgets(store), SharedBudgets(store)
+    grants = [await take(budgets, f"r{index}") for index, budgets in enumerate((here, there, here))]
+    both = {"acme": LIMITS, "idle": Limits(requests_per_minute=5), "none": Limits(max_concurrent=1)}
+    left = await there.left(both)
+    used = left["acme"].used()
+    assert {name: limit for name, (_, limit) in used.items()} == {"requests": 60, "tokens": 6000, "concurrent": 3}
+    assert (used["concurrent"][0], 0 < used["requests"][0] <= 3, 0 < used["tokens"][0] <= 30) == (3, True, True)
+    assert left["idle"].used() == {"requests": (0, 5)}
+    assert left["none"].used() == {"concurrent": (0, 1)}
+    await here.settle(grants[0], used=10)
+    assert (await there.left(both))["acme"].running == 2
+    assert await here.left({}) == {}
+
+
 async def test_a_burst_from_many_gateways_gets_a_minute_s_worth_and_no_more(store: Any) -> None:
     limits = Limits(requests_per_minute=20)
     gateways = [SharedBudgets(store) for _ in range(4)]
@@ -134,6 +149,7 @@ async def test_without_redis_each_gateway_counts_by_itself(tmp_path: Path) -> No
             grant = await take(budgets, "r0", limits)
             assert (grant.refused, grant.counted_here) == ("", True)
             assert (await take(budgets, "r1", limits)).refused == "concurrent"
+            assert (await budgets.left({"acme": limits}))["acme"].used() == {"concurrent": (1, 1)}
             await budgets.settle(grant, used=5)
             assert (await take(budgets, "r1", limits)).refused == ""
         finally:

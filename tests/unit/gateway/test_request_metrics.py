@@ -69,6 +69,22 @@ def test_phases_of_a_request_add_up_and_cancelled_ones_are_neither_good_nor_bad(
     assert value("baton_request_attempts_count") == 4
 
 
+def test_hits_are_told_apart_by_who_knew_of_them() -> None:
+    registry = CollectorRegistry()
+    metrics = RequestMetrics("m", registry, ServiceLevels())
+    for promised, cached in ((32, 32), (0, 16), (32, 48), (64, 16), (16, None)):
+        line = ended()
+        line.attempts[0].promised_tokens, line.attempts[0].cached_tokens = promised, cached
+        metrics.observe(line)
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(name, {"model_name": "m"} | labels)
+
+    assert value("baton_prefix_hit_tokens_total", tier="device", placed_by="index") == 32 + 0 + 32 + 16
+    assert value("baton_prefix_hit_tokens_total", tier="device", placed_by="worker") == 0 + 16 + 16 + 0
+    assert value("baton_prefix_lost_tokens_total") == 64 - 16
+
+
 def test_the_fleet_is_shown_as_it_is_heard_now() -> None:
     registry, fleet = CollectorRegistry(), [STATE, msgspec.structs.replace(STATE, worker="p0", roles=["prefill"])]
     FleetMetrics(lambda: fleet).register(registry)
@@ -80,6 +96,7 @@ def test_the_fleet_is_shown_as_it_is_heard_now() -> None:
     assert value("baton_worker_decode_step_seconds") == pytest.approx(0.004)
     assert value("baton_worker_transfer_bytes_total") == 4096
     assert (value("baton_worker_role", role="decode"), value("baton_worker_role", role="prefill")) == (1, None)
+    assert value("baton_worker_cache_hit_tokens_total", tier="device") == 300
     engine = {"model_name": "m", "engine": "d0"}
     assert registry.get_sample_value("vllm:kv_cache_usage_perc", engine) == pytest.approx(0.75)
     assert registry.get_sample_value("vllm:prefix_cache_hits_total", engine) == 300

@@ -127,3 +127,21 @@ async def test_the_routes(gateway: Gateway) -> None:
     assert "cmpl-other" in missing.json()["error"]["message"]
     wrong = await gateway.http.get("/debug/requests?limit=-1")
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "limit")
+
+
+def test_who_waits_is_listed_and_found_until_it_starts_or_leaves() -> None:
+    timelines, first, second, third = Timelines(), timeline("a-0"), timeline("b-0"), timeline("b-1")
+    with timelines.waiting([first]), timelines.waiting([second, third]):
+        told = timelines.as_json(10)
+        assert [entry["request_id"] for entry in told["waiting"]] == ["a-0", "b-0", "b-1"]  # the longest first
+        assert (told["running"], first.status) == ([], "waiting")
+        assert [line.request_id for line in timelines.find("b")] == ["b-0", "b-1"]
+        detail = first.as_json()
+        assert detail["waited_ms"] > 0
+        assert (detail["attempts"], detail["prefill_worker"]) == ([], "")
+        timelines.start(second)
+        told = timelines.as_json(10)
+        assert [entry["request_id"] for entry in told["waiting"]] == ["a-0", "b-1"]
+        assert [entry["status"] for entry in told["running"]] == ["running"]
+    told = timelines.as_json(10)
+    assert (told["waiting"], len(told["running"]), told["latest"]) == ([], 1, [])  # who was refused leaves no line
