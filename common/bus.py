@@ -27,7 +27,7 @@ from nats.aio.subscription import Subscription as NatsSubscription
 
 from common import subjects
 from common.access import inbox_of, read_login
-from common.errors import ForeignVersionError, MalformedMessageError, UnavailableError
+from common.errors import ForeignVersionError, MalformedMessageError, NobodyListensError, UnavailableError
 from common.job_queue import Delivery, JobQueue, JobStream, QueueLimits
 from common.messages import Ack, Job, decode, encode
 from common.tls import Tls, client_context
@@ -95,7 +95,7 @@ class Bus(Protocol):
     async def request(
         self, subject: str, message: msgspec.Struct, decoder: msgspec.msgpack.Decoder[M], *, timeout_s: float
     ) -> M:
-        """Ask and return the answer. Raises UnavailableError when nobody listens or answers in time."""
+        """Ask and return the answer. Raises NobodyListensError at once, UnavailableError when no answer comes in time."""
         ...
 
     async def serve(
@@ -229,6 +229,8 @@ class NatsBus:
             raise UnavailableError("not connected to NATS")
         try:
             reply = await self._client.request(subject, encode(message), timeout=max(timeout_s, 0.001))
+        except nats.errors.NoRespondersError as error:
+            raise NobodyListensError(f"nobody listens on {subject}") from error
         except _ERRORS as error:
             raise UnavailableError(f"no answer on {subject}: {_text(error)}") from error
         answer = self._decode(reply, decoder)

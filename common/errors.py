@@ -50,6 +50,10 @@ class UnavailableError(ServingError):
     retryable = True
 
 
+class NobodyListensError(UnavailableError):
+    """The bus has no listener for what was asked: that process is gone, or connects again just now."""
+
+
 class DeadlineExceededError(ServingError):
     """The request's deadline passed before its answer was complete."""
 

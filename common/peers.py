@@ -81,6 +81,10 @@ class PeerTable:
             del self._seen[seen.state.worker]
         return [(seen.state.worker, seen.state.incarnation) for seen in lost]
 
+    def drop(self, worker: str) -> None:
+        """Forget a worker; its next heartbeat is a newcomer's."""
+        self._seen.pop(worker, None)
+
     def silent_s(self, now: float) -> float:
         """How long nobody was heard; 0 when there is nobody."""
         return now - max((seen.at for seen in self._seen.values()), default=now)
@@ -102,6 +106,7 @@ class Peers:
         self._clock = clock
         self._on_lost: list[LostCallback] = []
         self._on_joined: list[Callable[[WorkerState], None]] = []
+        self._on_heard: list[Callable[[str], None]] = []
         self._on_changed: list[Callable[[WorkerState], None]] = []
         self._subscription: Subscription | None = None
         self._checker: asyncio.Task[None] | None = None
@@ -135,6 +140,10 @@ class Peers:
         """Call `callback(state)` when a worker, or a new incarnation of one, is heard for the first time."""
         self._on_joined.append(callback)
 
+    def on_heard(self, callback: Callable[[str], None]) -> None:
+        """Call `callback(worker)` at each heartbeat."""
+        self._on_heard.append(callback)
+
     def on_changed(self, callback: Callable[[WorkerState], None]) -> None:
         """Call `callback(state)` when a known worker takes other work than before: its roles or its status changed."""
         self._on_changed.append(callback)
@@ -160,12 +169,18 @@ class Peers:
         if state.status == "stopped":
             self._left.append((state.worker, state.incarnation))
         self._tell(self._table.saw(state, self._clock()))
+        for heard in self._on_heard:
+            heard(state.worker)
         if state.status not in GONE and (known is None or known.incarnation != state.incarnation):
             for callback in self._on_joined:
                 callback(state)
         elif known is not None and (known.roles, known.status) != (state.roles, state.status):
             for callback in self._on_changed:
                 callback(state)
+
+    def drop(self, worker: str) -> None:
+        """Count on a worker no more until its next heartbeat. Nobody is told: the caller knows better than this table."""
+        self._table.drop(worker)
 
     def check(self) -> None:
         """Look for silence. While this process is cut off from the bus, or stands still, it says nothing about the others."""

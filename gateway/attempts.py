@@ -29,8 +29,9 @@ from gateway.attainment import Attainment, ServiceLevels
 from gateway.fleet import Fleet
 from gateway.generation import GenerationSpec
 from gateway.orders import Orders
-from gateway.owner import Phase, RequestState
+from gateway.owner import Phase, RequestState, Worker
 from gateway.placer import Placer
+from gateway.pulse import Pulse
 from gateway.spans import RequestSpans
 from gateway.suspects import Suspects
 from gateway.timeline import AttemptLine, Timeline, Timelines
@@ -70,6 +71,7 @@ class Attempts:
             work=self._placer.uncached_tokens,
         )
         self._suspects = Suspects()
+        self._pulse = Pulse()
         self._active: dict[str, ActiveRequest] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loops: list[asyncio.Task[Any]] = []
@@ -175,6 +177,14 @@ class Attempts:
             active.retrying = False
             if queued:  # the worker may have changed meanwhile
                 self._take_back(active, self._peers.states.get(state.assigned))
+
+    def _move_from(self, worker: Worker, reason: str, *, died: bool) -> None:
+        """Start another attempt of everything that the worker had or was to have, all at the same time."""
+        here = sum(active.state.is_with(worker[0]) for active in self._active.values())
+        for active in list(self._active.values()):
+            if active.state.lost(worker):
+                dead_with = here if died and active.state.phase is not Phase.QUEUED else 0
+                self._spawn(self._retry(active, reason, blame=worker[0], dead_with=dead_with))
 
     async def _quarantine(self, active: ActiveRequest, reason: str) -> None:
         """Give the request up for good, and keep its job for whoever looks into it."""

@@ -24,7 +24,7 @@ from common.messages import (
 )
 from gateway.active import ActiveRequest
 from gateway.attempts import Attempts
-from gateway.owner import Phase, Worker
+from gateway.owner import Worker
 
 
 class Listening(Attempts):
@@ -33,6 +33,7 @@ class Listening(Attempts):
     async def _handle(self, message: ToGateway) -> GatewayReply | None:
         active = self._active.get(message.request_id)
         worker = (message.worker, message.incarnation)
+        self._pulse.heard(message.worker, time.monotonic())
         match message:
             case Claim():
                 return self._claim(active, message.attempt, worker)
@@ -76,6 +77,7 @@ class Listening(Attempts):
 
     def _on_frame(self, frame: Frame) -> None:
         sender = (frame.worker, frame.incarnation)
+        self._pulse.heard(frame.worker, time.monotonic())
         for tokens in frame.tokens:
             active = self._active.get(tokens.request_id)
             if active is None:
@@ -110,10 +112,5 @@ class Listening(Attempts):
             self._take_back(active, worker)
 
     def _on_lost(self, worker: str, incarnation: int) -> None:
-        here = sum(active.state.is_with(worker) for active in self._active.values())
-        dead_with = 0 if self._peers.left(worker, incarnation) else here
-        for active in list(self._active.values()):
-            if active.state.lost((worker, incarnation)):
-                began = active.state.phase is not Phase.QUEUED
-                retry = self._retry(active, "worker lost", blame=worker, dead_with=dead_with if began else 0)
-                self._spawn(retry)
+        self._pulse.forget(worker)
+        self._move_from((worker, incarnation), "worker lost", died=not self._peers.left(worker, incarnation))

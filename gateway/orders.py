@@ -10,6 +10,7 @@ from common.errors import UnavailableError
 from common.messages import Ack, Cancel, Received, Resend, worker_reply_decoder
 from common.peers import Peers
 
+NOBODY = ""  # no request's id: whoever answers is there, and says that it doesn't know it
 CANCEL_TRIES = 3
 CANCEL_TIMEOUT_S = 0.3
 PROBE_TIMEOUT_S = 0.5
@@ -44,3 +45,7 @@ class Orders:
             subjects.worker(worker), resend, worker_reply_decoder, timeout_s=PROBE_TIMEOUT_S
         )
         return isinstance(reply, Ack) and reply.known
+
+    async def ask(self, worker: str) -> None:
+        """Whether the worker is there. Raises NobodyListensError, or UnavailableError without an answer in time."""
+        await self.resend(worker, Resend(request_id=NOBODY, attempt=0, position=0))

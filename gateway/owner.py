@@ -198,6 +198,16 @@ class RequestState:
             return self.decoder == worker
         return worker in (self.claimed_by, self.decoder)
 
+    @property
+    def needs(self) -> list[str]:
+        """The workers without which the current attempt can't go on; see `lost`."""
+        if self.is_over:
+            return []
+        if self.phase is Phase.QUEUED:
+            return [self.assigned] if self.assigned else []
+        holders = (self.decoder,) if self.phase is Phase.DECODING else (self.claimed_by, self.decoder)
+        return [holder[0] for holder in holders if holder is not None]
+
     def is_with(self, worker: str) -> bool:
         """Whether the worker works on the current attempt."""
         return any(holder is not None and holder[0] == worker for holder in (self.claimed_by, self.decoder))

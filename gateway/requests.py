@@ -43,6 +43,7 @@ class Requests(Listening, Watching):
         await self._bus.subscribe(subjects.frames(self._gateway_id), frame_decoder, self._on_frame)
         await self._bus.subscribe(subjects.ALL_GATEWAY_HEARTBEATS, gateway_state_decoder, self._fleet.saw)
         self._peers.on_lost(self._on_lost)
+        self._peers.on_heard(lambda worker: self._pulse.heard(worker, time.monotonic()))
         self._peers.on_changed(self._on_changed)
         self._loops = [self._spawn(self._beat()), self._spawn(self._watch())]
 

@@ -12,7 +12,7 @@ from gateway.owner import Phase, RequestState
 
 FEW = 4  # decoding sequences of a dead worker that are worth trying one by one: more would make their clients wait
 CLEARED_TOKENS = 4  # a decoding sequence has got so far beyond the place
-LONGEST_ALONE_S = 3.0  # then the next one goes as well: a long prompt must not hold up the others
+LONGEST_WAIT_S = 1.0  # then a suspect goes as well: its client is waiting, and the one before may be a long prompt
 
 
 class Suspects:
@@ -32,20 +32,22 @@ class Suspects:
         return state.deaths > 1 and state.was_alone
 
     async def alone(self, state: RequestState) -> None:
-        """Return when no other suspect is being tried, or has been for long; at once for who is none."""
+        """Return when no other suspect is being tried, or after a second; at once for who is none."""
         state.was_alone = state.is_suspect
         if not state.is_suspect:
             return
-        while self._alone is not None and not state.is_over:
-            self._changed.clear()
-            waited_for = self._alone
-            try:
-                async with asyncio.timeout(LONGEST_ALONE_S):
+        try:
+            async with asyncio.timeout(LONGEST_WAIT_S):
+                while self._alone is not None and not state.is_over:
+                    self._changed.clear()
                     await self._changed.wait()
-            except TimeoutError:
-                if self._alone is waited_for:
-                    break
-        self._alone = state
+        except TimeoutError:  # neither is alone now: another death says nothing of either
+            state.was_alone = False
+            if self._alone is not None:
+                self._alone.was_alone = False
+            return
+        if not state.is_over:
+            self._alone = state
 
     def heard(self, state: RequestState) -> None:
         """It got tokens, or ended."""

@@ -10,6 +10,7 @@ import time
 from common import subjects
 from common.errors import (
     DeadlineExceededError,
+    NobodyListensError,
     ServingError,
     UnavailableError,
 )
@@ -19,6 +20,7 @@ from common.messages import (
 from gateway.active import ActiveRequest
 from gateway.attempts import Attempts
 from gateway.owner import Phase, Worker
+from gateway.pulse import Verdict
 
 log = logging.getLogger("baton.requests")
 
@@ -29,6 +31,7 @@ GAP_LOST_S = 5.0  # what is missing for so long, nobody has
 SILENT_S = 0.75  # a decoding stream without a token for so long is asked for
 WAITING_S = 2.0  # and so is a request that a worker claimed and that has no decode worker yet
 STALLED_S = 0.5  # the watch is late by so much
+SETTLED_S = 3.0  # after this gateway's bus was lost, workers connect again as well: that nobody listens says nothing
 PROBES = 2  # unanswered ones before the attempt is given up
 UNCLAIMED_S = 10.0
 LOOK_FOR_JOB_S = 5.0  # unclaimed: is it still in the queue?
@@ -53,17 +56,23 @@ class Watching(Attempts):
             await asyncio.sleep(BEAT_S)
 
     async def _watch(self) -> None:
-        connections, now = self._bus.reconnects, time.monotonic()
+        connections, now, settled_at = self._bus.reconnects, time.monotonic(), 0.0
         while True:
             await asyncio.sleep(WATCH_S)
             before, now = now, time.monotonic()
             if now - before > STALLED_S:  # this process stood still: first hear what came meanwhile
                 for active in self._active.values():
                     active.state.pardon(now - before)
+                self._pulse.pardon(now)
                 continue
-            if self._bus.connected and self._bus.reconnects != connections:
-                connections = self._bus.reconnects
+            if not self._bus.connected:
+                settled_at = now + SETTLED_S
+            elif self._bus.reconnects != connections:
+                connections, settled_at = self._bus.reconnects, now + SETTLED_S
                 self._spawn(self._queue_again())
+            if now < settled_at:
+                self._pulse.pardon(now)
+            self._feel(now)
             self._room.look_again()
             for active in list(self._active.values()):
                 try:
@@ -115,6 +124,37 @@ class Watching(Attempts):
             active.known_at = now
             self._spawn(self._look_for_job(active, state.attempt))
 
+    def _feel(self, now: float) -> None:
+        """Ask the workers that have requests and were not heard for a moment."""
+        decodes: dict[str, bool] = {}
+        for active in self._active.values():
+            if not active.retrying:
+                for worker in active.state.needs:
+                    decodes[worker] = decodes.get(worker, False) or active.state.phase is Phase.DECODING
+        for worker, has_streams in decodes.items():
+            if self._pulse.ask(worker, now, decodes=has_streams):
+                self._spawn(self._ask_worker(worker))
+
+    async def _ask_worker(self, worker: str) -> None:
+        """One that is gone, or silent while others are heard, has lost its requests: no lease is waited for."""
+        self._counters["workers_asked"] += 1
+        try:
+            await self._orders.ask(worker)
+        except NobodyListensError:
+            verdict = self._pulse.nobody_listens(worker, time.monotonic())
+        except UnavailableError:
+            verdict = self._pulse.no_answer(worker)
+        else:
+            self._pulse.answered(worker, time.monotonic())
+            return
+        state = self._peers.states.get(worker)
+        if verdict is not Verdict.WAIT and state is not None and self._bus.connected:
+            log.warning("worker.no_pulse", extra={"worker": worker, "verdict": verdict.value})
+            self._counters["workers_lost"] += 1
+            self._pulse.forget(worker)
+            self._peers.drop(worker)
+            self._move_from((worker, state.incarnation), verdict.value, died=verdict is Verdict.GONE)
+
     async def _look_for_job(self, active: ActiveRequest, attempt: int) -> None:
         """One that is in the queue no more was given up, because nobody answered its claims."""
         with contextlib.suppress(UnavailableError):  # looked for again later
@@ -137,7 +177,7 @@ class Watching(Attempts):
             known = await self._orders.resend(worker, resend)
             state.unanswered = 0 if known else PROBES
             active.known_at = time.monotonic()
-        except UnavailableError:  # in other phases `Peers` tells who is lost: a long prompt has time for that
+        except UnavailableError:  # in other phases the worker's pulse tells who is lost
             state.unanswered += self._bus.connected and decodes
         finally:
             active.probing = False
@@ -145,7 +185,6 @@ class Watching(Attempts):
             state.unanswered = 0
         elif state.unanswered >= PROBES:
             reason = "the worker lost the request" if known is False else "the worker doesn't answer"
-            here = sum(other.state.is_with(worker) for other in self._active.values())
-            await self._retry(active, reason, blame=worker, dead_with=here if known is None else 0)
+            await self._retry(active, reason, blame=worker)
         elif state.unanswered == 0 and decodes:
             state.progress_at = time.monotonic()

@@ -16,13 +16,22 @@ import logging
 import time
 
 from common import subjects
-from common.errors import HandoffRefusedError, PlaceAgainError, ServingError, UnavailableError, WorkerFailedError
+from common.errors import (
+    HandoffRefusedError,
+    NobodyListensError,
+    PlaceAgainError,
+    ServingError,
+    UnavailableError,
+    WorkerFailedError,
+)
 from common.messages import (
     Cancel,
     Handoff,
     HandoffReply,
+    Resend,
     Reserve,
     ReserveReply,
+    WorkerReply,
     WriterDone,
     worker_reply_decoder,
 )
@@ -40,8 +49,12 @@ RESERVE_TIMEOUT_S = 1.0
 RESERVE_AGAIN_S = 0.05  # every candidate was full: ask again after this
 SILENT_ROUNDS = 5  # nobody even answers
 PUSH_TIMEOUT_S = 10.0
-HANDOFF_TIMEOUT_S = 5.0
-HANDOFF_TRIES = 2
+HANDOFF_TIMEOUT_S = 10.0
+HANDOFF_ASK_S = (
+    0.5  # without an answer the manifest is sent again: verifying may take longer, a dead receiver shows at once
+)
+NOBODY_AGAIN_S, MAX_NOBODY = 0.1, 4  # nobody listens: it may just connect again
+MAX_SILENT = 2  # unanswered manifests of a receiver that doesn't answer another question either
 WRITER_DONE_TIMEOUT_S = 1.0
 
 NOBODY_DECODES = "no candidate takes sequences any more"
@@ -263,16 +276,41 @@ class _Handover:
             num_cached_tokens=request.sequence.num_cached,
             traceparent=self.record.context,
         )
-        for _ in range(HANDOFF_TRIES):  # the receiver answers a repeated manifest as it answered the first
-            timeout_s = min(HANDOFF_TIMEOUT_S, request.claimed.remaining_ms() / 1000)
-            with contextlib.suppress(UnavailableError):
-                reply = await self._host.bus.request(
-                    subjects.worker(self._decode_worker), message, worker_reply_decoder, timeout_s=timeout_s
-                )
+        return await self._until_answered(message)
+
+    async def _until_answered(self, message: Handoff) -> HandoffReply:
+        """Send the manifest until it is answered, a repeated one as the first. A client waits for its second token."""
+        give_up_at = time.monotonic() + min(HANDOFF_TIMEOUT_S, self._request.claimed.remaining_ms() / 1000)
+        nobody = silent = 0
+        while time.monotonic() < give_up_at and nobody < MAX_NOBODY and silent < MAX_SILENT and self._is_wanted():
+            try:
+                reply = await self._ask_receiver(message)
                 if isinstance(reply, HandoffReply):
                     return reply
-        self._note_death(lives=False)
+            except NobodyListensError:
+                nobody += 1
+                await asyncio.sleep(NOBODY_AGAIN_S)
+            except UnavailableError:
+                silent = 0 if await self._receiver_answers() else silent + 1
+        self._note_death(lives=nobody < MAX_NOBODY and self._decode_worker_lives())  # who only stands still did not die
         raise UnavailableError(f"{self._decode_worker} did not answer the hand-over")
+
+    def _is_wanted(self) -> bool:
+        return not self._request.stopped and self._decode_worker_lives()
+
+    async def _receiver_answers(self) -> bool:
+        """Whether it is busy with the manifest, rather than not there; told by a question about no request."""
+        try:
+            await self._ask_receiver(Resend(request_id="", attempt=0, position=0))
+        except UnavailableError:
+            return False
+        return True
+
+    async def _ask_receiver(self, message: Handoff | Resend) -> WorkerReply:
+        timeout_s = min(HANDOFF_ASK_S, max(0.001, self._request.claimed.remaining_ms() / 1000))
+        return await self._host.bus.request(
+            subjects.worker(self._decode_worker), message, worker_reply_decoder, timeout_s=timeout_s
+        )
 
     def _note_death(self, *, lives: bool) -> None:
         """The gateway must know if the decode worker died over this sequence, unless it was told to stop."""
@@ -285,7 +323,7 @@ class _Handover:
         """No write is in flight any more: free the lease at the receiver, tell the gateway if it still cares."""
         request = self._request
         self._sender.abort()
-        await self._release_lease()
+        releasing = self._host.spawn(self._release_lease())  # its receiver may be dead, and the client waits
         if request.stopped in _UNWANTED:
             await self._host.jobs.drop(request.claimed)
         else:
@@ -294,6 +332,7 @@ class _Handover:
             await self._host.jobs.fail(
                 request.claimed, code=code, message=request.stopped, retryable=True, dead_worker=request.dead_worker
             )
+        await asyncio.wait([releasing])
         log.info("prefill.gave_up", extra={"request_id": request.id, "reason": request.stopped})
 
     async def forget_silent(self) -> None:

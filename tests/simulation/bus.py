@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from common.errors import UnavailableError
+from common.errors import NobodyListensError, UnavailableError
 from common.job_queue import QueueLimits
 from common.messages import Job, decode, encode, job_decoder
 from tests.simulation.clock import Process, VirtualLoop
@@ -55,7 +55,7 @@ class Network:
     def send(self, subject: str, raw: bytes, reply: int = 0) -> bool:
         """Put a message on its way; False when nobody listens."""
         beat = subject.rpartition(".")[0] + ".*"
-        found = [each for each in self.listeners[subject] + self.listeners[beat] if each.bus.process.alive]
+        found = [each for each in self.listeners[subject] + self.listeners[beat] if each.bus.listens]
         for listener in found:
             if subject.startswith(("baton.heartbeat", "baton.gatebeat")):
                 if not self.weather.happens(self.weather.loss):
@@ -132,8 +132,14 @@ class SimBus:
     def __init__(self, network: Network, process: Process) -> None:
         self.process = process
         self.connected = True
+        self.is_missed = False  # cut off, and the server knows it: nobody listens
         self._network = network
         self._stored: list[tuple[str, bytes]] = []  # published while cut off
+
+    @property
+    def listens(self) -> bool:
+        """As far as the server knows."""
+        return self.process.alive and not self.is_missed
 
     async def publish(self, subject: str, message: msgspec.Struct) -> None:
         self._network.note(self.process, "send", message)
@@ -154,7 +160,7 @@ class SimBus:
         reply, answer = self._network.ask(self)
         if not self._network.send(subject, encode(message), reply):
             await asyncio.sleep(0.001)
-            raise UnavailableError(f"no responders on {subject}")
+            raise NobodyListensError(f"nobody listens on {subject}")
         try:
             async with asyncio.timeout(max(timeout_s, 0.001)):
                 raw = await answer
@@ -218,12 +224,12 @@ class SimBus:
         return SimJobQueue(self, self._network, worker)
 
     def cut(self) -> None:
-        """Lose the connection."""
-        self.connected = False
+        """Lose the connection; the server sees that at once, or goes on sending."""
+        self.connected, self.is_missed = False, self._network.weather.dice.random() < 0.5
 
     def mend(self) -> None:
         """Connect again; what was published meanwhile is sent now."""
-        self.connected = True
+        self.connected, self.is_missed = True, False
         stored, self._stored = self._stored, []
         for subject, raw in stored:
             self._network.send(subject, raw)

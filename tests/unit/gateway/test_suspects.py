@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from common.messages import SamplingParams
 from gateway.generation import GenerationSpec
 from gateway.owner import Phase, RequestState
@@ -69,3 +71,30 @@ async def test_who_got_further_is_no_suspect_any_more() -> None:
         suspects.heard(state)
     assert not state.is_suspect
     assert not suspects.convict(state, others=0)
+
+
+async def test_a_suspect_waits_a_second_at_most_and_then_neither_was_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.suspects.LONGEST_WAIT_S", 0.01)
+    suspects, slow, second = Suspects(), request(), request()
+    for state in (slow, second):
+        suspects.convict(state, others=1)
+        await asyncio.wait_for(suspects.alone(state), 1.0)
+    assert not suspects.convict(slow, others=1)
+    assert not suspects.convict(second, others=1)
+
+
+async def test_a_suspect_that_ended_while_it_waited_holds_nobody_up() -> None:
+    suspects, first, left, last = Suspects(), request(), request(), request()
+    for state in (first, left, last):
+        suspects.convict(state, others=2)
+    await suspects.alone(first)
+    waiting = asyncio.create_task(suspects.alone(left))
+    await asyncio.sleep(0)
+    left.phase = Phase.ENDED
+    suspects.heard(left)
+    first.generated.append(7)
+    suspects.heard(first)
+    await waiting
+    suspects.convict(last, others=0)
+    await asyncio.wait_for(suspects.alone(last), 0.5)
+    assert last.was_alone
