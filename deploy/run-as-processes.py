@@ -1,10 +1,13 @@
 """Compose without containers: run the commands and settings of docker-compose.yml as plain processes on this machine.
 
-    .venv/bin/python deploy/run-as-processes.py [--keep DIR]
+    .venv/bin/python deploy/run-as-processes.py [--keep DIR] [--queries FILE]
 
-The one-shot `users`, NATS and Redis with the shipped files and those users, and the services of the profiles cpu and planner with
-their own variables and health checks. A service's mounts are links in a folder that stands for its root. Addresses alone are
-changed: names of containers become 127.0.0.1, ports free ones. Sends one request, stops all, and returns 0 if it was answered.
+The one-shot `users`, NATS and Redis with the shipped files and those users, the services of the profiles cpu and planner with
+their own variables and health checks, and Prometheus with its rules where it is installed. A service's mounts are links in a
+folder that stands for its root. Addresses alone are changed: names of containers become 127.0.0.1, ports free ones.
+
+Sends one request and keeps what gateway and planner expose (NAME.metrics). Prometheus must scrape both and evaluate every rule,
+and is asked the queries of FILE (a list in JSON; answers.json). Stops all, and returns 0 if all went well.
 """
 
 from __future__ import annotations
@@ -12,8 +15,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -29,9 +34,12 @@ sys.path.insert(0, str(ROOT))
 from common.servers import die_with_parent, find_nats_server, find_redis_server, free_port, stop  # noqa: E402
 
 KEY = "compose-without-containers"
-PROFILES = ("cpu", "planner")
+PROFILES = ("cpu", "planner", "watch")
 SERVERS = ("nats", "redis")
+WATCH = "prometheus"  # of the profile watch the only one that Debian has
+METRICS = {"gateway": "8000", "planner": "9101"}
 READY_TIMEOUT_S = 120.0
+RULES_TIMEOUT_S = 60.0  # the first evaluation of a group comes at a time of its own, within 15 s
 CHECK_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 45.0
 POLL_S = 0.2
@@ -56,6 +64,8 @@ def services(*profiles: str) -> dict[str, dict[str, Any]]:
     """Return what `docker compose` would start of Baton's own services and its two servers, by name."""
     every = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
     ours = {name: one for name, one in every.items() if name in SERVERS or "BATON_IMAGE" in one["image"]}
+    if shutil.which(WATCH):
+        ours[WATCH] = every[WATCH]
     return {name: one for name, one in ours.items() if not one.get("profiles") or set(profiles) & set(one["profiles"])}
 
 
@@ -64,7 +74,7 @@ class Places:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.ports = {name: free_port() for name in ("8000", "9101", "4222", "6379", "8222")}
+        self.ports = {name: free_port() for name in ("8000", "9101", "4222", "6379", "8222", "9090")}
 
     def mounts(self, name: str, service: Mapping[str, Any]) -> dict[str, str]:
         """Make a service's mounts, as links below a folder of its own. Returns their paths by those in the container."""
@@ -79,15 +89,24 @@ class Places:
             if not link.is_symlink():
                 link.symlink_to(real)
             paths[target] = str(link)
+        if "metrics_key" in service.get("secrets", []):
+            paths["/run/secrets/metrics_key"] = str(self._folder / "metrics_key")
+            (self._folder / "metrics_key").write_text(KEY, encoding="utf-8")
+        if name == WATCH:  # its file names paths and addresses
+            link = Path(paths["/etc/prometheus/prometheus.yml"])
+            text = self.here(link.read_text(encoding="utf-8"), paths)
+            link.unlink()
+            link.write_text(text, encoding="utf-8")
         return paths
 
     def here(self, text: str, mounts: Mapping[str, str]) -> str:
         """Return a command's word or a variable's value with this machine's paths and addresses."""
         for target in sorted(mounts, key=len, reverse=True):
             text = re.sub(rf"(?<![\w/.-]){re.escape(target)}(?![\w-])", mounts[target], text)
+        text = re.sub(r"(?<![\w.-])(nats|redis|gateway|planner):(?=\d)", "127.0.0.1:", text)
         for name, port in self.ports.items():
-            text = re.sub(rf"(^|(?:nats|redis|127\.0\.0\.1):){name}(?!\d)", rf"\g<1>{port}", text)
-        return re.sub(r"//(nats|redis):", "//127.0.0.1:", text).replace("0.0.0.0", "127.0.0.1")
+            text = re.sub(rf"(^|127\.0\.0\.1:){name}(?!\d)", rf"\g<1>{port}", text)
+        return text.replace("0.0.0.0", "127.0.0.1")
 
     def command(self, name: str, service: Mapping[str, Any], mounts: Mapping[str, str]) -> list[str]:
         """Return the command line of a service: its own, with this machine's programs and ports."""
@@ -96,11 +115,13 @@ class Places:
             return [str(find_nats_server()), *words, "-a", "127.0.0.1", "-p", str(self.ports["4222"])]
         if name == "redis":
             return [str(find_redis_server()), *words[1:], "--port", str(self.ports["6379"])]
+        if name == WATCH:
+            return [WATCH, *words, f"--web.listen-address=127.0.0.1:{self.ports['9090']}"]
         return [*service.get("entrypoint", [str(ROOT / "baton")]), *words]
 
 
-async def run(folder: Path) -> int:
-    """Start everything in compose's order, ask once, stop everything. Returns the exit code."""
+async def run(folder: Path, queries: list[str]) -> int:
+    """Start everything in compose's order, ask once, look at what is exposed, stop everything. Returns the exit code."""
     places = Places(folder)
     wanted = services(*PROFILES)
     async with contextlib.AsyncExitStack() as held:
@@ -116,6 +137,10 @@ async def run(folder: Path) -> int:
         answer = await _ask(f"http://127.0.0.1:{places.ports['8000']}")
         for name, service in wanted.items():
             await _check(name, service, places)
+        for name, port in METRICS.items():
+            (folder / f"{name}.metrics").write_text(await _exposed(places.ports[port]), encoding="utf-8")
+        if WATCH in wanted:
+            await _watched(places.ports["9090"], queries, folder)
     print(answer)
     return 0
 
@@ -172,6 +197,45 @@ async def _ask(url: str) -> str:
     return f"{answer['usage']['completion_tokens']} tokens: {answer['choices'][0]['text']!r}"
 
 
+async def _exposed(port: int) -> str:
+    """Return a service's metrics."""
+    async with httpx.AsyncClient(headers={"Authorization": f"Bearer {KEY}"}) as client:
+        return (await client.get(f"http://127.0.0.1:{port}/metrics")).raise_for_status().text
+
+
+async def _watched(port: int, queries: list[str], folder: Path) -> None:
+    """Wait until Prometheus scraped all and evaluated every rule, and ask it. Raises RuntimeError, TimeoutError."""
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}/api/v1", timeout=10) as client:
+        async with asyncio.timeout(RULES_TIMEOUT_S):
+            while not (seen := await _evaluated(client)):
+                await asyncio.sleep(POLL_S)  # it scrapes and evaluates at times of its own
+        answers = []
+        for query in queries:
+            told = (await client.get("/query", params={"query": query})).json()
+            if told["status"] != "success":
+                raise RuntimeError(f"prometheus refuses {query!r}: {told['error']}")
+            answers.append(told["data"]["result"])
+    (folder / "answers.json").write_text(json.dumps(answers), encoding="utf-8")
+    print(f"prometheus: {seen}, {len(queries)} queries answered")
+
+
+async def _evaluated(client: httpx.AsyncClient) -> str:
+    """Say what is scraped and evaluated, or "" while something is not yet. Raises RuntimeError for a rule that fails."""
+    with contextlib.suppress(httpx.TransportError):
+        targets = (await client.get("/targets")).json()["data"]["activeTargets"]
+        groups = (await client.get("/rules")).json()["data"]["groups"]
+        rules = [rule for group in groups for rule in group["rules"]]
+        if failed := [rule for rule in rules if rule["health"] == "err"]:
+            raise RuntimeError(f"prometheus: {failed[0]['name']}: {failed[0]['lastError']}")
+        if (
+            rules
+            and {target["health"] for target in targets} == {"up"}
+            and {rule["health"] for rule in rules} == {"ok"}
+        ):
+            return f"{len(targets)} targets scraped, {len(rules)} rules evaluated"
+    return ""
+
+
 async def _ready(client: httpx.AsyncClient) -> bool:
     with contextlib.suppress(httpx.TransportError):
         return (await client.get("/ready")).status_code == 200
@@ -182,11 +246,13 @@ def main() -> int:
     """Entry point; returns the exit code."""
     parser = argparse.ArgumentParser(description="docker-compose.yml's profiles cpu and planner as plain processes")
     parser.add_argument("--keep", type=Path, help="folder for logs and data; default: a temporary one")
-    keep = parser.parse_args().keep
+    parser.add_argument("--queries", type=Path, help="a list in JSON of what to ask Prometheus")
+    given = parser.parse_args()
+    queries = json.loads(given.queries.read_text(encoding="utf-8")) if given.queries else []
     with tempfile.TemporaryDirectory() as temporary:
-        folder = keep or Path(temporary)
+        folder = given.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        return asyncio.run(run(folder))
+        return asyncio.run(run(folder, queries))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The chart without helm: the part of its template language that our templates keep to, in terms of Jinja's.
 
-`$.Values.a.b`, variables of `range $key, $value := …`, `if`, `if not`, `if eq`, `else`, `end`, `quote`, `$.Files.Get …
+`$.Values.a.b`, variables of `range $key, $value := …`, `if`, `if not`, `if eq`, `else`, `end`, `quote`, `toJson`, `$.Files.Get …
 | indent`. What else a template says is an error here, so that the tests see all of it.
 """
 
@@ -35,6 +35,7 @@ def manifests(given: Mapping[str, Any], template: str = "*") -> list[dict[str, A
     environment.filters["quote"] = lambda value: json.dumps(
         str(value).lower() if isinstance(value, bool) else str(value)
     )
+    environment.filters["toJson"] = json.dumps
     found: list[dict[str, Any]] = []
     for file in sorted((CHART / "templates").glob(f"{template}.yaml")):
         source = _translated(file.read_text(encoding="utf-8"))
@@ -60,7 +61,7 @@ def _translated(text: str) -> str:
             return f"{{%{dash} else %}}"
         if found := re.fullmatch(rf"range \$(\w+), \$(\w+) := ({_NAME})", words):
             open_blocks.append("for")
-            return f"{{%{dash} for {found[1]}, {found[2]} in {_path(found[3])}.items() %}}"
+            return f"{{%{dash} for {found[1]}, {found[2]} in {_path(found[3])} | dictsort %}}"
         if found := re.fullmatch(rf"if (not )?({_NAME})", words):
             open_blocks.append("if")
             return f"{{%{dash} if {found[1] or ''}{_path(found[2])} %}}"
@@ -69,7 +70,7 @@ def _translated(text: str) -> str:
             return f"{{%{dash} if {_path(found[1])} == {found[2]} %}}"
         if found := re.fullmatch(r'\$\.Files\.Get "([\w./]+)" \| indent (\d+)', words):
             return f'{{{{{dash} file("{found[1]}", {found[2]}) }}}}'
-        found = re.fullmatch(rf"({_NAME})( \| quote)?", words)
+        found = re.fullmatch(rf"({_NAME})( \| (?:quote|toJson))?", words)
         assert found, f"the tests do not know {words!r}"
         return f"{{{{{dash} {_path(found[1])}{found[2] or ''} }}}}"
 

@@ -19,6 +19,8 @@ EVERYTHING: dict[str, Any] = {
     "cacheClaim": "cache",
     "otlpEndpoint": "http://otel-collector:4318",
     "topology": {"required": True},
+    "gpuNodes": {"runtimeClass": "nvidia", "selector": {"nvidia.com/gpu.product": "NVIDIA-H200"}},
+    "image": {"pullSecrets": [{"name": "registry"}]},
     "pair": {"replicas": 1},
     "monitoring": {"enabled": True},
     "autoscaling": {"enabled": True},
@@ -28,6 +30,14 @@ VARIANTS = [
     pytest.param({}, id="default"),
     pytest.param(EVERYTHING, id="everything"),
     pytest.param(NOTHING, id="nothing"),
+]
+WRONG: list[dict[str, Any]] = [
+    {"natsUrl": "nats:4222"},
+    {"topology": {"requird": True}},
+    {"gateway": {"replicas": 0}},
+    {"pair": {"memory": "64"}},
+    {"autoscaling": {"missedShare": 5}},
+    {"image": {"pullSecrets": ["registry"]}},
 ]
 KINDS = {"gateway": GatewaySettings, "planner": PlannerSettings}
 # Kinds of others, which no schema here knows, with the keys of `spec` that we use.
@@ -106,16 +116,7 @@ def test_the_schema_of_values_takes_ours(changed: dict[str, Any]) -> None:
     assert refused(values(**changed)) == []
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"natsUrl": "nats:4222"},
-        {"topology": {"requird": True}},
-        {"gateway": {"replicas": 0}},
-        {"pair": {"memory": "64"}},
-        {"autoscaling": {"missedShare": 5}},
-    ],
-)
+@pytest.mark.parametrize("wrong", WRONG)
 def test_the_schema_of_values_refuses_what_is_wrong(wrong: dict[str, Any]) -> None:
     assert len(refused(values(**wrong))) == 1
 
@@ -139,6 +140,14 @@ def test_containers_have_no_privileges_and_no_foreign_variables(changed: dict[st
         # Kubernetes would set BATON_GATEWAY_SERVICE_HOST, an unknown variable that stops every service's start.
         assert pod["enableServiceLinks"] is False
         assert container["resources"]["limits"]["memory"]
+
+
+def test_only_pods_with_gpus_go_to_their_nodes() -> None:
+    given = {"gpuNodes": {"selector": {"gpu": "h200"}, "runtimeClass": "nvidia"}, "pair": {"replicas": 1}}
+    for container, pod in pods(given):
+        with_gpus = container["image"] == "baton:cuda"
+        assert ("tolerations" in pod, "runtimeClassName" in pod) == (with_gpus, with_gpus)
+        assert pod.get("nodeSelector", {}) == ({"gpu": "h200"} if with_gpus else {})
 
 
 def test_selectors_match_pods() -> None:
@@ -165,8 +174,10 @@ def test_autoscaled_are_deployments_without_a_number_of_their_own() -> None:
     for one in scaled:
         assert "replicas" not in deployments[one["spec"]["scaleTargetRef"]["name"]]["spec"]
         for trigger in one["spec"].get("triggers", []):
-            assert set(trigger["metadata"]) == {"serverAddress", "query", "threshold"}
-            assert trigger["metadata"]["query"].count("(") == trigger["metadata"]["query"].count(")")
+            assert set(trigger["metadata"]) - {"ignoreNullValues"} == {"serverAddress", "query", "threshold"}
+            # A scrape that is missing must not read as "none is wanted".
+            query, lost_is_none = trigger["metadata"]["query"], trigger["metadata"].get("ignoreNullValues", "true")
+            assert query.endswith("or vector(0)") or lost_is_none == "false"
 
 
 def test_the_rules_are_those_of_deploy_prometheus() -> None:

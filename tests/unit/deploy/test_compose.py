@@ -1,5 +1,6 @@
 """docker-compose.yml names only settings that exist, and its CPU profile serves when run as plain processes."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -11,11 +12,13 @@ import pytest
 import yaml
 
 from common.config import GatewaySettings, PlannerSettings, WorkerServiceSettings, load_settings
+from tests.unit.deploy.chart import manifests, values
 
 ROOT = Path(__file__).resolve().parents[3]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = [name for name, service in SERVICES.items() if "BATON_IMAGE" in service["image"] and name != "users"]
+PROFILES = sorted({profile for service in SERVICES.values() for profile in service.get("profiles", [])})
 KINDS = {"gateway": GatewaySettings, "planner": PlannerSettings}
 
 
@@ -93,20 +96,73 @@ def test_what_is_scraped_sent_and_asked_are_services() -> None:
 
 
 @pytest.mark.skipif(shutil.which("docker-compose") is None, reason="docker-compose is in Debian's package of that name")
-@pytest.mark.parametrize("profile", ["cpu", "gpu"])
-def test_docker_compose_accepts_the_file(profile: str) -> None:
-    command = ["docker-compose", "-f", str(ROOT / "docker-compose.yml"), "--profile", profile, "config", "--quiet"]
+@pytest.mark.parametrize("profiles", [[], *([profile] for profile in PROFILES), PROFILES], ids=",".join)
+def test_docker_compose_accepts_the_file(profiles: list[str]) -> None:
+    wanted = [word for profile in profiles for word in ("--profile", profile)]
+    command = ["docker-compose", "-f", str(ROOT / "docker-compose.yml"), *wanted, "config", "--quiet"]
     environment = {"BATON_API_KEYS": "key", "PATH": "/usr/bin:/bin:/usr/local/bin"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
 
-def test_cpu_profile_as_processes_answers(tmp_path: Path) -> None:
+# Grafana's own variables, as it fills them in.
+FILLED = {"$__rate_interval": "1m", "$__range": "1h", "$__interval": "15s"}
+
+
+def dashboard_queries() -> list[str]:
+    """What the dashboards ask, with a value for each variable."""
+    found = []
+    for file in sorted((ROOT / "deploy" / "grafana" / "dashboards").glob("*.json")):
+        for panel in json.loads(file.read_text(encoding="utf-8"))["panels"]:
+            for target in panel.get("targets", []):
+                if "expr" in target:
+                    text = target["expr"]
+                    for name, value in FILLED.items():
+                        text = text.replace(name, value)
+                    found.append(re.sub(r"\$\{?\w+\}?", ".*", text))
+    return found
+
+
+def autoscaling_queries() -> list[str]:
+    """What KEDA asks for the chart."""
+    made = manifests(values(autoscaling={"enabled": True}), "autoscaling")
+    return [trigger["metadata"]["query"] for one in made for trigger in one["spec"].get("triggers", [])]
+
+
+def test_cpu_profile_as_processes_answers_and_exposes_what_is_asked_for(tmp_path: Path) -> None:
+    """With Prometheus (Debian's package), too: it scrapes both, evaluates every rule and answers every query."""
+    dashboards, autoscaling = dashboard_queries(), autoscaling_queries()
+    (tmp_path / "queries").write_text(json.dumps([*autoscaling, *dashboards]))
     script = [sys.executable, str(ROOT / "deploy" / "run-as-processes.py"), "--keep", str(tmp_path)]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        [*script, "--queries", str(tmp_path / "queries")], capture_output=True, text=True, timeout=300
+    )
     logs = "".join(log.read_text() for log in tmp_path.glob("*.log"))
     assert done.returncode == 0, done.stderr + logs
     assert "tokens:" in done.stdout
     assert {"gateway is healthy", "planner is healthy"} <= set(done.stdout.splitlines())
     assert "Permissions Violation" not in logs
     assert "ACL failure" not in logs
+
+    exposed = set().union(*(families((tmp_path / f"{name}.metrics").read_text()) for name in ("gateway", "planner")))
+    rules = [rule for name in ("rules", "alerts") for rule in rules_of(ROOT / "deploy" / "prometheus" / f"{name}.yml")]
+    recorded = {rule["record"] for rule in rules if "record" in rule}
+    for asked in [*autoscaling, *dashboards, *(rule["expr"] for rule in rules)]:
+        names = set(re.findall(r"\b(?:vllm:|baton:|baton_)[a-zA-Z0-9_:]+", asked))
+        assert names <= exposed | recorded, f"{asked}: {names - exposed - recorded}"
+    assert len(autoscaling) == 5
+    if shutil.which("prometheus"):
+        answers = json.loads((tmp_path / "answers.json").read_text())
+        assert [len(answer) for answer in answers[: len(autoscaling)]] == [1] * 5  # KEDA wants one number, of each
+
+
+def rules_of(file: Path) -> list[dict[str, Any]]:
+    return [rule for group in yaml.safe_load(file.read_text(encoding="utf-8"))["groups"] for rule in group["rules"]]
+
+
+def families(metrics: str) -> set[str]:
+    """The names of a scrape's series."""
+    names: set[str] = set()
+    for name, kind in re.findall(r"^# TYPE (\S+) (\S+)$", metrics, re.MULTILINE):
+        names |= {f"{name}{suffix}" for suffix in ("_bucket", "_sum", "_count")} if kind == "histogram" else {name}
+    return names
