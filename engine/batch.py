@@ -342,7 +342,9 @@ def unpack_graph(
         items = {window: DecodeItems(view(f"items.{window}"), view(f"parts.{window}")) for window in limits.windows}
     if room.prompts:
         nothing = buffer[:0]
-        batch = AttentionBatch(nothing, nothing, nothing, max_query_len=room.prompts, max_context_len=0)
+        batch = AttentionBatch(
+            nothing, nothing, nothing, max_query_len=room.prompts, max_context_len=GRAPH_CONTEXT if room.decoding else 0
+        )
         prompts = PrefillPlan(batch, view("prefill.tiles"), view("prefill.blocks") if room.decoding else None)
     return ForwardBatch(
         token_ids=view("token_ids"),
@@ -356,15 +358,20 @@ def unpack_graph(
     )
 
 
+def _graph_rows(limits: Limits) -> int:
+    """Queries of a tile in a graph, whatever its context."""
+    return prefill_shape(limits.head_dim, 1, GRAPH_CONTEXT)[0]
+
+
 def _num_tiles(room: GraphSize, limits: Limits) -> int:
-    return -(-room.prompts // prefill_shape(limits.head_dim, 0)[0]) + (room.num_prompts - 1)
+    return -(-room.prompts // _graph_rows(limits)) + (room.num_prompts - 1)
 
 
 def _add_prompts(packed: Packed, lengths: Longs, ends: Longs, matrix: Ints, limits: Limits, room: GraphSize) -> None:
     """The prompts' part in a graph: their contexts' blocks, unless it is one whole prompt, which the projection holds."""
     blocks, block_starts = _context_blocks(ends, matrix, limits)
     starts = block_starts if room.decoding else np.zeros(1, dtype=np.int64)
-    tiles = deal_out_tiles(lengths, ends, starts, rows=prefill_shape(limits.head_dim, 0)[0])
+    tiles = deal_out_tiles(lengths, ends, starts, rows=_graph_rows(limits))
     packed.add("prefill.tiles", _padded(tiles, _num_tiles(room, limits)))
     if room.decoding:
         packed.add("prefill.blocks", _padded(blocks, GRAPH_CONTEXT // limits.block_size, -1))
@@ -410,7 +417,7 @@ def _add_prefill(packed: Packed, lengths: Longs, ends: Longs, matrix: Ints, limi
     if has_context:
         packed.add("prefill.blocks", blocks)
     starts = block_starts if has_context else np.cumsum(lengths) - lengths
-    rows = prefill_shape(limits.head_dim, int(ends.max()))[0]
+    rows = prefill_shape(limits.head_dim, int(lengths.max()), int(ends.max()))[0]
     packed.add("prefill.tiles", deal_out_tiles(lengths, ends, starts, rows=rows))
     packed.add("prefill.context_len", ends)
     packed.add("prefill.tables", matrix)

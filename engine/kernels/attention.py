@@ -5,7 +5,9 @@ T tokens of S sequences one behind the other, Hq query heads, Hkv key and value 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +20,7 @@ Ints = np.ndarray[tuple[int, ...], np.dtype[np.signedinteger[Any]]]
 
 DECODE_PROGRAMS = 2 * 132  # among which a decode pass's work is dealt out: two for each processor of an H200
 LONG_CONTEXT = 2048  # positions; from here on larger tiles win (measured on an H200)
+FEW_QUERIES = 512  # up to here small tiles keep more of the GPU busy
 MIN_ITEM = 64  # positions; shorter pieces cost more to combine than they save
 
 
@@ -69,9 +72,7 @@ def deal_out(context_len: Ints, table_offsets: Ints, *, window: int, num_kv_head
     """
     first = np.maximum(context_len - window, 0) if window else np.zeros_like(context_len)
     lengths = context_len - first
-    share = -(-int(lengths.sum()) * num_kv_heads // DECODE_PROGRAMS)
-    longest = max(MIN_ITEM, -(-share // 64) * 64)
-    counts = _ceil(lengths, longest)
+    counts = _ceil(lengths, _longest_item(lengths, DECODE_PROGRAMS // num_kv_heads))
     each = _ceil(_ceil(lengths, counts), 64) * 64  # even pieces, whole loop steps
     counts = _ceil(lengths, each)
     ends = np.cumsum(counts)
@@ -86,6 +87,24 @@ def deal_out(context_len: Ints, table_offsets: Ints, *, window: int, num_kv_head
     return items, np.stack((ends - counts, counts), axis=1).astype(np.int32)
 
 
+def _longest_item(lengths: Ints, at_once: int) -> int:
+    """Positions of an item: the fewest, in whole loop steps, of which the items of all fit into the programs that run at once.
+
+    One item more than that would make everybody wait for a second round. Sequences that are too many for one round anyway are cut
+    as if each had a place.
+    """
+    most = at_once if len(lengths) <= at_once else at_once + len(lengths)
+    low, high = -(-int(lengths.sum()) // (64 * most)), -(-int(lengths.max()) // 64)  # in steps
+    low = max(low, MIN_ITEM // 64)
+    while low < high:
+        middle = (low + high) // 2
+        if int(_ceil(lengths, 64 * middle).sum()) <= most:
+            high = middle
+        else:
+            low = middle + 1
+    return 64 * low
+
+
 def _ceil(values: Ints, divisor: Ints | int) -> Ints:
     return -(-values // divisor)
 
@@ -95,11 +114,13 @@ def max_items(num_sequences: int, num_kv_heads: int) -> int:
     return num_sequences + -(-DECODE_PROGRAMS // num_kv_heads)
 
 
-def prefill_shape(head_dim: int, max_context_len: int) -> tuple[int, int, int, int]:
+def prefill_shape(head_dim: int, max_query_len: int, max_context_len: int) -> tuple[int, int, int, int]:
     """Queries of a tile, positions of a loop step, warps and stages of the prefill kernel."""
     if head_dim > 128:
         return (128, 64, 8, 2)
-    return (64, 64, 4, 3) if max_context_len <= LONG_CONTEXT else (128, 128, 8, 3)
+    if max_context_len <= LONG_CONTEXT:
+        return (64, 64, 4, 3)
+    return (64, 128, 4, 3) if max_query_len <= FEW_QUERIES else (128, 128, 8, 3)
 
 
 def deal_out_tiles(query_len: Ints, context_len: Ints, context_start: Ints, *, rows: int) -> Ints:
@@ -146,21 +167,60 @@ def paged_attention(
     """
     out = torch.empty_like(q)
     if use_triton(q):
-        from engine.kernels import triton_decode
-
-        if plan.num_decode:
-            items = plan.items[window]
-            triton_decode.paged_decode(q, kv_layer, items.items, items.parts, plan.tables, out, scale=scale)
-        if plan.prefill is not None:
-            rows = slice(plan.num_decode, None)
-            new = None if qkv is None else qkv[rows]
-            _prefill(q[rows], new, kv_layer, plan.prefill, out[rows], scale=scale, window=window)
+        both = plan.num_decode > 0 and plan.prefill is not None
+        with _at_once(q.device) if both and _is_captured(q) else nullcontext() as second:
+            if plan.prefill is not None:
+                rows = slice(plan.num_decode, None)
+                new = None if qkv is None else qkv[rows]
+                _prefill(q[rows], new, kv_layer, plan.prefill, out[rows], scale=scale, window=window)
+            if plan.num_decode:
+                _decode(q, kv_layer, plan, out, scale=scale, window=window, stream=second)
         return out
     prompts = None if plan.prefill is None else plan.prefill.batch
     for rows, batch in ((slice(plan.num_decode), plan.decode), (slice(plan.num_decode, None), prompts)):
         if batch is not None:
             out[rows] = reference(q[rows], kv_layer, batch, scale=scale, window=window)
     return out
+
+
+def _is_captured(q: torch.Tensor) -> bool:
+    return q.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+@contextmanager
+def _at_once(device: torch.device) -> Iterator[torch.cuda.Stream]:
+    """A second stream for work that is independent of the current stream's within the block; both go on together behind it.
+
+    Decoding waits for memory, prompts for the tensor cores, and neither fills a GPU alone.
+    """
+    first, second = torch.cuda.current_stream(device), _second_stream(device)
+    second.wait_stream(first)
+    yield second
+    first.wait_stream(second)
+
+
+@functools.cache
+def _second_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def _decode(
+    q: torch.Tensor,
+    kv_layer: torch.Tensor,
+    plan: AttentionPlan,
+    out: torch.Tensor,
+    *,
+    scale: float,
+    window: int,
+    stream: torch.cuda.Stream | None,
+) -> None:
+    from engine.kernels import triton_decode
+
+    items = plan.items[window]
+    with torch.cuda.stream(stream):
+        triton_decode.paged_decode(
+            q, kv_layer, items.items, items.parts, plan.tables, out, scale=scale, beside=stream is not None
+        )
 
 
 def _prefill(
@@ -176,7 +236,7 @@ def _prefill(
     if not copies_in_bulk(q):
         from engine.kernels import triton_paged_prefill
 
-        rows = prefill_shape(q.shape[-1], plan.batch.max_context_len)[0]
+        rows = prefill_shape(q.shape[-1], plan.batch.max_query_len, plan.batch.max_context_len)[0]
         triton_paged_prefill.paged_prefill(
             q, kv_layer, plan.batch.block_table, plan.tiles, out, rows=rows, scale=scale, window=window
         )
@@ -192,7 +252,8 @@ def _prefill(
         keys, values = qkv[:, -2 * width : -width], qkv[:, -width:]
     triton_prefill.prefill(
         q, keys, values, plan.tiles, out,
-        num_kv_heads=num_kv_heads, scale=scale, window=window, max_context_len=plan.batch.max_context_len,
+        num_kv_heads=num_kv_heads, scale=scale, window=window,
+        max_query_len=plan.batch.max_query_len, max_context_len=plan.batch.max_context_len,
     )  # fmt: skip
 
 
@@ -201,7 +262,7 @@ def reference(
 ) -> torch.Tensor:
     """The twin: sequence by sequence; a batch that only decodes is computed padded, in one go."""
     if batch.max_query_len == 1 and len(batch.context_len) > 1:
-        return _decode(q, kv_layer, batch, scale, window)
+        return _decode_reference(q, kv_layer, batch, scale, window)
     starts, lengths = batch.query_start.tolist(), batch.context_len.tolist()
     out = torch.empty_like(q)
     for index, context in enumerate(lengths):
@@ -231,7 +292,9 @@ def _one_sequence(
     return torch.einsum("hgqc,chd->qhgd", weights, values).flatten(1, 2).to(q.dtype)
 
 
-def _decode(q: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, scale: float, window: int) -> torch.Tensor:
+def _decode_reference(
+    q: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, scale: float, window: int
+) -> torch.Tensor:
     """One new token each: `q` [S, Hq, D], contexts padded to the longest."""
     block_size, num_kv_heads = kv_layer.shape[2], kv_layer.shape[3]
     count = -(-batch.max_context_len // block_size)

@@ -14,6 +14,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from engine.kernels.attention import prefill_shape
 from engine.kernels.launch import Kernel
 
+GATHERING = 264  # programs that gather: a captured graph's room for blocks is mostly empty
+
 
 def prefill(
     q: torch.Tensor,
@@ -25,6 +27,7 @@ def prefill(
     num_kv_heads: int,
     scale: float,
     window: int,
+    max_query_len: int,
     max_context_len: int,
 ) -> None:
     """Write every row of `out` [T, Hq, D] for `q` of the same shape, both contiguous.
@@ -32,7 +35,7 @@ def prefill(
     `keys` and `values` [C, Hkv D]: rows of a regular distance. `tiles` [I, 8] int32 as `attention.deal_out_tiles` makes them.
     """
     num_heads, head_dim = q.shape[1:]
-    rows, step, warps, stages = prefill_shape(head_dim, max_context_len)
+    rows, step, warps, stages = prefill_shape(head_dim, max_query_len, max_context_len)
     padded = max(16, triton.next_power_of_2(head_dim))
     shape, strides = list(keys.shape), list(keys.stride())
     fixed = (num_heads, num_kv_heads, head_dim, padded, rows, step, stages, window > 0)
@@ -52,8 +55,8 @@ def gather_context(kv_layer: torch.Tensor, blocks: torch.Tensor) -> tuple[torch.
     block_size, num_kv_heads, head_dim = kv_layer.shape[2:]
     width = num_kv_heads * head_dim
     out = torch.empty((2, blocks.shape[0] * block_size, width), dtype=kv_layer.dtype, device=kv_layer.device)
-    _gather[(blocks.shape[0], 2)](
-        kv_layer, blocks, out, kv_layer.stride(0), kv_layer.stride(1), out.stride(0),
+    _gather[(min(blocks.shape[0], GATHERING), 2)](
+        kv_layer, blocks, blocks.shape[0], out, kv_layer.stride(0), kv_layer.stride(1), out.stride(0),
         SIZE=block_size * width, WIDTH=width, PADDED=triton.next_power_of_2(block_size * width), num_warps=8,
     )  # fmt: skip
     return out[0], out[1]
@@ -61,14 +64,15 @@ def gather_context(kv_layer: torch.Tensor, blocks: torch.Tensor) -> tuple[torch.
 
 @triton.jit
 def _gather(
-    kv, blocks_I2, out, kv_block, kv_plane, out_plane, SIZE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr
+    kv, blocks_I2, num_blocks, out, kv_block, kv_plane, out_plane, SIZE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr
 ):  # fmt: skip
-    item, plane = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    block, written = tl.load(blocks_I2 + item * 2).to(tl.int64), tl.load(blocks_I2 + item * 2 + 1)
-    if block >= 0:
-        at = tl.arange(0, PADDED)
-        values = tl.load(kv + block * kv_block + plane * kv_plane + at, mask=at < written * WIDTH, other=0.0)
-        tl.store(out + plane * out_plane + item * SIZE + at, values, mask=at < SIZE)
+    plane, at = tl.program_id(1), tl.arange(0, PADDED)
+    for index in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
+        item = tl.cast(index, tl.int64)
+        block, written = tl.load(blocks_I2 + item * 2).to(tl.int64), tl.load(blocks_I2 + item * 2 + 1)
+        if block >= 0:
+            values = tl.load(kv + block * kv_block + plane * kv_plane + at, mask=at < written * WIDTH, other=0.0)
+            tl.store(out + plane * out_plane + item * SIZE + at, values, mask=at < SIZE)
 
 
 @triton.jit(do_not_specialize=["window"])

@@ -117,7 +117,7 @@ def _prefill_plan(batch: AttentionBatch, head_dim: int, block_size: int) -> Pref
         for index in range(int(counts[sequence]))
     ]
     starts = (counts.cumsum(0) - counts) * block_size
-    rows = prefill_shape(head_dim, batch.max_context_len)[0]
+    rows = prefill_shape(head_dim, batch.max_query_len, batch.max_context_len)[0]
     tiles = deal_out_tiles(lengths.numpy(), contexts.numpy(), starts.numpy(), rows=rows)
     return PrefillPlan(
         batch, torch.from_numpy(tiles).to(device), torch.tensor(blocks, dtype=torch.int32, device=device)

@@ -1,0 +1,32 @@
+"""A decode pass's work, dealt out: every position once, and in one round of programs where that is possible."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.kernels.attention import DECODE_PROGRAMS, deal_out, max_items
+
+
+@given(
+    contexts=st.lists(st.integers(1, 20_000), min_size=1, max_size=80),
+    window=st.sampled_from([0, 1, 100, 4096]),
+    num_kv_heads=st.sampled_from([1, 2, 8, 32]),
+)
+def test_items_cover_every_position_once_and_run_at_once_where_they_can(
+    contexts: list[int], window: int, num_kv_heads: int
+) -> None:
+    lengths, offsets = np.array(contexts), np.arange(len(contexts)) * 10_000
+    items, parts = deal_out(lengths, offsets, window=window, num_kv_heads=num_kv_heads)
+    for sequence, (context, (first, count)) in enumerate(zip(contexts, parts, strict=True)):
+        own = items[first : first + count]
+        begin = max(0, context - window) if window else 0
+        assert (own[0, 1], own[-1, 2]) == (begin, context)
+        assert (own[1:, 1] == own[:-1, 2]).all()
+        assert (own[:, 1] < own[:, 2]).all()
+        assert (own[:, 0] == sequence).all()
+        assert (own[:, 3] == (count == 1)).all()
+        assert (own[:, 4] == offsets[sequence]).all()
+    assert len(items) == parts[:, 1].sum() <= max_items(len(contexts), num_kv_heads)
+    at_once = DECODE_PROGRAMS // num_kv_heads
+    if len(contexts) <= at_once:
+        assert len(items) <= at_once
