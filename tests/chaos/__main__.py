@@ -24,13 +24,14 @@ from tests.chaos import checks
 from tests.chaos.asks import Oracle
 from tests.chaos.cluster import FAKE, ChaosCluster
 from tests.chaos.crowd import crowd
+from tests.chaos.holdings import Holdings
 from tests.chaos.kills import Fault, Verdict, crash, freeze, under_load
-from tests.chaos.links import Harm, LinkedCluster, part
+from tests.chaos.links import Harm, LinkedCluster, Part
 from tests.chaos.load import Load
 from tests.chaos.overload import offer
 from tests.chaos.poison import FAULTS, KILLS, KILLS_DECODING, Supervisor, poisoned, send
 from tests.chaos.power import can_mount, cut
-from tests.chaos.soak import soak
+from tests.chaos.soak import Soaked, soak
 from tests.chaos.trouble import FAULTY, device_trouble, rolling_restart
 from tests.chaos.upgrade import FIRST, LAST, HistoryIsMissingError, UpgradeCluster, check_out, roll
 from tests.models import build_tiny_model
@@ -40,6 +41,7 @@ STREAMS = 50
 RESUMED_WITHIN_S = 2.0
 POWER_CUTS = 20
 CROWD, MOST_OPEN = 1000, 64
+FLAT_AFTER_S = 1800.0  # a soak of this length must be flat: before it, bounded tables still fill
 HARMS: tuple[Harm, ...] = ("cut", "hold")
 NAMES = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 
@@ -54,14 +56,14 @@ WORKERS = (
 SERVERS = (crash("nats"), freeze("nats", 3), freeze("nats", 12), crash("redis"), freeze("redis", 6))
 GATEWAY = (crash("gateway"), freeze("gateway", 3), freeze("gateway", 8))
 WORKER_LINKS = [
-    part(role, server, harm, seconds)
+    Part(role, server, harm, seconds)
     for role in ("decode", "prefill")
     for server in ("nats", "redis")
     for harm in HARMS
     for seconds in (1, 5, 12)  # without the bus, a worker drops all it has after 3 s
 ]
 GATEWAY_LINKS = [
-    part("gateway", server, harm, seconds) for server in ("nats", "redis") for harm in HARMS for seconds in (1, 5)
+    Part("gateway", server, harm, seconds) for server in ("nats", "redis") for harm in HARMS for seconds in (1, 5)
 ]
 
 Scenario = Callable[["Run"], Awaitable[None]]
@@ -70,12 +72,13 @@ Scenario = Callable[["Run"], Awaitable[None]]
 class Run:
     """One run: where it works, what it found."""
 
-    def __init__(self, folder: Path, page: ResultsPage, *, soak_s: float) -> None:
+    def __init__(self, folder: Path, page: ResultsPage, *, soak_s: float, soak_rate: float, only: str = "") -> None:
         self.folder = folder
         self.page = page
-        self.soak_s = soak_s
+        self.soak_s, self.soak_rate = soak_s, soak_rate
         self.model = build_tiny_model(folder / "model" / "tiny", "llama")
         self.oracle = Oracle(self.model)
+        self.only = only  # of the links: those with this in their name
         self.failures: list[str] = []
         self._clusters = 0
 
@@ -148,6 +151,8 @@ async def links(run: Run) -> None:
     """Each process's link to NATS and to Redis cut, or holding its bytes, under load."""
     async with run.cluster(LinkedCluster) as cluster:
         for number, fault in enumerate((*WORKER_LINKS, *GATEWAY_LINKS), start=1):
+            if run.only not in str(fault):
+                continue
             verdict = await under_load(cluster, run.oracle, fault, streams=STREAMS, first=500_000 + 10_000 * number)
             run.judged(verdict, errors=fault in GATEWAY_LINKS)
 
@@ -257,23 +262,54 @@ async def power(run: Run) -> None:
 
 
 async def soaking(run: Run) -> None:
-    """Mixed traffic with cancels."""
+    """Mixed traffic with cancels, on the fake device."""
     async with run.cluster() as cluster:
-        verdict, before, after = await soak(cluster, run.oracle, streams=STREAMS, seconds=run.soak_s, first=1_000_000)
-        run.judged(verdict)
-        minutes = run.soak_s * 4 / 5 / 60
-        grown = max(0.0, after.memory_mb - before.memory_mb) / minutes
-        run.figure("soak: memory of all processes, growth", grown, "MiB/min")
-        for name, count in (
-            ("open descriptors", after.descriptors - before.descriptors),
-            ("requests' keys in Redis", after.request_keys - before.request_keys),
-        ):
-            run.figure(f"soak: {name}, growth", max(0, count), "count", target=0)
+        soaked = await soak(cluster, run.oracle, rate=run.soak_rate, seconds=run.soak_s, first=1_000_000, tell=_held)
+    run.judged(soaked.verdict)
+    _add_growth(run, "soak", soaked)
+
+
+async def soaking_engine(run: Run) -> None:
+    """The same with the real engine and a tiny model: nobody compares its tokens here."""
+    async with run.cluster(prefill=1, decode=1, fake=False, fake_step_ms=0) as cluster:
+        soaked = await soak(
+            cluster, run.oracle, rate=run.soak_rate, seconds=run.soak_s, first=2_000_000, is_fake=False, tell=_held
+        )
+    run.figure("soak, engine: requests", soaked.verdict.requests, "requests", better="higher")
+    run.count("soak, engine: neither an answer nor an error in time", soaked.verdict.unanswered)
+    run.count("soak, engine: held 5 s after each part of the load", soaked.verdict.held)
+    run.figure("soak, engine: explicit errors", soaked.verdict.errors.total(), "requests", target=0)
+    _add_growth(run, "soak, engine", soaked)
+
+
+def _held(second: float, held: Holdings) -> None:
+    """A line for whoever waits."""
+    print(f"{second:6.0f} s " + ", ".join(f"{name} {count:g}" for name, count in held.items()), flush=True)
+
+
+def _add_growth(run: Run, title: str, soaked: Soaked) -> None:
+    """Slopes have a target once the run is long enough for caches to be full."""
+    is_long = run.soak_s >= FLAT_AFTER_S
+    for name in soaked.names:
+        if name.startswith("memory"):
+            run.figure(
+                f"{title}: {name}, growth",
+                max(0.0, soaked.growth(name, 600)),
+                "MiB/10 min",
+                target=1 if is_long else None,
+            )
+        else:
+            run.figure(
+                f"{title}: {name}, growth",
+                max(0.0, soaked.growth(name, 3600)),
+                "count/h",
+                target=1 if is_long else None,
+            )
 
 
 SCENARIOS: dict[str, Scenario] = {
     "kills": kills, "links": links, "poison": poison, "trouble": trouble, "upgrade": upgrade, "overload": overload,
-    "connections": connections, "power": power, "soak": soaking,
+    "connections": connections, "power": power, "soak": soaking, "soak-engine": soaking_engine,
 }  # fmt: skip
 
 
@@ -282,6 +318,17 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("scenarios", nargs="*", help=f"some of {', '.join(SCENARIOS)}; none: all")
     parser.add_argument("--seconds", type=float, default=60.0, help="length of the soak")
+    parser.add_argument("--rate", type=float, default=10.0, help="requests a second of the soak")
+    parser.add_argument(
+        "--only", default="", help="of the links, those with this in their name, such as 'decode - nats'"
+    )
+    parser.add_argument(
+        "--add",
+        type=Path,
+        action="append",
+        default=[],
+        help="folder with a chaos.json of another run: take its figures",
+    )
     parser.add_argument(
         "--keep", default="", help="keep the figures that are not measured again, and say so with this text"
     )
@@ -293,20 +340,25 @@ def main(arguments: list[str]) -> int:
     logging.getLogger("baton").setLevel(logging.ERROR)
     facts = describe("tests.chaos", arguments, torch.device("cpu"))
     facts["load average"] = " ".join(f"{load:.1f}" for load in os.getloadavg()) + f" on {os.cpu_count()} cores"
-    earlier = read_results(options.results / "chaos.json") if options.keep else []
+    earlier = {result.name: result for result in _earlier(options.results, options.keep, options.add)}
     page = ResultsPage(options.results, "chaos", title="Chaos", facts=facts)
     with tempfile.TemporaryDirectory(prefix="baton-chaos-") as folder:
-        run = Run(Path(folder), page, soak_s=options.seconds)
-        for name in options.scenarios or SCENARIOS:
+        run = Run(Path(folder), page, soak_s=options.seconds, soak_rate=options.rate, only=options.only)
+        for name in options.scenarios or (() if options.add else SCENARIOS):
             asyncio.run(SCENARIOS[name](run))
-    again = {result.name for result in page.results}
     if earlier:
-        page.results = [result for result in earlier if result.name not in again] + page.results
+        page.results = list((earlier | {result.name: result for result in page.results}).values())
         page.remarks.append(f"not measured again: {options.keep}")
     page.write()
     for failure in run.failures[:50]:
         print(failure)
     return 0 if all(result.met is not False for result in page.results) else 1
+
+
+def _earlier(results: Path, keep: str, add: list[Path]) -> list[Result]:
+    """Figures of other runs, the newest last."""
+    folders = [results] * bool(keep) + add
+    return [result for folder in folders for result in read_results(folder / "chaos.json")]
 
 
 if __name__ == "__main__":

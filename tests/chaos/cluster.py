@@ -13,6 +13,7 @@ import httpx
 
 from common.bus import NatsSettings, connect_bus
 from common.peers import Peers
+from common.servers import free_port
 from tests.chaos.checks import held
 from tests.e2e.cluster import READY_S, Cluster
 
@@ -38,6 +39,7 @@ class ChaosCluster(Cluster):
         self._fake_faults = fake_faults or {}
         self.faults: list[str] = []
         self.peers = Peers()
+        self.nats_monitor = free_port()
 
     async def __aenter__(self) -> ChaosCluster:
         await super().__aenter__()
@@ -49,6 +51,9 @@ class ChaosCluster(Cluster):
     def _worker_flags(self, name: str) -> list[str]:
         faults = self._fake_faults.get(name, "")
         return super()._worker_flags(name) + (["--fake-faults", faults] if faults else [])
+
+    def _nats_config(self) -> str:
+        return f'{super()._nats_config()}\nhttp: "127.0.0.1:{self.nats_monitor}"\n'
 
     # -- faults ----------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from tests.chaos.cluster import ChaosCluster, FaultDidNotHappenError
@@ -152,13 +153,20 @@ class LinkedCluster(ChaosCluster):
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def part(role: str, server: str, harm: Harm, seconds: float) -> Callable[[ChaosCluster], Awaitable[str]]:
-    """Harm the link between `server` and the gateway, or the busiest worker of `role`."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A fault: the link between `server` and the gateway, or the busiest worker of `role`, is harmed for `seconds`."""
 
-    async def fault(cluster: ChaosCluster) -> str:
+    role: str
+    server: str
+    harm: Harm
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.harm} {self.role} - {self.server} {self.seconds:g} s"
+
+    async def __call__(self, cluster: ChaosCluster) -> str:
         assert isinstance(cluster, LinkedCluster)
-        name = await cluster.busiest(role) if role in ("prefill", "decode") else role
-        await cluster.hurt(name, server, harm, seconds)
-        return f"{harm} {role} - {server} {seconds:g} s"
-
-    return fault
+        name = await cluster.busiest(self.role) if self.role in ("prefill", "decode") else self.role
+        await cluster.hurt(name, self.server, self.harm, self.seconds)
+        return str(self)

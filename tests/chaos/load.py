@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -54,9 +55,13 @@ class Load:
         streams: int,
         first: int = 0,
         deadline_s: float = DEADLINE_S,
+        rate: float = math.inf,
         **asking: Any,
     ) -> None:
-        """`url`: the gateway, or what says which one a request goes to, as a load balancer would."""
+        """`url`: the gateway, or what says which one a request goes to, as a load balancer would.
+
+        `rate`: requests a second at most, of all clients together.
+        """
         self.outcomes: list[Outcome] = []
         self.in_flight: set[int] = set()
         self._choose = url if callable(url) else lambda: url
@@ -64,7 +69,8 @@ class Load:
         self._streams = streams
         self._numbers: Iterator[int] = itertools.count(first)
         self._asking = {"deadline_s": deadline_s, **asking}
-        self._stopping = False
+        self._stopping = asyncio.Event()
+        self._pause_s, self._next_at = 1 / rate, 0.0
         self._progress = asyncio.Event()
         self._clients: list[asyncio.Task[None]] = []
 
@@ -82,7 +88,7 @@ class Load:
 
     async def stop(self) -> list[Outcome]:
         """Ask no more; return all outcomes once what is in flight has ended, each within its deadline."""
-        self._stopping = True
+        self._stopping.set()
         await asyncio.gather(*self._clients)
         return self.outcomes
 
@@ -97,7 +103,7 @@ class Load:
     async def _client(self) -> None:
         async with contextlib.AsyncExitStack() as stack:
             clients: dict[str, httpx.AsyncClient] = {}
-            while not self._stopping:
+            while await self._turn():
                 url = self._choose()
                 if url not in clients:
                     opened = httpx.AsyncClient(base_url=url, timeout=None)
@@ -107,6 +113,16 @@ class Load:
                 self._progress.set()
                 if outcome.error or outcome.broken:
                     await asyncio.sleep(BACK_OFF_S)
+
+    async def _turn(self) -> bool:
+        """Wait until the next request may be sent; False when none may be any more."""
+        now = time.monotonic()
+        self._next_at = max(now, self._next_at) + self._pause_s
+        if self._pause_s:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._next_at - self._pause_s - now):
+                    await self._stopping.wait()
+        return not self._stopping.is_set()
 
 
 async def request(client: httpx.AsyncClient, asked: Ask) -> Outcome:

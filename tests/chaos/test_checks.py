@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 
 from common.messages import KVLayout, Region, WorkerState
 from tests.chaos import checks
 from tests.chaos.asks import KINDS, Ask, Oracle, Seen, ask
+from tests.chaos.holdings import Holdings, growth
 from tests.chaos.load import Outcome
 
 DEADLINE_S = 10.0
@@ -101,3 +103,21 @@ def test_the_longest_silence_is_of_streams_that_went_on(oracle: Oracle) -> None:
     assert checks.longest_silence([paused], since=1.5, until=3.0) == pytest.approx(2.5)
     broken = dataclasses.replace(paused, is_whole=False)
     assert checks.longest_silence([broken], since=0.0, until=9.0) == 0.0
+
+
+def samples(hold: Callable[[int], float]) -> list[tuple[float, Holdings]]:
+    return [(60.0 * minute, {"memory": hold(minute)}) for minute in range(1, 41)]
+
+
+def test_growth_is_what_it_is_after_the_first_quarter() -> None:
+    assert growth(samples(lambda minute: 100 + 0.5 * minute), "memory", 600) == pytest.approx(5)
+    assert growth(samples(lambda minute: min(minute, 10)), "memory", 600) == pytest.approx(0)
+    assert growth(samples(lambda minute: float(minute > 20)), "memory", 3600) > 1, (
+        "one descriptor that never comes back"
+    )
+    assert growth(samples(lambda minute: 200 - minute), "memory", 600) == pytest.approx(-10)
+
+
+def test_what_was_never_seen_twice_does_not_grow() -> None:
+    assert growth([], "memory", 60) == 0
+    assert growth([(1.0, {"memory": 5})], "memory", 60) == 0

@@ -11,7 +11,7 @@ import pytest_asyncio
 from tests.chaos.asks import Oracle
 from tests.chaos.cluster import FAKE, FaultDidNotHappenError
 from tests.chaos.kills import under_load
-from tests.chaos.links import Link, LinkedCluster, part
+from tests.chaos.links import Link, LinkedCluster, Part
 
 STREAMS = 16
 
@@ -26,12 +26,12 @@ async def cluster(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Asyn
 async def test_a_worker_without_the_bus_past_its_fence_costs_nobody_a_token(
     cluster: LinkedCluster, oracle: Oracle
 ) -> None:
-    verdict = await under_load(cluster, oracle, part("decode", "nats", "hold", 5), streams=STREAMS, first=4000)
+    verdict = await under_load(cluster, oracle, Part("decode", "nats", "hold", 5), streams=STREAMS, first=4000)
     assert (verdict.violations, verdict.broken, dict(verdict.errors)) == ([], [], {})
 
 
 async def test_a_gateway_cut_off_from_the_bus_says_so(cluster: LinkedCluster, oracle: Oracle) -> None:
-    verdict = await under_load(cluster, oracle, part("gateway", "nats", "cut", 1), streams=STREAMS, first=5000)
+    verdict = await under_load(cluster, oracle, Part("gateway", "nats", "cut", 1), streams=STREAMS, first=5000)
     assert (verdict.violations, verdict.broken) == ([], [])
     assert set(verdict.errors) <= {"503 unavailable"}
 

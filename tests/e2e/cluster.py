@@ -106,7 +106,7 @@ class Cluster:
                 certificates=self._certificates,
             )
         else:
-            server = run_nats(port=port, data_dir=data, log_file=log_file, extra=self.users.nats)
+            server = run_nats(port=port, data_dir=data, log_file=log_file, extra=self._nats_config())
         self.nats = await self._stack.enter_async_context(server)
         self.nats.login = self.users.admin_nats
 
@@ -220,6 +220,10 @@ class Cluster:
             files = {"ca": tls.ca, "cert": tls.cert, "key": tls.key}
             flags += [word for part, file in files.items() for word in (f"--{server}-{part}", str(file))]
         return flags
+
+    def _nats_config(self) -> str:
+        """What is in NATS' configuration beside the shipped one."""
+        return self.users.nats
 
     def _address(self, server: str, user: str) -> str:
         """Where `user` reaches NATS or Redis."""
