@@ -51,13 +51,14 @@ fuzz: $(VENV)/.testing
 	@$(RUN) services.requirements fuzz > $(VENV)/.fuzzing.txt && $(PIP) install -c constraints.txt -r $(VENV)/.fuzzing.txt
 	$(RUN) tests.fuzz.atheris_messages -runs=3000000 -max_len=256 -print_final_stats=1
 
-# Known vulnerabilities of what is pinned (asks pypi.org, and fails if it does not answer), and what is installed (sbom.json, CycloneDX). The tools have an environment
+# Known vulnerabilities of what is pinned (asks pypi.org, and fails if it does not answer, once it has looked into a list of 2021), and what is installed (sbom.json, CycloneDX). The tools have an environment
 # of their own: they are no part of what they look at.
+OLD_ADVISORIES = .audit/bin/pip -q install safety-db==2021.7.17 && .audit/bin/python -m services.old_advisories constraints.txt
 audit: $(VENV)/.testing
 	@test -x .audit/bin/python || $(PYTHON) -m venv .audit
 	@$(RUN) services.requirements audit | tail -2 > .audit/requirements.txt && .audit/bin/pip -q install -r .audit/requirements.txt
 	.audit/bin/cyclonedx-py environment --of JSON --output-reproducible -o .audit/sbom.json $(VENV)
-	.audit/bin/pip-audit --strict --no-deps --disable-pip -r constraints.txt
+	.audit/bin/pip-audit --strict --no-deps --disable-pip -r constraints.txt || { $(OLD_ADVISORIES); exit 1; }
 
 # many seeds in few tests: any worker takes the next one
 simulation: $(VENV)/.testing
