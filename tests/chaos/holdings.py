@@ -56,15 +56,17 @@ async def _look(cluster: ChaosCluster) -> Holdings:
 
 async def _in_nats(cluster: ChaosCluster) -> Holdings:
     """Of the server's monitoring: subscriptions and connections of all clients, and what waits in the streams."""
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{cluster.nats_monitor}", timeout=10) as client:
+    async with httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{cluster.nats_monitor}", timeout=10, verify=False
+    ) as client:
         connections = (await client.get("/connz", params={"subs": 1})).json()["connections"]
-        streams = (await client.get("/jsz")).json()
+        jetstream = (await client.get("/jsz", params={"streams": 1})).json()
+    streams = [stream for account in jetstream["account_details"] for stream in account["stream_detail"]]
     return {
         "subscriptions in NATS": sum(one["subscriptions"] for one in connections),
         "connections to NATS": len(connections),
-        "consumers in NATS": streams["consumers"],
-        "messages in NATS": streams["messages"],
-    }
+        "consumers in NATS": jetstream["consumers"],
+    } | {f"messages in {stream['name']}": stream["state"]["messages"] for stream in streams}
 
 
 async def _in_redis(cluster: ChaosCluster) -> Holdings:

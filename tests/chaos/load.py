@@ -106,7 +106,7 @@ class Load:
             while await self._turn():
                 url = self._choose()
                 if url not in clients:
-                    opened = httpx.AsyncClient(base_url=url, timeout=None)
+                    opened = httpx.AsyncClient(base_url=url, timeout=None, verify=False)  # CAs take 25 ms to read
                     clients[url] = await stack.enter_async_context(opened)
                 outcome = await request(clients[url], ask(next(self._numbers), self._oracle, **self._asking))
                 self.outcomes.append(outcome)
