@@ -127,6 +127,18 @@ class GatewaySettings(ModelSettings):
         1.0, description="share of the requests without a traceparent of their own that are traced"
     )
 
+    batch_store_mb: Annotated[int, Field(ge=0)] = Field(
+        2048, description="Batch API: disk of NATS for files, batches and results, MiB; 0: no Batch API"
+    )
+    batch_file_mb: Positive = Field(100, description="Batch API: largest input file, MiB")
+    batch_lines: Positive = Field(50_000, description="Batch API: lines of a file at most")
+    batch_line_kb: Annotated[int, Field(ge=1, le=4096)] = Field(1024, description="Batch API: longest line, KiB")
+    batch_concurrency: Positive = Field(16, description="Batch API: lines that this gateway runs at a time")
+    batch_window_s: Seconds = Field(86_400.0, description="Batch API: a batch that takes longer expires")
+    batch_keep_days: Annotated[float, Field(gt=0, le=3650)] = Field(
+        30.0, description="Batch API: files and batches are kept so long; the same for all gateways"
+    )
+
     @property
     def keys(self) -> tuple[str, ...]:
         """The API keys; empty: none is asked for."""

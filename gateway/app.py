@@ -6,8 +6,9 @@ import logging
 import math
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
+from types import MappingProxyType
 
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CollectorRegistry
@@ -19,6 +20,7 @@ from starlette.types import Message as AsgiMessage
 
 from common.errors import QuarantinedError, RateLimitedError, ServingError
 from common.tracing import NoTracer, Tracer
+from gateway.batches.routes import BatchRoutes
 from gateway.budgets import Budgets, LocalBudgets
 from gateway.connection import MAX_HEAD_BYTES
 from gateway.console.control import FleetControl
@@ -54,11 +56,13 @@ def create_app(
     tracer: Tracer | None = None,
     budgets: Budgets | None = None,
     control: FleetControl | None = None,
+    batches: Callable[[Dialect, GatewayMetrics], BatchRoutes] | None = None,
 ) -> FastAPI:
     """Build the application. It owns no connection: start and stop `generations` around it.
 
     Tenants' budgets are counted by `budgets`, by default in this process alone. Metrics go to `registry`, by default one of the
-    application's own, which `/metrics` shows. There is a console where there is `control`.
+    application's own, which `/metrics` shows. There is a console where there is `control`, and a
+    Batch API where there is `batches`, which makes its routes.
     """
     app = FastAPI(title="Baton", version=VERSION, docs_url=None, redoc_url=None, openapi_url=None)
     budgets = budgets or LocalBudgets()
@@ -83,19 +87,29 @@ def create_app(
     )
     generations.timelines.on_end(tenant_metrics.observe)
     FleetMetrics(lambda: generations.fleet).register(metrics.registry)
-    routes = Routes(dialect, metrics, settings, tenant_metrics)
+    routes = Routes(dialect, metrics, settings, tenant_metrics, has_batches=batches is not None)
     app.add_exception_handler(ServingError, _on_serving_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_middleware(Envelope, tenants=settings.tenants)
     app.add_middleware(TraceRequests, tracer=tracer or NoTracer(), share=settings.trace_share)  # around the envelope
     _add(app, routes.gets, routes.posts)
+    if batches is not None:
+        found = batches(dialect, metrics)
+        _add(app, found.gets, found.posts, found.deletes)
     if control is not None:
         console = ConsoleRoutes(control, generations, _facts(settings))
         _add(app, console.gets, console.posts)
     return app
 
 
-def _add(app: FastAPI, gets: Mapping[str, Endpoint], posts: Mapping[str, Endpoint]) -> None:
+def _add(
+    app: FastAPI,
+    gets: Mapping[str, Endpoint],
+    posts: Mapping[str, Endpoint],
+    deletes: Mapping[str, Endpoint] = MappingProxyType({}),
+) -> None:
+    for path, endpoint in deletes.items():
+        app.add_route(path, endpoint, methods=["DELETE"])
     for path, endpoint in posts.items():
         app.add_route(path, endpoint, methods=["POST"])
     for path, endpoint in gets.items():

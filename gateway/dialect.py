@@ -20,7 +20,7 @@ from gateway.budgets import Budgets
 from gateway.charge import Charge, charge
 from gateway.choice import Choice, Piece
 from gateway.generation import Generation, Generations, GenerationSpec
-from gateway.responses import ContextLengthError, chat_logprobs, completion_logprobs, usage
+from gateway.responses import ContextLengthError, ModelNotFoundError, chat_logprobs, completion_logprobs, usage
 from gateway.schema import ChatRequest, CompletionRequest
 from gateway.tenants import ANYBODY, Tenant
 from gateway.tokenizer import ChatTokenizer
@@ -125,6 +125,13 @@ class Dialect:
         self.tokenizer = tokenizer
         self.served_model = served_model
         self._default_deadline_s = default_deadline_s
+
+    def check_model(self, model: str) -> None:
+        """Raises ModelNotFoundError for a model that is not the served one."""
+        if model != self.served_model:
+            raise ModelNotFoundError(
+                f"the model {model!r} does not exist; this gateway serves {self.served_model!r}", param="model"
+            )
 
     async def start_chat(self, request: ChatRequest, origin: Origin) -> Answer:
         """Render, tokenise and submit. Raises ServingError."""

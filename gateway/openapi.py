@@ -8,6 +8,9 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from gateway.batches.openapi import BATCH_SCHEMAS, batch_paths
+from gateway.batches.records import ENDPOINTS
+from gateway.batches.routes import BatchRequest
 from gateway.schema import (
     MAX_LOGIT_BIAS,
     MAX_STOP_CHARS,
@@ -22,7 +25,13 @@ from gateway.schema import (
 
 Json = dict[str, Any]
 _REF = "#/components/schemas/"
-_BODIES: tuple[type[BaseModel], ...] = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+_BODIES: tuple[type[BaseModel], ...] = (
+    ChatRequest,
+    CompletionRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+    BatchRequest,
+)
 _OTHERS: tuple[type[BaseModel], ...] = (Message, StreamOptions)
 _MODELS = {kind.__name__: kind for kind in _BODIES + _OTHERS}
 _OFF: Json = {
@@ -61,6 +70,7 @@ _BY_HAND: dict[str, Json] = {
     "service_tier": {"enum": [None, "auto", "default"]},
 }
 _OF_MODEL: dict[str, dict[str, Json]] = {
+    "BatchRequest": {"endpoint": {"enum": list(ENDPOINTS)}},
     "ChatRequest": {
         "response_format": {"enum": [None, {"type": "text"}]},
         "tool_choice": {"enum": [None, "none", "auto"]},
@@ -120,6 +130,7 @@ _STATUSES = {
     401: "no valid API key",
     403: "this key may not do that",
     404: "no such model or thing",
+    409: "not as things are now",
     408: "the request was not complete in time",
     413: "the body is too large",
     429: "no room or no budget now; Retry-After says when",
@@ -143,7 +154,7 @@ _GETS: dict[str, tuple[str, str]] = {
 _OPEN = frozenset({"/health", "/ready"})
 
 
-def document(*, version: str, needs_key: bool) -> Json:
+def document(*, version: str, needs_key: bool, has_batches: bool = True) -> Json:
     """Return the document. `needs_key`: whether routes other than /health and /ready ask for an API key."""
     paths = {path: {"get": _get(path, *answer, needs_key=needs_key)} for path, answer in _GETS.items()}
     paths["/v1/chat/completions"] = {"post": _post("ChatRequest", _completion("chat.completion"), streams=True)}
@@ -152,11 +163,13 @@ def document(*, version: str, needs_key: bool) -> Json:
         "post": _post("TokenizeRequest", _object({"tokens": {"type": "array"}, "count": {"type": "integer"}}))
     }
     paths["/detokenize"] = {"post": _post("DetokenizeRequest", _object({"prompt": {"type": "string"}}))}
+    if has_batches:
+        paths |= batch_paths(_post("BatchRequest", {"$ref": f"{_REF}Batch"}), _errors())
     made: Json = {
         "openapi": "3.1.0",
         "info": {"title": "Baton", "version": version, "license": {"name": "Apache-2.0"}},
         "paths": paths,
-        "components": {"schemas": _schemas() | {"Error": _ERROR, "Usage": _USAGE}},
+        "components": {"schemas": _schemas() | BATCH_SCHEMAS | {"Error": _ERROR, "Usage": _USAGE}},
     }
     if needs_key:
         made["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}

@@ -30,6 +30,18 @@ class ModelNotFoundError(InvalidRequestError):
     """Another model than the served one was asked for."""
 
 
+class NotKeptError(InvalidRequestError):
+    """There is no such file or batch, or it is somebody else's."""
+
+    code = "not_found"
+
+
+class ConflictError(InvalidRequestError):
+    """What is asked for does not go together with how things are."""
+
+    code = "conflict"
+
+
 def usage(*, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
     """The `usage` object. `cached_tokens` is what the prefill worker's prefix cache held."""
     return {
@@ -44,8 +56,10 @@ def usage(*, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> 
 def error_status(error: ServingError) -> tuple[int, str]:
     """Return the HTTP status and OpenAI's `type` of `error`."""
     match error:
-        case ModelNotFoundError():
+        case ModelNotFoundError() | NotKeptError():
             return 404, "invalid_request_error"
+        case ConflictError():
+            return 409, "invalid_request_error"
         case InvalidRequestError():
             return 400, "invalid_request_error"
         case OverloadedError():

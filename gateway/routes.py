@@ -18,7 +18,7 @@ from gateway.attainment import ServiceLevels
 from gateway.body import read_body
 from gateway.dialect import Answer, Dialect, Origin
 from gateway.metrics import AnswerMetrics, GatewayMetrics
-from gateway.responses import ModelNotFoundError, error_body, error_code, error_response, error_status, json_response
+from gateway.responses import error_body, error_code, error_response, error_status, json_response
 from gateway.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse_body
 from gateway.spans import RequestTrace
 from gateway.stream import DONE, EventStream, disconnected, event
@@ -57,8 +57,15 @@ class Routes:
     """Endpoints by path."""
 
     def __init__(
-        self, dialect: Dialect, metrics: GatewayMetrics, settings: HttpSettings, tenant_metrics: TenantMetrics
+        self,
+        dialect: Dialect,
+        metrics: GatewayMetrics,
+        settings: HttpSettings,
+        tenant_metrics: TenantMetrics,
+        *,
+        has_batches: bool = False,
     ) -> None:
+        self._has_batches = has_batches
         self._dialect = dialect
         self._generations = dialect.generations
         self._tokenizer = dialect.tokenizer
@@ -100,7 +107,7 @@ class Routes:
         started = time.monotonic()
         try:
             body = parse_body(await self._raw_body(request), kind)
-            self._check_model(body.model)
+            self._dialect.check_model(body.model)
             origin = Origin(request.scope["tenant"], _trace(request).context, started)
             answer = await self._unless_gone(request, start(body, origin))
         except ServingError as error:
@@ -197,13 +204,6 @@ class Routes:
             log.exception("http.stream_crashed", extra={"answer": answer.id})
             yield event(error_body("internal error", kind="server_error", code="internal"))
 
-    def _check_model(self, model: str) -> None:
-        served = self._settings.served_model
-        if model != served:
-            raise ModelNotFoundError(
-                f"the model {model!r} does not exist; this gateway serves {served!r}", param="model"
-            )
-
     async def _raw_body(self, request: Request) -> bytes:
         settings = self._settings
         return await read_body(request, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s)
@@ -216,7 +216,7 @@ class Routes:
 
     async def model(self, request: Request) -> Response:
         """One model."""
-        self._check_model(request.path_params["model"])
+        self._dialect.check_model(request.path_params["model"])
         return json_response(self._model_card())
 
     def _model_card(self) -> dict[str, Any]:
@@ -288,7 +288,8 @@ class Routes:
 
     async def openapi(self, request: Request) -> Response:
         """The OpenAPI document."""
-        return json_response(openapi.document(version=VERSION, needs_key=not self._settings.tenants.open_to_all))
+        needs_key = not self._settings.tenants.open_to_all
+        return json_response(openapi.document(version=VERSION, needs_key=needs_key, has_batches=self._has_batches))
 
     async def version(self, request: Request) -> Response:
         """Baton's version."""

@@ -18,6 +18,7 @@ import re
 import time
 from dataclasses import dataclass, field
 
+import msgspec
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -109,6 +110,19 @@ def _server_span(trace: RequestTrace, method: str, path: str) -> Span:
         attributes=attributes,
         kind="server",
         error=failed,
+    )
+
+
+def line_span(trace: RequestTrace, *, url: str, batch: str, custom_id: str) -> Span:
+    """The span around a line of a batch, which is a request without HTTP."""
+    span = _server_span(trace, "POST", url)
+    kept = {name: value for name, value in span.attributes.items() if not name.startswith(("http.", "url."))}
+    return msgspec.structs.replace(
+        span,
+        name=f"batch line {url}",
+        kind="consumer",
+        attributes=kept
+        | {"baton.batch.id": batch, "baton.batch.custom_id": custom_id, "baton.batch.status": trace.status},
     )
 
 

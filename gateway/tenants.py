@@ -100,6 +100,11 @@ class Tenants:
         self.default = anybody
         self.names = sorted({DEFAULT, *named})
         self.limits = {name: tenant.limits for name, tenant in named.items() if tenant.limits != UNLIMITED}
+        self._named = named | {DEFAULT: anybody}
+
+    def named(self, name: str) -> Tenant | None:
+        """Who has this name now: work of a tenant may outlive its keys."""
+        return self._named.get(name)
 
     @property
     def open_to_all(self) -> bool:

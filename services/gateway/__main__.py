@@ -31,6 +31,7 @@ from gateway.requests import Requests
 from gateway.tenants import Tenants
 from gateway.tokenizer import ChatTokenizer
 from services.connections import nats_settings, redis_settings
+from services.gateway.batches import make_batches
 from services.gateway.descriptors import make_room
 from services.tracing import open_tracer
 
@@ -77,6 +78,7 @@ async def run(settings: GatewaySettings) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, tenants)
         control = FleetControl(bus, peers)
         await control.start()
+        batches = make_batches(settings, tenants, tracer) if settings.batch_store_mb else None
         app = create_app(
             generations=requests,
             budgets=SharedBudgets(store),
@@ -92,6 +94,7 @@ async def run(settings: GatewaySettings) -> None:
             ),
             tracer=tracer,
             control=control if settings.console else None,
+            batches=batches.connect if batches is not None else None,
         )
         server = _Server(
             uvicorn.Config(
@@ -104,10 +107,14 @@ async def run(settings: GatewaySettings) -> None:
                 ssl_keyfile=settings.tls_key or None,
             )
         )
+        if batches is not None:
+            await batches.start()
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         scheme = "https" if settings.tls_cert else "http"
         log.info("gateway.listening", extra={"url": f"{scheme}://{settings.host}:{listener.getsockname()[1]}"})
         await stopping.wait()
+        if batches is not None:
+            await batches.stop()
         await requests.drain(settings.drain_s)
         server.should_exit = True
         await serving

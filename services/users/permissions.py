@@ -161,6 +161,7 @@ def _gateway(gateway: str, inbox: str) -> Permissions:
             *(f"{api}.{verb}.{stream}" for verb in ("CREATE", "UPDATE") for stream in (jobs, dead)),
             # Jobs that were delivered too often go to the dead letters; what a client gave up is deleted.
             *(f"{api}.MSG.{verb}.{jobs}" for verb in ("GET", "DELETE")),
+            *_BATCHES,
         ),
         subscribe=(
             inbox,
@@ -171,6 +172,20 @@ def _gateway(gateway: str, inbox: str) -> Permissions:
             f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{jobs}.*",
         ),
     )
+
+
+_KEPT, _WORK = subjects.BATCH_STREAM, subjects.BATCH_WORK_STREAM
+# The Batch API is the gateways' alone: they own both streams, and share the consumers.
+_BATCHES = (
+    "baton.batch.>",
+    "baton.batchwork.>",
+    *(f"$JS.API.STREAM.{verb}.{stream}" for verb in ("CREATE", "UPDATE", "PURGE") for stream in (_KEPT, _WORK)),
+    f"$JS.API.STREAM.MSG.GET.{_KEPT}",
+    f"$JS.API.DIRECT.GET.{_KEPT}",
+    *(f"$JS.API.CONSUMER.CREATE.{_WORK}.{kind}.baton.batchwork.{kind}.>" for kind in ("line", "step")),
+    *(f"$JS.API.CONSUMER.MSG.NEXT.{_WORK}.{kind}" for kind in ("line", "step")),
+    f"$JS.ACK.{_WORK}.>",
+)
 
 
 def _worker(worker: str, inbox: str) -> Permissions:

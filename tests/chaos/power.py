@@ -57,10 +57,10 @@ async def cut(folder: Path, *, always: bool, publish_s: float) -> tuple[int, int
 
 def _config(folder: Path, *, always: bool) -> Path:
     shipped = (DEPLOY / "nats" / "nats.conf").read_text()
-    if f"# {OPTION}" not in shipped:
-        raise FaultDidNotHappenError(f"deploy/nats/nats.conf has no line `# {OPTION}` to turn on")
+    if f"\n  {OPTION}\n" not in shipped:
+        raise FaultDidNotHappenError(f"deploy/nats/nats.conf has no line `{OPTION}` to turn off")
     file = folder / "nats.conf"
-    file.write_text(shipped.replace(f"# {OPTION}", OPTION) if always else shipped)
+    file.write_text(shipped if always else shipped.replace(OPTION, ""))
     return file
 
 

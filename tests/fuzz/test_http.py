@@ -62,7 +62,7 @@ def turn_against(url: str, tried: Counter[str]) -> None:
     for found in schema.get_all_operations():
         operation = found.ok()
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
-            if mode is GenerationMode.NEGATIVE and operation.method.upper() == "GET":
+            if mode is GenerationMode.NEGATIVE and not list(operation.body):
                 continue  # there is nothing to get wrong but the path
             checks = [*CHECKS, negative_data_rejection] if mode is GenerationMode.NEGATIVE else CHECKS
             try_operation(operation, mode, checks, tried, served)

@@ -1,0 +1,218 @@
+"""JSONL: an upload cut into parts of whole lines, what a line of a batch has to be, and the lines that answer it. No I/O."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from common.errors import InvalidRequestError
+from gateway.batches.records import LineError
+from gateway.responses import error_body
+
+PART_BYTES = 512 << 10  # a part is complete once it has so many bytes, or so many lines
+PART_LINES = 256
+MAX_CUSTOM_ID = 512
+MAX_ERRORS = 100  # that a batch's object tells
+SEALS = {
+    "batch_expired": "This request could not be executed before the completion window expired.",
+    "batch_cancelled": "This request was not executed: the batch was cancelled.",
+}
+
+
+class LineCutter:
+    """Cuts what is fed into parts of whole lines. Joined again, they are the file, byte by byte."""
+
+    def __init__(self, *, file_bytes: int, file_lines: int, line_bytes: int) -> None:
+        self._most = (file_bytes, file_lines, line_bytes)
+        self._whole = bytearray()  # lines of the next part
+        self._rest = bytearray()  # of a line whose end has not come
+        self._part_lines = 0
+        self.bytes = 0
+        self.lines = 0
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Take more of the file; yield the parts that it completes. Raises InvalidRequestError beyond a bound."""
+        file_bytes, file_lines, line_bytes = self._most
+        self.bytes += len(data)
+        if self.bytes > file_bytes:
+            raise InvalidRequestError(f"the file is larger than {file_bytes} bytes: split it", param="file")
+        self._rest += data
+        start = 0
+        while True:
+            end = self._rest.find(b"\n", start) + 1
+            length = (end or len(self._rest)) - start
+            if length > line_bytes:
+                text = f"line {self.lines + 1} is longer than {line_bytes} bytes: shorten it"
+                raise InvalidRequestError(text, param="file")
+            if not end:
+                break
+            self._whole += self._rest[start:end]
+            self.lines += 1
+            self._part_lines += 1
+            start = end
+            if self.lines > file_lines:
+                raise InvalidRequestError(f"the file has more than {file_lines} lines: split it", param="file")
+            if self._part_lines >= PART_LINES or len(self._whole) >= PART_BYTES:
+                yield self._cut()
+        del self._rest[:start]
+
+    def finish(self) -> Iterator[bytes]:
+        """The file is over: yield what is left. Raises InvalidRequestError when there was nothing."""
+        if self._rest:
+            self._whole += self._rest
+            self._rest.clear()
+            self.lines += 1
+        if self.lines > self._most[1]:
+            raise InvalidRequestError(f"the file has more than {self._most[1]} lines: split it", param="file")
+        if not self.bytes:
+            raise InvalidRequestError("the file is empty", param="file")
+        if self._whole:
+            yield self._cut()
+
+    def _cut(self) -> bytes:
+        part = bytes(self._whole)
+        self._whole.clear()
+        self._part_lines = 0
+        return part
+
+
+class InputLine(msgspec.Struct, forbid_unknown_fields=True):
+    """A line as it has to be."""
+
+    custom_id: str
+    method: str
+    url: str
+    body: msgspec.Raw
+
+
+class _Named(msgspec.Struct):
+    model: str
+
+
+class WrongLineError(Exception):
+    """A line can't be run."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.param = param
+
+
+_decoder = msgspec.json.Decoder(InputLine)
+_model_decoder = msgspec.json.Decoder(_Named)
+_json = msgspec.json.Encoder()
+
+
+def lines_of(part: bytes) -> list[bytes]:
+    """The lines of a part, those without content left out."""
+    return [line for line in part.split(b"\n") if line.strip()]
+
+
+def parse_line(raw: bytes, *, endpoint: str, model: str) -> InputLine:
+    """A line that can be run. Its body's other fields are checked when it runs. Raises WrongLineError."""
+    try:
+        raw.decode()
+        line = _decoder.decode(raw)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise WrongLineError("invalid_json_line", f"not a line of a batch: {error}"[:300]) from None
+    if not 0 < len(line.custom_id) <= MAX_CUSTOM_ID:
+        raise WrongLineError("invalid_custom_id", f"custom_id: 1 to {MAX_CUSTOM_ID} characters", "custom_id")
+    if line.method != "POST":
+        raise WrongLineError("invalid_method", "method: must be POST", "method")
+    if line.url != endpoint:
+        raise WrongLineError("mismatched_endpoint", f"url: must be the batch's endpoint, {endpoint}", "url")
+    try:
+        named = _model_decoder.decode(line.body).model
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise WrongLineError("invalid_body", f"body: {error}"[:300], "body") from None
+    if named != model:
+        raise WrongLineError(
+            "model_not_found", f"body.model: {named[:100]!r} is not served, {model!r} is", "body.model"
+        )
+    return line
+
+
+class LineChecker:
+    """Checks the lines of a file, part by part."""
+
+    def __init__(self, *, endpoint: str, model: str) -> None:
+        self._endpoint = endpoint
+        self._model = model
+        self._known: set[bytes] = set()  # digests of custom ids
+        self._number = 0
+        self.total = 0
+        self.errors: list[LineError] = []
+
+    def check(self, part: bytes) -> None:
+        """Note what is wrong in `part`; line numbers count every line, also empty ones."""
+        for raw in part.removesuffix(b"\n").split(b"\n"):
+            self._number += 1
+            if not raw.strip():
+                continue
+            self.total += 1
+            try:
+                line = parse_line(raw, endpoint=self._endpoint, model=self._model)
+                digest = hashlib.blake2b(line.custom_id.encode(), digest_size=16).digest()
+                if digest in self._known:
+                    text = f"custom_id: {line.custom_id[:100]!r} is there twice"
+                    raise WrongLineError("duplicate_custom_id", text, "custom_id")
+                self._known.add(digest)
+            except WrongLineError as error:
+                if len(self.errors) < MAX_ERRORS:
+                    told = LineError(code=error.code, message=error.message, line=self._number, param=error.param)
+                    self.errors.append(told)
+
+
+def answered(batch: str, line: int, custom_id: str, *, status: int, body: dict[str, Any]) -> bytes:
+    """The entry of a line that got an answer, be it an error with a status."""
+    response = {"status_code": status, "request_id": request_id(batch, line), "body": body}
+    return _entry(batch, line, custom_id, response=response, error=None)
+
+
+def refused(
+    batch: str, line: int, custom_id: str, *, status: int, kind: str, message: str, param: str | None, code: str | None
+) -> bytes:
+    """The entry of a line whose request failed with an HTTP status."""
+    body = error_body(message, kind=kind, param=param, code=code)
+    return answered(batch, line, custom_id, status=status, body=body)
+
+
+def unanswered(batch: str, line: int, custom_id: str, *, code: str, message: str) -> bytes:
+    """The entry of a line that got no answer."""
+    return _entry(batch, line, custom_id, response=None, error={"code": code, "message": message})
+
+
+def request_id(batch: str, line: int) -> str:
+    """Of the only request that a line gets an answer of."""
+    return f"batch_req_{batch.removeprefix('batch_')}_{line}"
+
+
+def _entry(batch: str, line: int, custom_id: str, *, response: object, error: object) -> bytes:
+    entry = {"id": request_id(batch, line), "custom_id": custom_id, "response": response, "error": error}
+    return _json.encode(entry)
+
+
+class Packer:
+    """Entries as parts of a file: the same entries in the same order make the same parts."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+        self.bytes = 0
+        self.lines = 0
+
+    def add(self, entry: bytes) -> bytes | None:
+        """Take an entry; the part that it completes, if it does."""
+        self._pending += entry + b"\n"
+        self.bytes += len(entry) + 1
+        self.lines += 1
+        return self.rest() if len(self._pending) >= PART_BYTES else None
+
+    def rest(self) -> bytes | None:
+        """What is in no part yet."""
+        part = bytes(self._pending)
+        self._pending.clear()
+        return part or None

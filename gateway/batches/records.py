@@ -1,0 +1,205 @@
+"""Files and batches as they are kept, what may become of a batch, and both in OpenAI's form. No I/O."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from common import subjects
+
+Status = Literal["validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"]
+# What a status may become. "completed", "failed", "expired" and "cancelled" are the end.
+NEXT: dict[Status, frozenset[Status]] = {
+    "validating": frozenset({"in_progress", "failed", "cancelling"}),
+    "in_progress": frozenset({"finalizing", "cancelling"}),
+    "finalizing": frozenset({"completed", "expired", "failed"}),
+    "cancelling": frozenset({"cancelled", "failed"}),
+    "completed": frozenset(),
+    "failed": frozenset(),
+    "expired": frozenset(),
+    "cancelled": frozenset(),
+}
+OVER = frozenset(status for status, following in NEXT.items() if not following)
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
+
+
+class FileRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A file whose parts are all there."""
+
+    id: str
+    tenant: str
+    filename: str
+    purpose: str = "batch"
+    bytes: int = 0
+    lines: int = 0
+    parts: int = 0
+    created_at: int = 0  # seconds of the epoch, as all times here
+    expires_at: int = 0
+
+    @property
+    def subject(self) -> str:
+        return subjects.batch_file(token_of(self.tenant), self.id)
+
+    def as_json(self) -> dict[str, Any]:
+        """OpenAI's file object."""
+        return {
+            "id": self.id,
+            "object": "file",
+            "bytes": self.bytes,
+            "created_at": self.created_at,
+            "expires_at": self.expires_at,
+            "filename": self.filename,
+            "purpose": self.purpose,
+            "status": "processed",
+            "status_details": None,
+        }
+
+
+class LineError(msgspec.Struct, frozen=True, kw_only=True):
+    """What is wrong with a line of an input file; `line` counts from 1."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A batch, and how far it is. `times` has the moment of each status that it had."""
+
+    id: str
+    tenant: str
+    endpoint: str
+    input_file_id: str
+    completion_window: str = "24h"
+    metadata: dict[str, str] | None = None
+    model: str = ""
+    status: Status = "validating"
+    created_at: int = 0
+    expires_at: int = 0
+    times: dict[str, int] = {}
+    parts: int = 0  # of the input file
+    queued_parts: int = 0
+    queued: int = 0  # lines of them
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    seal: str = ""  # the code of the error that lines without a result get
+    errors: list[LineError] = []
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+
+    @property
+    def subject(self) -> str:
+        return subjects.batch_record(token_of(self.tenant), self.id)
+
+    @property
+    def is_over(self) -> bool:
+        return self.status in OVER
+
+    def to(self, status: Status, now: float, **changes: Any) -> BatchRecord:
+        """The record in its next status. Raises ValueError when it can't become that."""
+        if status not in NEXT[self.status]:
+            raise ValueError(f"a batch that is {self.status} can't be {status}")
+        times = self.times | {f"{status}_at": int(now)}
+        return msgspec.structs.replace(self, status=status, times=times, **changes)
+
+    def as_json(self) -> dict[str, Any]:
+        """OpenAI's batch object."""
+        ends: tuple[Status, ...] = ("in_progress", "finalizing", "completed", "failed", "expired")
+        ends += ("cancelling", "cancelled")
+        return {
+            "id": self.id,
+            "object": "batch",
+            "endpoint": self.endpoint,
+            "model": self.model or None,
+            "errors": {"object": "list", "data": [msgspec.to_builtins(error) for error in self.errors]}
+            if self.errors
+            else None,
+            "input_file_id": self.input_file_id,
+            "completion_window": self.completion_window,
+            "status": self.status,
+            "output_file_id": self.output_file_id,
+            "error_file_id": self.error_file_id,
+            "created_at": self.created_at,
+            "expires_at": self.expires_at,
+            **{f"{status}_at": self.times.get(f"{status}_at") for status in ends},
+            "request_counts": {"total": self.total, "completed": self.completed, "failed": self.failed},
+            "metadata": self.metadata,
+        }
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Work: a line to run. `body` is JSON."""
+
+    batch: str
+    tenant: str
+    line: int  # from 0
+    custom_id: str
+    url: str
+    body: bytes
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Work: a batch to look after."""
+
+    batch: str
+    tenant: str
+    created_at: int = 0
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What became of a line: an entry of the output or of the error file, without its newline."""
+
+    entry: bytes
+    failed: bool = False
+
+
+file_decoder = msgspec.msgpack.Decoder(FileRecord)
+batch_decoder = msgspec.msgpack.Decoder(BatchRecord)
+line_decoder = msgspec.msgpack.Decoder(Line)
+step_decoder = msgspec.msgpack.Decoder(Step)
+result_decoder = msgspec.msgpack.Decoder(Result)
+encode = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLimits:
+    """Bounds of what the Batch API takes on."""
+
+    store_bytes: int = 2 << 30
+    file_bytes: int = 100 << 20
+    file_lines: int = 50_000
+    line_bytes: int = 1 << 20
+    concurrency: int = 16  # lines that run here
+    window_s: float = 86_400.0
+    keep_s: float = 30 * 86_400.0
+    tenant_share: float = 0.5  # of the store, that one tenant's files may take
+    tenant_files: int = 1_000
+    tenant_batches: int = 100  # that are not over
+
+
+def token_of(tenant: str) -> str:
+    """A tenant's name as a token of a subject: names may have dots."""
+    return hashlib.sha256(tenant.encode()).hexdigest()[:32]
+
+
+def new_file_id() -> str:
+    return f"file-{uuid.uuid4().hex}"
+
+
+def new_batch_id() -> str:
+    return f"batch_{uuid.uuid4().hex}"
+
+
+def is_id(text: str) -> bool:
+    """Whether it may be part of a subject."""
+    return len(text) <= 64 and text.isascii() and text.replace("-", "").replace("_", "").isalnum()
+
+
+def first_step(record: BatchRecord) -> Step:
+    return Step(batch=record.id, tenant=record.tenant, created_at=record.created_at)

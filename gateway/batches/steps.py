@@ -1,0 +1,265 @@
+"""Looking after batches: checking their lines, queueing them bit by bit, ending them.
+
+A batch that is not over is itself a piece of work, which comes again each half second, to any gateway, until it is. So nobody
+owns a batch, and none is forgotten with a gateway that dies. Every step may be done twice, also by two gateways at a time:
+lines are queued once while they are queued, results are written once, and a batch's record only if it still is what was read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+
+import msgspec
+
+from common import subjects
+from common.errors import ServingError, UnavailableError
+from gateway.batches.lines import SEALS, LineChecker, Packer, lines_of, parse_line, unanswered
+from gateway.batches.records import (
+    BatchRecord,
+    FileRecord,
+    Line,
+    LineError,
+    Result,
+    Step,
+    encode,
+    result_decoder,
+    step_decoder,
+)
+from gateway.batches.store import BatchStore
+from gateway.batches.streams import Delivery, StoreFullError
+from gateway.responses import NotKeptError
+
+log = logging.getLogger("baton.batches")
+
+STEP_S = 0.5
+CONFLICT_S = 0.05
+FAILED_S = 5.0  # a mistake of ours: not in a hot loop
+ORPHAN_S = 60.0  # a step whose batch was never acknowledged
+AT_A_TIME = 8
+WINDOW = (
+    1024  # lines of a batch that are queued and not done: batches take turns, and a cancelled one leaves little behind
+)
+
+
+class Steps:
+    """Looks after whichever batches come."""
+
+    def __init__(self, store: BatchStore, *, model: str) -> None:
+        self._store = store
+        self._streams = store.streams
+        self._model = model
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = False
+
+    async def run(self) -> None:
+        """Take steps until `stop`."""
+        while not self._stopping:
+            if len(self._tasks) >= AT_A_TIME:
+                await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+                continue
+            for delivery in await self._streams.fetch("step", AT_A_TIME - len(self._tasks)):
+                task = asyncio.create_task(self._take(delivery))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def stop(self) -> None:
+        """Take no more. What is under way is given up: others do it again."""
+        self._stopping = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _take(self, delivery: Delivery) -> None:
+        delay: float | None = FAILED_S
+        try:
+            delay = await self.step(step_decoder.decode(delivery.data))
+        except ServingError as error:  # NATS is away, or full
+            log.warning("batches.step_failed", extra={"error": error.message})
+        except msgspec.MsgspecError as error:
+            log.error("batches.malformed_step", extra={"error": str(error)[:200]})
+            delay = None
+        except Exception:
+            log.exception("batches.step_crashed")
+        if delay is None:
+            await delivery.done()
+        else:
+            await delivery.later(delay)
+
+    async def step(self, step: Step) -> float | None:
+        """Bring a batch further; seconds until the next look, None when it is over. Raises UnavailableError."""
+        try:
+            record, seq = await self._store.load(step.tenant, step.batch)
+        except NotKeptError:
+            return STEP_S if time.time() - step.created_at < ORPHAN_S else None
+        while not record.is_over:
+            before, record = record, await self._next(record)
+            if record != before:
+                seq = await self._streams.replace(record.subject, encode(record), seq=seq)
+                if not seq:
+                    return CONFLICT_S  # it was cancelled meanwhile, or somebody else was first
+            if record.status == before.status:
+                return STEP_S
+            log.info("batch.status", extra={"batch": record.id, "status": record.status})
+        await self._clear(record)
+        return None
+
+    async def _next(self, record: BatchRecord) -> BatchRecord:
+        if record.status == "validating":
+            return await self._validated(record)
+        if record.status == "in_progress":
+            return await self._progressed(record)
+        return await self._ended(record)
+
+    # -- validating ----------------------------------------------------------------------------------------------------
+
+    async def _validated(self, record: BatchRecord) -> BatchRecord:
+        checker = LineChecker(endpoint=record.endpoint, model=self._model)
+        try:
+            async for part in self._store.parts(record.input_file_id, record.parts):
+                await asyncio.to_thread(checker.check, part)
+        except NotKeptError as error:
+            return _failed(record, LineError(code="input_file_gone", message=error.message, param="input_file_id"))
+        if not checker.total:
+            return _failed(record, LineError(code="empty_file", message="the file has no lines", param="input_file_id"))
+        if checker.errors:
+            return _failed(record, *checker.errors)
+        return record.to("in_progress", time.time(), total=checker.total, model=self._model)
+
+    # -- in progress ---------------------------------------------------------------------------------------------------
+
+    async def _progressed(self, record: BatchRecord) -> BatchRecord:
+        done = await self._streams.count(subjects.batch_result(record.id, "*"))
+        failed = await self._streams.count(subjects.batch_failure(record.id, "*"))
+        record = msgspec.structs.replace(record, completed=max(0, done - failed), failed=min(done, failed))
+        if done >= record.total:
+            return record.to("finalizing", time.time())
+        if time.time() >= record.expires_at:
+            return record.to("finalizing", time.time(), seal="batch_expired")
+        try:
+            return await self._queue(record, done)
+        except NotKeptError:
+            return record.to("finalizing", time.time(), seal="batch_expired")
+
+    async def _queue(self, record: BatchRecord, done: int) -> BatchRecord:
+        """Keep some lines queued; the next ones when these are done."""
+        while record.queued_parts < record.parts and record.queued - done < WINDOW:
+            raw = lines_of(await self._store.part(record.input_file_id, record.queued_parts))
+            try:
+                await asyncio.gather(
+                    *(self._queue_line(record, record.queued + place, line) for place, line in enumerate(raw))
+                )
+            except StoreFullError:
+                break  # what is queued already will not be queued twice
+            record = msgspec.structs.replace(
+                record, queued_parts=record.queued_parts + 1, queued=record.queued + len(raw)
+            )
+        return record
+
+    async def _queue_line(self, record: BatchRecord, number: int, raw: bytes) -> None:
+        line = parse_line(raw, endpoint=record.endpoint, model=record.model)
+        work = Line(
+            batch=record.id,
+            tenant=record.tenant,
+            line=number,
+            custom_id=line.custom_id,
+            url=line.url,
+            body=bytes(line.body),
+        )
+        await self._streams.enqueue(subjects.batch_line(record.id, number), encode(work))
+
+    # -- the end ---------------------------------------------------------------------------------------------------------
+
+    async def _ended(self, record: BatchRecord) -> BatchRecord:
+        if not record.total:  # cancelled before its lines were taken on
+            return record.to("cancelled", time.time())
+        await self._streams.purge(subjects.batch_line(record.id, "*"), stream=subjects.BATCH_WORK_STREAM)
+        if record.seal:
+            try:
+                await self._seal(record)
+            except NotKeptError as error:
+                return _failed(record, LineError(code="input_file_gone", message=error.message, param="input_file_id"))
+        output, errors = await self._files(record)
+        changes = {
+            "completed": output.lines if output else 0,
+            "failed": errors.lines if errors else 0,
+            "output_file_id": output.id if output else None,
+            "error_file_id": errors.id if errors else None,
+        }
+        if record.status == "cancelling":
+            return record.to("cancelled", time.time(), **changes)
+        return record.to("expired" if record.seal else "completed", time.time(), **changes)
+
+    async def _seal(self, record: BatchRecord) -> None:
+        """Give every line that has no result an error, so that none gets one later."""
+        number = 0
+        async for part in self._store.parts(record.input_file_id, record.parts):
+            raw = lines_of(part)
+            await asyncio.gather(*(self._seal_line(record, number + place, line) for place, line in enumerate(raw)))
+            number += len(raw)
+
+    async def _seal_line(self, record: BatchRecord, number: int, raw: bytes) -> None:
+        line = parse_line(raw, endpoint=record.endpoint, model=record.model or self._model)
+        code = record.seal
+        entry = unanswered(record.id, number, line.custom_id, code=code, message=SEALS[code])
+        await self._streams.create(subjects.batch_result(record.id, number), encode(Result(entry=entry, failed=True)))
+
+    async def _files(self, record: BatchRecord) -> tuple[FileRecord | None, FileRecord | None]:
+        """Write all results to the output and the error file. Once all are there, every attempt writes the same."""
+        packers = {kind: Packer() for kind in ("output", "error")}
+        parts = dict.fromkeys(packers, 0)
+
+        async def keep(kind: str, part: bytes | None) -> None:
+            if part is not None:
+                await self._streams.create(subjects.batch_part(_file_id(record, kind), parts[kind]), part)
+                parts[kind] += 1
+
+        async for stored in self._streams.scan(subjects.batch_result(record.id, "*")):
+            result = result_decoder.decode(stored.data)
+            kind = "error" if result.failed else "output"
+            await keep(kind, packers[kind].add(result.entry))
+        found = sum(packer.lines for packer in packers.values())
+        if found != record.total:
+            raise UnavailableError(f"{found} of {record.total} results of {record.id} are to be read now")
+        for kind, packer in packers.items():
+            await keep(kind, packer.rest())
+        return (
+            await self._file(record, "output", packers["output"], parts["output"]),
+            await self._file(record, "error", packers["error"], parts["error"]),
+        )
+
+    async def _file(self, record: BatchRecord, kind: str, packer: Packer, parts: int) -> FileRecord | None:
+        if not packer.lines:
+            return None
+        now = int(time.time())
+        file = FileRecord(
+            id=_file_id(record, kind),
+            tenant=record.tenant,
+            filename=f"{record.id}_{kind}.jsonl",
+            purpose="batch_output",
+            bytes=packer.bytes,
+            lines=packer.lines,
+            parts=parts,
+            created_at=now,
+            expires_at=now + int(self._store.limits.keep_s),
+        )
+        await self._streams.create(file.subject, encode(file))
+        return file
+
+    async def _clear(self, record: BatchRecord) -> None:
+        """Forget what the files have by now."""
+        await self._streams.purge(subjects.batch_line(record.id, "*"), stream=subjects.BATCH_WORK_STREAM)
+        for subject in (subjects.batch_result, subjects.batch_failure, subjects.batch_start):
+            await self._streams.purge(subject(record.id, "*"))
+
+
+def _failed(record: BatchRecord, *errors: LineError) -> BatchRecord:
+    return record.to("failed", time.time(), errors=list(errors))
+
+
+def _file_id(record: BatchRecord, kind: str) -> str:
+    """The same for every attempt; nobody guesses it who doesn't know the batch."""
+    return f"file-{hashlib.sha256(f'{record.id} {kind}'.encode()).hexdigest()[:32]}"

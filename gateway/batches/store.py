@@ -1,0 +1,206 @@
+"""Files and batches of tenants. A tenant finds only its own: its digest is part of their subjects."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import TypeVar
+
+from common import subjects
+from common.errors import InvalidRequestError, OverloadedError, UnavailableError
+from gateway.batches.lines import LineCutter
+from gateway.batches.records import (
+    BatchLimits,
+    BatchRecord,
+    FileRecord,
+    batch_decoder,
+    encode,
+    file_decoder,
+    first_step,
+    is_id,
+    new_batch_id,
+    new_file_id,
+    token_of,
+)
+from gateway.batches.streams import BatchStreams, StoreFullError
+from gateway.responses import ConflictError, NotKeptError
+
+CHANGE_TRIES = 20
+R = TypeVar("R", FileRecord, BatchRecord)
+
+
+class FileWriter:
+    """A file on its way in: its parts are kept as they come, the file is there once its record is."""
+
+    def __init__(self, streams: BatchStreams, tenant: str, limits: BatchLimits) -> None:
+        self.id = new_file_id()
+        self._streams = streams
+        self._tenant = tenant
+        self._keep_s = limits.keep_s
+        self._cutter = LineCutter(
+            file_bytes=limits.file_bytes, file_lines=limits.file_lines, line_bytes=limits.line_bytes
+        )
+        self._parts = 0
+
+    async def write(self, data: bytes) -> None:
+        """Take more. Raises InvalidRequestError beyond a bound."""
+        for part in self._cutter.feed(data):
+            await self._keep(part)
+
+    async def finish(self, filename: str) -> FileRecord:
+        """The file is complete, and acknowledged when this returns."""
+        for part in self._cutter.finish():
+            await self._keep(part)
+        now = int(time.time())
+        record = FileRecord(
+            id=self.id,
+            tenant=self._tenant,
+            filename=filename,
+            bytes=self._cutter.bytes,
+            lines=self._cutter.lines,
+            parts=self._parts,
+            created_at=now,
+            expires_at=now + int(self._keep_s),
+        )
+        await self._streams.create(record.subject, encode(record))
+        return record
+
+    async def drop(self) -> None:
+        """It will not be complete."""
+        await self._streams.purge(subjects.batch_part(self.id, "*"))
+
+    async def _keep(self, part: bytes) -> None:
+        await self._streams.create(subjects.batch_part(self.id, self._parts), part)
+        self._parts += 1
+
+
+class BatchStore:
+    """What tenants have."""
+
+    def __init__(self, streams: BatchStreams, limits: BatchLimits) -> None:
+        self.streams = streams
+        self.limits = limits
+
+    # -- files -------------------------------------------------------------------------------------------------------
+
+    async def new_file(self, tenant: str, announced_bytes: int) -> FileWriter:
+        """A place for a file. Raises OverloadedError when the tenant has no room for one."""
+        files = await self.files(tenant)
+        room = int(self.limits.store_bytes * self.limits.tenant_share) - sum(file.bytes for file in files)
+        if len(files) >= self.limits.tenant_files:
+            raise StoreFullError(f"{len(files)} files of this API key")
+        if announced_bytes > room or room <= 0:
+            raise StoreFullError(f"{max(0, room)} bytes are left for this API key")
+        return FileWriter(self.streams, tenant, self.limits)
+
+    async def files(self, tenant: str) -> list[FileRecord]:
+        """A tenant's files, the oldest first."""
+        subject = subjects.batch_file(token_of(tenant), "*")
+        return [file_decoder.decode(stored.data) async for stored in self.streams.scan(subject)]
+
+    async def file(self, tenant: str, file_id: str) -> FileRecord:
+        """A tenant's file. Raises NotKeptError."""
+        stored = await self.streams.get(subjects.batch_file(token_of(tenant), file_id)) if is_id(file_id) else None
+        if stored is None:
+            raise NotKeptError(f"no file {file_id[:100]!r}: it was deleted, has expired, or never was", param="file_id")
+        return file_decoder.decode(stored.data)
+
+    async def parts(self, file_id: str, count: int) -> AsyncGenerator[bytes, None]:
+        """The parts of a file in order. Raises NotKeptError where one is gone."""
+        for number in range(count):
+            yield await self.part(file_id, number)
+
+    async def part(self, file_id: str, number: int) -> bytes:
+        """One part of a file. Raises NotKeptError."""
+        stored = await self.streams.get(subjects.batch_part(file_id, number))
+        if stored is None:
+            raise NotKeptError(f"the file {file_id} was deleted or has expired", param="file_id")
+        return stored.data
+
+    async def delete_file(self, tenant: str, file_id: str) -> None:
+        """Forget a file. Raises NotKeptError, or ConflictError while a batch needs it."""
+        record = await self.file(tenant, file_id)
+        for batch in await self.batches(tenant):
+            if batch.input_file_id == file_id and not batch.is_over:
+                raise ConflictError(f"batch {batch.id} is {batch.status} and reads this file: cancel it first")
+        await self.streams.purge(record.subject)
+        await self.streams.purge(subjects.batch_part(file_id, "*"))
+
+    # -- batches -----------------------------------------------------------------------------------------------------
+
+    async def new_batch(
+        self, tenant: str, *, input_file_id: str, endpoint: str, metadata: dict[str, str] | None
+    ) -> BatchRecord:
+        """Begin a batch; it is acknowledged, and will be looked after, when this returns."""
+        file, now = await self.file(tenant, input_file_id), int(time.time())
+        if file.purpose != "batch":
+            raise InvalidRequestError(f"a file of purpose {file.purpose} is no input", param="input_file_id")
+        if file.expires_at < now + self.limits.window_s:
+            raise InvalidRequestError("the file expires before the batch would: upload it again", param="input_file_id")
+        running = sum(not batch.is_over for batch in await self.batches(tenant))
+        if running >= self.limits.tenant_batches:
+            raise OverloadedError(f"{running} batches of this API key are not over, the limit: try again later")
+        record = BatchRecord(
+            id=new_batch_id(),
+            tenant=tenant,
+            endpoint=endpoint,
+            input_file_id=input_file_id,
+            metadata=metadata,
+            created_at=now,
+            expires_at=now + int(self.limits.window_s),
+            parts=file.parts,
+        )
+        # The work first: work without a batch is dropped after a while, a batch without work would wait for ever.
+        await self.streams.enqueue(subjects.batch_step(record.id), encode(first_step(record)))
+        await self.streams.create(record.subject, encode(record))
+        return record
+
+    async def batches(self, tenant: str) -> list[BatchRecord]:
+        """A tenant's batches, the oldest first."""
+        subject = subjects.batch_record(token_of(tenant), "*")
+        found = [batch_decoder.decode(stored.data) async for stored in self.streams.scan(subject)]
+        return sorted(found, key=lambda batch: (batch.created_at, batch.id))
+
+    async def batch(self, tenant: str, batch_id: str) -> BatchRecord:
+        """A tenant's batch. Raises NotKeptError."""
+        return (await self.load(tenant, batch_id))[0]
+
+    async def change(self, tenant: str, batch_id: str, to: Callable[[BatchRecord], BatchRecord]) -> BatchRecord:
+        """Change a batch as it is now, whoever else changes it. Raises what `to` raises, and UnavailableError."""
+        for _ in range(CHANGE_TRIES):
+            record, seq = await self.load(tenant, batch_id)
+            changed = to(record)
+            if changed == record or await self.streams.replace(record.subject, encode(changed), seq=seq):
+                return changed
+        raise UnavailableError(f"batch {batch_id} is changed all the time: try again")
+
+    async def load(self, tenant: str, batch_id: str) -> tuple[BatchRecord, int]:
+        """A tenant's batch, and the sequence that `BatchStreams.replace` wants. Raises NotKeptError."""
+        stored = await self.streams.get(subjects.batch_record(token_of(tenant), batch_id)) if is_id(batch_id) else None
+        if stored is None:
+            raise NotKeptError(f"no batch {batch_id[:100]!r}: it has expired, or never was", param="batch_id")
+        return batch_decoder.decode(stored.data), stored.seq
+
+    async def cancel(self, tenant: str, batch_id: str) -> BatchRecord:
+        """Run no more of its lines. Raises ConflictError when it is too late."""
+
+        def cancelling(record: BatchRecord) -> BatchRecord:
+            if record.status == "cancelling":
+                return record
+            try:
+                return record.to("cancelling", time.time(), seal="batch_cancelled")
+            except ValueError:
+                raise ConflictError(f"the batch is {record.status}: it can't be cancelled any more") from None
+
+        return await self.change(tenant, batch_id, cancelling)
+
+
+def page_of(records: list[R], *, after: str, limit: int, newest_first: bool = True) -> tuple[list[R], bool]:
+    """A page of a list (the oldest first), and whether there are more. Raises NotKeptError for an unknown `after`."""
+    ordered = list(reversed(records)) if newest_first else records
+    if after:
+        places = [place for place, record in enumerate(ordered) if record.id == after]
+        if not places:
+            raise NotKeptError(f"after: nothing has the id {after[:100]!r}", param="after")
+        ordered = ordered[places[0] + 1 :]
+    return ordered[:limit], len(ordered) > limit

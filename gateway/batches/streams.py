@@ -1,0 +1,347 @@
+"""What the Batch API keeps in JetStream, and how it is reached: a connection of its own, so that files delay no token.
+
+Two streams, both on disk. NATS acknowledges what is on the disk (`sync_interval: always`), and nobody is told of anything before.
+
+- `BATON_BATCH` holds one message a subject. `create` writes a subject once, however often and by how many it is tried;
+  `replace` writes it if it is still what was read.
+- `BATON_BATCH_WORK` is a work queue with one message a subject: the same work again is not queued twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.api import (
+    AckPolicy,
+    ConsumerConfig,
+    DiscardPolicy,
+    RawStreamMsg,
+    RetentionPolicy,
+    StorageType,
+    StreamConfig,
+)
+from nats.js.client import JetStreamContext
+
+from common import subjects
+from common.bus import NatsSettings, identity_of
+from common.errors import OverloadedError, ServingError, UnavailableError
+
+log = logging.getLogger("baton.batches")
+
+API_TIMEOUT_S = 5.0  # a disk may be slow
+RETRY_PAUSE_S = 0.5
+FULL_RETRY_S = 30.0
+PULL_S = 1.0
+ACK_WAIT_S = 6.0  # work of a gateway that died goes to another one after this
+BEAT_S = 2.0
+PAGE = 256  # messages that one request reads
+WORK_BYTES = 256 << 20
+LAST_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
+_WRONG_SEQUENCE = 10071
+_FULL = frozenset({10023, 10047, 10077})  # JetStream's codes: out of resources, storage, or stream full
+_ERRORS = (nats.errors.Error, OSError, TimeoutError)
+
+
+class StoreFullError(OverloadedError):
+    """There is no disk space left for files or batches."""
+
+    code = "insufficient_storage"
+
+    def __init__(self, told: str) -> None:
+        message = f"the store of batches is full ({told}): delete files, or try again later"
+        super().__init__(message, retry_after_s=FULL_RETRY_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A message as it is kept."""
+
+    subject: str
+    seq: int
+    data: bytes
+    pending: int = 0  # further messages of what was scanned
+
+
+class Delivery:
+    """Work in this process's hands: nobody else gets it while it is held. Ends with `done`, or `later`."""
+
+    def __init__(self, raw: Msg, forget: Callable[[Delivery], None]) -> None:
+        self._raw = raw
+        self._forget = forget
+        self.data: bytes = raw.data
+        self.num_delivered: int = raw.metadata.num_delivered or 1
+        self.num_waiting: int = raw.metadata.num_pending or 0
+
+    async def done(self) -> None:
+        """It never comes again. Should the word be lost it does, and is found to be done."""
+        self._forget(self)
+        with contextlib.suppress(*_ERRORS):
+            await self._raw.ack()
+
+    async def later(self, delay_s: float) -> None:
+        """It comes again, here or elsewhere."""
+        self._forget(self)
+        with contextlib.suppress(*_ERRORS):
+            await self._raw.nak(delay=max(delay_s, 0.001))
+
+    async def beat(self) -> None:
+        """It is still worked on."""
+        with contextlib.suppress(*_ERRORS):
+            await self._raw.in_progress()
+
+
+class BatchStreams:
+    """The two streams. Every call raises UnavailableError when NATS can't do it now."""
+
+    def __init__(self, settings: NatsSettings, *, store_bytes: int, keep_s: float) -> None:
+        self._settings = settings
+        self._store_bytes = store_bytes
+        self._keep_s = keep_s
+        self._client = Client()
+        self._js: JetStreamContext = self._client.jetstream(timeout=API_TIMEOUT_S)
+        self._opening = asyncio.Lock()
+        self._is_open = False
+        self._pulls: dict[str, JetStreamContext.PullSubscription] = {}
+        self._held: set[Delivery] = set()
+        self._beating: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Connect, and make streams and consumers; afterwards whatever fails is tried again when it is needed."""
+        try:
+            async with asyncio.timeout(self._settings.connect_timeout_s):
+                await self._client.connect(
+                    self._settings.url,
+                    name="gateway-batches",
+                    **identity_of(self._settings),
+                    max_reconnect_attempts=-1,
+                    reconnect_time_wait=0.2,
+                    ping_interval=1,
+                    max_outstanding_pings=2,
+                    error_cb=self._on_error,
+                    reconnected_cb=self._on_reconnected,
+                )
+        except _ERRORS as error:
+            raise UnavailableError(f"no NATS server for batches: {_text(error)}") from error
+        self._beating = asyncio.create_task(self._beat())
+        try:
+            await self._ensure()
+        except ServingError as error:
+            log.warning("batches.not_ready", extra={"error": error.message})
+
+    async def close(self) -> None:
+        """Give what is held back to the others, and disconnect."""
+        if self._beating is not None:
+            self._beating.cancel()
+        for delivery in list(self._held):
+            await delivery.later(0)
+        with contextlib.suppress(*_ERRORS):
+            await self._client.flush(1)
+        with contextlib.suppress(*_ERRORS):
+            await self._client.close()
+
+    # -- what is kept ------------------------------------------------------------------------------------------------
+
+    async def create(self, subject: str, data: bytes) -> bool:
+        """Write a subject that has nothing yet; False: it has. Raises StoreFullError, or ValueError for too large a message."""
+        return await self._publish(subject, data, headers={LAST_SEQUENCE: "0"}) > 0
+
+    async def replace(self, subject: str, data: bytes, *, seq: int) -> int:
+        """Write a subject that still is as it was read; 0: it is not, else its new sequence."""
+        return await self._publish(subject, data, headers={LAST_SEQUENCE: str(seq)})
+
+    async def put(self, subject: str, data: bytes) -> None:
+        """Write a subject, whatever it has."""
+        await self._publish(subject, data)
+
+    async def get(self, subject: str) -> Stored | None:
+        """What a subject has."""
+        await self._ensure()
+        try:
+            raw: RawStreamMsg = await self._js.get_msg(subjects.BATCH_STREAM, subject=subject)
+        except nats.js.errors.NotFoundError:
+            return None
+        except _ERRORS as error:
+            raise self._unavailable("could not read", error) from error
+        return Stored(subject=subject, seq=raw.seq or 0, data=raw.data or b"")
+
+    async def scan(self, subject: str) -> AsyncGenerator[Stored, None]:
+        """All messages of a subject with wildcards, the oldest first."""
+        after = 0
+        while True:
+            page = await self._read(subject, after=after, limit=PAGE)
+            for stored in page:
+                yield stored
+            if not page or not page[-1].pending:
+                return
+            after = page[-1].seq
+
+    async def count(self, subject: str) -> int:
+        """How many messages a subject with wildcards has."""
+        page = await self._read(subject, after=0, limit=1)
+        return 1 + page[0].pending if page else 0
+
+    async def purge(self, subject: str, *, stream: str = subjects.BATCH_STREAM) -> None:
+        """Delete what a subject with wildcards has."""
+        await self._ensure()
+        try:
+            await self._js.purge_stream(stream, subject=subject)
+        except _ERRORS as error:
+            raise self._unavailable("could not delete", error) from error
+
+    async def _publish(self, subject: str, data: bytes, *, headers: dict[str, str] | None = None) -> int:
+        await self._ensure()
+        try:
+            return (await self._js.publish(subject, data, headers=headers)).seq
+        except nats.errors.MaxPayloadError as error:
+            raise ValueError(f"{len(data)} bytes are more than NATS carries (max_payload)") from error
+        except nats.js.errors.APIError as error:
+            told = error.description or ""
+            if error.err_code == _WRONG_SEQUENCE or "per subject" in told:
+                return 0
+            if error.err_code in _FULL:
+                raise StoreFullError(told) from error
+            raise self._unavailable("could not write", error) from error
+        except _ERRORS as error:
+            raise self._unavailable("could not write", error) from error
+
+    async def _read(self, subject: str, *, after: int, limit: int) -> list[Stored]:
+        """The next messages of a subject, in one request."""
+        await self._ensure()
+        inbox = self._client.new_inbox()
+        found: list[Stored] = []
+        request = {"seq": after + 1, "next_by_subj": subject, "batch": limit}
+        try:
+            answers = await self._client.subscribe(inbox)
+            try:
+                to = f"$JS.API.DIRECT.GET.{subjects.BATCH_STREAM}"
+                await self._client.publish(to, json.dumps(request).encode(), reply=inbox)
+                while True:
+                    message = await answers.next_msg(API_TIMEOUT_S)
+                    headers = message.headers or {}
+                    if status := headers.get("Status"):
+                        if status in ("204", "404"):
+                            return found
+                        raise UnavailableError(f"could not read batches: {status}")
+                    found.append(
+                        Stored(
+                            subject=headers["Nats-Subject"],
+                            seq=int(headers["Nats-Sequence"]),
+                            data=message.data,
+                            pending=int(headers.get("Nats-Num-Pending", "0")),
+                        )
+                    )
+            finally:
+                await answers.unsubscribe()
+        except _ERRORS as error:
+            raise self._unavailable("could not read", error) from error
+
+    # -- work --------------------------------------------------------------------------------------------------------
+
+    async def enqueue(self, subject: str, data: bytes) -> bool:
+        """Queue work; False: it is queued already. Raises StoreFullError."""
+        return await self._publish(subject, data) > 0
+
+    async def fetch(self, kind: str, number: int) -> list[Delivery]:
+        """Up to `number` pieces of work ("line", "step") as soon as there is one; [] after a while. Must not be cancelled."""
+        try:
+            await self._ensure()
+            messages = await self._pulls[kind].fetch(number, timeout=PULL_S)
+        except TimeoutError:
+            return []
+        except (*_ERRORS, ServingError) as error:
+            if not isinstance(error, UnavailableError):
+                self._is_open = False  # the consumer may be gone: look
+            await asyncio.sleep(RETRY_PAUSE_S)
+            return []
+        deliveries = [Delivery(message, self._held.discard) for message in messages]
+        self._held.update(deliveries)
+        return deliveries
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            for delivery in list(self._held):
+                await delivery.beat()
+
+    # -- connection --------------------------------------------------------------------------------------------------
+
+    async def _ensure(self) -> None:
+        """Make streams and consumers, if that has to be done. Raises UnavailableError."""
+        if not self._client.is_connected:  # the client would store up what is sent
+            raise UnavailableError("not connected to NATS")
+        if self._is_open:
+            return
+        async with self._opening:
+            if self._is_open:
+                return
+            try:
+                await self._make_streams()
+                for kind in ("line", "step"):
+                    await self._make_consumer(kind)
+            except _ERRORS as error:
+                raise UnavailableError(f"batches are not ready: {_text(error)}") from error
+            self._is_open = True
+
+    async def _make_streams(self) -> None:
+        kept = StreamConfig(
+            name=subjects.BATCH_STREAM,
+            subjects=["baton.batch.>"],
+            storage=StorageType.FILE,
+            discard=DiscardPolicy.NEW,  # what was acknowledged makes room for nothing
+            max_msgs_per_subject=1,
+            max_bytes=self._store_bytes,
+            max_age=self._keep_s,
+            allow_direct=True,
+        )
+        work = StreamConfig(
+            name=subjects.BATCH_WORK_STREAM,
+            subjects=["baton.batchwork.>"],
+            retention=RetentionPolicy.WORK_QUEUE,
+            storage=StorageType.FILE,
+            discard=DiscardPolicy.NEW,
+            max_msgs_per_subject=1,
+            discard_new_per_subject=True,
+            max_bytes=WORK_BYTES,
+        )
+        for config in (kept, work):
+            try:
+                await self._js.add_stream(config)
+            except nats.js.errors.BadRequestError:  # it is there, configured otherwise
+                await self._js.update_stream(config)
+
+    async def _make_consumer(self, kind: str) -> None:
+        config = ConsumerConfig(
+            name=kind,
+            durable_name=kind,
+            filter_subject=f"baton.batchwork.{kind}.>",
+            ack_policy=AckPolicy.EXPLICIT,
+            ack_wait=ACK_WAIT_S,
+            max_deliver=-1,
+            max_ack_pending=-1,  # what waits for its time counts, too; bounded by what may be queued
+        )
+        await self._js.add_consumer(subjects.BATCH_WORK_STREAM, config)
+        if kind not in self._pulls:
+            self._pulls[kind] = await self._js.pull_subscribe_bind(kind, stream=subjects.BATCH_WORK_STREAM)
+
+    async def _on_reconnected(self) -> None:
+        self._is_open = False
+
+    async def _on_error(self, error: Exception) -> None:
+        log.debug("batches.connection", extra={"error": _text(error)})
+
+    def _unavailable(self, what: str, error: BaseException) -> UnavailableError:
+        self._is_open = False  # a server may have come back without our streams
+        return UnavailableError(f"{what} batches: {_text(error)}")
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:200]
