@@ -1,0 +1,122 @@
+"""The chart's pods as processes: probes answer, and what a rolling update or a drained node does to pods loses no token."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from common.servers import run_nats, run_redis
+from services.users.permissions import Member, make_users
+from tests.certificates import make_certificates
+from tests.e2e.pods import Pod, from_files
+from tests.e2e.test_cluster import expected
+from tests.models import build_tiny_model
+from tests.secure_servers import redis_speaks_tls, run_secure_nats, run_secure_redis
+from tests.unit.deploy.chart import manifests, values
+
+KEY = "key-of-the-chart"
+TOKENS = 80
+HERE = {"BATON_FAKE": "true", "BATON_DEVICE": "cpu", "BATON_FAKE_STEP_MS": "15", "BATON_KV_MEMORY_MB": "8"}
+
+
+@dataclass
+class Release:
+    """What `helm install` would have started."""
+
+    pods: dict[str, Pod] = field(default_factory=dict)
+    model: Path = Path()
+
+    @property
+    def client(self) -> httpx.AsyncClient:
+        url = f"http://127.0.0.1:{self.pods['gateway'].ports['http']}"
+        return httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {KEY}"}, timeout=60)
+
+
+@pytest.fixture
+async def release(tmp_path: Path) -> AsyncIterator[Release]:
+    """Gateway, planner, a prefill and two decode workers, over TLS where this Redis has it."""
+    claim = tmp_path / "claim"
+    model = build_tiny_model(claim / "model", "llama")
+    users = make_users([Member(role) for role in ("gateway", "prefill", "decode", "planner")], tmp_path / "users")
+    secrets = {"baton-api-keys": {"api-keys": KEY}, "baton-users": from_files(tmp_path / "users")}
+    async with contextlib.AsyncExitStack() as held:
+        changed: dict[str, Any] = {}
+        if redis_speaks_tls():
+            certificates = make_certificates(tmp_path / "certificates")
+            files = {"ca.crt": certificates.ca, "tls.crt": certificates.client, "tls.key": certificates.client_key}
+            secrets["tls"] = {name: file.read_text() for name, file in files.items()}
+            changed["tlsSecret"] = "tls"
+            nats = run_secure_nats(data_dir=tmp_path / "nats", users=users.nats, certificates=certificates)
+            redis = run_secure_redis(data_dir=tmp_path / "redis", users=users.redis, certificates=certificates)
+        else:
+            nats = run_nats(data_dir=tmp_path / "nats", extra=users.nats)
+            redis = run_redis(data_dir=tmp_path / "redis", users=users.redis)
+        changed["natsUrl"] = (await held.enter_async_context(nats)).address
+        changed["redisUrl"] = (await held.enter_async_context(redis)).address
+        made = manifests(values(**changed))
+        (shared,) = (one["data"] for one in made if one["kind"] == "ConfigMap")
+        deployments = {one["metadata"]["name"]: one for one in made if one["kind"] == "Deployment"}
+        found = Release(model=model)
+        for name in ("gateway", "planner", "prefill", "decode", "decode-too"):
+            pod = Pod(name, deployments[f"baton-{name.partition('-')[0]}"], tmp_path / "pods")
+            await pod.start(shared, secrets, {"baton-models": claim}, **_on_this_machine(pod))
+            held.push_async_callback(pod.close)
+            found.pods[name] = pod
+        yield found
+
+
+def _on_this_machine(pod: Pod) -> dict[str, str]:
+    if pod.name == "gateway":
+        return {"BATON_HOST": "127.0.0.1", "BATON_PORT": str(pod.ports["http"]), "BATON_LOCAL_PREFILL_TOKENS": "0"}
+    if pod.name == "planner":
+        return {"BATON_PLAN_METRICS_HOST": "127.0.0.1", "BATON_PLAN_METRICS_PORT": str(pod.ports["metrics"])}
+    return HERE
+
+
+async def ask(client: httpx.AsyncClient, number: int, begun: asyncio.Event) -> list[int]:
+    """Stream one answer; `begun` with its first token."""
+    body = {"model": "model", "prompt": [number + 1] * 40, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    tokens: list[int] = []
+    async with client.stream(
+        "POST", "/v1/completions", json=body | {"stream": True, "return_token_ids": True}
+    ) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                tokens += json.loads(line.removeprefix("data: "))["choices"][0]["token_ids"]
+                begun.set()
+    return tokens
+
+
+async def test_probes_answer_and_pods_that_are_deleted_under_load_lose_nothing(release: Release) -> None:
+    pods, client = release.pods, release.client
+    async with client, asyncio.timeout(150):
+        for name, probe in (("gateway", "startupProbe"), ("planner", "readinessProbe"), ("gateway", "readinessProbe")):
+            await pods[name].passes(probe)
+        await pods["gateway"].passes("livenessProbe")
+        await pods["planner"].passes("livenessProbe")
+        while (await client.get("/ready")).json()["workers"] != {"prefill": 1, "decode": 2}:
+            await asyncio.sleep(0.05)
+
+        begun = [asyncio.Event() for _ in range(8)]
+        first = [asyncio.create_task(ask(client, number, begun[number])) for number in range(6)]
+        await asyncio.gather(*(event.wait() for event in begun[:6]))
+        gone = asyncio.create_task(pods["decode"].deleted())
+        later = [asyncio.create_task(ask(client, number, begun[number])) for number in (6, 7)]  # while it drains
+        await asyncio.gather(*(event.wait() for event in begun[6:]))
+        gateway_gone = asyncio.create_task(pods["gateway"].deleted())  # while both stream
+        for number, tokens in enumerate(await asyncio.gather(*first, *later)):
+            assert tokens == expected(release.model, [number + 1] * 40, TOKENS)
+        await asyncio.gather(gone, gateway_gone)
+        await asyncio.gather(*(pods[name].deleted() for name in ("prefill", "decode-too", "planner")))
+    for pod in pods.values():
+        assert "Traceback" not in pod.log, pod.log
+        assert "Permissions Violation" not in pod.log, pod.log
