@@ -24,7 +24,7 @@ from engine.passes import Finished, InvalidChunkError, Pass, Sampled
 from engine.runner import Runner
 from engine.sampler import SampledRow, sample
 from engine.sequence import Chunk, Sequence
-from engine.warm import warm_up
+from engine.warm import time_prompts, warm_up
 
 __all__ = ["Chunk", "Engine", "InvalidChunkError", "Pass", "Sampled"]
 
@@ -72,13 +72,18 @@ class Engine:
         )
         self._newest = NewestTokens.none(device)
         self._known: dict[Sequence, int] = {}  # the same on the host, where it is known at once
-        self.pass_ms: dict[tuple[int, int], float] = {}  # by places for tokens that decode and for prompts' tokens
+        self.pass_ms: dict[
+            tuple[int, int], float
+        ] = {}  # by places for tokens that decode (0: none do) and prompts' tokens
         self._sampler = DeviceSampler(self.vocab_size, max(config.max_sequences, config.max_batch_tokens), device)
         if device.type == "cuda":
             longest = min(config.max_batch_tokens, self.max_model_len)
             self._runner.capture(_graph_sizes(config.max_sequences, longest))
             self.warm_up()
             self.pass_ms = {(size.decoding, size.prompts): ms for size, ms in self._runner.measure().items()}
+            alone = time_prompts(self.launch, self.layout, vocab_size=self.vocab_size, max_tokens=longest)
+            self.pass_ms |= {(0, tokens): ms for tokens, ms in alone.items()}
+            self._forget_newest()
 
     def warm_up(self) -> None:
         """Compute passes of every kind, so that no request waits for a kernel's compilation. Nothing may be in the pool yet."""
@@ -89,6 +94,9 @@ class Engine:
             max_model_len=self.max_model_len,
             max_tokens=self.config.max_batch_tokens,
         )
+        self._forget_newest()
+
+    def _forget_newest(self) -> None:
         self._remember(NewestTokens.none(self.kv.device))
         self._known = {}
 

@@ -6,6 +6,7 @@ way to sample. One pass of each kind is computed on blocks that nobody uses yet.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from common.messages import KVLayout, SamplingParams
@@ -13,6 +14,7 @@ from engine.passes import Pass
 from engine.sequence import Chunk, Sequence
 
 PROMPTS = (8, 24, 48, 100, 300, 1500, 3000)  # tokens; what decides on a kernel lies between these
+TIMED_PROMPTS = (256, 512, 1024, 2048)  # tokens of a pass
 CACHED = (32, 500, 2500)  # positions before a chunk
 SAMPLINGS = (
     SamplingParams(max_tokens=4, temperature=0.0),
@@ -31,16 +33,7 @@ def warm_up(
     room = min(max_model_len, layout.num_blocks * layout.block_size // 2)
 
     def sequence(num_tokens: int, sampling: SamplingParams = SAMPLINGS[0], *, first_block: int = 0) -> Sequence:
-        num_blocks = -(-(num_tokens + 2) // layout.block_size)
-        return Sequence(
-            request_id="warm-up",
-            attempt=1,
-            token_ids=[index % vocab_size for index in range(num_tokens)],
-            num_prompt_tokens=num_tokens,
-            sampling=sampling,
-            hash_root=b"",
-            block_table=list(range(first_block, first_block + num_blocks)),
-        )
+        return _sequence(num_tokens, sampling, layout, vocab_size, first_block)
 
     for num_tokens in PROMPTS:
         if num_tokens <= max_tokens and num_tokens + 2 <= room:
@@ -57,3 +50,33 @@ def warm_up(
         decoding, prompt = sequence(12, sampling), sequence(24, sampling, first_block=layout.num_blocks // 2)
         launch([decoding.schedule(12)]).wait()
         launch([decoding.schedule(1), prompt.schedule(24)]).wait()
+
+
+def time_prompts(
+    launch: Callable[[list[Chunk]], Pass], layout: KVLayout, *, vocab_size: int, max_tokens: int
+) -> dict[int, float]:
+    """Milliseconds of a pass with one prompt alone, by its tokens, for those that fit: what placement plans with at first."""
+    times = {}
+    room = min(max_tokens, layout.num_blocks * layout.block_size - 2)
+    for num_tokens in (tokens for tokens in TIMED_PROMPTS if tokens <= room):
+        for _ in range(2):  # the first one may find something cold
+            prompt = _sequence(num_tokens, SAMPLINGS[0], layout, vocab_size, 0)
+            began = time.perf_counter()
+            launch([prompt.schedule(num_tokens)]).wait()
+            times[num_tokens] = 1000 * (time.perf_counter() - began)
+    return times
+
+
+def _sequence(
+    num_tokens: int, sampling: SamplingParams, layout: KVLayout, vocab_size: int, first_block: int
+) -> Sequence:
+    num_blocks = -(-(num_tokens + 2) // layout.block_size)
+    return Sequence(
+        request_id="warm-up",
+        attempt=1,
+        token_ids=[index % vocab_size for index in range(num_tokens)],
+        num_prompt_tokens=num_tokens,
+        sampling=sampling,
+        hash_root=b"",
+        block_table=list(range(first_block, first_block + num_blocks)),
+    )

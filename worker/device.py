@@ -23,6 +23,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
 from engine.engine import Chunk, Pass, Sampled
 from engine.passes import Finished
 from engine.sequence import Sequence
@@ -42,6 +44,9 @@ FEWEST_PROMPT_TOKENS = 64  # beside decoding, also when the step target is misse
 PATIENT_TOKENS = 8192  # waiting prompt tokens from which on the step target gives way: a queue would only grow
 MAX_FAILED_PASSES = 3  # in a row: then it is the device, not the requests
 BACKLOG_STEPS = 4  # in about so many passes what waits beyond them is computed
+
+
+Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 class SteppingEngine(Protocol):
@@ -83,8 +88,8 @@ class DeviceLoop:
     ) -> None:
         """`step_target_ms`: how long a pass that decodes and computes prompts should take at most; 0 = no matter.
 
-        `step_timeout_s`: a pass that takes longer will never end. `pass_ms`: what captured passes take, by places for tokens that
-        decode and for prompts' tokens.
+        `step_timeout_s`: a pass that takes longer will never end. `pass_ms`: what passes take, by places for tokens that decode
+        (0: none do) and prompts' tokens.
         """
         self._step_timeout_s = step_timeout_s
         self._failed_passes = 0  # in a row
@@ -103,7 +108,8 @@ class DeviceLoop:
         self._waiting_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device-wait")
         self.steps = 0
         self.busy = False
-        self._prompt_fit = _LineFit()  # seconds of a pass of prompts alone by its tokens
+        alone = {tokens: ms / 1000 for (slots, tokens), ms in (pass_ms or {}).items() if not slots}
+        self._prompt_fit = _LineFit(alone)  # seconds of a pass of prompts alone by its tokens
         self._beside_tokens_per_s = 0.0  # prompt tokens by what they add to a decode step
         self.decode_step_ms = 0.0
         self._num_decoding = 1  # in the newest pass that decoded
@@ -316,22 +322,35 @@ def _parts(chunks: ListOf[Chunk]) -> tuple[int, int]:
 
 
 class _LineFit:
-    """Least squares of y = intercept + slope x, forgetting old points; both 0 or more."""
+    """Least squares of y = intercept + slope x, both 0 or more, through `known` points and newer ones, which are forgotten.
 
-    def __init__(self) -> None:
-        self._count = self._x = self._y = self._xx = self._xy = 0.0
+    Without the known ones, short prompts alone would say nothing of long ones.
+    """
+
+    def __init__(self, known: Mapping[int, float] | None = None) -> None:
+        self._known, self._newer = np.zeros(5), np.zeros(5)  # sums over points
         self.slope = self.intercept = 0.0
+        for x, y in (known or {}).items():
+            self._known += _moments(x, y)
+        if known:
+            self._solve()
 
     def add(self, x: float, y: float) -> None:
-        for name, value in (("_count", 1.0), ("_x", x), ("_y", y), ("_xx", x * x), ("_xy", x * y)):
-            setattr(self, name, FIT_MEMORY * getattr(self, name) + value)
-        mean_x, mean_y = self._x / self._count, self._y / self._count
-        variance = self._xx / self._count - mean_x * mean_x
-        covariance = self._xy / self._count - mean_x * mean_y
+        self._newer = FIT_MEMORY * self._newer + _moments(x, y)
+        self._solve()
+
+    def _solve(self) -> None:
+        sums = self._known + self._newer
+        _, mean_x, mean_y, mean_xx, mean_xy = (sums / sums[0]).tolist()
+        variance, covariance = mean_xx - mean_x * mean_x, mean_xy - mean_x * mean_y
         through_zero = mean_y / mean_x
         slope = covariance / variance if variance > 0.01 * mean_x * mean_x else through_zero
         self.slope = slope if 0.2 * through_zero < slope < through_zero else through_zero
         self.intercept = max(0.0, mean_y - self.slope * mean_x)
+
+
+def _moments(x: float, y: float) -> Floats:
+    return np.array((1.0, x, y, x * x, x * y))
 
 
 @dataclass(slots=True, eq=False)

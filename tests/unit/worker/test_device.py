@@ -376,6 +376,18 @@ def test_prompts_of_one_length_tell_a_rate_alone() -> None:
     assert 1 / fit.slope == pytest.approx(40_000)
 
 
+def test_short_prompts_do_not_change_what_long_ones_took() -> None:
+    """A short pass is slower than its tokens at the full rate: prompts of that kind alone would make every long one look slow."""
+    fit = _LineFit({256: 0.0075, 512: 0.012, 1024: 0.023, 2048: 0.045})
+    assert 1 / fit.slope == pytest.approx(46_500, rel=0.05)
+    for _ in range(100):
+        fit.add(128, 0.0062)
+    assert fit.intercept + 2048 * fit.slope == pytest.approx(0.045, rel=0.05)
+    for _ in range(100):
+        fit.add(2048, 0.09)  # the device is slower than it was
+    assert fit.intercept + 2048 * fit.slope == pytest.approx(0.09, rel=0.1)
+
+
 class _Share:
     """A role that plans the given chunks once, and remembers its budget."""
 
