@@ -31,7 +31,7 @@ from tests.chaos.load import Load
 from tests.chaos.overload import offer
 from tests.chaos.poison import FAULTS, KILLS, KILLS_DECODING, Supervisor, poisoned, send
 from tests.chaos.power import can_mount, cut
-from tests.chaos.soak import Soaked, soak
+from tests.chaos.soak import Soaked, fill, soak
 from tests.chaos.trouble import FAULTY, device_trouble, rolling_restart
 from tests.chaos.upgrade import FIRST, LAST, HistoryIsMissingError, UpgradeCluster, check_out, roll
 from tests.models import build_tiny_model
@@ -264,6 +264,8 @@ async def power(run: Run) -> None:
 async def soaking(run: Run) -> None:
     """Mixed traffic with cancels, on the fake device."""
     async with run.cluster() as cluster:
+        if run.soak_s >= FLAT_AFTER_S:
+            await fill(cluster)
         soaked = await soak(cluster, run.oracle, rate=run.soak_rate, seconds=run.soak_s, first=1_000_000, tell=_held)
     run.judged(soaked.verdict)
     _add_growth(run, "soak", soaked)
@@ -272,6 +274,8 @@ async def soaking(run: Run) -> None:
 async def soaking_engine(run: Run) -> None:
     """The same with the real engine and a tiny model: nobody compares its tokens here."""
     async with run.cluster(prefill=1, decode=1, fake=False, fake_step_ms=0) as cluster:
+        if run.soak_s >= FLAT_AFTER_S:
+            await fill(cluster)
         soaked = await soak(
             cluster, run.oracle, rate=run.soak_rate, seconds=run.soak_s, first=2_000_000, is_fake=False, tell=_held
         )

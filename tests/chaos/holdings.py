@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import redis.asyncio
 
+from common.messages import WorkerState
 from tests.chaos.cluster import ChaosCluster
 
 LOOKS, BETWEEN_LOOKS_S = 5, 0.3  # the least of several: a heartbeat's request or a client's last socket is no holding
@@ -70,17 +71,27 @@ async def _in_nats(cluster: ChaosCluster) -> Holdings:
 
 
 async def _in_redis(cluster: ChaosCluster) -> Holdings:
-    """Keys by what they are for; `baton:block` is the prefix index, which has at most the blocks of the workers' pools."""
+    """Keys by what they are for. The prefix index may have as many as the workers' pools have blocks."""
     async with redis.asyncio.Redis.from_url(cluster.redis.url) as store:
         keys = [key.decode(errors="replace") async for key in store.scan_iter(count=10_000)]
         clients = await store.info("clients")
     kinds = Counter(":".join(key.split(":")[:2]) for key in keys)
+    index = kinds.pop("baton:block", 0)
     return {f"keys {kind} in Redis": float(count) for kind, count in sorted(kinds.items())} | {
-        "connections to Redis": float(clients["connected_clients"])
+        "connections to Redis": float(clients["connected_clients"]),
+        "keys of blocks in Redis, beyond the pools": float(max(0, index - sum(map(_blocks_of, _states(cluster))))),
     }
 
 
 def _blocks(cluster: ChaosCluster) -> Holdings:
-    states = [state for state in cluster.peers.states.values() if state.worker in cluster.names]
-    missing = sum(state.region.layout.num_blocks - state.free_blocks for state in states)
+    states = _states(cluster)
+    missing = sum(_blocks_of(state) - state.free_blocks for state in states)
     return {"blocks held": missing, "workers heard": len(states)}
+
+
+def _states(cluster: ChaosCluster) -> list[WorkerState]:
+    return [state for state in cluster.peers.states.values() if state.worker in cluster.names]
+
+
+def _blocks_of(state: WorkerState) -> int:
+    return state.region.layout.num_blocks

@@ -1,23 +1,31 @@
 """Mixed traffic with cancels for a while: what processes and servers keep must not grow with the number of requests.
 
-Load comes in parts. After each one the clients hang up, and what the idle cluster still holds is looked at.
+Load comes in parts. After each one the clients hang up, and what the idle cluster still holds is looked at. What has a bound
+fills first, or an hour would measure how it does: the workers' pools and the prefix index, the gateway's recent prefixes and its
+connections to Redis.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tests.chaos.asks import Oracle
+import httpx
+
+from gateway.prefixes import MAX_BLOCKS
+from tests.chaos.asks import SPECIAL, VOCABULARY, Oracle
 from tests.chaos.cluster import ChaosCluster
 from tests.chaos.holdings import Holdings, growth, holdings
 from tests.chaos.kills import Verdict, judge
-from tests.chaos.load import Load, Outcome
+from tests.chaos.load import BACK_OFF_S, Load, Outcome
 
 PARTS, LONGEST_PART_S = 20, 120.0
 STREAMS = 40
+BLOCK_SIZE = 16
+FILL_TOKENS = 1000  # of a prompt
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,6 +65,22 @@ async def soak(
         result.samples.append((time.monotonic() - began, await holdings(cluster)))
         tell(*result.samples[-1])
     return result
+
+
+async def fill(cluster: ChaosCluster) -> None:
+    """Send prompts of which none has anything in common until the gateway has forgotten the first one."""
+    chance, left = random.Random(7), iter(range(MAX_BLOCKS * BLOCK_SIZE // FILL_TOKENS + STREAMS))
+
+    async def client() -> None:
+        async with httpx.AsyncClient(base_url=cluster.url, timeout=60, verify=False) as client:
+            for _ in left:
+                prompt = [chance.randint(SPECIAL, VOCABULARY) for _ in range(FILL_TOKENS)]
+                body = {"model": "tiny", "prompt": prompt, "max_tokens": 2, "ignore_eos": True}
+                while (answer := await client.post("/v1/completions", json=body)).status_code in (429, 503):
+                    await asyncio.sleep(BACK_OFF_S)
+                answer.raise_for_status()
+
+    await asyncio.gather(*(client() for _ in range(STREAMS)))
 
 
 async def _load(cluster: ChaosCluster, oracle: Oracle, *, rate: float, seconds: float, first: int) -> list[Outcome]:
