@@ -211,6 +211,7 @@ class WorkerServiceSettings(WorkerOptions):
     """A worker: `baton prefill`, `baton decode` or, with both roles, `baton worker`."""
 
     worker_id: Id = Field("", description="name on the bus; empty: made up")
+    ready_file: str = Field("", description="file that is there while the worker takes work, for probes; empty: none")
 
 
 class PlannerOptions(BaseModel):

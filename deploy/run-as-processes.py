@@ -89,6 +89,9 @@ class Places:
             if not link.is_symlink():
                 link.symlink_to(real)
             paths[target] = str(link)
+        for target in service.get("tmpfs", []):
+            paths[target] = str(self._folder / "roots" / name / target.lstrip("/"))
+            Path(paths[target]).mkdir(parents=True, exist_ok=True)
         if "metrics_key" in service.get("secrets", []):
             paths["/run/secrets/metrics_key"] = str(self._folder / "metrics_key")
             (self._folder / "metrics_key").write_text(KEY, encoding="utf-8")
@@ -101,8 +104,9 @@ class Places:
 
     def here(self, text: str, mounts: Mapping[str, str]) -> str:
         """Return a command's word or a variable's value with this machine's paths and addresses."""
-        for target in sorted(mounts, key=len, reverse=True):
-            text = re.sub(rf"(?<![\w/.-]){re.escape(target)}(?![\w-])", mounts[target], text)
+        if mounts:
+            targets = "|".join(re.escape(target) for target in sorted(mounts, key=len, reverse=True))
+            text = re.sub(rf"(?<![\w/.-])({targets})(?![\w-])", lambda match: mounts[match[1]], text)
         text = re.sub(r"(?<![\w.-])(nats|redis|gateway|planner):(?=\d)", "127.0.0.1:", text)
         for name, port in self.ports.items():
             text = re.sub(rf"(^|127\.0\.0\.1:){name}(?!\d)", rf"\g<1>{port}", text)
@@ -174,11 +178,12 @@ async def _listens(port: int) -> None:
 
 
 async def _check(name: str, service: Mapping[str, Any], places: Places) -> None:
-    """Run a service's health check where it needs nothing but Python. Raises RuntimeError when it fails."""
+    """Run a service's health check where it needs nothing but Python or `test`. Raises RuntimeError when it fails."""
     test = service.get("healthcheck", {}).get("test", [])
-    if test[:2] != ["CMD", ".venv/bin/python"]:
+    if test[:1] != ["CMD"] or test[1] not in (".venv/bin/python", "test"):
         return
-    words = [sys.executable, *(places.here(word, {}) for word in test[2:])]
+    program = sys.executable if test[1] == ".venv/bin/python" else test[1]
+    words = [program, *(places.here(word, places.mounts(name, service)) for word in test[2:])]
     check = await asyncio.create_subprocess_exec(*words, cwd=ROOT, preexec_fn=die_with_parent)
     if code := await asyncio.wait_for(check.wait(), CHECK_TIMEOUT_S):
         raise RuntimeError(f"the health check of {name} ended with {code}")

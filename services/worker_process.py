@@ -29,6 +29,7 @@ from prefill.role import PrefillRole
 from services.connections import nats_settings, redis_settings
 from services.tracing import open_tracer
 from worker.host import WorkerEngine, WorkerHost, WorkerSettings
+from worker.ready import forget
 
 log = logging.getLogger("baton.worker")
 
@@ -63,6 +64,7 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str]) -> None:
                     step_target_ms=settings.step_target_ms or (0.0 if settings.device == "cpu" else 7.5),
                     step_timeout_s=settings.step_timeout_s or (120.0 if settings.device == "cpu" else 60.0),
                     drain_s=settings.drain_s,
+                    ready_file=settings.ready_file,
                 ),
                 worker_id=worker_id,
                 incarnation=secrets.randbits(63),
@@ -128,6 +130,7 @@ def main(service: str, roles: Sequence[str]) -> int:
     try:
         settings = load_settings(WorkerServiceSettings, command=service, arguments=sys.argv[1:])
         start_logging(service=settings.worker_id or service, level=settings.log_level, form=settings.log_format)
+        forget(settings.ready_file)
         asyncio.run(run(settings, roles))
     except (ConfigError, ServingError, OSError, ValueError, MemoryError) as error:
         return fail(error)

@@ -46,6 +46,7 @@ from kvtransfer.transport import Transport
 from worker.device import DeviceLoop, SteppingEngine
 from worker.frames import FrameOutbox
 from worker.jobs import ClaimedJob, JobIntake
+from worker.ready import shown
 from worker.roles import Role, Roles
 from worker.totals import Totals
 
@@ -87,6 +88,7 @@ class WorkerSettings:
     step_target_ms: float = 0.0  # of a pass that decodes and computes prompts; 0 = no matter
     step_timeout_s: float = 120.0  # a pass that takes longer will never end
     drain_s: float = 30.0
+    ready_file: str = ""  # there while work is taken
 
 
 class WorkerHost:
@@ -173,7 +175,8 @@ class WorkerHost:
         ]
         log.info("worker.ready", extra={"worker": self.worker_id, "roles": self.roles.names})
         try:
-            await self.jobs.run(stopping)
+            with shown(self.settings.ready_file):
+                await self.jobs.run(stopping)
             await self._drain()
         finally:
             await self._leave(loops)

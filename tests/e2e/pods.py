@@ -34,10 +34,11 @@ class Pod:
         self.ports = {port["name"]: free_port() for port in self.container.get("ports", [])}
         self.process: asyncio.subprocess.Process
         self._folder = folder / name
+        self._paths: dict[str, Path] = {}
 
     async def start(self, shared: Mapping[str, str], secrets: Secrets, claims: Mapping[str, Path], **here: str) -> None:
         """Run the image's entrypoint with the container's arguments; `here` replaces variables."""
-        paths = {
+        self._paths = {
             mount["mountPath"]: self._volume(mount["name"], secrets, claims) for mount in self.container["volumeMounts"]
         }
         given = dict(shared) if "envFrom" in self.container else {}
@@ -45,7 +46,7 @@ class Pod:
             value = _value(entry, secrets)
             if value is not None:
                 given[entry["name"]] = value
-        given = {key: _at(value, paths) for key, value in given.items()} | here
+        given = {key: _at(value, self._paths) for key, value in given.items()} | here
         self._folder.mkdir(parents=True, exist_ok=True)
         with (self._folder / "log").open("wb") as log:
             self.process = await asyncio.create_subprocess_exec(
@@ -58,17 +59,24 @@ class Pod:
             )
 
     async def passes(self, probe: str) -> None:
-        """Return once a probe succeeds. Raises TimeoutError after as many failures as the manifest allows, at least 60 s."""
+        """Return once a probe succeeds. Raises TimeoutError after as long as the manifest allows, at least 60 s."""
         wanted = self.container[probe]
-        url = f"http://127.0.0.1:{self.ports[wanted['httpGet']['port']]}{wanted['httpGet']['path']}"
-        limit_s = max(60.0, wanted["periodSeconds"] * wanted.get("failureThreshold", 3))
-        async with httpx.AsyncClient(timeout=wanted.get("timeoutSeconds", 1) * 5) as client, asyncio.timeout(limit_s):
-            while True:
+        async with asyncio.timeout(max(60.0, wanted["periodSeconds"] * wanted.get("failureThreshold", 3))):
+            while not await self.probed(probe):
                 assert self.process.returncode is None, self.log
-                with contextlib.suppress(httpx.TransportError):
-                    if (await client.get(url)).is_success:
-                        return
                 await asyncio.sleep(0.05)
+
+    async def probed(self, probe: str) -> bool:
+        """Whether a probe succeeds now."""
+        wanted = self.container[probe]
+        if "exec" in wanted:
+            words = [_at(word, self._paths) for word in wanted["exec"]["command"]]
+            return await (await asyncio.create_subprocess_exec(*words)).wait() == 0
+        url = f"http://127.0.0.1:{self.ports[wanted['httpGet']['port']]}{wanted['httpGet']['path']}"
+        with contextlib.suppress(httpx.TransportError):
+            async with httpx.AsyncClient(timeout=5) as client:
+                return (await client.get(url)).is_success
+        return False
 
     async def deleted(self) -> float:
         """Do what a kubelet does: the hook, SIGTERM, and SIGKILL after the grace period. Returns how many seconds it took."""

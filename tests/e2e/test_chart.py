@@ -99,17 +99,20 @@ async def ask(client: httpx.AsyncClient, number: int, begun: asyncio.Event) -> l
 async def test_probes_answer_and_pods_that_are_deleted_under_load_lose_nothing(release: Release) -> None:
     pods, client = release.pods, release.client
     async with client, asyncio.timeout(150):
-        for name, probe in (("gateway", "startupProbe"), ("planner", "readinessProbe"), ("gateway", "readinessProbe")):
-            await pods[name].passes(probe)
-        await pods["gateway"].passes("livenessProbe")
-        await pods["planner"].passes("livenessProbe")
-        while (await client.get("/ready")).json()["workers"] != {"prefill": 1, "decode": 2}:
+        await pods["gateway"].passes("startupProbe")
+        for pod in pods.values():
+            await pod.passes("readinessProbe")
+        for name in ("gateway", "planner"):
+            await pods[name].passes("livenessProbe")
+        while (await client.get("/ready")).json()["workers"] != {"prefill": 1, "decode": 2}:  # the last one's heartbeat
             await asyncio.sleep(0.05)
 
         begun = [asyncio.Event() for _ in range(8)]
         first = [asyncio.create_task(ask(client, number, begun[number])) for number in range(6)]
         await asyncio.gather(*(event.wait() for event in begun[:6]))
         gone = asyncio.create_task(pods["decode"].deleted())
+        while await pods["decode"].probed("readinessProbe"):  # it takes no more, and its answers go on
+            await asyncio.sleep(0.02)
         later = [asyncio.create_task(ask(client, number, begun[number])) for number in (6, 7)]  # while it drains
         await asyncio.gather(*(event.wait() for event in begun[6:]))
         gateway_gone = asyncio.create_task(pods["gateway"].deleted())  # while both stream

@@ -1,7 +1,7 @@
 """The chart without helm: the part of its template language that our templates keep to, in terms of Jinja's.
 
-`$.Values.a.b`, variables of `range $key, $value := …`, `if`, `if not`, `if eq`, `else`, `end`, `quote`, `toJson`, `$.Files.Get …
-| indent`. What else a template says is an error here, so that the tests see all of it.
+`$.Values.a.b`, variables of `range $key, $value := …`, `if`, `if not`, `if eq`, `add`, `else`, `end`, `quote`, `toJson`,
+`$.Files.Get … | indent`. What else a template says is an error here, so that the tests see all of it.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ def _translated(text: str) -> str:
             return f"{{%{dash} if {_path(found[1])} == {found[2]} %}}"
         if found := re.fullmatch(r'\$\.Files\.Get "([\w./]+)" \| indent (\d+)', words):
             return f'{{{{{dash} file("{found[1]}", {found[2]}) }}}}'
+        if found := re.fullmatch(rf"add ({_NAME}) (\d+)", words):
+            return f"{{{{{dash} {_path(found[1])} + {found[2]} }}}}"
         found = re.fullmatch(rf"({_NAME})( \| (?:quote|toJson))?", words)
         assert found, f"the tests do not know {words!r}"
         return f"{{{{{dash} {_path(found[1])}{found[2] or ''} }}}}"

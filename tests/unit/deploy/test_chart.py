@@ -150,6 +150,20 @@ def test_only_pods_with_gpus_go_to_their_nodes() -> None:
         assert pod.get("nodeSelector", {}) == ({"gpu": "h200"} if with_gpus else {})
 
 
+def test_workers_are_ready_when_they_say_so() -> None:
+    """By a file that a killed container may leave in its pod: the one of the same worker, which removes it at its start."""
+    seen: list[str] = []
+    for container, pod in pods({"pair": {"replicas": 1}}):
+        if container["args"][0] in ("prefill", "decode"):
+            (file,) = (one["value"] for one in container["env"] if one["name"] == "BATON_READY_FILE")
+            assert container["readinessProbe"]["exec"]["command"] == ["test", "-e", file]
+            assert sum(file in json.dumps(other) for other in pod["containers"]) == 1
+            seen.append(file)
+        else:
+            assert "httpGet" in container["readinessProbe"]
+    assert len(seen) == 4
+
+
 def test_selectors_match_pods() -> None:
     made = manifests(values(**EVERYTHING))
     labels = [one["spec"]["template"]["metadata"]["labels"] for one in made if one["kind"] == "Deployment"]

@@ -140,7 +140,9 @@ def test_cpu_profile_as_processes_answers_and_exposes_what_is_asked_for(tmp_path
     logs = "".join(log.read_text() for log in tmp_path.glob("*.log"))
     assert done.returncode == 0, done.stderr + logs
     assert "tokens:" in done.stdout
-    assert {"gateway is healthy", "planner is healthy"} <= set(done.stdout.splitlines())
+    assert {f"{name} is healthy" for name in ("gateway", "planner", "prefill-cpu", "decode-cpu")} <= set(
+        done.stdout.splitlines()
+    )
     assert "Permissions Violation" not in logs
     assert "ACL failure" not in logs
 
