@@ -92,6 +92,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
     deadline_ms: int  # remaining when published; the claim's reply brings it up to date
     priority: int = 0
     traceparent: str = ""
+    suspect_until: int = (
+        0  # below so many generated tokens it may be what killed a worker: compute it apart, say `Trying`
+    )
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, tag="claim"):
@@ -145,6 +148,16 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     message: str
     retryable: bool
     dead_worker: str = ""  # the decode worker that fell silent with the sequence, when it was that
+
+
+class Trying(msgspec.Struct, frozen=True, kw_only=True, tag="trying"):
+    """Worker -> gateway, request (`Ack`): the next pass has this suspect (`Job.suspect_until`) and no other."""
+
+    v: int = PROTOCOL_VERSION
+    request_id: str
+    attempt: int
+    worker: str
+    incarnation: int
 
 
 class Imported(msgspec.Struct, frozen=True, kw_only=True, tag="imported"):
@@ -424,7 +437,7 @@ class PlannerState(msgspec.Struct, frozen=True, kw_only=True, tag="planner_state
 
 
 ToWorker = Reserve | Handoff | WriterDone | LeaseAborted | Cancel | Resend | Received | SetRoles | Drain
-ToGateway = Claim | Settle | Failed | Imported
+ToGateway = Claim | Settle | Failed | Imported | Trying
 WorkerReply = ReserveReply | HandoffReply | RolesReply | Ack
 GatewayReply = ClaimReply | SettleReply | Ack
 

@@ -274,6 +274,7 @@ class Intake:
             num_prompt_tokens=job.num_prompt_tokens,
             sampling=job.sampling,
             hash_root=job.hash_root,
+            suspect_until=job.suspect_until,
         )
         sequence.block_table = reservation.cached + blocks
         sequence.digests = list(reservation.digests)

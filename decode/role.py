@@ -59,6 +59,7 @@ class DecodeRole:
             max_sequences=host.settings.max_sequences,
             max_model_len=host.max_model_len,
             prompt_budget=host.device.prompt_budget,
+            trials=host.device.trials,
         )
         self._requests: dict[str, DecodeRequest] = {}  # also ended ones, until received
         self._local: dict[DecodeRequest, ClaimedJob] = {}  # local jobs whose first token is not out
@@ -98,12 +99,14 @@ class DecodeRole:
             num_prompt_tokens=job.num_prompt_tokens,
             sampling=job.sampling,
             hash_root=job.hash_root,
+            suspect_until=job.suspect_until,
         )
         request = DecodeRequest(
             job=job, sequence=sequence, deadline_at=claimed.deadline_at, first_position=sequence.num_generated
         )
         self._local[request] = claimed
         self._requests[job.request_id] = request
+        self._host.device.trials.watch(sequence, job.gateway)
         self._scheduler.enqueue(request)
         self._host.device.wake()
 
@@ -113,6 +116,7 @@ class DecodeRole:
             self._scheduler.remove(request)
             return
         self._requests[request.id] = request
+        self._host.device.trials.watch(request.sequence, request.job.gateway)
         self._scheduler.join(request)
         self._host.device.wake()
 

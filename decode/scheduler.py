@@ -23,6 +23,7 @@ from engine.block_pool import BlockPool, OutOfBlocksError
 from engine.engine import Chunk
 from engine.sequence import Sequence
 from worker.prefix import admit, blocks_for, grow, surrender
+from worker.trials import Trials
 
 
 class PromptBudget(Protocol):
@@ -39,8 +40,10 @@ class DecodeScheduler:
         max_sequences: int,
         max_model_len: int,
         prompt_budget: PromptBudget | None = None,
+        trials: Trials | None = None,
     ) -> None:
         """`prompt_budget(waiting, decoding=...)`: prompt tokens that may join a pass while so many wait; None: any."""
+        self._trials = trials or Trials()
         self._prompt_budget = prompt_budget
         self._pool = pool
         self._max_sequences = max_sequences
@@ -92,6 +95,8 @@ class DecodeScheduler:
         """Choose the next pass. Every chunk's positions are covered by its block table until the chunk has `landed`."""
         draft = _Draft(token_budget)
         candidates = [request for request in self.running if self._goes_on(request)]
+        held_back = self._held_back(candidates)
+        candidates = [request for request in candidates if request.sequence not in held_back]
         for request in sorted(candidates, key=_is_prompt):  # stable
             if _is_prompt(request):
                 self._bound_prompts(draft)
@@ -100,8 +105,15 @@ class DecodeScheduler:
                 draft.add(request, num_tokens)
         if not draft.is_short:
             self._bound_prompts(draft)
-            self._admit_waiting(draft)
+            self._admit_waiting(draft, held_back)
         return [self._schedule(request, num_tokens) for request, num_tokens in draft.shares.items()]
+
+    def _held_back(self, candidates: list[DecodeRequest]) -> set[Sequence]:
+        """Suspects take turns: the one with the fewest tokens made here comes first."""
+        if self._trials.is_idle:
+            return set()
+        in_turn = sorted(candidates, key=lambda request: request.sequence.num_generated - request.num_before)
+        return self._trials.held_back([request.sequence for request in (*in_turn, *self.waiting)])
 
     def _bound_prompts(self, draft: _Draft) -> None:
         """Once those that decode have their tokens, prompts get what doesn't make them wait too long."""
@@ -152,9 +164,11 @@ class DecodeScheduler:
         self.preemptions += 1
         self.waiting.appendleft(request)
 
-    def _admit_waiting(self, draft: _Draft) -> None:
+    def _admit_waiting(self, draft: _Draft, held_back: set[Sequence]) -> None:
         while self.waiting and draft.token_budget > 0 and len(self.running) < self._max_sequences:
             request = self.waiting[0]
+            if request.sequence in held_back:
+                return
             num_positions = len(request.sequence.token_ids) + 1
             room_to_grow = len(self.running)  # a block for each running sequence comes first
             if self._pool.num_free < blocks_for(num_positions, self._pool.block_size) + room_to_grow:

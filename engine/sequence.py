@@ -35,6 +35,7 @@ class Sequence:
     num_cached: int = 0  # leading tokens whose KV came from the prefix cache
     digests: list[bytes] = field(default_factory=list)  # of the leading full blocks published so far
     known_digests: list[bytes] = field(default_factory=list)  # of leading full blocks, hashed at admission
+    suspect_until: int = 0  # generated tokens; see `worker.trials`
 
     @property
     def num_tokens(self) -> int:
@@ -50,6 +51,11 @@ class Sequence:
     def num_generated(self) -> int:
         """Known generated tokens, across attempts."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it may have killed a worker, and has not got further than there yet."""
+        return self.num_generated < self.suspect_until
 
     def schedule(self, num_tokens: int) -> Chunk:
         """Make the next `num_tokens` positions part of a pass; the one that reaches the last token samples the next."""

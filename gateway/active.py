@@ -123,6 +123,7 @@ def job_of(
         deadline_ms=max(1, int((state.deadline_at - now) * 1000)),
         priority=spec.priority,
         traceparent=traceparent,
+        suspect_until=state.clear_at if state.is_suspect else 0,
     )
 
 

@@ -33,7 +33,7 @@ from gateway.owner import Phase, RequestState, Worker
 from gateway.placer import Placer
 from gateway.pulse import Pulse
 from gateway.spans import RequestSpans
-from gateway.suspects import Suspects
+from gateway.suspects import Death, Suspects
 from gateway.timeline import AttemptLine, Timeline, Timelines
 from gateway.waiting import WaitingRoom
 
@@ -132,12 +132,11 @@ class Attempts:
         active.stream_seq = await self._bus.publish_job(worker, job)
 
     async def _retry(
-        self, active: ActiveRequest, reason: str, *, blame: str = "", tried: bool = True, dead_with: int = 0
+        self, active: ActiveRequest, reason: str, *, blame: str = "", tried: bool = True, death: Death | None = None
     ) -> None:
         """Give the current attempt up and start another, from what the client has already.
 
-        `tried`: whether the attempt counts, because some worker began it. `dead_with`: requests that the worker had when it
-        died, this one included; 0 when it did not die.
+        `tried`: whether the attempt counts, because some worker began it. `death`: of the worker that had it.
         """
         state = active.state
         if state.is_over:
@@ -152,10 +151,9 @@ class Attempts:
         log.warning("request.retry", extra={"request_id": state.spec.request_id, "reason": reason, "blame": blame})
         try:
             self._abandon(active, "retry")
-            if dead_with and self._suspects.convict(state, others=dead_with - 1):
+            if death is not None and self._suspects.convict(state, death.worker, others=death.others):
                 await self._quarantine(active, f"{state.deaths} workers died of it")
                 return
-            await self._suspects.alone(state)
             state.exclude(blame, [worker.worker for worker in self._placer.workers("decode")])
             while time.monotonic() < state.deadline_at and not state.is_over:
                 try:
@@ -183,8 +181,8 @@ class Attempts:
         here = sum(active.state.is_with(worker[0]) for active in self._active.values())
         for active in list(self._active.values()):
             if active.state.lost(worker):
-                dead_with = here if died and active.state.phase is not Phase.QUEUED else 0
-                self._spawn(self._retry(active, reason, blame=worker[0], dead_with=dead_with))
+                death = Death(worker, here - 1) if died and active.state.phase is not Phase.QUEUED else None
+                self._spawn(self._retry(active, reason, blame=worker[0], death=death))
 
     async def _quarantine(self, active: ActiveRequest, reason: str) -> None:
         """Give the request up for good, and keep its job for whoever looks into it."""

@@ -20,11 +20,13 @@ from common.messages import (
     SettleReply,
     ToGateway,
     Tokens,
+    Trying,
     WorkerState,
 )
 from gateway.active import ActiveRequest
 from gateway.attempts import Attempts
 from gateway.owner import Worker
+from gateway.suspects import Death
 
 
 class Listening(Attempts):
@@ -46,6 +48,9 @@ class Listening(Attempts):
             case Imported():
                 if active is not None and active.state.imported(message.attempt, worker):
                     active.imported(message)
+                return Ack(known=active is not None)
+            case Trying():
+                self._suspects.trying(worker, message.request_id)
                 return Ack(known=active is not None)
             case Failed():
                 self._failed(active, message)
@@ -69,11 +74,16 @@ class Listening(Attempts):
         if message.retryable:
             tried = message.code != PlaceAgainError.code
             blame = message.dead_worker or (message.worker if tried else "")
-            here = sum(other.state.is_with(blame) for other in self._active.values())
-            dead_with = here + 1 if message.dead_worker else 0  # it had this one as well, before anybody knew
-            self._spawn(self._retry(active, message.message, blame=blame, tried=tried, dead_with=dead_with))
+            death = self._death_of(message.dead_worker) if message.dead_worker else None
+            self._spawn(self._retry(active, message.message, blame=blame, tried=tried, death=death))
         else:
             self._spawn(self._end(active, error_from_code(message.code, message.message)))
+
+    def _death_of(self, worker: str) -> Death:
+        """A decode worker that fell silent over a hand-over: it had that one as well, before anybody knew."""
+        state = self._peers.states.get(worker)
+        here = sum(other.state.is_with(worker) for other in self._active.values())
+        return Death((worker, state.incarnation if state is not None else self._suspects.last_named(worker)), here)
 
     def _on_frame(self, frame: Frame) -> None:
         sender = (frame.worker, frame.incarnation)
@@ -99,7 +109,7 @@ class Listening(Attempts):
         if events and active.prefilled != state.attempt:
             active.prefilled = state.attempt
             self._release(state, "prefill")
-        self._suspects.heard(state)
+        self._suspects.heard(state, sender)
         for event in events:
             active.timeline.took(tokens, len(event.token_ids), event.finish, now)
             active.events.put_nowait(event)

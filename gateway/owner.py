@@ -55,7 +55,7 @@ class RequestState:
     deaths: int = 0  # workers that died while they worked on it, without its getting further
     is_suspect: bool = False  # of having killed one; see `gateway.suspects`
     clear_at: int = 0  # so many generated tokens say that it did not
-    was_alone: bool = False  # the attempt began while no other suspect was tried
+    began_with: int = 0  # generated tokens when the attempt began
     _held: dict[int, tuple[Tokens, Worker]] = field(default_factory=dict)
 
     @property
@@ -86,6 +86,7 @@ class RequestState:
         if self.is_over or self.num_tried >= MAX_ATTEMPTS:
             return False
         self.attempt += 1
+        self.began_with = self.next_position
         self.phase = Phase.QUEUED
         self.assigned, self.candidates = "", []
         self.claimed_by = self.decoder = None

@@ -1,63 +1,69 @@
-"""Who may have killed its worker: those that were there are tried again so that the guilty one takes nobody along.
+"""Who may have killed its worker, and who did.
 
-A prompt that was being computed when its worker died is the likeliest cause. Such requests, and few others, are tried again one
-after the other; each is let go when it got further than where its worker died. Who kills another worker, alone, is given up.
+All that were with a worker when it died are suspects. They move at once, together; whoever computes them next has one of them
+at a time in the device's hands and names it before (`worker.trials`). If that worker dies as well, the one that it named last
+killed both, and is given up; the others were only there. Who got further than where its worker died is let go.
 """
 
 from __future__ import annotations
 
-import asyncio
+from dataclasses import dataclass
 
-from gateway.owner import Phase, RequestState
+from gateway.owner import RequestState, Worker
 
-FEW = 4  # decoding sequences of a dead worker that are worth trying one by one: more would make their clients wait
-CLEARED_TOKENS = 4  # a decoding sequence has got so far beyond the place
-LONGEST_WAIT_S = 1.0  # then a suspect goes as well: its client is waiting, and the one before may be a long prompt
+CLEARED_TOKENS = (
+    4  # so far beyond what its client had when the worker died: passes overlap, and frames are on their way
+)
+MANY = 64  # requests of one worker: of more, those that it had computed for long are no suspects, or all would wait for too long
+LONG_TOKENS = 64
+MOST_DEATHS = 3  # of workers that named nobody: those of an older release
+MAX_NAMED = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A worker died with a request and `others` besides."""
+
+    worker: Worker
+    others: int
 
 
 class Suspects:
-    """Counts deaths, and lets one suspect after the other go. Not for requests that only waited in a queue."""
+    """Counts deaths of workers. Not for requests that only waited in a queue."""
 
     def __init__(self) -> None:
-        self._alone: RequestState | None = None
-        self._changed = asyncio.Event()
+        self._named: dict[Worker, str] = {}  # by incarnation of a worker, the request that it tries
 
-    def convict(self, state: RequestState, *, others: int) -> bool:
-        """The worker that worked on `state`, and on `others` besides, died. Whether that is the second one."""
-        self.forget(state)
+    def trying(self, worker: Worker, request_id: str) -> None:
+        """The worker names the suspect of its next pass."""
+        self._named.pop(worker, None)
+        self._named[worker] = request_id
+        while len(self._named) > MAX_NAMED:
+            del self._named[next(iter(self._named))]
+
+    def last_named(self, worker: str) -> int:
+        """The incarnation of the worker that named somebody last; 0 when none did."""
+        return next((one for name, one in reversed(self._named) if name == worker), 0)
+
+    def convict(self, state: RequestState, worker: Worker, *, others: int) -> bool:
+        """The worker that worked on `state`, and on `others` besides, died. Whether that was the fault of `state`."""
+        named = self._named.get(worker)
+        if named not in (None, state.spec.request_id):
+            state.untried += 1  # another's fault
+            return False
         state.deaths += 1
-        computing = state.phase is Phase.CLAIMED
-        state.is_suspect = computing or state.deaths > 1 or others < FEW
-        state.clear_at = state.next_position + (1 if computing and state.deaths == 1 else CLEARED_TOKENS)
-        return state.deaths > 1 and state.was_alone
+        is_new_there = state.next_position - state.began_with < LONG_TOKENS
+        state.is_suspect = state.deaths > 1 or others < MANY or is_new_there
+        state.clear_at = state.next_position + CLEARED_TOKENS
+        return named is not None or state.deaths >= MOST_DEATHS
 
-    async def alone(self, state: RequestState) -> None:
-        """Return when no other suspect is being tried, or after a second; at once for who is none."""
-        state.was_alone = state.is_suspect
-        if not state.is_suspect:
-            return
-        try:
-            async with asyncio.timeout(LONGEST_WAIT_S):
-                while self._alone is not None and not state.is_over:
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:  # neither is alone now: another death says nothing of either
-            state.was_alone = False
-            if self._alone is not None:
-                self._alone.was_alone = False
-            return
-        if not state.is_over:
-            self._alone = state
-
-    def heard(self, state: RequestState) -> None:
-        """It got tokens, or ended."""
+    def heard(self, state: RequestState, sender: Worker | None = None) -> None:
+        """It got tokens from `sender`, or ended."""
+        request_id = state.spec.request_id
+        if sender is not None and self._named.get(sender) == request_id:
+            del self._named[sender]  # that pass went well
+        if state.deaths == 1 and state.is_over:
+            self._named = {worker: named for worker, named in self._named.items() if named != request_id}
         if state.deaths and (state.is_over or state.next_position >= state.clear_at):
             state.untried += state.deaths  # they were not its fault: it may be moved as often again
-            state.deaths, state.is_suspect, state.was_alone = 0, False, False
-            self.forget(state)
-
-    def forget(self, state: RequestState) -> None:
-        """It is tried no more."""
-        if state is self._alone:
-            self._alone = None
-            self._changed.set()
+            state.deaths, state.is_suspect = 0, False

@@ -59,4 +59,5 @@ def sequence_of(job: Job) -> Sequence:
         num_prompt_tokens=job.num_prompt_tokens,
         sampling=job.sampling,
         hash_root=job.hash_root,
+        suspect_until=job.suspect_until,
     )

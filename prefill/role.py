@@ -91,6 +91,7 @@ class PrefillRole:
             await self._tasks[older]
         request = PrefillRequest(claimed=claimed, sequence=sequence_of(job))
         self._requests[job.request_id] = request
+        self._host.device.trials.watch(request.sequence, job.gateway)
         self._tasks[request] = self._host.spawn(self._serve(request))
         self._host.device.wake()
 
@@ -114,7 +115,7 @@ class PrefillRole:
     def plan(self, token_budget: int) -> list[Chunk]:
         self._stop_expired()
         self._admit_waiting()
-        chunks = next_chunks(self._requests.values(), token_budget)
+        chunks = next_chunks(self._requests.values(), token_budget, trials=self._host.device.trials)
         for chunk in chunks:
             request = self._requests[chunk.sequence.request_id]
             request.in_flight += 1

@@ -6,25 +6,28 @@ from collections.abc import Iterable
 
 from engine.engine import Chunk
 from prefill.request import PrefillRequest
+from worker.trials import Trials
 
 FULL_PASS = 2048  # tokens from which on a pass computes no faster a token (8B model on an H200)
 LONG_PROMPT = 4096  # tokens; the blocks of such a prompt are pushed while its last few are computed
 TAIL = 256  # tokens that are left for that: computing them takes longer than pushing 8,192 tokens' blocks (H200)
 
 
-def next_chunks(requests: Iterable[PrefillRequest], token_budget: int) -> list[Chunk]:
+def next_chunks(requests: Iterable[PrefillRequest], token_budget: int, *, trials: Trials | None = None) -> list[Chunk]:
     """Choose a pass of admitted requests, oldest first: the first one's prompt up to `token_budget`, more while it is not full.
 
     Later prompts get what is missing to a full pass: in larger ones the first token of the first would wait for the others, and
     theirs come no earlier. Nobody joins the tail of a long prompt. A prompt goes on with its next chunk while the one before is
-    in flight.
+    in flight. Of those that may have killed a worker `trials` says who is held back.
     """
     chunks: list[Chunk] = []
+    requests = [request for request in requests if _has_work(request)]
+    held_back = (trials or Trials()).held_back([request.sequence for request in requests])
     room = token_budget
     for request in requests:
         if room <= 0:
             break
-        if not _has_work(request):
+        if request.sequence in held_back:
             continue
         missing = request.sequence.num_unscheduled
         is_tail = not chunks and missing <= TAIL and request.sequence.num_tokens > LONG_PROMPT

@@ -17,7 +17,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Sequence as ListOf
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -28,6 +28,7 @@ import numpy as np
 from engine.engine import Chunk, Pass, Sampled
 from engine.passes import Finished
 from engine.sequence import Sequence
+from worker.trials import Trials
 
 log = logging.getLogger("baton.device")
 
@@ -85,12 +86,15 @@ class DeviceLoop:
         step_target_ms: float = 0.0,
         step_timeout_s: float = 120.0,
         pass_ms: Mapping[tuple[int, int], float] | None = None,
+        announce: Callable[[Sequence], Awaitable[None]] | None = None,
     ) -> None:
         """`step_target_ms`: how long a pass that decodes and computes prompts should take at most; 0 = no matter.
 
         `step_timeout_s`: a pass that takes longer will never end. `pass_ms`: what passes take, by places for tokens that decode
         (0: none do) and prompts' tokens.
         """
+        self.trials = Trials()
+        self._announce = announce
         self._step_timeout_s = step_timeout_s
         self._failed_passes = 0  # in a row
         self._lost = ""  # why nothing can be computed any more
@@ -194,6 +198,9 @@ class DeviceLoop:
                 while self._outstanding and self._outstanding[0].over.done():
                     self._deliver(self._outstanding.popleft())
                 while len(self._outstanding) < MAX_OUTSTANDING and any(shares := self._plan()):
+                    suspect = self.trials.on_trial(shares)
+                    if suspect is not None and self._announce is not None:
+                        await self._announce(suspect)
                     self._outstanding.append(self._submit(shares))
                 self.busy = bool(self._outstanding)
                 await self._wake.wait()
@@ -217,6 +224,7 @@ class DeviceLoop:
                 most = self.prompt_budget(backlog(), decoding=self._num_decoding)
                 budget = max(0, min(budget, most - prompt_tokens))
             share = planner.plan(budget)
+            self.trials.planned(share)
             decoding, prompts = _parts(share)
             budget -= decoding + prompts
             prompt_tokens += prompts
@@ -253,6 +261,7 @@ class DeviceLoop:
 
     def _deliver(self, launch: _Launch) -> None:
         self.steps += 1
+        self.trials.landed(launch.chunks)
         before, self._failure = self._failure, _Failure()
         try:
             results = launch.over.result()

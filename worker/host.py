@@ -33,8 +33,10 @@ from common.messages import (
     RolesReply,
     SetRoles,
     ToWorker,
+    Trying,
     WorkerReply,
     WorkerState,
+    gateway_reply_decoder,
     gateway_state_decoder,
     to_worker_decoder,
 )
@@ -42,6 +44,7 @@ from common.peers import Peers
 from common.store import Store
 from common.tracing import NoTracer, Tracer
 from engine.block_pool import BlockPool
+from engine.sequence import Sequence
 from kvtransfer.transport import Transport
 from worker.device import DeviceLoop, SteppingEngine
 from worker.frames import FrameOutbox
@@ -57,6 +60,7 @@ REGISTER_S = 1.0
 ANNOUNCE_S = 0.1
 GATEWAY_SILENT_S = 5.0
 DEVICE_CHECK_S = 0.25
+NAMED_WITHIN_S = 0.5  # a gateway that doesn't hear who is tried holds up all who wait for their turn
 FAREWELL_S = 2.0
 EXIT_DEVICE_BROKEN = 70  # a supervisor may start the worker again; twice in a row means that the GPU is at fault
 FENCE_AFTER_S = 3.0  # without the bus; others give the work away after 4 s
@@ -124,6 +128,7 @@ class WorkerHost:
             step_target_ms=settings.step_target_ms,
             step_timeout_s=settings.step_timeout_s,
             pass_ms=engine.pass_ms,
+            announce=self._name_suspect,
         )
         self.outbox = FrameOutbox(bus=bus, worker_id=worker_id, incarnation=incarnation)
         self.jobs = JobIntake(
@@ -296,6 +301,20 @@ class WorkerHost:
         for telling in (self._beat, self._register):
             with contextlib.suppress(UnavailableError):
                 await telling()
+
+    async def _name_suspect(self, suspect: Sequence) -> None:
+        """Tell the gateways that have suspects here who is tried next: after this worker's death they know who killed it."""
+        trying = Trying(
+            request_id=suspect.request_id,
+            attempt=suspect.attempt,
+            worker=self.worker_id,
+            incarnation=self.incarnation,
+        )
+        await asyncio.gather(*(self._name_to(gateway, trying) for gateway in self.device.trials.gateways))
+
+    async def _name_to(self, gateway: str, trying: Trying) -> None:
+        with contextlib.suppress(UnavailableError):
+            await self.bus.request(subjects.gateway(gateway), trying, gateway_reply_decoder, timeout_s=NAMED_WITHIN_S)
 
     # -- liveness ----------------------------------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 STREAMS = 50
 RESUMED_WITHIN_S = 2.0
 POWER_CUTS = 20
+POISONINGS = 20
 CROWD, MOST_OPEN = 1000, 64
 FLAT_AFTER_S = 1800.0  # a soak of this length must be flat: before it, bounded tables still fill
 HARMS: tuple[Harm, ...] = ("cut", "hold")
@@ -169,6 +170,34 @@ async def poison(run: Run) -> None:
             )
             run.count(f"poison ({name}): not told that it is given up", told)
             run.figure(f"poison ({name}): workers killed", len(supervisor.deaths), "workers", target=2)
+            await _poison_among_many(run, cluster, name, token)
+
+
+async def _poison_among_many(run: Run, cluster: ChaosCluster, name: str, token: int) -> None:
+    """Again and again while others are served: which worker died is no secret, of whom is."""
+    worst, told, outcomes, held = 0, [], [], []
+    for number in range(POISONINGS):
+        async with (
+            Supervisor(cluster) as supervisor,
+            Load(cluster.url, run.oracle, streams=STREAMS, first=100_000 * token + 2_000 * number) as load,
+        ):
+            await load.until_answered(STREAMS // 2)
+            outcome = await send(cluster, poisoned(number + 2, run.oracle, token))
+            await cluster.until_ready()
+            outcomes += await load.stop()
+        worst = max(worst, len(supervisor.deaths))
+        if outcome.error != "request_quarantined":
+            told.append(f"{outcome.status} {outcome.error} {outcome.broken}")
+        held += await cluster.until_idle()
+    among = f"poison ({name}) among {STREAMS} streams, {POISONINGS} times"
+    run.figure(f"{among}: most workers killed by one", worst, "workers", target=2)
+    run.count(f"{among}: not told that it is given up", told)
+    run.count(
+        f"{among}: others given up", [str(one.ask.number) for one in outcomes if one.error == "request_quarantined"]
+    )
+    run.count(f"{among}: wrong, repeated or missing tokens", checks.wrong(outcomes, run.oracle.answer))
+    run.count(f"{among}: neither an answer nor an error in time", checks.unanswered(outcomes))
+    run.count(f"{among}: held 5 s after the load", held)
 
 
 async def trouble(run: Run) -> None:

@@ -13,8 +13,9 @@ from tests.chaos import checks
 from tests.chaos.asks import Oracle
 from tests.chaos.cluster import FAKE, ChaosCluster
 from tests.chaos.load import Load
-from tests.chaos.poison import FAULTS, KILLS, Supervisor, dead_jobs, poisoned, send
+from tests.chaos.poison import FAULTS, KILLS, KILLS_DECODING, Supervisor, dead_jobs, poisoned, send
 
+STREAMS = 24
 NAMES = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 
 
@@ -26,12 +27,16 @@ async def cluster(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Asyn
         yield cluster
 
 
-async def test_a_request_that_kills_its_worker_is_tried_twice(cluster: ChaosCluster, oracle: Oracle) -> None:
-    token, role = KILLS, "prefill"  # `python -m tests.chaos poison` has decoding as well
-    async with Supervisor(cluster) as supervisor, Load(cluster.url, oracle, streams=4, first=10 * token) as load:
-        await load.until_answered(4)
+@pytest.mark.parametrize(
+    ("token", "role"), [(KILLS, "prefill"), (KILLS_DECODING, "decode")], ids=["prompt", "decoding"]
+)
+async def test_a_request_that_kills_its_worker_is_tried_twice_however_many_are_beside_it(
+    token: int, role: str, cluster: ChaosCluster, oracle: Oracle
+) -> None:
+    async with Supervisor(cluster) as supervisor, Load(cluster.url, oracle, streams=STREAMS, first=10 * token) as load:
+        await load.until_answered(STREAMS // 2)
         outcome = await send(cluster, poisoned(1, oracle, token))
-        await load.until_answered(4)
+        await load.until_answered(STREAMS // 2)
         others = await load.stop()
     assert (outcome.error, outcome.broken) == ("request_quarantined", "")
     assert [(name.partition("-")[0], code) for name, code in supervisor.deaths] == [(role, EXIT_CODE)] * 2

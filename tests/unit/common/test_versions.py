@@ -109,10 +109,12 @@ def test_what_the_first_release_may_leave_out_has_a_default_today(decoder: str, 
 
 @pytest.mark.parametrize("decoder", first.decoders)
 def test_a_kind_that_came_later_is_refused_and_taken_for_no_other(decoder: str) -> None:
-    """Planners and operators send these; to a worker of the first release they are malformed, counted, and change nothing."""
+    """Planners, operators, and workers that were told of suspects send these; for a process of the first release they are
+    malformed, counted, and change nothing.
+    """
     today = getattr(messages, decoder).type
     later = {kind for kind in get_args(today) or (today,) if kind.__name__ not in FIRST["messages"]}
-    assert {kind.__name__ for kind in later} <= {"SetRoles", "Drain", "RolesReply"}
+    assert {kind.__name__ for kind in later} <= {"SetRoles", "Drain", "RolesReply", "Trying"}
     for kind in later:
         with pytest.raises(msgspec.ValidationError):
             first.decoders[decoder].decode(encode(sample(kind)))

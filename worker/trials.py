@@ -1,0 +1,60 @@
+"""Who may have killed another worker is computed here with no other such sequence in the device's hands, and named before.
+
+If this worker dies of it as well, the gateways know of whom: nobody else is blamed, and no third worker is needed to find out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListOf
+from weakref import WeakKeyDictionary
+
+from engine.engine import Chunk
+from engine.sequence import Sequence
+
+
+class Trials:
+    """One suspect at most is in the passes in flight. Who plans leaves the others out; the device loop names the one."""
+
+    def __init__(self) -> None:
+        self._on_trial: Sequence | None = None
+        self._gateways: WeakKeyDictionary[Sequence, str] = WeakKeyDictionary()
+
+    def watch(self, sequence: Sequence, gateway: str) -> None:
+        """`gateway` wants to know when the sequence is tried, if it is a suspect."""
+        if sequence.is_suspect:
+            self._gateways[sequence] = gateway
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there are no suspects at all, as nearly always."""
+        return not self._gateways
+
+    @property
+    def gateways(self) -> set[str]:
+        """Those that have suspects here: each has to know who is tried, or it would blame its own."""
+        return {gateway for sequence, gateway in self._gateways.items() if sequence.is_suspect}
+
+    def held_back(self, sequences: ListOf[Sequence]) -> set[Sequence]:
+        """Which of the sequences must not be in the next pass: all suspects but the first, or all while one is in flight."""
+        suspects = [] if self.is_idle else [sequence for sequence in sequences if sequence.is_suspect]
+        return set(suspects if self._on_trial is not None else suspects[1:])
+
+    def planned(self, chunks: ListOf[Chunk]) -> None:
+        """The next pass will have these chunks."""
+        for chunk in chunks:
+            if chunk.sequence.is_suspect:
+                self._on_trial = chunk.sequence
+
+    def on_trial(self, shares: ListOf[ListOf[Chunk]]) -> Sequence | None:
+        """The suspect in a pass of these chunks, which has to be named before it is launched."""
+        found = (chunk.sequence for share in shares for chunk in share if chunk.sequence is self._on_trial)
+        return next(found, None)
+
+    def landed(self, chunks: ListOf[Chunk]) -> None:
+        """A pass is over: this device survived it."""
+        if self.is_idle and self._on_trial is None:
+            return
+        if any(chunk.sequence is self._on_trial for chunk in chunks):
+            self._on_trial = None
+        for sequence in [sequence for sequence in self._gateways if not sequence.is_suspect]:
+            del self._gateways[sequence]
