@@ -84,7 +84,8 @@ class Gate:
         states = self._states.values()
         prefill = [state for state in states if "prefill" in state.roles]
         decode = [state for state in states if "decode" in state.roles]
-        self._seen = now_ms, Capacity(workers=prefillers(prefill, decode, local=True, sent=sent))
+        queued = {state.worker: state.queued_tokens + sent[state.worker] for state in states}
+        self._seen = now_ms, Capacity(workers=prefillers(prefill, decode, local=True, queued=queued))
         return self._seen[1]
 
 

@@ -21,6 +21,7 @@ WINDOW_REQUESTS = 64  # of a worker: prompts so short that their tokens don't bo
 LOCAL_SHARE = (
     0.25  # of a decode worker's prefill rate: what it is thought to compute beside its batch until it has measured it
 )
+SPARE = 0.33  # of its predicted wait must be left to who is let in: rates change, and who waited should not be refused after all
 OUTPUT_WORK = 2.0  # a generated token counts so many prompt tokens in the work done for a tenant
 
 
@@ -41,6 +42,7 @@ class RefusedError(OverloadedError):
     def __init__(self, reason: str, message: str, retry_after_s: float) -> None:
         super().__init__(f"{message}; try again later", retry_after_s=min(LONGEST_RETRY_S, max(1.0, retry_after_s)))
         self.reason = reason
+        self.waited = False  # refused after it had been let in to wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +99,10 @@ class Capacity:
             for worker in self.workers
         )
 
+    def computing_s(self, work: int) -> float:
+        """A prompt's own time on the fastest worker, without any wait."""
+        return min((one.fixed_s + work / one.tokens_per_s for one in self.workers if one.tokens_per_s), default=0.0)
+
     def fastest_s(self, work: int) -> float:
         """Until a prompt that comes next is computed by the fastest worker: a bound of `first_token_s` that costs little."""
         offset_s, rate = self._fastest
@@ -118,12 +124,12 @@ class Capacity:
 
 
 def prefillers(
-    prefill: Iterable[WorkerState], decode: Iterable[WorkerState], *, local: bool, sent: Mapping[str, int]
+    prefill: Iterable[WorkerState], decode: Iterable[WorkerState], *, local: bool, queued: Mapping[str, int]
 ) -> tuple[Prefiller, ...]:
     """The workers that compute prompts, with their rates; one that has measured nothing counts as the slowest that has.
 
-    `local`: decode workers also do so, beside their batches. They do in any case when nobody else prefills. `sent`: worker ->
-    prompt tokens that this gateway sent there and that its heartbeat doesn't tell yet.
+    `local`: decode workers also do so, beside their batches. They do in any case when nobody else prefills. `queued`: worker ->
+    prompt tokens in front of a new one there.
     """
     rates = {state.worker: (state.prefill_tokens_per_s, state) for state in prefill}
     alone = not rates
@@ -137,7 +143,7 @@ def prefillers(
     return tuple(
         Prefiller(
             tokens_per_s=rate or slowest,
-            queued_tokens=state.queued_tokens + sent.get(state.worker, 0),
+            queued_tokens=queued.get(state.worker, 0),
             fixed_s=state.prefill_fixed_ms / 1000,
         )
         for rate, state in rates.values()
@@ -178,17 +184,21 @@ class Admission:
 
     def offer(self, ticket: Ticket, capacity: Capacity, now: float) -> None:
         """Let a request wait, if only for `next` to start it at once. Raises RefusedError."""
-        refusal = self._full(ticket, capacity) or self._too_late(ticket, capacity, now)
-        if refusal is not None:
-            raise refusal
+        self.check(ticket, capacity, now)
         self.queue.push(ticket)
         self._requests[ticket.tier] += ticket.requests
+
+    def check(self, ticket: Ticket, capacity: Capacity, now: float) -> None:
+        """Raise RefusedError for what may not wait. A ticket of less work passes wherever one of more does."""
+        refusal = self._full(ticket, capacity) or self._too_late(ticket, capacity, now, spare=SPARE)
+        if refusal is not None:
+            raise refusal
 
     def would_start(self, ticket: Ticket, capacity: Capacity, now: float) -> bool:
         """Whether a request would be admitted, and started before anybody else."""
         if self.queue or not self._has_room(ticket.tier, capacity):
             return False
-        return self._full(ticket, capacity) is None and self._too_late(ticket, capacity, now) is None
+        return self._full(ticket, capacity) is None and self._too_late(ticket, capacity, now, spare=SPARE) is None
 
     def _full(self, ticket: Ticket, capacity: Capacity) -> RefusedError | None:
         limits, share = self.limits, 1.0 if ticket.tier == HIGH else 1.0 - self.limits.reserved
@@ -230,16 +240,21 @@ class Admission:
         """Until all that waits here is dealt out."""
         return capacity.wait_s(capacity.unplaced_tokens + self.queue.work)
 
-    def _too_late(self, ticket: Ticket, capacity: Capacity, now: float) -> RefusedError | None:
+    def _too_late(self, ticket: Ticket, capacity: Capacity, now: float, *, spare: float = 0.0) -> RefusedError | None:
+        """`spare`: a share of the predicted wait that must be left besides."""
         left_s = ticket.first_token_by - now
         before = self.queue.work_before(ticket)
         elsewhere = min(capacity.waiting_elsewhere, before * (capacity.gateways - 1))
         needs_s = capacity.first_token_s(capacity.unplaced_tokens + before + elsewhere, ticket.work)
-        if needs_s <= left_s:
+        if needs_s * (1 + spare) <= left_s:
+            return None
+        spare_s = spare * (needs_s - capacity.computing_s(ticket.work))
+        if needs_s + spare_s <= left_s:
             return None
         alone_s = capacity.first_token_s(0, ticket.work)
         message = f"the first token would come in {needs_s:.1f} s, the request's deadline is in {left_s:.1f} s"
-        return RefusedError("deadline", message, needs_s - left_s if alone_s < left_s else LONGEST_RETRY_S)
+        again_s = needs_s + spare_s - left_s if alone_s < left_s else LONGEST_RETRY_S
+        return RefusedError("deadline", message, again_s)
 
     def late(self, capacity: Capacity, now: float) -> list[tuple[Ticket, RefusedError]]:
         """Take out the waiting requests whose first token can't come in time any more, and say why."""

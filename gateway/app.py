@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import re
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from types import MappingProxyType
+from typing import Protocol
 
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CollectorRegistry
@@ -20,6 +22,7 @@ from starlette.types import Message as AsgiMessage
 
 from common.errors import QuarantinedError, RateLimitedError, ServingError
 from common.tracing import NoTracer, Tracer
+from gateway.admission import RefusedError
 from gateway.batches.routes import BatchRoutes
 from gateway.budgets import Budgets, LocalBudgets
 from gateway.connection import MAX_HEAD_BYTES
@@ -41,6 +44,7 @@ __all__ = ["HttpSettings", "create_app"]
 
 log = logging.getLogger("baton.http")
 
+REFUSALS = (429, 503)  # the statuses that say when to come back
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}\Z")
 _OPEN_PATHS = ("/health", "/ready", "/console/static")  # and "/": the console's files say nothing of anybody
 _ADMIN_PATHS = ("/admin",)
@@ -90,7 +94,7 @@ def create_app(
     routes = Routes(dialect, metrics, settings, tenant_metrics, has_batches=batches is not None)
     app.add_exception_handler(ServingError, _on_serving_error)
     app.add_exception_handler(HTTPException, _on_http_error)
-    app.add_middleware(Envelope, tenants=settings.tenants)
+    app.add_middleware(Envelope, tenants=settings.tenants, on_refused=metrics.told_refusal)
     app.add_middleware(TraceRequests, tracer=tracer or NoTracer(), share=settings.trace_share)  # around the envelope
     _add(app, routes.gets, routes.posts)
     if batches is not None:
@@ -127,15 +131,22 @@ def _facts(settings: HttpSettings) -> ConsoleFacts:
     )
 
 
+class RefusalTold(Protocol):
+    """Takes the seconds from a request's last byte to the last byte of its refusal."""
+
+    def __call__(self, seconds: float, *, waited: bool) -> None: ...
+
+
 class Envelope:
     """What holds for every answer: a request id, a key where one is configured, an error object even for a crash.
 
     Plain ASGI: streams pass untouched.
     """
 
-    def __init__(self, app: ASGIApp, *, tenants: Tenants) -> None:
+    def __init__(self, app: ASGIApp, *, tenants: Tenants, on_refused: RefusalTold) -> None:
         self._app = app
         self._tenants = tenants
+        self._on_refused = on_refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -144,14 +155,18 @@ class Envelope:
         headers = Headers(scope=scope)
         asked = headers.get("x-request-id", "")
         request_id = asked if _REQUEST_ID.match(asked) else uuid.uuid4().hex
-        started = False
+        started = is_refusal = False
 
         async def send_with_id(message: AsgiMessage) -> None:
-            nonlocal started
+            nonlocal started, is_refusal
             if message["type"] == "http.response.start":
                 started = True
+                is_refusal = message["status"] in REFUSALS and scope["path"].startswith("/v1/")
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
+            if is_refusal and message["type"] == "http.response.body":  # the only one
+                now = time.monotonic()
+                self._on_refused(now - scope.get("baton.read_at", now), waited="baton.waited" in scope)
 
         tenant = self._who(scope["path"], headers)
         scope["tenant"] = tenant
@@ -200,7 +215,9 @@ async def _on_serving_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ServingError)
     status, kind = error_status(error)
     response = error_response(status, error.message, kind=kind, param=error.param, code=error_code(error))
-    if status in (429, 503):
+    if isinstance(error, RefusedError) and error.waited:
+        request.scope["baton.waited"] = True
+    if status in REFUSALS:
         response.headers["retry-after"] = str(max(1, math.ceil(getattr(error, "retry_after_s", 1.0))))
     if isinstance(error, RateLimitedError):
         response.headers.update(error.headers)

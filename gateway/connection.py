@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any, ClassVar
 
 import msgspec
@@ -98,10 +99,16 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head, self._head_bytes = False, 0
         self._stop_timer()
         super().on_headers_complete()
+        self._note_time()
 
     def on_message_complete(self) -> None:
         self._in_head = True
+        self._note_time()
         super().on_message_complete()
+
+    def _note_time(self) -> None:
+        """When the newest byte of the request was read: `gateway.app` says how long a refusal took from there."""
+        self.scope["baton.read_at"] = time.monotonic()  # type: ignore[typeddict-unknown-key]
 
     def _start_timer(self) -> None:
         self._stop_timer()

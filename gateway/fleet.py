@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from common.messages import GatewayState
+from common.messages import GatewayState, WorkerState
 from gateway.active import ActiveRequest
 from gateway.admission import Capacity, prefillers
 from gateway.owner import Phase
 from gateway.placer import Placer
 
-TOLD_AFTER_S = 0.6  # a worker's heartbeat tells of what it claimed after so long
+TOLD_AFTER_S = 0.05  # a worker's heartbeat tells of what it claimed so long before
 SILENT_S = 3.0  # a gateway that was not heard for so long is gone
 
 
@@ -24,6 +25,12 @@ class Fleet:
         self._gateway_id = gateway_id
         self._local = local
         self._others: dict[str, tuple[float, GatewayState]] = {}
+        self._heard_at: dict[str, float] = {}  # worker -> its last heartbeat
+        self._told: dict[str, _Told] = {}  # worker -> its last heartbeat
+
+    def heard(self, worker: str, now: float) -> None:
+        """A worker's heartbeat arrived."""
+        self._heard_at[worker] = now
 
     def saw(self, state: GatewayState) -> None:
         """Take a gateway's heartbeat, also one of our own."""
@@ -35,20 +42,55 @@ class Fleet:
         now = time.monotonic()
         self._others = {name: seen for name, seen in self._others.items() if now - seen[0] < SILENT_S}
         others = [state for _, state in self._others.values()]
-        sent, unplaced = Counter[str](), sum(state.unclaimed_tokens for state in others)
+        unplaced = sum(state.unclaimed_tokens for state in others)
+        ours, claimed = Counter[str](), defaultdict[str, list[ActiveRequest]](list)
         for request in active:
             state = request.state
-            told = request.claimed_at is not None and now - request.claimed_at > TOLD_AFTER_S
             if state.phase is Phase.QUEUED and not state.assigned:
                 unplaced += request.work
-            elif state.phase is Phase.QUEUED or (state.phase is Phase.CLAIMED and not told):
-                sent[state.assigned] += request.work
+            elif state.phase in (Phase.QUEUED, Phase.CLAIMED):
+                ours[state.assigned] += request.work
+                if state.phase is Phase.CLAIMED:
+                    claimed[state.assigned].append(request)
+        prefill, decode = self._placer.workers("prefill"), self._placer.workers("decode")
+        queued = {
+            state.worker: ours[state.worker] + self._told_beyond(state, claimed[state.worker], now)
+            for state in (*prefill, *decode)
+        }
         return Capacity(
-            workers=prefillers(
-                self._placer.workers("prefill"), self._placer.workers("decode"), local=self._local, sent=sent
-            ),
+            workers=prefillers(prefill, decode, local=self._local, queued=queued),
             gateways=1 + len(others),
             unplaced_tokens=unplaced,
             started_elsewhere=sum(state.started_tokens for state in others),
             waiting_elsewhere=sum(state.waiting_tokens for state in others),
         )
+
+    def _told_beyond(self, state: WorkerState, claimed: list[ActiveRequest], now: float) -> int:
+        """What to add to our own prompt tokens at a worker, by its heartbeat: other gateways', less what it has computed of ours.
+
+        Which prompts are ours is known exactly at any time, and a heartbeat is up to half a second old.
+        """
+        told = self._told.get(state.worker)
+        if told is None or told.state is not state:
+            told_at = self._heard_at.get(state.worker, now) - TOLD_AFTER_S
+            ours = [one for one in claimed if one.claimed_at is not None and one.claimed_at < told_at]
+            told = self._told[state.worker] = _Told.of(state, ours)
+        return told.others - (told.computed if told.longest in claimed else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """A heartbeat, taken apart when it was new."""
+
+    state: WorkerState
+    others: int  # prompt tokens of other gateways
+    longest: ActiveRequest | None  # of ours: the one that was being computed, if that shows at all
+    computed: int  # of it
+
+    @classmethod
+    def of(cls, state: WorkerState, ours: Sequence[ActiveRequest]) -> _Told:
+        # until a prompt is begun, the worker counts what it has cached of it as well
+        least, most = sum(one.work for one in ours), sum(len(one.state.token_ids) for one in ours)
+        longest = max(ours, key=lambda one: one.work, default=None)
+        computed = max(0, least - state.queued_tokens)
+        return cls(state, max(0, state.queued_tokens - most), longest, min(computed, longest.work if longest else 0))

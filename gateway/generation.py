@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -92,6 +93,13 @@ class Generations(Protocol):
     @property
     def counters(self) -> Mapping[str, int]:
         """What happened so often since the start: `placed:<reason>`, `refused:<reason>`, `work:<tenant>`, `retries`, …"""
+        ...
+
+    def turn_away(self, tenant: Tenant, *, priority: int, first_token_s: float = math.inf) -> None:
+        """Raise OverloadedError or UnavailableError if any request like this would be refused now, however short its prompt.
+
+        `priority` is the highest that it may have; `first_token_s` the longest that it can wait.
+        """
         ...
 
     async def submit(self, specs: Sequence[GenerationSpec]) -> Sequence[Generation]:

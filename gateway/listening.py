@@ -117,6 +117,12 @@ class Listening(Attempts):
             self._spawn(self._orders.received(sender[0], tokens.request_id, tokens.attempt))
             self._spawn(self._end(active, None))
 
+    def _heard(self, worker: str) -> None:
+        """A heartbeat arrived."""
+        now = time.monotonic()
+        self._pulse.heard(worker, now)
+        self._fleet.heard(worker, now)
+
     def _on_changed(self, worker: WorkerState) -> None:
         for active in list(self._active.values()):
             self._take_back(active, worker)

@@ -16,6 +16,8 @@ _TTFT = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2, 
 _ITL = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
 _E2E = (0.1, 0.3, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
 _PHASE = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+_REFUSAL = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+REFUSED_WHEN = ("at once", "after waiting")
 # Errors that are not the client's.
 ERROR_CODES = ("worker_failed", "request_quarantined", "unavailable", "deadline_exceeded", "internal", "overloaded")
 
@@ -68,6 +70,15 @@ class GatewayMetrics:
             [*labels, "reason"],
             registry=self.registry,
         )
+        self.refusal_s = Histogram(
+            "baton_refusal_seconds",
+            "A refused request's last byte read to its answer's last byte written, by when it was refused",
+            [*labels, "when"],
+            registry=self.registry,
+            buckets=_REFUSAL,
+        )
+        for when in REFUSED_WHEN:
+            self.refusal_s.labels(model, when)
         self.tenant_work = Counter(
             "baton_tenant_tokens", "Prompt and generated tokens by tenant", [*labels, "tenant"], registry=self.registry
         )
@@ -113,6 +124,10 @@ class GatewayMetrics:
     def refused(self, reason: str) -> None:
         """Count a request that a budget refused."""
         self.refusals.labels(self._model, reason).inc()
+
+    def told_refusal(self, seconds: float, *, waited: bool) -> None:
+        """A refusal was written, so long after its request had been read."""
+        self.refusal_s.labels(self._model, REFUSED_WHEN[waited]).observe(seconds)
 
     def render(self, *, in_flight: int, counts: Mapping[str, int], waiting: Mapping[str, tuple[int, int]]) -> bytes:
         """The text of `/metrics`. `counts`: see `Generations.counters`; `waiting`: tier -> requests and prompt tokens."""

@@ -7,6 +7,7 @@ What a request's state is and may become is `gateway.owner.RequestState`. What i
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from common.messages import (
 from gateway.active import ActiveRequest, timeline_of
 from gateway.generation import GenerationSpec
 from gateway.listening import Listening
+from gateway.tenants import Tenant
 from gateway.timeline import Timelines
 from gateway.watching import Watching
 
@@ -43,7 +45,7 @@ class Requests(Listening, Watching):
         await self._bus.subscribe(subjects.frames(self._gateway_id), frame_decoder, self._on_frame)
         await self._bus.subscribe(subjects.ALL_GATEWAY_HEARTBEATS, gateway_state_decoder, self._fleet.saw)
         self._peers.on_lost(self._on_lost)
-        self._peers.on_heard(lambda worker: self._pulse.heard(worker, time.monotonic()))
+        self._peers.on_heard(self._heard)
         self._peers.on_changed(self._on_changed)
         self._loops = [self._spawn(self._beat()), self._spawn(self._watch())]
 
@@ -109,6 +111,11 @@ class Requests(Listening, Watching):
         if not self._placer.workers("decode"):
             return "no decode worker is ready"
         return ""
+
+    def turn_away(self, tenant: Tenant, *, priority: int, first_token_s: float = math.inf) -> None:
+        if self.not_ready_reason:
+            raise UnavailableError(self.not_ready_reason)
+        self._room.turn_away(tenant, priority=priority, first_token_s=first_token_s)
 
     async def submit(self, specs: Sequence[GenerationSpec]) -> list[ActiveRequest]:
         received = time.monotonic()

@@ -106,9 +106,14 @@ class Routes:
     ) -> Response:
         started = time.monotonic()
         try:
+            tenant = request.scope["tenant"]  # who can't come in is told before the work of reading and tokenising
+            self._generations.turn_away(tenant, priority=tenant.max_priority)
             body = parse_body(await self._raw_body(request), kind)
             self._dialect.check_model(body.model)
-            origin = Origin(request.scope["tenant"], _trace(request).context, started)
+            deadline_s = body.timeout or self._settings.request_timeout_s
+            first_token_s = min(deadline_s, body.ttft_timeout or deadline_s)
+            self._generations.turn_away(tenant, priority=body.priority, first_token_s=first_token_s)
+            origin = Origin(tenant, _trace(request).context, started)
             answer = await self._unless_gone(request, start(body, origin))
         except ServingError as error:
             self._metrics.failed(error_code(error))

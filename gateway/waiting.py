@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from gateway.admission import Admission, Capacity, RefusedError, RequestLimits
 from gateway.admission_queue import TIERS, Ticket, tier_of
 from gateway.generation import GenerationSpec
 from gateway.owner import Phase
+from gateway.tenants import Tenant
 
 CAPACITY_FOR_S = 0.05  # heartbeats come each 0.5 s
 
@@ -53,6 +55,23 @@ class WaitingRoom:
         """Tier -> choices and prompt tokens that wait here."""
         queues = zip(TIERS, self._admission.queue.tiers, strict=True)
         return {name: (queue.requests, queue.work) for name, queue in queues}
+
+    def turn_away(self, tenant: Tenant, *, priority: int, first_token_s: float = math.inf) -> None:
+        """Raise RefusedError if any request of the tenant would be refused now, however short. This costs next to nothing."""
+        now = time.monotonic()
+        ticket = Ticket(
+            ids=("",),
+            works=(1,),
+            first_token_by=now + first_token_s,
+            tier=tier_of(priority),
+            tenant=tenant.name,
+            share=tenant.queue_share,
+        )
+        try:
+            self._admission.check(ticket, self._capacity(now), now)
+        except RefusedError as refusal:
+            self.refused[refusal.reason] += 1
+            raise
 
     async def enter(self, specs: Sequence[GenerationSpec]) -> float:
         """Wait until the choices of one HTTP request may start, all of them; return for how many seconds that took.
@@ -112,6 +131,7 @@ class WaitingRoom:
             now = time.monotonic()
             for ticket, refusal in self._admission.late(self._capacity(now), now):
                 self.refused[refusal.reason] += 1
+                refusal.waited = True
                 self._refuse(ticket, refusal)
             self.pump()
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from common.errors import ServingError
 from common.messages import TokenLogprobs, WorkerState
 from gateway.generation import GenerationSpec, TokenEvent
+from gateway.tenants import Tenant
 from gateway.timeline import Timelines
 
 
@@ -32,6 +34,8 @@ class ScriptedGenerations:
         self.cancelled: dict[str, str] = {}  # request id -> reason, of those that had not ended
         self.changed = asyncio.Condition()
         self.refuse: ServingError | None = None
+        self.turned_away: ServingError | None = None  # raised before anything was read
+        self.asked: list[tuple[int, float]] = []  # of `turn_away`
         self.fail: Exception | None = None
         self.fail_after = 0
         self.hold_after: int | None = None
@@ -49,6 +53,11 @@ class ScriptedGenerations:
     @property
     def in_flight(self) -> int:
         return len(self.running)
+
+    def turn_away(self, tenant: Tenant, *, priority: int, first_token_s: float = math.inf) -> None:
+        self.asked.append((priority, first_token_s))
+        if self.turned_away is not None:
+            raise self.turned_away
 
     async def submit(self, specs: Sequence[GenerationSpec]) -> list[ScriptedGeneration]:
         if self.refuse is not None:

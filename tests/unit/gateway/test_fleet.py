@@ -70,6 +70,24 @@ def test_what_was_sent_counts_once(
     assert fleet(peers, local=False).capacity([sent]).tokens_per_s == 100.0
 
 
+def test_what_is_ours_leaves_a_worker_with_its_first_token_and_not_with_the_next_heartbeat(peers: Peers) -> None:
+    claimed = [request(Phase.CLAIMED, claimed_s_ago=1.0) for _ in range(3)]
+    peers.saw(worker("p", "prefill", rate=100.0, queued=150 + 40))  # 40 tokens are another gateway's
+    seen = fleet(peers)
+    assert seen.capacity(claimed).workers[0].queued_tokens == 190
+    claimed[0].state.phase = Phase.PREFILLED
+    assert seen.capacity(claimed).workers[0].queued_tokens == 140
+
+
+def test_a_long_prompt_that_is_being_computed_counts_with_what_is_left_of_it(peers: Peers) -> None:
+    claimed = [request(Phase.CLAIMED, claimed_s_ago=1.0, work=1000), request(Phase.CLAIMED, claimed_s_ago=1.0)]
+    peers.saw(worker("p", "prefill", rate=100.0, queued=250))
+    seen = fleet(peers)
+    assert seen.capacity(claimed).workers[0].queued_tokens == 250
+    claimed[0].state.phase = Phase.PREFILLED
+    assert seen.capacity(claimed).workers[0].queued_tokens == 50
+
+
 def test_other_gateways_count_while_they_are_heard(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = fleet(peers)
     for name in ("here", "there", "elsewhere"):

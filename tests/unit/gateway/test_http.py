@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from typing import Any
 
 import openai
@@ -12,12 +13,14 @@ from starlette.types import Message, Scope
 
 from common.errors import (
     DeadlineExceededError,
+    InvalidRequestError,
     OverloadedError,
     QuarantinedError,
     ServingError,
     UnavailableError,
     WorkerFailedError,
 )
+from gateway.admission import RefusedError
 from gateway.app import HttpSettings, create_app
 from gateway.tenants import Tenants
 from gateway.tokenizer import ChatTokenizer
@@ -332,6 +335,52 @@ async def test_keys(tokenizer: ChatTokenizer) -> None:
             assert (await gateway.http.get("/v1/models", headers=header)).status_code == 200
         assert (await gateway.http.get("/metrics")).status_code == 401
         assert [(await gateway.http.get(path)).status_code for path in ("/health", "/ready")] == [200, 200]
+
+
+async def test_who_can_t_come_in_is_told_before_the_body_is_read(gateway: Gateway) -> None:
+    gateway.script.turned_away = OverloadedError("full", retry_after_s=2.2)
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100000\r\n\r\n"
+    )
+    reader, writer = await asyncio.open_connection(*gateway.url.removeprefix("http://").split(":"))
+    writer.write(head.encode() + b"{")  # more never comes
+    answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 429 ")
+    assert b"retry-after: 3\r\n" in answer.lower()
+    assert gateway.script.asked == [(100, math.inf)]
+
+
+async def test_who_would_be_too_late_is_told_before_its_prompt_is_tokenised(gateway: Gateway) -> None:
+    wait = {"timeout": 9, "ttft_timeout": 2.5, "priority": -1}
+    await gateway.http.post(COMPLETIONS, json=BODIES[COMPLETIONS] | wait)
+    assert gateway.script.asked == [(100, math.inf), (-1, 2.5)]
+
+
+async def test_a_connection_serves_on_after_a_refusal_that_did_not_wait_for_the_body(gateway: Gateway) -> None:
+    gateway.script.turned_away = OverloadedError("full")
+    body = json.dumps(BODIES[COMPLETIONS]).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    reader, writer = await asyncio.open_connection(*gateway.url.removeprefix("http://").split(":"))
+    writer.write(head.encode() + body[:10])
+    assert b" 429 " in await asyncio.wait_for(reader.readuntil(b"}}"), 10)
+    gateway.script.turned_away = None
+    writer.write(body[10:] + head.encode() + body)
+    assert b" 200 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    writer.close()
+
+
+async def test_how_long_a_refusal_took_is_measured(tokenizer: ChatTokenizer) -> None:
+    async with run_gateway(tokenizer, HttpSettings(served_model=MODEL)) as gateway:
+        late = RefusedError("deadline", "too late", 1.0)
+        late.waited = True
+        for error in (OverloadedError("full"), UnavailableError("nobody"), late, InvalidRequestError("no")):
+            gateway.script.refuse = error
+            await gateway.http.post(COMPLETIONS, json=BODIES[COMPLETIONS])
+        await gateway.http.get("/ready")
+        text = (await gateway.http.get("/metrics")).text
+    for when, count in (("at once", 2.0), ("after waiting", 1.0)):
+        assert f'baton_refusal_seconds_count{{model_name="{MODEL}",when="{when}"}} {count}' in text
 
 
 async def test_metrics_count_each_answer_once(tokenizer: ChatTokenizer) -> None:

@@ -11,7 +11,8 @@ from common.messages import GatewayState, SamplingParams
 from gateway.admission import Capacity, Prefiller, RefusedError, RequestLimits
 from gateway.generation import GenerationSpec
 from gateway.prefixes import RecentPrefixes
-from gateway.waiting import WaitingRoom
+from gateway.tenants import ANYBODY
+from gateway.waiting import CAPACITY_FOR_S, WaitingRoom
 
 
 def spec(name: str, *, tokens: int = 100, priority: int = 0, deadline_s: float = 60.0) -> GenerationSpec:
@@ -118,6 +119,35 @@ async def test_who_can_t_be_in_time_any_more_is_sent_away(room: WaitingRoom, fle
         await waits
     assert not patient.done()
     assert room.refused == {"deadline": 1}
+
+
+async def test_who_is_turned_away_would_be_refused_however_short(room: WaitingRoom, fleet: Fleet) -> None:
+    room.turn_away(ANYBODY, priority=0, first_token_s=1.0)
+    fleet.queued = 300  # three seconds
+    later = WaitingRoom(RequestLimits(window_s=1.0), fleet)
+    later.turn_away(ANYBODY, priority=0)  # it may have all the time there is
+    with pytest.raises(RefusedError, match="the first token would come in"):
+        later.turn_away(ANYBODY, priority=0, first_token_s=2.9)
+    full = WaitingRoom(RequestLimits(max_requests=1, reserved=0.0), fleet)
+    await (await enter(full, spec("only")))
+    with pytest.raises(RefusedError, match="requests are in flight"):
+        full.turn_away(ANYBODY, priority=100)
+    assert (later.refused, full.refused) == ({"deadline": 1}, {"requests": 1})
+
+
+async def test_who_is_let_in_has_time_to_spare(room: WaitingRoom, fleet: Fleet) -> None:
+    """What is predicted for it may become a little later, and it is served all the same."""
+    await (await enter(room, spec("first")))
+    refused = await enter(room, spec("tight", deadline_s=2.2))  # a second's wait and one of its own
+    with pytest.raises(RefusedError):
+        await refused
+    waiting = await enter(room, spec("spare", deadline_s=2.4))
+    fleet.queued = 120
+    await asyncio.sleep(CAPACITY_FOR_S)
+    room.look_again()
+    assert not waiting.done()
+    room.computed(spec("first"))
+    await waiting
 
 
 async def test_what_is_cached_is_no_work(fleet: Fleet) -> None:
