@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal
 
-from benchmarks.simulate_costs import LOCAL_SLOWDOWN, PREFILL_FIXED_MS, PREFILL_TOKEN_MS, Chunk, step_ms
+from benchmarks.simulate_costs import LOCAL_SLOWDOWN, PREFILL_FIXED_MS, PREFILL_TOKEN_MS, Chunk, prefill_ms, step_ms
 from benchmarks.simulate_trace import TRACE_BLOCK, TraceRequest
 from engine.block_pool import BlockPool, OutOfBlocksError
+from engine.warm import TIMED_PROMPTS
+from worker.prompt_cost import PromptCost, pairs_of
 
 POOL_BLOCKS = 58_000 * 16 // TRACE_BLOCK
 MAX_SEQUENCES = 256
@@ -69,7 +71,11 @@ class Worker:
         self.batch: list[tuple[float, int, Run]] = []  # a heap by the step with the last token
         self.max_sequences = MAX_SEQUENCES
         self.queued_tokens = 0
-        self.busy_ms = self.prompt_tokens_per_ms = 0.0
+        self.busy_ms = 0.0
+        self.prompt_cost = PromptCost({tokens: prefill_ms(0, tokens) / 1000 for tokens in TIMED_PROMPTS})
+        self.prompt_tokens_per_ms = (
+            self.prompt_cost.tokens_per_s / 1000
+        )  # with attention, as far as prompts were computed
         self.version = 0
         self._order = count()
         self._steps = self._context = self._at_ms = 0.0
@@ -80,7 +86,7 @@ class Worker:
 
     @property
     def fixed_ms(self) -> float:
-        return PREFILL_FIXED_MS if self.prompt_tokens_per_ms else 0.0
+        return self.prompt_cost.fixed_ms
 
     @property
     def step_ms(self) -> float:
@@ -105,9 +111,8 @@ class Worker:
         return len(self.batch) < MAX_SEQUENCES and self.pool.num_free >= _blocks(run)
 
     def cached_blocks(self, run: Run) -> int:
-        blocks = self.pool.match_prefix(run.request.blocks)
-        self.pool.release(blocks)
-        return len(blocks)
+        """Looking is no use: what is asked about is not evicted any later for it."""
+        return self.pool.count_prefix(run.request.blocks)
 
     # -- what happens to it --------------------------------------------------------------------------------------------
 
@@ -213,8 +218,9 @@ class Worker:
         work_ms = Chunk(run.cached_tokens, run.uncached).work_ms
         rate = run.uncached / work_ms
         if run.uncached >= FEWEST_PROMPT_TOKENS:
-            weight = RATE_MEMORY if self.prompt_tokens_per_ms else 0.0
-            self.prompt_tokens_per_ms = weight * self.prompt_tokens_per_ms + (1 - weight) * rate
+            self.prompt_tokens_per_ms = RATE_MEMORY * self.prompt_tokens_per_ms + (1 - RATE_MEMORY) * rate
+            pairs = pairs_of(run.cached_tokens, run.request.prompt_tokens)
+            self.prompt_cost.add(run.uncached, pairs, (PREFILL_FIXED_MS + work_ms) / 1000)
         self._publish(run)
         return run
 

@@ -191,6 +191,8 @@ def state_of(worker: Worker) -> WorkerState:
         max_sequences=MAX_SEQUENCES,
         prefill_tokens_per_s=1000 * worker.prompt_tokens_per_ms,
         prefill_fixed_ms=worker.fixed_ms,
+        prefill_bare_tokens_per_s=worker.prompt_cost.tokens_per_s,
+        prefill_double_tokens=worker.prompt_cost.double_tokens,
         decode_step_ms=worker.step_ms,
         local_tokens_per_s=worker.local_tokens_per_s if "decode" in worker.roles else 0.0,
         link_bytes_per_s=LINK_BYTES_PER_S,

@@ -28,7 +28,8 @@ local LOOKED_AT = 16 -- workers of each role, least loaded first, and holders of
 local EXACT_BLOCKS = 16 -- up to which a prefix is looked up block by block; a longer one by halving: pools evict prefixes from their ends
 local TYPICAL_TOKENS = 2048 -- a prompt's, where workers are sorted without a request
 local WORK_WEIGHT = 8 -- of computing against waiting when all workers have a queue: what is computed here delays who comes next
-local SCARCE_MS = 20 -- of waiting at the least loaded worker, at which half of that weight counts; where somebody idles none does
+local IDLE_WEIGHT = 2 -- the same while somebody idles: what need not be computed is room for who comes next
+local SCARCE_MS = 20 -- of waiting at the least loaded worker, half-way from one weight to the other
 local LOCAL_SHARE = 0.5 -- of a prefill rate: what a decode worker is thought to compute beside its batch, until it has measured it
 local LOCAL_CANDIDATES = 4 -- decode workers, best first, that are compared as places for the prefill, too
 local LOCAL_MARGIN_MS = 5 -- by which prefill there must be earlier where others decode: it costs them
@@ -236,7 +237,7 @@ end
 -- A worker as placement sees it; nil, and forgotten, when its lease ran out.
 local function read_worker(id)
   local f = redis.call('HMGET', 'baton:worker:' .. id, 'incarnation', 'roles', 'rate', 'free_blocks', 'num_blocks', 'sequences',
-    'max_sequences', 'queued_tokens', 'fixed_ms', 'local_rate', 'step_ms', 'link', 'block_bytes', 'known', 'protocol')
+    'max_sequences', 'queued_tokens', 'fixed_ms', 'local_rate', 'step_ms', 'link', 'block_bytes', 'known', 'protocol', 'double')
   if not f[1] then
     forget_worker(id)
     return nil
@@ -247,7 +248,7 @@ local function read_worker(id)
     sequences = tonumber(f[6]) or 0, max_sequences = math.max(tonumber(f[7]) or 1, 1), queued_tokens = tonumber(f[8]) or 0,
     fixed_ms = tonumber(f[9]) or 0, local_rate = tonumber(f[10]) or 0, step_ms = tonumber(f[11]) or 0,
     link = tonumber(f[12]) or 0, block_bytes = tonumber(f[13]) or 0, known = f[14],
-    protocol = tonumber(f[15]) or 1,
+    protocol = tonumber(f[15]) or 1, double = tonumber(f[16]) or 0,
   }
 end
 
@@ -384,18 +385,25 @@ local function cheaper(a, b)
 end
 
 -- What an unmeasured worker is taken for: the slowest measured prefill rate, else what somebody computes beside a batch, else
--- 0; with the dearest fixed cost of a pass.
+-- 0; with the dearest fixed cost of a pass and of attention.
 local function assume(workers)
-  local slowest, beside, fixed_ms = 0, 0, 0
+  local slowest, beside, fixed_ms, double = 0, 0, 0, 0
   for _, worker in ipairs(workers) do
     if worker.rate > 0 and (slowest == 0 or worker.rate < slowest) then slowest = worker.rate end
+    if worker.double > 0 and (double == 0 or worker.double < double) then double = worker.double end
     beside = math.max(beside, worker.local_rate)
     fixed_ms = math.max(fixed_ms, worker.fixed_ms)
   end
   for _, worker in ipairs(workers) do
-    if worker.rate == 0 then worker.fixed_ms = fixed_ms end
+    if worker.rate == 0 then worker.fixed_ms, worker.double = fixed_ms, double end
   end
   return slowest > 0 and slowest or beside
+end
+
+-- What a prompt of `tokens` is to a worker, in tokens with nothing before them: each attends to all before it, cached or not.
+local function effort(worker, tokens)
+  if worker.double == 0 then return worker.uncached end
+  return math.ceil(worker.uncached + worker.uncached * (2 * tokens - worker.uncached) / (2 * worker.double))
 end
 
 -- ms until a worker has computed the prompts charged to it at `rate`; the first of them has been on its way for some time. In a
@@ -409,7 +417,7 @@ local function wait_ms(worker, rate, now)
 end
 
 -- Prefill workers, cheapest first: ms until each would have computed what it is charged (`wait`) and this prompt's rest (`work`).
--- While somebody idles, a prefix is worth what computing it takes, and is copied by being computed elsewhere when its holders'
+-- While somebody idles, a prefix is worth twice what computing it takes, and is copied by being computed elsewhere when its holders'
 -- queue is longer. The longer all queues are, the more computing counts, because everybody behind waits for it. Returns its weight, too.
 local function rank_prefill(workers, assumed, now)
   local ranked, least = {}, nil
@@ -417,7 +425,7 @@ local function rank_prefill(workers, assumed, now)
     if has_role(worker, 'prefill') then
       local rate = worker.rate > 0 and worker.rate or (assumed > 0 and assumed or 1)
       local wait, count = wait_ms(worker, rate, now)
-      local work = worker.fixed_ms + 1000 * worker.uncached / rate
+      local work = worker.fixed_ms + 1000 * worker.effort / rate
       ranked[#ranked + 1] = {
         id = worker.id, worker = worker, count = count, wait = wait, work = work, ms = wait + work,
       }
@@ -425,7 +433,7 @@ local function rank_prefill(workers, assumed, now)
     end
   end
   least = least or 0
-  local weight = 1 + (WORK_WEIGHT - 1) * least / (least + SCARCE_MS)
+  local weight = IDLE_WEIGHT + (WORK_WEIGHT - IDLE_WEIGHT) * least / (least + SCARCE_MS)
   for _, option in ipairs(ranked) do option.cost = option.wait + weight * option.work end
   table.sort(ranked, cheaper)
   return ranked, weight
@@ -438,15 +446,15 @@ local function cheapest_local(decode, assumed, weight, now)
     local worker = decode[at].worker
     local own = worker.rate > 0 and worker.rate or assumed
     local sequences = worker.doubted and math.max(worker.sequences, decode[at].count) or decode[at].count
-    local idle = sequences == 0 and 1000 * worker.uncached <= LOCAL_PASS_MS * own
+    local idle = sequences == 0 and 1000 * worker.effort <= LOCAL_PASS_MS * own
     local rate = idle and own or (worker.local_rate > 0 and worker.local_rate or LOCAL_SHARE * own)
     if rate > 0 and not decode[at].full then
       local wait = wait_ms(worker, rate, now)
-      local ms = worker.fixed_ms + (idle and 0 or worker.step_ms) + wait + 1000 * worker.uncached / rate
+      local ms = worker.fixed_ms + (idle and 0 or worker.step_ms) + wait + 1000 * worker.effort / rate
       local delay = (wait * rate + 1000 * worker.uncached) / own -- of those that decode there, by all prompts
-      local harm = idle and 0 or LOCAL_MARGIN_MS + LOCAL_HARM * 1000 * worker.uncached / rate
+      local harm = idle and 0 or LOCAL_MARGIN_MS + LOCAL_HARM * 1000 * worker.effort / rate
         + math.max(sequences, 1) * delay * (delay / LOCAL_PATIENCE_MS) ^ 2
-      local cost = ms + harm + (weight - 1) * 1000 * worker.uncached / own
+      local cost = ms + harm + (weight - 1) * 1000 * worker.effort / own
       if not best or cost < best.cost then best = { at = at, ms = ms, cost = cost } end
     end
   end
@@ -534,6 +542,7 @@ local function place(_, args)
   end
 
   local assumed = assume(workers)
+  for _, worker in ipairs(workers) do worker.effort = effort(worker, tokens) end
   local prefill, weight = rank_prefill(workers, assumed, now)
   local first = prefill[1]
   local decode = rank_decode(workers, tokens, block_size, reserve, first and first.work or 0, first and first.worker.link or 0)
@@ -560,7 +569,7 @@ local function place(_, args)
     reason = decode[1].full and 'full' or (chosen.matched > 0 and 'prefix' or 'load')
     predicted = first.ms
   end
-  charge('prefill', chosen.id, request, chosen.uncached, now, ttl)
+  charge('prefill', chosen.id, request, chosen.effort, now, ttl)
   charge('decode', best.id, request, reserve, now, ttl)
   local costs = string.format('predicted_ms=%.1f prefill_ms=%.1f local_ms=%.1f transfer_ms=%.1f matched_tokens=%d candidates=%d',
     predicted or first and first.ms or nearby and nearby.ms or -1, first and first.ms or -1, nearby and nearby.ms or -1, transfer,

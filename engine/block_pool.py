@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
+SPARED = 0.5  # of the pool
+
 
 class OutOfBlocksError(Exception):
     """Fewer blocks are free or evictable than were asked for. Nothing was taken."""
@@ -22,8 +24,10 @@ class OutOfBlocksError(Exception):
 class BlockPool:
     """Reference counts, prefix reuse and eviction of `num_blocks` blocks.
 
-    Eviction takes the block that was released the longest ago. `release` lets go of a block table from its end, so of one
-    sequence the last blocks go first and what remains is still a prefix.
+    Eviction takes the block that was released the longest ago among those that nobody found again. What `match_prefix` found is
+    spared, up to `SPARED` of the pool: beyond that the one that was released the longest ago counts as never found. `release`
+    lets go of a block table from its end, so of one sequence the last blocks go first and what remains is still a prefix: who
+    found a block found all before it.
     """
 
     def __init__(self, *, num_blocks: int, block_size: int) -> None:
@@ -36,18 +40,20 @@ class BlockPool:
         self._by_digest: dict[bytes, int] = {}
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: block 0 first
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently released first
+        self._spared: OrderedDict[int, None] = OrderedDict()  # cached as well, but found again; in the same order
+        self._found = [False] * num_blocks  # published blocks that were matched
         self._added: dict[bytes, None] = {}
         self._removed: dict[bytes, None] = {}
 
     @property
     def num_free(self) -> int:
         """Blocks that can be allocated now: free or cached."""
-        return len(self._free) + len(self._cached)
+        return len(self._free) + self.num_cached
 
     @property
     def num_cached(self) -> int:
         """Published blocks that nobody refers to."""
-        return len(self._cached)
+        return len(self._cached) + len(self._spared)
 
     @property
     def num_used(self) -> int:
@@ -62,10 +68,15 @@ class BlockPool:
             if block is None:
                 break
             if self._references[block] == 0:
-                del self._cached[block]
+                del (self._spared if self._found[block] else self._cached)[block]
             self._references[block] += 1
+            self._found[block] = True
             blocks.append(block)
         return blocks
+
+    def count_prefix(self, digests: Sequence[bytes]) -> int:
+        """How many blocks `match_prefix` would return; takes nothing, and doesn't count as a use."""
+        return next((at for at, digest in enumerate(digests) if digest not in self._by_digest), len(digests))
 
     def allocate(self, count: int) -> list[int]:
         """Return `count` blocks with one reference each and unknown content, evicting cached ones if need be.
@@ -99,6 +110,8 @@ class BlockPool:
                 continue
             if self._digests[block] is None:
                 self._free.append(block)
+            elif self._found[block]:
+                self._spare(block)
             else:
                 self._cached[block] = None
 
@@ -127,9 +140,7 @@ class BlockPool:
             self._check_used(block)
             digest = self._digests[block]
             if digest is not None:
-                self._digests[block] = None
-                del self._by_digest[digest]
-                _note(digest, happened=self._removed, undone=self._added)
+                self._forget(block, digest)
 
     def drain_events(self) -> tuple[list[bytes], list[bytes]]:
         """Return (digests added, digests removed) since the last call, without those that came and went in between."""
@@ -142,14 +153,26 @@ class BlockPool:
         """Return every digest that `match_prefix` would find now, oldest publication first."""
         return list(self._by_digest)
 
+    def _spare(self, block: int) -> None:
+        self._spared[block] = None
+        if len(self._spared) > SPARED * self.num_blocks:
+            oldest, _ = self._spared.popitem(last=False)
+            self._found[oldest] = False
+            self._cached[oldest] = None
+
     def _evict(self) -> int:
-        block, _ = self._cached.popitem(last=False)
+        block, _ = (self._cached or self._spared).popitem(last=False)
         digest = self._digests[block]
         assert digest is not None  # cached blocks are published
+        self._forget(block, digest)
+        return block
+
+    def _forget(self, block: int, digest: bytes) -> None:
+        """Its content is nobody's any more."""
         self._digests[block] = None
+        self._found[block] = False
         del self._by_digest[digest]
         _note(digest, happened=self._removed, undone=self._added)
-        return block
 
     def _check_used(self, block: int) -> None:
         if not 0 <= block < self.num_blocks:

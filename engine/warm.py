@@ -14,7 +14,7 @@ from engine.passes import Pass
 from engine.sequence import Chunk, Sequence
 
 PROMPTS = (8, 24, 48, 100, 300, 1500, 3000)  # tokens; what decides on a kernel lies between these
-TIMED_PROMPTS = (256, 512, 1024, 2048)  # tokens of a pass
+TIMED_PROMPTS = (256, 512, 1024, 2048, 8192)  # tokens of a pass
 CACHED = (32, 500, 2500)  # positions before a chunk
 SAMPLINGS = (
     SamplingParams(max_tokens=4, temperature=0.0),

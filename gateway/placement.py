@@ -15,7 +15,7 @@ from common.blocks import hash_blocks, hash_root
 from common.messages import WorkerState
 
 FULL = 1e6
-WORK_WEIGHT, SCARCE_MS = 8, 20
+WORK_WEIGHT, IDLE_WEIGHT, SCARCE_MS = 8, 2, 20
 LOCAL_SHARE, LOCAL_CANDIDATES = 0.5, 4
 LOCAL_MARGIN_MS, LOCAL_HARM, LOCAL_PATIENCE_MS, LOCAL_PASS_MS = 5, 0.35, 316, 60
 HANDOVER_MS, LINK, READ = 2, 1e9, 2e12
@@ -33,11 +33,18 @@ class Candidate:
     decode_tokens: int = 0
     decode_count: int = 0
     fixed_ms: float = 0.0  # of a pass; of an unmeasured worker the dearest one's
+    double_tokens: float = 0.0  # see `WorkerState`; of an unmeasured worker the smallest one
     uncached: int = 1  # tokens
+    effort: int = 1  # the same in tokens with nothing before them
 
     @property
     def sequences(self) -> int:
         return self.state.running + self.state.waiting if "decode" in self.state.roles else 0
+
+    @property
+    def rate(self) -> float:
+        """Of tokens with nothing before them, if that is known; 0 = not measured."""
+        return self.state.prefill_bare_tokens_per_s or self.state.prefill_tokens_per_s
 
     @property
     def num_blocks(self) -> int:
@@ -86,6 +93,8 @@ def choose(candidates: Sequence[Candidate], prompt: Prompt) -> tuple[str, list[s
         matched = candidate.matched_blocks * prompt.block_size
         candidate.uncached = max(prompt.num_tokens - matched, 1)
     assumed = _assume(candidates)
+    for candidate in candidates:
+        candidate.effort = _effort(candidate, prompt.num_tokens)
     prefill, weight = _rank_prefill(candidates, assumed)
     first = prefill[0] if prefill else None
     decode = _rank_decode(candidates, prompt, first)
@@ -107,25 +116,35 @@ def choose(candidates: Sequence[Candidate], prompt: Prompt) -> tuple[str, list[s
 
 
 def _assume(candidates: Iterable[Candidate]) -> float:
-    """The rate of an unmeasured worker; sets everybody's fixed cost."""
+    """The rate of an unmeasured worker; sets everybody's fixed cost and that of attention."""
     states = [candidate.state for candidate in candidates]
-    slowest = min((s.prefill_tokens_per_s for s in states if s.prefill_tokens_per_s > 0), default=0.0)
+    slowest = min((candidate.rate for candidate in candidates if candidate.rate > 0), default=0.0)
     fixed_ms = max((s.prefill_fixed_ms for s in states), default=0.0)
+    doubles = {s.worker: s.prefill_double_tokens if s.prefill_bare_tokens_per_s else 0.0 for s in states}
+    double_tokens = min((tokens for tokens in doubles.values() if tokens > 0), default=0.0)
     for candidate in candidates:
-        candidate.fixed_ms = candidate.state.prefill_fixed_ms if candidate.state.prefill_tokens_per_s > 0 else fixed_ms
+        is_known, state = candidate.rate > 0, candidate.state
+        candidate.fixed_ms = state.prefill_fixed_ms if is_known else fixed_ms
+        candidate.double_tokens = doubles[state.worker] if is_known else double_tokens
     return slowest or max((s.local_tokens_per_s for s in states), default=0.0)
+
+
+def _effort(worker: Candidate, tokens: int) -> int:
+    if not worker.double_tokens:
+        return worker.uncached
+    return math.ceil(worker.uncached + worker.uncached * (2 * tokens - worker.uncached) / (2 * worker.double_tokens))
 
 
 def _rank_prefill(candidates: Iterable[Candidate], assumed: float) -> tuple[list[_Option], float]:
     options = []
     for worker in candidates:
         if "prefill" in worker.state.roles:
-            rate = worker.state.prefill_tokens_per_s or assumed or 1.0
+            rate = worker.rate or assumed or 1.0
             wait = 1000 * worker.queued_tokens / rate
-            work = worker.fixed_ms + 1000 * worker.uncached / rate
+            work = worker.fixed_ms + 1000 * worker.effort / rate
             options.append(_Option(worker=worker, count=worker.prefill_count, wait=wait, work=work))
     least = min((option.wait for option in options), default=0.0)
-    weight = 1 + (WORK_WEIGHT - 1) * least / (least + SCARCE_MS)
+    weight = IDLE_WEIGHT + (WORK_WEIGHT - IDLE_WEIGHT) * least / (least + SCARCE_MS)
     for option in options:
         option.cost = option.wait + weight * option.work
     return sorted(options, key=lambda option: option.order), weight
@@ -169,19 +188,19 @@ def _cheapest_local(decode: Sequence[_Option], assumed: float, weight: float) ->
     best: tuple[Candidate, float] | None = None
     for option in decode[:LOCAL_CANDIDATES]:
         worker, state = option.worker, option.worker.state
-        own = state.prefill_tokens_per_s or assumed
+        own = worker.rate or assumed
         sequences = max(worker.sequences, option.count)
-        is_idle = sequences == 0 and 1000 * worker.uncached <= LOCAL_PASS_MS * own
+        is_idle = sequences == 0 and 1000 * worker.effort <= LOCAL_PASS_MS * own
         rate = own if is_idle else state.local_tokens_per_s or LOCAL_SHARE * own
         if rate <= 0 or option.is_full:
             continue
-        tokens = worker.queued_tokens + worker.uncached
+        tokens = worker.queued_tokens + worker.effort
         cost = worker.fixed_ms + (0 if is_idle else state.decode_step_ms) + 1000 * tokens / rate
         if not is_idle:
-            delay = 1000 * tokens / own
-            cost += LOCAL_MARGIN_MS + LOCAL_HARM * 1000 * worker.uncached / rate
+            delay = 1000 * (worker.queued_tokens + worker.uncached) / own
+            cost += LOCAL_MARGIN_MS + LOCAL_HARM * 1000 * worker.effort / rate
             cost += max(sequences, 1) * delay * (delay / LOCAL_PATIENCE_MS) ** 2
-        cost += (weight - 1) * 1000 * worker.uncached / own
+        cost += (weight - 1) * 1000 * worker.effort / own
         if best is None or cost < best[1]:
             best = worker, cost
     return best

@@ -28,6 +28,7 @@ import numpy as np
 from engine.engine import Chunk, Pass, Sampled
 from engine.passes import Finished
 from engine.sequence import Sequence
+from worker.prompt_cost import PromptCost, pairs_of
 from worker.trials import Trials
 
 log = logging.getLogger("baton.device")
@@ -114,6 +115,7 @@ class DeviceLoop:
         self.busy = False
         alone = {tokens: ms / 1000 for (slots, tokens), ms in (pass_ms or {}).items() if not slots}
         self._prompt_fit = _LineFit(alone)  # seconds of a pass of prompts alone by its tokens
+        self.prompt_cost = PromptCost(alone)  # the same, by its tokens and by what they attend to
         self._beside_tokens_per_s = 0.0  # prompt tokens by what they add to a decode step
         self.decode_step_ms = 0.0
         self._num_decoding = 1  # in the newest pass that decoded
@@ -292,6 +294,8 @@ class DeviceLoop:
             self.decode_step_ms = _smooth(self.decode_step_ms, seconds * 1000)
         elif not decoding:
             self._prompt_fit.add(prompts, seconds)
+            pairs = sum(pairs_of(chunk.start, chunk.end) for chunk in launch.chunks)
+            self.prompt_cost.add(prompts, pairs, seconds)
         elif prompts >= FEWEST_PROMPT_TOKENS and self.decode_step_ms:
             slots = _slots(decoding)
             self._measure_attention(slots, prompts, seconds * 1000)

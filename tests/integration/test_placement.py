@@ -42,6 +42,8 @@ def a_fleet(chance: random.Random) -> list[WorkerState]:
             "max_sequences": chance.choice([4, 8]),
             "prefill_tokens_per_s": one_of(0.0, 1000.0, 1000.0, 4000.5),
             "prefill_fixed_ms": one_of(0.0, 1.5, 20.0),
+            "prefill_bare_tokens_per_s": one_of(0.0, 0.0, 1500.0, 5000.0),
+            "prefill_double_tokens": one_of(0.0, 100.0, 19_000.0),
             "local_tokens_per_s": one_of(0.0, 300.0, 990.0),
             "decode_step_ms": one_of(0.0, 0.1, 5.25, 9.0),
             "link_bytes_per_s": one_of(0.0, 1e6, 3e9),
@@ -99,7 +101,7 @@ async def agree(store: Store, chance: random.Random, number: int) -> str:
             return reason
         placement = await store.place(request)
         assert (placement.prefill, placement.decode, placement.reason) == (prefill, decode, reason), fleet
-        candidates[prefill].prefill_tokens += candidates[prefill].uncached
+        candidates[prefill].prefill_tokens += candidates[prefill].effort
         candidates[prefill].prefill_count += 1
         decoder = candidates[decode[0] if decode else prefill]
         decoder.decode_tokens += request.reserve_tokens

@@ -239,8 +239,8 @@ async def test_a_long_queue_outweighs_a_prefix(store: Store) -> None:
 async def test_the_faster_worker_takes_the_longer_queue(store: Store) -> None:
     await two_and_two(store)
     await store.register(a_worker("p0", "prefill", prefill_tokens_per_s=8000.0))
-    chosen = Counter([(await store.place(a_request(f"request-{number}"))).prefill for number in range(9)])
-    assert chosen == {"p0": 8, "p1": 1}
+    chosen = Counter([(await store.place(a_request(f"request-{number}"))).prefill for number in range(24)])
+    assert chosen == {"p0": 23, "p1": 1}
 
 
 async def test_who_has_measured_nothing_is_not_taken_for_faster_than_the_others(store: Store) -> None:
@@ -303,13 +303,29 @@ async def test_after_a_flush_workers_are_unknown_and_announcing_again_restores_h
 
 
 async def test_a_hot_prefix_is_computed_elsewhere_once_its_holders_queue_takes_longer_than_that(store: Store) -> None:
-    """64 tokens take 64 ms, 16 of them 16 ms: the holder is worth a queue of less than 48 ms while the other one idles."""
+    """64 tokens take 64 ms, 16 of them 16 ms: the holder is worth a queue of twice 48 ms while the other one idles."""
     await two_and_two(store)
     prompt = a_prompt()
     await store.announce("p0", 1, prompt[:3], [])
     now_ms = int((await store._client.time())[0]) * 1000
-    requests = [a_request(f"r{number}", digests=prompt, now_ms=now_ms) for number in range(5)]
-    assert [(await store.place(request)).prefill for request in requests] == ["p0", "p0", "p0", "p1", "p0"]
+    requests = [a_request(f"r{number}", digests=prompt, now_ms=now_ms) for number in range(8)]
+    chosen = [(await store.place(request)).prefill for request in requests]
+    assert chosen == ["p0", "p0", "p0", "p0", "p0", "p0", "p1", "p0"]
+
+
+async def test_the_end_of_a_long_prompt_costs_more_than_its_beginning(store: Store) -> None:
+    """16 tokens behind 48 cached ones take 16 + 16 * 56 / 20 ms where a token behind 20 takes twice its time."""
+    await store.register(
+        a_worker(
+            "p0", "prefill", prefill_bare_tokens_per_s=1000.0, prefill_double_tokens=20.0, prefill_tokens_per_s=300.0
+        )
+    )
+    await store.register(a_worker("d0", "decode"))
+    prompt = a_prompt()
+    await store.announce("p0", 1, prompt[:3], [])
+    placement = await store.place(a_request(digests=prompt, num_tokens=64, cut_over_tokens=0))
+    assert placement.costs["predicted_ms"] == pytest.approx(16 + 16 * 56 / 20, abs=1)
+    assert await store.charged("p0", "prefill") == 61
 
 
 async def test_a_prefix_is_worth_more_where_everybody_has_a_queue(store: Store) -> None:

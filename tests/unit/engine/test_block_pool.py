@@ -87,6 +87,40 @@ def test_a_hit_makes_a_block_recent() -> None:
     assert pool.cached_digests() == [digest(1)]
 
 
+def test_what_was_found_again_outlives_what_was_not() -> None:
+    """However much of the latter comes later."""
+    pool = BlockPool(num_blocks=4, block_size=16)
+    pool.release(published(pool, 1, 2))
+    pool.release(pool.match_prefix([digest(1)]))
+    for number in range(10, 20):
+        pool.release(published(pool, number, number + 10))
+    assert digest(1) in pool.cached_digests()
+    assert digest(2) not in pool.cached_digests()
+
+
+def test_what_was_found_again_takes_half_the_pool_at_most() -> None:
+    pool = BlockPool(num_blocks=4, block_size=16)
+    for number in (1, 2, 3):
+        pool.release(published(pool, number))
+        pool.release(pool.match_prefix([digest(number)]))
+    pool.release(published(pool, 4))
+    pool.release(pool.allocate(1))  # 1 counts as never found, and is older than 4
+    assert pool.cached_digests() == [digest(2), digest(3), digest(4)]
+    assert pool.num_cached == 3
+    held = pool.allocate(4)  # all can be evicted
+    assert (pool.num_free, pool.num_cached) == (0, 0)
+    pool.release(held)
+
+
+def test_counting_a_prefix_is_no_use_of_it() -> None:
+    pool = BlockPool(num_blocks=2, block_size=16)
+    for number in (1, 2):
+        pool.release(published(pool, number))
+    assert pool.count_prefix([digest(1), digest(3), digest(2)]) == 1
+    pool.allocate(1)
+    assert pool.cached_digests() == [digest(2)]
+
+
 def test_the_first_publisher_of_a_digest_wins() -> None:
     pool = BlockPool(num_blocks=4, block_size=16)
     (first,), (second,) = published(pool, 1), published(pool, 1)
