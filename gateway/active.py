@@ -103,6 +103,7 @@ def timeline_of(spec: GenerationSpec, submitted_at: float) -> Timeline:
         prompt_tokens=len(spec.token_ids),
         traceparent=spec.traceparent,
         tenant=spec.tenant.name,
+        patient=spec.priority < 0,
     )
 
 

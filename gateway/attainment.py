@@ -2,7 +2,7 @@
 
 Nothing is done for a token: requests are looked at with each heartbeat and once when they end. Times to first token count from
 the receipt of the HTTP request. Of a running stream each heartbeat takes one sample of its time per token since the last one,
-so that an answer of minutes tells how it goes before it is over.
+so that an answer of minutes tells how it goes before it is over. The lowest tier has no service levels: it is work, and no more.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class Attainment:
         del self._seen[active.state.spec.request_id]
         self._count_first_token(active, seen, now)
         if line.first_token_at is None:
-            if error is not None and not isinstance(error, InvalidRequestError):
+            if error is not None and not isinstance(error, InvalidRequestError) and not line.patient:
                 self._window.add("ttft", 1, now)
-        elif error is None and line.completion_tokens > 1:
+        elif error is None and line.completion_tokens > 1 and not line.patient:
             self._count_tokens(line.completion_tokens - 1, now - line.first_token_at, now)
 
     def state(self, gateway: str, incarnation: int, requests: Iterable[ActiveRequest], now: float) -> GatewayState:
@@ -84,7 +84,7 @@ class Attainment:
             if name in seen:
                 self._seen[name] = seen[name]
             self._look(active, now)
-            if active.timeline.first_token_at is None:
+            if active.timeline.first_token_at is None and not active.timeline.patient:
                 late += now - active.timeline.received_at > self._levels.ttft_s
             if active.state.phase is Phase.QUEUED:
                 waiting["requests"] += 1
@@ -111,7 +111,7 @@ class Attainment:
         seen = self._arrived(active, now)
         self._count_first_token(active, seen, now)
         tokens = active.timeline.completion_tokens
-        if seen.at is not None:
+        if seen.at is not None and not active.timeline.patient:
             self._count_tokens(tokens - seen.tokens, now - seen.at, now)
         if seen.first_token:
             seen.tokens, seen.at = tokens, now
@@ -129,8 +129,9 @@ class Attainment:
         if seen.first_token or line.first_token_at is None:
             return
         seen.first_token = True
-        self._window.add("ttft", 1, now)
-        self._window.add("ttft met", line.first_token_at - line.received_at <= self._levels.ttft_s, now)
+        if not line.patient:
+            self._window.add("ttft", 1, now)
+            self._window.add("ttft met", line.first_token_at - line.received_at <= self._levels.ttft_s, now)
         handed_over = line.attempt is not None and bool(line.attempt.decode)
         self._window.add("prompt tokens", line.prompt_tokens, now)
         self._window.add("prefilled tokens", handed_over * max(0, line.prompt_tokens - line.cached_tokens), now)

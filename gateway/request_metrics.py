@@ -92,10 +92,11 @@ class RequestMetrics:
         if timeline.status == "cancelled":
             return  # the client's wish: neither good nor bad
         missed = missed_target(timeline, self._levels)
-        self._met.labels(self._model, missed or "none").inc()
+        if not timeline.patient:
+            self._met.labels(self._model, missed or "none").inc()
         if timeline.status == "error":
             return
-        if not missed:
+        if not missed and not timeline.patient:
             self._good_tokens.labels(self._model).inc(timeline.completion_tokens)
         self._observe(self._prompt, timeline.prompt_tokens)
         self._observe(self._generated, timeline.completion_tokens)

@@ -91,6 +91,7 @@ class Timeline:
     prompt_tokens: int
     traceparent: str = ""  # of the HTTP request's span, or the client's
     tenant: str = ""
+    patient: bool = False  # of the lowest tier: no service level is promised to it
     waited_ms: float = 0.0  # in this gateway, for its turn
     received_unix: float = field(default_factory=time.time)
     attempts: list[AttemptLine] = field(default_factory=list)

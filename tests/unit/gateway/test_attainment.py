@@ -15,7 +15,7 @@ def attainment(window_s: float = 30.0) -> Attainment:
     return Attainment(ServiceLevels(ttft_s=1.0, tpot_s=0.1, window_s=window_s), started_at=0.0)
 
 
-def request(name: str, at: float, *, prompt: int = 100, local: bool = False) -> ActiveRequest:
+def request(name: str, at: float, *, prompt: int = 100, local: bool = False, priority: int = 0) -> ActiveRequest:
     async def on_cancel(active: ActiveRequest, reason: str) -> None:
         raise AssertionError("nobody cancels")
 
@@ -25,6 +25,7 @@ def request(name: str, at: float, *, prompt: int = 100, local: bool = False) -> 
         sampling=SamplingParams(max_tokens=1000),
         deadline_s=60,
         received_at=at,
+        priority=priority,
     )
     active = ActiveRequest(RequestState(spec=spec, deadline_at=at + 60), at, on_cancel)
     decode = [] if local else ["d"]
@@ -64,6 +65,18 @@ def test_a_request_that_failed_without_a_token_missed_its_level_but_not_by_the_c
     counts.ended(request("c", 0.0), None, 1.0)  # its client left
     state = beat(counts, [], 2.0)
     assert (state.ttft_met, state.ttft_count) == (0, 1)
+
+
+def test_the_lowest_tier_is_work_without_service_levels() -> None:
+    counts = attainment()
+    late, failed, missing = (request(name, 0.0, priority=-1) for name in ("late", "failed", "missing"))
+    take(late, 1, 5.0)
+    beat(counts, [late, failed, missing], 6.0)
+    take(late, 2, 9.0)
+    counts.ended(failed, DeadlineExceededError("late"), 9.0)
+    state = beat(counts, [late, missing], 10.0)
+    assert (state.ttft_count, state.tpot_count) == (0, 0)
+    assert state.arriving_tokens_per_s == 300 / 10.0
 
 
 def test_a_running_stream_is_sampled_with_each_beat_and_an_ended_one_once_more() -> None:
