@@ -17,8 +17,6 @@ from gateway.dialect import Dialect
 from gateway.metrics import GatewayMetrics
 from gateway.tenants import Tenants
 
-STOP_S = 3.0  # a fetch is not cancelled
-
 
 class Batches:
     """Runs lines and looks after batches between `start` and `stop`."""
@@ -56,8 +54,7 @@ class Batches:
         """Give back what runs, for other gateways to take."""
         for worker in self._workers:
             await worker.stop()
-        if self._loops:
-            await asyncio.wait(self._loops, timeout=STOP_S)
         for loop in self._loops:
-            loop.cancel()
+            loop.cancel()  # a pull that is left behind ends with the connection
+        await asyncio.gather(*self._loops, return_exceptions=True)
         await self._streams.close()

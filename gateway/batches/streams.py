@@ -251,7 +251,10 @@ class BatchStreams:
         return await self._publish(subject, data) > 0
 
     async def fetch(self, kind: str, number: int) -> list[Delivery]:
-        """Up to `number` pieces of work ("line", "step") as soon as there is one; [] after a while. Must not be cancelled."""
+        """Up to `number` pieces of work ("line", "step") as soon as there is one; [] after a while.
+
+        Not to be cancelled before the end: what a pull left behind brings would come again only after `ACK_WAIT_S`.
+        """
         try:
             await self._ensure()
             messages = await self._pulls[kind].fetch(number, timeout=PULL_S)

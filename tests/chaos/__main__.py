@@ -30,7 +30,7 @@ from tests.chaos.links import Harm, LinkedCluster, Part
 from tests.chaos.load import Load
 from tests.chaos.overload import offer
 from tests.chaos.poison import FAULTS, KILLS, KILLS_DECODING, Supervisor, poisoned, send
-from tests.chaos.power import can_mount, cut
+from tests.chaos.power import LINES, can_mount, cut_power
 from tests.chaos.soak import Soaked, fill, soak
 from tests.chaos.trouble import FAULTY, device_trouble, rolling_restart
 from tests.chaos.upgrade import FIRST, LAST, HistoryIsMissingError, UpgradeCluster, check_out, roll
@@ -280,14 +280,16 @@ async def power(run: Run) -> None:
     if not can_mount():
         run.page.remarks.append("power: left out, it needs root and loop devices")
         return
-    lost = acked = 0
-    for number in range(POWER_CUTS):
-        one = await cut(run.folder / f"power-{number}", always=True, publish_s=0.5)
-        acked, lost = acked + one[0], lost + one[1]
-    run.figure(f"power: acknowledged in {POWER_CUTS} cuts, sync_interval always", acked, "messages", better="higher")
-    run.figure("power: of them lost", lost, "messages", target=0)
-    acked, lost = await cut(run.folder / "power-default", always=False, publish_s=0.5)
-    run.figure("power: lost with the default (negative control)", lost / max(acked, 1), "share")
+    found = await cut_power(run.folder / "power", model=run.model, oracle=run.oracle, cuts=POWER_CUTS, always=True)
+    run.figure(f"power: lines acknowledged, {POWER_CUTS} cuts as shipped", found.acknowledged, "lines", better="higher")
+    run.figure("power: of them without a result", found.lost, "lines", target=0)
+    run.figure("power: with more than one result", found.again, "lines", target=0)
+    run.figure("power: with a wrong one", found.wrong, "lines", target=0)
+    running = sum(0 < done < LINES for done in found.done_before)
+    run.figure("power: cuts with a batch half done", running, "cuts", better="higher", target=1)
+    found = await cut_power(run.folder / "power-default", model=run.model, oracle=run.oracle, cuts=1, always=False)
+    share = found.lost / found.acknowledged
+    run.figure("power: lines lost with NATS's default (negative control)", share, "share", better="higher", target=0.01)
 
 
 async def soaking(run: Run) -> None:

@@ -249,3 +249,49 @@ async def test_wrong_fields_are_named(cluster: Cluster, fields: dict[str, str], 
     async with httpx.AsyncClient(base_url=cluster.url, timeout=30, headers=headers) as client:
         answer = await client.post("/v1/files", data=fields, files={"file": ("a.jsonl", b"{}\n")})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+async def test_a_killed_gateway_loses_no_line(cluster: Cluster, client: openai.AsyncOpenAI, oracle: Oracle) -> None:
+    batch = await batch_of(client, jsonl([completion(number) for number in range(300)]))
+    async with asyncio.timeout(WITHIN_S):
+        while not (batch.request_counts and batch.request_counts.completed):
+            await asyncio.sleep(0.02)
+            batch = await client.batches.retrieve(batch.id)
+    assert batch.status == "in_progress"
+    cluster.kill("gateway")
+    await cluster.processes["gateway"].wait()
+    await cluster.start("gateway")
+    await cluster.until_ready()
+    batch = await ended(client, batch)
+    assert (batch.status, batch.error_file_id) == ("completed", None)
+    found = await entries(client, batch.output_file_id)
+    for number in range(300):
+        response = found[f"line {number}"]["response"]
+        expected = oracle.answer(completion(number)["body"])[0].tokens  # type: ignore[arg-type]
+        assert response["body"]["choices"][0]["token_ids"] == expected  # type: ignore[index]
+    assert len(found) == 300
+
+
+async def test_interactive_requests_go_before_lines(client: openai.AsyncOpenAI) -> None:
+    """While a batch keeps the gateway busy, a client's request is answered long before the batch is over."""
+    batch = await batch_of(client, jsonl([completion(number, max_tokens=64) for number in range(200)]))
+    answers = [
+        await client.completions.create(model="tiny", prompt=[9, 9, number], max_tokens=4) for number in range(5)
+    ]
+    assert all(answer.usage and answer.usage.completion_tokens for answer in answers)
+    batch = await client.batches.retrieve(batch.id)
+    assert batch.request_counts is not None
+    assert batch.request_counts.completed < 200
+    await client.batches.cancel(batch.id)
+    assert (await ended(client, batch)).status == "cancelled"
+
+
+async def test_metrics_tell_of_lines(cluster: Cluster, client: openai.AsyncOpenAI) -> None:
+    await ended(client, await batch_of(client, jsonl([completion(0), completion(1, temperature=9)])))
+    headers = {"authorization": f"Bearer {KEYS['acme']}"}
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=30, headers=headers) as http:
+        text = (await http.get("/metrics")).text
+    found = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if line[0] != "#"}
+    assert found['baton_batch_lines_total{model_name="tiny",state="completed"}'] >= 1
+    assert found['baton_batch_lines_total{model_name="tiny",state="failed"}'] >= 1
+    assert found['baton_batch_running_lines{model_name="tiny"}'] == 0
