@@ -271,6 +271,7 @@ class LineRunner:
 
     async def _request(self, line: Line, tenant: Tenant, trace: RequestTrace) -> dict[str, Any]:
         origin = Origin(of_batches(tenant), trace.context, trace.began_at)
+        self._dialect.generations.turn_away(origin.tenant, priority=LOWEST_PRIORITY)  # before the work of tokenising
         if line.url == "/v1/chat/completions":
             chat = self._checked(parse_body(line.body, ChatRequest), tenant)
             return await self._whole(chat, await self._dialect.start_chat(chat, origin), trace)
