@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from services.requirements import requirements
+
 ROOT = Path(__file__).resolve().parents[3]
 IMPORTS = """
 import importlib, pathlib, sys
@@ -41,6 +43,14 @@ def image(tmp_path: Path) -> Path:
             else:
                 shutil.copy(ROOT / source, target)
     return tmp_path
+
+
+def test_the_extras_that_images_are_built_with_exist() -> None:
+    texts = [(ROOT / "deploy" / name).read_text(encoding="utf-8") for name in ("Dockerfile", "kserve/runtime.yaml")]
+    given = re.findall(r'EXTRAS="?([\w ]+)"?', "\n".join(texts))
+    assert len(given) == 3
+    for extras in given:
+        assert requirements(extras.split())
 
 
 def test_every_service_is_there_with_what_it_imports_and_reads(image: Path) -> None:
