@@ -92,6 +92,10 @@ class Bus(Protocol):
         """Send one way. While disconnected, messages are stored up to a bound and sent later."""
         ...
 
+    async def flush(self, timeout_s: float) -> None:
+        """Return when the server has what was published: it arrives even if this process dies now. Raises UnavailableError."""
+        ...
+
     async def request(
         self, subject: str, message: msgspec.Struct, decoder: msgspec.msgpack.Decoder[M], *, timeout_s: float
     ) -> M:
@@ -221,6 +225,12 @@ class NatsBus:
             await self._client.publish(subject, encode(message))
         except _ERRORS as error:  # among them OutboundBufferLimitError: disconnected, and the store is full
             raise UnavailableError(f"could not publish: {_text(error)}") from error
+
+    async def flush(self, timeout_s: float) -> None:
+        try:
+            await self._client.flush(timeout_s)
+        except _ERRORS as error:
+            raise UnavailableError(f"could not flush: {_text(error)}") from error
 
     async def request(
         self, subject: str, message: msgspec.Struct, decoder: msgspec.msgpack.Decoder[M], *, timeout_s: float

@@ -36,7 +36,6 @@ from common.messages import (
     Trying,
     WorkerReply,
     WorkerState,
-    gateway_reply_decoder,
     gateway_state_decoder,
     to_worker_decoder,
 )
@@ -60,7 +59,7 @@ REGISTER_S = 1.0
 ANNOUNCE_S = 0.1
 GATEWAY_SILENT_S = 5.0
 DEVICE_CHECK_S = 0.25
-NAMED_WITHIN_S = 0.5  # a gateway that doesn't hear who is tried holds up all who wait for their turn
+NAMED_WITHIN_S = 0.5  # to the server; then the suspect is tried unnamed, or all would wait
 FAREWELL_S = 2.0
 EXIT_DEVICE_BROKEN = 70  # a supervisor may start the worker again; twice in a row means that the GPU is at fault
 FENCE_AFTER_S = 3.0  # without the bus; others give the work away after 4 s
@@ -312,11 +311,12 @@ class WorkerHost:
             worker=self.worker_id,
             incarnation=self.incarnation,
         )
-        await asyncio.gather(*(self._name_to(gateway, trying) for gateway in self.device.trials.gateways))
-
-    async def _name_to(self, gateway: str, trying: Trying) -> None:
         with contextlib.suppress(UnavailableError):
-            await self.bus.request(subjects.gateway(gateway), trying, gateway_reply_decoder, timeout_s=NAMED_WITHIN_S)
+            for gateway in self.device.trials.gateways:
+                await self.bus.publish(subjects.gateway(gateway), trying)
+            await self.bus.flush(
+                NAMED_WITHIN_S
+            )  # the server has it: a busy gateway's answer would hold up everybody here
 
     # -- liveness ----------------------------------------------------------------------------------------------------
 

@@ -146,6 +146,11 @@ class SimBus:
         await self._alive()
         self.publish_raw(subject, encode(message))
 
+    async def flush(self, timeout_s: float) -> None:
+        if not self.connected:
+            raise UnavailableError("not connected")
+        await asyncio.sleep(self._network.weather.way_s())
+
     def publish_raw(self, subject: str, raw: bytes) -> None:
         if self.connected:
             self._network.send(subject, raw)
