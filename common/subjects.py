@@ -55,6 +55,11 @@ def gateway_heartbeat(gateway_id: str) -> str:
     return f"baton.gatebeat.{check_id(gateway_id)}"
 
 
+def console(gateway_id: str) -> str:
+    """Core NATS, requests to one gateway: what another one's console shows of it (`ConsoleAsk`)."""
+    return f"baton.console.{check_id(gateway_id)}"
+
+
 ALL_GATEWAY_HEARTBEATS = "baton.gatebeat.*"
 
 

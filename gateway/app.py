@@ -37,7 +37,7 @@ from gateway.responses import error_code, error_response, error_status
 from gateway.routes import VERSION, Endpoint, HttpSettings, Routes
 from gateway.spans import TraceRequests
 from gateway.tenant_metrics import TenantLabels, TenantMetrics
-from gateway.tenants import Tenant, Tenants
+from gateway.tenants import ADMIN_PATHS, OPERATOR_PATHS, Tenant, Tenants, is_open, is_under
 from gateway.tokenizer import ChatTokenizer
 
 __all__ = ["HttpSettings", "create_app"]
@@ -46,9 +46,6 @@ log = logging.getLogger("baton.http")
 
 REFUSALS = (429, 503)  # the statuses that say when to come back
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}\Z")
-_OPEN_PATHS = ("/health", "/ready", "/console/static")  # and "/": the console's files say nothing of anybody
-_ADMIN_PATHS = ("/admin",)
-_OPERATOR_PATHS = ("/metrics", "/debug", "/console")
 
 
 def create_app(
@@ -65,8 +62,8 @@ def create_app(
     """Build the application. It owns no connection: start and stop `generations` around it.
 
     Tenants' budgets are counted by `budgets`, by default in this process alone. Metrics go to `registry`, by default one of the
-    application's own, which `/metrics` shows. There is a console where there is `control`, and a
-    Batch API where there is `batches`, which makes its routes.
+    application's own, which `/metrics` shows. Other gateways are asked, and answered, through `control`: without it there is no
+    console. There is a Batch API where there is `batches`, which makes its routes.
     """
     app = FastAPI(title="Baton", version=VERSION, docs_url=None, redoc_url=None, openapi_url=None)
     budgets = budgets or LocalBudgets()
@@ -91,7 +88,8 @@ def create_app(
     )
     generations.timelines.on_end(tenant_metrics.observe)
     FleetMetrics(lambda: generations.fleet).register(metrics.registry)
-    routes = Routes(dialect, metrics, settings, tenant_metrics, has_batches=batches is not None)
+    elsewhere = control.find if control is not None else None
+    routes = Routes(dialect, metrics, settings, tenant_metrics, elsewhere, has_batches=batches is not None)
     app.add_exception_handler(ServingError, _on_serving_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_middleware(Envelope, tenants=settings.tenants, on_refused=metrics.told_refusal)
@@ -101,8 +99,9 @@ def create_app(
         found = batches(dialect, metrics)
         _add(app, found.gets, found.posts, found.deletes)
     if control is not None:
-        console = ConsoleRoutes(control, generations, _facts(settings))
-        _add(app, console.gets, console.posts)
+        console = ConsoleRoutes(control, generations, tenant_metrics, _facts(settings))
+        if settings.console:
+            _add(app, console.gets, console.posts)
     return app
 
 
@@ -193,19 +192,15 @@ class Envelope:
         tenants = self._tenants
         scheme, _, key = headers.get("authorization", "").partition(" ")
         key = key.strip() if scheme.lower() == "bearer" else ""
-        if path == "/" or _is_under(path, _OPEN_PATHS):
+        if is_open(path):
             return tenants.default
-        if _is_under(path, _ADMIN_PATHS) or (tenants.keys.has_admin and _is_under(path, _OPERATOR_PATHS)):
+        if is_under(path, ADMIN_PATHS) or (tenants.keys.has_admin and is_under(path, OPERATOR_PATHS)):
             return tenants.default if tenants.keys.is_admin(key) else None
         return tenants.default if tenants.open_to_all else tenants.keys.tenant_of(key)
 
 
-def _is_under(path: str, roots: tuple[str, ...]) -> bool:
-    return any(path == root or path.startswith(f"{root}/") for root in roots)
-
-
 def _refusal(path: str) -> Response:
-    kind = "admin key" if _is_under(path, _ADMIN_PATHS + _OPERATOR_PATHS) else "API key"
+    kind = "admin key" if is_under(path, ADMIN_PATHS + OPERATOR_PATHS) else "API key"
     refusal = error_response(401, f"a valid {kind} is needed: send `Authorization: Bearer KEY`", code="invalid_api_key")
     refusal.headers["www-authenticate"] = "Bearer"
     return refusal

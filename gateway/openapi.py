@@ -11,6 +11,7 @@ from pydantic.json_schema import models_json_schema
 from gateway.batches.openapi import BATCH_SCHEMAS, batch_paths
 from gateway.batches.records import ENDPOINTS
 from gateway.batches.routes import BatchRequest
+from gateway.console.routes import DrainOrder, RolesOrder
 from gateway.schema import (
     MAX_LOGIT_BIAS,
     MAX_STOP_CHARS,
@@ -22,6 +23,7 @@ from gateway.schema import (
     StreamOptions,
     TokenizeRequest,
 )
+from gateway.tenants import ADMIN_PATHS, OPERATOR_PATHS, is_open, is_under
 
 Json = dict[str, Any]
 _REF = "#/components/schemas/"
@@ -31,6 +33,8 @@ _BODIES: tuple[type[BaseModel], ...] = (
     TokenizeRequest,
     DetokenizeRequest,
     BatchRequest,
+    RolesOrder,
+    DrainOrder,
 )
 _OTHERS: tuple[type[BaseModel], ...] = (Message, StreamOptions)
 _MODELS = {kind.__name__: kind for kind in _BODIES + _OTHERS}
@@ -139,24 +143,33 @@ _STATUSES = {
     503: "no worker can serve this now",
     504: "the deadline passed",
 }
-# path -> what it answers; `None`: JSON of no fixed form
-_GETS: dict[str, tuple[str, str]] = {
-    "/v1/models": ("The served model, as a list.", "application/json"),
-    "/v1/models/{model}": ("One model.", "application/json"),
-    "/health": ("This process answers.", "application/json"),
-    "/ready": ("Whether a request would be served now.", "application/json"),
+_JSON = "application/json"
+# path -> what it answers, and of which types; JSON is of no fixed form
+_GETS: dict[str, tuple[str, ...]] = {
+    "/v1/models": ("The served model, as a list.", _JSON),
+    "/v1/models/{model}": ("One model.", _JSON),
+    "/health": ("This process answers.", _JSON),
+    "/ready": ("Whether a request would be served now.", _JSON),
     "/metrics": ("Prometheus text.", "text/plain; version=0.0.4"),
-    "/version": ("Baton's version.", "application/json"),
-    "/debug/requests": ("Where the time of recent requests went.", "application/json"),
-    "/debug/requests/{request_id}": ("Every choice of one answer.", "application/json"),
-    "/openapi.json": ("This document.", "application/json"),
+    "/version": ("Baton's version.", _JSON),
+    "/debug/requests": ("Where the time of recent requests went.", _JSON),
+    "/debug/requests/{request_id}": ("Every choice of one answer.", _JSON),
+    "/openapi.json": ("This document.", _JSON),
 }
-_OPEN = frozenset({"/health", "/ready"})
+_CONSOLE_GETS: dict[str, tuple[str, ...]] = {
+    "/": ("The console, a page.", "text/html"),
+    "/console/static/{name}": ("A file of the page.", "text/html", "text/css", "text/javascript", "image/svg+xml"),
+    "/console/state": ("The fleet, and what all gateways do: docs/console.md.", _JSON),
+    "/console/events": ("The same as server-sent events, as it changes.", "text/event-stream"),
+}
 
 
-def document(*, version: str, needs_key: bool, has_batches: bool = True) -> Json:
-    """Return the document. `needs_key`: whether routes other than /health and /ready ask for an API key."""
-    paths = {path: {"get": _get(path, *answer, needs_key=needs_key)} for path, answer in _GETS.items()}
+def document(
+    *, version: str, needs_key: bool, has_admin: bool = False, has_console: bool = False, has_batches: bool = True
+) -> Json:
+    """Return the document. `needs_key`: API keys are asked for; `has_admin`: there is an admin key, for operators' routes."""
+    gets = _GETS | (_CONSOLE_GETS if has_console else {})
+    paths: dict[str, Json] = {path: {"get": _get(path, *answer)} for path, answer in gets.items()}
     paths["/v1/chat/completions"] = {"post": _post("ChatRequest", _completion("chat.completion"), streams=True)}
     paths["/v1/completions"] = {"post": _post("CompletionRequest", _completion("text_completion"), streams=True)}
     paths["/tokenize"] = {
@@ -165,16 +178,34 @@ def document(*, version: str, needs_key: bool, has_batches: bool = True) -> Json
     paths["/detokenize"] = {"post": _post("DetokenizeRequest", _object({"prompt": {"type": "string"}}))}
     if has_batches:
         paths |= batch_paths(_post("BatchRequest", {"$ref": f"{_REF}Batch"}), _errors())
+    if has_console:
+        answer = _object({"worker": {"type": "string"}, "roles": {"type": "array", "items": {"type": "string"}}})
+        for order, body in (("roles", "RolesOrder"), ("drain", "DrainOrder")):
+            path = f"/admin/workers/{{worker}}/{order}"
+            paths[path] = {"post": _post(body, answer) | {"parameters": _path_parameters(path)}}
+            paths[path]["post"]["requestBody"]["required"] = order == "roles"
+    for path, operations in paths.items():
+        for operation in operations.values():
+            operation["security"] = _security(path, needs_key=needs_key, has_admin=has_admin)
     made: Json = {
         "openapi": "3.1.0",
         "info": {"title": "Baton", "version": version, "license": {"name": "Apache-2.0"}},
         "paths": paths,
         "components": {"schemas": _schemas() | BATCH_SCHEMAS | {"Error": _ERROR, "Usage": _USAGE}},
     }
-    if needs_key:
-        made["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        made["security"] = [{"key": []}]
+    made["components"]["securitySchemes"] = {
+        "key": {"type": "http", "scheme": "bearer", "description": "an API key"},
+        "admin": {"type": "http", "scheme": "bearer", "description": "an admin key"},
+    }
     return made
+
+
+def _security(path: str, *, needs_key: bool, has_admin: bool) -> list[Json]:
+    if is_open(path):
+        return []
+    if is_under(path, ADMIN_PATHS) or (has_admin and is_under(path, OPERATOR_PATHS)):
+        return [{"admin": []}]
+    return [{"key": []}] if needs_key else []
 
 
 def _schemas() -> dict[str, Json]:
@@ -198,27 +229,28 @@ def _may_be_null(rule: Json) -> bool:
     return _NULL in rule.get("anyOf", []) or ("type" not in rule and "anyOf" not in rule and "$ref" not in rule)
 
 
-def _get(path: str, summary: str, media: str, *, needs_key: bool) -> Json:
+def _path_parameters(path: str) -> list[Json]:
+    names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
+    schema = {"type": "string", "minLength": 1}
+    return [{"name": name, "in": "path", "required": True, "schema": schema} for name in names]
+
+
+def _get(path: str, summary: str, *media: str) -> Json:
     operation: Json = {
         "summary": summary,
-        "responses": {"200": {"description": "OK", "content": {media: {}}}} | _errors(),
+        "responses": {"200": {"description": "OK", "content": {kind: {} for kind in media}}} | _errors(),
+        "parameters": _path_parameters(path),
     }
-    names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
-    operation["parameters"] = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}} for name in names
-    ]
     if path == "/debug/requests":
         limit = {"type": "string", "pattern": "^[0-9]{1,4}$"}
         operation["parameters"].append({"name": "limit", "in": "query", "schema": limit})
-    if needs_key and path in _OPEN:
-        operation["security"] = []
     return operation
 
 
 def _post(body: str, answer: Json, *, streams: bool = False) -> Json:
     content: Json = {"application/json": {"schema": answer}}
     if streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {}  # events, each with an object or [DONE]
     return {
         "summary": (_MODELS[body].__doc__ or "").strip(),
         "requestBody": {"required": True, "content": {"application/json": {"schema": {"$ref": _REF + body}}}},

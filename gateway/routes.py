@@ -29,6 +29,7 @@ from gateway.timeline import MAX_RECENT
 log = logging.getLogger("baton.http")
 
 VERSION = "0.1.0"
+MAX_REQUEST_ID = 200  # characters
 
 Body = TypeVar("Body", ChatRequest, CompletionRequest)
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -46,6 +47,7 @@ class HttpSettings:
     gateway_id: str = ""
     trace_share: float = 1.0  # of the requests that bring no trace of their own
     levels: ServiceLevels = field(default_factory=ServiceLevels)
+    console: bool = True  # serve the page and what it asks for
 
 
 def _trace(request: Request) -> RequestTrace:
@@ -62,15 +64,19 @@ class Routes:
         metrics: GatewayMetrics,
         settings: HttpSettings,
         tenant_metrics: TenantMetrics,
+        elsewhere: Callable[[str], Awaitable[list[dict[str, Any]]]] | None = None,
         *,
         has_batches: bool = False,
     ) -> None:
+        """`elsewhere` finds time lines at other gateways."""
         self._has_batches = has_batches
         self._dialect = dialect
         self._generations = dialect.generations
         self._tokenizer = dialect.tokenizer
         self._metrics = metrics
         self._tenant_metrics = tenant_metrics
+        self._elsewhere = elsewhere
+        self._has_console = settings.console and elsewhere is not None
         self._settings = settings
         self._started_at = int(time.time())
         self.posts: dict[str, Endpoint] = {
@@ -284,17 +290,26 @@ class Routes:
         return json_response(self._generations.timelines.as_json(int(limit)))
 
     async def timeline(self, request: Request) -> Response:
-        """Every choice of one answer, or one of them."""
+        """Every choice of one answer, or one of them; also of an answer of another gateway."""
         wanted = request.path_params["request_id"]
-        found = self._generations.timelines.find(wanted)
+        found = [timeline.as_json() for timeline in self._generations.timelines.find(wanted)]
+        if not found and self._elsewhere is not None and len(wanted) <= MAX_REQUEST_ID:
+            found = await self._elsewhere(wanted)
         if not found:
-            return error_response(404, f"no recent request {wanted[:100]!r}: this gateway keeps the last {MAX_RECENT}")
-        return json_response({"requests": [timeline.as_json() for timeline in found]})
+            return error_response(404, f"no recent request {wanted[:100]!r}: each gateway keeps the last {MAX_RECENT}")
+        return json_response({"requests": found})
 
     async def openapi(self, request: Request) -> Response:
         """The OpenAPI document."""
-        needs_key = not self._settings.tenants.open_to_all
-        return json_response(openapi.document(version=VERSION, needs_key=needs_key, has_batches=self._has_batches))
+        tenants = self._settings.tenants
+        document = openapi.document(
+            version=VERSION,
+            needs_key=not tenants.open_to_all,
+            has_admin=tenants.keys.has_admin,
+            has_console=self._has_console,
+            has_batches=self._has_batches,
+        )
+        return json_response(document)
 
     async def version(self, request: Request) -> Response:
         """Baton's version."""

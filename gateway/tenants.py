@@ -21,6 +21,10 @@ from common.config import ConfigError
 from gateway.budgets import UNLIMITED, Limits
 
 DEFAULT = "default"
+# Routes without a key (also "/": the console's files say nothing of anybody), with the admin key, and with it where there is one.
+OPEN_PATHS = ("/health", "/ready", "/console/static")
+ADMIN_PATHS = ("/admin",)
+OPERATOR_PATHS = ("/metrics", "/debug", "/console")
 TENANT_NAME = r"^[A-Za-z0-9_.-]{1,64}$"
 _HASH = r"^[0-9a-fA-F]{64}$"
 _FEWEST_KEY_CHARS = 16
@@ -110,6 +114,16 @@ class Tenants:
     def open_to_all(self) -> bool:
         """Nobody needs a key."""
         return not len(self.keys)
+
+
+def is_under(path: str, roots: tuple[str, ...]) -> bool:
+    """Whether a path is one of `roots` or below."""
+    return any(path == root or path.startswith(f"{root}/") for root in roots)
+
+
+def is_open(path: str) -> bool:
+    """Whether nobody needs a key for it."""
+    return path == "/" or is_under(path, OPEN_PATHS)
 
 
 def hash_key(key: str) -> bytes:

@@ -1,19 +1,28 @@
-"""What an operator may tell a worker: other roles, and to take no new work. And what gateways say of themselves."""
+"""What a console needs of the fleet: workers and gateways as they are heard, what other gateways do, and orders to workers."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
 
 from common import subjects
 from common.bus import Bus, Subscription
+from common.errors import UnavailableError
 from common.messages import (
+    ConsoleAsk,
+    ConsoleTold,
     Drain,
     GatewayState,
     RolesReply,
     SetRoles,
     WorkerState,
+    console_ask_decoder,
+    console_told_decoder,
     gateway_state_decoder,
     worker_reply_decoder,
 )
@@ -23,25 +32,33 @@ from gateway.fleet import SILENT_S
 log = logging.getLogger("baton.console")
 
 ORDER_TIMEOUT_S = 5.0  # a worker that gains prefill opens links first: 2 s at most
+ASK_TIMEOUT_S = 1.0  # a gateway that is slower is left out of a picture
+MAX_TOLD = 2 << 20  # bytes of one answer; the bus carries 8 MiB
 
 
 class FleetControl:
     """Workers through `peers`, gateways by their heartbeats on the bus."""
 
-    def __init__(self, bus: Bus, peers: Peers) -> None:
+    def __init__(self, bus: Bus, peers: Peers, *, gateway_id: str = "") -> None:
         self._bus = bus
         self._peers = peers
+        self._gateway_id = gateway_id
         self._gateways: dict[str, tuple[float, GatewayState]] = {}
         self._subscription: Subscription | None = None
+        self._tell: Callable[[str], Awaitable[Any]] | None = None
+        self.leaving = asyncio.Event()  # whoever watches has to go
 
     async def start(self) -> None:
-        """Listen for gateways."""
+        """Listen for gateways, and answer them."""
         self._subscription = await self._bus.subscribe(
             subjects.ALL_GATEWAY_HEARTBEATS, gateway_state_decoder, self._saw
         )
+        if self._gateway_id:
+            await self._bus.serve(subjects.console(self._gateway_id), console_ask_decoder, self._asked)
 
     async def close(self) -> None:
         """Stop listening."""
+        self.leaving.set()
         if self._subscription is not None:
             await self._subscription.close()
 
@@ -54,6 +71,37 @@ class FleetControl:
         now = time.monotonic()
         self._gateways = {name: seen for name, seen in self._gateways.items() if now - seen[0] < SILENT_S}
         return [state for _, (_, state) in sorted(self._gateways.items())]
+
+    # -- other gateways ------------------------------------------------------------------------------------------------
+
+    def answer_with(self, tell: Callable[[str], Awaitable[Any]]) -> None:
+        """What other gateways are told: `tell("")` of this one, `tell(id)` of a request, as values of JSON."""
+        self._tell = tell
+
+    async def ask(self, request_id: str = "") -> dict[str, Any]:
+        """Gateway -> what it tells; those that don't answer in time, or are of a release that can't, are left out."""
+        others = [state.gateway for state in self.gateways() if state.gateway != self._gateway_id]
+        told = await asyncio.gather(*(self._ask(name, ConsoleAsk(request_id=request_id)) for name in others))
+        return {name: answer for name, answer in zip(others, told, strict=True) if answer is not None}
+
+    async def find(self, request_id: str) -> list[dict[str, Any]]:
+        """The time lines of an answer, or of one of its choices, at the gateway that has them."""
+        return next((lines for lines in (await self.ask(request_id)).values() if lines), [])
+
+    async def _ask(self, gateway: str, message: ConsoleAsk) -> Any:
+        subject = subjects.console(gateway)
+        try:
+            reply = await self._bus.request(subject, message, console_told_decoder, timeout_s=ASK_TIMEOUT_S)
+            return msgspec.json.decode(reply.json)
+        except (UnavailableError, msgspec.DecodeError) as error:
+            log.debug("console.no_answer", extra={"gateway": gateway, "error": str(error)[:200]})
+            return None
+
+    async def _asked(self, message: ConsoleAsk) -> ConsoleTold:
+        told = msgspec.json.encode(await self._tell(message.request_id) if self._tell is not None else None)
+        return ConsoleTold(json=told if len(told) <= MAX_TOLD else b"null")
+
+    # -- workers -------------------------------------------------------------------------------------------------------
 
     async def set_roles(self, worker: str, roles: Sequence[str]) -> RolesReply:
         """Let `worker` take new work of these roles alone. Raises UnavailableError when it does not answer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
@@ -16,32 +17,33 @@ from gateway.attainment import ServiceLevels
 from gateway.body import read_body
 from gateway.console.assets import PAGE, load_assets
 from gateway.console.control import FleetControl
-from gateway.console.state import (
-    MAX_HANDOVERS,
-    WINDOW_S,
-    counted,
-    gateway_json,
-    handovers,
-    latencies,
-    links,
-    worker_json,
-)
+from gateway.console.feed import Feed
+from gateway.console.parts import merged, own_part
+from gateway.console.state import gateway_json, worker_json
 from gateway.generation import Generations
 from gateway.responses import json_response
 from gateway.schema import StrictFields, parse_body
+from gateway.stream import EventStream
+from gateway.tenant_metrics import TenantMetrics
 
 FRESH_S = 0.5  # a state that is not older is shown again: many viewers cost as much as one
 MAX_ORDER_BYTES = 4096
 ORDER_BODY_S = 5.0
 
+_FIGURES = ("in_flight", "waiting", "latencies", "placed", "refused", "events", "tenants")
+
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class RolesOrder(StrictFields):
+    """What a worker takes new work of."""
+
     roles: Annotated[list[Annotated[StrictStr, Field(max_length=32)]], Field(min_length=1, max_length=8)]
 
 
 class DrainOrder(StrictFields):
+    """Whether a worker takes no new work; without a body it takes none."""
+
     draining: StrictBool = True
 
 
@@ -59,16 +61,22 @@ class ConsoleFacts:
 class ConsoleRoutes:
     """Endpoints by path."""
 
-    def __init__(self, control: FleetControl, generations: Generations, facts: ConsoleFacts) -> None:
+    def __init__(
+        self, control: FleetControl, generations: Generations, tenants: TenantMetrics, facts: ConsoleFacts
+    ) -> None:
         self._control = control
         self._generations = generations
+        self._tenants = tenants
         self._facts = facts
+        self._feed = Feed(self._sections, leaving=control.leaving)
+        control.answer_with(self._tell)
         self._assets = load_assets()
         self._state: tuple[float, dict[str, Any]] | None = None
         self.gets: dict[str, Endpoint] = {
             "/": self.page,
             "/console/static/{name}": self.asset,
             "/console/state": self.state,
+            "/console/events": self.events,
         }
         self.posts: dict[str, Endpoint] = {
             "/admin/workers/{worker}/roles": self.set_roles,
@@ -87,37 +95,55 @@ class ConsoleRoutes:
         return asset.response(request)
 
     async def state(self, request: Request) -> Response:
-        """The fleet as this gateway hears it, and this gateway's requests."""
+        """The fleet as this gateway hears it, and what all gateways do."""
         now = time.monotonic()
         if self._state is None or now - self._state[0] > FRESH_S:
-            self._state = now, self._build(now)
-        return json_response(self._state[1])
+            self._state = now, await self._picture()
+        picture = dict(self._state[1])
+        del picture["requests"]
+        return json_response(picture)
 
-    def _build(self, now: float) -> dict[str, Any]:
-        generations, facts = self._generations, self._facts
-        lines = generations.timelines.since(now - WINDOW_S)
-        moved = handovers(lines, now)
-        counters = generations.counters
+    async def events(self, request: Request) -> Response:
+        """The same as server-sent events, as it changes: `fleet`, `figures` and `requests`; see docs/console.md."""
+        return EventStream(await self._feed.watch(), close=_nothing_to_close, headers={})
+
+    async def _sections(self) -> dict[str, Any]:
+        picture = await self._picture()
+        del picture["time_unix"]  # with each event
+        return {
+            "requests": picture.pop("requests"),
+            "figures": {name: picture.pop(name) for name in _FIGURES},
+            "fleet": picture,
+        }
+
+    async def _picture(self) -> dict[str, Any]:
+        """What all gateways do, and what is heard of everybody."""
+        facts, asked = self._facts, await asyncio.gather(self._own_part(), self._control.ask())
+        parts = {facts.gateway_id: asked[0]} | asked[1]
+        heard = [gateway_json(gateway) for gateway in self._control.gateways()]
         return {
             "gateway": facts.gateway_id,
             "version": facts.version,
             "model": facts.served_model,
-            "max_model_len": generations.max_model_len,
+            "max_model_len": self._generations.max_model_len,
             "has_admin": facts.has_admin(),
-            "not_ready": generations.not_ready_reason,
+            "not_ready": self._generations.not_ready_reason,
             "time_unix": round(time.time(), 3),
             "levels": asdict(facts.levels),
-            "in_flight": generations.in_flight,
-            "waiting": {tier: {"requests": r, "tokens": t} for tier, (r, t) in generations.waiting.items()},
             "workers": [worker_json(worker) for worker in self._control.workers()],
-            "gateways": [gateway_json(gateway) for gateway in self._control.gateways()],
-            "links": links(moved),
-            "handovers": moved[:MAX_HANDOVERS],
-            "latencies": latencies(lines, now),
-            "placed": counted(counters, "placed"),
-            "refused": counted(counters, "refused"),
-            "events": {name: count for name, count in sorted(counters.items()) if ":" not in name},
+            "gateways": [one | {"in_flight": parts.get(one["id"], {}).get("in_flight")} for one in heard],
+            **merged(parts),
         }
+
+    async def _own_part(self) -> dict[str, Any]:
+        await self._tenants.refresh()
+        return own_part(self._generations, self._tenants.as_json(), now=time.monotonic(), unix=time.time())
+
+    async def _tell(self, request_id: str) -> Any:
+        """What other gateways' consoles ask of this one."""
+        if not request_id:
+            return await self._own_part()
+        return [line.as_json() for line in self._generations.timelines.find(request_id)]
 
     async def set_roles(self, request: Request) -> Response:
         """`{"roles": ["prefill", "decode"]}`: what the worker takes new work of."""
@@ -136,6 +162,10 @@ class ConsoleRoutes:
         if worker not in {state.worker for state in self._control.workers()}:
             raise HTTPException(404, f"no worker {worker[:64]!r} is heard: GET /console/state lists them")
         return worker
+
+
+async def _nothing_to_close() -> None:
+    """A watcher leaves nothing behind."""
 
 
 async def _body(request: Request) -> bytes:

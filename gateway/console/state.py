@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -59,8 +58,11 @@ def gateway_json(state: GatewayState) -> dict[str, Any]:
     }
 
 
-def handovers(timelines: Iterable[Timeline], now: float) -> list[dict[str, Any]]:
-    """The hand-overs of the last minute, newest first. `push_ms` is null until the prefill worker told it."""
+def handovers(timelines: Iterable[Timeline], now: float, unix: float) -> list[dict[str, Any]]:
+    """The hand-overs of the last minute, newest first. `push_ms` is null until the prefill worker told it.
+
+    `now` is of the gateway's monotonic clock, `unix` the same instant.
+    """
     found = [
         (attempt.imported_at, line, attempt)
         for line in timelines
@@ -68,17 +70,17 @@ def handovers(timelines: Iterable[Timeline], now: float) -> list[dict[str, Any]]
         if attempt.imported_at is not None and now - attempt.imported_at <= WINDOW_S
     ]
     found.sort(key=lambda entry: entry[0], reverse=True)
-    return [_handover(line, attempt, now - at) for at, line, attempt in found]
+    return [_handover(line, attempt, unix - (now - at)) for at, line, attempt in found]
 
 
-def _handover(line: Timeline, attempt: AttemptLine, age_s: float) -> dict[str, Any]:
+def _handover(line: Timeline, attempt: AttemptLine, at_unix: float) -> dict[str, Any]:
     assert attempt.imported is not None
     return {
         "id": f"{line.request_id}/{attempt.number}",
         "request_id": line.request_id,
         "from": attempt.claimed_by,
         "to": attempt.imported.worker,
-        "age_s": round(age_s, 3),
+        "at_unix": round(at_unix, 3),
         "bytes": attempt.imported.transferred_bytes,
         "blocks": attempt.imported.transferred_blocks,
         "reused_blocks": attempt.imported.reused_blocks,
@@ -87,50 +89,8 @@ def _handover(line: Timeline, attempt: AttemptLine, age_s: float) -> dict[str, A
     }
 
 
-def links(moved: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The hand-overs summed up by (from, to). `bytes_per_s`: bytes by the time that pushes took, null without any."""
-    by_pair: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
-    for handover in moved:
-        by_pair[handover["from"], handover["to"]].append(handover)
-    return [
-        {
-            "from": source,
-            "to": target,
-            "handovers": len(found),
-            "bytes": sum(one["bytes"] for one in found),
-            "bytes_per_s": _bandwidth(found),
-            "transfer_ms": percentile([one["transfer_ms"] for one in found], 0.5),
-        }
-        for (source, target), found in sorted(by_pair.items())
-    ]
-
-
-def _bandwidth(found: Iterable[Mapping[str, Any]]) -> float | None:
-    timed = [(one["bytes"], one["push_ms"]) for one in found if one["push_ms"] and one["bytes"]]
-    milliseconds = sum(ms for _, ms in timed)
-    return round(1000 * sum(size for size, _ in timed) / milliseconds) if milliseconds else None
-
-
-def latencies(timelines: Iterable[Timeline], now: float) -> dict[str, Any]:
-    """Of the requests that ended within the last minute: how many, how fast, how much of their prompts was cached."""
-    ended = [line for line in timelines if line.ended_at is not None and now - line.ended_at <= WINDOW_S]
-    ttft = [line.ttft_ms for line in ended if line.ttft_ms is not None]
-    prompt = sum(line.prompt_tokens for line in ended if line.ttft_ms is not None)
-    return {
-        "window_s": WINDOW_S,
-        "ended": len(ended),
-        "errors": sum(line.status == "error" for line in ended),
-        "cancelled": sum(line.status == "cancelled" for line in ended),
-        "prompt_tokens": prompt,
-        "cached_tokens": sum(line.cached_tokens for line in ended),
-        "completion_tokens": sum(line.completion_tokens for line in ended),
-        "ttft_p50_ms": percentile(ttft, 0.5),
-        "ttft_p95_ms": percentile(ttft, 0.95),
-        "tpot_p50_ms": percentile([ms for line in ended if (ms := _tpot_ms(line)) is not None], 0.5),
-    }
-
-
-def _tpot_ms(line: Timeline) -> float | None:
+def tpot_ms(line: Timeline) -> float | None:
+    """The mean time of a further token; None without one."""
     if line.ended_at is None or line.first_token_at is None or line.completion_tokens < 2 or line.status == "error":
         return None
     return (line.ended_at - line.first_token_at) * 1000 / (line.completion_tokens - 1)

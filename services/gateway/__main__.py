@@ -76,7 +76,7 @@ async def run(settings: GatewaySettings) -> None:
         )
         await requests.start()
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, tenants)
-        control = FleetControl(bus, peers)
+        control = FleetControl(bus, peers, gateway_id=gateway_id)
         await control.start()
         batches = make_batches(settings, tenants, tracer) if settings.batch_store_mb else None
         app = create_app(
@@ -91,9 +91,10 @@ async def run(settings: GatewaySettings) -> None:
                 trace_share=settings.trace_share,
                 levels=levels,
                 gateway_id=gateway_id,
+                console=settings.console,
             ),
             tracer=tracer,
-            control=control if settings.console else None,
+            control=control,
             batches=batches.connect if batches is not None else None,
         )
         server = _Server(
@@ -116,6 +117,7 @@ async def run(settings: GatewaySettings) -> None:
         if batches is not None:
             await batches.stop()
         await requests.drain(settings.drain_s)
+        control.leaving.set()  # or the server would wait for those who watch
         server.should_exit = True
         await serving
         await requests.close()

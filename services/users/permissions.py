@@ -157,6 +157,7 @@ def _gateway(gateway: str, inbox: str) -> Permissions:
             "baton.jobs.*",
             "baton.worker.*",
             f"baton.gatebeat.{gateway}",
+            "baton.console.*",  # what other gateways do, for whoever watches a console
             "baton.dead.*",
             *(f"{api}.{verb}.{stream}" for verb in ("CREATE", "UPDATE") for stream in (jobs, dead)),
             # Jobs that were delivered too often go to the dead letters; what a client gave up is deleted.
@@ -167,6 +168,7 @@ def _gateway(gateway: str, inbox: str) -> Permissions:
             inbox,
             f"baton.gateway.{gateway}",
             f"baton.frames.{gateway}",
+            f"baton.console.{gateway}",
             subjects.ALL_HEARTBEATS,
             subjects.ALL_GATEWAY_HEARTBEATS,  # admission counts what other gateways have in front of the workers
             f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{jobs}.*",

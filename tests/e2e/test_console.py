@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 import re
+import sys
 from collections.abc import AsyncIterator
 from itertools import product
 from typing import Any
@@ -14,9 +16,10 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from common.servers import free_port, stop
 from gateway.console.assets import FOLDER
 from tests.console.browser import UNREADABLE, open_page, run_browser
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import ROOT, Cluster
 from tests.models import build_tiny_model
 
 ADMIN_KEY = "an-admin-key-of-a-test"
@@ -35,7 +38,7 @@ STATE_FIELDS = {
     "levels",
 }
 STATE_FIELDS |= {"in_flight", "waiting", "workers", "gateways", "links", "handovers", "latencies", "placed", "refused"}
-STATE_FIELDS |= {"events"}
+STATE_FIELDS |= {"events", "tenants"}
 
 
 ROLES = {"decode-0": ["decode"], "prefill-0": ["prefill"], "worker-0": ["decode", "prefill"]}
@@ -116,9 +119,8 @@ def test_the_page_is_small_and_takes_nothing_from_elsewhere() -> None:
 
 
 async def test_the_state_of_a_fleet_that_served(http: httpx.AsyncClient) -> None:
-    assert (await http.post("/admin/workers/worker-0/drain")).status_code == 200  # so that it is known who hands over
-    answer = await complete(http, first=3, tokens=6)
-    assert (await http.post("/admin/workers/worker-0/drain", json={"draining": False})).status_code == 200
+    async with one_pair(http):
+        answer = await complete(http, first=3, tokens=6)
     # The first prompt's tokens are generated beside the hand-over, the totals follow with the heartbeats.
     state = await until_state(
         http,
@@ -146,10 +148,20 @@ async def test_the_state_of_a_fleet_that_served(http: httpx.AsyncClient) -> None
     assert state["latencies"]["ended"] == 1
     assert state["latencies"]["completion_tokens"] == 6
     assert sum(state["placed"].values()) == 1
+    (tenant,) = state["tenants"]
+    assert (tenant["tenant"], tenant["requests"], tenant["completion_tokens"]) == ("default", 1, 6)
+
+
+@contextlib.asynccontextmanager
+async def one_pair(http: httpx.AsyncClient) -> AsyncIterator[None]:
+    """So that it is known who hands over to whom."""
+    assert (await http.post("/admin/workers/worker-0/drain")).status_code == 200
+    yield
+    assert (await http.post("/admin/workers/worker-0/drain", json={"draining": False})).status_code == 200
 
 
 async def test_what_tells_of_everybody_needs_the_key(http: httpx.AsyncClient) -> None:
-    for path in ("/console/state", "/debug/requests"):
+    for path in ("/console/state", "/console/events", "/debug/requests"):
         answer = await http.get(path, headers=NOBODY)
         assert answer.status_code == 401
         assert "admin key" in answer.json()["error"]["message"]
@@ -231,6 +243,81 @@ async def complete(http: httpx.AsyncClient, *, first: int, tokens: int) -> dict[
     return result
 
 
+async def until_event(lines: AsyncIterator[str], name: str, holds: Any) -> dict[str, Any]:
+    """The first `name` of a stream for which `holds(value)`."""
+    said = ""
+    async with asyncio.timeout(20):
+        async for line in lines:
+            kind, _, rest = line.partition(": ")
+            if kind == "event":
+                said = rest
+            if kind == "data" and said == name and holds(value := json.loads(rest)):
+                return value  # type: ignore[no-any-return]
+    raise AssertionError(f"the stream ended without such {name}")
+
+
+async def test_the_stream_tells_of_requests_of_all_gateways_and_ends_with_its_own(
+    cluster: Cluster, http: httpx.AsyncClient
+) -> None:
+    async with second_gateway(cluster) as (process, url), httpx.AsyncClient(base_url=url, headers=ADMIN) as other:
+        await until_state(http, lambda state: len(state["gateways"]) == 2)
+        async with http.stream("GET", "/console/events") as here, other.stream("GET", "/console/events") as there:
+            assert here.headers["content-type"].startswith("text/event-stream")
+            events, elsewhere = here.aiter_lines(), there.aiter_lines()
+            async with one_pair(http):
+                theirs = (await complete(other, first=21, tokens=5))["id"]  # each one's request is told by both
+            ours = (await complete(http, first=22, tokens=5))["id"]
+            for stream in (events, elsewhere):
+                lists = await until_event(
+                    stream, "requests", lambda lists: {f"{theirs}-0", f"{ours}-0"} <= {e["request_id"] for e in lists["latest"]}
+                )  # fmt: skip
+                owners = {entry["request_id"]: entry["gateway"] for entry in lists["latest"]}
+                assert (owners[f"{theirs}-0"], owners[f"{ours}-0"]) == ("second", "gateway")
+            fleet = await until_event(
+                events, "fleet", lambda fleet: any(move["request_id"].startswith(theirs) for move in fleet["handovers"])
+            )
+            assert {move["gateway"] for move in fleet["handovers"]} >= {"second"}
+            assert {gateway["id"] for gateway in fleet["gateways"]} == {"gateway", "second"}
+            detail = (await http.get(f"/debug/requests/{theirs}")).json()["requests"]
+            assert [(one["request_id"], one["completion_tokens"]) for one in detail] == [(f"{theirs}-0", 5)]
+            assert (await http.get("/debug/requests/cmpl-nobody")).status_code == 404
+            process.terminate()
+            async with asyncio.timeout(20):  # it does not wait for those who watch
+                async for _ in elsewhere:
+                    pass
+                assert await process.wait() == 0
+
+
+@contextlib.asynccontextmanager
+async def second_gateway(cluster: Cluster) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """Beside the cluster's own, with the admin's user of NATS and Redis."""
+    port = free_port()
+    options = [
+        "--nats-url",
+        cluster.nats.url,
+        "--redis-url",
+        cluster.redis.url,
+        "--port",
+        str(port),
+        "--gateway-id",
+        "second",
+    ]
+    options += ["--model", str(cluster.folder.parent / "tiny"), "--served-model-name", "tiny", "--admin-key", ADMIN_KEY]
+    command = [sys.executable, "-m", "services.gateway", *options, "--local-prefill-tokens", "0"]
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stderr=asyncio.subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        async with httpx.AsyncClient(base_url=url) as client, asyncio.timeout(60):
+            while True:
+                with contextlib.suppress(httpx.HTTPError):
+                    if (await client.get("/ready")).status_code == 200:
+                        break
+                await asyncio.sleep(0.1)
+        yield process, url
+    finally:
+        await stop(process, timeout_s=10)
+
+
 # -- in a browser ------------------------------------------------------------------------------------------------------
 
 
@@ -265,6 +352,20 @@ async def test_an_answer_shows_where_its_time_went(cluster: Cluster, browser: An
         await page.locator("#request-list button").first.click()
         await page.locator("#detail .waterfall").first.wait_for()
         assert "placement" in await page.locator("#detail .facts").inner_text()
+
+
+async def test_the_page_is_live_by_one_stream(cluster: Cluster, http: httpx.AsyncClient, browser: Any) -> None:
+    async with open_page(browser, cluster.url, admin_key=ADMIN_KEY) as watched:
+        page = watched.page
+        await page.locator("[data-node='worker-0']").wait_for()
+        await page.locator("#lists").get_by_text("Latest").click()
+        async with one_pair(http):
+            answer = await complete(http, first=33, tokens=4)
+        await page.locator(f"#handovers [data-request='{answer['id']}-0']").wait_for()
+        await page.locator(f"#request-list [data-request='{answer['id']}-0']").wait_for()
+        await page.locator("#tenant-list").get_by_text("default").wait_for()
+        asked = [url.removeprefix(cluster.url) for url in watched.urls if "static" not in url]
+        assert asked == ["/", "/console/events"]
 
 
 async def test_words_of_the_model_are_never_markup(cluster: Cluster, browser: Any) -> None:
@@ -324,9 +425,11 @@ async def test_what_goes_wrong_is_said_and_passes(cluster: Cluster, browser: Any
     async with open_page(browser, cluster.url, admin_key=ADMIN_KEY) as watched:
         page = watched.page
         await page.locator("[data-node='worker-0']").wait_for()
-        await page.route("**/console/state", lambda route: route.abort())
+        await page.route("**/console/events", lambda route: route.abort())
+        await page.get_by_role("button", name="Keys").click()
+        await page.get_by_role("button", name="Use").click()  # another key, another stream
         await page.get_by_text("The gateway does not answer. What you see is of").wait_for()
-        await page.unroute("**/console/state")
+        await page.unroute("**/console/events")
         await page.locator("#banner").wait_for(state="hidden")
         await page.get_by_text("Options").click()
         await page.get_by_label("Longest answer, tokens").fill("0")

@@ -21,8 +21,6 @@ export class ApiError extends Error {
 // What operators see needs the admin key where there is one, and an API key otherwise.
 const operator = () => key("admin") || key("api");
 
-export const readState = () => call("console/state", { with: operator() });
-export const readRequests = (limit) => call(`debug/requests?limit=${limit}`, { with: operator() });
 export const readRequest = async (id) => (await call(`debug/requests/${encodeURIComponent(id)}`, { with: operator() })).requests;
 export const readModels = async () => (await call("v1/models", { with: key("api") })).data;
 export const setRoles = (worker, roles) => order(worker, "roles", { roles });
@@ -57,10 +55,37 @@ async function call(path, options) {
   }
 }
 
+const SILENT_MS = 15_000; // the stream speaks each 5 s
+
+// What the gateways do, as it changes: {name, at, value}, `at` in unix seconds. Throws ApiError when the stream can't be had or falls silent.
+export async function* watch(signal) {
+  const silent = new AbortController();
+  let timer = 0;
+  const heard = () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => silent.abort(), SILENT_MS);
+  };
+  heard();
+  try {
+    const answer = await send("console/events", { with: operator(), signal: AbortSignal.any([signal, silent.signal]) });
+    for await (const block of blocks(answer.body, heard)) {
+      const fields = Object.fromEntries(block.split("\n").map((line) => [line.slice(0, line.indexOf(":")), line.slice(line.indexOf(":") + 2)]));
+      if (fields.data) yield { name: fields.event, at: Number(fields.id), value: JSON.parse(fields.data) };
+    }
+  } catch (error) {
+    if (error instanceof ApiError || signal.aborted) throw error;
+    throw new ApiError(0, "the gateway does not answer");
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
 // The chunks of a streamed chat answer as they come. Throws ApiError, also for an error within the stream.
 export async function* chat(body, signal) {
   const answer = await send("v1/chat/completions", { with: key("api"), method: "POST", body, signal });
-  for await (const data of events(answer.body)) {
+  for await (const block of blocks(answer.body)) {
+    if (!block.startsWith("data: ")) continue;
+    const data = block.slice(6);
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);
     if (chunk.error) throw new ApiError(200, chunk.error.message);
@@ -69,16 +94,17 @@ export async function* chat(body, signal) {
   throw new ApiError(0, "the answer was cut off");
 }
 
-async function* events(stream) {
+async function* blocks(stream, heard = () => {}) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {
     for (;;) {
       const { value, done } = await reader.read();
       if (done) return;
+      heard();
       const parts = (rest + value).split("\n\n");
       rest = parts.pop();
-      for (const part of parts) if (part.startsWith("data: ")) yield part.slice(6);
+      yield* parts;
     }
   } finally {
     reader.cancel().catch(() => {});

@@ -13,10 +13,9 @@ const CHOICES = { Prefill: ["prefill"], Decode: ["decode"], Both: ["prefill", "d
 const seen = new Set(); // hand-overs that were drawn
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 let latest = null;
-let redraw = () => {};
+let ahead = 0; // seconds that this clock is ahead of the gateway's
 
-export function startFleet({ refresh, openKeys }) {
-  redraw = refresh;
+export function startFleet({ openKeys }) {
   byId("columns").addEventListener("click", (event) => {
     const button = event.target.closest("button[data-worker]");
     if (button) operate(button);
@@ -27,6 +26,7 @@ export function startFleet({ refresh, openKeys }) {
 
 export function showFleet(state) {
   latest = state;
+  ahead = Date.now() / 1000 - state.time_unix;
   const manages = Boolean(key("admin"));
   byId("manage").hidden = manages;
   byId("manage").disabled = !state.has_admin;
@@ -39,7 +39,7 @@ export function showFleet(state) {
   ]);
   showLinks(state);
   showHandovers(state);
-  showCounts(state);
+  if (state.placed) showCounts(state);
   drawWires();
   for (const move of [...state.handovers].reverse()) if (!seen.has(move.id)) pulse(move);
   const listed = new Set(state.handovers.map((move) => move.id));
@@ -54,7 +54,7 @@ function gatewayCard(gateway, state) {
   return h("article", { class: "card", "data-key": `g:${gateway.id}`, "data-node": "gateway" },
     h("h4", {}, gateway.id, here ? h("span", { class: "tag" }, "this one") : null),
     numbers([
-      here ? ["in flight", count(state.in_flight)] : null,
+      ["in flight", count(gateway.in_flight)],
       ["unclaimed", count(gateway.queued_requests)],
       ["waiting", `${count(gateway.waiting_tokens)} tok`],
       ["handing over", count(gateway.handing_over)],
@@ -121,7 +121,6 @@ async function operate(button) {
     toast(error instanceof ApiError ? error.message : String(error), "error");
   } finally {
     button.disabled = false;
-    redraw();
   }
 }
 
@@ -141,8 +140,13 @@ function showHandovers({ handovers }) {
         h("button", { type: "button", class: "link", "data-request": move.request_id }, `${move.from} → ${move.to}`),
         h("span", { class: "num" }, `${plural(move.blocks, "block")}, ${bytes(move.bytes)}`),
         h("span", { class: "num" }, ms(move.transfer_ms)),
-        h("span", { class: "num when" }, ago(move.age_s))))
+        h("span", { class: "num when" }, ago(Date.now() / 1000 - ahead - move.at_unix))))
     : [h("li", { class: "empty" }, "They appear here as they happen.")]);
+}
+
+// They grow while nothing else happens.
+export function showAges() {
+  if (latest && !document.hidden) showHandovers(latest);
 }
 
 function showCounts(state) {

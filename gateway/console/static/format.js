@@ -36,7 +36,7 @@ export function share(part, whole) {
 }
 
 export function ago(value) {
-  return value < 1 ? "now" : value < 60 ? `${Math.floor(value)} s ago` : `${Math.floor(value / 60)} min ago`;
+  return value < 2 ? "now" : value < 60 ? `${Math.floor(value)} s ago` : `${Math.floor(value / 60)} min ago`;
 }
 
 export const clock = (unix) => new Date(unix * 1000).toLocaleTimeString([], { hour12: false });

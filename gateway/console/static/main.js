@@ -1,40 +1,66 @@
-// The console: asks the gateway for its state each second while somebody looks, and shows it.
+// The console: one stream of what the gateways do, as long as somebody looks, and what it shows.
 
-import { ApiError, key, readState, setKeys } from "./api.js";
+import { ApiError, key, setKeys, watch } from "./api.js";
 import { startChat } from "./chat.js";
 import { byId, h, patch, toast } from "./dom.js";
-import { showFleet, startFleet } from "./fleet.js";
+import { showAges, showFleet, startFleet } from "./fleet.js";
 import { count, ms, plural, seconds, share } from "./format.js";
-import { refreshRequests, startRequests } from "./requests.js";
+import { showRequests, startRequests } from "./requests.js";
+import { showTenants } from "./tenants.js";
 
-const POLL_MS = 1000;
+const AGAIN_MS = 1000;
 const THEMES = ["system", "light", "dark"];
-let timer = 0;
-let asking = false;
+const state = {}; // the newest of each part
+let live = new AbortController();
+let goOn = () => {};
 let answeredAt = "";
-let before = null; // the totals of the state before, for rates
+let before = null; // the totals of the picture before, for rates
 
-async function poll() {
-  clearTimeout(timer);
-  if (asking || document.hidden) return;
-  asking = true;
-  try {
-    const state = await readState();
+async function follow() {
+  for (;;) {
+    while (document.hidden) await pause(60_000);
+    live = new AbortController();
+    let next = 200; // the gateway ends a stream now and then
+    try {
+      for await (const news of watch(live.signal)) take(news);
+    } catch (error) {
+      if (error instanceof ApiError) complain(error);
+      else if (!live.signal.aborted) console.error(error);
+      next = live.signal.aborted ? 0 : error.status === 401 ? 5 * AGAIN_MS : AGAIN_MS;
+    }
+    document.body.classList.add("loaded");
+    await pause(next);
+  }
+}
+
+// Until so many milliseconds have passed, or somebody wants a new stream.
+function pause(milliseconds) {
+  return new Promise((resolve) => {
+    goOn = resolve;
+    setTimeout(resolve, milliseconds);
+  });
+}
+
+function restart() {
+  live.abort();
+  goOn();
+}
+
+function take({ name, at, value }) {
+  if (name === "requests") state.requests = value;
+  else Object.assign(state, value, name === "fleet" ? { time_unix: at } : {});
+  if (!state.workers || !state.latencies) return;
+  if (name === "fleet") {
     addRates(state);
-    showTiles(state);
     showFleet(state);
     showWhere(state);
-    await refreshRequests();
-    answeredAt = new Date().toLocaleTimeString();
-    banner(state.not_ready ? `No request is served now: ${state.not_ready}.` : "");
-  } catch (error) {
-    if (!(error instanceof ApiError)) throw error;
-    complain(error);
-  } finally {
-    asking = false;
-    document.body.classList.add("loaded");
-    timer = setTimeout(poll, POLL_MS);
   }
+  if (name !== "requests") showTiles(state);
+  if (name === "figures") showTenants(state.tenants);
+  if (state.requests) showRequests(state.requests, state.gateways.length);
+  answeredAt = new Date().toLocaleTimeString();
+  banner(state.not_ready ? `No request is served now: ${state.not_ready}.` : "");
+  document.body.classList.add("loaded");
 }
 
 function complain(error) {
@@ -62,7 +88,7 @@ function addRates(state) {
     if (passed > 0.2 && old) worker.tokens_per_s = Math.max(0, worker.generated_tokens - old.generated_tokens) / passed;
     else worker.tokens_per_s = old?.tokens_per_s;
   }
-  if (!before || passed > 0.2) before = state;
+  if (!before || passed > 0.2) before = { time_unix: state.time_unix, workers: state.workers };
 }
 
 const sum = (entries, name) => entries.reduce((all, entry) => all + (entry[name] ?? 0), 0);
@@ -79,7 +105,7 @@ function showTiles(state) {
     ["Streams at pace", share(tpotMet, tpotAll), `of ${plural(tpotAll, "sample")}, ≤ ${ms(levels.tpot_s * 1000)} a token`, tpotMet, tpotAll, level(tpotMet, tpotAll)],
     ["First token", ms(latencies.ttft_p50_ms), `95 % within ${ms(latencies.ttft_p95_ms)}`],
     ["Per token", ms(latencies.tpot_p50_ms), `median of ${count(latencies.ended)} ended in a minute`],
-    ["In flight", count(state.in_flight), `${count(sum(waiting, "requests"))} waiting here, ${count(sum(waiting, "tokens"))} tok`],
+    ["In flight", count(state.in_flight), `${count(sum(waiting, "requests"))} waiting, ${count(sum(waiting, "tokens"))} tok`],
     ["Generating", `${count(sum(workers, "tokens_per_s"))} tok/s`, `${plural(sum(workers, "running"), "sequence")} on ${plural(workers.length, "worker")}`],
     ["Prompts cached", share(latencies.cached_tokens, latencies.prompt_tokens), `of ${count(latencies.prompt_tokens)} tok in a minute`, latencies.cached_tokens, latencies.prompt_tokens],
     ["KV in use", share(sum(workers, "kv_used") + sum(workers, "kv_held"), blocks), `${count(sum(workers, "kv_held"))} of ${plural(blocks, "block")} held`, sum(workers, "kv_used") + sum(workers, "kv_held"), blocks],
@@ -102,13 +128,13 @@ function startKeys() {
   byId("keys-cancel").addEventListener("click", () => byId("keys").close());
   byId("keys-form").addEventListener("submit", () => {
     setKeys({ api: byId("api-key").value.trim(), admin: byId("admin-key").value.trim() });
-    poll();
+    restart();
   });
   byId("forget").addEventListener("click", () => {
     setKeys({});
     byId("keys").close();
     toast("The keys are forgotten.");
-    poll();
+    restart();
   });
   byId("keys").addEventListener("close", () => (byId("api-key").value = byId("admin-key").value = ""));
 }
@@ -129,7 +155,8 @@ function startTheme() {
 startTheme();
 startKeys();
 startChat();
-startFleet({ refresh: poll, openKeys });
-startRequests(poll);
-document.addEventListener("visibilitychange", poll);
-poll();
+startFleet({ openKeys });
+startRequests();
+setInterval(showAges, 1000);
+document.addEventListener("visibilitychange", restart);
+follow();

@@ -1,15 +1,17 @@
 // The slowest, latest and running requests: a bar of phases for each, and all of one in a dialog.
 
-import { readRequest, readRequests } from "./api.js";
+import { readRequest } from "./api.js";
 import { byId, h, patch } from "./dom.js";
 import { clock, count, ms } from "./format.js";
 import { KINDS, requestDetail } from "./waterfall.js";
 
-const SHOWN = 20;
+const NOBODY = { waiting: "Nobody waits.", running: "Nothing runs." };
 const PHASES = [["http", "read"], ["admission", "wait"], ["queue", "queue"], ["prefill", "prefill"], ["first_frame", "frame"]];
 
-export function startRequests(refresh) {
-  byId("lists").addEventListener("change", refresh);
+let latest = null; // the lists, and how many gateways they are of
+
+export function startRequests() {
+  byId("lists").addEventListener("change", () => latest && showRequests(...latest));
   const shown = ["read", "wait", "queue", "prefill", "frame", "decode"];
   byId("legend").append(...shown.map((kind) => h("span", {}, h("i", { class: kind }), kind === "decode" ? "further tokens" : KINDS[kind])));
   document.addEventListener("click", (event) => {
@@ -18,24 +20,24 @@ export function startRequests(refresh) {
   });
 }
 
-export async function refreshRequests() {
+export function showRequests(lists, gateways) {
+  latest = [lists, gateways];
   const list = document.querySelector("#lists input:checked").value;
-  const lists = await readRequests(SHOWN);
   const entries = lists[list];
   const longest = Math.max(1, ...entries.map((entry) => entry.total_ms ?? 0));
   const slowest = Math.max(1, ...entries.map((entry) => entry.ttft_ms ?? entry.total_ms ?? 0));
   patch(byId("request-list"), entries.length
-    ? entries.map((entry) => row(entry, list === "slowest" ? slowest : longest, list === "slowest"))
-    : [h("li", { class: "empty" }, list === "running" ? "Nothing runs." : "No request yet.")]);
+    ? entries.map((entry) => row(entry, list === "slowest" ? slowest : longest, list === "slowest", gateways > 1))
+    : [h("li", { class: "empty" }, NOBODY[list] ?? "No request yet.")]);
 }
 
-function row(entry, scale, untilFirst) {
+function row(entry, scale, untilFirst, manyGateways) {
   const failed = entry.status === "error" || entry.status === "cancelled";
   const workers = entry.decode_worker && entry.decode_worker !== entry.prefill_worker ? `${entry.prefill_worker} → ${entry.decode_worker}` : entry.prefill_worker;
   return h("li", { "data-key": entry.request_id },
     h("button", { type: "button", class: "link id", "data-request": entry.request_id, "aria-label": `Time line of ${entry.request_id}` }, shorten(entry.request_id)),
     h("span", { class: `status ${failed ? "bad" : ""}`, title: entry.detail }, entry.status, entry.num_attempts > 1 ? `, ${entry.num_attempts} attempts` : ""),
-    h("span", { class: "where" }, workers),
+    h("span", { class: "where" }, manyGateways ? `${entry.gateway}: ${workers}` : workers),
     h("span", { class: "size num" }, `${count(entry.prompt_tokens)} in`, entry.cached_tokens ? ` (${count(entry.cached_tokens)} cached)` : "", `, ${count(entry.completion_tokens)} out`),
     h("span", { class: "when num" }, clock(entry.received_unix)),
     phases(entry, scale, untilFirst),
@@ -47,6 +49,7 @@ function phases(entry, scale, untilFirst) {
   const width = (value) => ({ width: `${Math.min(100, (100 * value) / scale)}%` });
   const parts = PHASES.filter(([phase]) => entry.phases_ms[phase]).map(([phase, kind]) => h("span", { class: kind, style: width(entry.phases_ms[phase]) }));
   if (!untilFirst && entry.ttft_ms !== null) parts.push(h("span", { class: "decode", style: width(entry.total_ms - entry.ttft_ms) }));
+  if (entry.status === "waiting") parts.push(h("span", { class: "wait", style: width(entry.total_ms) }));
   return h("span", { class: "phases", "aria-hidden": "true" }, parts);
 }
 

@@ -16,6 +16,7 @@ export function rowsOf(detail) {
   const attempts = detail.attempts ?? [];
   if (!attempts.length && detail.ttft_ms !== null && detail.ttft_ms !== undefined) add("until first token", "prefill", 0, detail.ttft_ms);
   add("read, tokenise", "read", 0, detail.submitted_ms);
+  if (detail.status === "waiting") add("wait for its turn", "wait", detail.submitted_ms, detail.total_ms);
   for (const [index, attempt] of attempts.entries()) {
     const before = rows.length;
     if (index === 0) add("wait for its turn", "wait", detail.submitted_ms, attempt.began_ms);
@@ -119,10 +120,11 @@ function costsOf(costs) {
 // All that is known of one request, for the dialog.
 export function requestDetail(detail) {
   const where = detail.prefill_worker ? `${detail.prefill_worker}${detail.decode_worker && detail.decode_worker !== detail.prefill_worker ? ` → ${detail.decode_worker}` : ""}` : "not placed yet";
-  const facts = [["status", detail.detail ? `${detail.status}: ${detail.detail}` : detail.status], ["workers", where], ["placement", detail.placement], ["trace", detail.trace_id]];
+  const facts = [["status", detail.detail ? `${detail.status}: ${detail.detail}` : detail.status], ["workers", where], ["tenant", detail.tenant], ["placement", detail.placement], ["trace", detail.trace_id]];
   for (const attempt of detail.attempts ?? []) {
     const again = detail.attempts.length > 1 ? `, attempt ${attempt.attempt}` : "";
     facts.push([`predicted${again}`, costsOf(attempt.placement.costs)]);
+    if (attempt.placement.promised_tokens) facts.push([`index${again}`, `knew ${count(attempt.placement.promised_tokens)} cached tokens of the prompt there`]);
     if (attempt.because) facts.push([`attempt ${attempt.attempt}`, `because ${attempt.because}`]);
     if (attempt.transfer) facts.push([`moved${again}`, moveNote(attempt, attempt.transfer)]);
   }

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import AsyncGenerator
 from itertools import product
+from typing import Any
 
 import pytest
 
+from common.errors import UnavailableError
 from common.messages import Imported, Settle
 from gateway.console.assets import FOLDER
-from gateway.console.state import counted, handovers, latencies, links, percentile
+from gateway.console.feed import MAX_WATCHERS, Feed
+from gateway.console.parts import activity, merged, own_part
+from gateway.console.state import counted, handovers, percentile
 from gateway.timeline import AttemptLine, Timeline, Timelines
+from tests.fakes.generations import ScriptedGenerations
 
 NOW = 1000.0
+UNIX = 1_800_000_000.0
 CSS = (FOLDER / "style.css").read_text()
 COLOURS = {
     name: (light, dark) for name, light, dark in re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\);", CSS)
@@ -53,33 +61,160 @@ def handed_over(name: str, *, at: float, blocks: int, push_ms: float | None) -> 
 def test_handovers_are_of_the_last_minute_and_newest_first() -> None:
     lines = [handed_over("old", at=NOW - 61, blocks=1, push_ms=1.0), line("none", received=NOW, first=None, ended=None)]
     lines += [handed_over("a", at=NOW - 5, blocks=2, push_ms=2.0), handed_over("b", at=NOW - 1, blocks=3, push_ms=None)]
-    found = handovers(lines, NOW)
-    assert [(one["id"], one["age_s"], one["bytes"], one["push_ms"]) for one in found] == [
+    found = handovers(lines, NOW, UNIX)
+    assert [(one["id"], UNIX - one["at_unix"], one["bytes"], one["push_ms"]) for one in found] == [
         ("b/1", 1.0, 3000, None),
         ("a/1", 5.0, 2000, 2.0),
     ]
 
 
-def test_bandwidth_counts_only_pushes_whose_time_is_known() -> None:
-    lines = [handed_over("a", at=NOW, blocks=2, push_ms=2.0), handed_over("b", at=NOW, blocks=4, push_ms=1.0)]
-    lines.append(handed_over("c", at=NOW, blocks=50, push_ms=None))
-    (link,) = links(handovers(lines, NOW))
+def test_bandwidth_counts_only_pushes_whose_time_is_known_over_all_gateways() -> None:
+    here = [handed_over("a", at=NOW, blocks=2, push_ms=2.0), handed_over("b", at=NOW, blocks=4, push_ms=1.0)]
+    there = [handed_over("c", at=NOW, blocks=50, push_ms=None)]
+    parts = {"g0": activity(here, NOW, UNIX), "g1": activity(there, NOW, UNIX)}
+    (link,) = merged(parts)["links"]
     assert (link["handovers"], link["bytes"], link["bytes_per_s"]) == (3, 56_000, 2_000_000)
-    (alone,) = links(handovers(lines[2:], NOW))
-    assert alone["bytes_per_s"] is None
+    assert link["transfer_ms"] == 9.0
+    assert merged({"g1": parts["g1"]})["links"][0]["bytes_per_s"] is None
+    moved = merged(parts)["handovers"]
+    assert [(one["id"], one["gateway"]) for one in moved] == [("a/1", "g0"), ("b/1", "g0"), ("c/1", "g1")]
 
 
-def test_latencies_are_of_what_ended_within_the_minute() -> None:
-    lines = [line("old", received=NOW - 99, first=NOW - 98, ended=NOW - 61, tokens=5)]
-    lines += [line("runs", received=NOW - 2, first=NOW - 1, ended=None, tokens=3)]
-    lines += [line("a", received=NOW - 3.0, first=NOW - 2.9, ended=NOW - 1.9, tokens=11)]
-    lines += [line("b", received=NOW - 3.0, first=NOW - 2.7, ended=NOW - 2.7, tokens=1)]
-    found = latencies(lines, NOW)
+def test_latencies_are_of_what_ended_within_the_minute_at_any_gateway() -> None:
+    old = [line("old", received=NOW - 99, first=NOW - 98, ended=NOW - 61, tokens=5)]
+    old += [line("runs", received=NOW - 2, first=NOW - 1, ended=None, tokens=3)]
+    old += [line("a", received=NOW - 3.0, first=NOW - 2.9, ended=NOW - 1.9, tokens=11)]
+    other = [line("b", received=NOW - 3.0, first=NOW - 2.7, ended=NOW - 2.7, tokens=1)]
+    found = merged({"g0": activity(old, NOW, UNIX), "g1": activity(other, NOW, UNIX)})["latencies"]
     assert (found["ended"], found["completion_tokens"], found["errors"]) == (2, 12, 0)
     assert found["ttft_p50_ms"] == pytest.approx(100, abs=0.01)
     assert found["ttft_p95_ms"] == pytest.approx(300, abs=0.01)
     assert found["tpot_p50_ms"] == pytest.approx(100, abs=0.01)
-    assert latencies([], NOW)["ttft_p50_ms"] is None
+    assert merged({"g0": activity([], NOW, UNIX)})["latencies"]["ttft_p50_ms"] is None
+
+
+def test_counts_lists_and_tenants_of_all_gateways_come_together() -> None:
+    def part(first: int, cost: float, used: int) -> dict[str, Any]:
+        generations = ScriptedGenerations(lambda spec: [])
+        for number in range(first, first + 15):
+            one = line(f"r{number}-0", received=NOW + number, first=NOW + number + number / 10, ended=None)
+            one.received_unix = UNIX + number
+            generations.timelines.start(one)
+            generations.timelines.end(one)
+        budget = {"requests": {"used": used, "limit": 60}}
+        tenants = [
+            {"tenant": "acme", "requests": 2, "prefill_s": cost, "decode_s": 0.5, "budgets": budget},
+            {"tenant": f"only-{first}", "requests": 1, "prefill_s": 9.0, "decode_s": 0.0, "budgets": {}},
+        ]
+        return own_part(generations, tenants, now=NOW, unix=UNIX)
+
+    found = merged({"g0": part(0, 1.0, 3), "g1": part(15, 2.0, 4), "older": {"in_flight": 1}})
+    assert found["placed"] == {"load": 6}
+    assert found["events"] == {"retries": 4}
+    assert found["waiting"]["normal"] == {"requests": 4, "tokens": 600}
+    assert found["in_flight"] == 1
+    assert [one["request_id"] for one in found["requests"]["latest"]] == [f"r{number}-0" for number in range(29, 9, -1)]
+    slowest = found["requests"]["slowest"]
+    assert [one["request_id"] for one in slowest[:2]] == ["r29-0", "r28-0"]
+    assert {one["gateway"] for one in slowest} == {"g0", "g1"}
+    assert found["tenants"][-1] == {
+        "tenant": "acme", "requests": 4, "prefill_s": 3.0, "decode_s": 1.0, "budgets": {"requests": {"used": 4, "limit": 60}},
+    }  # fmt: skip
+    assert len(found["tenants"]) == 3
+    assert len(merged({})) == len(found)  # nobody: the same fields
+
+
+class Pictures:
+    """What a feed shows, and how often it was built."""
+
+    def __init__(self) -> None:
+        self.sections: dict[str, Any] = {"fleet": 1, "figures": 1}
+        self.built = 0
+        self.leaving = asyncio.Event()
+        self.feed = Feed(self.build, leaving=self.leaving)
+
+    async def build(self) -> dict[str, Any]:
+        self.built += 1
+        if self.sections.get("breaks"):
+            raise ValueError("broken")
+        return dict(self.sections)
+
+
+async def news(stream: AsyncGenerator[bytes, None]) -> dict[str, int]:
+    """The next events of a stream, by their names."""
+    async with asyncio.timeout(20):
+        async for block in stream:
+            if found := re.findall(rb"event: (\w+)\nid: [\d.]+\ndata: (\d+)\n\n", block):
+                return {name.decode(): int(value) for name, value in found}
+    return {}
+
+
+@pytest.fixture
+def pictures(monkeypatch: pytest.MonkeyPatch) -> Pictures:
+    monkeypatch.setattr("gateway.console.feed.TICK_S", 0.01)
+    return Pictures()
+
+
+async def test_a_watcher_gets_everything_and_then_what_changes(pictures: Pictures) -> None:
+    stream = await pictures.feed.watch()
+    assert await news(stream) == {"fleet": 1, "figures": 1}
+    pictures.sections["fleet"] = 2
+    assert await news(stream) == {"fleet": 2}
+    other = await pictures.feed.watch()
+    assert await news(other) == {"fleet": 2, "figures": 1}
+    pictures.sections["breaks"] = 1  # a picture that can't be made is left out
+    built = pictures.built
+    while pictures.built < built + 2:
+        await asyncio.sleep(0.01)
+    pictures.sections = {"fleet": 3, "figures": 1}
+    assert (await news(stream), await news(other)) == ({"fleet": 3}, {"fleet": 3})
+    await stream.aclose()
+    await other.aclose()
+
+
+async def test_a_slow_reader_gets_the_newest_picture_and_holds_up_nobody(pictures: Pictures) -> None:
+    slow, quick = await pictures.feed.watch(), await pictures.feed.watch()
+    assert await news(slow) == await news(quick) == {"fleet": 1, "figures": 1}
+    for number in range(2, 6):
+        pictures.sections["fleet"] = number
+        assert await news(quick) == {"fleet": number}
+    assert await news(slow) == {"fleet": 5}
+    await slow.aclose()
+    await quick.aclose()
+
+
+async def test_nothing_is_built_while_nobody_watches(pictures: Pictures) -> None:
+    stream = await pictures.feed.watch()
+    await news(stream)
+    await stream.aclose()
+    assert pictures.feed.watchers == 0
+    assert pictures.feed._building is not None
+    await asyncio.wait_for(pictures.feed._building, 20)
+    built = pictures.built
+    pictures.sections["fleet"] = 7
+    again = await pictures.feed.watch()
+    assert await news(again) == {"fleet": 7, "figures": 1}  # not the picture of then
+    assert pictures.built > built
+    await again.aclose()
+
+
+async def test_streams_end_when_the_gateway_leaves_and_are_bounded_in_number(
+    pictures: Pictures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = [await pictures.feed.watch() for _ in range(MAX_WATCHERS)]
+    for stream in streams:
+        await anext(stream)
+    with pytest.raises(UnavailableError, match="64 pages"):
+        await pictures.feed.watch()
+    await news(streams[0])
+    pictures.leaving.set()
+    assert await news(streams[0]) == {}  # the end
+    await streams[1].aclose()
+    monkeypatch.setattr("gateway.console.feed.LONGEST_S", 0.0)
+    pictures.leaving.clear()
+    assert await news(await pictures.feed.watch()) == {}
+    for stream in streams:
+        await stream.aclose()
 
 
 def test_percentile_is_a_value_that_occurred() -> None:

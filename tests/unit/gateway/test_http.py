@@ -7,6 +7,7 @@ import json
 import math
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from starlette.types import Message, Scope
@@ -20,8 +21,10 @@ from common.errors import (
     UnavailableError,
     WorkerFailedError,
 )
+from common.peers import Peers
 from gateway.admission import RefusedError
 from gateway.app import HttpSettings, create_app
+from gateway.console.control import FleetControl
 from gateway.tenants import Tenants
 from gateway.tokenizer import ChatTokenizer
 from tests.fakes.generations import ScriptedGenerations
@@ -428,15 +431,29 @@ async def test_without_a_console_there_is_no_page(gateway: Gateway) -> None:
 
 
 async def test_the_openapi_document_has_every_route(gateway: Gateway) -> None:
+    """With a console and without; and who needs which key."""
     answer = await gateway.http.get("/openapi.json")
     assert answer.status_code == 200
-    document = answer.json()
-    routes = {
-        (route.path.replace(":path}", "}"), method)
-        for route in create_app(
-            generations=gateway.script, tokenizer=gateway.tokenizer, settings=HttpSettings(served_model=MODEL)
-        ).routes
-        for method in getattr(route, "methods", [])
-        if method != "HEAD"
-    }
-    assert {(path, method.upper()) for path, operations in document["paths"].items() for method in operations} == routes
+    assert "/console/state" not in answer.json()["paths"]
+    settings = HttpSettings(served_model=MODEL, tenants=Tenants(api_keys=["k" * 20], admin_key="a" * 20))
+    for control in (None, FleetControl(None, Peers())):  # type: ignore[arg-type] - it is not started
+        app = create_app(generations=gateway.script, tokenizer=gateway.tokenizer, settings=settings, control=control)
+        routes = {
+            (route.path.replace(":path}", "}"), method)
+            for route in app.routes
+            for method in getattr(route, "methods", [])
+            if method != "HEAD"
+        }
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x")
+        document = (await client.get("/openapi.json", headers={"authorization": f"Bearer {'k' * 20}"})).json()
+        operations = {
+            (path, method): told for path, methods in document["paths"].items() for method, told in methods.items()
+        }
+        assert {(path, method.upper()) for path, method in operations} == routes
+        for (path, method), told in operations.items():
+            url = path.replace("{", "").replace("}", "")
+            for key, scheme in (("", None), ("k" * 20, "key"), ("a" * 20, "admin")):
+                if path != "/console/events":  # it would not end
+                    status = (await client.request(method, url, headers={"authorization": f"Bearer {key}"})).status_code
+                    wanted = [name for each in told["security"] for name in each]
+                    assert (status != 401) == (wanted in ([], [scheme])), (path, key, status)
