@@ -28,7 +28,7 @@ class SpanEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that took time. `context` is its own `traceparent`, `parent` and `links` are others'; no message, but cheap to make."""
+    """Something that took time. `context` is its own `traceparent`, `parent` and `links` are others'."""
 
     name: str
     context: str
