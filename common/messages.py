@@ -438,20 +438,6 @@ class PlannerState(msgspec.Struct, frozen=True, kw_only=True, tag="planner_state
     moves: int = 0  # since it started
 
 
-class ConsoleAsk(msgspec.Struct, frozen=True, kw_only=True, tag="console_ask"):
-    """Gateway -> gateway, request, while somebody watches a console. Answered by `ConsoleTold`."""
-
-    v: int = PROTOCOL_VERSION
-    request_id: str = ""  # the time line of an answer or of one of its choices; "" = what the gateway does now
-
-
-class ConsoleTold(msgspec.Struct, frozen=True, kw_only=True, tag="console_told"):
-    """JSON, as the gateway's own console would show it: of consoles, not of the protocol."""
-
-    v: int = PROTOCOL_VERSION
-    json: bytes
-
-
 ToWorker = Reserve | Handoff | WriterDone | LeaseAborted | Cancel | Resend | Received | SetRoles | Drain
 ToGateway = Claim | Settle | Failed | Imported | Trying
 WorkerReply = ReserveReply | HandoffReply | RolesReply | Ack
@@ -465,8 +451,6 @@ frame_decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
 job_decoder: msgspec.msgpack.Decoder[Job] = msgspec.msgpack.Decoder(Job)
 worker_state_decoder: msgspec.msgpack.Decoder[WorkerState] = msgspec.msgpack.Decoder(WorkerState)
 planner_state_decoder: msgspec.msgpack.Decoder[PlannerState] = msgspec.msgpack.Decoder(PlannerState)
-console_ask_decoder: msgspec.msgpack.Decoder[ConsoleAsk] = msgspec.msgpack.Decoder(ConsoleAsk)
-console_told_decoder: msgspec.msgpack.Decoder[ConsoleTold] = msgspec.msgpack.Decoder(ConsoleTold)
 gateway_state_decoder: msgspec.msgpack.Decoder[GatewayState] = msgspec.msgpack.Decoder(GatewayState)
 
 _encoder = msgspec.msgpack.Encoder()

@@ -56,7 +56,7 @@ def gateway_heartbeat(gateway_id: str) -> str:
 
 
 def console(gateway_id: str) -> str:
-    """Core NATS, requests to one gateway: what another one's console shows of it (`ConsoleAsk`)."""
+    """Core NATS, requests to one gateway: what another one's console shows of it (`gateway.console.messages`)."""
     return f"baton.console.{check_id(gateway_id)}"
 
 

@@ -14,19 +14,16 @@ from common import subjects
 from common.bus import Bus, Subscription
 from common.errors import UnavailableError
 from common.messages import (
-    ConsoleAsk,
-    ConsoleTold,
     Drain,
     GatewayState,
     RolesReply,
     SetRoles,
     WorkerState,
-    console_ask_decoder,
-    console_told_decoder,
     gateway_state_decoder,
     worker_reply_decoder,
 )
 from common.peers import Peers
+from gateway.console.messages import ConsoleAsk, ConsoleTold, console_ask_decoder, console_told_decoder
 from gateway.fleet import SILENT_S
 
 log = logging.getLogger("baton.console")

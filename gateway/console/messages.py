@@ -1,0 +1,25 @@
+"""What gateways ask each other for their consoles: on the bus like all messages, and nobody else's business."""
+
+from __future__ import annotations
+
+import msgspec
+
+from common.messages import PROTOCOL_VERSION
+
+
+class ConsoleAsk(msgspec.Struct, frozen=True, kw_only=True, tag="console_ask"):
+    """Gateway -> gateway, request, while somebody watches a console. Answered by `ConsoleTold`."""
+
+    v: int = PROTOCOL_VERSION
+    request_id: str = ""  # the time line of an answer or of one of its choices; "" = what the gateway does now
+
+
+class ConsoleTold(msgspec.Struct, frozen=True, kw_only=True, tag="console_told"):
+    """JSON, as the gateway's own console would show it: of consoles, not of the protocol."""
+
+    v: int = PROTOCOL_VERSION
+    json: bytes
+
+
+console_ask_decoder: msgspec.msgpack.Decoder[ConsoleAsk] = msgspec.msgpack.Decoder(ConsoleAsk)
+console_told_decoder: msgspec.msgpack.Decoder[ConsoleTold] = msgspec.msgpack.Decoder(ConsoleTold)
