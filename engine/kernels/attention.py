@@ -21,7 +21,7 @@ Ints = np.ndarray[tuple[int, ...], np.dtype[np.signedinteger[Any]]]
 DECODE_PROGRAMS = 2 * 132  # among which a decode pass's work is dealt out: two for each processor of an H200
 LONG_CONTEXT = 2048  # positions; from here on larger tiles win (measured on an H200)
 FEW_QUERIES = 512  # up to here small tiles keep more of the GPU busy
-MIN_ITEM = 64  # positions; shorter pieces cost more to combine than they save
+ROUNDS = 2  # of such programs, in which a few long contexts may be cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,21 +88,16 @@ def deal_out(context_len: Ints, table_offsets: Ints, *, window: int, num_kv_head
 
 
 def _longest_item(lengths: Ints, at_once: int) -> int:
-    """Positions of an item: the fewest, in whole loop steps, of which the items of all fit into the programs that run at once.
+    """Positions of an item, in whole loop steps: of all cuts of the longest context, the one that takes the fewest steps.
 
-    One item more than that would make everybody wait for a second round. Sequences that are too many for one round anyway are cut
-    as if each had a place.
+    That is rounds of `at_once` items, times the steps of one and one more for its start: one item more than fits into a round
+    makes everybody wait for another, and items too few for a round leave processors idle.
     """
-    most = at_once if len(lengths) <= at_once else at_once + len(lengths)
-    low, high = -(-int(lengths.sum()) // (64 * most)), -(-int(lengths.max()) // 64)  # in steps
-    low = max(low, MIN_ITEM // 64)
-    while low < high:
-        middle = (low + high) // 2
-        if int(_ceil(lengths, 64 * middle).sum()) <= most:
-            high = middle
-        else:
-            low = middle + 1
-    return 64 * low
+    steps = -(-int(lengths.max()) // 64)
+    sizes = np.unique(_ceil(np.full(ROUNDS * at_once, steps), np.arange(1, ROUNDS * at_once + 1)))
+    counts = _ceil(lengths[:, None], 64 * sizes).sum(axis=0)
+    cost = np.where(counts <= len(lengths) + ROUNDS * at_once, _ceil(counts, at_once) * (sizes + 1), np.inf)
+    return 64 * int(sizes[np.argmin(cost)])
 
 
 def _ceil(values: Ints, divisor: Ints | int) -> Ints:
@@ -111,7 +106,7 @@ def _ceil(values: Ints, divisor: Ints | int) -> Ints:
 
 def max_items(num_sequences: int, num_kv_heads: int) -> int:
     """The most items that `deal_out` makes of so many sequences."""
-    return num_sequences + -(-DECODE_PROGRAMS // num_kv_heads)
+    return num_sequences + ROUNDS * (DECODE_PROGRAMS // num_kv_heads)
 
 
 def prefill_shape(head_dim: int, max_query_len: int, max_context_len: int) -> tuple[int, int, int, int]:
