@@ -134,14 +134,15 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Work: a line to run. `body` is JSON."""
+    """Work: a line to run. Its text stays in the file: a queue of lines is small, however long they are."""
 
     batch: str
     tenant: str
-    line: int  # from 0
-    custom_id: str
-    url: str
-    body: bytes
+    line: int  # of the batch, from 0
+    endpoint: str
+    file: str
+    part: int
+    place: int  # among the part's lines, as `lines_of` gives them
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import random
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -25,11 +25,11 @@ from common.errors import (
     UnavailableError,
 )
 from common.tracing import NoTracer, Tracer
-from gateway.batches.lines import answered, refused
+from gateway.batches.lines import answered, parse_line, refused
 from gateway.batches.metrics import BatchMetrics
 from gateway.batches.records import Line, Result, encode, line_decoder, result_decoder
 from gateway.batches.store import BatchStore
-from gateway.batches.streams import Delivery
+from gateway.batches.streams import Delivery, TooLargeError
 from gateway.dialect import Answer, Dialect, Origin
 from gateway.responses import NotKeptError, error_code, error_status
 from gateway.schema import ChatRequest, CompletionRequest, parse_body
@@ -51,6 +51,15 @@ STATUS_FOR_S = 1.0  # a batch's status is asked for again after this
 MAX_KNOWN = 1_000  # batches whose status is remembered
 MAX_ENTRY_BYTES = 4 << 20
 LOWEST_PRIORITY = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A line with what its file says."""
+
+    line: Line
+    custom_id: str
+    body: bytes
 
 
 class LaterError(Exception):
@@ -157,7 +166,9 @@ class LineRunner:
         except LaterError as later:
             self._metrics.line("again")
             await delivery.later(later.delay_s)
-        except ServingError as error:  # NATS is away, or full
+        except NotKeptError:
+            await delivery.done()  # its file is gone: the batch ends with an error for it
+        except ServingError as error:  # NATS is away
             log.warning("batches.line_not_kept", extra={"batch": line.batch, "error": error.message})
             await delivery.later(_delay(delivery.num_delivered, error))
         except asyncio.CancelledError:
@@ -188,25 +199,36 @@ class LineRunner:
                 await self._mark(line, result_decoder.decode(kept.data))
                 return
             started = await self._count_start(line)
+        asked = await self._asked(line)
         try:
             if started >= DEATHS:
-                result = _failure(line, QuarantinedError("given up: the gateways that ran this line ended"))
+                result = _failure(asked, QuarantinedError("given up: the gateways that ran this line ended"))
             else:
-                result = await self._result(line, delivery.num_delivered)
+                result = await self._result(asked, delivery.num_delivered)
         except (LaterError, asyncio.CancelledError):
             if again:  # it came to an orderly end: that start does not count
                 with contextlib.suppress(ServingError):
                     await self._streams.put(subjects.batch_start(line.batch, line.line), b"%d" % (started - 1))
             raise
-        if await self._keep(line, result):
+        if await self._keep(asked, result):
             self._metrics.line("failed" if result.failed else "completed")
             await self._mark(line, result)
 
-    async def _keep(self, line: Line, result: Result) -> bool:
+    async def _asked(self, line: Line) -> Asked:
+        """Raises NotKeptError when the file is gone: then its batch ends."""
+        raw = await self._store.line(line.file, line.part, line.place)
+        read = parse_line(raw, endpoint=line.endpoint, model=self._dialect.served_model)
+        return Asked(line, read.custom_id, bytes(read.body))
+
+    async def _keep(self, asked: Asked, result: Result) -> bool:
         """Keep a result, however long NATS is away or full: it is not computed again. False: there is one, or nobody wants it."""
+        line = asked.line
         while True:
             try:
                 return await self._streams.create(subjects.batch_result(line.batch, line.line), encode(result))
+            except TooLargeError as error:
+                result = _failure(asked, error)
+                continue
             except (UnavailableError, OverloadedError) as error:
                 log.warning("batches.result_not_kept", extra={"batch": line.batch, "error": error.message})
             await asyncio.sleep(KEEP_RETRY_S)
@@ -226,19 +248,19 @@ class LineRunner:
         await self._streams.put(subject, b"%d" % started)
         return started
 
-    async def _result(self, line: Line, num_delivered: int) -> Result:
+    async def _result(self, asked: Asked, num_delivered: int) -> Result:
         """Run a line, again where it fails. Raises LaterError where it is refused."""
-        tenant = self._tenants.named(line.tenant)
+        line, tenant = asked.line, self._tenants.named(asked.line.tenant)
         if tenant is None:
-            return _failure(line, InvalidRequestError("this line's API key is not known any more"))
+            return _failure(asked, InvalidRequestError("this line's API key is not known any more"))
         error: ServingError = UnavailableError("not tried")
         for number in range(TRIES):
             if number:
                 await asyncio.sleep(RETRY_S * 2**number)
             try:
-                return await self._answered(line, tenant)
+                return await self._answered(asked, tenant)
             except (InvalidRequestError, QuarantinedError) as final:
-                return _failure(line, final)
+                return _failure(asked, final)
             except (OverloadedError, UnavailableError) as refusal:
                 raise LaterError(_delay(num_delivered, refusal)) from refusal
             except ServingError as failure:
@@ -247,15 +269,16 @@ class LineRunner:
                 log.exception("batches.line_crashed", extra={"batch": line.batch, "line": line.line})
                 error = ServingError("internal error")
             log.warning("batches.line_failed", extra={"batch": line.batch, "line": line.line, "error": error.message})
-        return _failure(line, error)
+        return _failure(asked, error)
 
-    async def _answered(self, line: Line, tenant: Tenant) -> Result:
+    async def _answered(self, asked: Asked, tenant: Tenant) -> Result:
         """One request. Raises ServingError."""
+        line = asked.line
         context = new_trace(self._trace_share)
         trace = RequestTrace(context if self._tracer.wants(context) else "", "", time.monotonic())
         try:
-            body = await self._request(line, tenant, trace)
-            entry = answered(line.batch, line.line, line.custom_id, status=200, body=body)
+            body = await self._request(asked, tenant, trace)
+            entry = answered(line.batch, line.line, asked.custom_id, status=200, body=body)
             if len(entry) > MAX_ENTRY_BYTES:
                 raise InvalidRequestError(
                     f"the answer has {len(entry)} bytes, more than {MAX_ENTRY_BYTES}: ask for less"
@@ -267,15 +290,15 @@ class LineRunner:
             raise
         finally:
             if trace.context:
-                self._tracer.record(line_span(trace, url=line.url, batch=line.batch, custom_id=line.custom_id))
+                self._tracer.record(line_span(trace, url=line.endpoint, batch=line.batch, custom_id=asked.custom_id))
 
-    async def _request(self, line: Line, tenant: Tenant, trace: RequestTrace) -> dict[str, Any]:
+    async def _request(self, asked: Asked, tenant: Tenant, trace: RequestTrace) -> dict[str, Any]:
         origin = Origin(of_batches(tenant), trace.context, trace.began_at)
         self._dialect.generations.turn_away(origin.tenant, priority=LOWEST_PRIORITY)  # before the work of tokenising
-        if line.url == "/v1/chat/completions":
-            chat = self._checked(parse_body(line.body, ChatRequest), tenant)
+        if asked.line.endpoint == "/v1/chat/completions":
+            chat = self._checked(parse_body(asked.body, ChatRequest), tenant)
             return await self._whole(chat, await self._dialect.start_chat(chat, origin), trace)
-        plain = self._checked(parse_body(line.body, CompletionRequest), tenant)
+        plain = self._checked(parse_body(asked.body, CompletionRequest), tenant)
         return await self._whole(plain, await self._dialect.start_completion(plain, origin), trace)
 
     def _checked(self, body: Body, tenant: Tenant) -> Body:
@@ -305,12 +328,13 @@ def of_batches(tenant: Tenant) -> Tenant:
     return replace(tenant, name=f"{tenant.name}:batch", limits=limits)
 
 
-def _failure(line: Line, error: ServingError) -> Result:
+def _failure(asked: Asked, error: ServingError) -> Result:
+    line = asked.line
     status, kind = error_status(error)
     entry = refused(
         line.batch,
         line.line,
-        line.custom_id,
+        asked.custom_id,
         status=status,
         kind=kind,
         message=error.message,

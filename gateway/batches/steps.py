@@ -147,29 +147,26 @@ class Steps:
     async def _queue(self, record: BatchRecord, done: int) -> BatchRecord:
         """Keep some lines queued; the next ones when these are done."""
         while record.queued_parts < record.parts and record.queued - done < WINDOW:
-            raw = lines_of(await self._store.part(record.input_file_id, record.queued_parts))
+            count = len(lines_of(await self._store.part(record.input_file_id, record.queued_parts)))
             try:
-                await asyncio.gather(
-                    *(self._queue_line(record, record.queued + place, line) for place, line in enumerate(raw))
-                )
+                await asyncio.gather(*(self._queue_line(record, place) for place in range(count)))
             except StoreFullError:
                 break  # what is queued already will not be queued twice
-            record = msgspec.structs.replace(
-                record, queued_parts=record.queued_parts + 1, queued=record.queued + len(raw)
-            )
+            record = msgspec.structs.replace(record, queued_parts=record.queued_parts + 1, queued=record.queued + count)
         return record
 
-    async def _queue_line(self, record: BatchRecord, number: int, raw: bytes) -> None:
-        line = parse_line(raw, endpoint=record.endpoint, model=record.model)
-        work = Line(
+    async def _queue_line(self, record: BatchRecord, place: int) -> None:
+        """Queue a line of the next part."""
+        line = Line(
             batch=record.id,
             tenant=record.tenant,
-            line=number,
-            custom_id=line.custom_id,
-            url=line.url,
-            body=bytes(line.body),
+            line=record.queued + place,
+            endpoint=record.endpoint,
+            file=record.input_file_id,
+            part=record.queued_parts,
+            place=place,
         )
-        await self._streams.enqueue(subjects.batch_line(record.id, number), encode(work))
+        await self._streams.enqueue(subjects.batch_line(record.id, line.line), encode(line))
 
     # -- the end ---------------------------------------------------------------------------------------------------------
 

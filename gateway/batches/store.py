@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from typing import TypeVar
 
 from common import subjects
 from common.errors import InvalidRequestError, OverloadedError, UnavailableError
-from gateway.batches.lines import LineCutter
+from gateway.batches.lines import LineCutter, lines_of
 from gateway.batches.records import (
     BatchLimits,
     BatchRecord,
@@ -26,6 +27,8 @@ from gateway.batches.streams import BatchStreams, StoreFullError
 from gateway.responses import ConflictError, NotKeptError
 
 CHANGE_TRIES = 20
+READ_PARTS = 8  # half a megabyte or a line each
+UPLOADS_SHARE = 0.7  # of the store, that is filled by uploads: what was taken on has room for its results
 R = TypeVar("R", FileRecord, BatchRecord)
 
 
@@ -80,11 +83,15 @@ class BatchStore:
     def __init__(self, streams: BatchStreams, limits: BatchLimits) -> None:
         self.streams = streams
         self.limits = limits
+        self._read: dict[tuple[str, int], list[bytes]] = {}  # lines of the parts that were read last
+        self._reading = asyncio.Lock()
 
     # -- files -------------------------------------------------------------------------------------------------------
 
     async def new_file(self, tenant: str, announced_bytes: int) -> FileWriter:
         """A place for a file. Raises OverloadedError when the tenant has no room for one."""
+        if await self.streams.used_bytes() + announced_bytes > UPLOADS_SHARE * self.limits.store_bytes:
+            raise StoreFullError("files leave room for results")
         files = await self.files(tenant)
         room = int(self.limits.store_bytes * self.limits.tenant_share) - sum(file.bytes for file in files)
         if len(files) >= self.limits.tenant_files:
@@ -116,6 +123,17 @@ class BatchStore:
         if stored is None:
             raise NotKeptError(f"the file {file_id} was deleted or has expired", param="file_id")
         return stored.data
+
+    async def line(self, file_id: str, part: int, place: int) -> bytes:
+        """A line of a part. They are asked for one after the other, so a few parts are remembered. Raises NotKeptError."""
+        async with self._reading:
+            lines = self._read.pop((file_id, part), None)
+            if lines is None:
+                lines = lines_of(await self.part(file_id, part))
+            while len(self._read) >= READ_PARTS:
+                del self._read[next(iter(self._read))]
+            self._read[file_id, part] = lines
+        return lines[place]
 
     async def delete_file(self, tenant: str, file_id: str) -> None:
         """Forget a file. Raises NotKeptError, or ConflictError while a batch needs it."""

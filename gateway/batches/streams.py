@@ -33,7 +33,7 @@ from nats.js.client import JetStreamContext
 
 from common import subjects
 from common.bus import NatsSettings, identity_of
-from common.errors import OverloadedError, ServingError, UnavailableError
+from common.errors import InvalidRequestError, OverloadedError, ServingError, UnavailableError
 
 log = logging.getLogger("baton.batches")
 
@@ -59,6 +59,10 @@ class StoreFullError(OverloadedError):
     def __init__(self, told: str) -> None:
         message = f"the store of batches is full ({told}): delete files, or try again later"
         super().__init__(message, retry_after_s=FULL_RETRY_S)
+
+
+class TooLargeError(InvalidRequestError):
+    """NATS carries no message of this size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,12 +114,13 @@ class BatchStreams:
         self._js: JetStreamContext = self._client.jetstream(timeout=API_TIMEOUT_S)
         self._opening = asyncio.Lock()
         self._is_open = False
+        self._told = False  # that no work can be had
         self._pulls: dict[str, JetStreamContext.PullSubscription] = {}
         self._held: set[Delivery] = set()
         self._beating: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Connect, and make streams and consumers; afterwards whatever fails is tried again when it is needed."""
+        """Connect. Streams and consumers are made when they are needed, again where the server lost them."""
         try:
             async with asyncio.timeout(self._settings.connect_timeout_s):
                 await self._client.connect(
@@ -132,10 +137,6 @@ class BatchStreams:
         except _ERRORS as error:
             raise UnavailableError(f"no NATS server for batches: {_text(error)}") from error
         self._beating = asyncio.create_task(self._beat())
-        try:
-            await self._ensure()
-        except ServingError as error:
-            log.warning("batches.not_ready", extra={"error": error.message})
 
     async def close(self) -> None:
         """Give what is held back to the others, and disconnect."""
@@ -151,7 +152,7 @@ class BatchStreams:
     # -- what is kept ------------------------------------------------------------------------------------------------
 
     async def create(self, subject: str, data: bytes) -> bool:
-        """Write a subject that has nothing yet; False: it has. Raises StoreFullError, or ValueError for too large a message."""
+        """Write a subject that has nothing yet; False: it has. Raises StoreFullError, or TooLargeError."""
         return await self._publish(subject, data, headers={LAST_SEQUENCE: "0"}) > 0
 
     async def replace(self, subject: str, data: bytes, *, seq: int) -> int:
@@ -189,6 +190,14 @@ class BatchStreams:
         page = await self._read(subject, after=0, limit=1)
         return 1 + page[0].pending if page else 0
 
+    async def used_bytes(self) -> int:
+        """What is kept in all."""
+        await self._ensure()
+        try:
+            return (await self._js.stream_info(subjects.BATCH_STREAM)).state.bytes or 0
+        except _ERRORS as error:
+            raise self._unavailable("could not count", error) from error
+
     async def purge(self, subject: str, *, stream: str = subjects.BATCH_STREAM) -> None:
         """Delete what a subject with wildcards has."""
         await self._ensure()
@@ -202,7 +211,7 @@ class BatchStreams:
         try:
             return (await self._js.publish(subject, data, headers=headers)).seq
         except nats.errors.MaxPayloadError as error:
-            raise ValueError(f"{len(data)} bytes are more than NATS carries (max_payload)") from error
+            raise TooLargeError(f"{len(data)} bytes are more than NATS carries at a time (max_payload)") from error
         except nats.js.errors.APIError as error:
             told = error.description or ""
             if error.err_code == _WRONG_SEQUENCE or "per subject" in told:
@@ -259,12 +268,17 @@ class BatchStreams:
             await self._ensure()
             messages = await self._pulls[kind].fetch(number, timeout=PULL_S)
         except TimeoutError:
+            self._told = False
             return []
         except (*_ERRORS, ServingError) as error:
             if not isinstance(error, UnavailableError):
                 self._is_open = False  # the consumer may be gone: look
+            if not self._told:  # once, until it works again
+                log.warning("batches.no_work", extra={"error": _text(error)})
+            self._told = True
             await asyncio.sleep(RETRY_PAUSE_S)
             return []
+        self._told = False
         deliveries = [Delivery(message, self._held.discard) for message in messages]
         self._held.update(deliveries)
         return deliveries

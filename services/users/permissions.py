@@ -182,6 +182,7 @@ _BATCHES = (
     "baton.batch.>",
     "baton.batchwork.>",
     *(f"$JS.API.STREAM.{verb}.{stream}" for verb in ("CREATE", "UPDATE", "PURGE") for stream in (_KEPT, _WORK)),
+    f"$JS.API.STREAM.INFO.{_KEPT}",
     f"$JS.API.STREAM.MSG.GET.{_KEPT}",
     f"$JS.API.DIRECT.GET.{_KEPT}",
     *(f"$JS.API.CONSUMER.CREATE.{_WORK}.{kind}.baton.batchwork.{kind}.>" for kind in ("line", "step")),

@@ -188,7 +188,7 @@ def line_of(number: int, **options: object) -> dict[str, object]:
 
 def echo(spec: GenerationSpec) -> list[int]:
     """The answer tells the question, so that a result can't be another line's."""
-    return [spec.token_ids[0]] * 3
+    return [spec.token_ids[0]] * spec.sampling.max_tokens
 
 
 def each_once(entries: list[dict[str, Any]], count: int) -> None:
@@ -221,6 +221,19 @@ async def test_lines_of_a_gateway_that_dies_are_run_by_another(url: str, tokeniz
             batch = await other.end_of(batch)
             assert (batch.status, batch.completed) == ("completed", 20)
             each_once(await other.entries(batch), 20)
+
+
+async def test_a_gateway_that_is_told_to_stop_gives_its_lines_back_at_once(
+    url: str, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "ACK_WAIT_S", 60.0)
+    async with One(url, tokenizer, echo) as leaving:
+        leaving.generations.hold_after = 1
+        batch = await leaving.begin(6)
+        await leaving.generations.until(lambda: len(leaving.generations.running) == 4)
+    async with One(url, tokenizer, echo) as other:
+        batch = await other.end_of(batch)
+        assert (batch.status, batch.completed) == ("completed", 6)
 
 
 async def test_a_line_that_runs_twice_has_one_result(url: str, tokenizer: ChatTokenizer) -> None:
@@ -394,6 +407,22 @@ async def test_a_full_store_refuses_files_and_keeps_what_it_has(tmp_path: Path, 
             batch = await one.end_of(await one.begin(5))
             writer = await one.store.new_file(TENANT, 0)
             await writer.write(b"x" * 250_000)
-            with pytest.raises(StoreFullError, match="full"):
+            with pytest.raises(StoreFullError, match="maximum bytes"):
                 await writer.finish("large")
+            with pytest.raises(StoreFullError, match="room for results"):
+                await one.store.new_file(TENANT, 150_000)
             each_once(await one.entries(batch), 5)
+
+
+async def test_what_nats_cannot_carry_is_refused(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
+    """A server that is not configured by us, with its max_payload of 1 MiB or less."""
+    async with run_nats(data_dir=tmp_path / "nats", extra="max_payload: 4096\n") as server:
+        async with One(server.url, tokenizer, echo) as one:
+            writer = await one.store.new_file(TENANT, 0)
+            await writer.write(b"x" * 5_000)
+            with pytest.raises(InvalidRequestError, match="max_payload"):
+                await writer.finish("large")
+            batch = await one.end_of(await one.begin(2, max_tokens=200, logprobs=20))
+            assert (batch.status, batch.failed) == ("completed", 2)
+            told = [entry["response"]["body"]["error"]["message"] for entry in await one.entries(batch)]
+            assert all("max_payload" in message for message in told)
