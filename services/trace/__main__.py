@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -18,9 +19,14 @@ def main() -> int:
     """Entry point; returns the exit code."""
     try:
         settings = load_settings(TraceSettings, command="trace", arguments=_named(sys.argv[1:]))
-        return trace(settings)
+        code = trace(settings)
+        sys.stdout.flush()
+        return code
     except (ConfigError, ValueError) as error:
         return fail(error)
+    except BrokenPipeError:  # who reads wants no more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except httpx.HTTPError as error:
         return fail(f"no answer from {settings.url}: {error}; is `baton up` running?")
 
