@@ -317,19 +317,26 @@ def _desired(
 ) -> dict[Role, int]:
     """Workers of each role that bring its pressure between its thresholds; as many as there are when it is there already.
 
-    More decode workers are asked for by the time of a step only as far as they would shorten it.
+    More decode workers are asked for by the time of a step only as far as they would shorten it. Without prompts for prefill
+    workers none is needed: an autoscaler may take the last one away. Without a decode worker nobody is served.
     """
     desired: dict[Role, int] = {}
     for role in ROLES:
         count = len(_with(observed.workers, role))
+        least = 1 if role == "decode" or (count and _prompts_come(observed)) else 0
         wanted = count
         if role in pressed:
             more = count + 1 if role == "prefill" or _more_decode_helps(observed, settings) else count
             wanted = max(more, _enough(role, _high(role, settings), pressures, observed, settings))
         elif (fewer := _enough(role, _low(role, settings), pressures, observed, settings)) < count:
-            wanted = max(1, fewer)
-        desired[role] = max(wanted, 1 if role == "decode" else 0)  # nobody is served without
+            wanted = fewer
+        desired[role] = max(wanted, least)
     return desired
+
+
+def _prompts_come(observed: Observed) -> bool:
+    waiting = observed.unclaimed_tokens + sum(worker.queued_tokens for worker in observed.workers)
+    return waiting > 0 or observed.arriving_tokens_per_s > 0
 
 
 def _enough(role: Role, share: float, pressures: Pressures, observed: Observed, settings: PlanSettings) -> int:

@@ -220,7 +220,7 @@ def test_long_steps_call_for_decode_workers_whatever_room_there_is() -> None:
     assert decision.move is not None
     assert decision.move.roles == ("decode",)
     assert decision.move.expected.decode == pytest.approx((4 + 24.48 / 3) / 16)
-    assert decision.desired == {"prefill": 1, "decode": 3}
+    assert decision.desired == {"prefill": 0, "decode": 3}  # no prompt comes
     assert plan(0.0, LONG.on(fleet(6, 2), room=100), Memory(), replace(rules, step_level_ms=80.0)).move is None
 
 
@@ -275,7 +275,11 @@ def test_desired_workers_follow_the_load() -> None:
     assert desired(Load(arriving=1500.0, sequences=30)) == {"prefill": 2, "decode": 4}
     assert desired(Load(arriving=5400.0, sequences=30)) == {"prefill": 6, "decode": 4}
     assert desired(Load(arriving=5400.0, sequences=68)) == {"prefill": 6, "decode": 8}
-    assert desired(Load()) == {"prefill": 1, "decode": 1}
+    assert desired(Load(arriving=0.1)) == desired(Load(unclaimed=1)) == {"prefill": 1, "decode": 1}
+    assert desired(Load()) == {
+        "prefill": 0,
+        "decode": 1,
+    }  # an autoscaler may go to zero, and nothing else can bring it there
 
 
 def test_thresholds_that_would_send_roles_to_and_fro_are_refused() -> None:
