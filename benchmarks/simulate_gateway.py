@@ -5,8 +5,9 @@ Both see what the workers said in their last heartbeats.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from benchmarks.simulate_costs import KV_BYTES
 from benchmarks.simulate_fleet import Run, Worker
@@ -17,7 +18,7 @@ from gateway.admission_queue import Ticket
 from gateway.placement import READ
 from services.planner.plan import Memory, Observed, PlanSettings, WorkerLoad, plan
 
-TOLD_AFTER_MS = 600.0  # a heartbeat tells of what was sent after so long
+TOLD_AFTER_MS = 50.0  # a heartbeat tells of what was sent after so long
 CAPACITY_FOR_MS = 50.0  # `gateway.waiting`
 WINDOW_MS = 30_000.0  # of what the planner observes: `slo_window_s`
 
@@ -29,7 +30,8 @@ class Gate:
         self._states = states
         self._admission = Admission(limits)
         self._tickets: dict[Ticket, Run] = {}
-        self._sent: deque[tuple[float, Run]] = deque()
+        self._ours: dict[str, dict[Run, float]] = {}  # worker -> without a first token, and when each was placed
+        self._told: dict[str, _Told] = {}  # worker -> its last heartbeat
         self._seen: tuple[float, Capacity] | None = None
 
     def offer(self, run: Run, first_token_by_ms: float, now_ms: float) -> bool:
@@ -64,10 +66,13 @@ class Gate:
 
     def placed(self, run: Run, work: int, now_ms: float) -> None:
         self._admission.placed(run.id, work)
-        self._sent.append((now_ms, run))
+        assert run.prefill is not None
+        self._ours.setdefault(run.prefill.name, {})[run] = now_ms
 
     def computed(self, run: Run) -> None:
         self._admission.computed(run.id)
+        assert run.prefill is not None
+        self._ours[run.prefill.name].pop(run, None)
 
     def ended(self, run: Run) -> None:
         self._admission.ended(run.id, run.request.answer_tokens)
@@ -75,18 +80,33 @@ class Gate:
     def _capacity(self, now_ms: float) -> Capacity:
         if self._seen is not None and now_ms - self._seen[0] < CAPACITY_FOR_MS:
             return self._seen[1]
-        while self._sent and now_ms - self._sent[0][0] > TOLD_AFTER_MS:
-            self._sent.popleft()
-        sent = Counter[str]()
-        for _, run in self._sent:
-            if run.prefill is not None and not run.first_token_ms:
-                sent[run.prefill.name] += run.placed_work
         states = self._states.values()
         prefill = [state for state in states if "prefill" in state.roles]
         decode = [state for state in states if "decode" in state.roles]
-        queued = {state.worker: state.queued_tokens + sent[state.worker] for state in states}
+        queued = {state.worker: self._queued(state, now_ms) for state in states}
         self._seen = now_ms, Capacity(workers=prefillers(prefill, decode, local=True, queued=queued))
         return self._seen[1]
+
+    def _queued(self, state: WorkerState, now_ms: float) -> int:
+        """As `gateway.fleet`: what is ours is known, less what the worker has computed of it by its last heartbeat."""
+        ours, told = self._ours.get(state.worker, {}), self._told.get(state.worker)
+        if told is None or told.state is not state:
+            known = [run for run, placed_ms in ours.items() if placed_ms < now_ms - TOLD_AFTER_MS]
+            longest = max(known, key=lambda run: run.placed_work, default=None)
+            computed = max(0, sum(run.placed_work for run in known) - state.queued_tokens)
+            told = self._told[state.worker] = _Told(
+                state, longest, min(computed, longest.placed_work if longest else 0)
+            )
+        return sum(run.placed_work for run in ours) - (told.computed if told.longest in ours else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """A heartbeat, when it was new."""
+
+    state: WorkerState
+    longest: Run | None  # of ours: taken for the one that was being computed
+    computed: int  # of it
 
 
 class Roles:

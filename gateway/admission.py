@@ -18,10 +18,11 @@ from gateway.admission_queue import HIGH, TIERS, Ticket, TieredQueue
 
 LONGEST_RETRY_S = 60.0
 WINDOW_REQUESTS = 64  # of a worker: prompts so short that their tokens don't bound the window
+SHORT_S = 0.5  # what a decode worker without prompts computes within this doesn't wait for the window
 LOCAL_SHARE = (
     0.25  # of a decode worker's prefill rate: what it is thought to compute beside its batch until it has measured it
 )
-SPARE = 0.33  # of its predicted wait must be left to who is let in: rates change, and who waited should not be refused after all
+SPARE = 0.2  # of its predicted wait must be left to who is let in: rates change, and who waited should not be refused after all
 OUTPUT_WORK = 2.0  # a generated token counts so many prompt tokens in the work done for a tenant
 
 
@@ -52,13 +53,14 @@ class Prefiller:
     tokens_per_s: float = 0.0  # 0 = not measured
     queued_tokens: int = 0  # in front of a new prompt there
     fixed_s: float = 0.0  # of a pass
+    decodes: bool = False  # it computes prompts beside its batch
 
 
 @dataclass(kw_only=True)
 class Capacity:
     """The fleet as a gateway sees it. Nothing is predicted while no worker has measured its rate.
 
-    `unplaced_tokens` may grow by what starts until the fleet is looked at again; nothing else changes.
+    `unplaced_tokens` and `passed` may grow by what starts until the fleet is looked at again; nothing else changes.
     """
 
     workers: tuple[Prefiller, ...]
@@ -66,6 +68,7 @@ class Capacity:
     unplaced_tokens: int = 0  # started, here or by other gateways, and in no worker's `queued_tokens`
     started_elsewhere: int = 0  # prompt tokens in the windows of other gateways
     waiting_elsewhere: int = 0  # prompt tokens that wait at other gateways
+    passed: int = 0  # short prompts that started beside the window
 
     @cached_property
     def tokens_per_s(self) -> float:
@@ -115,6 +118,19 @@ class Capacity:
         worker = max(self.workers, key=lambda one: one.tokens_per_s)
         return worker.queued_tokens / worker.tokens_per_s + worker.fixed_s, worker.tokens_per_s
 
+    @cached_property
+    def _beside(self) -> list[Prefiller]:
+        """Decode workers that have no prompt to compute, the fastest first."""
+        idle = (
+            worker for worker in self.workers if worker.decodes and not worker.queued_tokens and worker.tokens_per_s
+        )
+        return sorted(idle, key=lambda worker: -worker.tokens_per_s)
+
+    @property
+    def short(self) -> float:
+        """How many prompt tokens a decode worker without any would compute within `SHORT_S`; 0 when all have some."""
+        return SHORT_S * self._beside[self.passed].tokens_per_s if self.passed < len(self._beside) else 0.0
+
     def window(self, seconds: float) -> float:
         """This gateway's window in prompt tokens: its part, or more when the others leave some of theirs."""
         if not self.tokens_per_s:
@@ -132,19 +148,21 @@ def prefillers(
     prompt tokens in front of a new one there.
     """
     rates = {state.worker: (state.prefill_tokens_per_s, state) for state in prefill}
-    alone = not rates
+    beside, alone = set[str](), not rates
     if local or alone:
         for state in decode:
             share = 1.0 if alone else LOCAL_SHARE
             rate = state.local_tokens_per_s or share * state.prefill_tokens_per_s
-            if alone or rate:
-                rates.setdefault(state.worker, (rate, state))
+            if (alone or rate) and state.worker not in rates:
+                rates[state.worker] = rate, state
+                beside.add(state.worker)
     slowest = min((rate for rate, _ in rates.values() if rate > 0), default=0.0)
     return tuple(
         Prefiller(
             tokens_per_s=rate or slowest,
             queued_tokens=queued.get(state.worker, 0),
             fixed_s=state.prefill_fixed_ms / 1000,
+            decodes=state.worker in beside,
         )
         for rate, state in rates.values()
     )
@@ -156,7 +174,13 @@ class _Part:
 
     ticket: Ticket
     work: int
+    most: float  # that it takes of the window: one worker's part of it
     computing: bool = True  # no first token yet: it is in the window
+
+    @property
+    def fill(self) -> float:
+        """What it takes of the window: a long prompt keeps one worker busy, not the others."""
+        return min(self.work, self.most)
 
 
 class Admission:
@@ -169,6 +193,7 @@ class Admission:
         self._requests = [0 for _ in TIERS]  # in flight, waiting or started
         self._window_requests = [0 for _ in TIERS]
         self._window_work = [0 for _ in TIERS]
+        self._window_fill = [0.0 for _ in TIERS]
 
     @property
     def in_flight(self) -> int:
@@ -179,6 +204,11 @@ class Admission:
     def window_work(self) -> int:
         """Prompt tokens started without a first token."""
         return sum(self._window_work)
+
+    @property
+    def window_fill(self) -> int:
+        """The same, of each prompt what one worker can compute in the window's time at most."""
+        return math.ceil(sum(self._window_fill))
 
     # -- coming in ---------------------------------------------------------------------------------------------------
 
@@ -246,6 +276,8 @@ class Admission:
         before = self.queue.work_before(ticket)
         elsewhere = min(capacity.waiting_elsewhere, before * (capacity.gateways - 1))
         needs_s = capacity.first_token_s(capacity.unplaced_tokens + before + elsewhere, ticket.work)
+        if ticket.work <= capacity.short:
+            needs_s = min(needs_s, SHORT_S)
         if needs_s * (1 + spare) <= left_s:
             return None
         spare_s = spare * (needs_s - capacity.computing_s(ticket.work))
@@ -279,33 +311,45 @@ class Admission:
         for tier in self.queue.order():
             if self._has_room(tier, capacity):
                 ticket = self.queue.pop(tier)
-                self._start(ticket)
+                self._start(ticket, self._most(capacity))
                 return ticket
+        if capacity.short:
+            for tier in reversed(range(len(TIERS))):
+                short = self.queue.pop_short(tier, capacity.short)
+                if short is not None:
+                    capacity.passed += 1
+                    self._start(short, self._most(capacity))
+                    return short
         return None
+
+    def _most(self, capacity: Capacity) -> float:
+        """What one prompt takes of the window at most, in tokens: a worker's part of it."""
+        return capacity.tokens_per_s * self.limits.window_s / len(capacity.workers) or math.inf
 
     def _has_room(self, tier: int, capacity: Capacity) -> bool:
         """Whether the window is open: below its size, or a worker would have nothing. It is overrun by one request at most."""
         if not capacity.workers:
             return False
         tokens, requests = capacity.window(self.limits.window_s), WINDOW_REQUESTS * len(capacity.workers)
-        in_all = sum(self._window_work), sum(self._window_requests)
+        in_all = sum(self._window_fill), sum(self._window_requests)
         is_open = in_all[1] < len(capacity.workers) or (in_all[0] < tokens and in_all[1] < requests)
         reserved = self.limits.reserved
         if tier == HIGH:
-            own = self._window_work[HIGH], self._window_requests[HIGH]
+            own = self._window_fill[HIGH], self._window_requests[HIGH]
             return is_open or (own[0] < reserved * tokens and own[1] < reserved * requests)
-        lower = sum(self._window_work[:HIGH]), sum(self._window_requests[:HIGH])
+        lower = sum(self._window_fill[:HIGH]), sum(self._window_requests[:HIGH])
         least = max(1, math.floor((1 - reserved) * len(capacity.workers)))
         return is_open and (
             lower[1] < least or (lower[0] < (1 - reserved) * tokens and lower[1] < (1 - reserved) * requests)
         )
 
-    def _start(self, ticket: Ticket) -> None:
+    def _start(self, ticket: Ticket, most: float) -> None:
         ticket.started = True
         for request_id, work in zip(ticket.ids, ticket.works, strict=True):
-            self._parts[request_id] = _Part(ticket, work)
+            part = self._parts[request_id] = _Part(ticket, work, most)
             self._window_requests[ticket.tier] += 1
             self._window_work[ticket.tier] += work
+            self._window_fill[ticket.tier] += part.fill
 
     # -- what becomes of it ------------------------------------------------------------------------------------------
 
@@ -322,8 +366,10 @@ class Admission:
         if part is not None and part.computing:
             tier = part.ticket.tier
             self._window_work[tier] += work - part.work
+            self._window_fill[tier] -= part.fill
             self.queue.tiers[tier].charge(part.ticket.tenant, work - part.work)
             part.work = work
+            self._window_fill[tier] += part.fill
 
     def computed(self, request_id: str) -> None:
         """A first token came. Idempotent."""
@@ -332,6 +378,9 @@ class Admission:
             part.computing = False
             self._window_requests[part.ticket.tier] -= 1
             self._window_work[part.ticket.tier] -= part.work
+            self._window_fill[part.ticket.tier] -= part.fill
+            if not any(self._window_requests):
+                self._window_fill = [0.0 for _ in TIERS]  # sums of fractions end a little beside 0
 
     def ended(self, request_id: str, generated: int = 0) -> None:
         """A started choice is over, after so many generated tokens. Idempotent."""

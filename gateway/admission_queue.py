@@ -103,6 +103,16 @@ class FairQueue:
         self._forget()
         return ticket
 
+    def pop_short(self, most: float) -> Ticket | None:
+        """Start the next ticket of at most so much work, before longer ones that are due earlier; None without any."""
+        for _, name in sorted((line.tag, name) for name, line in self._lines.items() if line.order):
+            ticket = next((one for _, _, one in self._lines[name].order if one.work <= most), None)
+            if ticket is not None:
+                self.remove(ticket)
+                self._lines[name].tag += ticket.work / self._lines[name].weight
+                return ticket
+        return None
+
     def remove(self, ticket: Ticket) -> bool:
         """Take a ticket out without starting it; whether it waited here."""
         line = self._lines.get(ticket.tenant)
@@ -193,6 +203,15 @@ class TieredQueue:
             if self.tiers[lower]:
                 self._credit[lower] += FLOOR_SHARE * ticket.work
         self._credit[tier] = max(0.0, self._credit[tier] - ticket.work) if self.tiers[tier] else 0.0
+        return ticket
+
+    def pop_short(self, tier: int, most: float) -> Ticket | None:
+        """Start the next ticket of a tier that has at most so much work, if there is one. It costs the tier no credit."""
+        ticket = self.tiers[tier].pop_short(most)
+        if ticket is not None:
+            self._count(ticket, -1)
+            if not self.tiers[tier]:
+                self._credit[tier] = 0.0
         return ticket
 
     def remove(self, ticket: Ticket) -> bool:

@@ -143,7 +143,7 @@ class WaitingRoom:
             queued_requests=state.queued_requests + requests,
             queued_tokens=state.queued_tokens + tokens,
             waiting_tokens=tokens,
-            started_tokens=self._admission.window_work,
+            started_tokens=self._admission.window_fill,
             unclaimed_tokens=sum(one.work for one in active if one.state.phase is Phase.QUEUED),
         )
 

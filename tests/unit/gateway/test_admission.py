@@ -118,7 +118,7 @@ def test_bounds_reserves_and_an_idle_window(
     window: dict[str, Ticket] = {}
 
     def held(tiers: range) -> int:
-        return sum(one.work for one in window.values() if one.tier in tiers)
+        return sum(min(one.work, 300) for one in window.values() if one.tier in tiers)
 
     for action, work, tier, tenant, pick in actions:
         if action == "offer":
@@ -149,7 +149,8 @@ def test_bounds_reserves_and_an_idle_window(
         waiting = [one for one in present if not one.started]
         assert admission.in_flight == len(present) <= limits.max_requests
         assert sum(one.tier < HIGH for one in present) <= math.ceil((1 - reserved) * limits.max_requests)
-        assert admission.window_work == held(range(HIGH + 1))
+        assert admission.window_work == sum(one.work for one in window.values())
+        assert admission.window_fill == held(range(HIGH + 1))
         tokens = admission.queue.work + admission.window_work
         assert tokens <= limits.max_queued_tokens or len(waiting) + len(window) == 1
         if waiting:  # never is the window idle meanwhile
@@ -169,6 +170,45 @@ def test_the_highest_tier_starts_though_others_overran_the_window() -> None:
         admission.offer(one, capacity, 0.0)
     assert [one.work for one in start_all(admission, capacity)] == [9, 9]
     assert admission.queue.work == 50
+
+
+def test_a_long_prompt_keeps_one_worker_s_part_of_the_window() -> None:
+    """It is computed by one; the other's part is for the others."""
+    admission, capacity = Admission(RequestLimits(reserved=0.0)), fleet(100.0, 100.0)
+    for one in (ticket(5000), ticket(60), ticket(40), ticket(10)):
+        admission.offer(one, capacity, 0.0)
+    assert [one.work for one in start_all(admission, capacity)] == [5000, 60, 40]
+    assert (admission.window_fill, admission.window_work) == (200, 5100)
+    admission.computed(next(iter(admission._parts)))
+    assert admission.window_fill == 100
+
+
+def beside(*, queued: int = 0, unplaced: int = 0) -> Capacity:
+    """A prefill worker, and a decode worker that computes 40 tokens a second beside its batch."""
+    decode = Prefiller(tokens_per_s=40.0, queued_tokens=queued, decodes=True)
+    return Capacity(workers=(Prefiller(tokens_per_s=100.0), decode), unplaced_tokens=unplaced)
+
+
+def test_short_prompts_pass_those_that_wait_while_a_decode_worker_has_none() -> None:
+    """One for each such worker until the fleet is looked at again; 0.5 s are 20 tokens there."""
+    admission = Admission(RequestLimits(reserved=0.0))
+    start_all(admission, busy := beside(queued=1))
+    for one in (*(ticket(70) for _ in range(4)), ticket(21), ticket(20), ticket(5)):
+        admission.offer(one, busy, 0.0)
+    assert [one.work for one in start_all(admission, busy)] == [70, 70]
+    capacity = beside()
+    assert [one.work for one in start_all(admission, capacity)] == [20]
+    assert capacity.short == 0
+    assert [one.work for one in start_all(admission, beside())] == [5]
+    assert start_all(admission, beside()) == []
+    assert [one.work for one in admission.queue] == [70, 70, 21]
+
+
+def test_a_short_prompt_is_not_refused_for_a_queue_that_it_passes() -> None:
+    admission = Admission(RequestLimits(reserved=0.0))
+    assert refused(admission, ticket(20, by=1.0), beside(queued=1, unplaced=500)) is not None
+    assert refused(admission, ticket(20, by=1.0), beside(unplaced=500)) is None
+    assert refused(admission, ticket(21, by=1.0), beside(unplaced=500)) is not None
 
 
 def test_without_workers_nothing_starts() -> None:
