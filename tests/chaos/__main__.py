@@ -42,6 +42,7 @@ RESUMED_WITHIN_S = 2.0
 POWER_CUTS = 20
 POISONINGS = 20
 CROWD, MOST_OPEN = 1000, 64
+ENGINE_BLOCKS = 4096  # more than the pools of its workers have
 FLAT_AFTER_S = 1800.0  # a soak of this length must be flat: before it, bounded tables still fill
 HARMS: tuple[Harm, ...] = ("cut", "hold")
 NAMES = ("prefill-0", "prefill-1", "decode-0", "decode-1")
@@ -299,14 +300,14 @@ async def soaking(run: Run) -> None:
             await fill(cluster)
         soaked = await soak(cluster, run.oracle, rate=run.soak_rate, seconds=run.soak_s, first=1_000_000, tell=_held)
     run.judged(soaked.verdict)
-    _add_growth(run, "soak", soaked)
+    _add_growth(run, "soak", soaked, soaked.names)
 
 
 async def soaking_engine(run: Run) -> None:
-    """The same with the real engine and a tiny model: nobody compares its tokens here."""
+    """The same with the real engine and a tiny model, for what its workers hold: nobody compares its tokens here."""
     async with run.cluster(prefill=1, decode=1, fake=False, fake_step_ms=0) as cluster:
         if run.soak_s >= FLAT_AFTER_S:
-            await fill(cluster)
+            await fill(cluster, ENGINE_BLOCKS)
         soaked = await soak(
             cluster, run.oracle, rate=run.soak_rate, seconds=run.soak_s, first=2_000_000, is_fake=False, tell=_held
         )
@@ -314,7 +315,7 @@ async def soaking_engine(run: Run) -> None:
     run.count("soak, engine: neither an answer nor an error in time", soaked.verdict.unanswered)
     run.count("soak, engine: held 5 s after each part of the load", soaked.verdict.held)
     run.figure("soak, engine: explicit errors", soaked.verdict.errors.total(), "requests", target=0)
-    _add_growth(run, "soak, engine", soaked)
+    _add_growth(run, "soak, engine", soaked, [name for name in soaked.names if "prefill" in name or "decode" in name])
 
 
 def _held(second: float, held: Holdings) -> None:
@@ -322,10 +323,10 @@ def _held(second: float, held: Holdings) -> None:
     print(f"{second:6.0f} s " + ", ".join(f"{name} {count:g}" for name, count in held.items()), flush=True)
 
 
-def _add_growth(run: Run, title: str, soaked: Soaked) -> None:
+def _add_growth(run: Run, title: str, soaked: Soaked, names: list[str]) -> None:
     """Slopes have a target once the run is long enough for caches to be full."""
     is_long = run.soak_s >= FLAT_AFTER_S
-    for name in soaked.names:
+    for name in names:
         if name.startswith("memory"):
             run.figure(
                 f"{title}: {name}, growth",

@@ -67,9 +67,9 @@ async def soak(
     return result
 
 
-async def fill(cluster: ChaosCluster) -> None:
-    """Send prompts of which none has anything in common until the gateway has forgotten the first one."""
-    chance, left = random.Random(7), iter(range(MAX_BLOCKS * BLOCK_SIZE // FILL_TOKENS + STREAMS))
+async def fill(cluster: ChaosCluster, blocks: int = MAX_BLOCKS) -> None:
+    """Send prompts of which none has anything in common, `blocks` in all; by default the gateway then forgets the first one."""
+    chance, left = random.Random(7), iter(range(blocks * BLOCK_SIZE // FILL_TOKENS + STREAMS))
 
     async def client() -> None:
         async with httpx.AsyncClient(base_url=cluster.url, timeout=60, verify=False) as client:
