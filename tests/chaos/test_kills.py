@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import nats
 import pytest
 import pytest_asyncio
+import redis.asyncio
 
 from tests.chaos.asks import Oracle
 from tests.chaos.cluster import FAKE, ChaosCluster
+from tests.chaos.holdings import holdings
 from tests.chaos.kills import Fault, crash, freeze, under_load
 
 STREAMS = 24
@@ -44,3 +47,23 @@ async def test_a_killed_gateway_leaves_nothing_behind(cluster: ChaosCluster, ora
     verdict = await under_load(cluster, oracle, crash("gateway"), streams=STREAMS, first=3000)
     assert verdict.violations == []
     assert verdict.broken  # its own clients' connections: nobody can spare them that
+
+
+async def test_a_planted_leak_is_seen(cluster: ChaosCluster) -> None:
+    """After all that, what is held is what was held before: but for what is planted here."""
+    await cluster.until_ready()
+    before = await holdings(cluster)
+    assert {f"memory of {name}" for name in cluster.pids} <= before.keys()
+    assert (before["blocks held"], before["workers heard"]) == (0, 4)
+    client = await nats.connect(cluster.nats.url)
+    try:
+        for number in range(3):
+            await client.subscribe(f"baton.planted.{number}")
+        await client.flush()
+        async with redis.asyncio.Redis.from_url(cluster.redis.url) as store:
+            await store.set("baton:placed:planted:1", "x", ex=60)
+            held = await holdings(cluster)
+    finally:
+        await client.close()
+    assert held["subscriptions in NATS"] - before["subscriptions in NATS"] == 3
+    assert held["keys baton:placed in Redis"] - before.get("keys baton:placed in Redis", 0) == 1
