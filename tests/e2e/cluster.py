@@ -127,7 +127,7 @@ class Cluster:
         """Start one of the services, again if it was there before. A planner is started by the test that wants one."""
         service = name.partition("-")[0]
         if service == "planner":
-            options = [*self._reach("nats", "planner", name), "--planner-id", name, *self._planner_options]
+            options = [*self.reach("nats", "planner", name), "--planner-id", name, *self._planner_options]
         else:
             options = self._gateway_flags(name) if service == "gateway" else self._worker_flags(name)
         root = self._root(name)
@@ -208,13 +208,13 @@ class Cluster:
         return flags
 
     def _common(self, user: str) -> list[str]:
-        servers = [*self._reach("nats", user, user), *self._reach("redis", user, user)]
+        servers = [*self.reach("nats", user), *self.reach("redis", user)]
         return [*servers, "--model", str(self._model), "--served-model-name", "tiny", "--drain-s", "5"]
 
-    def _reach(self, server: str, user: str, name: str) -> list[str]:
-        """How the process `name` reaches NATS or Redis as `user`."""
+    def reach(self, server: str, user: str, name: str = "") -> list[str]:
+        """How a process, `name` if not `user`, reaches NATS or Redis as `user`."""
         login = {"nats": self.users.nats_file, "redis": self.users.redis_file}[server](user)
-        flags = [f"--{server}-url", self._address(server, name), f"--{server}-credentials", str(login)]
+        flags = [f"--{server}-url", self._address(server, name or user), f"--{server}-credentials", str(login)]
         if self._certificates:
             tls = self._certificates.of_client
             files = {"ca": tls.ca, "cert": tls.cert, "key": tls.key}

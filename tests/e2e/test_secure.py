@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import sys
 from pathlib import Path
 
 import httpx
@@ -10,7 +13,7 @@ import redis.asyncio
 import redis.exceptions
 
 from tests.certificates import make_certificates
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import ROOT, Cluster
 from tests.models import build_tiny_model
 from tests.secure_servers import redis_speaks_tls
 
@@ -39,10 +42,23 @@ async def test_requests_are_placed_by_redis_and_handed_over_with_tls_to_both_ser
             assert int((await store.info("commandstats"))["cmdstat_fcall"]["failed_calls"]) == 0
             refused = [entry[b"object"] for entry in await acl_log(store)]
             assert set(refused) <= {b"function|load"}  # workers try it once, at their start: it is the gateway's
+        examined = await doctor(cluster)
+        assert {one["check"] for one in examined} >= {"nats", "redis"}
+        assert "fail" not in {one["level"] for one in examined if one["check"] in ("nats", "redis")}, examined
         in_the_clear = redis.asyncio.Redis(port=cluster.redis.port, protocol=2)
         with pytest.raises(redis.exceptions.ConnectionError):
             await in_the_clear.ping()
         await in_the_clear.aclose()
+
+
+async def doctor(cluster: Cluster) -> list[dict[str, str]]:
+    """What `baton doctor` finds as the observer."""
+    flags = [*cluster.reach("nats", "observer"), *cluster.reach("redis", "observer")]
+    words = [sys.executable, "-m", "services.doctor", "--json", *flags]
+    process = await asyncio.create_subprocess_exec(*words, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
+    said, _ = await process.communicate()
+    found: list[dict[str, str]] = json.loads(said)
+    return found
 
 
 async def acl_log(store: redis.asyncio.Redis) -> list[dict[bytes, bytes]]:

@@ -15,6 +15,8 @@ from tests.unit.deploy.chart import CHART, manifests, values
 KUBERNETES = "1.34"  # the first in which resource.k8s.io/v1 is on by default
 EVERYTHING: dict[str, Any] = {
     "tlsSecret": "tls",
+    "natsUrl": "tls://nats:4222",
+    "redisUrl": "rediss://redis:6379",
     "tenantsSecret": "tenants",
     "cacheClaim": "cache",
     "otlpEndpoint": "http://otel-collector:4318",
@@ -33,6 +35,7 @@ VARIANTS = [
 ]
 WRONG: list[dict[str, Any]] = [
     {"natsUrl": "nats:4222"},
+    {"tlsSecret": "tls", "natsUrl": "tls://nats:4222"},  # and Redis in the clear
     {"topology": {"requird": True}},
     {"gateway": {"replicas": 0}},
     {"pair": {"memory": "64"}},
