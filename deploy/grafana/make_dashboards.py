@@ -172,6 +172,11 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
             Panel("Waiting requests by tier", "none", [(f"sum by (tier) (baton_waiting_requests{{{MODEL}}})", "{{tier}}")]),
             Panel("Waiting prompt tokens by tier", "none", [(f"sum by (tier) (baton_waiting_prompt_tokens{{{MODEL}}})", "{{tier}}")]),
             Panel("How requests ended", "reqps", [(rate("baton_requests_total", by="status"), "{{status}}")]),
+            Panel("Lines of batches", "reqps", [(rate("baton_batch_lines_total", by="state"), "{{state}}")]),
+            Panel("Lines of batches, queued and running", "none", [
+                (f"max(baton_batch_queued_lines{{{MODEL}}})", "queued"),
+                (f"sum(baton_batch_running_lines{{{MODEL}}})", "running"),
+            ]),
         ],
     ),
 }  # fmt: skip

@@ -35,6 +35,9 @@ class BatchMetrics:
             registry=registry,
         )
 
+        self.running(0)
+        self.queued(0)
+
     def line(self, state: str) -> None:
         """Count a line: see `STATES`."""
         self._lines.labels(self._model, state).inc()

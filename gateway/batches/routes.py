@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Annotated, Any, Literal
 
@@ -18,8 +19,8 @@ from gateway.responses import json_response
 from gateway.schema import MetadataKey, MetadataValue, StrictFields, parse_body
 
 Endpoint = Callable[[Request], Awaitable[Response]]
-UPLOAD_TIMEOUT_S = 600.0
 MAX_UPLOADS = 8  # at a time: each may hold a part and a line in memory
+MAX_TENANT_UPLOADS = 4
 MAX_BODY_BYTES = 64 << 10
 BODY_TIMEOUT_S = 60.0
 FILES_PAGE = (10_000, 10_000)  # a list's entries: by default, at most
@@ -49,7 +50,7 @@ class BatchRoutes:
 
     def __init__(self, store: BatchStore) -> None:
         self._store = store
-        self._uploads = 0
+        self._uploads = Counter[str]()  # by tenant
         self.posts: dict[str, Endpoint] = {
             "/v1/files": self.upload,
             "/v1/batches": self.create,
@@ -68,13 +69,14 @@ class BatchRoutes:
 
     async def upload(self, request: Request) -> Response:
         """Keep a JSONL file of purpose `batch`; it is on the disk when this answers."""
-        if self._uploads >= MAX_UPLOADS:
-            raise OverloadedError(f"{self._uploads} files are being uploaded here: try again later")
-        self._uploads += 1
+        tenant = _tenant(request)
+        if self._uploads.total() >= MAX_UPLOADS or self._uploads[tenant] >= MAX_TENANT_UPLOADS:
+            raise OverloadedError(f"{self._uploads.total()} files are being uploaded here: try again later")
+        self._uploads[tenant] += 1
         try:
-            record = await receive_file(request, self._store, _tenant(request), timeout_s=UPLOAD_TIMEOUT_S)
+            record = await receive_file(request, self._store, tenant)
         finally:
-            self._uploads -= 1
+            self._uploads[tenant] -= 1
         return json_response(record.as_json())
 
     async def files(self, request: Request) -> Response:

@@ -20,6 +20,8 @@ from gateway.batches.store import BatchStore
 MAX_FIELD_BYTES = 4 << 10
 MAX_PARTS = 16
 FORM_BYTES = 64 << 10  # of a form, beside the file
+WHOLE_S = 600.0
+SILENCE_S = 30.0
 DISCARD_BYTES = 16 << 20  # of a file that was refused
 DISCARD_S = 5.0
 _CLOSE = {"connection": "close"}  # the rest of the body is not read
@@ -126,19 +128,17 @@ class FileForm:
         self._ended = True
 
 
-async def receive_file(request: Request, store: BatchStore, tenant: str, *, timeout_s: float) -> FileRecord:
+async def receive_file(request: Request, store: BatchStore, tenant: str) -> FileRecord:
     """Read a request's file and keep it. Raises HTTPException 413 and 408, InvalidRequestError and OverloadedError."""
     body = request.stream()
     try:
-        return await _received(request, body, store, tenant, timeout_s)
+        return await _received(request, body, store, tenant)
     except (InvalidRequestError, OverloadedError, HTTPException):
         await _discard_rest(body)
         raise
 
 
-async def _received(
-    request: Request, body: AsyncGenerator[bytes, None], store: BatchStore, tenant: str, timeout_s: float
-) -> FileRecord:
+async def _received(request: Request, body: AsyncGenerator[bytes, None], store: BatchStore, tenant: str) -> FileRecord:
     form = FileForm(request.headers.get("content-type", ""))
     announced, most = _announced(request), store.limits.file_bytes + FORM_BYTES
     if announced > most:
@@ -146,8 +146,8 @@ async def _received(
     writer = await store.new_file(tenant, announced)
     size = 0
     try:
-        async with asyncio.timeout(timeout_s):
-            async for chunk in body:
+        async with asyncio.timeout(WHOLE_S):
+            while (chunk := await asyncio.wait_for(anext(body, None), SILENCE_S)) is not None:
                 size += len(chunk)
                 if size > most:
                     raise _too_large(store.limits.file_bytes)
@@ -158,7 +158,8 @@ async def _received(
         with contextlib.suppress(ServingError):
             await asyncio.shield(writer.drop())
         if isinstance(error, TimeoutError):
-            raise HTTPException(408, f"the file was not complete after {timeout_s:g} s", _CLOSE) from None
+            text = f"the file was not complete after {WHOLE_S:g} s, or nothing of it came for {SILENCE_S:g} s"
+            raise HTTPException(408, text, _CLOSE) from None
         raise
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,8 +13,12 @@ import openai
 import pytest
 from openai.types import Batch
 
+from common import subjects
+from common.bus import NatsSettings
+from gateway.batches.streams import BatchStreams
 from tests.chaos.asks import Oracle
 from tests.e2e.cluster import Cluster
+from tests.integration.waiting import eventually
 from tests.models import build_tiny_model
 
 FAKE = {"fake": True, "kv_memory_mb": 8, "fake_step_ms": 2}
@@ -233,6 +238,47 @@ async def test_a_file_that_is_too_large_is_refused_and_leaves_nothing(cluster: C
         answer = await client.post("/v1/files", content=endless(), headers=kind)
         assert answer.status_code in (400, 413)
         assert (await client.get("/v1/files")).json()["data"] == []
+
+
+async def test_a_client_that_hangs_up_leaves_nothing(cluster: Cluster) -> None:
+    """Neither a file nor parts of one."""
+    async with connected(cluster) as kept:
+        before = await kept.count(subjects.batch_part("*", "*"))
+        left = asyncio.Event()
+
+        async def broken_off() -> AsyncIterator[bytes]:
+            yield b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
+            for _ in range(10):
+                yield b"0123456789\n" * 100  # parts have 256 lines
+
+            async def parts() -> bool:
+                return await kept.count(subjects.batch_part("*", "*")) > before
+
+            await eventually(parts)
+            left.set()
+            raise httpx.WriteError("the client is gone")
+
+        headers = {"authorization": f"Bearer {KEYS['other']}", "content-type": "multipart/form-data; boundary=b"}
+        async with httpx.AsyncClient(base_url=cluster.url, timeout=30, headers=headers) as client:
+            with pytest.raises(httpx.WriteError):
+                await client.post("/v1/files", content=broken_off())
+        assert left.is_set()
+
+        async def gone() -> bool:
+            return await kept.count(subjects.batch_part("*", "*")) == before
+
+        await eventually(gone)
+
+
+@contextlib.asynccontextmanager
+async def connected(cluster: Cluster) -> AsyncIterator[BatchStreams]:
+    """The streams, seen by NATS's admin."""
+    found = BatchStreams(NatsSettings(url=cluster.nats.url), store_bytes=2048 << 20, keep_s=30 * 86_400.0)
+    await found.open()
+    try:
+        yield found
+    finally:
+        await found.close()
 
 
 @pytest.mark.parametrize(
