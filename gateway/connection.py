@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import struct
 import time
 from typing import Any, ClassVar
 
@@ -31,6 +33,7 @@ MAX_CONNECTIONS = 4096
 MAX_LEAVING = 128  # connections that were refused and may still read why; more are cut off without a word
 LEAVE_S = 1.0  # that long each
 RETRY_AFTER_S = 1
+_AT_ONCE = struct.pack("ii", 1, 0)  # lingers no second
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -79,6 +82,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _cut_off(self) -> None:
         log.warning("http.client_does_not_read", extra={"for_s": self.unread_timeout_s})
+        taken = self.transport.get_extra_info("socket")
+        if taken is not None:  # what the kernel holds for it goes as well, instead of waiting for the client
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
         self.transport.abort()  # closing would wait for the client
 
     def data_received(self, data: bytes) -> None:

@@ -37,6 +37,8 @@ from services.tracing import open_tracer
 
 log = logging.getLogger("baton.gateway")
 
+SEND_BUFFER_BYTES = 128 << 10  # of the kernel, for a connection; it takes twice that, its own records included
+
 
 async def run(settings: GatewaySettings) -> None:
     """Serve HTTP until signalled; then refuse new requests, finish the running ones, leave."""
@@ -164,6 +166,8 @@ def _listen(host: str, port: int) -> socket.socket:
     # Connections inherit it. asyncio sets it only where the socket names its protocol; without it the first token of a reused
     # connection waits up to 40 ms for the client's delayed acknowledgement.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # Left to itself the kernel takes megabytes for each client that doesn't read; then it would hardly ever be noticed.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     try:
         listener.bind((host, port))
     except OSError as error:

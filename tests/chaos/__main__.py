@@ -28,7 +28,7 @@ from tests.chaos.holdings import Holdings
 from tests.chaos.kills import Fault, Verdict, crash, freeze, under_load
 from tests.chaos.links import Harm, LinkedCluster, Part
 from tests.chaos.load import Load
-from tests.chaos.overload import offer
+from tests.chaos.overload import CAPACITY, SLOW, Overload, deaf_clients, hung_up, offer
 from tests.chaos.poison import FAULTS, KILLS, KILLS_DECODING, Supervisor, poisoned, send
 from tests.chaos.power import LINES, can_mount, cut_power
 from tests.chaos.soak import Soaked, fill, soak
@@ -43,6 +43,8 @@ POWER_CUTS = 20
 POISONINGS = 20
 CROWD, MOST_OPEN = 1000, 64
 ENGINE_BLOCKS = 4096  # more than the pools of its workers have
+LOADS, LOADED_S, FLOODED_S = (0.5, 0.8, 1.0, 1.2), 20.0, 60.0
+DEAF, GROWS_MB = 8, 64
 FLAT_AFTER_S = 1800.0  # a soak of this length must be flat: before it, bounded tables still fill
 HARMS: tuple[Harm, ...] = ("cut", "hold")
 NAMES = ("prefill-0", "prefill-1", "decode-0", "decode-1")
@@ -228,23 +230,39 @@ async def upgrade(run: Run) -> None:
 
 
 async def overload(run: Run) -> None:
-    """Ten times what can be served."""
-    async with run.cluster(prefill=1, decode=1, fake_step_ms=2, fake_token_us=2000) as cluster:
-        calm = await offer(cluster, run.oracle, rate=5, seconds=15, first=0)
-        flood = await offer(cluster, run.oracle, rate=50, seconds=20, first=10_000)
-        run.count("overload: wrong, broken or unanswered", calm.wrong + flood.wrong)
-        share = flood.goodput / max(calm.goodput, 0.01)
-        run.add(
-            Result(name="overload: goodput against the best", value=share, unit="share", better="higher", target=0.9)
+    """The best goodput over a few loads, then ten times what can be served, for a minute, with clients that don't read."""
+    async with run.cluster(prefill=1, decode=1, **SLOW) as cluster:
+        loads = [
+            await offer(cluster, run.oracle, rate=times * CAPACITY, seconds=LOADED_S, first=10_000 * number)
+            for number, times in enumerate(LOADS)
+        ]
+        for times, load in zip(LOADS, loads, strict=True):
+            name = f"overload: goodput at {times:g} x the capacity"
+            run.figure(name, load.goodput, "answers/s", better="higher")
+        calm = loads[0]
+        with deaf_clients(cluster.url, DEAF, max_tokens=900) as deaf:
+            flood = await offer(cluster, run.oracle, rate=10 * CAPACITY, seconds=FLOODED_S, first=100_000)
+            dropped = hung_up(deaf)
+        _overloaded(run, loads, flood)
+        run.figure(
+            f"overload: of {DEAF} clients that don't read, cut off", dropped, "clients", better="higher", target=DEAF
         )
-        run.figure("overload: refused", len(flood.refused), "requests", better="higher")
-        p99 = 1000 * flood.refusal_p99_s
-        run.add(
-            Result(name="overload: refusal p99, as the client sees it", value=p99, unit="ms", better="lower", target=20)
-        )
-        run.figure("overload: refusals without Retry-After", flood.without_retry_after, "requests", target=0)
-        grown = max(0.0, flood.memory_mb - calm.memory_mb)
-        run.figure("overload: memory more than when calm", grown, "MiB", target=200)
+        for name, peak in flood.memory_mb.items():
+            grown = max(0.0, peak - calm.memory_mb[name])
+            run.figure(f"overload: memory of {name} more than when calm", grown, "MiB", target=GROWS_MB)
+        run.count("overload: held 5 s after the load", await cluster.until_idle())
+
+
+def _overloaded(run: Run, loads: list[Overload], flood: Overload) -> None:
+    """What ten times the capacity led to."""
+    run.count("overload: wrong, broken or unanswered", [line for load in (*loads, flood) for line in load.wrong])
+    share = flood.goodput / max(0.01, *(load.goodput for load in loads))
+    run.figure("overload: goodput against the best", share, "share", better="higher", target=0.9)
+    run.figure("overload: refused", len(flood.refused), "requests", better="higher")
+    run.figure("overload: of them after waiting", flood.refused_late, "requests")
+    run.figure("overload: refusal p99, as a light client sees it", 1000 * flood.refusal_p99_s, "ms", target=20)
+    run.figure("overload: refusal p99 in the gateway, at most", 1000 * flood.gateway_p99_s, "ms", target=20)
+    run.figure("overload: refusals without Retry-After", flood.without_retry_after, "requests", target=0)
 
 
 async def connections(run: Run) -> None:
