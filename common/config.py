@@ -60,6 +60,9 @@ class Settings(NatsOptions):
     otlp_endpoint: Annotated[str, Field(pattern=r"^(https?://[^\s/]+(/\S*)?)?$")] = Field(
         "", description="OpenTelemetry collector for traces, e.g. http://127.0.0.1:4318; empty: no traces"
     )
+    trace_rest_share: Annotated[float, Field(ge=0, le=1)] = Field(
+        1.0, description="share of the traces that is sent of requests that were neither slow nor failed nor moved"
+    )
 
 
 class ModelSettings(Settings):

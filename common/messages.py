@@ -423,6 +423,7 @@ class GatewayState(msgspec.Struct, frozen=True, kw_only=True, tag="gateway_state
     waiting_tokens: int = 0  # prompt tokens that wait in the gateway; with the next two for other gateways' admission
     started_tokens: int = 0  # prompt tokens that were started and have no first token yet
     unclaimed_tokens: int = 0  # of these, those that no worker has claimed yet
+    kept_traces: bytes = b""  # ids, 16 bytes each, of requests that ended lately and whose traces are worth sending
 
 
 class PlannerState(msgspec.Struct, frozen=True, kw_only=True, tag="planner_state"):

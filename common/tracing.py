@@ -1,14 +1,13 @@
 """Spans of one request across processes (OpenTelemetry), made after the fact from times that are measured anyway.
 
 Nothing is started or held open on the way of a token: whoever knows when something began and ended records it as a whole, later.
-A span's context is a W3C `traceparent`, and travels in the `Job` and the `Handoff`. Instants are `time.monotonic()` of the
-recording process. Without `--otlp-endpoint` nothing is recorded.
+A span's context is a W3C `traceparent`, and travels in the `Job` and the `Handoff`. Instants are `time.monotonic()` here.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -51,6 +50,9 @@ class Tracer(Protocol):
     def record(self, span: Span) -> None:
         """Take a span that ended. Never blocks; drops the oldest ones beyond a bound."""
 
+    def keep(self, traces: Iterable[str]) -> None:
+        """These trace ids (32 hex digits) are worth sending, whatever is held back of them. Idempotent."""
+
     def close(self) -> None:
         """Send what is left; within seconds."""
 
@@ -63,16 +65,17 @@ class NoTracer:
 
     def record(self, span: Span) -> None: ...
 
+    def keep(self, traces: Iterable[str]) -> None: ...
+
     def close(self) -> None: ...
 
 
-class Children:
+class Children(msgspec.Struct, frozen=True):
     """Records the spans below `parent`; all of them have `attributes`."""
 
-    def __init__(self, tracer: Tracer, parent: str, attributes: Attributes) -> None:
-        self._tracer = tracer
-        self._parent = parent
-        self._attributes = attributes
+    tracer: Tracer
+    parent: str
+    attributes: Attributes
 
     def record(
         self,
@@ -89,16 +92,16 @@ class Children:
         """Record one more. `outcome`: how it went; an error unless `is_failure` says that it is none."""
         span = Span(
             name=name,
-            context=context or child_of(self._parent),
-            parent=self._parent,
+            context=context or child_of(self.parent),
+            parent=self.parent,
             began_at=began_at,
             ended_at=ended_at,
-            attributes={**self._attributes, **attributes},
+            attributes={**self.attributes, **attributes},
             events=events,
             links=links,
             error=outcome if is_failure(outcome) else "",
         )
-        self._tracer.record(span)
+        self.tracer.record(span)
 
 
 def is_failure(outcome: str) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import random
 import re
 import time
+from collections import deque
 from dataclasses import dataclass, field
 
 import msgspec
@@ -30,6 +31,9 @@ from gateway.schema import ChatRequest, CompletionRequest
 from gateway.timeline import AttemptLine, Timeline
 
 TRACED = ("/v1/chat/completions", "/v1/completions")
+
+TOLD_FOR_S = 3.5  # three heartbeats
+MAX_KEPT = 1024  # traces told of in one: 16 kB
 
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\Z")
 _random = random.Random()  # seeded by the system; ids need to differ, not to be secret
@@ -80,7 +84,10 @@ class TraceRequests:
             trace.error = trace.error or type(error).__name__
             raise
         finally:
-            self._tracer.record(_server_span(trace, scope["method"], scope["path"]))
+            span = _server_span(trace, scope["method"], scope["path"])
+            if span.error:
+                self._tracer.keep([trace.context[3:35]])
+            self._tracer.record(span)
 
 
 def _server_span(trace: RequestTrace, method: str, path: str) -> Span:
@@ -152,6 +159,11 @@ def _describe_answer(attributes: dict[str, Value], answer: Answer) -> None:
     }
 
 
+def worth_keeping(timeline: Timeline, levels: ServiceLevels) -> bool:
+    """Whether a request was slow, failed or was moved: what tail sampling keeps."""
+    return bool(missed_target(timeline, levels)) or len(timeline.attempts) > 1
+
+
 def valid(traceparent: str) -> str:
     """The header if it is a W3C one, else ""."""
     return traceparent if _TRACEPARENT.match(traceparent) else ""
@@ -170,6 +182,13 @@ class RequestSpans:
         self._tracer = tracer
         self._gateway_id = gateway_id
         self._levels = levels
+        self._kept: deque[tuple[float, str]] = deque(maxlen=MAX_KEPT)  # when each request ended, and its trace
+
+    def kept(self, now: float) -> bytes:
+        """For the heartbeat: the traces worth sending of requests that ended lately. Workers may miss a heartbeat or two."""
+        while self._kept and now - self._kept[0][0] > TOLD_FOR_S:
+            self._kept.popleft()
+        return bytes.fromhex("".join(trace for _, trace in self._kept))
 
     def context_for(self, traceparent: str) -> str:
         """The context of an attempt's span below `traceparent`; what the workers' spans hang on."""
@@ -179,6 +198,10 @@ class RequestSpans:
         """Record the spans of a request that ended."""
         if not self._tracer.wants(timeline.traceparent):
             return
+        if worth_keeping(timeline, self._levels):
+            trace = timeline.traceparent[3:35]
+            self._tracer.keep([trace])
+            self._kept.append((time.monotonic(), trace))
         ended_at = timeline.attempts[0].began_at if timeline.attempts else timeline.ended_at
         children = Children(self._tracer, timeline.traceparent, {"baton.request_id": timeline.request_id})
         admission: dict[str, Value] = {

@@ -7,6 +7,8 @@ import contextlib
 import logging
 import time
 
+import msgspec
+
 from common import subjects
 from common.errors import (
     DeadlineExceededError,
@@ -44,15 +46,12 @@ class Watching(Attempts):
     async def _beat(self) -> None:
         while True:
             with contextlib.suppress(UnavailableError):
-                await self._bus.publish(
-                    subjects.gateway_heartbeat(self._gateway_id),
-                    self._room.tell(
-                        self._attainment.state(
-                            self._gateway_id, self._incarnation, self._active.values(), time.monotonic()
-                        ),
-                        self._active.values(),
-                    ),
+                now = time.monotonic()
+                state = self._attainment.state(self._gateway_id, self._incarnation, self._active.values(), now)
+                state = msgspec.structs.replace(
+                    self._room.tell(state, self._active.values()), kept_traces=self._spans.kept(now)
                 )
+                await self._bus.publish(subjects.gateway_heartbeat(self._gateway_id), state)
             await asyncio.sleep(BEAT_S)
 
     async def _watch(self) -> None:

@@ -47,7 +47,12 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str]) -> None:
             connect_bus(nats_settings(settings), name=worker_id, owns_streams=False) as bus,
             connect_store(redis_settings(settings)) as store,
         ):
-            tracer = open_tracer(settings.otlp_endpoint, service="-".join(roles), instance=worker_id)
+            tracer = open_tracer(
+                settings.otlp_endpoint,
+                service="-".join(roles),
+                instance=worker_id,
+                rest_share=settings.trace_rest_share,
+            )
             peers = Peers()
             await peers.start(bus)
             host = WorkerHost(

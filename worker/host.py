@@ -369,6 +369,9 @@ class WorkerHost:
         os._exit(EXIT_DEVICE_BROKEN)  # a thread that waits for the device can't be ended otherwise
 
     def _gateway_seen(self, state: GatewayState) -> None:
+        if state.kept_traces:
+            kept = state.kept_traces.hex()
+            self.tracer.keep(kept[at : at + 32] for at in range(0, len(kept) - 31, 32))
         known = self._gateways_seen.get(state.gateway)
         self._gateways_seen[state.gateway] = (state.incarnation, time.monotonic())
         if known is None:

@@ -56,7 +56,9 @@ async def run(settings: GatewaySettings) -> None:
         peers = Peers()
         await peers.start(bus)
         gateway_id = settings.gateway_id or f"gateway-{secrets.token_hex(4)}"
-        tracer = open_tracer(settings.otlp_endpoint, service="gateway", instance=gateway_id)
+        tracer = open_tracer(
+            settings.otlp_endpoint, service="gateway", instance=gateway_id, rest_share=settings.trace_rest_share
+        )
         levels = ServiceLevels(
             ttft_s=settings.ttft_slo_ms / 1000, tpot_s=settings.tpot_slo_ms / 1000, window_s=settings.slo_window_s
         )

@@ -182,3 +182,29 @@ async def test_a_moved_request_is_one_trace_with_two_linked_attempts(model: Path
         parents = {span.parent: span.instance for span in named(spans)["decode"]}
         assert parents[second.id] == other
         assert first.id not in parents  # killed: what it would have said is not made up by anybody else
+
+
+async def test_tail_sampling_sends_all_of_a_slow_request_s_trace_and_nothing_of_a_quick_one_s(
+    model: Path, tmp_path: Path
+) -> None:
+    async with otlp_sink() as sink:
+        slow = Cluster(
+            tmp_path,
+            model=model,
+            gateway_options=("--otlp-endpoint", sink.url, "--trace-rest-share", "0", "--ttft-slo-ms", "3000"),
+            otlp_endpoint=sink.url,
+            trace_rest_share=0,
+            fake_token_us=10_000,  # 4 s for 400 tokens
+            **FAKE,  # type: ignore[arg-type]
+        )
+        async with slow as cluster, httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
+            body = {"model": "tiny", "max_tokens": 4, "ignore_eos": True}
+            for prompt in ([5] * 4, [6] * 400, [7] * 4):
+                assert (await client.post("/v1/completions", json=body | {"prompt": prompt})).is_success
+            spans = await sink.until(lambda spans: len(spans) >= len(PARENTS) + 1)
+    assert len({span.trace for span in spans}) == 1
+    by_name = named(spans)
+    assert set(by_name) == {*PARENTS, "server"}  # of all processes, also those that ended long before it was known
+    assert by_name["admission"][0].attributes["baton.slo.missed"] == "ttft"
+    assert by_name["prefill"][0].attributes["baton.prompt_tokens"] == 400
+    assert len(sink.spans) == len(PARENTS) + 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,10 @@ import pytest
 from common.config import ConfigError, GatewaySettings, load_settings
 from common.servers import free_port
 from common.tracing import Children, NoTracer, Span, SpanEvent, child_of
-from gateway.spans import new_trace, valid
+from gateway.attainment import ServiceLevels
+from gateway.spans import TOLD_FOR_S, RequestSpans, new_trace, valid
+from gateway.timeline import AttemptLine, Timeline
+from services.otlp.tail import MAX_HELD, TailTracer
 from services.otlp.tracer import MAX_QUEUED, OtlpTracer, is_sampled
 from services.tracing import open_tracer
 from tests.e2e.otlp_sink import otlp_sink
@@ -86,6 +91,84 @@ from services.tracing import open_tracer
 open_tracer("http://127.0.0.1:9", service="s", instance="i").close()
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
+
+
+class Sent(NoTracer):
+    """Where spans go that are sent."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def wants(self, context: str) -> bool:
+        return is_sampled(context)
+
+    def record(self, span: Span) -> None:
+        self.names.append(span.name)
+
+
+def of_trace(number: int, name: str) -> Span:
+    return Span(name=name, context=f"00-{number:032x}-b7ad6b7169203331-01", began_at=1.0, ended_at=2.0)
+
+
+def test_spans_are_held_until_their_trace_is_worth_sending_and_those_that_come_later_are_sent() -> None:
+    sent = Sent()
+    tracer = TailTracer(sent, rest_share=0.0)
+    assert tracer.wants(CONTEXT)
+    for number in (1, 2, 1):
+        tracer.record(of_trace(number, f"early {number}"))
+    tracer.keep([f"{1:032x}", f"{3:032x}"])
+    tracer.keep([f"{1:032x}"])  # told again
+    assert sent.names == ["early 1", "early 1"]
+    for number in (1, 2, 3):
+        tracer.record(of_trace(number, f"late {number}"))
+    assert sent.names == ["early 1", "early 1", "late 1", "late 3"]
+    assert tracer.held == 2
+
+
+def test_of_the_rest_a_share_is_sent_and_every_process_chooses_alike() -> None:
+    one, other = Sent(), Sent()
+    for sent in (one, other):
+        tracer = TailTracer(sent, rest_share=0.25)
+        for number in range(2000):
+            tracer.record(of_trace((number * 0x9E3779B9) % 2**32, str(number)))
+    assert one.names == other.names
+    assert 0.2 < len(one.names) / 2000 < 0.3
+
+
+def test_what_is_held_is_bounded_and_the_oldest_traces_go_first() -> None:
+    sent = Sent()
+    tracer = TailTracer(sent, rest_share=0.0)
+    for number in range(MAX_HELD + 10):
+        tracer.record(of_trace(number, str(number)))
+    assert tracer.held == MAX_HELD
+    tracer.keep(f"{number:032x}" for number in range(MAX_HELD + 10))
+    assert (len(sent.names), sent.names[0]) == (MAX_HELD, "10")
+    assert tracer.held == 0
+
+
+def test_the_gateway_keeps_the_slow_the_failed_and_the_moved_and_tells_for_a_while() -> None:
+    kept: list[str] = []
+
+    class Keeps(Sent):
+        def keep(self, traces: Iterable[str]) -> None:
+            kept.extend(traces)
+
+    spans = RequestSpans(Keeps(), "gateway", ServiceLevels(ttft_s=1.0, tpot_s=0.05))
+    for number, (ttft_s, status, attempts) in enumerate(
+        [(0.5, "stop", 1), (1.5, "stop", 1), (0.5, "error", 1), (0.5, "stop", 2), (0.5, "cancelled", 1)]
+    ):
+        line = Timeline(
+            request_id="r-0", received_at=0.0, submitted_at=0.0, prompt_tokens=1, traceparent=of_trace(number, "").context
+        )  # fmt: skip
+        for attempt in range(attempts):
+            line.began(AttemptLine(number=attempt + 1, began_at=0.0, because="", prefill="p", decode=["d"], reason="x"))
+        line.first_token_at = ttft_s
+        line.ended(status, "", ttft_s)
+        spans.record(line)
+    assert kept == [f"{number:032x}" for number in (1, 2, 3)]
+    now = time.monotonic()
+    assert spans.kept(now) == bytes.fromhex("".join(kept))  # in a worker's hands this is the list again
+    assert spans.kept(now + TOLD_FOR_S + 1) == b""
 
 
 async def test_every_kind_of_value_arrives_as_it_was() -> None:
