@@ -37,14 +37,15 @@ from benchmarks.simulate_run import (
     ttft_slo_ms,
 )
 from benchmarks.simulate_scale import placement_times
-from benchmarks.simulate_trace import TraceRequest, conversations, read_trace, replicate, speed_up
+from benchmarks.simulate_trace import TraceRequest, a_day, conversations, read_trace, replicate, speed_up
 from common.servers import run_redis
 from gateway.admission import RequestLimits
 from services.planner.plan import PlanSettings
 
 COLUMNS = ("policy", "within SLO", "goodput, req/s", "hit rate", "TTFT p50", "p90", "p99, ms", "TPOT p50", "p99, ms")
-COLUMNS = (*COLUMNS, "imbalance", "refused", "placement p50, ms")
+COLUMNS = (*COLUMNS, "regret mean", "p99, ms", "imbalance", "refused", "placement p50, ms")
 NOTES = Path(__file__).with_name("results") / "simulate.notes.md"
+ROLES = ("baton-admission", "baton-roles")
 VARIANTS = ("baton", "baton-remote", "baton-admission", "baton-roles")
 
 
@@ -59,18 +60,21 @@ class Load:
     copies: int = 1
     first: int = 2000  # only so many requests of each copy
     variants: tuple[str, ...] = ("baton", "baton-remote", "baton-admission")
+    is_day: bool = False  # its rate and its mix change as in a day
 
     @property
     def name(self) -> str:
         copies = f"_{self.copies}_copies" if self.copies > 1 else ""
-        return f"{self.trace}_{self.prefill}P{self.decode}D{copies}_x{self.speed:g}"
+        day = "_day" if self.is_day else ""
+        return f"{self.trace}{day}_{self.prefill}P{self.decode}D{copies}_x{self.speed:g}"
 
     def requests(self, traces: Path | None) -> list[TraceRequest]:
         if traces is None:
             trace = list(conversations(self.first, per_second=10.0))
         else:
             trace = read_trace(traces / f"{self.trace}_trace.jsonl")[: self.first]
-        return speed_up(replicate(trace, self.copies) if self.copies > 1 else trace, self.speed)
+        faster = speed_up(replicate(trace, self.copies) if self.copies > 1 else trace, self.speed)
+        return a_day(faster) if self.is_day else faster
 
     def fleet(self) -> list[Worker]:
         prefill = [Worker(f"p{number}", "prefill") for number in range(self.prefill)]
@@ -83,10 +87,12 @@ LOADS = [
     Load("synthetic", 4, 4, 2),
     Load("conversation", 6, 2, 3, variants=VARIANTS),
     Load("conversation", 2, 6, 2, variants=VARIANTS),
+    *(Load("conversation", p, 8 - p, 2.5, first=4000, variants=ROLES, is_day=True) for p in (6, 2)),
+    Load("conversation", 4, 4, 3, first=4000, variants=ROLES, is_day=True),
     Load("conversation", 32, 32, 2.5, copies=8, first=400, variants=("baton",)),
     Load("conversation", 512, 512, 2.5, copies=128, first=40, variants=("baton",)),
 ]
-SIZES = (10, 100, 1000, 4000)
+SIZES = (4, 64, 512, 4000)
 
 
 def simulate(load: Load, client: redis.Redis, traces: Path | None) -> Iterator[Outcome]:
@@ -141,6 +147,9 @@ def results_of(load: Load, outcomes: Sequence[Outcome]) -> Iterator[Result]:
             yield Result(name=f"{name}_imbalance", value=outcome.imbalance, unit="max/mean", better="lower")
         if outcome.refused:
             yield Result(name=f"{name}_refused", value=outcome.refused, unit="requests", better="lower")
+        if outcome.regrets_ms:
+            yield Result(name=f"{name}_regret_mean", value=outcome.mean_regret_ms, unit="ms", better="lower")
+            yield Result(name=f"{name}_regret_p99", value=outcome.regret_ms(0.99), unit="ms", better="lower")
         if outcome.place_ms:
             for label, quantile in (("p50", 0.5), ("p99", 0.99)):
                 value = percentile(outcome.place_ms, quantile)
@@ -163,14 +172,22 @@ def table_of(load: Load, outcomes: Sequence[Outcome]) -> str:
             f"{outcome.hit_rate:.1%}",
             *(f"{outcome.ttft_ms(quantile):,.0f}" for quantile in (0.5, 0.9, 0.99)),
             *(f"{outcome.tpot_ms(quantile):,.1f}" for quantile in (0.5, 0.99)),
+            *(
+                f"{value:,.0f}" if outcome.regrets_ms else "–"
+                for value in (outcome.mean_regret_ms, outcome.regret_ms(0.99))
+            ),
             f"{outcome.imbalance:.2f}",
             f"{outcome.refused}",
             number(percentile(outcome.place_ms, 0.5) if outcome.place_ms else None),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     reasons = ", ".join(f"{reason} {count}" for reason, count in outcomes[0].reasons.most_common())
-    moves = "".join(f" {outcome.policy}: {outcome.moves} roles moved." for outcome in outcomes if outcome.moves)
+    moves = "".join(f" {one.policy}: roles moved after {_seconds(one.moves)} s." for one in outcomes if one.moves)
     return "\n".join(lines) + f"\n\nBaton's reasons: {reasons}.{moves}\n"
+
+
+def _seconds(moments_ms: Sequence[float]) -> str:
+    return ", ".join(f"{ms / 1000:.0f}" for ms in moments_ms)
 
 
 async def run(options: argparse.Namespace, arguments: Sequence[str]) -> ResultsPage:

@@ -95,7 +95,7 @@ class Worker:
     @property
     def local_tokens_per_s(self) -> float:
         """Prompt tokens a second beside the batch, within the step target."""
-        tokens = self._tokens_beside(0)
+        tokens = self.tokens_beside(0)
         return 1000 * tokens / (self.step_ms + tokens * PREFILL_TOKEN_MS * LOCAL_SLOWDOWN)
 
     @property
@@ -106,6 +106,20 @@ class Worker:
         run = self.prompts[0]
         left = run.work_ms / (PREFILL_FIXED_MS + Chunk(run.cached_tokens, run.uncached).work_ms)
         return self.queued_tokens - int((1 - left) * run.uncached)
+
+    def left_ms(self, now_ms: float) -> float | None:
+        """Of the prompt that is being computed, in a pass of its own; None when none is."""
+        if not self._has_begun:
+            return None
+        return max(0.0, self.prompts[0].work_ms - (now_ms - self._at_ms) * self._work_rate)
+
+    def tokens_beside(self, backlog: int) -> int:
+        """Prompt tokens in a pass with the batch."""
+        tokens = int(NEARLY * (STEP_TARGET_MS - self.step_ms) / (PREFILL_TOKEN_MS * LOCAL_SLOWDOWN))
+        slots = max(16, 1 << (len(self.batch) - 1).bit_length()) if self.batch else 16
+        tokens += slots - (tokens + slots) % PASS_STEP - slots
+        pressing = (backlog - PATIENT_TOKENS) // BACKLOG_STEPS
+        return min(TOKEN_BUDGET, max(FEWEST_PROMPT_TOKENS, tokens, pressing))
 
     def has_room(self, run: Run) -> bool:
         return len(self.batch) < MAX_SEQUENCES and self.pool.num_free >= _blocks(run)
@@ -224,13 +238,6 @@ class Worker:
         self._publish(run)
         return run
 
-    def _tokens_beside(self, backlog: int) -> int:
-        tokens = int(NEARLY * (STEP_TARGET_MS - self.step_ms) / (PREFILL_TOKEN_MS * LOCAL_SLOWDOWN))
-        slots = max(16, 1 << (len(self.batch) - 1).bit_length()) if self.batch else 16
-        tokens += slots - (tokens + slots) % PASS_STEP - slots
-        pressing = (backlog - PATIENT_TOKENS) // BACKLOG_STEPS
-        return min(TOKEN_BUDGET, max(FEWEST_PROMPT_TOKENS, tokens, pressing))
-
     def _set_rates(self) -> None:
         base = self.step_ms
         if not self._has_begun:
@@ -240,7 +247,7 @@ class Worker:
         else:
             run = self.prompts[0]
             token_ms = Chunk(run.cached_tokens, run.uncached).work_ms / run.uncached
-            work_ms = self._tokens_beside(self.backlog_tokens) * token_ms
+            work_ms = self.tokens_beside(self.backlog_tokens) * token_ms
             pass_ms = base + work_ms * LOCAL_SLOWDOWN
             self._step_rate, self._work_rate = 1 / pass_ms, work_ms / pass_ms
 

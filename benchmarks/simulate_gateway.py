@@ -120,7 +120,7 @@ class Roles:
             deque()
         )  # tokens of prompts, those that prefill workers computed
         self._met: deque[tuple[float, bool, bool]] = deque()
-        self.moves = 0
+        self.moves: list[float] = []  # ms
 
     def arrived(self, run: Run, now_ms: float) -> None:
         self._arrived.append((now_ms, run.request.prompt_tokens))
@@ -151,7 +151,7 @@ class Roles:
         self._memory = decision.memory
         if decision.move is None:
             return None
-        self.moves += 1
+        self.moves.append(now_ms)
         moved = next(worker for worker in workers if worker.name == decision.move.worker)
         moved.roles = list(decision.move.roles)
         return moved

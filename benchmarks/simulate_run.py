@@ -13,6 +13,7 @@ from benchmarks.simulate_costs import prefill_ms, step_ms, transfer_ms
 from benchmarks.simulate_fleet import Run, Worker
 from benchmarks.simulate_gateway import Gate, Roles
 from benchmarks.simulate_policies import Policy
+from benchmarks.simulate_regret import regret_ms
 from benchmarks.simulate_trace import TRACE_BLOCK, TraceRequest
 
 TTFT_SLO_MS, TTFT_SLO_TOKEN_MS, TPOT_SLO_MS = 1000.0, 0.5, 20.0
@@ -20,6 +21,8 @@ HEARTBEAT_MS, ANNOUNCE_MS = 500.0, 100.0  # `worker.host`
 LONG_PROMPT, TAIL = 4096, 256  # tokens that are pushed after the prefill: `prefill.scheduler`
 
 GATE_MS, PLAN_MS = 100.0, 1000.0  # between two looks at who waits, and at the roles
+
+MOST_REGRETTED = 64  # workers: each is asked for each placement
 
 Event = Literal["arrival", "worker", "heartbeat", "announce", "joins", "gate", "plan"]
 
@@ -32,7 +35,8 @@ class Outcome:
     runs: list[Run]
     workers: list[Worker]
     place_ms: list[float] = field(default_factory=list)
-    moves: int = 0  # of roles
+    moves: tuple[float, ...] = ()  # of roles, ms
+    regrets_ms: list[float] = field(default_factory=list)  # of each placement, in small fleets
 
     @property
     def refused(self) -> int:
@@ -72,6 +76,13 @@ class Outcome:
 
     def ttft_ms(self, quantile: float) -> float:
         return percentile([run.ttft_ms for run in self.served], quantile)
+
+    def regret_ms(self, quantile: float) -> float:
+        return percentile(self.regrets_ms, quantile)
+
+    @property
+    def mean_regret_ms(self) -> float:
+        return sum(self.regrets_ms) / max(1, len(self.regrets_ms))
 
     def tpot_ms(self, quantile: float) -> float:
         return percentile([run.tpot_ms for run in self.served], quantile)
@@ -114,6 +125,7 @@ class Simulation:
         self._left = len(self._runs)
         self._announcing: set[Worker] = set()
         self._may_start = False
+        self._regrets_ms: list[float] = []
 
     def run(self) -> Outcome:
         for run in self._runs:
@@ -139,8 +151,9 @@ class Simulation:
                 self._plan(now_ms)
             if self._may_start:
                 self._start_waiting(now_ms)
-        moves = self._roles.moves if self._roles else 0
-        return Outcome(self._policy.name, self._runs, self._workers, getattr(self._policy, "place_ms", []), moves)
+        moves = tuple(self._roles.moves) if self._roles else ()
+        place_ms = getattr(self._policy, "place_ms", [])
+        return Outcome(self._policy.name, self._runs, self._workers, place_ms, moves, self._regrets_ms)
 
     def _at(self, time_ms: float, event: Event, subject: object, version: int = 0) -> None:
         heapq.heappush(self._events, (time_ms, next(self._order), event, subject, version))
@@ -158,6 +171,8 @@ class Simulation:
     def _start(self, run: Run, now_ms: float) -> None:
         self._policy.place(run, now_ms)
         assert run.prefill is not None
+        if len(self._workers) <= MOST_REGRETTED:
+            self._regrets_ms.append(regret_ms(run, self._workers, now_ms))
         run.prefill.advance(now_ms)
         run.prefill.enqueue(run)
         self._go_on(run.prefill, now_ms)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import json
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +12,7 @@ from itertools import accumulate
 from pathlib import Path
 
 TRACE_BLOCK = 512  # tokens of a trace's hash
+DAY_STEPS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,27 @@ def read_trace(file: Path) -> list[TraceRequest]:
 def speed_up(requests: Sequence[TraceRequest], factor: float) -> list[TraceRequest]:
     """The same requests in a shorter time."""
     return [TraceRequest(r.arrival_ms / factor, r.prompt_tokens, r.answer_tokens, r.blocks) for r in requests]
+
+
+def a_day(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
+    """The same requests in the same time, with a day's course: half the mean rate at both ends, 1.5 times it at noon.
+
+    After noon prompts are cut to a quarter and answers are four times as long.
+    """
+    span = requests[-1].arrival_ms + 1
+    shares = list(accumulate(1 - 0.5 * math.cos(2 * math.pi * (at + 0.5) / DAY_STEPS) for at in range(DAY_STEPS)))
+    day = []
+    for r in requests:
+        share = r.arrival_ms / span * shares[-1]
+        step = bisect.bisect_right(shares, share)
+        before = shares[step - 1] if step else 0.0
+        at = (step + (share - before) / (shares[step] - before)) / DAY_STEPS
+        prompt, answer, blocks = r.prompt_tokens, r.answer_tokens, r.blocks
+        if at > 0.5:
+            prompt, answer = max(1, prompt // 4), 4 * answer
+            blocks = blocks[: prompt // TRACE_BLOCK]
+        day.append(TraceRequest(at * span, prompt, answer, blocks))
+    return day
 
 
 def replicate(requests: Sequence[TraceRequest], copies: int, *, seed: int = 0) -> list[TraceRequest]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,11 @@ from benchmarks import simulate_fleet
 from benchmarks.results_format import read_results
 from benchmarks.simulate import main
 from benchmarks.simulate_costs import prefill_ms, step_ms
-from benchmarks.simulate_fleet import Worker
+from benchmarks.simulate_fleet import Run, Worker
 from benchmarks.simulate_policies import LeastLoaded, PrefixOnly, RoundRobin
+from benchmarks.simulate_regret import first_token_ms, regret_ms
 from benchmarks.simulate_run import Simulation, ideal
-from benchmarks.simulate_trace import TraceRequest, conversations, read_trace, replicate, speed_up
+from benchmarks.simulate_trace import TraceRequest, a_day, conversations, read_trace, replicate, speed_up
 from worker import device
 
 
@@ -55,6 +57,20 @@ def test_simulated_workers_bound_prompts_beside_a_batch_as_real_ones_do() -> Non
         assert getattr(simulate_fleet, name) == getattr(device, name), name
 
 
+def test_a_day_has_a_busy_noon_and_another_mix_behind_it() -> None:
+    trace = list(conversations(4000, per_second=10))
+    day = a_day(trace)
+    span = trace[-1].arrival_ms
+    assert [r.arrival_ms for r in day] == sorted(r.arrival_ms for r in day)
+    assert day[-1].arrival_ms <= span + 1
+    parts = Counter(min(9, int(10 * r.arrival_ms / span)) for r in day)
+    assert parts[4] + parts[5] > 2.5 * (parts[0] + parts[9])
+    assert (day[0].prompt_tokens, day[0].blocks) == (trace[0].prompt_tokens, trace[0].blocks)
+    assert day[-1].prompt_tokens == trace[-1].prompt_tokens // 4
+    assert len(day[-1].blocks) == day[-1].prompt_tokens // 512
+    assert day[-1].answer_tokens == 4 * trace[-1].answer_tokens
+
+
 def a_request(at_ms: float, tokens: int, *blocks: bytes, answer: int = 1) -> TraceRequest:
     return TraceRequest(at_ms, tokens, answer, blocks)
 
@@ -90,6 +106,46 @@ def test_the_prefix_rule_piles_up_where_the_least_loaded_rule_spreads() -> None:
     assert used == {"prefix-only": [True, False], "least-loaded": [True, True]}
 
 
+@pytest.mark.parametrize("batch", [0, 40])
+def test_a_first_token_is_foreseen_by_the_true_state(batch: int) -> None:
+    """Three prompts behind each other, the last with the second one's prefix; beside a batch only about, as it grows."""
+    decoding = [a_request(0, 600, answer=100_000) for _ in range(batch)]
+    worker, workers = Worker("d0", "decode"), [Worker("p0", "prefill"), Worker("p1", "prefill")]
+    for number, request in enumerate(decoding):
+        worker.join(Run(id=f"b{number}", request=request))
+    worker.settle()
+    runs = [Run(id=f"r{n}", request=a_request(0, 3000, b"a" if n else b"b", b"c")) for n in range(3)]
+    foreseen = []
+    for run in runs:
+        foreseen.append(first_token_ms(worker, run, 0.0))
+        run.prefill = worker
+        assert regret_ms(run, [worker, *workers], 0.0) == pytest.approx(
+            foreseen[-1] - first_token_ms(workers[0], run, 0.0)
+        )
+        worker.enqueue(run)
+        worker.settle()
+    now_ms, first_tokens = 0.0, []
+    while len(first_tokens) < 3:
+        wait_ms, _ = worker.settle()
+        now_ms += wait_ms
+        worker.advance(now_ms)
+        if worker.step_over()[0] is not None:
+            first_tokens.append(now_ms)
+    assert runs[2].cached_tokens == 1024
+    assert first_tokens == pytest.approx(foreseen, rel=0.1 if batch else 1e-6)
+
+
+def test_who_is_placed_best_has_no_regret() -> None:
+    workers = fleet()
+    outcome = Simulation(
+        [a_request(0, 3000), a_request(1, 600), a_request(2, 600)], workers, LeastLoaded(workers)
+    ).run()
+    behind_nobody = [prefill_ms(0, tokens) for tokens in (3000, 600, 600)]
+    assert outcome.regrets_ms[:2] == pytest.approx([0, 0])  # the decode worker idles as well, and is as fast
+    assert 0 < outcome.regrets_ms[2] < behind_nobody[2]  # the second prompt's rest: the decode worker idled
+    assert outcome.mean_regret_ms == pytest.approx(outcome.regrets_ms[2] / 3)
+
+
 def test_the_ideal_has_no_queue() -> None:
     outcome = ideal([a_request(0, 600, b"a"), a_request(0, 600, b"a"), a_request(0, 512, b"a")])
     assert [run.cached_tokens for run in outcome.runs] == [0, 512, 511]
@@ -104,7 +160,9 @@ def test_the_whole_with_the_real_placement(tmp_path: Path) -> None:
     assert 0 < results["made_up_2P2D_x8_baton_hit_rate"] <= results["made_up_2P2D_x8_ideal_hit_rate"]
     assert results["made_up_2P2D_x8_baton_admission_refused"] > 0  # four times what the fleet can do
     assert results["made_up_2P2D_x8_baton_admission_goodput"] > results["made_up_2P2D_x8_baton_goodput"]
-    assert results["placement_10_workers_held_server_mean"] > 0
+    assert results["placement_4_workers_held_server_mean"] > 0
+    assert results["placement_4_workers_held_call_p99"] >= results["placement_4_workers_held_call_p50"]
+    assert results["made_up_2P2D_x8_baton_regret_p99"] >= results["made_up_2P2D_x8_baton_regret_mean"] >= 0
     page = (tmp_path / "simulate.md").read_text()
     assert "| prefix-only |" in page
     assert "| baton-roles |" in page
