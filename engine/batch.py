@@ -8,7 +8,7 @@ matrix, because building it anew from Python's lists would take longer than a sm
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,6 +79,9 @@ class ForwardBatch:
     positions: torch.Tensor  # [T] int32
     slots: torch.Tensor  # [T] int32: block * block_size + offset, where each token's KV goes; -1: nowhere
     attention: AttentionPlan
+    final: (
+        AttentionPlan | None
+    )  # of the sampled rows alone, for the last layer of a pass with prompts; None: of all, or of none
     sampled_rows: torch.Tensor | None  # [R] int32: rows of T whose logits are wanted; None = all (decoding only)
     num_sampled: int
 
@@ -184,6 +187,7 @@ class Limits:
     num_kv_heads: int
     head_dim: int
     windows: tuple[int, ...]  # distinct ones of the model's layers
+    last_window: int  # of the last layer
 
 
 def decodes(chunk: Chunk) -> bool:
@@ -250,24 +254,22 @@ def pack(
         packed.add(name, values if room is None else room.spread(values, num_decode, fill))
     sampled = np.flatnonzero([chunk.sample for chunk in chunks])
     sampled_rows, prompts = query_start[1:][sampled] - 1, slice(num_decode, None)
-    if room is None:
-        packed.add("sampled_rows", sampled_rows)
-        if num_decode:
-            _add_decode(packed, ends[:num_decode], rows[:num_decode], tables, limits)
-        if num_decode < len(chunks):
-            packed.add("prefill.query_start", query_start[prompts] - query_start[num_decode])
-            matrix = _tables(tables, rows[prompts], ends[prompts], limits)
-            _add_prefill(packed, lengths[prompts], ends[prompts], matrix, limits)
-        return packed
-    sampled_rows[sampled >= num_decode] += room.decoding - num_decode
-    packed.add("sampled_rows", _padded(sampled_rows, room.num_sampled) if room.prompts else sampled_rows[:0])
-    if room.prompts:
+    has_prompts = num_decode < len(chunks)
+    if room is not None:
+        sampled_rows[sampled >= num_decode] += room.decoding - num_decode
+        sampled_rows = _padded(sampled_rows, room.num_sampled) if room.prompts else sampled_rows[:0]
+    packed.add("sampled_rows", sampled_rows)
+    if has_prompts:
         matrix = _tables(tables, rows[prompts], ends[prompts], limits)
-        _add_prompts(packed, lengths[prompts], ends[prompts], matrix, limits, room)
-    if num_decode:
-        _add_decode(packed, ends[:num_decode], rows[:num_decode], tables, limits, room.decoding)
-    elif room.decoding:
-        _add_nobody(packed, room.decoding, limits)
+        if room is not None:
+            _add_prompts(packed, lengths[prompts], ends[prompts], matrix, limits, room)
+        else:
+            packed.add("prefill.query_start", query_start[prompts] - query_start[num_decode])
+            _add_prefill(packed, lengths[prompts], ends[prompts], matrix, limits)
+    singles = _add_singles(packed, ends[:num_decode], ends[sampled] if has_prompts else ends[:0], limits, room)
+    for name, some in (("decode", slice(num_decode)), ("final", sampled)):
+        if name in singles:
+            _add_tables(packed, name, _tables(tables, rows[some], ends[some], limits), singles[name])
     return packed
 
 
@@ -280,18 +282,9 @@ def unpack(
     def view(name: str) -> torch.Tensor:
         return packed.view(buffer, name)
 
-    decode, prefill, items = None, None, dict[int, DecodeItems]()
+    decode, prefill, final = None, None, None
     if num_decode:
-        items = {window: DecodeItems(view(f"items.{window}"), view(f"parts.{window}")) for window in limits.windows}
-        decode = AttentionBatch(
-            query_start=torch.arange(num_decode + 1, dtype=torch.int32)
-            if buffer.device.type == "cpu"
-            else view("ends"),
-            context_len=view("ends"),
-            block_table=view("tables"),
-            max_query_len=1,
-            max_context_len=max(chunk.end for chunk in chunks[:num_decode]),
-        )
+        decode = _single(view, "decode", chunks[:num_decode])
     if num_decode < len(chunks):
         batch = AttentionBatch(
             query_start=view("prefill.query_start"),
@@ -302,6 +295,10 @@ def unpack(
         )
         blocks = view("prefill.blocks") if "prefill.blocks" in packed else None
         prefill = PrefillPlan(batch, view("prefill.tiles"), blocks)
+        if sampling := [chunk for chunk in chunks if chunk.sample]:
+            batch, items = _single(view, "final", sampling), _items(view, "final", (limits.last_window,))
+            final = AttentionPlan(len(sampling), batch, items, buffer, None)
+    items = _items(view, "decode", limits.windows) if num_decode else {}
     return ForwardBatch(
         token_ids=view("token_ids"),
         sources=view("sources"),
@@ -309,9 +306,26 @@ def unpack(
         positions=view("positions"),
         slots=view("slots"),
         attention=AttentionPlan(num_decode, decode, items, buffer, prefill),
+        final=final,
         sampled_rows=view("sampled_rows"),
         num_sampled=sum(chunk.sample for chunk in chunks),
     )
+
+
+def _single(view: Callable[[str], torch.Tensor], name: str, chunks: SequenceOf[Chunk]) -> AttentionBatch:
+    """One query of each chunk, its last token."""
+    ends = view(f"{name}.ends")
+    return AttentionBatch(
+        query_start=torch.arange(len(chunks) + 1, dtype=torch.int32) if ends.device.type == "cpu" else ends,
+        context_len=ends,
+        block_table=view(f"{name}.tables"),
+        max_query_len=1,
+        max_context_len=max(chunk.end for chunk in chunks),
+    )
+
+
+def _items(view: Callable[[str], torch.Tensor], name: str, windows: SequenceOf[int]) -> dict[int, DecodeItems]:
+    return {window: DecodeItems(view(f"{name}.items.{window}"), view(f"{name}.parts.{window}")) for window in windows}
 
 
 def graph_layout(room: GraphSize, limits: Limits) -> Packed:
@@ -324,8 +338,8 @@ def graph_layout(room: GraphSize, limits: Limits) -> Packed:
         packed.add("prefill.tiles", np.zeros((_num_tiles(room, limits), 8), dtype=np.int32))
         if room.decoding:
             packed.add("prefill.blocks", np.full((GRAPH_CONTEXT // limits.block_size, 2), -1, dtype=np.int32))
-    if room.decoding:
-        _add_nobody(packed, room.decoding, limits)
+    nobody = np.zeros(0, dtype=np.int64)
+    _add_singles(packed, nobody, nobody, limits, room)
     return packed
 
 
@@ -337,10 +351,9 @@ def unpack_graph(
     def view(name: str) -> torch.Tensor:
         return packed.view(buffer, name)
 
-    items, prompts = {}, None
-    if room.decoding:
-        items = {window: DecodeItems(view(f"items.{window}"), view(f"parts.{window}")) for window in limits.windows}
+    prompts, final = None, None
     if room.prompts:
+        final = AttentionPlan(room.num_sampled, None, _items(view, "final", (limits.last_window,)), buffer, None)
         nothing = buffer[:0]
         batch = AttentionBatch(
             nothing, nothing, nothing, max_query_len=room.prompts, max_context_len=GRAPH_CONTEXT if room.decoding else 0
@@ -352,7 +365,14 @@ def unpack_graph(
         newest=newest,
         positions=view("positions"),
         slots=view("slots"),
-        attention=AttentionPlan(room.decoding, None, items, buffer, prompts),
+        attention=AttentionPlan(
+            room.decoding,
+            None,
+            _items(view, "decode", limits.windows) if room.decoding else {},
+            buffer,
+            prompts,
+        ),
+        final=final,
         sampled_rows=view("sampled_rows") if room.prompts else None,
         num_sampled=room.num_sampled,
     )
@@ -377,37 +397,41 @@ def _add_prompts(packed: Packed, lengths: Longs, ends: Longs, matrix: Ints, limi
         packed.add("prefill.blocks", _padded(blocks, GRAPH_CONTEXT // limits.block_size, -1))
 
 
-def _add_nobody(packed: Packed, count: int, limits: Limits) -> None:
-    """The decoding part of a graph for `count` sequences, without one."""
-    for window in limits.windows:
-        packed.add(f"items.{window}", np.full((max_items(count, limits.num_kv_heads), 8), -1, dtype=np.int32))
-        packed.add(f"parts.{window}", np.zeros((count, 2), dtype=np.int32))
-    packed.add("ends", np.zeros(count, dtype=np.int32))
-    packed.add("tables", np.zeros(0, dtype=np.int32))
+def _add_singles(
+    packed: Packed, decoding: Longs, sampled: Longs, limits: Limits, room: GraphSize | None
+) -> dict[str, list[Integers]]:
+    """The sequences of one query each, by where their contexts end: those that decode, and whoever is sampled beside prompts.
+
+    Returns the items of each part that is there; their tables come behind everything of fixed size.
+    """
+    parts = (
+        ("decode", decoding, room.decoding if room else len(decoding), limits.windows),
+        ("final", sampled, room.num_sampled if room and room.prompts else len(sampled), (limits.last_window,)),
+    )
+    found = {}
+    for name, ends, count, windows in parts:
+        if count:
+            found[name] = [_add_items(packed, name, ends, count, window, limits) for window in windows]
+            packed.add(f"{name}.ends", _padded(ends, count))
+    return found
 
 
-def _add_decode(
-    packed: Packed,
-    ends: Longs,
-    rows: Longs,
-    tables: BlockTables,
-    limits: Limits,
-    padded_to: int = 0,
-) -> None:
-    matrix = _tables(tables, rows, ends, limits)
-    count = max(padded_to, len(ends))
-    item_rows = max_items(count, limits.num_kv_heads)
-    room = len(limits.windows) * (-(-item_rows * 8 // 4) * 4 + -(-count * 2 // 4) * 4) + -(-count // 4) * 4
-    offsets = (
-        packed.size + room + np.arange(len(ends)) * matrix.shape[1]
-    )  # the tables come behind everything of fixed size
-    for window in limits.windows:
-        items, parts = deal_out(ends, offsets, window=window, num_kv_heads=limits.num_kv_heads)
-        packed.add(f"items.{window}", _padded(items, item_rows, -1))
-        packed.add(f"parts.{window}", _padded(parts, count))
-    packed.add("ends", _padded(ends, count) if padded_to else ends)
-    packed.add("tables", matrix)
-    assert packed.offset("tables") == offsets[0]
+def _add_items(packed: Packed, name: str, ends: Longs, count: int, window: int, limits: Limits) -> Integers:
+    items: Integers = np.zeros((0, 8), dtype=np.int32)
+    parts: Integers = np.zeros((0, 2), dtype=np.int32)
+    if len(ends):
+        items, parts = deal_out(ends, np.zeros_like(ends), window=window, num_kv_heads=limits.num_kv_heads)
+    items = _padded(items, max_items(count, limits.num_kv_heads), -1)
+    packed.add(f"{name}.items.{window}", items)
+    packed.add(f"{name}.parts.{window}", _padded(parts, count))
+    return items
+
+
+def _add_tables(packed: Packed, name: str, matrix: Ints, items: SequenceOf[Integers]) -> None:
+    """The block tables, to which the items of a part are pointed, in place."""
+    for some in items:
+        some[:, 4] = packed.size + some[:, 0] * matrix.shape[1]
+    packed.add(f"{name}.tables", matrix)
 
 
 def _add_prefill(packed: Packed, lengths: Longs, ends: Longs, matrix: Ints, limits: Limits) -> None:
@@ -438,7 +462,7 @@ def _tables(
     ends: Longs,
     limits: Limits,
 ) -> Ints:
-    width = -(-int(ends.max()) // limits.block_size)
+    width = -(-int(ends.max(initial=0)) // limits.block_size)
     return tables.table[rows, :width]
 
 

@@ -66,6 +66,7 @@ class Engine:
             num_kv_heads=self.layout.num_kv_heads,
             head_dim=self.layout.head_dim,
             windows=tuple(sorted(set(decoder_config.windows))),
+            last_window=decoder_config.windows[-1],
         )
         self._runner = Runner(
             self._decoder, self.kv, limits, max_tokens=config.max_batch_tokens, max_sequences=config.max_sequences

@@ -63,7 +63,7 @@ class Runner:
         )
         self._logits: torch.Tensor | None = None  # [largest graph, V]: every graph's result, one at a time
         self._stagings = [_Staging(self._pinned(1 << 16)) for _ in range(STAGING_BUFFERS)]
-        room = (1 << 16) + max_sequences * self._tables.max_blocks  # graphs read from this buffer alone
+        room = (1 << 16) + (2 * max_sequences + GRAPH_PROMPTS) * self._tables.max_blocks  # all that graphs read
         self._inputs = torch.zeros(room, dtype=torch.int32, device=self._device)
         self._newest = torch.zeros(max(max_sequences, max_tokens), dtype=torch.int64, device=self._device)
         self._graphs: dict[GraphSize, torch.cuda.CUDAGraph] = {}

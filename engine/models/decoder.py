@@ -61,31 +61,45 @@ class Decoder:
         `kv`: [num_blocks, num_layers, 2, block_size, Hkv, D], the model's dtype, which is the logits' too.
         `logits`: where they go; None = newly allocated.
         """
-        eps = self.config.rms_norm_eps
+        eps, rows, last = self.config.rms_norm_eps, batch.sampled_rows, len(self._layers) - 1
+        prompts = batch.attention.prefill is not None
         residual = embed(batch.token_ids, batch.sources, batch.newest, self._embedding)
         x: torch.Tensor | None = rms_norm(residual, self._layers[0].input_norm, eps)
         for index, layer in enumerate(self._layers):
             if index > 0:
                 x, residual = add_rms_norm(x, residual, layer.input_norm, eps)
             assert x is not None  # a normalised row is
-            x = self._attend(layer, x, batch, kv[:, index], window=self.config.windows[index])
+            q, qkv = self._project(layer, x, batch, kv[:, index])
+            plan = batch.attention
+            if (
+                prompts and index == last
+            ):  # of the rows that are not sampled, later tokens need the keys and values alone
+                if batch.final is None or rows is None:
+                    return None
+                q, qkv, plan, residual = q.index_select(0, rows), None, batch.final, residual.index_select(0, rows)
+            window = self.config.windows[index]
+            x = paged_attention(q, kv[:, index], plan, scale=self._scale, window=window, qkv=qkv).flatten(-2)
             x = linear_onto(residual, x, layer.output, layer.output_bias)
             x, residual = add_rms_norm(x, residual, layer.post_norm, eps)
             x = gated_linear(x, layer.gate_up, layer.gate_up_bias)
             x = linear_onto(residual, x, layer.down, layer.down_bias)
         if not batch.num_sampled:
             return None
-        if (rows := batch.sampled_rows) is not None:
+        if rows is not None and not prompts:
             x, residual = None if x is None else x.index_select(-2, rows), residual.index_select(0, rows)
         x, _ = add_rms_norm(x, residual, self._norm, eps)
         return linear(x, self._head, None, out=logits)
 
-    def _attend(
-        self, layer: LayerWeights, x: torch.Tensor, batch: ForwardBatch, kv_layer: torch.Tensor, *, window: int
-    ) -> torch.Tensor:
-        """[T, E] -> [T, Hq D]; `kv_layer` is [num_blocks, 2, block_size, Hkv, D], a strided view of the pool."""
+    def _project(
+        self, layer: LayerWeights, x: torch.Tensor, batch: ForwardBatch, kv_layer: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """[T, E] -> rotated queries [T, Hq, D], and [T, (Hq + 2 Hkv) D] where attention reads keys and values there.
+
+        Keys and values are in the pool then; `kv_layer` is [num_blocks, 2, block_size, Hkv, D], a strided view of it.
+        """
         prompts = batch.attention.prefill is not None
         qkv = (linear if prompts else linear_parts)(x, layer.qkv, layer.qkv_bias)
+        stays = needs_qkv(batch.attention, kv_layer)
         q = rope_and_write_kv(
             qkv,
             batch.positions,
@@ -95,9 +109,9 @@ class Decoder:
             q_norm=layer.q_norm,
             k_norm=layer.k_norm,
             eps=self.config.rms_norm_eps,
-            in_place=needs_qkv(batch.attention, kv_layer),
+            in_place=stays,
         )
-        return paged_attention(q, kv_layer, batch.attention, scale=self._scale, window=window, qkv=qkv).flatten(-2)
+        return q, qkv if stays else None
 
     def destinations(self) -> dict[str, torch.Tensor]:
         """Return where each of the checkpoint's tensors goes: its name -> a view of the merged weight."""
