@@ -26,6 +26,7 @@ import httpx
 from common.servers import DEPLOY, run_nats
 from tests.chaos.asks import SPECIAL, VOCABULARY, Oracle
 from tests.chaos.cluster import ChaosCluster, FaultDidNotHappenError
+from tests.e2e.cluster import READY_S
 from tests.integration.waiting import eventually
 
 DISK_MB = 64
@@ -81,6 +82,20 @@ class PowerCluster(ChaosCluster):
         self.faults.append("power cut")
         await self.start_nats(port=port)
 
+    async def until_ready(self) -> None:
+        """A cluster without workers takes batches, and no more."""
+        if self.names:
+            await super().until_ready()
+            return
+        async with httpx.AsyncClient(base_url=self.url, timeout=2.0) as client:
+
+            async def serves() -> bool:
+                with contextlib.suppress(httpx.HTTPError):
+                    return (await client.get("/v1/batches")).status_code == 200
+                return False
+
+            await eventually(serves, READY_S)
+
     async def _power_off(self) -> None:
         await self._life.aclose()
 
@@ -97,7 +112,10 @@ class Cuts:
 
 
 async def cut_power(folder: Path, *, model: Path, oracle: Oracle, cuts: int, always: bool) -> Cuts:
-    """Cut the power `cuts` times, each time with a batch that was acknowledged: queued (every second time), or running."""
+    """Cut the power `cuts` times, each time with a batch that was acknowledged: queued (every second time), or running.
+
+    With NATS's default nothing is there to be run after it: then there are no workers.
+    """
     found, chance = Cuts(), random.Random(cuts)
     options: dict[str, Any] = {
         "fake": True,
@@ -105,7 +123,7 @@ async def cut_power(folder: Path, *, model: Path, oracle: Oracle, cuts: int, alw
         "fake_step_ms": 10,
         "prefill": 0,
         "decode": 0,
-        "both": 1,
+        "both": int(always),
     }
     async with PowerCluster(folder, model=model, always=always, **options) as cluster:
         async with httpx.AsyncClient(base_url=cluster.url, timeout=30) as client:

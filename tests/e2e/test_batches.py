@@ -21,7 +21,7 @@ from tests.e2e.cluster import Cluster
 from tests.integration.waiting import eventually
 from tests.models import build_tiny_model
 
-FAKE = {"fake": True, "kv_memory_mb": 8, "fake_step_ms": 2}
+FAKE = {"fake": True, "kv_memory_mb": 8, "fake_step_ms": 5, "prefill": 0, "decode": 0, "both": 1}
 KEYS = {"acme": "baton-acme-key-of-the-test", "other": "baton-other-key-of-the-test"}
 TENANTS = "".join(f'[tenants.{name}]\nkeys = ["{key}"]\n' for name, key in KEYS.items())
 WITHIN_S = 60.0
@@ -298,7 +298,7 @@ async def test_wrong_fields_are_named(cluster: Cluster, fields: dict[str, str], 
 
 
 async def test_a_killed_gateway_loses_no_line(cluster: Cluster, client: openai.AsyncOpenAI, oracle: Oracle) -> None:
-    batch = await batch_of(client, jsonl([completion(number) for number in range(300)]))
+    batch = await batch_of(client, jsonl([completion(number) for number in range(120)]))
     async with asyncio.timeout(WITHIN_S):
         while not (batch.request_counts and batch.request_counts.completed):
             await asyncio.sleep(0.02)
@@ -311,16 +311,16 @@ async def test_a_killed_gateway_loses_no_line(cluster: Cluster, client: openai.A
     batch = await ended(client, batch)
     assert (batch.status, batch.error_file_id) == ("completed", None)
     found = await entries(client, batch.output_file_id)
-    for number in range(300):
+    for number in range(120):
         response = found[f"line {number}"]["response"]
         expected = oracle.answer(completion(number)["body"])[0].tokens  # type: ignore[arg-type]
         assert response["body"]["choices"][0]["token_ids"] == expected  # type: ignore[index]
-    assert len(found) == 300
+    assert len(found) == 120
 
 
 async def test_interactive_requests_go_before_lines(client: openai.AsyncOpenAI) -> None:
     """While a batch keeps the gateway busy, a client's request is answered long before the batch is over."""
-    batch = await batch_of(client, jsonl([completion(number, max_tokens=64) for number in range(200)]))
+    batch = await batch_of(client, jsonl([completion(number, max_tokens=200) for number in range(200)]))
     answers = [
         await client.completions.create(model="tiny", prompt=[9, 9, number], max_tokens=4) for number in range(5)
     ]
