@@ -179,10 +179,11 @@ class Attempts:
     def _move_from(self, worker: Worker, reason: str, *, died: bool) -> None:
         """Start another attempt of everything that the worker had or was to have, all at the same time."""
         here = sum(active.state.is_with(worker[0]) for active in self._active.values())
+        left = self._peers.left(*worker)  # told to stop: a long answer may see many of them go
         for active in list(self._active.values()):
             if active.state.lost(worker):
                 death = Death(worker, here - 1) if died and active.state.phase is not Phase.QUEUED else None
-                self._spawn(self._retry(active, reason, blame=worker[0], death=death))
+                self._spawn(self._retry(active, reason, blame=worker[0], tried=not left, death=death))
 
     async def _quarantine(self, active: ActiveRequest, reason: str) -> None:
         """Give the request up for good, and keep its job for whoever looks into it."""

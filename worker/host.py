@@ -413,6 +413,11 @@ class WorkerHost:
         give_up_at = time.monotonic() + self.settings.drain_s
         while not all(role.idle() for role in self.roles.all) and time.monotonic() < give_up_at:
             await asyncio.sleep(0.05)
+        if not all(role.idle() for role in self.roles.all):  # their gateways start them again elsewhere
+            state = self.state()
+            log.warning(
+                "worker.grace_over", extra={"worker": self.worker_id, "requests": state.running + state.waiting}
+            )
         for role in self.roles.all:
             await role.cancel_all("worker stopped")
             await role.close()

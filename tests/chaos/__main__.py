@@ -32,7 +32,7 @@ from tests.chaos.overload import CAPACITY, SLOW, Overload, deaf_clients, hung_up
 from tests.chaos.poison import FAULTS, KILLS, KILLS_DECODING, Supervisor, poisoned, send
 from tests.chaos.power import LINES, can_mount, cut_power
 from tests.chaos.soak import Soaked, fill, soak
-from tests.chaos.trouble import FAULTY, device_trouble, rolling_restart
+from tests.chaos.trouble import FAULTY, device_trouble, moved, outlives_its_workers, rolling_restart
 from tests.chaos.upgrade import FIRST, LAST, HistoryIsMissingError, UpgradeCluster, check_out, roll
 from tests.models import build_tiny_model
 
@@ -204,12 +204,16 @@ async def _poison_among_many(run: Run, cluster: ChaosCluster, name: str, token: 
 
 
 async def trouble(run: Run) -> None:
-    """Devices that break, one worker at a time; then every worker restarted in turn."""
+    """Devices that break, one worker at a time; then every process restarted in turn, and a stream that sees many workers go."""
     faulty = dict.fromkeys(("prefill-0", "decode-0"), FAULTY)
-    async with run.cluster(fake_faults=faulty, fake_step_ms=20, step_timeout_s=2) as cluster:
+    options = {"fake_faults": faulty, "fake_step_ms": 20, "step_timeout_s": 2}
+    async with run.cluster(gateways=2, gateway_options=("--drain-s", "30"), drain_s=1, **options) as cluster:
         for number, kind in enumerate(("hang", "fail", "oom", "hang-decoding", "fail-decoding"), start=1):
             run.judged(await device_trouble(cluster, run.oracle, kind, streams=20, first=200_000 + 10_000 * number))
-        run.judged(await rolling_restart(cluster, run.oracle, list(NAMES), streams=30, first=300_000))
+        names = [*NAMES, *cluster.gateways]
+        run.judged(await rolling_restart(cluster, run.oracle, names, streams=30, first=300_000, longest_answer=200))
+        run.figure("rolling restart: moved past the grace", moved(cluster), "requests", better="higher", target=1)
+        run.judged(await outlives_its_workers(cluster, run.oracle, first=30_000))
 
 
 async def upgrade(run: Run) -> None:

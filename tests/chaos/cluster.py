@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -20,6 +21,10 @@ from tests.e2e.cluster import READY_S, Cluster
 IDLE_WITHIN_S = 5.0
 FAKE = {"fake": True, "kv_memory_mb": 8}
 SERVERS = ("nats", "redis")
+LEAVES_WITHIN_S = 40.0
+SENT_WITHIN_S = (
+    0.2  # what was meant for a gateway before the balancer took it out has arrived there, as after a preStop hook
+)
 
 
 class FaultDidNotHappenError(AssertionError):
@@ -38,6 +43,8 @@ class ChaosCluster(Cluster):
         super().__init__(folder, model=model, **options)  # type: ignore[arg-type]
         self._fake_faults = fake_faults or {}
         self.faults: list[str] = []
+        self.leaving: set[str] = set()  # gateways that get no new requests
+        self._turns = itertools.count()
         self.peers = Peers()
         self.nats_monitor = free_port()
 
@@ -93,6 +100,29 @@ class ChaosCluster(Cluster):
                     while self._incarnation(name) in (0, before):
                         await asyncio.sleep(0.05)
         await self.until_ready()
+
+    async def leave(self, name: str) -> None:
+        """SIGTERM, and wait until it has drained. A gateway is taken out of the balancer first."""
+        self.leaving.add(name)
+        process = self.processes[name]
+        await asyncio.sleep(SENT_WITHIN_S if name in self.gateways else 0)
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(LEAVES_WITHIN_S):
+            code = await process.wait()
+        if code != 0:
+            raise AssertionError(f"{name} did not drain: exit code {code}\n{self.logs()}")
+        self.faults.append(f"SIGTERM {name}")
+
+    async def restart(self, name: str) -> None:
+        """Let a process leave, and start it again."""
+        await self.leave(name)
+        await self.again(name)
+        self.leaving.discard(name)
+
+    def balance(self) -> str:
+        """The next gateway's URL, in turn, of those that aren't leaving: what a load balancer knows from /ready."""
+        staying = [name for name in self.gateways if name not in self.leaving]
+        return self.urls[staying[next(self._turns) % len(staying)]]
 
     def _incarnation(self, name: str) -> int:
         """Of the worker that is heard under this name; 0 for nobody."""

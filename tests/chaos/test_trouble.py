@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from tests.chaos.asks import Oracle
 from tests.chaos.cluster import FAKE, ChaosCluster
-from tests.chaos.trouble import FAULTY, device_trouble, rolling_restart
+from tests.chaos.trouble import FAULTY, device_trouble, moved, rolling_restart
 
 STREAMS = 8
 
@@ -18,7 +18,15 @@ STREAMS = 8
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ChaosCluster]:
     folder = tmp_path_factory.mktemp("cluster")
-    options = {**FAKE, "fake_step_ms": 20, "step_timeout_s": 2}
+    patient = ("--drain-s", "20")  # a gateway can't hand its clients over: their answers are waited for
+    options = {
+        **FAKE,
+        "fake_step_ms": 20,
+        "step_timeout_s": 2,
+        "gateways": 2,
+        "gateway_options": patient,
+        "drain_s": 0.5,
+    }
     faulty = dict.fromkeys(("prefill-0", "decode-0"), FAULTY)
     async with ChaosCluster(folder, model=model, prefill=2, decode=2, fake_faults=faulty, **options) as cluster:
         yield cluster
@@ -32,6 +40,11 @@ async def test_a_worker_whose_device_breaks_leaves_and_its_requests_move(
     assert (verdict.violations, verdict.broken, dict(verdict.errors)) == ([], [], {})
 
 
-async def test_a_rolling_restart_loses_nothing(cluster: ChaosCluster, oracle: Oracle) -> None:
-    verdict = await rolling_restart(cluster, oracle, ["prefill-1", "decode-1"], streams=STREAMS, first=20_000)
+async def test_a_rolling_restart_loses_nothing_also_of_answers_that_take_longer_than_the_grace(
+    cluster: ChaosCluster, oracle: Oracle
+) -> None:
+    names = ["prefill-1", "decode-1", "gateway-1"]
+    verdict = await rolling_restart(cluster, oracle, names, streams=STREAMS, first=20_000, longest_answer=100)
     assert (verdict.violations, verdict.broken, dict(verdict.errors)) == ([], [], {})
+    assert cluster.faults[-3:] == [f"SIGTERM {name}" for name in names]
+    assert moved(cluster) > 0

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import signal
+import re
+import time
 
-from tests.chaos.asks import Oracle
+from tests.chaos.asks import Oracle, ask
 from tests.chaos.cluster import ChaosCluster, FaultDidNotHappenError
 from tests.chaos.kills import Verdict, judge
 from tests.chaos.load import Load
@@ -14,6 +15,8 @@ from worker.host import EXIT_DEVICE_BROKEN
 
 STRIKES = {"hang": 507, "fail": 508, "oom": 509, "hang-decoding": 503, "fail-decoding": 504}
 FAULTY = ",".join(f"{kind}:{token}" for kind, token in STRIKES.items())
+DEADLINE_S = 120.0
+LONG_ANSWER, MOVES = 1_600, 5  # tokens; more than the attempts that a request has
 MOST_TRIES = 12  # until placement chose the worker with the faulty device
 
 
@@ -38,19 +41,33 @@ async def device_trouble(cluster: ChaosCluster, oracle: Oracle, kind: str, *, st
 
 
 async def rolling_restart(
-    cluster: ChaosCluster, oracle: Oracle, names: list[str], *, streams: int, first: int
+    cluster: ChaosCluster, oracle: Oracle, names: list[str], *, streams: int, first: int, longest_answer: int = 70
 ) -> Verdict:
-    """SIGTERM to each of the workers in turn, started again once it has drained."""
-    async with Load(cluster.url, oracle, streams=streams, first=first) as load:
-        await load.until_answered(streams)
+    """SIGTERM to each of the processes in turn, started again once it has drained; new requests go to the other gateways."""
+    asking = {"first": first, "deadline_s": DEADLINE_S, "longest_answer": longest_answer}
+    async with Load(cluster.balance, oracle, streams=streams, **asking) as load:  # type: ignore[arg-type]
+        await load.until_answered(streams // 2)
         for name in names:
-            process = cluster.processes[name]
-            process.send_signal(signal.SIGTERM)
-            async with asyncio.timeout(30):
-                code = await process.wait()
-            if code != 0:
-                raise AssertionError(f"{name} did not drain: exit code {code}\n{cluster.logs()}")
-            await cluster.again(name)
+            await cluster.restart(name)
             await load.until_answered(streams // 2)
         outcomes = await load.stop()
     return judge("rolling restart", outcomes, oracle, held=await cluster.until_idle(), began=0.0)
+
+
+async def outlives_its_workers(cluster: ChaosCluster, oracle: Oracle, *, first: int) -> Verdict:
+    """One answer takes longer than any grace, and each worker that has it leaves: it moves on, as often as that takes."""
+    asked = ask(12 * first, oracle, deadline_s=DEADLINE_S, longest_answer=LONG_ANSWER)
+    began = time.monotonic()
+    answering = asyncio.create_task(send(cluster, asked))
+    for _ in range(MOVES):
+        await cluster.restart(await cluster.busiest("decode"))
+    outcome = await answering
+    return judge("a stream that outlives its workers", [outcome], oracle, held=await cluster.until_idle(), began=began)
+
+
+def moved(cluster: ChaosCluster) -> int:
+    """How many requests were moved because a worker's grace was over."""
+    logs = [cluster.folder / f"{name}.log" for name in cluster.names]
+    return sum(
+        int(count) for log in logs for count in re.findall(r"worker\.grace_over .*requests=(\d+)", log.read_text())
+    )

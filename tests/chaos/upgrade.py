@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import shutil
-import signal
 import subprocess
 import tarfile
 import time
@@ -20,10 +17,6 @@ from tests.chaos.load import Load
 from tests.e2e.cluster import ROOT
 
 PACKAGES = ("common", "decode", "engine", "gateway", "kvtransfer", "prefill", "services", "worker", "deploy")
-LEAVES_WITHIN_S = 30.0
-SENT_WITHIN_S = (
-    0.2  # what was meant for a gateway before the balancer took it out has arrived there, as after a preStop hook
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +65,8 @@ class UpgradeCluster(ChaosCluster):
         """`code`: where the release was checked out. `old` None: everything."""
         super().__init__(folder, model=model, gateways=2, **options)
         self.old = set(self.names + self.gateways if old is None else old)
-        self.leaving: set[str] = set()
         self._release = release
         self._code = code
-        self._turns = itertools.count()
 
     def _root(self, name: str) -> Path:
         return self._code if name in self.old else super()._root(name)
@@ -87,21 +78,9 @@ class UpgradeCluster(ChaosCluster):
         rest = flags[flags.index("--model") :]
         return ["--nats-url", self.nats.url, "--redis-url", self.redis.url, *rest]
 
-    def balance(self) -> str:
-        """The next gateway's URL, in turn, of those that aren't leaving: what a load balancer knows from /ready."""
-        staying = [name for name in self.gateways if name not in self.leaving]
-        return self.urls[staying[next(self._turns) % len(staying)]]
-
     async def replace(self, name: str, *, old: bool) -> None:
         """Drain a process by SIGTERM and start the other release in its place. A gateway gets no new requests meanwhile."""
-        self.leaving.add(name)
-        process = self.processes[name]
-        await asyncio.sleep(SENT_WITHIN_S if name in self.gateways else 0)
-        process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(LEAVES_WITHIN_S):
-            code = await process.wait()
-        if code != 0:
-            raise AssertionError(f"{name} did not drain: exit code {code}\n{self.logs()}")
+        await self.leave(name)
         (self.old.add if old else self.old.discard)(name)
         await self.again(name)
         self.leaving.discard(name)

@@ -39,6 +39,7 @@ class Cluster:
         gateways: int = 1,
         transport: str = "shm",
         fake: bool = False,
+        drain_s: float = 5,
         gateway_options: tuple[str, ...] = (),
         planner_options: tuple[str, ...] = (),
         certificates: Certificates | None = None,
@@ -64,6 +65,7 @@ class Cluster:
         self._planner_options = planner_options
         self._worker_options = {"transport": transport, "kv_memory_mb": 32, **worker_options}
         self._fake = fake
+        self._drain_s = drain_s
         self._certificates = certificates
         members = [*(Member("gateway", name) for name in self.gateways), Member("planner"), Member("observer")]
         members += [Member(_role(name), name) for name in self.names]
@@ -209,7 +211,7 @@ class Cluster:
 
     def _common(self, user: str) -> list[str]:
         servers = [*self.reach("nats", user), *self.reach("redis", user)]
-        return [*servers, "--model", str(self._model), "--served-model-name", "tiny", "--drain-s", "5"]
+        return [*servers, "--model", str(self._model), "--served-model-name", "tiny", "--drain-s", f"{self._drain_s:g}"]
 
     def reach(self, server: str, user: str, name: str = "") -> list[str]:
         """How a process, `name` if not `user`, reaches NATS or Redis as `user`."""
