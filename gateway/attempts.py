@@ -151,7 +151,7 @@ class Attempts:
         log.warning("request.retry", extra={"request_id": state.spec.request_id, "reason": reason, "blame": blame})
         try:
             self._abandon(active, "retry")
-            if death is not None and self._suspects.convict(state, death.worker, others=death.others):
+            if death is not None and self._suspects.convict(state, death):
                 await self._quarantine(active, f"{state.deaths} workers died of it")
                 return
             state.exclude(blame, [worker.worker for worker in self._placer.workers("decode")])
@@ -182,8 +182,16 @@ class Attempts:
         left = self._peers.left(*worker)  # told to stop: a long answer may see many of them go
         for active in list(self._active.values()):
             if active.state.lost(worker):
-                death = Death(worker, here - 1) if died and active.state.phase is not Phase.QUEUED else None
+                began = active.state.phase is not Phase.QUEUED
+                death = Death(worker, here - 1, is_certain=died) if began and not left else None
                 self._spawn(self._retry(active, reason, blame=worker[0], tried=not left, death=death))
+
+    def _death_of(self, worker: str, *, is_certain: bool) -> Death:
+        """Of a worker that doesn't answer for a request."""
+        state = self._peers.states.get(worker)
+        here = sum(active.state.is_with(worker) for active in self._active.values())
+        incarnation = state.incarnation if state is not None else self._suspects.last_named(worker)
+        return Death((worker, incarnation), here, is_certain=is_certain)
 
     async def _quarantine(self, active: ActiveRequest, reason: str) -> None:
         """Give the request up for good, and keep its job for whoever looks into it."""

@@ -26,7 +26,6 @@ from common.messages import (
 from gateway.active import ActiveRequest
 from gateway.attempts import Attempts
 from gateway.owner import Worker
-from gateway.suspects import Death
 
 
 class Listening(Attempts):
@@ -74,16 +73,10 @@ class Listening(Attempts):
         if message.retryable:
             tried = message.code != PlaceAgainError.code
             blame = message.dead_worker or (message.worker if tried else "")
-            death = self._death_of(message.dead_worker) if message.dead_worker else None
+            death = self._death_of(message.dead_worker, is_certain=True) if message.dead_worker else None
             self._spawn(self._retry(active, message.message, blame=blame, tried=tried, death=death))
         else:
             self._spawn(self._end(active, error_from_code(message.code, message.message)))
-
-    def _death_of(self, worker: str) -> Death:
-        """A decode worker that fell silent over a hand-over: it had that one as well, before anybody knew."""
-        state = self._peers.states.get(worker)
-        here = sum(other.state.is_with(worker) for other in self._active.values())
-        return Death((worker, state.incarnation if state is not None else self._suspects.last_named(worker)), here)
 
     def _on_frame(self, frame: Frame) -> None:
         sender = (frame.worker, frame.incarnation)

@@ -22,10 +22,11 @@ MAX_NAMED = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A worker died with a request and `others` besides."""
+    """A worker died with a request and `others` besides. One that only fell silent may be alive: that convicts nobody."""
 
     worker: Worker
     others: int
+    is_certain: bool = True
 
 
 class Suspects:
@@ -45,17 +46,17 @@ class Suspects:
         """The incarnation of the worker that named somebody last; 0 when none did."""
         return next((one for name, one in reversed(self._named) if name == worker), 0)
 
-    def convict(self, state: RequestState, worker: Worker, *, others: int) -> bool:
-        """The worker that worked on `state`, and on `others` besides, died. Whether that was the fault of `state`."""
-        named = self._named.get(worker)
+    def convict(self, state: RequestState, death: Death) -> bool:
+        """A worker that worked on `state` died, or seems to have. Whether that was the fault of `state`."""
+        state.untried += 1  # in another's company it may be moved as often as that takes
+        named = self._named.get(death.worker)
         if named not in (None, state.spec.request_id):
-            state.untried += 1  # another's fault
             return False
         state.deaths += 1
         is_new_there = state.next_position - state.began_with < LONG_TOKENS
-        state.is_suspect = state.deaths > 1 or others < MANY or is_new_there
+        state.is_suspect = state.deaths > 1 or death.others < MANY or is_new_there
         state.clear_at = state.next_position + CLEARED_TOKENS
-        return named is not None or state.deaths >= MOST_DEATHS
+        return death.is_certain and state.deaths >= (2 if named is not None else MOST_DEATHS)
 
     def heard(self, state: RequestState, sender: Worker | None = None) -> None:
         """It got tokens from `sender`, or ended."""
@@ -65,5 +66,4 @@ class Suspects:
         if state.deaths == 1 and state.is_over:
             self._named = {worker: named for worker, named in self._named.items() if named != request_id}
         if state.deaths and (state.is_over or state.next_position >= state.clear_at):
-            state.untried += state.deaths  # they were not its fault: it may be moved as often again
             state.deaths, state.is_suspect = 0, False

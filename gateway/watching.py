@@ -176,6 +176,8 @@ class Watching(Attempts):
             known = await self._orders.resend(worker, resend)
             state.unanswered = 0 if known else PROBES
             active.known_at = time.monotonic()
+        except NobodyListensError:  # it is gone: its pulse says so in a moment, for all that it had
+            state.unanswered = 0
         except UnavailableError:  # in other phases the worker's pulse tells who is lost
             state.unanswered += self._bus.connected and decodes
         finally:
@@ -184,6 +186,7 @@ class Watching(Attempts):
             state.unanswered = 0
         elif state.unanswered >= PROBES:
             reason = "the worker lost the request" if known is False else "the worker doesn't answer"
-            await self._retry(active, reason, blame=worker)
-        elif state.unanswered == 0 and decodes:
+            death = self._death_of(worker, is_certain=False) if known is None else None
+            await self._retry(active, reason, blame=worker, death=death)
+        elif known and decodes:
             state.progress_at = time.monotonic()

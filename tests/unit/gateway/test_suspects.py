@@ -13,7 +13,7 @@ from engine.engine import Chunk
 from engine.sequence import Sequence
 from gateway.generation import GenerationSpec
 from gateway.owner import Phase, RequestState
-from gateway.suspects import CLEARED_TOKENS, LONG_TOKENS, MANY, MOST_DEATHS, Suspects
+from gateway.suspects import CLEARED_TOKENS, LONG_TOKENS, MANY, MOST_DEATHS, Death, Suspects
 from worker.trials import Trials
 
 HERE, THERE = ("decode-0", 1), ("decode-1", 1)
@@ -29,42 +29,42 @@ def request(name: str = "r", *, max_tokens: int = 50) -> RequestState:
 
 def test_who_was_named_before_its_second_worker_died_is_convicted_and_nobody_else() -> None:
     suspects, poison, other = Suspects(), request("poison"), request("other")
-    assert not suspects.convict(poison, HERE, others=1)
-    assert not suspects.convict(other, HERE, others=1)
+    assert not suspects.convict(poison, Death(HERE, 1))
+    assert not suspects.convict(other, Death(HERE, 1))
     assert poison.is_suspect
     assert other.is_suspect
     suspects.trying(THERE, "poison")
-    assert suspects.convict(poison, THERE, others=1)
-    assert not suspects.convict(other, THERE, others=1)
-    assert (other.deaths, other.untried) == (1, 1)  # the second one was not its fault, and counts as no attempt
+    assert suspects.convict(poison, Death(THERE, 1))
+    assert not suspects.convict(other, Death(THERE, 1))
+    assert (other.deaths, other.untried) == (1, 2)  # the second one was not its fault; neither counts as an attempt
 
 
 def test_who_was_named_and_got_its_token_is_not_blamed_for_a_death_after_that() -> None:
     suspects, state = Suspects(), request()
-    suspects.convict(state, HERE, others=0)
+    suspects.convict(state, Death(HERE, 0))
     suspects.trying(THERE, "r")
     state.generated += [7]
     suspects.heard(state, THERE)
-    assert not suspects.convict(state, THERE, others=0)
+    assert not suspects.convict(state, Death(THERE, 0))
 
 
 def test_a_name_is_of_one_incarnation() -> None:
     suspects, state = Suspects(), request()
-    suspects.convict(state, HERE, others=0)
+    suspects.convict(state, Death(HERE, 0))
     suspects.trying(THERE, "another")
     assert suspects.last_named("decode-1") == 1
-    assert not suspects.convict(state, ("decode-1", 2), others=0)
+    assert not suspects.convict(state, Death(("decode-1", 2), 0))
     assert state.deaths == 2
 
 
 def test_workers_of_a_release_that_names_nobody_cost_one_more() -> None:
     suspects, state = Suspects(), request()
-    assert [suspects.convict(state, (f"decode-{n}", 1), others=0) for n in range(MOST_DEATHS)] == [False, False, True]
+    assert [suspects.convict(state, Death((f"decode-{n}", 1), 0)) for n in range(MOST_DEATHS)] == [False, False, True]
 
 
 def test_who_got_further_is_no_suspect_any_more() -> None:
     suspects, state = Suspects(), request()
-    suspects.convict(state, HERE, others=0)
+    suspects.convict(state, Death(HERE, 0))
     for token in range(CLEARED_TOKENS):
         assert state.is_suspect
         state.generated.append(token)
@@ -73,13 +73,23 @@ def test_who_got_further_is_no_suspect_any_more() -> None:
     assert (state.deaths, state.untried) == (0, 1)
 
 
+def test_a_worker_that_only_fell_silent_convicts_nobody() -> None:
+    suspects, state = Suspects(), request()
+    assert not suspects.convict(state, Death(HERE, 0, is_certain=False))
+    suspects.trying(THERE, "r")
+    assert not suspects.convict(state, Death(THERE, 0, is_certain=False))
+    assert state.is_suspect
+    suspects.trying(HERE, "r")
+    assert suspects.convict(state, Death(HERE, 0))
+
+
 def test_of_very_many_those_who_were_computed_for_long_do_not_wait_for_turns() -> None:
     suspects, old, new = Suspects(), request("old"), request("new")
     old.generated += [7] * LONG_TOKENS
     for state in (old, new):
-        assert not suspects.convict(state, HERE, others=MANY)
+        assert not suspects.convict(state, Death(HERE, MANY))
     assert (old.is_suspect, new.is_suspect) == (False, True)
-    suspects.convict(old, THERE, others=MANY)
+    suspects.convict(old, Death(THERE, MANY))
     assert old.is_suspect  # twice is no chance
 
 
@@ -193,7 +203,7 @@ class Fleet:
         for name in here:
             state = self.states[name]
             others = sum(self.gateway_of[other] == self.gateway_of[name] for other in here) - 1
-            if self.suspects[self.gateway_of[name]].convict(state, itself, others=others):
+            if self.suspects[self.gateway_of[name]].convict(state, Death(itself, others)):
                 state.phase = Phase.ENDED
                 self.convicted.append(name)
             else:
