@@ -10,7 +10,7 @@ import nats
 
 from common import subjects
 from common.messages import job_decoder
-from tests.chaos.asks import Ask, Oracle, ask
+from tests.chaos.asks import KINDS, Ask, Oracle, ask
 from tests.chaos.cluster import ChaosCluster
 from tests.chaos.load import Outcome, request
 
@@ -20,7 +20,9 @@ FAULTS = f"exit:{KILLS},exit-decoding:{KILLS_DECODING}"
 
 def poisoned(number: int, oracle: Oracle, token: int, *, deadline_s: float = 60.0) -> Ask:
     """A short streamed request that begins with `token`: too short to be cached, so that its computation begins there again."""
-    sound = ask(12 * number, oracle, deadline_s=deadline_s)
+    sound = ask(
+        12 * len(KINDS) * number, oracle, deadline_s=deadline_s
+    )  # of the first kind: one choice, streamed to its end
     return replace(sound, kind=f"poison {token}", body=sound.body | {"prompt": [token, 10 + number, 11]})
 
 
