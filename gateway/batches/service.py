@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from typing import Protocol
 
 from common.bus import NatsSettings
 from common.tracing import Tracer
@@ -17,6 +19,18 @@ from gateway.dialect import Dialect
 from gateway.metrics import GatewayMetrics
 from gateway.tenants import Tenants
 
+log = logging.getLogger("baton.batches")
+
+AGAIN_S = 1.0
+
+
+class Worker(Protocol):
+    """What runs until it is told to stop."""
+
+    async def run(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
 
 class Batches:
     """Runs lines and looks after batches between `start` and `stop`."""
@@ -29,7 +43,7 @@ class Batches:
         self._tenants = tenants
         self._tracer = tracer
         self._trace_share = trace_share
-        self._workers: list[LineRunner | Steps] = []
+        self._workers: list[Worker] = []
         self._loops: list[asyncio.Task[None]] = []
 
     def connect(self, dialect: Dialect, metrics: GatewayMetrics) -> BatchRoutes:
@@ -48,7 +62,7 @@ class Batches:
     async def start(self) -> None:
         """Connect and begin. Raises UnavailableError when there is no NATS."""
         await self._streams.open()
-        self._loops = [asyncio.create_task(worker.run()) for worker in self._workers]
+        self._loops = [asyncio.create_task(keep_running(worker)) for worker in self._workers]
 
     async def stop(self) -> None:
         """Give back what runs, for other gateways to take."""
@@ -58,3 +72,13 @@ class Batches:
             loop.cancel()  # a pull that is left behind ends with the connection
         await asyncio.gather(*self._loops, return_exceptions=True)
         await self._streams.close()
+
+
+async def keep_running(worker: Worker) -> None:
+    """Run a worker until it was told to stop: a mistake of ours costs a second, not all batches of this gateway."""
+    while True:
+        try:
+            return await worker.run()
+        except Exception:
+            log.exception("batches.crashed")
+            await asyncio.sleep(AGAIN_S)

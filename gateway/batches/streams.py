@@ -287,7 +287,10 @@ class BatchStreams:
         while True:
             await asyncio.sleep(BEAT_S)
             for delivery in list(self._held):
-                await delivery.beat()
+                try:
+                    await delivery.beat()
+                except Exception:  # the others must not be lost for it
+                    log.exception("batches.beat_failed")
 
     # -- connection --------------------------------------------------------------------------------------------------
 

@@ -129,7 +129,7 @@ async def cut_power(folder: Path, *, model: Path, oracle: Oracle, cuts: int, alw
         async with httpx.AsyncClient(base_url=cluster.url, timeout=30) as client:
             batches: dict[str, list[dict[str, Any]]] = {}
             for number in range(cuts):
-                lines = [_line(chance, place) for place in range(LINES)]
+                lines = [line_of(chance, place) for place in range(LINES)]
                 batch = await _begin(client, lines)
                 batches[batch] = lines
                 found.acknowledged += len(lines)
@@ -137,11 +137,12 @@ async def cut_power(folder: Path, *, model: Path, oracle: Oracle, cuts: int, alw
                 await cluster.cut()
                 await cluster.until_ready()
             for batch, lines in batches.items():
-                _judge(found, lines, await _entries(client, batch, hopeful=always), oracle)
+                judge(found, lines, await _entries(client, batch, hopeful=always), oracle)
     return found
 
 
-def _line(chance: random.Random, number: int) -> dict[str, Any]:
+def line_of(chance: random.Random, number: int) -> dict[str, Any]:
+    """A line of a batch; `number` is its name."""
     body = {
         "model": "tiny",
         "prompt": [chance.randint(SPECIAL, VOCABULARY) for _ in range(chance.randint(4, 60))],
@@ -209,7 +210,8 @@ async def _entries(client: httpx.AsyncClient, batch: str, *, hopeful: bool) -> l
     return [json.loads(line) for line in found]
 
 
-def _judge(found: Cuts, lines: list[dict[str, Any]], entries: list[dict[str, Any]], oracle: Oracle) -> None:
+def judge(found: Cuts, lines: list[dict[str, Any]], entries: list[dict[str, Any]], oracle: Oracle) -> None:
+    """Compare a batch's lines with the entries of its files."""
     counts = Counter(entry["custom_id"] for entry in entries)
     bodies = {line["custom_id"]: line["body"] for line in lines}
     found.lost += sum(not counts[name] for name in bodies)
@@ -217,8 +219,8 @@ def _judge(found: Cuts, lines: list[dict[str, Any]], entries: list[dict[str, Any
     for entry in entries:
         response = entry["response"] or {}
         choices = response.get("body", {}).get("choices")
-        expected = oracle.answer(bodies[entry["custom_id"]])[0].tokens
-        found.wrong += not choices or choices[0]["token_ids"] != expected
+        body = bodies.get(entry["custom_id"])
+        found.wrong += body is None or not choices or choices[0]["token_ids"] != oracle.answer(body)[0].tokens
 
 
 def _copy_at_rest(disk: Path, copy: Path) -> None:

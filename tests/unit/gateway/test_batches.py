@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 from typing import get_args
@@ -9,6 +10,7 @@ from typing import get_args
 import pytest
 
 from common.errors import InvalidRequestError
+from gateway.batches import service
 from gateway.batches.lines import (
     PART_BYTES,
     PART_LINES,
@@ -270,3 +272,20 @@ def test_lines_take_nothing_of_what_a_tenant_s_clients_may_ask_for() -> None:
     assert lines.name == "acme:batch"
     assert lines.limits == Limits(requests_per_minute=5, tokens_per_minute=6)
     assert lines.salt("") == tenant.salt("")
+
+
+async def test_a_worker_that_crashes_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Crashing:
+        runs = 0
+
+        async def run(self) -> None:
+            self.runs += 1
+            if self.runs < 3:
+                raise RuntimeError("a mistake")
+
+        async def stop(self) -> None: ...
+
+    monkeypatch.setattr(service, "AGAIN_S", 0.0)
+    worker = Crashing()
+    await asyncio.wait_for(service.keep_running(worker), 5)
+    assert worker.runs == 3
