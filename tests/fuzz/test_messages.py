@@ -18,10 +18,14 @@ from common import messages, subjects
 from common.bus import NatsBus, NatsSettings, connect_bus
 from common.errors import MalformedMessageError
 from common.messages import Ack, Cancel, Frame, ToWorker, WorkerReply, decode, encode
+from gateway.console import messages as console
 from tests.integration.waiting import eventually
 
 DECODERS: dict[str, msgspec.msgpack.Decoder[Any]] = {
-    name: decoder for name, decoder in vars(messages).items() if isinstance(decoder, msgspec.msgpack.Decoder)
+    name: decoder
+    for module in (messages, console)
+    for name, decoder in vars(module).items()
+    if isinstance(decoder, msgspec.msgpack.Decoder)
 }
 HOSTILE = [
     b"", b"\xc1", b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff",
@@ -37,6 +41,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
     """Values of a field's type, as a decoder would take them."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         fields = {field.encode_name: values_of(field.type) for field in msgspec.structs.fields(kind)}
+        if "v" in fields:  # any number at all is hardly ever a version that is understood
+            fields["v"] = st.integers(messages.MIN_PROTOCOL_VERSION - 1, messages.MAX_PROTOCOL_VERSION + 1)
         tag = kind.__struct_config__.tag
         return st.fixed_dictionaries(fields | ({"type": st.just(tag)} if tag else {}))
     simple = {
