@@ -46,6 +46,10 @@ class Suspects:
         """The incarnation of the worker that named somebody last; 0 when none did."""
         return next((one for name, one in reversed(self._named) if name == worker), 0)
 
+    def is_tried_by(self, worker: str, state: RequestState) -> bool:
+        """Whether the worker named the request and nothing came of it yet: better wait for the verdict on that worker."""
+        return any(name == worker and tried == state.spec.request_id for (name, _), tried in self._named.items())
+
     def convict(self, state: RequestState, death: Death) -> bool:
         """A worker that worked on `state` died, or seems to have. Whether that was the fault of `state`."""
         state.untried += 1  # in another's company it may be moved as often as that takes

@@ -34,6 +34,9 @@ SILENT_S = 0.75  # a decoding stream without a token for so long is asked for
 WAITING_S = 2.0  # and so is a request that a worker claimed and that has no decode worker yet
 STALLED_S = 0.5  # the watch is late by so much
 SETTLED_S = 3.0  # after this gateway's bus was lost, workers connect again as well: that nobody listens says nothing
+PATIENT_PROBES = (
+    8  # of one that the worker said it would try: what became of that worker tells who killed the one before
+)
 PROBES = 2  # unanswered ones before the attempt is given up
 UNCLAIMED_S = 10.0
 LOOK_FOR_JOB_S = 5.0  # unclaimed: is it still in the queue?
@@ -184,7 +187,7 @@ class Watching(Attempts):
             active.probing = False
         if state.attempt != attempt or state.phase is not phase:
             state.unanswered = 0
-        elif state.unanswered >= PROBES:
+        elif state.unanswered >= (PATIENT_PROBES if self._suspects.is_tried_by(worker, state) else PROBES):
             reason = "the worker lost the request" if known is False else "the worker doesn't answer"
             death = self._death_of(worker, is_certain=False) if known is None else None
             await self._retry(active, reason, blame=worker, death=death)

@@ -43,8 +43,10 @@ def test_who_was_named_and_got_its_token_is_not_blamed_for_a_death_after_that() 
     suspects, state = Suspects(), request()
     suspects.convict(state, Death(HERE, 0))
     suspects.trying(THERE, "r")
+    assert suspects.is_tried_by("decode-1", state)
     state.generated += [7]
     suspects.heard(state, THERE)
+    assert not suspects.is_tried_by("decode-1", state)
     assert not suspects.convict(state, Death(THERE, 0))
 
 
