@@ -10,23 +10,153 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TypeVar
 
+import numpy as np
 import torch
 
-SPIN_S = 0.005
-BLOCKING_S = 0.0005
+from kvtransfer.cuda_driver import launch_graph, use_device
+
+HOLD_S = 0.0005  # longest time for which a wait may hold up an event loop
+NAP_S = 0.00015  # a nap ends so long before the expected end: waking up takes some of it
+SPIN_S = 0.005  # as long as an ordinary push takes: a wait looks at every turn of the loop, then every millisecond
 MOST_BLOCKS = 4096  # of one launch; more are moved in several
 
 Result = TypeVar("Result")
 
 
+class Move:
+    """One way of moving blocks, prepared: from one address to another, again and again, each time by a single launch.
+
+    `source` and `target` are addresses of blocks; with `source_ids` or `target_ids` the blocks of a move are named by their
+    place there, else they lie one behind the other. `target` None: only digested. For one thread at a time, and one move at a
+    time: nothing but `is_done` and what waits for it may be called between `start` and its end.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        stream: torch.cuda.Stream | None,
+        *,
+        source: int,
+        target: int | None,
+        block_bytes: int,
+        source_ids: bool,
+        target_ids: bool,
+        digest: bool,
+    ) -> None:
+        self._device, self._stream = device, stream
+        pinned = stream is not None
+        self._request, self._answer = (
+            torch.zeros(1 + MOST_BLOCKS, dtype=torch.int64, pin_memory=pinned) for _ in range(2)
+        )
+        self._head = self._request.numpy()
+        self._ids = self._head[1:].view(np.int32).reshape(-1, 2)  # source and target of each block
+        self._landed = self._answer.numpy()
+        self._sign = self._landed.data
+        self._digests = torch.zeros(MOST_BLOCKS, dtype=torch.int64, device=device)
+        self._finished = torch.zeros(1, dtype=torch.int32, device=device)
+        self._sequence = self._count = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._thread = 0  # the last that launched
+        self._way = (source, target)
+        self._block_lanes = block_bytes // 4
+        self._kind = {"source_ids": source_ids, "target_ids": target_ids, "digest": digest}
+        if stream is not None:
+            self._capture()
+
+    def _capture(self) -> None:
+        """Compile the kernel, then capture its launch: a graph is launched in a fraction of the time."""
+        assert self._stream is not None
+        torch.cuda.synchronize(self._device)  # the zeros are there before another stream writes
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            self._enqueue()  # of no blocks
+            self._stream.synchronize()
+            self._graph = torch.cuda.CUDAGraph()
+            self._graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                self._enqueue()
+            finally:
+                self._graph.capture_end()
+
+    def _enqueue(self) -> None:
+        move_blocks(
+            self._request,
+            *self._way,
+            self._digests,
+            self._finished,
+            self._answer,
+            block_lanes=self._block_lanes,
+            **self._kind,
+        )
+
+    def start(self, source_blocks: Sequence[int] | None, target_blocks: Sequence[int] | None) -> None:
+        """Move blocks, `MOST_BLOCKS` at most, without waiting. None: what lies one behind the other."""
+        for column, blocks in enumerate((source_blocks, target_blocks)):
+            if blocks is not None:
+                self._count = len(blocks)
+                self._ids[: self._count, column] = blocks
+        self._sequence = self._sequence % (2**31 - 1) + 1
+        self._head[0] = self._sequence << 32 | self._count
+        if self._stream is not None and self._thread != threading.get_ident():
+            use_device(self._device.index or 0)
+            self._thread = threading.get_ident()
+        if self._stream is None or self._graph is None:
+            self._enqueue()
+        elif hasattr(self._graph, "raw_cuda_graph_exec"):
+            launch_graph(self._graph.raw_cuda_graph_exec(), self._stream.cuda_stream)
+        else:  # torch before 2.11
+            with torch.cuda.stream(self._stream):
+                self._graph.replay()
+
+    def is_done(self) -> bool:
+        """Whether the last move is in place."""
+        return bool(self._sign[0] == self._sequence)
+
+    def digests(self) -> bytes:
+        """The digests of the last move, once it is done; packed little-endian u64."""
+        return self._landed[1 : 1 + self._count].tobytes()
+
+    def wait(self) -> None:
+        """Block this thread, without holding up others, until the move is in place. Raises RuntimeError: the device's error."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def soon(self, expected_s: float) -> bool:
+        """Whether the move ends within `HOLD_S`, for which this thread is held: it naps first, then looks all the time.
+
+        An event loop's turn, or a thread's waking up, takes as long as moving many blocks. Does nothing for a move that takes
+        longer by all expectation.
+        """
+        if expected_s > HOLD_S:
+            return self.is_done()
+        give_up_at = time.perf_counter() + HOLD_S
+        if expected_s > 2 * NAP_S:
+            time.sleep(expected_s - NAP_S)  # other threads run meanwhile
+        while not self.is_done():
+            if time.perf_counter() > give_up_at:
+                return False
+        return True
+
+    async def done(self) -> None:
+        """Wait until the move is in place. Cancelling does not stop it: wait again. Raises RuntimeError: the device's error.
+
+        Looks again and again for as long as an ordinary push takes: a thread's waking up would take longer than many a push.
+        """
+        give_up_at = time.perf_counter() + SPIN_S
+        while not self.is_done():
+            spin = time.perf_counter() < give_up_at
+            if not spin and self._stream is not None:
+                self._stream.query()  # raises if the device failed
+            await asyncio.sleep(0 if spin else 0.001)
+
+
 class BlockMover:
     """Moves blocks of `pool` [num_blocks, ...], any 2- or 4-byte dtype, on a stream of its own.
 
-    Safe for concurrent use by threads, which it blocks until the bytes are in place. `push_soon` is for an event loop that owns a
-    mover: it must not be called again, nor anything else, before `done`.
+    Its methods are safe for concurrent use by threads, which they block until the bytes are in place. A move of its own
+    (`move_to`, `gather`, `scatter`) is for whoever asked for it.
     """
 
     def __init__(self, pool: torch.Tensor) -> None:
@@ -34,193 +164,51 @@ class BlockMover:
         self._pool = pool
         self._turn = threading.Lock()
         self._stream = torch.cuda.Stream(pool.device, priority=-1) if pool.is_cuda else None  # short, and waited for
-        words = 4 * MOST_BLOCKS + 4  # digests (64 bit, zeroed), source and target ids, count: one copy to the device
-        self._host = torch.zeros(words, dtype=torch.int32, pin_memory=pool.is_cuda)
-        self._device = torch.zeros(words, dtype=torch.int32, device=pool.device)
-        self._digests = self._device[: 2 * MOST_BLOCKS].view(torch.int64)
-        self._source_ids, self._target_ids = self._device[2 * MOST_BLOCKS : -4].view(2, -1).unbind(0)
-        self._pushes: dict[int, torch.cuda.CUDAGraph | None] = {}  # by target, which is prepared; None: without a GPU
-        self._landed = torch.zeros(MOST_BLOCKS, dtype=torch.int64, pin_memory=pool.is_cuda)
-        if pool.is_cuda:
-            torch.cuda.synchronize(pool.device)  # the zeros are there before another stream writes
+        self._digesting: Move | None = None
 
-    def push(self, source_blocks: Sequence[int], target: int, target_blocks: Sequence[int]) -> bytes:
-        """Copy blocks to a pool of the same layout at address `target`; return their digests, packed little-endian u64."""
-        return self._in_parts(source_blocks, target_blocks, lambda source, to: self._run(source, target, to))
+    def move_to(self, target: int) -> Move:
+        """From the pool to one of the same layout at address `target`."""
+        return self._move(self._pool.data_ptr(), target, source_ids=True, target_ids=True, digest=True)
+
+    def gather(self, staging: int) -> Move:
+        """From the pool, packed, to address `staging` of this device."""
+        return self._move(self._pool.data_ptr(), staging, source_ids=True, target_ids=False, digest=True)
+
+    def scatter(self, staging: int) -> Move:
+        """From where blocks lie packed, at address `staging` of this device, into the pool."""
+        return self._move(staging, self._pool.data_ptr(), source_ids=False, target_ids=True, digest=False)
 
     def digests(self, blocks: Sequence[int]) -> bytes:
-        """The digests of what lies in `blocks` now."""
-        return self._in_parts(blocks, None, lambda source, _: self._run(source, None, None))
-
-    def gather(self, blocks: Sequence[int], staging: torch.Tensor) -> bytes:
-        """Pack blocks, `MOST_BLOCKS` at most, into `staging` (bytes of this device); return their digests."""
-        return self._in_parts(blocks, None, lambda source, _: self._run(source, staging.data_ptr(), None))
-
-    def scatter(self, staging: torch.Tensor, blocks: Sequence[int]) -> None:
-        """Write the blocks, `MOST_BLOCKS` at most, that lie packed in `staging` into the pool."""
-        with self._running():
-            self._launch(None, self._pool.data_ptr(), blocks, source=staging.data_ptr(), digest=False)
-            self._wait()
-
-    def prepare(self, target: int) -> None:
-        """Capture pushing to `target` in a CUDA graph: one launch instead of three. Something must have been pushed before."""
-        with self._running():
-            self._pushes[target] = None if self._stream is None else self._capture(target)
-
-    def _capture(self, target: int) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            self._push_counted(target)
-        finally:
-            graph.capture_end()
-        return graph
-
-    def _push_counted(self, target: int) -> None:
-        self._enqueue(target, source_ids=True, target_ids=True, count=self._device[-4:])
-
-    def push_soon(self, source_blocks: Sequence[int], target: int, target_blocks: Sequence[int]) -> Pushing:
-        """Start to `push`, of `MOST_BLOCKS` at most, without waiting."""
-        with self._running():
-            self._launch(source_blocks, target, target_blocks)
-        return Pushing(self, len(source_blocks))
+        """The digests of what lies in `blocks` now, packed little-endian u64."""
+        parts = []
+        with self._turn:
+            if self._digesting is None:
+                self._digesting = self._move(
+                    self._pool.data_ptr(), None, source_ids=True, target_ids=False, digest=True
+                )
+            for start in range(0, len(blocks), MOST_BLOCKS):
+                self.on_device(partial(self._digesting.start, blocks[start : start + MOST_BLOCKS], None))
+                self._digesting.wait()
+                parts.append(self._digesting.digests())
+        return b"".join(parts)
 
     def on_device(self, work: Callable[[], Result]) -> Result:
         """Run `work` in this thread with the pool's device as the current one."""
-        with self._running():
-            return work()
+        if self._stream is not None:
+            torch.cuda.set_device(self._pool.device)
+        return work()
 
-    def _in_parts(
-        self,
-        blocks: Sequence[int],
-        others: Sequence[int] | None,
-        run: Callable[[Sequence[int], Sequence[int] | None], bytes],
-    ) -> bytes:
-        parts = []
-        for start in range(0, len(blocks), MOST_BLOCKS):
-            part = slice(start, start + MOST_BLOCKS)
-            parts.append(run(blocks[part], None if others is None else others[part]))
-        return b"".join(parts)
-
-    def _run(self, blocks: Sequence[int], target: int | None, target_blocks: Sequence[int] | None) -> bytes:
-        with self._running():
-            self._launch(blocks, target, target_blocks)
-            self._wait()
-            return self.landed(len(blocks))
-
-    def _launch(
-        self,
-        blocks: Sequence[int] | None,
-        target: int | None,
-        target_blocks: Sequence[int] | None,
-        *,
-        source: int | None = None,
-        digest: bool = True,
-    ) -> None:
-        count = len(blocks if blocks is not None else target_blocks or ())
-        words = self._host.numpy()
-        ids = words[2 * MOST_BLOCKS : -4].reshape(2, -1)
-        for row, values in zip(ids, (blocks, target_blocks), strict=True):
-            if values is not None:
-                row[:count] = values
-        if target is not None and target in self._pushes:
-            words[-4] = count
-            graph = self._pushes[target]
-            graph.replay() if graph is not None else self._push_counted(target)
-            return
-        self._enqueue(
-            target,
+    def _move(self, source: int, target: int | None, *, source_ids: bool, target_ids: bool, digest: bool) -> Move:
+        return Move(
+            self._pool.device,
+            self._stream,
             source=source,
-            source_ids=blocks is not None,
-            target_ids=target_blocks is not None,
+            target=target,
+            block_bytes=self.block_bytes,
+            source_ids=source_ids,
+            target_ids=target_ids,
             digest=digest,
-            count=count,
         )
-
-    def _enqueue(
-        self,
-        target: int | None,
-        *,
-        source: int | None = None,
-        source_ids: bool,
-        target_ids: bool,
-        digest: bool = True,
-        count: int | torch.Tensor,
-    ) -> None:
-        """Ids to the device, the kernel, digests back: what the device does for one move."""
-        self._device.copy_(self._host, non_blocking=True)
-        move_blocks(
-            self._pool.data_ptr() if source is None else source,
-            target,
-            self._source_ids if source_ids else None,
-            self._target_ids if target_ids else None,
-            self._digests if digest else None,
-            count=count,
-            block_lanes=self.block_bytes // 4,
-        )
-        if digest:
-            some = count if isinstance(count, int) else MOST_BLOCKS
-            self._landed[:some].copy_(self._digests[:some], non_blocking=True)
-
-    def is_done(self) -> bool:
-        """Whether everything launched so far is in place."""
-        return self._stream is None or self._stream.query()
-
-    def landed(self, count: int) -> bytes:
-        """The digests of the last launch, once it is done."""
-        return self._landed[:count].numpy().tobytes()
-
-    def _wait(self) -> None:
-        if self._stream is not None:
-            self._stream.synchronize()
-
-    def _running(self) -> _Running:
-        return _Running(self._turn, self._stream)
-
-
-class Pushing:
-    """A push on its way."""
-
-    def __init__(self, mover: BlockMover, count: int) -> None:
-        self._mover, self._count = mover, count
-
-    def soon(self) -> bytes | None:
-        """The digests, if the bytes are in place within `BLOCKING_S`: a turn of an event loop takes as long as some blocks."""
-        give_up_at = time.monotonic() + BLOCKING_S
-        while not self._mover.is_done():
-            if time.monotonic() > give_up_at:
-                return None
-        return self._mover.landed(self._count)
-
-    async def done(self) -> bytes:
-        """Wait until the bytes are in place; return their digests. Cancelling does not stop the push: wait again.
-
-        Looks again and again for as long as an ordinary push takes: a thread's waking up would take longer than many a push.
-        """
-        give_up_at = time.monotonic() + SPIN_S
-        while not self._mover.is_done():
-            await asyncio.sleep(0 if time.monotonic() < give_up_at else 0.001)
-        return self._mover.landed(self._count)
-
-
-class _Running:
-    """The mover's turn, on its stream."""
-
-    def __init__(self, turn: threading.Lock, stream: torch.cuda.Stream | None) -> None:
-        self._turn, self._stream = turn, stream
-        self._current: torch.cuda.StreamContext | None = None
-
-    def __enter__(self) -> None:
-        self._turn.acquire()
-        if self._stream is not None:
-            torch.cuda.set_device(self._stream.device)
-            self._current = torch.cuda.stream(self._stream)
-            self._current.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        if self._current is not None:
-            self._current.__exit__(None, None, None)
-        self._turn.release()
 
 
 @lru_cache(maxsize=8)
@@ -230,20 +218,37 @@ def mover_of(pool: torch.Tensor) -> BlockMover:
 
 
 def move_blocks(
+    request: torch.Tensor,
     source: int,
     target: int | None,
-    source_ids: torch.Tensor | None,
-    target_ids: torch.Tensor | None,
-    digests: torch.Tensor | None,
+    digests: torch.Tensor,
+    finished: torch.Tensor,
+    answer: torch.Tensor,
     *,
-    count: int | torch.Tensor,
+    source_ids: bool,
+    target_ids: bool,
+    digest: bool,
     block_lanes: int,
 ) -> None:
-    """Copy `count` blocks of `block_lanes` 32-bit lanes from address `source` to `target` (None: only digest them).
+    """Copy blocks of `block_lanes` 32-bit lanes from address `source` to `target` (None: only digest them).
 
-    `source_ids`, `target_ids` [count] int32: places in units of a block; None: one behind the other. `digests` [count] int64,
-    zeroed: the digests (bits of a u64, `kvtransfer.digest`) are added to it. A `count` [1] int32 is read when the kernel runs.
+    `request` [1 + n] int64, in the host's memory and read when the kernel runs: the number of blocks and above it, from bit 32
+    on, the move's sequence; then for each block its source and, from bit 32 on, its target in units of a block (used only with
+    `source_ids`, `target_ids`). When all is in place `answer` [1 + n] int64, in the host's memory too, holds the sequence and
+    behind it, with `digest`, the digests (bits of a u64, `kvtransfer.digest`). `digests` [n] int64 and `finished` [1] int32 are
+    the device's own, zero before and after.
     """
     from kvtransfer import triton_blocks
 
-    triton_blocks.move_blocks(source, target, source_ids, target_ids, digests, count=count, block_lanes=block_lanes)
+    triton_blocks.move_blocks(
+        request,
+        source,
+        target,
+        digests,
+        finished,
+        answer,
+        source_ids=source_ids,
+        target_ids=target_ids,
+        digest=digest,
+        block_lanes=block_lanes,
+    )

@@ -48,6 +48,23 @@ def close_shared(address: int, memory: SharedMemory) -> None:
     _call("cuIpcCloseMemHandle", ctypes.c_uint64(address - memory.offset))
 
 
+def use_device(index: int) -> None:
+    """Make a device's context the calling thread's, as every thread needs it that calls the driver."""
+    _call("cuCtxSetCurrent", _primary_context(index))
+
+
+@lru_cache(maxsize=16)
+def _primary_context(index: int) -> ctypes.c_void_p:
+    context = ctypes.c_void_p()
+    _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ctypes.c_int(index))
+    return context
+
+
+def launch_graph(graph: int, stream: int) -> None:
+    """Launch an instantiated CUDA graph on a stream of this thread's device."""
+    _call("cuGraphLaunch", ctypes.c_void_p(graph), ctypes.c_void_p(stream))
+
+
 def _call(name: str, *arguments: object) -> None:
     result = getattr(_library(), name)(*arguments)
     if result != 0:

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from common.messages import KVLayout, Region
-from kvtransfer.blocks import MOST_BLOCKS, BlockMover, mover_of
+from kvtransfer.blocks import MOST_BLOCKS, BlockMover, Move, mover_of
 from kvtransfer.cuda_driver import CudaDriverError, SharedMemory, close_shared, open_shared, share
 from kvtransfer.life import SHM_FOLDER, create_locked, is_locked, is_name, remove_stale
 from kvtransfer.transport import Link, TransferError, check_run
@@ -136,8 +136,8 @@ class CudaIpcTransport:
 class CudaIpcLink:
     """The peer's pool, mapped. One push is on its way at a time."""
 
-    def __init__(self, mover: BlockMover, region: Region, target: int, shared: SharedMemory) -> None:
-        self._mover = mover
+    def __init__(self, mover: BlockMover, move: Move, region: Region, target: int, shared: SharedMemory) -> None:
+        self._mover, self._move = mover, move
         self._num_blocks = region.layout.num_blocks
         self._target, self._shared = target, shared
         self._turn = asyncio.Lock()
@@ -154,9 +154,9 @@ class CudaIpcLink:
             )
             mover = BlockMover(pool)  # the event loop's own
             target = await asyncio.to_thread(mover.on_device, partial(open_shared, shared))
-            link = cls(mover, region, target, shared)
+            move = await asyncio.to_thread(mover.move_to, target)
+            link = cls(mover, move, region, target, shared)
             link.bandwidth = await asyncio.to_thread(_measure, mover, region.layout, probe)
-            await asyncio.to_thread(mover.prepare, target)
         except (CudaDriverError, KeyError, ValueError) as error:
             raise TransferError(f"the peer's pool can't be mapped: {error}") from error
         if link.bandwidth < SLOW_LINK:
@@ -187,16 +187,16 @@ class CudaIpcLink:
         """Once launched a write can't be called back: whoever is cancelled waits for its end."""
         async with self._turn:
             try:
-                pushing = self._mover.push_soon(source_blocks, self._target, destination_blocks)
-                if (digests := pushing.soon()) is not None:
-                    return digests
-                waiting = asyncio.ensure_future(pushing.done())
-                try:
-                    return await asyncio.shield(waiting)
-                except asyncio.CancelledError:
-                    await asyncio.wait([waiting])
-                    raise
-            except RuntimeError as error:  # the device's
+                self._move.start(source_blocks, destination_blocks)
+                if not self._move.soon(len(source_blocks) * self._mover.block_bytes / self.bandwidth):
+                    waiting = asyncio.ensure_future(self._move.done())
+                    try:
+                        await asyncio.shield(waiting)
+                    except asyncio.CancelledError:
+                        await asyncio.wait([waiting])
+                        raise
+                return self._move.digests()
+            except (RuntimeError, CudaDriverError) as error:  # the device's
                 raise TransferError(f"push failed: {error}") from error
 
     async def close(self) -> None:
@@ -212,10 +212,11 @@ def _measure(mover: BlockMover, layout: KVLayout, probe: SharedMemory) -> float:
     blocks = list(range(min(_probe_blocks(layout), mover.num_blocks)))
     target = mover.on_device(partial(open_shared, probe))
     try:
-        best = float("inf")
-        for _ in range(PROBES + 1):  # the first one waits for the kernel's compilation
+        move, best = mover.move_to(target), float("inf")
+        for _ in range(PROBES):
             started = time.perf_counter()
-            mover.push(blocks, target, range(len(blocks)))
+            mover.on_device(partial(move.start, blocks, range(len(blocks))))
+            move.wait()
             best = min(best, time.perf_counter() - started)
     finally:
         mover.on_device(partial(close_shared, target, probe))
@@ -223,7 +224,7 @@ def _measure(mover: BlockMover, layout: KVLayout, probe: SharedMemory) -> float:
 
 
 def _probe_blocks(layout: KVLayout) -> int:
-    return max(1, PROBE_BYTES // layout.block_bytes)
+    return min(max(1, PROBE_BYTES // layout.block_bytes), MOST_BLOCKS)
 
 
 def _host() -> str:

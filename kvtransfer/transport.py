@@ -25,7 +25,7 @@ def check_run(
     if len(source_blocks) != len(destination_blocks):
         raise TransferError(f"{len(source_blocks)} source blocks for {len(destination_blocks)} destinations")
     for blocks, limit, whose in ((source_blocks, num_source, "own"), (destination_blocks, num_destination, "peer's")):
-        if any(not 0 <= block < limit for block in blocks):
+        if blocks and not 0 <= min(blocks) <= max(blocks) < limit:
             raise TransferError(f"a block is outside the {whose} pool of {limit}")
 
 

@@ -1,51 +1,40 @@
 """The kernel of `blocks`: copies whole blocks and digests them on the way, also into memory of another device.
 
-A fixed number of programs walks over all pieces. Addresses are plain integers: the peer's pool is memory that torch does not
-know. n blocks of L lanes (32 bit).
+It reads what to do from the host's memory and says there that it is done, so that a move is one launch: no copies before and
+after it, and who waits looks at a word of memory instead of asking the driver. A fixed number of programs walks over all pieces.
+Addresses are plain integers: the peer's pool is memory that torch does not know. n blocks of L lanes (32 bit).
 """
-
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
+# Between two H200s over NVLink these were the fastest of eight choices at every size from 2 to 512 MiB, and within 1 % at 1,024
+# (305 GB/s at 32 MiB; 264 programs with 8 steps: 281; benchmarks/results/handover.notes.md has the table).
 CHUNK = 2048  # lanes of a loop step
-STEPS = 8  # loop steps of a piece
-PROGRAMS = 264  # two for each processor of an H200; fewer copy slower over NVLink (64: 6 % less, 24: a quarter less)
-
-
-_compiled: dict[tuple[object, ...], Any] = {}  # Triton's own look at the arguments takes longer than copying a block
+STEPS = 2  # loop steps of a piece
+PROGRAMS = 528  # four for each processor of an H200
 
 
 def move_blocks(
+    request: torch.Tensor,
     source: int,
     target: int | None,
-    source_ids: torch.Tensor | None,
-    target_ids: torch.Tensor | None,
-    digests: torch.Tensor | None,
+    digests: torch.Tensor,
+    finished: torch.Tensor,
+    answer: torch.Tensor,
     *,
-    count: int | torch.Tensor,
+    source_ids: bool,
+    target_ids: bool,
+    digest: bool,
     block_lanes: int,
 ) -> None:
     """See `blocks.move_blocks`; runs on the current stream of the current device."""
     pieces = triton.cdiv(block_lanes, CHUNK * STEPS)
-    ids = next(x for x in (source_ids, target_ids, digests) if x is not None)
-    told = isinstance(count, int)
-    flags = (target is not None, source_ids is not None, target_ids is not None, digests is not None, told)
-    target = source if target is None else target
-    arguments = (
-        source, target, ids if source_ids is None else source_ids, ids if target_ids is None else target_ids,
-        ids if digests is None else digests, ids if told else count, count if told else 0, pieces, block_lanes,
-        *flags, CHUNK, STEPS,
+    _move[(PROGRAMS,)](
+        request, source, source if target is None else target, digests, finished, answer, pieces, block_lanes,
+        target is not None, source_ids, target_ids, digest, CHUNK, STEPS, num_warps=8,
     )  # fmt: skip
-    grid = (min(PROGRAMS, count * pieces) if told else PROGRAMS, 1, 1)
-    # everything that Triton compiles for; tensors are whole allocations or multiples of 16 bytes into one
-    key = (flags, source % 16, target % 16, block_lanes, torch.cuda.current_device() if ids.is_cuda else None)
-    if (compiled := _compiled.get(key)) is not None:
-        compiled[grid](*arguments)
-    elif (compiled := _move[grid](*arguments, num_warps=8)) is not None:  # the interpreter compiles nothing
-        _compiled[key] = compiled
 
 
 @triton.jit
@@ -57,19 +46,24 @@ def _multiplier(at):
     return (z ^ (z >> 31)) | 1
 
 
-@triton.jit(do_not_specialize=["count", "pieces"])
+@triton.jit(do_not_specialize=["pieces"])
 def _move(
-    source, target, source_ids_n, target_ids_n, digests_n, count_1, count, pieces, block_lanes,
-    TARGET: tl.constexpr, SOURCE_IDS: tl.constexpr, TARGET_IDS: tl.constexpr, DIGEST: tl.constexpr, TOLD: tl.constexpr,
+    request_n, source, target, digests_n, finished_1, answer_n, pieces, block_lanes,
+    TARGET: tl.constexpr, SOURCE_IDS: tl.constexpr, TARGET_IDS: tl.constexpr, DIGEST: tl.constexpr,
     CHUNK: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    if not TOLD:
-        count = tl.load(count_1)
+    head = tl.load(request_n)
+    ids = tl.load(
+        request_n + 1 + tl.program_id(0) // pieces
+    )  # beside the head: the host's memory is a microsecond away
+    count, sequence = (head & 0xFFFFFFFF).to(tl.int32), head >> 32
     lane = tl.arange(0, CHUNK)
     for item in range(tl.program_id(0), count * pieces, tl.num_programs(0)):
         index, piece = item // pieces, item % pieces
-        source_block = tl.load(source_ids_n + index).to(tl.int64) if SOURCE_IDS else index.to(tl.int64)
-        target_block = tl.load(target_ids_n + index).to(tl.int64) if TARGET_IDS else index.to(tl.int64)
+        source_block = (ids & 0xFFFFFFFF) if SOURCE_IDS else index.to(tl.int64)
+        target_block = (ids >> 32) if TARGET_IDS else index.to(tl.int64)
+        following = item + tl.num_programs(0)
+        ids = tl.load(request_n + 1 + following // pieces, mask=following < count * pieces, other=0)
         read = tl.multiple_of(source.to(tl.pointer_type(tl.int32)), 16) + source_block * block_lanes
         write = tl.multiple_of(target.to(tl.pointer_type(tl.int32)), 16) + target_block * block_lanes
         total = tl.zeros((CHUNK,), tl.uint64)
@@ -84,3 +78,14 @@ def _move(
                 total += tl.where(inside, term, tl.zeros_like(term))
         if DIGEST:
             tl.atomic_add(digests_n + index, tl.sum(total, axis=0).to(tl.int64), sem="relaxed")
+    tl.debug_barrier()  # every thread's writes come before the program's sign, which everybody on the machine may read
+    if tl.atomic_add(finished_1, 1, sem="acq_rel", scope="sys") == tl.num_programs(0) - 1:
+        if DIGEST:
+            for start in range(0, count, CHUNK):
+                inside = start + lane < count
+                sums = tl.load(digests_n + start + lane, mask=inside, other=0, cache_modifier=".cg")
+                tl.store(answer_n + 1 + start + lane, sums, mask=inside)
+                tl.store(digests_n + start + lane, tl.zeros_like(sums), mask=inside)
+        tl.debug_barrier()
+        programs = tl.atomic_xchg(finished_1, 0, sem="acq_rel", scope="sys")  # the digests come before the sequence
+        tl.store(answer_n, sequence + programs - tl.num_programs(0))

@@ -1,18 +1,48 @@
-"""Where UCX's messages come from and go to: a pool in host memory or on a GPU, packed into staging buffers and unpacked.
+"""Where UCX's messages come from and go to: a pool in host memory or on a GPU, packed into slots of staging and unpacked.
 
-n blocks of a pool. A staging buffer is whatever UCX takes: a numpy array here, a tensor on the GPU there.
+n blocks of a pool. A slot is one buffer that a message is sent from or received into. Slots are kept for the next link: UCX
+may still write into one for a moment after its link was broken off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from kvtransfer.blocks import BlockMover
+from kvtransfer.blocks import BlockMover, Move, mover_of
 from kvtransfer.digest import lane_digest, lane_view, multipliers
+from kvtransfer.ucx_wire import Array, Wire
+
+# Measured between two H200s over NVLink (GB/s at 128, 512 and 1,024 MiB): as it is 244, 242, 244; 4 pieces 233, 131, 111;
+# 16 pieces 170, 244, 232; 8 slots of 16 MiB 231, 147, 112; 4 slots of 64 MiB 226, 239, 237 (benchmarks/results/).
+SLOTS = 4  # of one link at either end: one is packed or unpacked, others are on the wire
+PIECES = 8  # of one run, at least; so the first is packed and the last unpacked soon
+
+
+class Slot(Protocol):
+    """One message's buffer, packed from a pool or unpacked into it."""
+
+    def array(self, num_bytes: int) -> Array:
+        """The first bytes, as UCX takes them."""
+        ...
+
+    def pack(self, blocks: Sequence[int]) -> None:
+        """Begin to gather blocks."""
+        ...
+
+    async def packed(self, wire: Wire) -> bytes:
+        """Wait until they are gathered; return the digests of what was packed."""
+        ...
+
+    def unpack(self, blocks: Sequence[int], meanwhile: Callable[[], object]) -> None:
+        """Write `len(blocks)` blocks into the pool. When it returns they are there."""
+        ...
 
 
 class PoolMemory(Protocol):
@@ -20,20 +50,15 @@ class PoolMemory(Protocol):
 
     num_blocks: int
     block_bytes: int
-    message_bytes: int  # most bytes of one message
-    turn_bytes: int  # most bytes that one turn of the event loop unpacks
+    slot_bytes: int  # whole blocks, one at least
+    smallest_piece: int  # bytes; smaller messages are bound by their own costs
+    hold_s: float  # for how long moving blocks may hold the event loop's thread
 
-    def buffer(self, num_bytes: int) -> Any:
-        """Memory for `num_bytes` bytes, of any content."""
+    async def slots(self, count: int, num_bytes: int) -> list[Slot]:
+        """`count` slots, to be given back with `keep`. Raises MemoryError."""
         ...
 
-    def gather(self, blocks: Sequence[int]) -> tuple[Any, bytes]:
-        """Pack blocks into a buffer; return it with the digests of what was packed. Called in a thread."""
-        ...
-
-    def scatter(self, buffer: Any, first: int, blocks: Sequence[int]) -> None:
-        """Write `len(blocks)` blocks, packed from the `first`th on, into the pool. When it returns they are there."""
-        ...
+    def keep(self, slots: list[Slot], num_bytes: int) -> None: ...
 
 
 def memory_of(pool: torch.Tensor) -> PoolMemory:
@@ -45,52 +70,147 @@ def memory_of(pool: torch.Tensor) -> PoolMemory:
     return HostMemory(pool)
 
 
-class HostMemory:
-    """Block by block with numpy, so that the digest reads what the copy brought into the cache."""
+def piece_blocks(memory: PoolMemory, count: int, slot_bytes: int) -> int:
+    """How many of a run's blocks travel in one message."""
+    wanted = max(-(-count // PIECES), memory.smallest_piece // memory.block_bytes, 1)
+    return min(wanted, slot_bytes // memory.block_bytes)
 
-    message_bytes = 32 << 20
-    turn_bytes = 4 << 20
+
+class _Kept:
+    """Slots that no link uses, by their number and size."""
+
+    def __init__(self) -> None:
+        self._slots: dict[tuple[int, int], list[list[Slot]]] = {}
+
+    def take(self, count: int, num_bytes: int) -> list[Slot] | None:
+        kept = self._slots.get((count, num_bytes))
+        return kept.pop() if kept else None
+
+    def keep(self, slots: list[Slot], num_bytes: int) -> None:
+        self._slots.setdefault((len(slots), num_bytes), []).append(slots)
+
+
+class HostMemory:
+    """Packed by a thread, which the digests keep busy for longer than the wire."""
+
+    smallest_piece = 1 << 20
+    hold_s = 0.0
 
     def __init__(self, pool: torch.Tensor) -> None:
-        self._lanes = lane_view(pool)
-        self._factors = multipliers(self._lanes.shape[1])
+        self.lanes = lane_view(pool)
+        self.factors = multipliers(self.lanes.shape[1])
         self.num_blocks, self.block_bytes = len(pool), pool[0].nbytes
+        self.slot_bytes = _whole_blocks(4 << 20, self.block_bytes)
+        self.packers = ThreadPoolExecutor(1, "baton-ucx-pack")
+        self._kept = _Kept()
+        self.keep = self._kept.keep
 
-    def buffer(self, num_bytes: int) -> Any:
-        return np.empty(num_bytes, np.uint8)
+    async def slots(self, count: int, num_bytes: int) -> list[Slot]:
+        kept = self._kept.take(count, num_bytes)
+        return kept if kept is not None else [HostSlot(self, num_bytes) for _ in range(count)]
 
-    def gather(self, blocks: Sequence[int]) -> tuple[Any, bytes]:
-        staging = np.empty((len(blocks), self._lanes.shape[1]), np.uint32)
+
+class HostSlot:
+    """Block by block with numpy, so that the digest reads what the copy brought into the cache."""
+
+    at_once = 64 << 10  # bytes that are packed sooner than a thread wakes up
+
+    def __init__(self, memory: HostMemory, num_bytes: int) -> None:
+        self._memory = memory
+        self._bytes = np.zeros(num_bytes, np.uint8)
+        whole = num_bytes // memory.block_bytes * memory.block_bytes
+        self._packed = self._bytes[:whole].view(np.uint32).reshape(-1, memory.lanes.shape[1])
+        self._packing: Future[bytes] | None = None
+
+    def array(self, num_bytes: int) -> Array:
+        return Array(self._bytes[:num_bytes])
+
+    def pack(self, blocks: Sequence[int]) -> None:
+        if len(blocks) * self._memory.block_bytes > self.at_once:
+            self._packing = self._memory.packers.submit(self._pack, blocks)
+        else:
+            self._packing = Future()
+            self._packing.set_result(self._pack(blocks))
+
+    async def packed(self, wire: Wire) -> bytes:
+        assert self._packing is not None
+        return self._packing.result() if self._packing.done() else await asyncio.wrap_future(self._packing)
+
+    def unpack(self, blocks: Sequence[int], meanwhile: Callable[[], object]) -> None:
+        for index, block in enumerate(blocks):
+            self._memory.lanes[block] = self._packed[index]
+
+    def _pack(self, blocks: Sequence[int]) -> bytes:
         digests = np.empty(len(blocks), dtype="<u8")
         for index, block in enumerate(blocks):
-            staging[index] = self._lanes[block]
-            digests[index] = lane_digest(staging[index], self._factors)
-        return staging.reshape(-1).view(np.uint8), digests.tobytes()
-
-    def scatter(self, buffer: Any, first: int, blocks: Sequence[int]) -> None:
-        packed = buffer.view(np.uint32).reshape(-1, self._lanes.shape[1])
-        self._lanes[list(blocks)] = packed[first : first + len(blocks)]
+            self._packed[index] = self._memory.lanes[block]
+            digests[index] = lane_digest(self._packed[index], self._memory.factors)
+        return digests.tobytes()
 
 
 class DeviceMemory:
-    """One kernel a message each way; few, large messages, since each costs about 90 us (measured between two H200s)."""
+    """One launch a piece at either end, while other pieces are on the wire."""
 
-    message_bytes = 256 << 20
-    turn_bytes = 256 << 20
+    smallest_piece = 8 << 20  # with 2 MiB a run of 32 MiB got 83 GB/s, with 8 MiB 126
+    hold_s = 0.0005
 
     def __init__(self, pool: torch.Tensor) -> None:
         self._pool = pool
-        self._mover = BlockMover(pool)
-        self.num_blocks, self.block_bytes = self._mover.num_blocks, self._mover.block_bytes
+        self.mover = BlockMover(pool)
+        self.num_blocks, self.block_bytes = self.mover.num_blocks, self.mover.block_bytes
+        self.slot_bytes = _whole_blocks(32 << 20, self.block_bytes)
+        self._kept = _Kept()
+        self.keep = self._kept.keep
+        mover_of(pool).digests([0])  # compiled before the first hand-over waits for it
 
-    def buffer(self, num_bytes: int) -> Any:
-        buffer = torch.empty(num_bytes, dtype=torch.uint8, device=self._pool.device)
-        torch.cuda.current_stream(self._pool.device).synchronize()  # the allocator may still have work on it there
-        return buffer
+    async def slots(self, count: int, num_bytes: int) -> list[Slot]:
+        kept = self._kept.take(count, num_bytes)
+        return kept if kept is not None else await asyncio.to_thread(self._new_slots, count, num_bytes)
 
-    def gather(self, blocks: Sequence[int]) -> tuple[Any, bytes]:
-        staging = self.buffer(len(blocks) * self.block_bytes)
-        return staging, self._mover.gather(blocks, staging)
+    def _new_slots(self, count: int, num_bytes: int) -> list[Slot]:
+        try:
+            staging = torch.zeros(count, num_bytes, dtype=torch.uint8, device=self._pool.device)
+        except torch.OutOfMemoryError as error:
+            size = f"{count * num_bytes >> 20} MiB"
+            raise MemoryError(f"no room for a link's staging of {size}: lower --kv-memory-mb ({error})") from error
+        return [DeviceSlot(self.mover, part) for part in staging]
 
-    def scatter(self, buffer: Any, first: int, blocks: Sequence[int]) -> None:
-        self._mover.scatter(buffer[first * self.block_bytes :], blocks)
+
+class DeviceSlot:
+    """Both ways prepared: a slot may serve either end of a link."""
+
+    def __init__(self, mover: BlockMover, staging: torch.Tensor) -> None:
+        self._staging = staging
+        self._gather, self._scatter = mover.gather(staging.data_ptr()), mover.scatter(staging.data_ptr())
+        self._arrays = {staging.nbytes: Array(staging)}
+
+    def array(self, num_bytes: int) -> Array:
+        if num_bytes not in self._arrays:
+            if len(self._arrays) > 64:
+                self._arrays.clear()
+            self._arrays[num_bytes] = Array(self._staging[:num_bytes])
+        return self._arrays[num_bytes]
+
+    def pack(self, blocks: Sequence[int]) -> None:
+        self._gather.start(blocks, None)
+
+    async def packed(self, wire: Wire) -> bytes:
+        await wire.until(self._gather.is_done)
+        return self._gather.digests()
+
+    def unpack(self, blocks: Sequence[int], meanwhile: Callable[[], object]) -> None:
+        self._scatter.start(None, blocks)
+        _spin(self._scatter, meanwhile)
+
+
+def _spin(move: Move, meanwhile: Callable[[], object]) -> None:
+    """A piece is unpacked in some 20 us; a device that is much slower is waited for without the interpreter."""
+    give_up_at = time.perf_counter() + DeviceMemory.hold_s
+    while not move.is_done():
+        meanwhile()
+        if time.perf_counter() > give_up_at:
+            move.wait()
+
+
+def _whole_blocks(num_bytes: int, block_bytes: int) -> int:
+    return max(num_bytes // block_bytes, 1) * block_bytes

@@ -13,12 +13,15 @@ from tests.chaos.upgrade import LAST, HistoryIsMissingError, UpgradeCluster, che
 OLD = ("gateway", "prefill-0", "decode-0")
 
 
-async def test_the_last_release_and_this_one_serve_together(model: Path, oracle: Oracle, tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["shm", "ucx"])
+async def test_the_last_release_and_this_one_serve_together(
+    transport: str, model: Path, oracle: Oracle, tmp_path: Path
+) -> None:
     try:
         code = check_out(LAST, tmp_path / "code")
     except HistoryIsMissingError as error:
         pytest.skip(str(error))
-    options = {"prefill": 2, "decode": 2, **FAKE, "fake_step_ms": 20}
+    options = {"prefill": 2, "decode": 2, **FAKE, "fake_step_ms": 20, "transport": transport}
     cluster = UpgradeCluster(tmp_path / "cluster", model=model, release=LAST, code=code, old=OLD, **options)
     async with cluster:
         verdict = await roll(cluster, oracle, ["decode-0"], old=False, streams=16, first=30_000)

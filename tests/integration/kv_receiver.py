@@ -1,6 +1,7 @@
-"""A decode worker's end of a transport as a process: `python -m tests.integration.kv_receiver <transport> ...`.
+"""One end of a transport as a process: `kv_receiver.py <transport> <layout> <incarnation>`, run by `kv_peers.start_receiver`.
 
-Reads one JSON command a line from stdin and answers each with one JSON line; ends when stdin does.
+It runs an older release's transports, too, so it uses what they all have. Reads one JSON command a line from stdin and answers
+each with one JSON line; ends when stdin does.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import msgspec
 import torch
 
-from common.messages import KVLayout
+from common.messages import KVLayout, Region
 from kvtransfer.digest import block_digests
 from kvtransfer.select import open_transport
 
@@ -45,6 +46,11 @@ async def main(name: str, layout: KVLayout, incarnation: int) -> None:
             case "bytes":
                 raw = pool[command["blocks"]].view(torch.uint8).numpy().tobytes()
                 _print(base64.b64encode(raw).decode())
+            case "push":
+                link = await transport.connect(msgspec.convert(command["region"], Region))
+                blocks = {"source_blocks": command["source"], "destination_blocks": command["destination"]}
+                digests = await link.push(lease_id=lease[0], generation=lease[1], timeout_s=10.0, **blocks)
+                _print(base64.b64encode(digests).decode())
             case "fill":
                 pool[command["blocks"]] = command["value"]
                 _print(True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -17,8 +18,8 @@ import torch
 
 from engine.kernels import activation, attention, embedding, linear, norm, rope, sampling
 from engine.kernels.backend import use_triton
-from kvtransfer import digest
-from kvtransfer.blocks import BlockMover
+from kvtransfer import digest, triton_blocks
+from kvtransfer.blocks import BlockMover, Move
 from tests.unit.kernels import references
 from tests.unit.kernels.references import close
 
@@ -243,6 +244,8 @@ def _check_attention(
 
 
 def check_blocks(device: str, large: bool) -> None:
+    if device == "cpu":
+        triton_blocks.PROGRAMS = 24  # the interpreter runs one after another
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         for shape in [(6, 3, 10), (4, 2, 30_000)] + [(300, 32, 2, 16, 8, 128)] * large:
             pool = torch.randint(-(2**31), 2**31 - 1, shape, device=device, dtype=torch.int32)  # NaN included
@@ -260,24 +263,31 @@ def _check_moves(pool: torch.Tensor) -> None:
     peer = torch.zeros_like(pool)
     if pool.is_cuda:
         torch.cuda.synchronize()  # the mover has a stream of its own
-    assert mover.push(ids.tolist(), peer.data_ptr(), others.tolist()) == expected
+    push = mover.move_to(peer.data_ptr())
+    assert _run(push, ids, others) == expected
     moved = torch.zeros_like(bits)
     moved[others] = bits[ids]
     assert torch.equal(peer.view(torch.int32), moved)
-    mover.prepare(peer.data_ptr())
-    assert mover.push(others.tolist(), peer.data_ptr(), ids.tolist()) == digest.block_digests(
-        pool.cpu(), others.tolist()
-    )
-    moved[ids] = bits[others]
+    assert _run(push, others[:1], ids[:1]) == digest.block_digests(pool.cpu(), others[:1].tolist())
+    moved[ids[0]] = bits[others[0]]
     assert torch.equal(peer.view(torch.int32), moved)
+    assert _run(push, ids, others) == expected  # of the last move alone
     assert mover.digests(ids.tolist()) == expected
     staging = torch.zeros(pool[0].numel() * count, dtype=pool.dtype, device=pool.device)
     if pool.is_cuda:
         torch.cuda.synchronize()
-    assert mover.gather(ids.tolist(), staging) == expected
+    assert _run(mover.gather(staging.data_ptr()), ids, None) == expected
     assert torch.equal(staging.view(torch.int32).view(count, -1), bits[ids].flatten(1))
-    mover.scatter(staging, others.tolist())
+    _run(mover.scatter(staging.data_ptr()), None, others)
     assert torch.equal(bits[others].flatten(1), staging.view(torch.int32).view(count, -1))
+
+
+def _run(move: Move, source: torch.Tensor | None, target: torch.Tensor | None) -> bytes:
+    move.start(*(None if blocks is None else blocks.tolist() for blocks in (source, target)))
+    give_up_at = time.monotonic() + 10
+    while not move.is_done():  # the bytes must be there as soon as it says so
+        assert time.monotonic() < give_up_at
+    return move.digests()
 
 
 def check_sampling(device: str, large: bool) -> None:

@@ -1,0 +1,171 @@
+"""The receiving end of a UCX link: takes runs of blocks that a lease expects at that moment, and drops all others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kvtransfer.blocks import MOST_BLOCKS
+from kvtransfer.ucx_memory import SLOTS, PoolMemory, Slot
+from kvtransfer.ucx_protocol import (
+    ANSWER,
+    CONNECT_TIMEOUT_S,
+    DROPPED,
+    HEADER,
+    HELLO,
+    MAGIC,
+    PEER_INFO,
+    PROBE,
+    RUN_TIMEOUT_S,
+    TAKEN,
+    WELCOME,
+    WRITE,
+    peer_info,
+    tag_in,
+)
+from kvtransfer.ucx_wire import Array, Tag, Wire, abort
+
+log = logging.getLogger("baton.ucx")
+
+
+class Expected:
+    """The blocks that one lease may still write."""
+
+    def __init__(self, blocks: Sequence[int]) -> None:
+        self._allowed = frozenset(blocks)
+        self._missing = set(blocks)
+        self.complete = asyncio.Event()
+        self.took([])
+
+    def covers(self, blocks: list[int]) -> bool:
+        return self._allowed.issuperset(blocks)
+
+    def took(self, blocks: list[int]) -> None:
+        self._missing.difference_update(blocks)
+        if not self._missing:
+            self.complete.set()
+
+
+Leases = dict[tuple[int, int], Expected]  # by lease and generation
+
+
+class Door:
+    """A connection that just came in: finds out who is there."""
+
+    def __init__(self, wire: Wire, endpoint: Any) -> None:
+        self._wire, self.endpoint = wire, endpoint
+        self.tag = secrets.randbits(63) & ~1  # of the headers
+        self.answers = Tag(0)
+
+    async def greet(self, token: bytes) -> str | None:
+        """Return "2" for a writer who may write, "1" for one of the release before, None for a stranger."""
+        await self.send(peer_info(self.tag))
+        first = await self._read(PEER_INFO.size)
+        if (tag := tag_in(first)) is not None:
+            self.answers = Tag(tag)
+            return "1"  # it shows the token with each message
+        magic, shown, answers = HELLO.unpack(first + await self._read(HELLO.size - len(first)))
+        if magic != MAGIC:
+            log.warning("ucx.unknown_protocol", extra={"magic": repr(magic), "remedy": "upgrade one release at a time"})
+            return None
+        if not secrets.compare_digest(shown, token):
+            log.warning("ucx.stranger")
+            return None
+        self.answers = Tag(answers)
+        return "2"
+
+    async def send(self, message: bytes) -> None:
+        """Send part of the greeting."""
+        await self._wire.end(self.endpoint, self.endpoint.stream_send(Array(message)))
+
+    async def _read(self, num_bytes: int) -> bytes:
+        message = bytearray(num_bytes)
+        await self._wire.end(self.endpoint, self.endpoint.stream_recv(Array(message)))
+        return bytes(message)
+
+
+class Incoming:
+    """A connection from one writer: its slots, a receive posted for each."""
+
+    def __init__(self, wire: Wire, memory: PoolMemory, door: Door, leases: Leases) -> None:
+        self._wire, self._memory, self._door, self._leases = wire, memory, door, leases
+        self._endpoint = door.endpoint
+        self._header = np.zeros(HEADER.size + 4 * MOST_BLOCKS, np.uint8)
+        self._slots: list[Slot] = []
+        self._posted: list[Any] = []
+        self._next = 0  # slot of the next piece
+
+    async def serve(self) -> None:
+        """Take runs until the writer is gone, which raises, or sends what makes no sense."""
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            await self._welcome()
+        header = Array(self._header)
+        while True:
+            await self._wire.idle(self._endpoint, self._endpoint.tag_recv(header, Tag(self._door.tag)))
+            lease_id, generation, count, per_piece, kind = HEADER.unpack_from(self._header.data)
+            if not self._makes_sense(count, per_piece, kind):
+                log.warning("ucx.bad_header", extra={"kind": kind, "count": count, "per_piece": per_piece})
+                return
+            self._wire.hold()
+            async with asyncio.timeout(RUN_TIMEOUT_S):
+                taken = await self._take((lease_id, generation), self._pieces(count, per_piece, kind))
+                await answer(self._wire, self._door, taken)
+
+    async def _welcome(self) -> None:
+        self._slots = await self._memory.slots(SLOTS, self._memory.slot_bytes)
+        self._posted = [self._post(slot) for slot in self._slots]
+        await self._door.send(WELCOME.pack(MAGIC, self._door.tag, self._memory.slot_bytes))
+
+    def _post(self, slot: Slot) -> Any:
+        return self._endpoint.tag_recv(slot.array(self._memory.slot_bytes), Tag(self._door.tag + 1))
+
+    def _makes_sense(self, count: int, per_piece: int, kind: int) -> bool:
+        fits = 0 < per_piece * self._memory.block_bytes <= self._memory.slot_bytes
+        return kind in (WRITE, PROBE) and 0 < count <= MOST_BLOCKS and fits
+
+    def _pieces(self, count: int, per_piece: int, kind: int) -> list[list[int]]:
+        """The blocks of each message that follows; none for what is only measured."""
+        if kind == PROBE:
+            return [[] for _ in range(count)]
+        blocks = self._header[HEADER.size :].view(np.uint32)[:count].tolist()
+        return [blocks[start : start + per_piece] for start in range(0, count, per_piece)]
+
+    async def _take(self, lease: tuple[int, int], pieces: list[list[int]]) -> bool:
+        """Receive a run and unpack each piece. False if one of them was not expected."""
+        taken = True
+        for piece in pieces:
+            slot, request = self._slots[self._next], self._posted[self._next]
+            await self._wire.end(self._endpoint, request)
+            taken = taken and unpack(self._wire, self._leases, lease, slot, piece)
+            self._posted[self._next] = self._post(slot)
+            self._next = (self._next + 1) % len(self._slots)
+        return taken
+
+    def end(self) -> None:
+        """Drop the connection."""
+        self._posted.clear()
+        abort(self._endpoint)
+        if self._slots:
+            self._memory.keep(self._slots, self._memory.slot_bytes)
+
+
+def unpack(wire: Wire, leases: Leases, lease: tuple[int, int], slot: Slot, blocks: list[int]) -> bool:
+    """Write a message's blocks into the pool if the lease expects them *now*; return whether it does."""
+    if blocks:
+        expected = leases.get(lease)
+        if expected is None or not expected.covers(blocks):
+            return False
+        slot.unpack(blocks, wire.progress)  # no await since the check: `forget` can't come between
+        expected.took(blocks)
+    return True
+
+
+async def answer(wire: Wire, door: Door, taken: bool) -> None:
+    """Tell the writer that its run is in place, or dropped."""
+    message = ANSWER.pack(TAKEN if taken else DROPPED)
+    await wire.end(door.endpoint, door.endpoint.tag_send(Array(message), door.answers))

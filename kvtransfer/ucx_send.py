@@ -1,0 +1,203 @@
+"""The writing end of a UCX link: packs a run piece by piece and sends each while the next is packed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from common.messages import Region
+from kvtransfer.blocks import MOST_BLOCKS
+from kvtransfer.transport import TransferError, check_run
+from kvtransfer.ucx_memory import SLOTS, PoolMemory, Slot, piece_blocks
+from kvtransfer.ucx_protocol import (
+    CONNECT_TIMEOUT_S,
+    HEADER,
+    HELLO,
+    MAGIC,
+    PEER_INFO,
+    PROBE,
+    TAKEN,
+    WELCOME,
+    WRITE,
+)
+from kvtransfer.ucx_wire import Array, Tag, Wire, abort
+
+PROBE_TIMEOUT_S = 10.0
+
+
+class UcxLink:
+    """An endpoint to one peer's pool. One run is on its way at a time."""
+
+    def __init__(self, wire: Wire, memory: PoolMemory, endpoint: Any, region: Region) -> None:
+        self._wire, self._memory, self._endpoint = wire, memory, endpoint
+        self._num_blocks = region.layout.num_blocks
+        self._header = np.zeros(HEADER.size + 4 * MOST_BLOCKS, np.uint8)
+        self._slots: list[Slot] = []
+        self._sent: list[Any] = []  # by slot: the send that may still read it
+        self._next = 0  # slot of the next piece
+        self._tag = self._answers = 0
+        self._slot_bytes = memory.slot_bytes
+        self._turn = asyncio.Lock()
+        self.bandwidth = 0.0
+        self.closed = False
+
+    @classmethod
+    async def open(cls, wire: Wire, memory: PoolMemory, region: Region) -> UcxLink:
+        """Connect and measure the link once. Raises TransferError."""
+        try:
+            endpoint = wire.connect(region.address["host"], int(region.address["port"]))
+            token = bytes.fromhex(region.address["token"])
+        except Exception as error:
+            raise TransferError(f"no UCX connection: {type(error).__name__} {error}") from error
+        link = cls(wire, memory, endpoint, region)
+        try:
+            async with link._exchange(CONNECT_TIMEOUT_S):
+                await link._greet(token)
+                link._slots = await memory.slots(SLOTS, memory.slot_bytes)
+                link._sent = [None] * len(link._slots)
+            async with link._exchange(PROBE_TIMEOUT_S):
+                await link._measure()
+        except TransferError:
+            await link.close()
+            raise
+        return link
+
+    async def _greet(self, token: bytes) -> None:
+        self._answers = secrets.randbits(63)
+        await self._send_greeting(HELLO.pack(MAGIC, token, self._answers))
+        await self._read_greeting(PEER_INFO.size)
+        magic, self._tag, slot_bytes = WELCOME.unpack(await self._read_greeting(WELCOME.size))
+        if magic != MAGIC:
+            raise TransferError("the peer speaks another protocol")
+        self._slot_bytes = min(slot_bytes, self._memory.slot_bytes)
+
+    async def _send_greeting(self, message: bytes) -> None:
+        await self._wire.end(self._endpoint, self._endpoint.stream_send(Array(message)))
+
+    async def _read_greeting(self, num_bytes: int) -> bytes:
+        message = bytearray(num_bytes)
+        await self._wire.end(self._endpoint, self._endpoint.stream_recv(Array(message)))
+        return bytes(message)
+
+    async def _measure(self) -> None:
+        """All slots twice: the first time pays for the connection's set-up and for mapping them."""
+        per_piece = self._slot_bytes // self._memory.block_bytes
+        for _ in range(2):
+            started = time.perf_counter()
+            await self._run(PROBE, 0, 0, [[]] * len(self._slots), per_piece)
+            self.bandwidth = len(self._slots) * self._slot_bytes / (time.perf_counter() - started)
+
+    async def push(
+        self,
+        *,
+        lease_id: int,
+        generation: int,
+        source_blocks: Sequence[int],
+        destination_blocks: Sequence[int],
+        timeout_s: float,
+    ) -> bytes:
+        memory = self._memory
+        check_run(source_blocks, destination_blocks, num_source=memory.num_blocks, num_destination=self._num_blocks)
+        digests = b""
+        async with self._exchange(timeout_s):
+            for start in range(0, len(source_blocks), MOST_BLOCKS):
+                blocks, targets = (x[start : start + MOST_BLOCKS] for x in (source_blocks, destination_blocks))
+                per_piece = piece_blocks(memory, len(blocks), self._slot_bytes)
+                pieces = [blocks[at : at + per_piece] for at in range(0, len(blocks), per_piece)]
+                digests += await self._run(WRITE, lease_id, generation, pieces, per_piece, targets)
+        return digests
+
+    async def _run(
+        self,
+        kind: int,
+        lease_id: int,
+        generation: int,
+        pieces: Sequence[Sequence[int]],
+        per_piece: int,
+        targets: Sequence[int] = (),
+    ) -> bytes:
+        """Send one run: the next piece is packed while this one is on the wire. Return the blocks' digests."""
+        wire, digests = self._wire, b""
+        wire.hold()
+        header = self._send_header(kind, lease_id, generation, len(targets) or len(pieces), per_piece, targets)
+        slot = await self._pack(pieces[0])
+        answer = bytearray(8)
+        answered = self._endpoint.tag_recv(Array(answer), Tag(self._answers))
+        for index, piece in enumerate(pieces):
+            digests += await slot.packed(wire) if piece else b""
+            self._send_slot((len(piece) or per_piece) * self._memory.block_bytes, Tag(self._tag + 1))
+            if index + 1 < len(pieces):
+                slot = await self._pack(pieces[index + 1])
+        await wire.end(self._endpoint, header)
+        await wire.end(self._endpoint, answered)
+        check_taken(answer)
+        return digests
+
+    async def _pack(self, blocks: Sequence[int]) -> Slot:
+        """Begin to pack the next slot, once the message that it held is sent."""
+        slot, sent = self._slots[self._next], self._sent[self._next]
+        if sent is not None:
+            await self._wire.end(self._endpoint, sent)
+        if blocks:
+            slot.pack(blocks)
+        return slot
+
+    def _send_slot(self, num_bytes: int, tag: Tag) -> None:
+        """Begin to send the slot that was packed last."""
+        self._sent[self._next] = self._endpoint.tag_send(self._slots[self._next].array(num_bytes), tag)
+        self._next = (self._next + 1) % len(self._slots)
+
+    def _send_header(
+        self, kind: int, lease_id: int, generation: int, count: int, per_piece: int, targets: Sequence[int]
+    ) -> Any:
+        HEADER.pack_into(self._header.data, 0, lease_id, generation, count, per_piece, kind)
+        self._header[HEADER.size :].view(np.uint32)[: len(targets)] = targets
+        return self._endpoint.tag_send(Array(self._header[: HEADER.size + 4 * len(targets)]), Tag(self._tag))
+
+    @contextlib.asynccontextmanager
+    async def _exchange(self, timeout_s: float) -> AsyncIterator[None]:
+        """One run: its turn, its deadline. What breaks it off ends the endpoint: messages would be out of step."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._turn.acquire()
+        except TimeoutError as error:
+            raise TransferError(f"the link was busy for {timeout_s:.1f} s") from error
+        try:
+            if self.closed:
+                raise TransferError("the link is closed")
+            async with asyncio.timeout_at(deadline):
+                yield
+        except TransferError:
+            raise
+        except BaseException as error:
+            self._end()  # while the traceback still holds the buffers that UCX may write into
+            if isinstance(error, Exception):
+                raise TransferError(f"push failed: {type(error).__name__} {error}") from error
+            raise
+        finally:
+            self._turn.release()
+
+    async def close(self) -> None:
+        """End the connection; a push that is on its way fails."""
+        self._end()
+
+    def _end(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._sent.clear()
+            abort(self._endpoint)
+            if self._slots:
+                self._memory.keep(self._slots, self._memory.slot_bytes)
+
+
+def check_taken(answer: bytearray) -> None:
+    """Raise TransferError if a receiver's answer says that it dropped a run."""
+    if answer[0] != TAKEN:
+        raise TransferError("the receiver dropped the blocks: the lease is not valid any more")

@@ -1,0 +1,121 @@
+"""Two ends of a transport: this process's, and one in another process."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from common.messages import KVLayout, Region
+from kvtransfer.select import open_transport
+from kvtransfer.transport import Link, Transport
+
+BOUND_S = 20.0  # far above what anything here takes: what exceeds it hangs
+ROOT = Path(__file__).parents[2]
+SMALL = KVLayout(num_blocks=64, num_layers=2, block_size=16, num_kv_heads=2, head_dim=16, dtype="float32")
+LARGE = KVLayout(num_blocks=80, num_layers=8, block_size=16, num_kv_heads=8, head_dim=64, dtype="float32")  # 40 MiB
+SCATTERED = [63, 0, 1, 2, 40, 17, 18, 5, 62, 33]
+
+
+class Receiver:
+    """The other process."""
+
+    def __init__(self, process: asyncio.subprocess.Process, region: Region) -> None:
+        self.process = process
+        self.region = region
+
+    async def call(self, do: str, **arguments: Any) -> Any:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"do": do} | arguments).encode() + b"\n")
+        return await self.answer()
+
+    async def bytes_of(self, blocks: list[int]) -> bytes:
+        return base64.b64decode(await self.call("bytes", blocks=blocks))
+
+    async def answer(self) -> Any:
+        assert self.process.stdout is not None
+        async with asyncio.timeout(BOUND_S):
+            return json.loads(await self.process.stdout.readline())
+
+    async def kill(self) -> None:
+        self.process.kill()
+        await self.process.wait()
+
+
+@asynccontextmanager
+async def start_receiver(
+    name: str, layout: KVLayout = SMALL, incarnation: int = 1, *, code: Path = ROOT
+) -> AsyncIterator[Receiver]:
+    """`code`: the tree whose `kvtransfer` it runs."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, Path(__file__).with_name("kv_receiver.py")),
+        *(name, msgspec.json.encode(layout), str(incarnation)),
+        cwd=code,
+        env=os.environ | {"PYTHONPATH": str(code)},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=1 << 26,
+    )
+    try:
+        receiver = Receiver(process, SMALL_REGION)
+        receiver.region = msgspec.convert(await receiver.answer(), Region)
+        yield receiver
+        if process.returncode is None:
+            assert process.stdin is not None
+            process.stdin.close()
+            assert await receiver.answer() == "closed"
+            async with asyncio.timeout(BOUND_S):
+                assert await process.wait() == 0  # the interpreter leaves without hanging
+    finally:
+        if process.returncode is None:
+            await receiver.kill()
+
+
+SMALL_REGION = Region(transport="", incarnation=0, layout=SMALL, address={})
+
+
+class Writer:
+    """This process's transport and pool, full of random bits (NaN and all)."""
+
+    def __init__(self, transport: Transport, layout: KVLayout) -> None:
+        shape = (layout.num_blocks, layout.num_layers, 2, layout.block_size, layout.num_kv_heads, layout.head_dim)
+        self.transport = transport
+        self.layout = layout
+        self.region = SMALL_REGION
+        self.pool = transport.allocate(shape, getattr(torch, layout.dtype), "cpu")
+        bits = torch.randint(0, 256, (layout.num_blocks, layout.block_bytes), dtype=torch.uint8)
+        self.pool.view(torch.uint8).reshape(bits.shape).copy_(bits)
+
+    def bytes_of(self, blocks: list[int]) -> bytes:
+        return self.pool[blocks].view(torch.uint8).numpy().tobytes()
+
+
+@asynccontextmanager
+async def start_writer(name: str, layout: KVLayout = SMALL) -> AsyncIterator[Writer]:
+    transport = open_transport(name)
+    writer = Writer(transport, layout)
+    writer.region = await transport.open(writer.pool, layout, 99)
+    try:
+        yield writer
+    finally:
+        await transport.close()
+
+
+async def push(link: Link, source: list[int], destination: list[int], *, lease: int = 1, generation: int = 7) -> bytes:
+    async with asyncio.timeout(BOUND_S):
+        return await link.push(
+            lease_id=lease,
+            generation=generation,
+            source_blocks=source,
+            destination_blocks=destination,
+            timeout_s=BOUND_S / 2,
+        )

@@ -1,0 +1,176 @@
+"""What only `ucx` has: its protocol, its own event loop's worker, and peers of the release before."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+pytest.importorskip("ucxx")
+
+from kvtransfer.digest import block_digests
+from kvtransfer.transport import TransferError
+from kvtransfer.ucx import UcxTransport
+from kvtransfer.ucx_protocol import HEADER, HELLO, MAGIC, PROBE, WRITE
+from kvtransfer.ucx_send import UcxLink
+from kvtransfer.ucx_wire import Array, Tag, Wire
+from tests.chaos.upgrade import HistoryIsMissingError, Release, check_out
+from tests.integration.kv_peers import BOUND_S, LARGE, SCATTERED, SMALL, Writer, push, start_receiver, start_writer
+
+BEFORE = Release(name="the last one with protocol 1", commit="e8618c9")
+TURNS = 300  # of an idle loop in half a second: far above the looks of two workers, far below what a busy loop makes
+
+
+@asynccontextmanager
+async def start_pair(layout: Any = SMALL) -> AsyncIterator[tuple[Writer, Writer, UcxLink]]:
+    """A writer, a receiver and their link, both in this process."""
+    async with start_writer("ucx", layout) as receiver, start_writer("ucx", layout) as writer:
+        receiver.pool.zero_()
+        link = await writer.transport.connect(receiver.region)
+        assert isinstance(link, UcxLink)
+        yield writer, receiver, link
+
+
+async def test_who_waits_for_a_writer_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with start_pair() as (_, receiver, link):
+        receiver.transport.expect(1, 7, [3])
+        await push(link, [0], [3])
+        loop, turns = asyncio.get_running_loop(), 0
+        once = loop._run_once  # type: ignore[attr-defined]
+
+        def counted() -> None:
+            nonlocal turns
+            turns += 1
+            once()
+
+        monkeypatch.setattr(loop, "_run_once", counted)
+        await asyncio.sleep(0.5)
+
+        assert turns < TURNS
+        monkeypatch.undo()
+        receiver.transport.expect(1, 8, [4])
+        await push(link, [0], [4], generation=8)  # it wakes up
+        assert receiver.bytes_of([4]) == receiver.bytes_of([3])
+
+
+async def test_a_lease_forgotten_between_two_pieces_refuses_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with start_pair(LARGE) as (writer, receiver, link):
+        receiver.transport.expect(1, 7, [5, 6, 7, 8])
+        second = link._slots[(link._next + 1) % len(link._slots)]
+        packed = second.packed
+
+        async def late(wire: Wire) -> bytes:
+            async with asyncio.timeout(BOUND_S):
+                while receiver.bytes_of([5, 6]) != writer.bytes_of([0, 1]):  # two blocks are a piece
+                    await asyncio.sleep(0.001)
+            receiver.transport.forget(1, 7)
+            return await packed(wire)
+
+        monkeypatch.setattr(second, "packed", late)
+        with pytest.raises(TransferError, match="not valid any more"):
+            await push(link, [0, 1, 2, 3], [5, 6, 7, 8])
+        monkeypatch.undo()
+
+        assert receiver.bytes_of([5, 6]) == writer.bytes_of([0, 1])
+        assert not any(receiver.bytes_of([7, 8]))
+        receiver.transport.expect(2, 7, [7])
+        await push(link, [3], [7], lease=2)  # the link is still good, and its slots in step
+        assert receiver.bytes_of([7]) == writer.bytes_of([3])
+
+
+@pytest.mark.parametrize(
+    ("count", "per_piece", "kind"),
+    [(1, 1, 3), (0, 1, WRITE), (4097, 1, WRITE), (1, 0, WRITE), (1, 1 << 20, WRITE), (1 << 31, 1, PROBE)],
+)
+async def test_a_header_that_makes_no_sense_ends_the_link(
+    count: int, per_piece: int, kind: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with start_pair() as (_, receiver, link):
+        receiver.transport.expect(1, 7, [3])
+        header = bytearray(HEADER.pack(1, 7, count, per_piece, kind) + b"\3\0\0\0")
+        with caplog.at_level(logging.WARNING, "baton.ucx"):
+            sent = link._endpoint.tag_send(Array(header), Tag(link._tag))
+            await link._wire.end(link._endpoint, sent)
+            with pytest.raises(TransferError):
+                await push(link, [0], [3])
+
+        assert "ucx.bad_header" in caplog.messages
+        assert not any(receiver.bytes_of([3]))
+
+
+@pytest.mark.parametrize(
+    ("hello", "said"),
+    [
+        (lambda token: HELLO.pack(b"BATON-9\0", token, 1), "ucx.unknown_protocol"),
+        (lambda _: HELLO.pack(MAGIC, bytes(16), 1), "ucx.stranger"),
+    ],
+)
+async def test_a_writer_is_turned_away_with_a_reason(hello: Any, said: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with start_pair() as (writer, receiver, _):
+        assert isinstance(writer.transport, UcxTransport)
+        wire = writer.transport._wire
+        assert wire is not None
+        endpoint = wire.connect("127.0.0.1", int(receiver.region.address["port"]))
+        message, welcome = hello(bytes.fromhex(receiver.region.address["token"])), bytearray(256)
+        with caplog.at_level(logging.WARNING, "baton.ucx"):
+            await wire.end(endpoint, endpoint.stream_send(Array(message)))
+            async with asyncio.timeout(BOUND_S):
+                with pytest.raises(Exception):  # noqa: B017 — UCX's or ours: the connection is closed
+                    await wire.end(endpoint, endpoint.stream_recv(Array(welcome)))
+        assert said in caplog.messages
+
+
+async def test_a_peer_of_a_later_protocol_is_refused_with_the_remedy() -> None:
+    async with start_writer("ucx") as receiver, start_writer("ucx") as writer:
+        later = msgspec.structs.replace(receiver.region, address=receiver.region.address | {"protocol": "3"})
+        with pytest.raises(TransferError, match="upgrade one release at a time"):
+            await writer.transport.connect(later)
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    try:
+        return check_out(BEFORE, tmp_path_factory.mktemp("code"))
+    except HistoryIsMissingError as error:
+        pytest.skip(str(error))
+
+
+async def test_a_receiver_of_the_release_before_is_written_to(before: Path) -> None:
+    async with start_receiver("ucx", LARGE, code=before) as receiver, start_writer("ucx", LARGE) as writer:
+        link = await writer.transport.connect(receiver.region)
+        blocks = list(range(80))
+        await receiver.call("expect", lease=[1, 7], blocks=blocks)
+
+        digests = await push(link, blocks, blocks[::-1])  # in several messages
+
+        assert await receiver.call("arrived", lease=[1, 7], timeout_s=5)
+        assert digests == base64.b64decode(await receiver.call("digests", blocks=blocks[::-1]))
+        assert link.bandwidth > 0
+        await receiver.call("forget", lease=[1, 7])
+        with pytest.raises(TransferError, match="not valid any more"):
+            await push(link, [0], [0])
+
+
+async def test_a_writer_of_the_release_before_is_taken_from(before: Path) -> None:
+    async with start_writer("ucx", LARGE) as receiver, start_receiver("ucx", LARGE, code=before) as writer:
+        receiver.pool.zero_()
+        await writer.call("fill", blocks=list(range(80)), value=1.5)
+        receiver.transport.expect(1, 7, SCATTERED)
+        region = msgspec.to_builtins(receiver.region)
+
+        asked = {"lease": [1, 7], "region": region, "source": list(range(10)), "destination": SCATTERED}
+        digests = base64.b64decode(await writer.call("push", **asked))
+
+        assert await receiver.transport.arrived(1, 7, timeout_s=5)
+        assert digests == block_digests(receiver.pool, SCATTERED)
+        assert torch.all(receiver.pool[SCATTERED] == 1.5)
+        others = [block for block in range(80) if block not in SCATTERED]
+        assert not torch.any(receiver.pool[others])
