@@ -208,6 +208,7 @@ async def test_gateways_share_the_lines_and_nothing_is_left_behind(url: str, tok
             assert await first.streams.count(subject(batch.id, "*")) == 0
         spans = [span for span in first.tracer.spans if span.name.startswith("batch line")]
         assert {span.attributes["baton.batch.id"] for span in spans} == {batch.id}
+        assert {span.context for span in spans} == {spec.traceparent for spec in first.generations.submitted}
         assert first.lines_counted()["completed"] + second.lines_counted()["completed"] == 300
 
 
