@@ -38,6 +38,7 @@ RETRY_PAUSE_S = 0.2  # after a failed pull: long enough to be no hot loop, short
 MALFORMED_MAX_BYTES = 64 << 10  # of a message that nobody could decode
 DEAD_MAX_MESSAGES = 10_000
 DEAD_MAX_BYTES = 64 << 20
+BURY_TRIES, BURY_AGAIN_S = 10, 0.5  # a job past its deliveries that stays is there for `max_age_s`
 MESSAGE_ID = "Nats-Msg-Id"  # the server stores the same one once
 ADVISORIES = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{subjects.JOBS_STREAM}.*"
 
@@ -213,27 +214,41 @@ class JobStream:
         except _ERRORS as error:
             raise UnavailableError(f"could not open the job queue: {_text(error)}") from error
 
-    async def dead_letter(self, kind: str, raw: bytes, *, subject: str, reason: str) -> None:
-        """Keep what was given up, best effort. `kind` is `job` or `malformed`."""
+    async def dead_letter(self, kind: str, raw: bytes, *, subject: str, reason: str, known_as: str = "") -> None:
+        """Keep what was given up, best effort. `kind` is `job` or `malformed`; of one `known_as` the same, one is kept."""
         self.dead_letters += 1
         headers = {"Baton-Subject": subject, "Baton-Reason": reason[:200], "Baton-Bytes": str(len(raw))}
+        headers |= {MESSAGE_ID: known_as} if known_as else {}
         kept = raw[:MALFORMED_MAX_BYTES] if kind == "malformed" else raw
         with contextlib.suppress(*_ERRORS):
             await self._jetstream.publish(subjects.dead_letter(kind), kept, headers=headers)
 
     async def _on_max_deliveries(self, raw: Msg) -> None:
-        """A job was delivered `max_deliver` times without an end: move it to the dead letters."""
+        """A job was delivered `max_deliver` times without an end: move it to the dead letters. The server says so once."""
         try:
             advisory = msgspec.json.decode(raw.data, type=_MaxDeliveries)
-            message = await self._jetstream.get_msg(subjects.JOBS_STREAM, advisory.stream_seq)
-            reason = f"delivered {advisory.deliveries} times"
-            await self.dead_letter("job", message.data or b"", subject=message.subject or "", reason=reason)
-            await self._jetstream.delete_msg(subjects.JOBS_STREAM, advisory.stream_seq)
-            log.warning("job_queue.dead_letter", extra={"subject": message.subject, "reason": reason})
-        except nats.js.errors.NotFoundError:
-            return  # ended or deleted meanwhile
-        except (*_ERRORS, msgspec.MsgspecError) as error:
+        except msgspec.MsgspecError as error:
             log.warning("job_queue.dead_letter_failed", extra={"error": _text(error)})
+            return
+        for tries_left in reversed(range(BURY_TRIES)):
+            try:
+                await self._bury(advisory)
+                return
+            except nats.js.errors.NotFoundError:
+                return  # ended or deleted meanwhile
+            except _ERRORS as error:
+                if not tries_left:
+                    log.warning("job_queue.dead_letter_failed", extra={"error": _text(error)})
+            await asyncio.sleep(BURY_AGAIN_S)
+
+    async def _bury(self, advisory: _MaxDeliveries) -> None:
+        message = await self._jetstream.get_msg(subjects.JOBS_STREAM, advisory.stream_seq)
+        reason, known_as = f"delivered {advisory.deliveries} times", (message.headers or {}).get(MESSAGE_ID, "")
+        await self.dead_letter(
+            "job", message.data or b"", subject=message.subject or "", reason=reason, known_as=known_as
+        )
+        await self._jetstream.delete_msg(subjects.JOBS_STREAM, advisory.stream_seq)
+        log.warning("job_queue.dead_letter", extra={"subject": message.subject, "reason": reason})
 
 
 class NatsJobQueue:

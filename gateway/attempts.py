@@ -206,7 +206,7 @@ class Attempts:
         cancel = Cancel(request_id=state.spec.request_id, attempt=state.attempt, reason=reason)
         for worker in state.workers():
             self._spawn(self._orders.cancel(worker, cancel))
-        if active.job is not None and active.stream_seq and state.claimed_by is None:
+        if active.job is not None and active.stream_seq and (state.claimed_by is None or reason == "retry"):
             self._spawn(self._bus.delete_job(active.stream_seq, active.job))
         self._release(state, "prefill", "decode")
 

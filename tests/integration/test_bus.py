@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import nats
 import pytest
+from nats.js import JetStreamContext
 from nats.js.api import StorageType
 
 from common import subjects
@@ -281,6 +283,34 @@ async def test_a_job_that_nobody_ends_comes_again_and_then_goes_to_the_dead_lett
     assert msgspec.msgpack.decode(letter.data or b"", type=Job) == a_job()
     await eventually(lambda: is_empty(raw))
     assert bus.dead_letters == 1
+
+
+async def test_a_job_delivered_too_often_is_moved_away_when_the_server_is_slow_to_answer(
+    bus: NatsBus, raw: nats.NATS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server tells of it once: a job that stayed then stayed for an hour."""
+    answer, asked = JetStreamContext.get_msg, 0
+
+    async def late_once(*arguments: Any, **options: Any) -> nats.js.api.RawStreamMsg:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise nats.errors.TimeoutError
+        return await answer(*arguments, **options)
+
+    monkeypatch.setattr(JetStreamContext, "get_msg", late_once)
+    queue = await bus.jobs("w")
+    await bus.publish_job("w", a_job())
+    for _ in range(QUICK.max_deliver):
+        await some_jobs(queue)
+
+    async def moved() -> bool:
+        assert await queue.fetch(1, expires_s=0.2) == []
+        return bus.dead_letters == 1
+
+    await eventually(moved)
+    await eventually(lambda: is_empty(raw))
+    assert asked >= 2
 
 
 async def test_in_progress_keeps_a_job_from_coming_again(bus: NatsBus) -> None:
