@@ -13,11 +13,17 @@ from starlette.types import Receive, Scope, Send
 DONE = b"data: [DONE]\n\n"
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 _json = msgspec.json.Encoder()
+# Python's str.splitlines, and with it httpx, ends lines at these three as well; JSON escapes only the others by itself.
+_LINE_ENDS = [(mark.encode(), b"\\u%04x" % ord(mark)) for mark in ("\x85", "\u2028", "\u2029")]
 
 
 def event(chunk: dict[str, Any]) -> bytes:
-    """One event of a stream."""
-    return b"data: " + _json.encode(chunk) + b"\n\n"
+    """One event of a stream, on one line for clients, too, that end lines wherever Unicode says that one ends."""
+    said = _json.encode(chunk)
+    if not said.isascii():
+        for character, escape in _LINE_ENDS:
+            said = said.replace(character, escape)
+    return b"data: " + said + b"\n\n"
 
 
 class EventStream(StreamingResponse):
