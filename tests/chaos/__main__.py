@@ -230,7 +230,11 @@ async def upgrade(run: Run) -> None:
                 names, first = [*cluster.gateways, *NAMES], 600_000 + 100_000 * number + 50_000 * old
                 verdict = await roll(cluster, run.oracle, names, old=old, streams=STREAMS, first=first)
                 verdict.fault = f"{change} ({release.commit})"
-                run.judged(verdict)
+                run.judged(verdict, errors=True)
+                others = [error for error in verdict.errors if error != "503 unavailable"]
+                run.count(
+                    f"{verdict.fault}: errors other than 503", others
+                )  # an older gateway that leaves tells who waits
 
 
 async def overload(run: Run) -> None:
