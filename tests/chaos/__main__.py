@@ -395,14 +395,16 @@ def main(arguments: list[str]) -> int:
     logging.getLogger("baton").setLevel(logging.ERROR)
     facts = describe("tests.chaos", arguments, torch.device("cpu"))
     facts["load average"] = " ".join(f"{load:.1f}" for load in os.getloadavg()) + f" on {os.cpu_count()} cores"
-    earlier = {result.name: result for result in _earlier(options.results, options.keep, options.add)}
+    earlier: list[Result] = []
+    for folder in [options.results] * bool(options.keep) + options.add:
+        earlier = merged(earlier, read_results(folder / "chaos.json"))
     page = ResultsPage(options.results, "chaos", title="Chaos", facts=facts)
-    with tempfile.TemporaryDirectory(prefix="baton-chaos-") as folder:
-        run = Run(Path(folder), page, soak_s=options.seconds, soak_rate=options.rate, only=options.only)
+    with tempfile.TemporaryDirectory(prefix="baton-chaos-") as work:
+        run = Run(Path(work), page, soak_s=options.seconds, soak_rate=options.rate, only=options.only)
         for name in options.scenarios or (() if options.add else SCENARIOS):
             asyncio.run(SCENARIOS[name](run))
     if earlier:
-        page.results = list((earlier | {result.name: result for result in page.results}).values())
+        page.results = merged(earlier, page.results)
         page.remarks.append(f"not measured again: {options.keep}")
     page.write()
     for failure in run.failures[:50]:
@@ -410,10 +412,10 @@ def main(arguments: list[str]) -> int:
     return 0 if all(result.met is not False for result in page.results) else 1
 
 
-def _earlier(results: Path, keep: str, add: list[Path]) -> list[Result]:
-    """Figures of other runs, the newest last."""
-    folders = [results] * bool(keep) + add
-    return [result for folder in folders for result in read_results(folder / "chaos.json")]
+def merged(earlier: list[Result], newer: list[Result]) -> list[Result]:
+    """Earlier figures, but none of a fault or scenario (what stands before the colon) that has newer ones; then those."""
+    again = {result.name.partition(":")[0] for result in newer}
+    return [result for result in earlier if result.name.partition(":")[0] not in again] + newer
 
 
 if __name__ == "__main__":

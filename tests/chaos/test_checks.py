@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
+from benchmarks.results_format import Result
 from common.messages import KVLayout, Region, WorkerState
 from tests.chaos import checks
+from tests.chaos.__main__ import merged
 from tests.chaos.asks import KINDS, Ask, Oracle, Seen, ask
 from tests.chaos.holdings import Holdings, growth
 from tests.chaos.load import Outcome
@@ -121,3 +123,13 @@ def test_growth_is_what_it_is_after_the_first_quarter() -> None:
 def test_what_was_never_seen_twice_does_not_grow() -> None:
     assert growth([], "memory", 60) == 0
     assert growth([(1.0, {"memory": 5})], "memory", 60) == 0
+
+
+def test_what_is_measured_again_replaces_all_of_its_scenario_and_nothing_else() -> None:
+    def figures(*names: str) -> list[Result]:
+        return [Result(name=name, value=1, unit="count", better="lower") for name in names]
+
+    earlier = figures("soak: requests", "soak: a figure of old", "soak, engine: requests", "cut a - b 1 s: held")
+    newer = figures("soak: requests", "soak: another")
+    assert merged(earlier, newer) == [*earlier[2:], *newer]
+    assert merged([], newer) == newer
