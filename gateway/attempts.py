@@ -184,7 +184,7 @@ class Attempts:
             if active.state.lost(worker):
                 began = active.state.phase is not Phase.QUEUED
                 death = Death(worker, here - 1, is_certain=died) if began and not left else None
-                self._spawn(self._retry(active, reason, blame=worker[0], tried=not left, death=death))
+                self._spawn(self._retry(active, reason, blame=worker[0], tried=began and not left, death=death))
 
     def _death_of(self, worker: str, *, is_certain: bool) -> Death:
         """Of a worker that doesn't answer for a request."""

@@ -39,13 +39,11 @@ class Orders:
         with contextlib.suppress(UnavailableError):
             await self._bus.publish(subjects.worker(worker), Received(request_id=request_id, attempt=attempt))
 
-    async def resend(self, worker: str, resend: Resend) -> bool:
+    async def resend(self, worker: str, resend: Resend, *, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
         """Ask for the tokens from a position on; whether the worker knows the stream. Raises UnavailableError."""
-        reply = await self._bus.request(
-            subjects.worker(worker), resend, worker_reply_decoder, timeout_s=PROBE_TIMEOUT_S
-        )
+        reply = await self._bus.request(subjects.worker(worker), resend, worker_reply_decoder, timeout_s=timeout_s)
         return isinstance(reply, Ack) and reply.known
 
-    async def ask(self, worker: str) -> None:
+    async def ask(self, worker: str, *, timeout_s: float) -> None:
         """Whether the worker is there. Raises NobodyListensError, or UnavailableError without an answer in time."""
-        await self.resend(worker, Resend(request_id=NOBODY, attempt=0, position=0))
+        await self.resend(worker, Resend(request_id=NOBODY, attempt=0, position=0), timeout_s=timeout_s)

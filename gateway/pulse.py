@@ -5,7 +5,8 @@ directly, and nobody waits for its lease:
 
 - **gone**: the bus says at once that nobody listens under its name, and says so again after the time in which a lost connection
   would be there again.
-- **silent**: it listens and answers two questions not, while others are heard: it stands still, or is cut off.
+- **silent**: it decodes, listens, and answers two questions not, while others are heard: it stands still, or is cut off. Where
+  processors are short an answer gets more time: by how long the last ones took, and how late this gateway itself was.
 
 Both may be wrong; moving a request that was not lost costs a prefill, never a token, because the old attempt is fenced.
 """
@@ -20,6 +21,9 @@ FRAME_SILENT_S = 0.25  # of a worker that decodes
 BEAT_SILENT_S = 0.6  # of one that computes prompts alone: a heartbeat is missing
 GONE_AFTER_S = 0.3  # nobody listens for so long; to connect again takes 0.2 s at most
 MAX_UNANSWERED = 2
+LEAST_ANSWER_S, MOST_ANSWER_S = 0.5, 2.0
+PATIENCE = 4  # times the slowest answer lately
+FORGETS = 0.9  # a slow answer counts so much less with each that follows
 
 
 class Verdict(Enum):
@@ -34,6 +38,7 @@ class Verdict(Enum):
 class _Beat:
     heard_at: float
     asked_at: float | None = None  # a question is on its way
+    decodes: bool = False
     unanswered: int = 0
     nobody_since: float | None = None  # nobody listens
 
@@ -43,6 +48,7 @@ class Pulse:
 
     def __init__(self) -> None:
         self._beats: dict[str, _Beat] = {}
+        self._slow_s = 0.0  # an answer takes so long
 
     def heard(self, worker: str, now: float) -> None:
         """A message of the worker's arrived."""
@@ -58,18 +64,29 @@ class Pulse:
         for worker in self._beats:
             self.heard(worker, now)
 
+    @property
+    def answer_s(self) -> float:
+        """How long to wait for an answer."""
+        return min(MOST_ANSWER_S, max(LEAST_ANSWER_S, PATIENCE * self._slow_s))
+
+    def was_late(self, seconds: float) -> None:
+        """This gateway did something so much later than it meant to: answers will be late as well."""
+        self._slow_s = max(seconds, FORGETS * self._slow_s)
+
     def ask(self, worker: str, now: float, *, decodes: bool) -> bool:
         """Whether to ask the worker now; the caller does, and says what came of it."""
         beat = self._beats.setdefault(worker, _Beat(now))
         silent_s = FRAME_SILENT_S if decodes else BEAT_SILENT_S
         if beat.asked_at is not None or now - beat.heard_at <= silent_s:
             return False
-        beat.asked_at = now
+        beat.asked_at, beat.decodes = now, decodes
         return True
 
     def answered(self, worker: str, now: float) -> None:
         """It is there."""
-        self._done(worker)
+        _, asked_at = self._done(worker)
+        if asked_at is not None:
+            self.was_late(now - asked_at)
         self.heard(worker, now)
 
     def nobody_listens(self, worker: str, now: float) -> Verdict:
@@ -81,9 +98,9 @@ class Pulse:
         return Verdict.GONE if now - beat.nobody_since >= GONE_AFTER_S else Verdict.WAIT
 
     def no_answer(self, worker: str) -> Verdict:
-        """In time. That counts only if the bus brought something of somebody else meanwhile."""
+        """In time. That counts only if streams wait, and the bus brought something of somebody else meanwhile."""
         beat, asked_at = self._done(worker)
-        if beat is None or asked_at is None or beat.heard_at > asked_at:
+        if beat is None or asked_at is None or beat.heard_at > asked_at or not beat.decodes:
             return Verdict.WAIT
         beat.unanswered += _heard_since(asked_at, (other for other in self._beats.values() if other is not beat))
         return Verdict.SILENT if beat.unanswered >= MAX_UNANSWERED else Verdict.WAIT

@@ -62,6 +62,7 @@ class Watching(Attempts):
         while True:
             await asyncio.sleep(WATCH_S)
             before, now = now, time.monotonic()
+            self._pulse.was_late(max(0.0, now - before - WATCH_S))
             if now - before > STALLED_S:  # this process stood still: first hear what came meanwhile
                 for active in self._active.values():
                     active.state.pardon(now - before)
@@ -141,7 +142,7 @@ class Watching(Attempts):
         """One that is gone, or silent while others are heard, has lost its requests: no lease is waited for."""
         self._counters["workers_asked"] += 1
         try:
-            await self._orders.ask(worker)
+            await self._orders.ask(worker, timeout_s=self._pulse.answer_s)
         except NobodyListensError:
             verdict = self._pulse.nobody_listens(worker, time.monotonic())
         except UnavailableError:

@@ -31,6 +31,7 @@ from tests.chaos.load import Load
 from tests.chaos.overload import CAPACITY, SLOW, Overload, deaf_clients, hung_up, offer
 from tests.chaos.poison import FAULTS, KILLS, KILLS_DECODING, Supervisor, poisoned, send
 from tests.chaos.power import LINES, can_mount, cut_power
+from tests.chaos.real_model import DEMO, REAL, disturbed, undisturbed
 from tests.chaos.soak import Soaked, fill, soak
 from tests.chaos.trouble import FAULTY, device_trouble, moved, outlives_its_workers, rolling_restart
 from tests.chaos.upgrade import FIRST, LAST, HistoryIsMissingError, UpgradeCluster, check_out, roll
@@ -90,8 +91,8 @@ class Run:
     async def cluster(self, kind: type[ChaosCluster] = ChaosCluster, **options: object) -> AsyncIterator[ChaosCluster]:
         """Two of each worker, on the fake device."""
         self._clusters += 1
-        settings = {"prefill": 2, "decode": 2, **FAKE, "fake_step_ms": 30, **options}
-        async with kind(self.folder / str(self._clusters), model=self.model, **settings) as cluster:  # type: ignore[arg-type]
+        settings = {"prefill": 2, "decode": 2, "model": self.model, **FAKE, "fake_step_ms": 30, **options}
+        async with kind(self.folder / str(self._clusters), **settings) as cluster:  # type: ignore[arg-type]
             yield cluster
 
     def count(self, name: str, found: list[str], *, target: float | None = 0) -> None:
@@ -149,6 +150,29 @@ async def _kill(run: Run, cluster: ChaosCluster, fault: Fault, number: int) -> N
         broken=fault is GATEWAY[0],
         resumed=fault in WORKERS[:1],
     )
+
+
+async def real(run: Run) -> None:
+    """Workers of the demo model killed while all kinds of sampling, penalties, stop strings and choices are under way."""
+    async with run.cluster(model=DEMO, fake=False, **REAL) as cluster:
+        asked, expected = await undisturbed(cluster)
+        for role in ("decode", "decode", "decode", "prefill"):
+            name = ""
+
+            async def kill(role: str = role) -> None:
+                nonlocal name
+                name = await cluster.busiest(role) if role == "decode" else "prefill-0"
+                await cluster.crash(name)
+
+            found = await disturbed(cluster, asked, expected, kill)
+            await cluster.again(name)
+            kind = f"demo model, kill -9 {role}"
+            run.figure(f"{kind}: requests that moved", found.moved, "requests", better="higher")
+            run.count(f"{kind}: other tokens or text than undisturbed", found.different)
+            run.count(f"{kind}: neither an answer nor an error in time", found.unanswered)
+            run.count(f"{kind}: connections cut", found.broken)
+            run.figure(f"{kind}: explicit errors", sum(found.errors.values()), "requests", target=0)
+            run.figure(f"{kind}: longest silence of a stream that went on", found.silence_s, "s")
 
 
 async def links(run: Run) -> None:
@@ -363,7 +387,7 @@ def _add_growth(run: Run, title: str, soaked: Soaked, names: list[str]) -> None:
 
 
 SCENARIOS: dict[str, Scenario] = {
-    "kills": kills, "links": links, "poison": poison, "trouble": trouble, "upgrade": upgrade, "overload": overload,
+    "kills": kills, "real": real, "links": links, "poison": poison, "trouble": trouble, "upgrade": upgrade, "overload": overload,
     "connections": connections, "power": power, "soak": soaking, "soak-engine": soaking_engine,
 }  # fmt: skip
 

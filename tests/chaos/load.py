@@ -125,9 +125,9 @@ class Load:
         return not self._stopping.is_set()
 
 
-async def request(client: httpx.AsyncClient, asked: Ask) -> Outcome:
-    """Send one request and see it to its end, whatever that is."""
-    outcome = Outcome(ask=asked, started=time.monotonic())
+async def request(client: httpx.AsyncClient, asked: Ask, outcome: Outcome | None = None) -> Outcome:
+    """Send one request and see it to its end, whatever that is; what is seen meanwhile is in `outcome`."""
+    outcome = outcome or Outcome(ask=asked, started=time.monotonic())
     try:
         async with asyncio.timeout(asked.deadline_s + GRACE_S):
             if asked.streamed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.pulse import BEAT_SILENT_S, FRAME_SILENT_S, GONE_AFTER_S, Pulse, Verdict
+from gateway.pulse import BEAT_SILENT_S, FRAME_SILENT_S, GONE_AFTER_S, LEAST_ANSWER_S, MOST_ANSWER_S, Pulse, Verdict
 
 
 def asked(pulse: Pulse, worker: str, now: float) -> None:
@@ -82,3 +82,24 @@ def test_an_answer_about_a_forgotten_worker_says_nothing() -> None:
     pulse.heard("other", 1.1)
     assert pulse.no_answer("d") is Verdict.WAIT
     assert pulse.nobody_listens("d", 9.0) is Verdict.WAIT
+
+
+def test_who_only_computes_prompts_has_the_time_of_its_lease_to_answer() -> None:
+    pulse = heard_at(0.0, "p", "other")
+    for now in (1.0, 2.0, 3.0):
+        assert pulse.ask("p", now, decodes=False)
+        pulse.heard("other", now + 0.1)
+        assert pulse.no_answer("p") is Verdict.WAIT
+
+
+def test_where_answers_are_slow_or_this_gateway_is_late_there_is_more_time_for_the_next() -> None:
+    pulse = heard_at(0.0, "d")
+    assert pulse.answer_s == LEAST_ANSWER_S
+    asked(pulse, "d", 1.0)
+    pulse.answered("d", 1.3)
+    assert LEAST_ANSWER_S < pulse.answer_s < MOST_ANSWER_S
+    pulse.was_late(5.0)
+    assert pulse.answer_s == MOST_ANSWER_S
+    for _ in range(50):
+        pulse.was_late(0.0)
+    assert pulse.answer_s == LEAST_ANSWER_S
