@@ -72,7 +72,7 @@ class Outcome:
 
     @property
     def reasons(self) -> Counter[str]:
-        return Counter(run.reason for run in self.runs)
+        return Counter(run.reason for run in self.served)
 
     def ttft_ms(self, quantile: float) -> float:
         return percentile([run.ttft_ms for run in self.served], quantile)
