@@ -47,6 +47,7 @@ from engine.sequence import Sequence
 from kvtransfer.transport import Transport
 from worker.device import DeviceLoop, SteppingEngine
 from worker.frames import FrameOutbox
+from worker.index_news import IndexNews
 from worker.jobs import ClaimedJob, JobIntake
 from worker.ready import shown
 from worker.roles import Role, Roles
@@ -141,7 +142,7 @@ class WorkerHost:
         self._changing_roles = asyncio.Lock()
         self._gateways_seen: dict[str, tuple[int, float]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._known_to_store = False
+        self._news = IndexNews(self.pool)
         self._connected_at = time.monotonic()
 
     def attach(self, role: Role, *, active: bool = True) -> None:
@@ -325,20 +326,16 @@ class WorkerHost:
 
     async def _register(self) -> None:
         if await self.store.register(self.state()):
-            self._known_to_store = False
+            self._news.forget()
 
     async def _announce(self) -> None:
         """Keep the global index in step with the pool; after a flush or a lost call, tell everything again."""
-        if self._known_to_store:
-            added, removed = self.pool.drain_events()
-            if not added and not removed:
-                return
-        else:
-            self.pool.drain_events()
-            added, removed = self.pool.cached_digests(), []
-        self._known_to_store = False
+        added, removed = self._news.next()
+        if self._news.is_known and not added and not removed:
+            return
+        self._news.forget()
         await self.store.announce(self.worker_id, self.incarnation, added, removed)
-        self._known_to_store = True
+        self._news.told()
 
     async def _watch(self) -> None:
         """Drop the requests of silent gateways; without the bus for too long, drop everything (others have given it away)."""

@@ -1,0 +1,54 @@
+"""The prefix index has what the pool has, whatever announcement is lost on the way."""
+
+from __future__ import annotations
+
+import random
+
+from engine.block_pool import BlockPool
+from worker.index_news import IndexNews
+
+BLOCKS = 8
+
+
+def use(pool: BlockPool, digest: bytes) -> None:
+    """A block with this content is computed, and released: it is cached until its place is needed."""
+    (block,) = pool.allocate(1)
+    pool.publish(block, digest)
+    pool.release([block])
+
+
+def test_a_lost_announcement_leaves_nothing_behind_in_the_index() -> None:
+    chance = random.Random(3)
+    pool, index = BlockPool(num_blocks=BLOCKS, block_size=16), set[bytes]()
+    news = IndexNews(pool)
+    for step in range(400):
+        use(pool, b"content %d" % chance.randrange(30))
+        added, removed = news.next()
+        arrives, is_answered = chance.random() < 0.6, chance.random() < 0.7
+        if arrives:
+            index |= set(added)
+            index -= set(removed)
+        if arrives and is_answered:
+            news.told()
+            assert index == set(pool.cached_digests()), step
+        else:
+            news.forget()
+
+
+def test_nothing_is_told_twice() -> None:
+    pool = BlockPool(num_blocks=BLOCKS, block_size=16)
+    news = IndexNews(pool)
+    use(pool, b"one")
+    assert news.next() == ([b"one"], [])
+    news.told()
+    assert (news.next(), news.is_known) == (([], []), True)
+
+
+def test_an_index_that_was_emptied_is_told_everything() -> None:
+    pool = BlockPool(num_blocks=BLOCKS, block_size=16)
+    news = IndexNews(pool)
+    use(pool, b"one")
+    news.next()
+    news.told()
+    news.forget()
+    assert news.next() == ([b"one"], [])
