@@ -14,8 +14,8 @@ from gateway.owner import RequestState, Worker
 CLEARED_TOKENS = (
     4  # so far beyond what its client had when the worker died: passes overlap, and frames are on their way
 )
-MANY = 64  # requests of one worker: of more, those that it had computed for long are no suspects, or all would wait for too long
-LONG_TOKENS = 64
+MANY = 16  # requests of one worker: of more, those that it had computed for long are no suspects, or all would wait for turns
+LONG_TOKENS = 8
 MOST_DEATHS = 3  # of workers that named nobody: those of an older release
 MAX_NAMED = 1_000
 
