@@ -94,7 +94,7 @@ async def test_a_request_is_answered_by_the_handlers_result(bus: NatsBus) -> Non
 
 async def test_a_request_that_nobody_listens_to_fails_at_once(bus: NatsBus) -> None:
     async with asyncio.timeout(LIMIT_S):
-        with pytest.raises(NobodyListensError, match="baton.worker.nobody"):
+        with pytest.raises(NobodyListensError, match=r"baton\.worker\.nobody"):
             await bus.request(
                 "baton.worker.nobody", Cancel(request_id="r", attempt=1), worker_reply_decoder, timeout_s=60
             )
