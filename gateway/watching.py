@@ -178,7 +178,7 @@ class Watching(Attempts):
         known: bool | None = None
         try:
             known = await self._orders.resend(worker, resend)
-            state.unanswered = 0 if known else PROBES
+            state.unanswered = 0
             active.known_at = time.monotonic()
         except NobodyListensError:  # it is gone: its pulse says so in a moment, for all that it had
             state.unanswered = 0
@@ -186,9 +186,10 @@ class Watching(Attempts):
             state.unanswered += self._bus.connected and decodes
         finally:
             active.probing = False
+        patience = PATIENT_PROBES if self._suspects.is_tried_by(worker, state) else PROBES
         if state.attempt != attempt or state.phase is not phase:
             state.unanswered = 0
-        elif state.unanswered >= (PATIENT_PROBES if self._suspects.is_tried_by(worker, state) else PROBES):
+        elif known is False or state.unanswered >= patience:
             reason = "the worker lost the request" if known is False else "the worker doesn't answer"
             death = self._death_of(worker, is_certain=False) if known is None else None
             await self._retry(active, reason, blame=worker, death=death)
