@@ -156,7 +156,7 @@ async def real(run: Run) -> None:
     """Workers of the demo model killed while all kinds of sampling, penalties, stop strings and choices are under way."""
     async with run.cluster(model=DEMO, fake=False, **REAL) as cluster:
         asked, expected = await undisturbed(cluster)
-        for role in ("decode", "decode", "decode", "prefill"):
+        for number, role in enumerate(("decode", "decode", "decode", "prefill"), start=1):
             name = ""
 
             async def kill(role: str = role) -> None:
@@ -166,7 +166,7 @@ async def real(run: Run) -> None:
 
             found = await disturbed(cluster, asked, expected, kill)
             await cluster.again(name)
-            kind = f"demo model, kill -9 {role}"
+            kind = f"demo model, kill {number}, -9 {role}"
             run.figure(f"{kind}: requests that moved", found.moved, "requests", better="higher")
             run.count(f"{kind}: other tokens or text than undisturbed", found.different)
             run.count(f"{kind}: neither an answer nor an error in time", found.unanswered)
