@@ -25,7 +25,7 @@ async def cluster(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Asyn
         "step_timeout_s": 2,
         "gateways": 2,
         "gateway_options": patient,
-        "drain_s": 0.5,
+        "drain_s": 0.1,  # five tokens: some answer takes longer
     }
     faulty = dict.fromkeys(("prefill-0", "decode-0"), FAULTY)
     async with ChaosCluster(folder, model=model, prefill=2, decode=2, fake_faults=faulty, **options) as cluster:
