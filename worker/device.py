@@ -23,8 +23,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-
 from engine.engine import Chunk, Pass, Sampled
 from engine.passes import Finished
 from engine.sequence import Sequence
@@ -35,7 +33,6 @@ log = logging.getLogger("baton.device")
 
 MAX_OUTSTANDING = 2  # the pass that the device computes, and the one that it finds when that is over
 RATE_SMOOTHING = 0.2  # weight of the newest pass in the exponential averages
-FIT_MEMORY = 0.95  # what a pass weighs in the fit of a prompt's time when the next one came
 UNMEASURED_PROMPT_TOKENS = 256  # beside decoding, until a pass has shown how many fit
 PASS_STEP = (
     128  # tokens of a pass that decodes and computes prompts: whole tiles of a GPU's products, the sizes of its graphs
@@ -46,9 +43,6 @@ FEWEST_PROMPT_TOKENS = 64  # beside decoding, also when the step target is misse
 PATIENT_TOKENS = 8192  # waiting prompt tokens from which on the step target gives way: a queue would only grow
 MAX_FAILED_PASSES = 3  # in a row: then it is the device, not the requests
 BACKLOG_STEPS = 4  # in about so many passes what waits beyond them is computed
-
-
-Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 class SteppingEngine(Protocol):
@@ -114,8 +108,7 @@ class DeviceLoop:
         self.steps = 0
         self.busy = False
         alone = {tokens: ms / 1000 for (slots, tokens), ms in (pass_ms or {}).items() if not slots}
-        self._prompt_fit = _LineFit(alone)  # seconds of a pass of prompts alone by its tokens
-        self.prompt_cost = PromptCost(alone)  # the same, by its tokens and by what they attend to
+        self.prompt_cost = PromptCost(alone)  # of a pass of prompts alone
         self._beside_tokens_per_s = 0.0  # prompt tokens by what they add to a decode step
         self.decode_step_ms = 0.0
         self._num_decoding = 1  # in the newest pass that decoded
@@ -138,12 +131,12 @@ class DeviceLoop:
     @property
     def prefill_tokens_per_s(self) -> float:
         """Measured rate of passes of prompts alone, beside their fixed cost; 0 = not measured yet."""
-        return 1.0 / self._prompt_fit.slope if self._prompt_fit.slope > 0 else 0.0
+        return self.prompt_cost.average_tokens_per_s
 
     @property
     def prefill_fixed_ms(self) -> float:
         """What a pass of prompts takes beside its tokens, measured."""
-        return 1000 * self._prompt_fit.intercept
+        return self.prompt_cost.average_fixed_ms
 
     @property
     def local_tokens_per_s(self) -> float:
@@ -293,7 +286,6 @@ class DeviceLoop:
         if not prompts:
             self.decode_step_ms = _smooth(self.decode_step_ms, seconds * 1000)
         elif not decoding:
-            self._prompt_fit.add(prompts, seconds)
             pairs = sum(pairs_of(chunk.start, chunk.end) for chunk in launch.chunks)
             self.prompt_cost.add(prompts, pairs, seconds)
         elif prompts >= FEWEST_PROMPT_TOKENS and self.decode_step_ms:
@@ -332,38 +324,6 @@ def _parts(chunks: ListOf[Chunk]) -> tuple[int, int]:
     """How many chunks decode (one token each), and the tokens of the others."""
     decoding = sum(chunk.num_tokens == 1 and chunk.sample for chunk in chunks)
     return decoding, sum(chunk.num_tokens for chunk in chunks) - decoding
-
-
-class _LineFit:
-    """Least squares of y = intercept + slope x, both 0 or more, through `known` points and newer ones, which are forgotten.
-
-    Without the known ones, short prompts alone would say nothing of long ones.
-    """
-
-    def __init__(self, known: Mapping[int, float] | None = None) -> None:
-        self._known, self._newer = np.zeros(5), np.zeros(5)  # sums over points
-        self.slope = self.intercept = 0.0
-        for x, y in (known or {}).items():
-            self._known += _moments(x, y)
-        if known:
-            self._solve()
-
-    def add(self, x: float, y: float) -> None:
-        self._newer = FIT_MEMORY * self._newer + _moments(x, y)
-        self._solve()
-
-    def _solve(self) -> None:
-        sums = self._known + self._newer
-        _, mean_x, mean_y, mean_xx, mean_xy = (sums / sums[0]).tolist()
-        variance, covariance = mean_xx - mean_x * mean_x, mean_xy - mean_x * mean_y
-        through_zero = mean_y / mean_x
-        slope = covariance / variance if variance > 0.01 * mean_x * mean_x else through_zero
-        self.slope = slope if 0.2 * through_zero < slope < through_zero else through_zero
-        self.intercept = max(0.0, mean_y - self.slope * mean_x)
-
-
-def _moments(x: float, y: float) -> Floats:
-    return np.array((1.0, x, y, x * x, x * y))
 
 
 @dataclass(slots=True, eq=False)

@@ -37,6 +37,7 @@ class PromptCost:
         """`known`: what whole prompts take, seconds by their tokens."""
         self._known, self._newer = np.zeros((4, 4)), np.zeros((4, 4))  # sums of products of (1, tokens, pairs, seconds)
         self._fixed_s = self._token_s = self._pair_s = 0.0
+        self._average_fixed_s = self._average_token_s = 0.0
         for tokens, seconds in (known or {}).items():
             self._known += _products(tokens, pairs_of(0, tokens), seconds)
         if known:
@@ -57,6 +58,16 @@ class PromptCost:
         """Behind how many tokens one takes twice the time; 0 = not measured yet."""
         return self._token_s / self._pair_s if self._pair_s > 0 else 0.0
 
+    @property
+    def average_tokens_per_s(self) -> float:
+        """Of tokens with as much before them as the measured ones had; 0 = not measured yet."""
+        return 1.0 / self._average_token_s if self._average_token_s > 0 else 0.0
+
+    @property
+    def average_fixed_ms(self) -> float:
+        """Of a pass, beside its tokens at that rate."""
+        return 1000 * self._average_fixed_s
+
     def add(self, tokens: int, pairs: float, seconds: float) -> None:
         """Take a pass of prompts alone into account. `tokens` is positive."""
         self._newer = FIT_MEMORY * self._newer + _products(tokens, pairs, seconds)
@@ -76,11 +87,16 @@ class PromptCost:
             elif xx > LEAST_SPREAD * x * x and apart > LEAST_APART * xx * zz:
                 self._pair_s = (zy * xx - xy * xz) / apart
         self._pair_s = max(0.0, min(self._pair_s, MOST_ATTENTION * y / z)) if z else 0.0
-        rest = y - self._pair_s * z
-        through_zero = rest / x
-        slope = (xy - self._pair_s * xz) / xx if xx > LEAST_SPREAD * x * x else through_zero
-        self._token_s = slope if 0.2 * through_zero < slope < through_zero else through_zero
-        self._fixed_s = max(0.0, rest - self._token_s * x)
+        self._fixed_s, self._token_s = _line(x, y - self._pair_s * z, xx, xy - self._pair_s * xz)
+        self._average_fixed_s, self._average_token_s = _line(x, y, xx, xy)
+
+
+def _line(x: float, y: float, xx: float, xy: float) -> tuple[float, float]:
+    """Intercept and slope, both 0 or more, by the means of x and y, the variance of x and their covariance."""
+    through_zero = y / x
+    slope = xy / xx if xx > LEAST_SPREAD * x * x else through_zero
+    slope = slope if 0.2 * through_zero < slope < through_zero else through_zero
+    return max(0.0, y - slope * x), slope
 
 
 def _products(tokens: float, pairs: float, seconds: float) -> Floats:

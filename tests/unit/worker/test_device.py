@@ -16,7 +16,7 @@ from engine.engine import Chunk, Pass, Sampled
 from engine.passes import Finished
 from engine.sequence import Sequence
 from tests.unit.engine.generate import new_sequence
-from worker.device import DeviceLoop, _Launch, _LineFit
+from worker.device import DeviceLoop, _Launch
 
 TIMEOUT_S = 5.0  # nothing here takes time: this only ends a test that hangs
 
@@ -358,34 +358,6 @@ class _Prompts:
 
     def failed(self, chunks: ListOf[Chunk], error: Exception) -> None:
         raise error
-
-
-def test_a_prompt_s_pass_is_a_fixed_cost_and_a_rate() -> None:
-    fit = _LineFit()
-    for tokens in (100, 900, 400, 2000):
-        fit.add(tokens, 0.003 + tokens / 40_000)
-    assert fit.intercept == pytest.approx(0.003)
-    assert 1 / fit.slope == pytest.approx(40_000)
-
-
-def test_prompts_of_one_length_tell_a_rate_alone() -> None:
-    fit = _LineFit()
-    for _ in range(5):
-        fit.add(512, 0.0128)
-    assert fit.intercept == pytest.approx(0.0)
-    assert 1 / fit.slope == pytest.approx(40_000)
-
-
-def test_short_prompts_do_not_change_what_long_ones_took() -> None:
-    """A short pass is slower than its tokens at the full rate: prompts of that kind alone would make every long one look slow."""
-    fit = _LineFit({256: 0.0075, 512: 0.012, 1024: 0.023, 2048: 0.045})
-    assert 1 / fit.slope == pytest.approx(46_500, rel=0.05)
-    for _ in range(100):
-        fit.add(128, 0.0062)
-    assert fit.intercept + 2048 * fit.slope == pytest.approx(0.045, rel=0.05)
-    for _ in range(100):
-        fit.add(2048, 0.09)  # the device is slower than it was
-    assert fit.intercept + 2048 * fit.slope == pytest.approx(0.09, rel=0.1)
 
 
 class _Share:

@@ -79,3 +79,35 @@ def test_prompts_timed_at_the_start_tell_all_parts_and_are_not_forgotten() -> No
     assert cost.tokens_per_s == pytest.approx(1 / TOKEN_S)
     assert cost.fixed_ms == pytest.approx(1000 * FIXED_S)
     assert cost.double_tokens == pytest.approx(DOUBLE)
+
+
+def test_the_average_is_a_fixed_cost_and_a_rate() -> None:
+    cost = PromptCost()
+    for tokens in (100, 900, 400, 2000):
+        cost.add(tokens, pairs_of(0, tokens), 0.003 + tokens / 40_000)
+    assert cost.average_fixed_ms == pytest.approx(3)
+    assert cost.average_tokens_per_s == pytest.approx(40_000)
+
+
+def test_prompts_of_one_length_tell_an_average_rate_alone() -> None:
+    cost = PromptCost()
+    for _ in range(5):
+        cost.add(512, pairs_of(0, 512), 0.0128)
+    assert cost.average_fixed_ms == pytest.approx(0.0)
+    assert cost.average_tokens_per_s == pytest.approx(40_000)
+
+
+def test_short_prompts_do_not_change_what_long_ones_took() -> None:
+    """A short pass is slower than its tokens at the full rate: prompts of that kind alone would make every long one look slow."""
+    cost = PromptCost({256: 0.0075, 512: 0.012, 1024: 0.023, 2048: 0.045})
+    assert cost.average_tokens_per_s == pytest.approx(46_500, rel=0.05)
+    for _ in range(100):
+        cost.add(128, pairs_of(0, 128), 0.0062)
+    assert _of_2048(cost) == pytest.approx(0.045, rel=0.05)
+    for _ in range(100):
+        cost.add(2048, pairs_of(0, 2048), 0.09)  # the device is slower than it was
+    assert _of_2048(cost) == pytest.approx(0.09, rel=0.1)
+
+
+def _of_2048(cost: PromptCost) -> float:
+    return cost.average_fixed_ms / 1000 + 2048 / cost.average_tokens_per_s
