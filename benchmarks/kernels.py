@@ -161,7 +161,8 @@ def _decode_case(device: torch.device, count: int, context: int) -> Case:
     table = torch.randperm(count * width, device=device).int().view(count, width)
     q = _random(count, HEADS, HEAD_DIM, device=device)
     contexts = np.full(count, context)
-    items, parts = attention.deal_out(contexts, np.arange(count) * width, window=0, num_kv_heads=KV_HEADS)
+    items, parts = attention.deal_out(contexts, window=0, num_kv_heads=KV_HEADS)
+    attention.point(items, 0, width)
     dealt = attention.DecodeItems(torch.from_numpy(items).to(device), torch.from_numpy(parts).to(device))
     plan = attention.AttentionPlan(count, None, {0: dealt}, table, None)
 

@@ -24,6 +24,7 @@ from engine.kernels.attention import (
     deal_out,
     deal_out_tiles,
     max_items,
+    point,
     prefill_shape,
 )
 from engine.newest import NewestTokens
@@ -420,7 +421,7 @@ def _add_items(packed: Packed, name: str, ends: Longs, count: int, window: int, 
     items: Integers = np.zeros((0, 8), dtype=np.int32)
     parts: Integers = np.zeros((0, 2), dtype=np.int32)
     if len(ends):
-        items, parts = deal_out(ends, np.zeros_like(ends), window=window, num_kv_heads=limits.num_kv_heads)
+        items, parts = deal_out(ends, window=window, num_kv_heads=limits.num_kv_heads)
     items = _padded(items, max_items(count, limits.num_kv_heads), -1)
     packed.add(f"{name}.items.{window}", items)
     packed.add(f"{name}.parts.{window}", _padded(parts, count))
@@ -430,7 +431,7 @@ def _add_items(packed: Packed, name: str, ends: Longs, count: int, window: int, 
 def _add_tables(packed: Packed, name: str, matrix: Ints, items: SequenceOf[Integers]) -> None:
     """The block tables, to which the items of a part are pointed, in place."""
     for some in items:
-        some[:, 4] = packed.size + some[:, 0] * matrix.shape[1]
+        point(some, packed.size, matrix.shape[1])
     packed.add(f"{name}.tables", matrix)
 
 

@@ -65,10 +65,10 @@ class AttentionPlan:
     prefill: PrefillPlan | None
 
 
-def deal_out(context_len: Ints, table_offsets: Ints, *, window: int, num_kv_heads: int) -> tuple[Ints, Ints]:
+def deal_out(context_len: Ints, *, window: int, num_kv_heads: int) -> tuple[Ints, Ints]:
     """Cut contexts [S] into items of about equal length. Returns the items [I, 8] and parts [S, 2] of `DecodeItems`, int32.
 
-    I is at most `max_items(S)`.
+    I is at most `max_items(S)`. The items are then to be pointed to their block tables with `point`.
     """
     first = np.maximum(context_len - window, 0) if window else np.zeros_like(context_len)
     lengths = context_len - first
@@ -83,8 +83,12 @@ def deal_out(context_len: Ints, table_offsets: Ints, *, window: int, num_kv_head
     items[:, 1] = first[owner] + piece * each[owner]
     items[:, 2] = np.minimum(items[:, 1] + each[owner], context_len[owner])
     items[:, 3] = (counts == 1)[owner]
-    items[:, 4] = table_offsets[owner]
     return items, np.stack((ends - counts, counts), axis=1).astype(np.int32)
+
+
+def point(items: Ints, first: int, width: int) -> None:
+    """Tell items where their sequences' block tables are: one behind the other from offset `first` on, `width` blocks each."""
+    items[:, 4] = first + items[:, 0] * width
 
 
 def _longest_item(lengths: Ints, at_once: int) -> int:

@@ -12,6 +12,7 @@ from engine.kernels.attention import (
     deal_out,
     deal_out_tiles,
     max_items,
+    point,
     prefill_shape,
 )
 
@@ -96,9 +97,9 @@ def plan_of(batch: AttentionBatch, *, num_kv_heads: int, head_dim: int, block_si
     num_sequences = len(batch.context_len)
     if batch.max_query_len > 1:
         return AttentionPlan(0, None, {}, batch.block_table, _prefill_plan(batch, head_dim, block_size))
-    offsets = torch.arange(num_sequences).numpy() * batch.block_table.stride(0)
     contexts = batch.context_len.cpu().long().numpy()
-    items, parts = deal_out(contexts, offsets, window=window, num_kv_heads=num_kv_heads)
+    items, parts = deal_out(contexts, window=window, num_kv_heads=num_kv_heads)
+    point(items, 0, batch.block_table.stride(0))
     assert len(items) <= max_items(num_sequences, num_kv_heads)
     nothing = torch.full((2, 8), -1, dtype=torch.int32)  # as in a graph that is larger than the pass
     padded = torch.cat((torch.from_numpy(items), nothing)).to(batch.block_table.device)

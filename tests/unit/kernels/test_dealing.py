@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.kernels.attention import DECODE_PROGRAMS, deal_out, max_items
+from engine.kernels.attention import DECODE_PROGRAMS, deal_out, max_items, point
 
 
 @given(
@@ -16,7 +16,8 @@ def test_items_cover_every_position_once_and_are_over_as_early_as_whole_contexts
     contexts: list[int], window: int, num_kv_heads: int
 ) -> None:
     lengths, offsets = np.array(contexts), np.arange(len(contexts)) * 10_000
-    items, parts = deal_out(lengths, offsets, window=window, num_kv_heads=num_kv_heads)
+    items, parts = deal_out(lengths, window=window, num_kv_heads=num_kv_heads)
+    point(items, 0, 10_000)
     for sequence, (context, (first, count)) in enumerate(zip(contexts, parts, strict=True)):
         own = items[first : first + count]
         begin = max(0, context - window) if window else 0
@@ -35,5 +36,5 @@ def test_items_cover_every_position_once_and_are_over_as_early_as_whole_contexts
 
 def test_a_number_of_contexts_that_fills_no_round_is_cut_further() -> None:
     """17 contexts are 136 programs of 8 heads, which leave half of a GPU idle: in three pieces each they take two full rounds."""
-    items, _ = deal_out(np.full(17, 2112), np.zeros(17, dtype=np.int64), window=0, num_kv_heads=8)
+    items, _ = deal_out(np.full(17, 2112), window=0, num_kv_heads=8)
     assert len(items) == 3 * 17
