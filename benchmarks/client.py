@@ -34,10 +34,10 @@ async def run_load(host: str, port: int, model: str, load: Load) -> list[Sample]
     bodies = [_body(model, load, random_) for _ in range(load.count)]
     connections: list[Connection] = []
     tasks = []
-    due = time.perf_counter()
+    due = time.monotonic()
     for body in bodies:
         if load.rate:
-            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
             due += random_.expovariate(load.rate)
         connection = connections.pop() if connections else await Connection.open(Target(host, port))
         task = asyncio.create_task(_ask(connection, body, connections))
@@ -48,7 +48,7 @@ async def run_load(host: str, port: int, model: str, load: Load) -> list[Sample]
 
 
 async def _ask(connection: Connection, body: bytes, idle: list[Connection]) -> Sample:
-    sample = Sample(arrived=time.perf_counter())
+    sample = Sample(arrived=time.monotonic())
     try:
         await connection.complete(body, sample)
         idle.append(connection)

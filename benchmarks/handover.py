@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import http.client
 import json
-import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,13 +26,13 @@ from typing import NamedTuple
 
 import torch
 
+from benchmarks.breakdown import explain, read_timelines
 from benchmarks.client import Load, Sample, percentile, run_load
 from benchmarks.environment import ROOT, describe
 from benchmarks.results_format import Result, ResultsPage, number
 
 NOTES = ROOT / "benchmarks/results/handover.notes.md"
 DEFAULT_SHAPE = "llama-3.1-8b"
-PHASES = ("http", "admission", "queue", "prefill", "first_frame")
 START_S = 240.0
 ARMS = {"pd": (1, 1), "both": (0, 2)}
 
@@ -83,6 +82,7 @@ QUICK_CELLS = (Cell(48, 8, 10, 30, {}),)
 LOW_LOAD = (128, 512, 2048, 8192)
 LOW_COUNT, LOW_ANSWER = 24, 8
 SPARE = 0.05  # of the control arm's TTFT, at low load
+MAX_REST = 2.0  # % of the mean TTFT at low load that no part explains
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -150,7 +150,6 @@ class Run:
     def _low_load(self, arm: str, host: str, port: int, model: str) -> None:
         """One request after the other: medians by prompt length, and of what parts they consist."""
         for prompt in (32, 100) if self._options.quick else LOW_LOAD:
-            before = _phases(host, port)
             load = Load(
                 prompt=prompt,
                 answer=LOW_ANSWER,
@@ -164,10 +163,18 @@ class Run:
                 continue
             self._low[arm, prompt] = 1000 * statistics.median(sample.ttft for sample in samples)
             self._add(f"{arm}_low_{prompt}_ttft_p50", self._low[arm, prompt])
-            self._explain(f"{arm}_low_{prompt}", samples, before, _phases(host, port))
+            unexplained = self._explain(f"{arm}_low_{prompt}", samples, host, port)
+            self._page.add(
+                Result(
+                    name=f"{arm}_low_{prompt}_rest",
+                    value=100 * unexplained,
+                    unit="% of the mean TTFT",
+                    better="lower",
+                    target=MAX_REST,
+                )
+            )
 
     def _cell(self, arm: str, cell: Cell, host: str, port: int, model: str) -> None:
-        before = _phases(host, port)
         load = Load(
             prompt=cell.prompt,
             answer=cell.answer,
@@ -182,39 +189,26 @@ class Run:
         for figure, value in _figures(samples).items():
             target, reference = cell.targets.get(figure, (None, None)) if arm == "pd" else (None, None)
             self._add(f"{arm}_{cell.name}_{figure}", value, target=target, reference=reference)
-        self._explain(f"{arm}_{cell.name}", samples, before, _phases(host, port))
+        self._explain(f"{arm}_{cell.name}", samples, host, port)
 
-    def _explain(
-        self,
-        name: str,
-        samples: list[Sample],
-        before: dict[str, tuple[float, float]],
-        after: dict[str, tuple[float, float]],
-    ) -> None:
-        """Means of the TTFT's parts over these requests, and what they leave unexplained of the client's mean."""
-        client = 1000 * statistics.fmean(sample.ttft for sample in samples)
-        parts = {}
-        for phase, (total, count) in after.items():
-            if _reason(phase):
-                continue
-            was_total, was_count = before.get(phase, (0.0, 0.0))
-            if count > was_count:
-                parts[phase] = 1000 * (total - was_total) / (count - was_count)
-        explained = sum(parts.get(phase, 0.0) for phase in PHASES)
-        texts = [f"{phase} {parts[phase]:.2f}" for phase in PHASES if phase in parts]
-        rest = f"rest {client - explained:.2f} ms ({(client - explained) / client:.1%})"
-        self._say(f"{name}: mean TTFT {client:.2f} ms = {', '.join(texts)}, {rest}")
+    def _explain(self, name: str, samples: list[Sample], host: str, port: int) -> float:
+        """Means of the TTFT's parts over these requests; return the share of it that they leave unexplained."""
+        lines = read_timelines(host, port)
+        found = explain(samples, lines)
+        parts = found.parts
+        self._say(f"{name}: {found}, {found.count} of {len(samples)} requests")
         if parts.get("push"):
             hidden = 1 - parts.get("late_push", 0.0) / parts["push"]
             self._say(
                 f"{name}: pushes {parts['push']:.2f} ms, {hidden:.0%} hidden behind the prefill; the decode worker had the "
                 f"sequence {parts.get('handover', 0.0):.2f} ms after its first token"
             )
-        placed = {reason: after[key][1] - before.get(key, (0.0, 0.0))[1] for key in after if (reason := _reason(key))}
-        self._say(f"{name}: placed " + ", ".join(f"{reason} {count:g}" for reason, count in placed.items() if count))
-        for phase, value in parts.items():
-            self._add(f"{name}_mean_{phase}", value, quiet=True)
-        self._add(f"{name}_mean_rest", client - explained, quiet=True)
+        placed = Counter(lines[sample.answer]["placement"] for sample in samples if sample.answer in lines)
+        self._say(f"{name}: placed " + ", ".join(f"{reason} {count}" for reason, count in placed.items()))
+        for part, value in parts.items():
+            self._add(f"{name}_mean_{part}", value, quiet=True)
+        self._add(f"{name}_mean_rest", found.rest, quiet=True)
+        return found.unexplained
 
     def compare(self) -> None:
         """Disaggregated beside aggregated, at low load: within 5 % is the aim."""
@@ -280,27 +274,6 @@ def _figures(samples: list[Sample]) -> dict[str, float]:
         "itl_p99": percentile(gaps, 0.99),
     }
     return {name: 1000 * value for name, value in figures.items()}
-
-
-def _reason(key: str) -> str:
-    """The reason of a placement, if the key of `_phases` counts one."""
-    return key.removeprefix("placed:") if key.startswith("placed:") else ""
-
-
-def _phases(host: str, port: int) -> dict[str, tuple[float, float]]:
-    """Sum (s) and count of each phase that the gateway has measured so far; placements by reason as `placed:<reason>`."""
-    connection = http.client.HTTPConnection(host, port, timeout=10)
-    connection.request("GET", "/metrics")
-    text = connection.getresponse().read().decode()
-    connection.close()
-    found: dict[str, dict[str, float]] = {}
-    for kind, phase, value in re.findall(
-        r"^baton_ttft_phase_seconds_(sum|count)\{.*phase=\"(\w+)\".*\} (\S+)$", text, re.M
-    ):
-        found.setdefault(phase, {})[kind] = float(value)
-    placed = re.findall(r"^baton_placements_total\{.*reason=\"([^\"]+)\".*\} (\S+)$", text, re.M)
-    counts = {f"placed:{reason}": (0.0, float(count)) for reason, count in placed}
-    return {phase: (kinds["sum"], kinds["count"]) for phase, kinds in found.items()} | counts
 
 
 @contextmanager

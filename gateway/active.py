@@ -31,7 +31,7 @@ class ActiveRequest:
         self.state = state
         self.started_at = started_at
         self.waited_s = waited_s
-        self.published_at: float | None = None
+        self.queued_at: float | None = None  # the first attempt's job
         self.claimed_at: float | None = None
         self.job: Job | None = None  # as it was queued last
         self.stream_seq = 0  # of `job`
@@ -50,14 +50,13 @@ class ActiveRequest:
         self.ended = asyncio.Event()
 
     def explain_first_token(self, tokens: Tokens, now: float) -> None:
-        """Take its time apart: what the worker says that it waited and computed, and the ways between. Adds up by design."""
-        total_ms = (now - self.started_at) * 1000
-        since_claim_ms = (now - (self.claimed_at or now)) * 1000
-        self.timings["prefill"] = min(tokens.prefill_ms, since_claim_ms)
-        self.timings["first_frame"] = max(0.0, since_claim_ms - tokens.queue_ms - self.timings["prefill"])
-        self.timings["queue"] = max(
-            0.0, total_ms - sum(self.timings.get(phase, 0.0) for phase in ("admission", "prefill", "first_frame"))
-        )
+        """Take its time apart: what the worker says that it waited and computed, and the ways between."""
+        claimed_at = self.claimed_at or now
+        since_claim_ms = (now - claimed_at) * 1000
+        queued_ms = (claimed_at - (self.queued_at or claimed_at) + self.waited_s) * 1000
+        self.timings["queue"] = queued_ms + tokens.queue_ms
+        self.timings["prefill"] = tokens.prefill_ms
+        self.timings["first_frame"] = max(0.0, since_claim_ms - tokens.queue_ms - tokens.prefill_ms)
 
     def settled(self, message: Settle) -> None:
         """What the prefill worker says of its hand-over."""

@@ -126,8 +126,10 @@ class Attempts:
         state.placed(worker, decode_workers)
         line = AttemptLine.of(job, placement, because=because, began_at=now, promised_tokens=state.cached_tokens)
         active.timeline.began(line)
-        active.published_at = line.published_at = time.monotonic()
-        active.timings.setdefault("admission", (active.published_at - active.started_at - active.waited_s) * 1000)
+        line.published_at = time.monotonic()
+        if active.queued_at is None:
+            active.queued_at = line.published_at
+            active.timings["admission"] = (active.queued_at - active.started_at - active.waited_s) * 1000
         active.job, active.stream_seq = job, 0
         active.stream_seq = await self._bus.publish_job(worker, job)
 

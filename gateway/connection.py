@@ -104,6 +104,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head, self._head_bytes = False, 0
         self._stop_timer()
+        self.scope["baton.received_at"] = time.monotonic()  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
         self._note_time()
 

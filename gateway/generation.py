@@ -9,7 +9,7 @@ from typing import Protocol
 
 from common.messages import SamplingParams, TokenLogprobs, WorkerState
 from gateway.tenants import ANYBODY, Tenant
-from gateway.timeline import Timelines
+from gateway.timeline import Timeline, Timelines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,7 @@ class Generation(Protocol):
     timings: dict[
         str, float
     ]  # milliseconds: admission, queue, prefill, first_frame (which make the first token), transfer
+    timeline: Timeline
 
     def __aiter__(self) -> AsyncIterator[TokenEvent]:
         """Events in order, no token twice, none missing; ends after the event with `finish`. Raises ServingError."""

@@ -146,15 +146,6 @@ class GatewayMetrics:
         return generate_latest(self.registry)
 
 
-FIRST_TOKEN_PHASES = ("admission", "queue", "prefill", "first_frame")
-
-
-def explain_http(timings: dict[str, float], ttft_ms: float) -> None:
-    """Add what reading, parsing and tokenising the request took before its generation began, and the first token's text after."""
-    if "first_frame" in timings:
-        timings["http"] = max(0.0, ttft_ms - sum(timings.get(phase, 0.0) for phase in FIRST_TOKEN_PHASES))
-
-
 class AnswerMetrics:
     """Watches one answer and counts it once, whole or streamed, however it ends."""
 
@@ -177,7 +168,7 @@ class AnswerMetrics:
                     self._metrics.next_token(now - self._last[choice.index])
                 else:
                     self._metrics.first_token(now - self._started)
-                    explain_http(choice.generation.timings, (now - self._started) * 1000)
+                    choice.generation.timeline.shown(now)
                 self._last[choice.index] = now
                 if piece.finish:
                     self._finishes[choice.index] = piece.finish

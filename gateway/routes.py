@@ -110,7 +110,7 @@ class Routes:
     async def _generate(
         self, request: Request, kind: type[Body], start: Callable[[Body, Origin], Coroutine[Any, Any, Answer]]
     ) -> Response:
-        started = time.monotonic()
+        started: float = request.scope.get("baton.received_at") or time.monotonic()
         try:
             tenant = request.scope["tenant"]  # who can't come in is told before the work of reading and tokenising
             self._generations.turn_away(tenant, priority=tenant.max_priority)
@@ -200,7 +200,9 @@ class Routes:
                     if entry is not None:
                         if body.continuous_usage:
                             usage["usage"] = answer.usage()
-                        yield event(head | {"choices": [entry]} | usage)
+                        said = event(head | {"choices": [entry]} | usage)
+                        choice.generation.timeline.shown(time.monotonic(), sent=True)
+                        yield said
             if body.include_usage:
                 yield event(head | {"choices": [], "usage": answer.usage()})
             metrics.ended()

@@ -86,7 +86,7 @@ class Timeline:
     """One choice of an answer, from its receipt to its last token."""
 
     request_id: str
-    received_at: float  # the HTTP request came in
+    received_at: float  # the HTTP request's head was read
     submitted_at: float  # read, tokenised, about to be admitted
     prompt_tokens: int
     traceparent: str = ""  # of the HTTP request's span, or the client's
@@ -100,6 +100,7 @@ class Timeline:
     detail: str = ""  # the error's code and message, or why it was cancelled
     ended_at: float | None = None
     first_token_at: float | None = None
+    first_sent_at: float | None = None  # its text was given to the server, of a stream
     cached_tokens: int = 0
     completion_tokens: int = 0
     phases: dict[str, float] = field(default_factory=dict)  # see `Generation.timings`; shared with the generation
@@ -151,6 +152,14 @@ class Timeline:
             self.frame_ms.append((now - self.received_at) * 1000)
             self.frame_tokens.append(min(num_tokens, 0xFFFF))
 
+    def shown(self, now: float, *, sent: bool = False) -> None:
+        """The first token is text, or, `sent`, in an event that goes to the client now. Only the first of each counts."""
+        if self.first_token_at is None or self.first_sent_at is not None or ("http" in self.phases and not sent):
+            return
+        self.phases["http"] = 1000 * (self.submitted_at - self.received_at + now - self.first_token_at)
+        if sent:
+            self.first_sent_at = now
+
     def _numbered(self, attempt: int) -> AttemptLine | None:
         return next((line for line in self.attempts if line.number == attempt), None)
 
@@ -174,6 +183,8 @@ class Timeline:
             "trace_id": self.traceparent[3:35],
             "tenant": self.tenant,
             "received_unix": round(self.received_unix, 3),
+            "received_at": round(self.received_at, 6),
+            "first_sent_at": None if self.first_sent_at is None else round(self.first_sent_at, 6),
             "status": self.status,
             "detail": self.detail,
             "prompt_tokens": self.prompt_tokens,

@@ -88,7 +88,7 @@ async def _progress(generator: LoadGenerator, settings: BenchSettings) -> None:
         while True:
             run = generator.run
             failed = sum(1 for sample in run.samples if sample.error)
-            seconds = time.perf_counter() - (run.started or time.perf_counter())
+            seconds = time.monotonic() - (run.started or time.monotonic())
             ended = f"{len(run.samples)}/{settings.num_prompts} ended"
             line = f"{seconds:6.1f} s  {ended}, {run.in_flight} in flight, {failed} failed"
             print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,7 +1,8 @@
 """A client that takes times: streamed answers over plain HTTP/1.1, one keep-alive connection a request in flight.
 
 Times are the client's, as `vllm bench serve` takes them: TTFT from sending the request to the first chunk with a choice, ITL
-between such chunks, TPOT = (last - first) / (tokens - 1).
+between such chunks, TPOT = (last - first) / (tokens - 1). Instants are `time.monotonic()`,
+the clock of every process on this host.
 """
 
 from __future__ import annotations
@@ -23,13 +24,19 @@ LINE_LIMIT = 1 << 20  # bytes of one line of an answer
 class Sample:
     """One request as its client saw it; seconds. `error` is "" for a whole answer."""
 
-    arrived: float
+    arrived: float  # just before its first byte was written
     ttft: float = 0.0
     gaps: list[float] = field(default_factory=list)
     tokens: int = 0
     prompt_tokens: int = 0
     ended: float = 0.0
     error: str = ""
+    answer: str = ""  # its id
+
+    @property
+    def first_at(self) -> float:
+        """When the first chunk with a choice was here."""
+        return self.arrived + self.ttft
 
     @property
     def tpot(self) -> float:
@@ -80,7 +87,7 @@ class Connection:
 
     async def complete(self, body: bytes, sample: Sample) -> None:
         """Send one request and take its chunks' times. Raises ValueError for an answer that is no whole stream."""
-        sample.arrived = sample.ended = time.perf_counter()
+        sample.arrived = sample.ended = time.monotonic()
         self._writer.write(self._head(len(body)) + body)
         status, headers = await self._answer_head()
         if status != 200:
@@ -120,7 +127,7 @@ class Connection:
             raise ValueError("the answer is not streamed in chunks")
         while size := int((await self._reader.readline()).split(b";")[0].strip() or b"0", 16):
             chunk = await self._reader.readexactly(size + 2)
-            yield chunk[:-2], time.perf_counter()
+            yield chunk[:-2], time.monotonic()
         await self._reader.readline()
 
 
@@ -134,7 +141,7 @@ def _take(sample: Sample, event: dict[str, Any], now: float) -> None:
     if not event.get("choices") or _only_role(event["choices"][0]):
         return
     if not sample.ttft:
-        sample.ttft = now - sample.arrived
+        sample.ttft, sample.answer = now - sample.arrived, str(event.get("id", ""))
     else:
         sample.gaps.append(now - sample.ended)
     sample.ended = now

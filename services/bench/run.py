@@ -45,17 +45,17 @@ class LoadGenerator:
         settings, run = self._settings, self.run
         load = bodies(settings, self._model, settings.num_prompts, settings.seed)
         places = asyncio.Semaphore(settings.max_concurrency or len(load))
-        run.started = time.perf_counter()
+        run.started = time.monotonic()
         try:
             async with asyncio.TaskGroup() as group:
                 for body, due in zip(load, arrivals(settings, settings.seed), strict=False):
-                    await asyncio.sleep(max(0.0, run.started + due - time.perf_counter()))
+                    await asyncio.sleep(max(0.0, run.started + due - time.monotonic()))
                     await places.acquire()
-                    if settings.duration_s and time.perf_counter() - run.started > settings.duration_s:
+                    if settings.duration_s and time.monotonic() - run.started > settings.duration_s:
                         break
                     group.create_task(self._count(body, places))
         finally:
-            run.ended = time.perf_counter()
+            run.ended = time.monotonic()
             for connection in self._idle:
                 connection.close()
 
@@ -70,7 +70,7 @@ class LoadGenerator:
             places.release()
 
     async def _ask(self, body: bytes) -> Sample:
-        sample = Sample(arrived=time.perf_counter())
+        sample = Sample(arrived=time.monotonic())
         connection = None
         whole = False
         try:

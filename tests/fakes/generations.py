@@ -10,7 +10,7 @@ from common.errors import ServingError
 from common.messages import TokenLogprobs, WorkerState
 from gateway.generation import GenerationSpec, TokenEvent
 from gateway.tenants import Tenant
-from gateway.timeline import Timelines
+from gateway.timeline import Timeline, Timelines
 
 
 class ScriptedGenerations:
@@ -88,6 +88,9 @@ class ScriptedGeneration:
     def __init__(self, owner: ScriptedGenerations, spec: GenerationSpec) -> None:
         self.spec = spec
         self.timings = {"admission": 1.0, "prefill": 2.0}
+        self.timeline = Timeline(
+            request_id=spec.request_id, received_at=spec.received_at, submitted_at=spec.received_at, prompt_tokens=0
+        )
         self.position = 0  # how far it was asked
         self._owner = owner
         self._cancelled = asyncio.Event()

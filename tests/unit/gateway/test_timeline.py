@@ -62,6 +62,21 @@ def test_a_moved_request_tells_both_attempts_and_why() -> None:
     assert line.summary()["prefill_worker"] == "p2"
 
 
+def test_http_is_the_time_until_it_was_read_and_from_the_first_token_until_its_event() -> None:
+    line = timeline()
+    line.shown(100.020)  # no token yet
+    assert line.summary()["phases_ms"] == {}
+    line.took(first_token(), 1, "", 100.030)
+    line.shown(100.031)
+    line.shown(100.090)  # a later token
+    assert line.summary()["phases_ms"] == {"http": 3.0}
+    assert line.summary()["first_sent_at"] is None  # its text may be held back
+    line.shown(100.034, sent=True)
+    line.shown(100.099, sent=True)
+    told = line.summary()
+    assert (told["phases_ms"], told["received_at"], told["first_sent_at"]) == ({"http": 6.0}, 100.0, 100.034)
+
+
 def test_the_arrivals_kept_of_a_long_answer_are_bounded_and_its_tokens_all_counted() -> None:
     line = timeline()
     for _ in range(MAX_FRAMES + 100):
