@@ -29,10 +29,8 @@ STUCK_AFTER_S = 20.0  # one pass of the device loop may take long on a CPU
 CHECK_EVERY_S = 0.25
 QUIET_AFTER_S = 1.2  # each of them beats every 0.5 s
 
-GONE = (
-    "stopped",
-    "broken",
-)  # the last words of a worker that was told to stop, and of one whose device computes no more
+# The last words of a worker that was told to stop, and of one whose device computes no more.
+GONE = ("stopped", "broken")
 MAX_LEFT = 1_000  # remembered incarnations of the former
 
 LostCallback = Callable[[str, int], None]
@@ -141,7 +139,7 @@ class Peers:
         self._on_joined.append(callback)
 
     def on_heard(self, callback: Callable[[str], None]) -> None:
-        """Call `callback(worker)` at each heartbeat."""
+        """Call `callback(worker)` at each heartbeat but its last words."""
         self._on_heard.append(callback)
 
     def on_changed(self, callback: Callable[[WorkerState], None]) -> None:
@@ -169,12 +167,14 @@ class Peers:
         if state.status == "stopped":
             self._left.append((state.worker, state.incarnation))
         self._tell(self._table.saw(state, self._clock()))
+        if state.status in GONE:
+            return  # whoever was told that it is lost forgot it
         for heard in self._on_heard:
             heard(state.worker)
-        if state.status not in GONE and (known is None or known.incarnation != state.incarnation):
+        if known is None or known.incarnation != state.incarnation:
             for callback in self._on_joined:
                 callback(state)
-        elif known is not None and (known.roles, known.status) != (state.roles, state.status):
+        elif (known.roles, known.status) != (state.roles, state.status):
             for callback in self._on_changed:
                 callback(state)
 

@@ -259,9 +259,8 @@ async def connect_store(settings: RedisSettings) -> AsyncIterator[Store]:
 
 def identity_of(settings: RedisSettings) -> dict[str, Any]:
     """Who we are and whom to trust, as the client's options. Raises ConfigError."""
-    options: dict[str, Any] = {
-        "driver_info": None
-    }  # no CLIENT SETINFO: Redis 7.0 refuses users who may do what it has not
+    # No CLIENT SETINFO: Redis 7.0 refuses users who may do what it has not.
+    options: dict[str, Any] = {"driver_info": None}
     if settings.credentials:
         login = read_login(settings.credentials)
         options |= {"username": login.user, "password": login.password}

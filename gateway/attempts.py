@@ -181,6 +181,8 @@ class Attempts:
     def _move_from(self, worker: Worker, reason: str, *, died: bool) -> None:
         """Start another attempt of everything that the worker had or was to have, all at the same time."""
         here = sum(active.state.is_with(worker[0]) for active in self._active.values())
+        self._pulse.forget(worker[0])
+        self._fleet.forget(worker[0])
         left = self._peers.left(*worker)  # told to stop: a long answer may see many of them go
         for active in list(self._active.values()):
             if active.state.lost(worker):

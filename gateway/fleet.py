@@ -17,6 +17,31 @@ TOLD_AFTER_S = 0.05  # a worker's heartbeat tells of what it claimed so long bef
 SILENT_S = 3.0  # a gateway that was not heard for so long is gone
 
 
+class HeardGateways:
+    """The gateways that are heard now, from their heartbeats."""
+
+    def __init__(self) -> None:
+        self._heard: dict[str, tuple[float, GatewayState]] = {}
+
+    def saw(self, state: GatewayState) -> None:
+        """Take a heartbeat. A newcomer's makes those forgotten that were replaced by it: nobody may ask for `states` for long."""
+        if state.gateway not in self._heard:
+            self._forget_silent()
+        self._heard[state.gateway] = time.monotonic(), state
+
+    def states(self) -> list[GatewayState]:
+        """The last state of each gateway that isn't silent, by name."""
+        self._forget_silent()
+        return [state for _, (_, state) in sorted(self._heard.items())]
+
+    def __len__(self) -> int:
+        return len(self._heard)
+
+    def _forget_silent(self) -> None:
+        now = time.monotonic()
+        self._heard = {name: heard for name, heard in self._heard.items() if now - heard[0] < SILENT_S}
+
+
 class Fleet:
     """The workers through `placer`, the other gateways through `saw`."""
 
@@ -24,24 +49,32 @@ class Fleet:
         self._placer = placer
         self._gateway_id = gateway_id
         self._local = local
-        self._others: dict[str, tuple[float, GatewayState]] = {}
+        self._others = HeardGateways()
         self._heard_at: dict[str, float] = {}  # worker -> its last heartbeat
         self._told: dict[str, _Told] = {}  # worker -> its last heartbeat
+
+    def __len__(self) -> int:
+        """Workers of which something is remembered."""
+        return len(self._heard_at.keys() | self._told.keys())
 
     def heard(self, worker: str, now: float) -> None:
         """A worker's heartbeat arrived."""
         self._heard_at[worker] = now
 
+    def forget(self, worker: str) -> None:
+        """It is lost. Names may be new each time, as pods' are: without this they would be kept for ever."""
+        self._heard_at.pop(worker, None)
+        self._told.pop(worker, None)
+
     def saw(self, state: GatewayState) -> None:
         """Take a gateway's heartbeat, also one of our own."""
         if state.gateway != self._gateway_id:
-            self._others[state.gateway] = time.monotonic(), state
+            self._others.saw(state)
 
     def capacity(self, active: Iterable[ActiveRequest]) -> Capacity:
         """The fleet now; `active` are this gateway's started requests."""
         now = time.monotonic()
-        self._others = {name: seen for name, seen in self._others.items() if now - seen[0] < SILENT_S}
-        others = [state for _, state in self._others.values()]
+        others = self._others.states()
         unplaced = sum(state.unclaimed_tokens for state in others)
         ours, claimed = Counter[str](), defaultdict[str, list[ActiveRequest]](list)
         for request in active:

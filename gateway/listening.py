@@ -121,5 +121,4 @@ class Listening(Attempts):
             self._take_back(active, worker)
 
     def _on_lost(self, worker: str, incarnation: int) -> None:
-        self._pulse.forget(worker)
         self._move_from((worker, incarnation), "worker lost", died=not self._peers.left(worker, incarnation))

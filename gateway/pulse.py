@@ -22,6 +22,7 @@ BEAT_SILENT_S = 0.6  # of one that computes prompts alone: a heartbeat is missin
 GONE_AFTER_S = 0.3  # nobody listens for so long; to connect again takes 0.2 s at most
 MAX_UNANSWERED = 2
 LEAST_ANSWER_S, MOST_ANSWER_S = 0.5, 2.0
+FORGOTTEN_S = 60.0  # who was not heard for so long is lost, and so is what a message of its on the way brought back
 PATIENCE = 4  # times the slowest answer lately
 FORGETS = 0.9  # a slow answer counts so much less with each that follows
 
@@ -50,9 +51,12 @@ class Pulse:
         self._beats: dict[str, _Beat] = {}
         self._slow_s = 0.0  # an answer takes so long
 
+    def __len__(self) -> int:
+        return len(self._beats)
+
     def heard(self, worker: str, now: float) -> None:
         """A message of the worker's arrived."""
-        beat = self._beats.setdefault(worker, _Beat(now))
+        beat = self._beat_of(worker, now)
         beat.heard_at, beat.unanswered, beat.nobody_since = now, 0, None
 
     def forget(self, worker: str) -> None:
@@ -75,7 +79,7 @@ class Pulse:
 
     def ask(self, worker: str, now: float, *, decodes: bool) -> bool:
         """Whether to ask the worker now; the caller does, and says what came of it."""
-        beat = self._beats.setdefault(worker, _Beat(now))
+        beat = self._beat_of(worker, now)
         silent_s = FRAME_SILENT_S if decodes else BEAT_SILENT_S
         if beat.asked_at is not None or now - beat.heard_at <= silent_s:
             return False
@@ -104,6 +108,12 @@ class Pulse:
             return Verdict.WAIT
         beat.unanswered += _heard_since(asked_at, (other for other in self._beats.values() if other is not beat))
         return Verdict.SILENT if beat.unanswered >= MAX_UNANSWERED else Verdict.WAIT
+
+    def _beat_of(self, worker: str, now: float) -> _Beat:
+        if worker not in self._beats:
+            self._beats = {name: beat for name, beat in self._beats.items() if now - beat.heard_at < FORGOTTEN_S}
+            self._beats[worker] = _Beat(now)
+        return self._beats[worker]
 
     def _done(self, worker: str) -> tuple[_Beat | None, float | None]:
         """The question is over; who was asked, and when."""

@@ -154,7 +154,6 @@ class Watching(Attempts):
         if verdict is not Verdict.WAIT and state is not None and self._bus.connected:
             log.warning("worker.no_pulse", extra={"worker": worker, "verdict": verdict.value})
             self._counters["workers_lost"] += 1
-            self._pulse.forget(worker)
             self._peers.drop(worker)
             self._move_from((worker, state.incarnation), verdict.value, died=verdict is Verdict.GONE)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -24,7 +23,7 @@ from common.messages import (
 )
 from common.peers import Peers
 from gateway.console.messages import ConsoleAsk, ConsoleTold, console_ask_decoder, console_told_decoder
-from gateway.fleet import SILENT_S
+from gateway.fleet import HeardGateways
 
 log = logging.getLogger("baton.console")
 
@@ -40,7 +39,7 @@ class FleetControl:
         self._bus = bus
         self._peers = peers
         self._gateway_id = gateway_id
-        self._gateways: dict[str, tuple[float, GatewayState]] = {}
+        self._gateways = HeardGateways()
         self._subscription: Subscription | None = None
         self._tell: Callable[[str], Awaitable[Any]] | None = None
         self.leaving = asyncio.Event()  # whoever watches has to go
@@ -48,7 +47,7 @@ class FleetControl:
     async def start(self) -> None:
         """Listen for gateways, and answer them."""
         self._subscription = await self._bus.subscribe(
-            subjects.ALL_GATEWAY_HEARTBEATS, gateway_state_decoder, self._saw
+            subjects.ALL_GATEWAY_HEARTBEATS, gateway_state_decoder, self._gateways.saw
         )
         if self._gateway_id:
             await self._bus.serve(subjects.console(self._gateway_id), console_ask_decoder, self._asked)
@@ -65,9 +64,7 @@ class FleetControl:
 
     def gateways(self) -> list[GatewayState]:
         """The live gateways, this one too, by name."""
-        now = time.monotonic()
-        self._gateways = {name: seen for name, seen in self._gateways.items() if now - seen[0] < SILENT_S}
-        return [state for _, (_, state) in sorted(self._gateways.items())]
+        return self._gateways.states()
 
     # -- other gateways ------------------------------------------------------------------------------------------------
 
@@ -114,6 +111,3 @@ class FleetControl:
             reply = RolesReply(accepted=False, roles=[], reason=f"{worker} does not know this order: update it")
         log.info("console.ordered", extra={"worker": worker, "order": order, "accepted": reply.accepted})
         return reply
-
-    def _saw(self, state: GatewayState) -> None:
-        self._gateways[state.gateway] = time.monotonic(), state

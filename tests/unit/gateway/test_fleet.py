@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from common.messages import GatewayState, KVLayout, Region, SamplingParams, WorkerState
 from common.peers import Peers
 from gateway.active import ActiveRequest
-from gateway.fleet import SILENT_S, TOLD_AFTER_S, Fleet
+from gateway.fleet import SILENT_S, TOLD_AFTER_S, Fleet, HeardGateways
 from gateway.generation import GenerationSpec
 from gateway.owner import Phase, RequestState
 from gateway.placer import Placer
+from gateway.requests import Requests
 
 LAYOUT = KVLayout(num_blocks=1, num_layers=1, block_size=16, num_kv_heads=1, head_dim=8, dtype="float32")
 
@@ -98,3 +100,27 @@ def test_other_gateways_count_while_they_are_heard(peers: Peers, monkeypatch: py
     later = time.monotonic() + SILENT_S
     monkeypatch.setattr(time, "monotonic", lambda: later)
     assert seen.capacity([]).gateways == 1
+
+
+def test_nothing_is_kept_of_workers_that_are_gone(peers: Peers) -> None:
+    """Names may be new each time, as pods' are. Their last words come after everybody was told that they are lost."""
+    owner = Requests(bus=None, store=None, peers=peers, gateway_id="here", incarnation=1)  # type: ignore[arg-type]
+    peers.on_heard(owner._heard)
+    peers.on_lost(owner._on_lost)
+    for number in range(20):
+        state = worker(f"p-{number}", "prefill", rate=100.0)
+        peers.saw(state)
+        assert len(owner._fleet.capacity([]).workers) == 3
+        assert (len(owner._fleet), len(owner._pulse)) == (3, 1)  # of the two others one heartbeat is taken apart
+        peers.saw(msgspec.structs.replace(state, status="stopped" if number % 2 else "broken"))
+        assert (len(owner._fleet), len(owner._pulse)) == (2, 0)
+
+
+def test_nothing_is_kept_of_gateways_that_are_silent_even_if_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard, now = HeardGateways(), time.monotonic()
+    for number in range(20):
+        monkeypatch.setattr(time, "monotonic", lambda at=now + number: at)
+        heard.saw(GatewayState(gateway=f"g-{number}", incarnation=1))
+        heard.saw(GatewayState(gateway=f"g-{number}", incarnation=1))
+        assert len(heard) <= SILENT_S
+    assert [state.gateway for state in heard.states()] == ["g-17", "g-18", "g-19"]

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from gateway.pulse import BEAT_SILENT_S, FRAME_SILENT_S, GONE_AFTER_S, LEAST_ANSWER_S, MOST_ANSWER_S, Pulse, Verdict
+from gateway.pulse import (
+    BEAT_SILENT_S,
+    FORGOTTEN_S,
+    FRAME_SILENT_S,
+    GONE_AFTER_S,
+    LEAST_ANSWER_S,
+    MOST_ANSWER_S,
+    Pulse,
+    Verdict,
+)
 
 
 def asked(pulse: Pulse, worker: str, now: float) -> None:
@@ -103,3 +112,15 @@ def test_where_answers_are_slow_or_this_gateway_is_late_there_is_more_time_for_t
     for _ in range(50):
         pulse.was_late(0.0)
     assert pulse.answer_s == LEAST_ANSWER_S
+
+
+def test_what_is_heard_of_a_lost_worker_after_all_is_not_kept_for_ever() -> None:
+    pulse = Pulse()
+    for number in range(1000):
+        pulse.heard(f"d-{number}", float(number))
+        pulse.forget(f"d-{number}")
+        pulse.heard(f"d-{number}", float(number))  # its last frame, taken after its last heartbeat
+    assert len(pulse) == FORGOTTEN_S
+    pulse.heard("d-999", 9999.0)
+    pulse.heard("d-1000", 9999.0)
+    assert len(pulse) == 2
