@@ -29,6 +29,7 @@ from common import subjects
 from common.access import inbox_of, read_login
 from common.errors import ForeignVersionError, MalformedMessageError, NobodyListensError, UnavailableError
 from common.job_queue import Delivery, JobQueue, JobStream, QueueLimits
+from common.lifecycle import cancel_all
 from common.messages import Ack, Job, decode, encode
 from common.tls import Tls, client_context
 
@@ -208,10 +209,7 @@ class NatsBus:
 
     async def close(self) -> None:
         """Flush what was published and disconnect."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
         if self.connected:
             with contextlib.suppress(*_ERRORS):
                 await self._client.flush(1)

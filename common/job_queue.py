@@ -42,9 +42,8 @@ BURY_TRIES, BURY_AGAIN_S = 10, 0.5  # a job past its deliveries that stays is th
 MESSAGE_ID = "Nats-Msg-Id"  # the server stores the same one once
 ADVISORIES = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{subjects.JOBS_STREAM}.*"
 
-_FULL = frozenset(
-    {10023, 10028, 10047, 10077}
-)  # JetStream error codes: out of resources, storage, memory, or stream full
+# JetStream's error codes: out of resources, storage, memory, or stream full.
+_FULL = frozenset({10023, 10028, 10047, 10077})
 _ERRORS = (nats.errors.Error, OSError, TimeoutError)
 
 

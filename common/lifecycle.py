@@ -1,11 +1,12 @@
-"""Signals to drain by."""
+"""Signals to drain by, and the end of tasks."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
 
 
 @contextlib.asynccontextmanager
@@ -26,3 +27,11 @@ async def until_signalled() -> AsyncIterator[asyncio.Event]:
     finally:
         for name in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(name)
+
+
+async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks, and return when all of them have ended, however they did."""
+    ending = list(tasks)  # they may leave `tasks` when they end
+    for task in ending:
+        task.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)

@@ -192,9 +192,7 @@ class Peers:
         if self._deaf_since is not None and now - self._deaf_since < DEAD_AFTER_S:
             return
         self._deaf_since = None
-        lost = self._table.check(now)
-        if lost:
-            self._tell(lost)
+        self._tell(self._table.check(now))
 
     async def _check_often(self) -> None:
         while True:

@@ -24,6 +24,7 @@ from common.errors import (
     ServingError,
     UnavailableError,
 )
+from common.lifecycle import cancel_all
 from common.tracing import NoTracer, Tracer
 from gateway.batches.lines import answered, parse_line, refused
 from gateway.batches.metrics import BatchMetrics
@@ -132,10 +133,7 @@ class LineRunner:
     async def stop(self) -> None:
         """Take no more, and give back what runs: other gateways do it."""
         self._stopping = True
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
 
     def _start(self, delivery: Delivery) -> None:
         try:

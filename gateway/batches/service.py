@@ -7,6 +7,7 @@ import logging
 from typing import Protocol
 
 from common.bus import NatsSettings
+from common.lifecycle import cancel_all
 from common.tracing import Tracer
 from gateway.batches.metrics import BatchMetrics
 from gateway.batches.records import BatchLimits
@@ -68,9 +69,7 @@ class Batches:
         """Give back what runs, for other gateways to take."""
         for worker in self._workers:
             await worker.stop()
-        for loop in self._loops:
-            loop.cancel()  # a pull that is left behind ends with the connection
-        await asyncio.gather(*self._loops, return_exceptions=True)
+        await cancel_all(self._loops)  # a pull that is left behind ends with the connection
         await self._streams.close()
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from common import subjects
 from common.errors import ServingError, UnavailableError
+from common.lifecycle import cancel_all
 from gateway.batches.lines import SEALS, LineChecker, Packer, lines_of, parse_line, unanswered
 from gateway.batches.records import (
     BatchRecord,
@@ -68,10 +69,7 @@ class Steps:
     async def stop(self) -> None:
         """Take no more. What is under way is given up: others do it again."""
         self._stopping = True
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
 
     async def _take(self, delivery: Delivery) -> None:
         delay: float | None = FAILED_S

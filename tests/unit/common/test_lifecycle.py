@@ -1,0 +1,29 @@
+"""The end of tasks."""
+
+from __future__ import annotations
+
+import asyncio
+
+from common.lifecycle import cancel_all
+
+
+async def test_all_have_ended_however_they_did_when_cancel_all_returns() -> None:
+    ended: list[str] = []
+
+    async def run(name: str, *, fails: bool = False) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)  # cleaning up takes a turn of the loop
+            ended.append(name)
+            if fails:
+                raise ValueError(name)
+
+    tasks = {asyncio.create_task(run("one")), asyncio.create_task(run("two", fails=True))}
+    for task in tasks:
+        task.add_done_callback(tasks.discard)
+    await asyncio.sleep(0)
+    await cancel_all(tasks)
+    assert sorted(ended) == ["one", "two"]
+    assert tasks == set()
+    await cancel_all(tasks)
