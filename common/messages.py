@@ -454,6 +454,7 @@ worker_state_decoder: msgspec.msgpack.Decoder[WorkerState] = msgspec.msgpack.Dec
 planner_state_decoder: msgspec.msgpack.Decoder[PlannerState] = msgspec.msgpack.Decoder(PlannerState)
 gateway_state_decoder: msgspec.msgpack.Decoder[GatewayState] = msgspec.msgpack.Decoder(GatewayState)
 
+ANYBODY_THERE = Resend(request_id="", attempt=0, position=0)  # about no request: whoever answers is there
 _encoder = msgspec.msgpack.Encoder()
 Message = TypeVar("Message")
 

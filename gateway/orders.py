@@ -7,10 +7,9 @@ import contextlib
 from common import subjects
 from common.bus import Bus
 from common.errors import UnavailableError
-from common.messages import Ack, Cancel, Received, Resend, worker_reply_decoder
+from common.messages import ANYBODY_THERE, Ack, Cancel, Received, Resend, worker_reply_decoder
 from common.peers import Peers
 
-NOBODY = ""  # no request's id: whoever answers is there, and says that it doesn't know it
 CANCEL_TRIES = 3
 CANCEL_TIMEOUT_S = 0.3
 PROBE_TIMEOUT_S = 0.5
@@ -46,4 +45,4 @@ class Orders:
 
     async def ask(self, worker: str, *, timeout_s: float) -> None:
         """Whether the worker is there. Raises NobodyListensError, or UnavailableError without an answer in time."""
-        await self.resend(worker, Resend(request_id=NOBODY, attempt=0, position=0), timeout_s=timeout_s)
+        await self.resend(worker, ANYBODY_THERE, timeout_s=timeout_s)

@@ -25,6 +25,7 @@ from common.errors import (
     WorkerFailedError,
 )
 from common.messages import (
+    ANYBODY_THERE,
     Cancel,
     Handoff,
     HandoffReply,
@@ -303,7 +304,7 @@ class _Handover:
     async def _receiver_answers(self) -> bool:
         """Whether it is busy with the manifest, rather than not there; told by a question about no request."""
         try:
-            await self._ask_receiver(Resend(request_id="", attempt=0, position=0))
+            await self._ask_receiver(ANYBODY_THERE)
         except UnavailableError:
             return False
         return True
