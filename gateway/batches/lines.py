@@ -26,7 +26,7 @@ class LineCutter:
     """Cuts what is fed into parts of whole lines. Joined again, they are the file, byte by byte."""
 
     def __init__(self, *, file_bytes: int, file_lines: int, line_bytes: int) -> None:
-        self._most = (file_bytes, file_lines, line_bytes)
+        self._file_bytes, self._file_lines, self._line_bytes = file_bytes, file_lines, line_bytes
         self._whole = bytearray()  # lines of the next part
         self._rest = bytearray()  # of a line whose end has not come
         self._part_lines = 0
@@ -35,42 +35,42 @@ class LineCutter:
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Take more of the file; yield the parts that it completes. Raises InvalidRequestError beyond a bound."""
-        file_bytes, file_lines, line_bytes = self._most
         self.bytes += len(data)
-        if self.bytes > file_bytes:
-            raise InvalidRequestError(f"the file is larger than {file_bytes} bytes: split it", param="file")
+        if self.bytes > self._file_bytes:
+            raise InvalidRequestError(f"the file is larger than {self._file_bytes} bytes: split it", param="file")
         self._rest += data
         start = 0
         while True:
             end = self._rest.find(b"\n", start) + 1
             length = (end or len(self._rest)) - start
-            if length > line_bytes:
-                text = f"line {self.lines + 1} is longer than {line_bytes} bytes: shorten it"
+            if length > self._line_bytes:
+                text = f"line {self.lines + 1} is longer than {self._line_bytes} bytes: shorten it"
                 raise InvalidRequestError(text, param="file")
             if not end:
                 break
             self._whole += self._rest[start:end]
-            self.lines += 1
-            self._part_lines += 1
+            self._count_line()
             start = end
-            if self.lines > file_lines:
-                raise InvalidRequestError(f"the file has more than {file_lines} lines: split it", param="file")
             if self._part_lines >= PART_LINES or len(self._whole) >= PART_BYTES:
                 yield self._cut()
         del self._rest[:start]
 
     def finish(self) -> Iterator[bytes]:
-        """The file is over: yield what is left. Raises InvalidRequestError when there was nothing."""
+        """The file is over: yield what is left. Raises InvalidRequestError when there was nothing, or a line too many."""
         if self._rest:
             self._whole += self._rest
             self._rest.clear()
-            self.lines += 1
-        if self.lines > self._most[1]:
-            raise InvalidRequestError(f"the file has more than {self._most[1]} lines: split it", param="file")
+            self._count_line()
         if not self.bytes:
             raise InvalidRequestError("the file is empty", param="file")
         if self._whole:
             yield self._cut()
+
+    def _count_line(self) -> None:
+        self.lines += 1
+        self._part_lines += 1
+        if self.lines > self._file_lines:
+            raise InvalidRequestError(f"the file has more than {self._file_lines} lines: split it", param="file")
 
     def _cut(self) -> bytes:
         part = bytes(self._whole)

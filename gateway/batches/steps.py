@@ -29,7 +29,7 @@ from gateway.batches.records import (
     result_decoder,
     step_decoder,
 )
-from gateway.batches.store import BatchStore
+from gateway.batches.store import BatchStore, keep_record
 from gateway.batches.streams import Delivery, StoreFullError
 from gateway.responses import NotKeptError
 
@@ -229,20 +229,14 @@ class Steps:
     async def _file(self, record: BatchRecord, kind: str, packer: Packer, parts: int) -> FileRecord | None:
         if not packer.lines:
             return None
-        now = int(time.time())
         file = FileRecord(
             id=_file_id(record, kind),
             tenant=record.tenant,
             filename=f"{record.id}_{kind}.jsonl",
             purpose="batch_output",
-            bytes=packer.bytes,
-            lines=packer.lines,
             parts=parts,
-            created_at=now,
-            expires_at=now + int(self._store.limits.keep_s),
         )
-        await self._streams.create(file.subject, encode(file))
-        return file
+        return await keep_record(self._streams, file, packer, keep_s=self._store.limits.keep_s)
 
     async def _clear(self, record: BatchRecord) -> None:
         """Forget what the files have by now."""

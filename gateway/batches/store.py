@@ -7,9 +7,11 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from typing import TypeVar
 
+import msgspec
+
 from common import subjects
 from common.errors import InvalidRequestError, OverloadedError, UnavailableError
-from gateway.batches.lines import LineCutter, lines_of
+from gateway.batches.lines import LineCutter, Packer, lines_of
 from gateway.batches.records import (
     BatchLimits,
     BatchRecord,
@@ -54,19 +56,8 @@ class FileWriter:
         """The file is complete, and acknowledged when this returns."""
         for part in self._cutter.finish():
             await self._keep(part)
-        now = int(time.time())
-        record = FileRecord(
-            id=self.id,
-            tenant=self._tenant,
-            filename=filename,
-            bytes=self._cutter.bytes,
-            lines=self._cutter.lines,
-            parts=self._parts,
-            created_at=now,
-            expires_at=now + int(self._keep_s),
-        )
-        await self._streams.create(record.subject, encode(record))
-        return record
+        file = FileRecord(id=self.id, tenant=self._tenant, filename=filename, parts=self._parts)
+        return await keep_record(self._streams, file, self._cutter, keep_s=self._keep_s)
 
     async def drop(self) -> None:
         """It will not be complete."""
@@ -75,6 +66,17 @@ class FileWriter:
     async def _keep(self, part: bytes) -> None:
         await self._streams.create(subjects.batch_part(self.id, self._parts), part)
         self._parts += 1
+
+
+async def keep_record(
+    streams: BatchStreams, file: FileRecord, content: LineCutter | Packer, *, keep_s: float
+) -> FileRecord:
+    """Write a file's record, unless it has one: now its parts, of this content, are a file. Return it as it is if it had none."""
+    now = int(time.time())
+    size = {"bytes": content.bytes, "lines": content.lines}
+    record = msgspec.structs.replace(file, **size, created_at=now, expires_at=now + int(keep_s))
+    await streams.create(record.subject, encode(record))
+    return record
 
 
 class BatchStore:
