@@ -32,6 +32,7 @@ from common.job_queue import Delivery, JobQueue, JobStream, QueueLimits
 from common.lifecycle import cancel_all
 from common.messages import Ack, Job, decode, encode
 from common.tls import Tls, client_context
+from common.tracing import in_trace
 
 __all__ = [
     "Bus",
@@ -109,13 +110,13 @@ class Bus(Protocol):
         decoder: msgspec.msgpack.Decoder[M],
         handler: Callable[[M], Awaitable[msgspec.Struct | None]],
     ) -> Subscription:
-        """Run `handler` for every message, concurrently; its result is the answer if one is asked for."""
+        """Run `handler` for every message, in its trace, concurrently; its result is the answer if one is asked for."""
         ...
 
     async def subscribe(
         self, subject: str, decoder: msgspec.msgpack.Decoder[M], handler: Callable[[M], None]
     ) -> Subscription:
-        """Call `handler` for every message, in order."""
+        """Call `handler` for every message, in its trace, in order."""
         ...
 
     async def publish_job(self, worker: str, job: Job) -> int:
@@ -255,13 +256,14 @@ class NatsBus:
         slots = asyncio.Semaphore(MAX_HANDLERS)
 
         async def answer(raw: Msg, message: M) -> None:
-            try:
-                result = await handler(message)
-            except Exception:  # a handler's bug costs its own message, never the subscription
-                log.exception("bus.handler_failed", extra={"subject": subject})
-                result = Ack(known=False)
-            finally:
-                slots.release()
+            with in_trace(getattr(message, "traceparent", "")):
+                try:
+                    result = await handler(message)
+                except Exception:  # a handler's bug costs its own message, never the subscription
+                    log.exception("bus.handler_failed", extra={"subject": subject})
+                    result = Ack(known=False)
+                finally:
+                    slots.release()
             if raw.reply and result is not None:
                 with contextlib.suppress(*_ERRORS):
                     await self._client.publish(raw.reply, encode(result))
@@ -281,10 +283,11 @@ class NatsBus:
             message = self._decode(raw, decoder)
             if message is None:
                 return
-            try:
-                handler(message)
-            except Exception:  # as in `serve`
-                log.exception("bus.handler_failed", extra={"subject": subject})
+            with in_trace(getattr(message, "traceparent", "")):
+                try:
+                    handler(message)
+                except Exception:  # as in `serve`
+                    log.exception("bus.handler_failed", extra={"subject": subject})
 
         return await self._subscribe(subject, receive)
 

@@ -7,6 +7,8 @@ import logging
 import sys
 import time
 
+from common.tracing import trace_id
+
 _STANDARD = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {"message", "asctime", "taskName"}
 
 
@@ -20,7 +22,8 @@ def start_logging(*, service: str, level: str, form: str) -> None:
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    return {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
+    fields = {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
+    return fields | {"trace_id": trace} if (trace := trace_id.get()) else fields
 
 
 class _Text(logging.Formatter):

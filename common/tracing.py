@@ -1,13 +1,17 @@
 """Spans of one request across processes (OpenTelemetry), made after the fact from times that are measured anyway.
 
 Nothing is started or held open on the way of a token: whoever knows when something began and ended records it as a whole, later.
-A span's context is a W3C `traceparent`, and travels in the `Job` and the `Handoff`. Instants are `time.monotonic()` here.
+A span's context is a W3C `traceparent`, and travels in every message about a request. Instants are `time.monotonic()` here.
+Log lines carry the trace's id: the bus has its handlers run `in_trace` of their message, and tasks begun there are in it, too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Literal, Protocol
 
 import msgspec
@@ -15,7 +19,9 @@ import msgspec
 Value = str | bool | int | float | list[str]
 Attributes = Mapping[str, Value]
 
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\Z")
 _random = random.Random()  # seeded by the system; ids need to differ, not to be secret
+trace_id: ContextVar[str] = ContextVar("baton.trace_id", default="")  # 32 hex digits; see `in_trace`
 
 
 class SpanEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,3 +118,18 @@ def is_failure(outcome: str) -> bool:
 def child_of(context: str) -> str:
     """The context of a new span of the same trace."""
     return f"{context[:36]}{_random.getrandbits(64) | 1:016x}{context[52:]}"
+
+
+def valid(traceparent: str) -> str:
+    """`traceparent` if it is a W3C one, else "": whoever sent it, a client or a process, is not to be trusted."""
+    return traceparent if _TRACEPARENT.match(traceparent) else ""
+
+
+@contextlib.contextmanager
+def in_trace(traceparent: str | msgspec.UnsetType) -> Iterator[None]:
+    """What is logged in here, and by tasks that are begun in here, has the trace's id; none if `traceparent` is none."""
+    before = trace_id.set(valid(traceparent or "")[3:35])
+    try:
+        yield
+    finally:
+        trace_id.reset(before)

@@ -13,6 +13,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from msgspec import UnsetType
+
 from common import subjects
 from common.blocks import hash_blocks, pack_tokens, unpack_tokens
 from common.errors import HandoffRefusedError, InvalidRequestError, UnavailableError
@@ -292,12 +294,13 @@ class Intake:
         )
         sequence.append(message.first_token)
         self._activate(request)
-        self._host.spawn(self._tell_imported(reservation))
+        self._host.spawn(self._tell_imported(reservation, message.traceparent or job.context))
 
-    async def _tell_imported(self, reservation: Reservation) -> None:
+    async def _tell_imported(self, reservation: Reservation, traceparent: str | UnsetType) -> None:
         imported = Imported(
             request_id=reservation.job.request_id,
             attempt=reservation.job.attempt,
+            traceparent=traceparent,
             worker=self._host.worker_id,
             incarnation=self._host.incarnation,
             transferred_blocks=reservation.num_pushed,
@@ -359,6 +362,7 @@ class Intake:
         message = LeaseAborted(
             request_id=lease.request_id,
             attempt=lease.attempt,
+            traceparent=reservation.job.context,
             worker=self._host.worker_id,
             incarnation=self._host.incarnation,
             lease_id=lease.lease_id,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from msgspec import UNSET
+
 from common.blocks import pack_tokens
 from common.messages import Job, TokenLogprobs, Tokens
 from engine.sequence import Sequence
@@ -65,4 +67,5 @@ class DecodeRequest:
             finish=self.finish,
             logprobs=self.logprobs[position - self.first_position :],
             cached_tokens=self.cached_tokens if position == 0 else -1,
+            traceparent=self.job.context if position <= self.num_before else UNSET,
         )

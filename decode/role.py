@@ -10,6 +10,8 @@ import logging
 import time
 from collections.abc import Sequence as ListOf
 
+import msgspec
+
 from common import subjects
 from common.blocks import unpack_tokens
 from common.errors import InvalidRequestError, UnavailableError
@@ -28,6 +30,7 @@ from common.messages import (
     WorkerState,
     WriterDone,
 )
+from common.tracing import in_trace
 from decode.intake import Intake
 from decode.request import DecodeRequest
 from decode.scheduler import DecodeScheduler
@@ -106,7 +109,7 @@ class DecodeRole:
         )
         self._local[request] = claimed
         self._requests[job.request_id] = request
-        self._host.device.trials.watch(sequence, job.gateway)
+        self._host.device.trials.watch(sequence, job.gateway, job.context)
         self._scheduler.enqueue(request)
         self._host.device.wake()
 
@@ -116,7 +119,7 @@ class DecodeRole:
             self._scheduler.remove(request)
             return
         self._requests[request.id] = request
-        self._host.device.trials.watch(request.sequence, request.job.gateway)
+        self._host.device.trials.watch(request.sequence, request.job.gateway, request.job.context)
         self._scheduler.join(request)
         self._host.device.wake()
 
@@ -198,13 +201,8 @@ class DecodeRole:
                 claimed, decode_worker=self._host.worker_id, decode_incarnation=self._host.incarnation
             )
         )
-        return Tokens(
-            request_id=tokens.request_id,
-            attempt=tokens.attempt,
-            position=tokens.position,
-            token_ids=tokens.token_ids,
-            finish=tokens.finish,
-            logprobs=tokens.logprobs,
+        return msgspec.structs.replace(
+            tokens,
             cached_tokens=min(request.sequence.num_cached, request.job.num_prompt_tokens),
             prefill_ms=(time.monotonic() - claimed.claimed_at) * 1000,
         )
@@ -234,6 +232,7 @@ class DecodeRole:
         failed = Failed(
             request_id=request.id,
             attempt=request.attempt,
+            traceparent=request.job.context,
             worker=self._host.worker_id,
             incarnation=self._host.incarnation,
             code="worker_failed",
@@ -246,7 +245,8 @@ class DecodeRole:
         try:
             await self._host.bus.publish(subjects.gateway(gateway), failed)
         except UnavailableError:
-            log.warning("decode.failure_not_told", extra={"request_id": failed.request_id})
+            with in_trace(failed.traceparent):
+                log.warning("decode.failure_not_told", extra={"request_id": failed.request_id})
 
     async def _keep_house(self) -> None:
         """Forget finished streams that no gateway asked for, and look after the leases, until cancelled."""

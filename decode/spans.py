@@ -11,7 +11,8 @@ from decode.request import DecodeRequest
 
 def record_verification(tracer: Tracer, message: Handoff, *, worker: str, began_at: float, refusal: str) -> None:
     """Record that a manifest was checked; `refusal`: why it was not accepted, or ""."""
-    if not tracer.wants(message.traceparent):
+    parent = message.traceparent or ""
+    if not tracer.wants(parent):
         return
     attributes: dict[str, Value] = {
         "baton.request_id": message.request_id,
@@ -19,7 +20,7 @@ def record_verification(tracer: Tracer, message: Handoff, *, worker: str, began_
         "baton.worker": worker,
         "baton.transfer.blocks": len(message.digests) // 8,
     }
-    children = Children(tracer, message.traceparent, attributes)
+    children = Children(tracer, parent, attributes)
     children.record("verify", began_at, time.monotonic(), {}, outcome=refusal)
 
 

@@ -7,6 +7,8 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+from msgspec import UNSET, UnsetType
+
 from common.blocks import pack_tokens
 from common.errors import DeadlineExceededError, ServingError
 from common.messages import Imported, Job, Settle, Tokens
@@ -48,6 +50,13 @@ class ActiveRequest:
         self.timeline.waited_ms, self.timeline.phases = 1000 * waited_s, self.timings
         self.events: asyncio.Queue[TokenEvent | ServingError | None] = asyncio.Queue()  # bounded by max_tokens
         self.ended = asyncio.Event()
+
+    @property
+    def context(self) -> str | UnsetType:
+        """The `traceparent` of messages about the current attempt; before it has a job, the request's."""
+        if self.job is not None and self.job.attempt == self.state.attempt:
+            return self.job.context
+        return self.state.spec.traceparent or UNSET
 
     def explain_first_token(self, tokens: Tokens, now: float) -> None:
         """Take its time apart: what the worker says that it waited and computed, and the ways between."""

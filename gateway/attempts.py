@@ -22,7 +22,7 @@ from common.messages import (
 )
 from common.peers import Peers
 from common.store import Store
-from common.tracing import NoTracer, Tracer
+from common.tracing import NoTracer, Tracer, in_trace
 from gateway.active import ActiveRequest, job_of, within_deadline
 from gateway.admission import RequestLimits
 from gateway.attainment import Attainment, ServiceLevels
@@ -140,6 +140,10 @@ class Attempts:
 
         `tried`: whether the attempt counts, because some worker began it. `death`: of the worker that had it.
         """
+        with in_trace(active.state.spec.traceparent):  # whoever found out that it has to move
+            await self._move(active, reason, blame=blame, tried=tried, death=death)
+
+    async def _move(self, active: ActiveRequest, reason: str, *, blame: str, tried: bool, death: Death | None) -> None:
         state = active.state
         if state.is_over:
             return
@@ -207,7 +211,8 @@ class Attempts:
     def _abandon(self, active: ActiveRequest, reason: str) -> None:
         """Stop the current attempt wherever it is, in the background, and give its charges back."""
         state = active.state
-        cancel = Cancel(request_id=state.spec.request_id, attempt=state.attempt, reason=reason)
+        request_id, traceparent = state.spec.request_id, active.context
+        cancel = Cancel(request_id=request_id, attempt=state.attempt, traceparent=traceparent, reason=reason)
         for worker in state.workers():
             self._spawn(self._orders.cancel(worker, cancel))
         if active.job is not None and active.stream_seq and (state.claimed_by is None or reason == "retry"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from msgspec import UnsetType
+
 from common.errors import (
     PlaceAgainError,
     error_from_code,
@@ -16,6 +18,7 @@ from common.messages import (
     Frame,
     GatewayReply,
     Imported,
+    Received,
     Settle,
     SettleReply,
     ToGateway,
@@ -85,7 +88,7 @@ class Listening(Attempts):
             active = self._active.get(tokens.request_id)
             if active is None:
                 if tokens.finish:
-                    self._spawn(self._orders.received(frame.worker, tokens.request_id, tokens.attempt))
+                    self._received(frame.worker, tokens, tokens.traceparent)
                 continue
             self._take(active, tokens, sender)
 
@@ -107,8 +110,13 @@ class Listening(Attempts):
             active.timeline.took(tokens, len(event.token_ids), event.finish, now)
             active.events.put_nowait(event)
         if state.is_over:
-            self._spawn(self._orders.received(sender[0], tokens.request_id, tokens.attempt))
+            self._received(sender[0], tokens, active.context)
             self._spawn(self._end(active, None))
+
+    def _received(self, worker: str, last: Tokens, traceparent: str | UnsetType) -> None:
+        """Tell the worker that its last tokens are here."""
+        received = Received(request_id=last.request_id, attempt=last.attempt, traceparent=traceparent)
+        self._spawn(self._orders.received(worker, received))
 
     def _heard(self, worker: str) -> None:
         """A heartbeat arrived."""

@@ -33,10 +33,10 @@ class Orders:
             if worker not in self._peers.states:
                 return
 
-    async def received(self, worker: str, request_id: str, attempt: int) -> None:
+    async def received(self, worker: str, received: Received) -> None:
         """The last token arrived: the worker may forget the stream."""
         with contextlib.suppress(UnavailableError):
-            await self._bus.publish(subjects.worker(worker), Received(request_id=request_id, attempt=attempt))
+            await self._bus.publish(subjects.worker(worker), received)
 
     async def resend(self, worker: str, resend: Resend, *, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
         """Ask for the tokens from a position on; whether the worker knows the stream. Raises UnavailableError."""

@@ -14,7 +14,6 @@ Attribute names: HTTP's and GenAI's semantic conventions where they have one (do
 from __future__ import annotations
 
 import random
-import re
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from common.tracing import Children, Span, SpanEvent, Tracer, Value, child_of
+from common.tracing import Children, Span, SpanEvent, Tracer, Value, child_of, in_trace, valid
 from gateway.attainment import ServiceLevels
 from gateway.dialect import Answer
 from gateway.request_metrics import missed_target
@@ -35,7 +34,6 @@ TRACED = ("/v1/chat/completions", "/v1/completions")
 TOLD_FOR_S = 3.5  # three heartbeats
 MAX_KEPT = 1024  # traces told of in one: 16 kB
 
-_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\Z")
 _random = random.Random()  # seeded by the system; ids need to differ, not to be secret
 
 
@@ -69,7 +67,8 @@ class TraceRequests:
         context = child_of(parent) if parent else new_trace(self._share)
         if not self._tracer.wants(context):
             scope["baton.trace"] = RequestTrace(context=parent, parent="", began_at=0.0)
-            await self._app(scope, receive, send)
+            with in_trace(parent):
+                await self._app(scope, receive, send)
             return
         trace = scope["baton.trace"] = RequestTrace(context, parent, time.monotonic())
 
@@ -79,7 +78,8 @@ class TraceRequests:
             await send(message)
 
         try:
-            await self._app(scope, receive, noting_the_status)
+            with in_trace(context):
+                await self._app(scope, receive, noting_the_status)
         except BaseException as error:
             trace.error = trace.error or type(error).__name__
             raise
@@ -162,11 +162,6 @@ def _describe_answer(attributes: dict[str, Value], answer: Answer) -> None:
 def worth_keeping(timeline: Timeline, levels: ServiceLevels) -> bool:
     """Whether a request was slow, failed or was moved: what tail sampling keeps."""
     return bool(missed_target(timeline, levels)) or len(timeline.attempts) > 1
-
-
-def valid(traceparent: str) -> str:
-    """The header if it is a W3C one, else ""."""
-    return traceparent if _TRACEPARENT.match(traceparent) else ""
 
 
 def new_trace(ratio: float) -> str:

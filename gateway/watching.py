@@ -19,6 +19,7 @@ from common.errors import (
 from common.messages import (
     Resend,
 )
+from common.tracing import in_trace
 from gateway.active import ActiveRequest
 from gateway.attempts import Attempts
 from gateway.owner import Phase, Worker
@@ -81,7 +82,8 @@ class Watching(Attempts):
                 try:
                     await self._look_at(active, now)
                 except Exception:
-                    log.exception("request.watch_failed")
+                    with in_trace(active.context):
+                        log.exception("request.watch_failed", extra={"request_id": active.state.spec.request_id})
 
     async def _queue_again(self) -> None:
         """The server may have been restarted, and jobs are in its memory: those that it still has it doesn't store twice."""
@@ -92,7 +94,10 @@ class Watching(Attempts):
             try:
                 stream_seq = await self._bus.publish_job(state.assigned, job)
             except ServingError as error:
-                log.warning("request.not_queued_again", extra={"request_id": job.request_id, "error": error.message})
+                with in_trace(job.traceparent):
+                    log.warning(
+                        "request.not_queued_again", extra={"request_id": job.request_id, "error": error.message}
+                    )
                 if job is active.job:
                     self._spawn(self._retry(active, "the bus was lost"))
                 continue
@@ -172,7 +177,12 @@ class Watching(Attempts):
         """Ask the worker for everything from the next position on. One that doesn't know the request lost it."""
         state, phase = active.state, active.state.phase
         decodes = state.decoder is not None and state.decoder[0] == worker
-        resend = Resend(request_id=state.spec.request_id, attempt=attempt, position=state.next_position)
+        resend = Resend(
+            request_id=state.spec.request_id,
+            attempt=attempt,
+            traceparent=active.context,
+            position=state.next_position,
+        )
         self._counters["resends"] += 1
         known: bool | None = None
         try:

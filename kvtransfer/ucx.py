@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import secrets
 from collections.abc import Sequence
@@ -127,7 +128,8 @@ class UcxTransport:
             self._wire = None
 
     def _accept(self, endpoint: Any) -> None:
-        serving = asyncio.get_running_loop().create_task(self._serve(endpoint))
+        nobodys = contextvars.Context()  # whoever looks for news does it for a request; this is for no single one
+        serving = asyncio.get_running_loop().create_task(self._serve(endpoint), context=nobodys)
         self._serving.add(serving)
         serving.add_done_callback(self._serving.discard)
 

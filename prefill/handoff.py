@@ -15,6 +15,8 @@ import contextlib
 import logging
 import time
 
+from msgspec import UnsetType
+
 from common import subjects
 from common.errors import (
     HandoffRefusedError,
@@ -106,6 +108,11 @@ class _Handover:
         self._silent: set[str] = set()  # asked for room, and no answer in time
         self._reply: ReserveReply | None = None
         self.record = HandoverRecord()
+
+    @property
+    def _context(self) -> str | UnsetType:
+        """Of messages about the transfer: its own span's, where it has one."""
+        return self.record.context or self._request.job.context
 
     async def follow(self) -> None:
         request = self._request
@@ -267,6 +274,7 @@ class _Handover:
         message = Handoff(
             request_id=request.id,
             attempt=request.job.attempt,
+            traceparent=self._context,
             worker=self._host.worker_id,
             incarnation=self._host.incarnation,
             decode_incarnation=lease.incarnation,
@@ -277,7 +285,6 @@ class _Handover:
             first_logprobs=request.told.logprobs[0] if request.told and request.told.logprobs else None,
             remaining_ms=request.claimed.remaining_ms(),
             num_cached_tokens=request.sequence.num_cached,
-            traceparent=self.record.context,
         )
         return await self._until_answered(message)
 
@@ -341,7 +348,12 @@ class _Handover:
     async def forget_silent(self) -> None:
         """Tell candidates that did not answer that the question is over: one that was only stopped would grant a lease later."""
         request = self._request
-        cancel = Cancel(request_id=request.id, attempt=request.job.attempt, reason="reserved elsewhere")
+        cancel = Cancel(
+            request_id=request.id,
+            attempt=request.job.attempt,
+            traceparent=request.job.context,
+            reason="reserved elsewhere",
+        )
         for worker in self._silent - {self._decode_worker}:
             self._host.spawn(self._tell(worker, cancel))
 
@@ -352,6 +364,7 @@ class _Handover:
         done = WriterDone(
             request_id=self._request.id,
             attempt=self._request.job.attempt,
+            traceparent=self._context,
             worker=self._host.worker_id,
             incarnation=self._host.incarnation,
             lease_id=lease.lease_id,

@@ -91,7 +91,7 @@ class PrefillRole:
             await self._tasks[older]
         request = PrefillRequest(claimed=claimed, sequence=sequence_of(job))
         self._requests[job.request_id] = request
-        self._host.device.trials.watch(request.sequence, job.gateway)
+        self._host.device.trials.watch(request.sequence, job.gateway, job.context)
         self._tasks[request] = self._host.spawn(self._serve(request))
         self._host.device.wake()
 
@@ -191,6 +191,7 @@ class PrefillRole:
             cached_tokens=min(sequence.num_cached, request.job.num_prompt_tokens),
             queue_ms=(request.started_at - request.claimed.claimed_at) * 1000,
             prefill_ms=(now - request.started_at) * 1000,
+            traceparent=request.job.context,
         )
         self._host.outbox.add(request.job.gateway, request.told)
 
@@ -217,6 +218,7 @@ class PrefillRole:
         done = WriterDone(
             request_id=message.request_id,
             attempt=message.attempt,
+            traceparent=message.traceparent,
             worker=self._host.worker_id,
             incarnation=self._host.incarnation,
             lease_id=message.lease_id,

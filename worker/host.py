@@ -309,6 +309,7 @@ class WorkerHost:
         trying = Trying(
             request_id=suspect.request_id,
             attempt=suspect.attempt,
+            traceparent=self.device.trials.context(suspect),
             worker=self.worker_id,
             incarnation=self.incarnation,
         )

@@ -25,6 +25,7 @@ from common.messages import (
     SettleReply,
     gateway_reply_decoder,
 )
+from common.tracing import in_trace
 
 log = logging.getLogger("baton.jobs")
 
@@ -99,7 +100,8 @@ class JobIntake:
                     await delivery.nak()
                     continue
                 self._claiming += 1
-                self._spawn(self._claim(delivery))
+                with in_trace(delivery.job.traceparent):  # the claim, and what the role begins for the job
+                    self._spawn(self._claim(delivery))
 
     async def keep_alive(self) -> None:
         """Tell JetStream each second that the claimed jobs are in progress, until cancelled."""
@@ -123,6 +125,7 @@ class JobIntake:
         settle = Settle(
             request_id=claimed.job.request_id,
             attempt=claimed.job.attempt,
+            traceparent=claimed.job.context,
             worker=self._worker_id,
             incarnation=self._incarnation,
             decode_worker=decode_worker,
@@ -152,6 +155,7 @@ class JobIntake:
         failed = Failed(
             request_id=claimed.job.request_id,
             attempt=claimed.job.attempt,
+            traceparent=claimed.job.context,
             worker=self._worker_id,
             incarnation=self._incarnation,
             code=code,
@@ -210,7 +214,11 @@ class JobIntake:
     async def _ask(self, job: Job) -> ClaimReply | None:
         """Return None when the gateway did not answer: it may be slow, so the job is tried again, `max_deliver` times."""
         claim = Claim(
-            request_id=job.request_id, attempt=job.attempt, worker=self._worker_id, incarnation=self._incarnation
+            request_id=job.request_id,
+            attempt=job.attempt,
+            traceparent=job.context,
+            worker=self._worker_id,
+            incarnation=self._incarnation,
         )
         try:
             reply = await self._bus.request(

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence as ListOf
 from weakref import WeakKeyDictionary
 
+from msgspec import UNSET, UnsetType
+
 from engine.engine import Chunk
 from engine.sequence import Sequence
 
@@ -18,11 +20,16 @@ class Trials:
     def __init__(self) -> None:
         self._on_trial: Sequence | None = None
         self._gateways: WeakKeyDictionary[Sequence, str] = WeakKeyDictionary()
+        self._contexts: WeakKeyDictionary[Sequence, str | UnsetType] = WeakKeyDictionary()
 
-    def watch(self, sequence: Sequence, gateway: str) -> None:
-        """`gateway` wants to know when the sequence is tried, if it is a suspect."""
+    def watch(self, sequence: Sequence, gateway: str, context: str | UnsetType = UNSET) -> None:
+        """`gateway` wants to know when the sequence is tried, if it is a suspect. `context`: of the job."""
         if sequence.is_suspect:
-            self._gateways[sequence] = gateway
+            self._gateways[sequence], self._contexts[sequence] = gateway, context
+
+    def context(self, suspect: Sequence) -> str | UnsetType:
+        """Of the job that `watch` told of."""
+        return self._contexts.get(suspect, UNSET)
 
     @property
     def is_idle(self) -> bool:

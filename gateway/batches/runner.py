@@ -25,7 +25,7 @@ from common.errors import (
     UnavailableError,
 )
 from common.lifecycle import cancel_all
-from common.tracing import NoTracer, Tracer
+from common.tracing import NoTracer, Tracer, in_trace
 from gateway.batches.lines import answered, parse_line, refused
 from gateway.batches.metrics import BatchMetrics
 from gateway.batches.records import Line, Result, encode, line_decoder, result_decoder
@@ -275,7 +275,8 @@ class LineRunner:
         context = new_trace(self._trace_share)
         trace = RequestTrace(context if self._tracer.wants(context) else "", "", time.monotonic())
         try:
-            body = await self._request(asked, tenant, trace)
+            with in_trace(trace.context):
+                body = await self._request(asked, tenant, trace)
             entry = answered(line.batch, line.line, asked.custom_id, status=200, body=body)
             if len(entry) > MAX_ENTRY_BYTES:
                 raise InvalidRequestError(

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 
-from common.tracing import Span
+from common.tracing import Span, valid
 from services.otlp.collector import Collector, CollectorError, resource_attributes
 from services.otlp.wire import export_request, resource_of
 
@@ -99,5 +99,5 @@ class OtlpTracer:
 
 
 def is_sampled(context: str) -> bool:
-    """Whether whoever began the trace wants it recorded."""
-    return bool(context) and bool(int(context[53:55], 16) & 1)
+    """Whether whoever began the trace wants it recorded. Not if it is no context: another process sent it."""
+    return bool(valid(context)) and bool(int(context[53:55], 16) & 1)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import msgspec
+import nats
 import pytest
+from nats.aio.msg import Msg
 
 from tests.e2e.cluster import ROOT, Cluster
 from tests.e2e.otlp_sink import SunkSpan, otlp_sink
@@ -155,6 +160,77 @@ def families(metrics: str) -> set[str]:
     return names
 
 
+class Wire:
+    """Everything that was said on the bus about requests, as (kind, request, `traceparent` or "")."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, str, str]] = []
+        self.tokens: list[tuple[str, str, str]] = []  # worker instead of kind
+        self._news = asyncio.Event()
+
+    async def hear(self, raw: Msg) -> None:
+        message = msgspec.msgpack.decode(raw.data)
+        kind = message.get("type", "")
+        about = message.get("job") or message
+        if about.get("request_id"):
+            self.said.append((kind, about["request_id"], about.get("traceparent", "")))
+        for one in message.get("tokens", []) if kind == "frame" else []:
+            self.tokens.append((message["worker"], one["request_id"], one.get("traceparent", "")))
+        self._news.set()
+
+    def kinds(self, request: str) -> set[str]:
+        return {kind for kind, about, _ in self.said if about == request}
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        """Wait until what was heard is so."""
+        try:
+            async with asyncio.timeout(20):
+                while not holds():
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            raise AssertionError(f"said so far: {self.said}") from None
+
+
+async def test_every_message_about_a_request_carries_its_trace_and_so_do_log_lines(model: Path, tmp_path: Path) -> None:
+    slow = {"fake_token_us": 10_000, "max_batch_tokens": 16, "log_format": "json"}
+    body = {"model": "tiny", "max_tokens": 4, "ignore_eos": True}
+    left_trace = "1" * 32
+    async with otlp_sink() as sink, traced(tmp_path, model, sink.url, **slow) as cluster:
+        wire, bystander = Wire(), await nats.connect(cluster.nats.url)
+        await bystander.subscribe("baton.>", cb=wire.hear)
+        await bystander.flush()
+        async with httpx.AsyncClient(base_url=cluster.url, timeout=30) as client:
+            header = {"traceparent": f"00-{CLIENT[0]}-{CLIENT[1]}-01"}
+            answer = await client.post("/v1/completions", json=body | {"prompt": [5] * 20}, headers=header)
+            served = f"{answer.json()['id']}-0"
+            all_of_it = {"job", "claim", "reserve", "handoff", "imported", "settle", "received"}
+            await wire.until(lambda: all_of_it <= wire.kinds(served))
+
+            header = {"traceparent": f"00-{left_trace}-{CLIENT[1]}-01"}
+            asking = client.post("/v1/completions", json=body | {"prompt": [6] * 400}, headers=header)
+            leaving = asyncio.create_task(asking)
+            await wire.until(lambda: {about for kind, about, _ in wire.said if kind == "reserve"} > {served})
+            leaving.cancel()  # 4 s before its first token
+            (left,) = {about for _, about, _ in wire.said} - {served}
+            await wire.until(lambda: {"job", "claim", "reserve", "cancel", "writer_done"} <= wire.kinds(left))
+        await bystander.close()
+    lines = [json.loads(line) for line in (tmp_path / "prefill-0.log").read_text().splitlines() if line[0] == "{"]
+    logged = {line["event"]: line["trace_id"] for line in lines if line.get("request_id") == left}
+
+    traces = {served: CLIENT[0], left: left_trace}
+    assert [(kind, about) for kind, about, context in wire.said if context[3:35] != traces[about]] == []
+    assert {context for kind, _, context in wire.said if kind in ("handoff", "imported")}.isdisjoint(
+        {context for kind, _, context in wire.said if kind == "job"}
+    )  # these are of the transfer
+    frames = {worker: [context for by, _, context in wire.tokens if by == worker] for worker, _, _ in wire.tokens}
+    assert {worker: contexts[0][3:35] for worker, contexts in frames.items()} == {
+        "prefill-0": CLIENT[0], "decode-0": CLIENT[0],
+    }  # fmt: skip
+    assert frames["decode-0"][-1] == ""  # 69 bytes a token are too many
+    assert logged["prefill.gave_up"] == left_trace
+
+
 async def test_a_moved_request_is_one_trace_with_two_linked_attempts(model: Path, tmp_path: Path) -> None:
     async with otlp_sink() as sink, traced(tmp_path, model, sink.url, decode=2, fake_step_ms=10) as cluster:
         body = {"model": "tiny", "prompt": [9] * 50, "max_tokens": 100, "ignore_eos": True, "stream": True}
@@ -172,7 +248,9 @@ async def test_a_moved_request_is_one_trace_with_two_linked_attempts(model: Path
         spans = await sink.until(lambda spans: "server" in named(spans) and len(named(spans).get("attempt", [])) == 2)
         other = ({"decode-0", "decode-1"} - {killed}).pop()
         spans = await sink.until(lambda spans: other in {s.instance for s in named(spans).get("decode", [])})
-        assert len({span.trace for span in spans}) == 1
+        (trace,) = {span.trace for span in spans}
+        (retry,) = [line for line in (tmp_path / "gateway.log").read_text().splitlines() if "request.retry" in line]
+        assert retry.endswith(f" trace_id={trace}")
         first, second = named(spans)["attempt"]
         assert (first.attributes["baton.decode.worker"], second.attributes["baton.decode.worker"]) == (killed, other)
         assert first.error == first.attributes["baton.outcome"] == second.attributes["baton.retry.reason"] != ""

@@ -22,7 +22,9 @@ from common.messages import (
     Cancel,
     Frame,
     Job,
+    KVLayout,
     Received,
+    Reserve,
     SamplingParams,
     Tokens,
     ToWorker,
@@ -33,6 +35,7 @@ from common.messages import (
     worker_reply_decoder,
 )
 from common.servers import run_nats
+from common.tracing import trace_id
 from tests.integration.waiting import LIMIT_S, eventually
 
 QUICK = QueueLimits(ack_wait_s=0.5, max_deliver=2, max_jobs=20)
@@ -129,6 +132,42 @@ async def test_handlers_of_one_subject_run_beside_each_other(bus: NatsBus) -> No
     await first_waits.wait()
     await bus.publish("baton.worker.w", Received(request_id="r", attempt=1))
     assert await waiting == Ack(known=True)
+
+
+CONTEXT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+async def test_a_handler_runs_in_the_trace_of_its_message_and_the_next_one_does_not(bus: NatsBus) -> None:
+    traces: dict[str, list[str]] = {"served": [], "heard": []}
+    done = asyncio.Event()
+
+    async def serving(message: ToWorker) -> WorkerReply | None:
+        await asyncio.sleep(0)
+        traces["served"].append(trace_id.get())
+        return Ack(known=True)
+
+    def hearing(message: ToWorker) -> None:
+        traces["heard"].append(trace_id.get())
+        if len(traces["heard"]) == 4:
+            done.set()
+        raise ValueError("a bug")  # it is logged in the trace as well, and that ends with it
+
+    await bus.serve("baton.worker.served", to_worker_decoder, serving)
+    await bus.subscribe("baton.worker.heard", to_worker_decoder, hearing)
+    job = msgspec.structs.replace(a_job(), traceparent=CONTEXT)
+    layout = KVLayout(num_blocks=1, num_layers=1, block_size=1, num_kv_heads=1, head_dim=1, dtype="float32")
+    for message in (
+        Cancel(request_id="r", attempt=1, traceparent=CONTEXT),
+        Cancel(request_id="r", attempt=1),
+        Reserve(job=job, worker="w", incarnation=1, remaining_ms=1, layout=layout),
+        Cancel(request_id="r", attempt=1, traceparent=CONTEXT + "\n"),  # who said this is not to be trusted
+    ):
+        await bus.request("baton.worker.served", message, worker_reply_decoder, timeout_s=LIMIT_S)
+        await bus.publish("baton.worker.heard", message)
+    async with asyncio.timeout(LIMIT_S):
+        await done.wait()
+    assert traces["served"] == traces["heard"] == [CONTEXT[3:35], "", CONTEXT[3:35], ""]
+    assert trace_id.get() == ""
 
 
 async def test_frames_arrive_in_order(bus: NatsBus) -> None:

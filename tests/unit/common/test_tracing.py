@@ -13,9 +13,9 @@ import pytest
 
 from common.config import ConfigError, GatewaySettings, load_settings
 from common.servers import free_port
-from common.tracing import Children, NoTracer, Span, SpanEvent, child_of
+from common.tracing import Children, NoTracer, Span, SpanEvent, child_of, valid
 from gateway.attainment import ServiceLevels
-from gateway.spans import TOLD_FOR_S, RequestSpans, new_trace, valid
+from gateway.spans import TOLD_FOR_S, RequestSpans, new_trace
 from gateway.timeline import AttemptLine, Timeline
 from services.otlp.tail import MAX_HELD, TailTracer
 from services.otlp.tracer import MAX_QUEUED, OtlpTracer, is_sampled
@@ -61,7 +61,8 @@ def test_the_share_of_new_traces_is_the_one_asked_for() -> None:
     assert all(is_sampled(new_trace(1.0)) for _ in range(100))
     assert not any(is_sampled(new_trace(0.0)) for _ in range(100))
     assert 0.4 < sum(is_sampled(new_trace(0.5)) for _ in range(2000)) / 2000 < 0.6  # 9 standard deviations
-    assert not is_sampled("")
+    for foreign in ("", "made up", CONTEXT + "-01", CONTEXT[:-2] + "0x"):  # from a process that is not to be trusted
+        assert not is_sampled(foreign)
 
 
 def test_what_broke_is_an_error_and_what_nobody_needs_any_more_is_none() -> None:

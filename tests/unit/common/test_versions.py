@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
+from msgspec import UNSET, UnsetType
 
 from common import messages
 from common.errors import ForeignVersionError
@@ -17,6 +18,7 @@ from common.messages import decode, encode
 
 FIRST = json.loads((Path(__file__).parent / "messages_of_5da3fa0.json").read_text())
 SIMPLE: dict[str, type] = {kind.__name__: kind for kind in (int, float, str, bytes, bool)}
+NO_REQUEST = (messages.SetRoles, messages.Drain)
 VALUES: dict[Any, Any] = {int: 7, float: 1.5, str: "decode-0", bytes: b"\x01\x02\x03\x04", bool: True}
 
 
@@ -60,7 +62,7 @@ def sample(kind: Any) -> Any:
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         values = {field.name: sample(field.type) for field in msgspec.structs.fields(kind)}
         return kind(**values | ({"v": messages.PROTOCOL_VERSION} if "v" in values else {}))
-    inner = [sample(one) for one in get_args(kind) if one is not type(None)]
+    inner = [sample(one) for one in get_args(kind) if one not in (type(None), UnsetType)]
     origin = getattr(kind, "__origin__", None)
     return inner if origin is list else dict([inner]) if origin is dict else inner[0]  # type: ignore[list-item]
 
@@ -118,6 +120,41 @@ def test_a_kind_that_came_later_is_refused_and_taken_for_no_other(decoder: str) 
     for kind in later:
         with pytest.raises(msgspec.ValidationError):
             first.decoders[decoder].decode(encode(sample(kind)))
+
+
+ABOUT_A_REQUEST = [
+    *(kind for kind in get_args(messages.ToWorker) + get_args(messages.ToGateway) if kind not in NO_REQUEST),
+    messages.Job,
+    messages.Tokens,
+]
+
+
+@pytest.mark.parametrize("kind", ABOUT_A_REQUEST)
+def test_every_message_about_a_request_has_its_trace(kind: type[msgspec.Struct]) -> None:
+    assert sample(kind).traceparent == VALUES[str]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ABOUT_A_REQUEST if kind not in (messages.Job, messages.Reserve)])
+@pytest.mark.parametrize("knew", ["nothing of it", "an empty one"])  # the latter: `Handoff` of the releases before
+def test_a_trace_is_on_the_wire_only_where_there_is_one(kind: type[msgspec.Struct], knew: str) -> None:
+    """Beside releases whose messages had none: what is not traced is to the byte what they say, and what is they can read."""
+    fields = [(field.name, field.type) for field in msgspec.structs.fields(kind) if field.name != "traceparent"]
+    empty = [("traceparent", str, "")] if knew == "an empty one" else []
+    tag = kind.__struct_config__.tag
+    before = msgspec.defstruct(kind.__name__, [*fields, *empty], kw_only=True, frozen=True, tag=tag)
+    values = {name: getattr(sample(kind), name) for name, _ in fields}
+    today, then = msgspec.msgpack.Decoder(kind), msgspec.msgpack.Decoder(before)
+
+    untraced = kind(**values)
+    assert set(msgspec.msgpack.decode(encode(untraced))) == {*values, *(["type"] if tag else [])}
+    assert then.decode(encode(untraced)) == before(**values)
+    told = today.decode(encode(before(**values)))
+    assert msgspec.structs.replace(told, traceparent=UNSET) == untraced
+    assert not told.traceparent  # type: ignore[attr-defined]
+
+    traced = msgspec.structs.replace(untraced, traceparent="00-a-b-01")
+    assert today.decode(encode(traced)) == traced
+    assert then.decode(encode(traced)) == before(**values, **({"traceparent": "00-a-b-01"} if empty else {}))
 
 
 @pytest.mark.parametrize("change", ["gone", "renamed", "retyped", "retagged"])

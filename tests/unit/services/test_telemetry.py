@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Iterator
@@ -9,6 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from common.telemetry import start_logging
+from common.tracing import in_trace
+
+CONTEXT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 @pytest.fixture(autouse=True)
@@ -45,3 +49,35 @@ def test_a_line_for_machines_is_one_json_object_also_with_a_traceback(capsys: py
         "beat",
     )
     assert "ValueError: broken" in line["exception"]
+
+
+async def test_a_line_about_a_request_has_the_id_of_its_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    start_logging(service="gateway", level="debug", form="json")
+    log, left = logging.getLogger("baton.test"), asyncio.Event()
+
+    async def goes_on() -> None:
+        await left.wait()
+        log.info("later")
+
+    with in_trace(CONTEXT):
+        log.info("inside", extra={"request_id": "r"})
+        begun = asyncio.create_task(goes_on())
+        with in_trace("no trace\n"):  # of another request, from a process that made it up
+            log.info("not believed")
+        log.info("inside again")
+    log.info("outside")
+    left.set()
+    await begun
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert {line["event"]: line.get("trace_id") for line in lines} == {
+        "inside": CONTEXT[3:35], "not believed": None, "inside again": CONTEXT[3:35], "outside": None,
+        "later": CONTEXT[3:35],
+    }  # fmt: skip
+    assert lines[0]["request_id"] == "r"
+
+
+def test_people_read_the_trace_at_the_end_of_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+    start_logging(service="gateway", level="info", form="text")
+    with in_trace(CONTEXT):
+        logging.getLogger("baton.test").info("request.retry", extra={"request_id": "r"})
+    assert capsys.readouterr().err.endswith(f" request.retry request_id=r trace_id={CONTEXT[3:35]}\n")
