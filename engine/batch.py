@@ -25,7 +25,7 @@ from engine.kernels.attention import (
     deal_out_tiles,
     max_items,
     point,
-    prefill_shape,
+    tile_rows,
 )
 from engine.newest import NewestTokens
 from engine.passes import InvalidChunkError
@@ -295,7 +295,8 @@ def unpack(
             max_context_len=max(chunk.end for chunk in chunks[num_decode:]),
         )
         blocks = view("prefill.blocks") if "prefill.blocks" in packed else None
-        prefill = PrefillPlan(batch, view("prefill.tiles"), blocks)
+        rows = tile_rows(limits.head_dim, batch.max_query_len)
+        prefill = PrefillPlan(batch, view("prefill.tiles"), rows, blocks)
         if sampling := [chunk for chunk in chunks if chunk.sample]:
             batch, items = _single(view, "final", sampling), _items(view, "final", (limits.last_window,))
             final = AttentionPlan(len(sampling), batch, items, buffer, None)
@@ -359,7 +360,8 @@ def unpack_graph(
         batch = AttentionBatch(
             nothing, nothing, nothing, max_query_len=room.prompts, max_context_len=GRAPH_CONTEXT if room.decoding else 0
         )
-        prompts = PrefillPlan(batch, view("prefill.tiles"), view("prefill.blocks") if room.decoding else None)
+        blocks = view("prefill.blocks") if room.decoding else None
+        prompts = PrefillPlan(batch, view("prefill.tiles"), _graph_rows(limits), blocks)
     return ForwardBatch(
         token_ids=view("token_ids"),
         sources=view("sources"),
@@ -381,7 +383,7 @@ def unpack_graph(
 
 def _graph_rows(limits: Limits) -> int:
     """Queries of a tile in a graph, whatever its context."""
-    return prefill_shape(limits.head_dim, 1, GRAPH_CONTEXT)[0]
+    return tile_rows(limits.head_dim, 1)
 
 
 def _num_tiles(room: GraphSize, limits: Limits) -> int:
@@ -442,7 +444,7 @@ def _add_prefill(packed: Packed, lengths: Longs, ends: Longs, matrix: Ints, limi
     if has_context:
         packed.add("prefill.blocks", blocks)
     starts = block_starts if has_context else np.cumsum(lengths) - lengths
-    rows = prefill_shape(limits.head_dim, int(lengths.max()), int(ends.max()))[0]
+    rows = tile_rows(limits.head_dim, int(lengths.max()))
     packed.add("prefill.tiles", deal_out_tiles(lengths, ends, starts, rows=rows))
     packed.add("prefill.context_len", ends)
     packed.add("prefill.tables", matrix)

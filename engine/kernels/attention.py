@@ -6,6 +6,7 @@ T tokens of S sequences one behind the other, Hq query heads, Hkv key and value 
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -16,11 +17,15 @@ import torch
 
 from engine.kernels.backend import programmatic_launch, use_triton
 
+log = logging.getLogger("baton.engine")
+
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.signedinteger[Any]]]
 
 DECODE_PROGRAMS = 2 * 132  # among which a decode pass's work is dealt out: two for each processor of an H200
 LONG_CONTEXT = 2048  # positions; from here on larger tiles win (measured on an H200)
 FEW_QUERIES = 512  # up to here small tiles keep more of the GPU busy
+HOPPER_TRIAL = 300  # queries of the case that is tried first: three tiles, of which one is not full
+HOPPER_TOLERANCE = 1e-2  # of its result, relative; bfloat16 has 4e-3
 ROUNDS = 2  # of such programs, in which a few long contexts may be cut
 
 
@@ -51,6 +56,7 @@ class PrefillPlan:
 
     batch: AttentionBatch
     tiles: torch.Tensor  # [I, 8] int32, see `deal_out_tiles`
+    rows: int  # queries of a tile
     blocks: torch.Tensor | None  # [I, 2] int32: the contexts' blocks, ids and positions; None: all tokens are new
 
 
@@ -113,13 +119,16 @@ def max_items(num_sequences: int, num_kv_heads: int) -> int:
     return num_sequences + ROUNDS * (DECODE_PROGRAMS // num_kv_heads)
 
 
-def prefill_shape(head_dim: int, max_query_len: int, max_context_len: int) -> tuple[int, int, int, int]:
-    """Queries of a tile, positions of a loop step, warps and stages of the prefill kernel."""
+def tile_rows(head_dim: int, max_query_len: int) -> int:
+    """Queries of a tile of the prefill kernels: small tiles keep more of the GPU busy where there are few queries."""
+    return 128 if head_dim > 128 or max_query_len > FEW_QUERIES else 64
+
+
+def prefill_shape(head_dim: int, rows: int, max_context_len: int) -> tuple[int, int, int]:
+    """Positions of a loop step, warps and stages of `triton_prefill` with so many queries in a tile."""
     if head_dim > 128:
-        return (128, 64, 8, 2)
-    if max_context_len <= LONG_CONTEXT:
-        return (64, 64, 4, 3)
-    return (64, 128, 4, 3) if max_query_len <= FEW_QUERIES else (128, 128, 8, 3)
+        return (64, 8, 2)
+    return (64 if max_context_len <= LONG_CONTEXT else 128, 4 if rows == 64 else 8, 3)
 
 
 def deal_out_tiles(query_len: Ints, context_len: Ints, context_start: Ints, *, rows: int) -> Ints:
@@ -235,9 +244,8 @@ def _prefill(
     if not copies_in_bulk(q):
         from engine.kernels import triton_paged_prefill
 
-        rows = prefill_shape(q.shape[-1], plan.batch.max_query_len, plan.batch.max_context_len)[0]
         triton_paged_prefill.paged_prefill(
-            q, kv_layer, plan.batch.block_table, plan.tiles, out, rows=rows, scale=scale, window=window
+            q, kv_layer, plan.batch.block_table, plan.tiles, out, rows=plan.rows, scale=scale, window=window
         )
         return
     from engine.kernels import triton_prefill
@@ -249,11 +257,44 @@ def _prefill(
     else:
         assert qkv is not None, "needs_qkv"
         keys, values = qkv[:, -2 * width : -width], qkv[:, -width:]
+    if not window and plan.rows == 128 and hopper_works(q.device, q.dtype, q.shape[1], num_kv_heads, head_dim):
+        from engine.kernels import triton_prefill_hopper
+
+        triton_prefill_hopper.prefill(q, keys, values, plan.tiles, out, num_kv_heads=num_kv_heads, scale=scale)
+        return
     triton_prefill.prefill(
         q, keys, values, plan.tiles, out,
-        num_kv_heads=num_kv_heads, scale=scale, window=window,
-        max_query_len=plan.batch.max_query_len, max_context_len=plan.batch.max_context_len,
+        rows=plan.rows, num_kv_heads=num_kv_heads, scale=scale, window=window, max_context_len=plan.batch.max_context_len,
     )  # fmt: skip
+
+
+@functools.cache
+def hopper_works(device: torch.device, dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int) -> bool:
+    """Whether `triton_prefill_hopper` computes this shape here: Gluon is experimental, so a small case is tried first.
+
+    If it doesn't, a line in the log says why, and `triton_prefill` goes on.
+    """
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9 or head_dim not in (64, 128):
+        return False
+    random = torch.Generator(device).manual_seed(0)
+    q = torch.randn(HOPPER_TRIAL, num_heads, head_dim, device=device, dtype=dtype, generator=random)
+    block = torch.randn(1, 2, HOPPER_TRIAL, num_kv_heads, head_dim, device=device, dtype=dtype, generator=random)
+    keys, values = block[0].flatten(2)
+    length = np.array([HOPPER_TRIAL])
+    tiles = torch.from_numpy(deal_out_tiles(length, length, np.zeros(1, dtype=np.int64), rows=128)).to(device)
+    out = torch.empty_like(q)
+    try:
+        from engine.kernels import triton_prefill_hopper
+
+        triton_prefill_hopper.prefill(q, keys, values, tiles, out, num_kv_heads=num_kv_heads, scale=head_dim**-0.5)
+        expected = _one_sequence(q, block, torch.zeros(1, device=device), HOPPER_TRIAL, head_dim**-0.5, 0)
+        error = float((out.float() - expected.float()).norm() / expected.float().norm())
+        reason = "" if error < HOPPER_TOLERANCE else f"relative error {error:.2g}"
+    except Exception as problem:  # whatever an experimental compiler raises
+        reason = f"{type(problem).__name__}: {problem}"[:200]
+    if reason:
+        log.warning("engine.hopper_attention_unused", extra={"reason": reason})
+    return not reason
 
 
 def reference(

@@ -24,18 +24,19 @@ def prefill(
     tiles: torch.Tensor,
     out: torch.Tensor,
     *,
+    rows: int,
     num_kv_heads: int,
     scale: float,
     window: int,
-    max_query_len: int,
     max_context_len: int,
 ) -> None:
     """Write every row of `out` [T, Hq, D] for `q` of the same shape, both contiguous.
 
-    `keys` and `values` [C, Hkv D]: rows of a regular distance. `tiles` [I, 8] int32 as `attention.deal_out_tiles` makes them.
+    `keys` and `values` [C, Hkv D]: rows of a regular distance. `tiles` [I, 8] int32 of `rows` queries each as
+    `attention.deal_out_tiles` makes them.
     """
     num_heads, head_dim = q.shape[1:]
-    rows, step, warps, stages = prefill_shape(head_dim, max_query_len, max_context_len)
+    step, warps, stages = prefill_shape(head_dim, rows, max_context_len)
     padded = max(16, triton.next_power_of_2(head_dim))
     shape, strides = list(keys.shape), list(keys.stride())
     fixed = (num_heads, num_kv_heads, head_dim, padded, rows, step, stages, window > 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from engine.kernels.attention import (
@@ -13,7 +14,7 @@ from engine.kernels.attention import (
     deal_out_tiles,
     max_items,
     point,
-    prefill_shape,
+    tile_rows,
 )
 
 
@@ -118,10 +119,11 @@ def _prefill_plan(batch: AttentionBatch, head_dim: int, block_size: int) -> Pref
         for index in range(int(counts[sequence]))
     ]
     starts = (counts.cumsum(0) - counts) * block_size
-    rows = prefill_shape(head_dim, batch.max_query_len, batch.max_context_len)[0]
+    rows = tile_rows(head_dim, batch.max_query_len)
     tiles = deal_out_tiles(lengths.numpy(), contexts.numpy(), starts.numpy(), rows=rows)
+    tiles = np.concatenate((tiles, np.zeros((2, 8), dtype=np.int32)))  # as in a graph that is larger than the pass
     return PrefillPlan(
-        batch, torch.from_numpy(tiles).to(device), torch.tensor(blocks, dtype=torch.int32, device=device)
+        batch, torch.from_numpy(tiles).to(device), rows, torch.tensor(blocks, dtype=torch.int32, device=device)
     )
 
 

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 
 from engine.kernels import activation, attention, embedding, linear, norm, rope, sampling
@@ -147,6 +148,7 @@ def check_chunks(device: str, large: bool) -> None:
                 for window in (0, 100):
                     _check_attention([(60, 700), (90, 90)], (8, 2), head_dim, 16, dtype, device, window)
                     _check_attention([(200, 3000), (1, 1), (90, 2500)], (8, 2), head_dim, 16, dtype, device, window)
+                    _check_attention([(700, 700), (130, 2501), (1, 5)], (8, 2), head_dim, 16, dtype, device, window)
 
 
 def check_chunks_from_projection(device: str, large: bool) -> None:
@@ -166,14 +168,10 @@ def check_chunks_from_projection(device: str, large: bool) -> None:
         expected = references.attention(q, kv_layer, batch, 0.1, 0)
         qkv[starts[1] : starts[2]] = float("nan")
         query_len = batch.query_start.cpu().diff().long().numpy()
-        tiles = attention.deal_out_tiles(query_len, query_len, batch.query_start[:-1].cpu().long().numpy(), rows=64)
-        if batch.max_context_len > attention.LONG_CONTEXT:
-            tiles = attention.deal_out_tiles(
-                query_len, query_len, batch.query_start[:-1].cpu().long().numpy(), rows=128
-            )
-        plan = attention.AttentionPlan(
-            0, None, {}, batch.block_table, attention.PrefillPlan(batch, torch.from_numpy(tiles).to(device), None)
-        )
+        rows = attention.tile_rows(64, batch.max_query_len)
+        tiles = attention.deal_out_tiles(query_len, query_len, np.array(starts[:-1]), rows=rows)
+        prompts = attention.PrefillPlan(batch, torch.from_numpy(tiles).to(device), rows, None)
+        plan = attention.AttentionPlan(0, None, {}, batch.block_table, prompts)
         assert attention.needs_qkv(plan, q)
         out = attention.paged_attention(q, kv_layer, plan, scale=0.1, window=0, qkv=qkv)
         others = [row for row in range(len(q)) if not starts[1] <= row < starts[2]]

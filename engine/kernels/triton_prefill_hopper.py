@@ -1,0 +1,207 @@
+"""Attention of prompts on Hopper: loads, products and softmax in groups of warps of their own (Gluon, Triton's lower level).
+
+The method is FlashAttention 3's (Shah et al., 2024). A program computes 128 queries of one head, 64 in each of two groups of four
+warps; one more warp copies keys and values, N positions a step, into two buffers ahead of them. A group multiplies the next
+step's queries and keys while it adds up this step's values, and while one group is at its exponentials the other one multiplies.
+Letters as in `triton_prefill`, whose interface this is; no window, 16-bit numbers, heads of 64 or 128.
+"""
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from engine.kernels.launch import Kernel
+
+ROWS = 128  # queries of a tile
+STEP = 128  # positions of a step
+BUFFERS = 2  # of keys and of values each
+GROUPS = 2  # that compute
+
+_meet = getattr(gl, "thread_barrier", None) or gl.barrier  # called so up to Triton 3.6, and since 3.7
+_TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
+
+
+def prefill(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tiles: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    num_kv_heads: int,
+    scale: float,
+) -> None:
+    """Write every row of `out` [T, Hq, D]; all as in `triton_prefill.prefill`, tiles of `ROWS` queries."""
+    num_heads, head_dim = q.shape[1:]
+    dtype = _TYPES[q.dtype]
+    loaded = [
+        _descriptor(rows, size, head_dim)
+        for rows, size in ((q.flatten(1), ROWS // GROUPS), (keys, STEP), (values, STEP))
+    ]
+    fixed = (num_heads, num_kv_heads, head_dim, ROWS // GROUPS, STEP, BUFFERS, dtype)
+    _ATTEND.launch(
+        (num_heads, tiles.shape[0]), (q.dtype, *fixed[:-1]),
+        *loaded, tiles, out, scale * 1.4426950408889634, *fixed,
+        num_warps=4,
+    )  # fmt: skip
+
+
+def _descriptor(rows: torch.Tensor, height: int, width: int) -> TensorDescriptor:
+    """Tiles of `rows` as the copy engine loads them."""
+    layout = gl.NVMMASharedLayout.get_default_for([height, width], _TYPES[rows.dtype])
+    return TensorDescriptor(rows, list(rows.shape), list(rows.stride()), [height, width], layout)
+
+
+@gluon.jit
+def _attend(
+    q_rows, k_rows, v_rows, tiles_I8, out_THD, scale_log2,
+    HQ: gl.constexpr, HKV: gl.constexpr, D: gl.constexpr, M: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
+    DTYPE: gl.constexpr,
+):  # fmt: skip
+    head, tile = gl.program_id(0), tiles_I8 + gl.program_id(1) * 8
+    first_row, num_rows = gl.load(tile), gl.load(tile + 1)
+    first_position, context = gl.load(tile + 2), gl.load(tile + 3)
+    end = first_position + num_rows  # positions up to the last row's own
+    steps = gl.maximum((end + N - 1) // N, 1)  # a tile without rows, too, waits for a step: it stores nothing of it
+    q = gl.allocate_shared_memory(DTYPE, [2, M, D], q_rows.layout)
+    k = gl.allocate_shared_memory(DTYPE, [STAGES, N, D], k_rows.layout)
+    v = gl.allocate_shared_memory(DTYPE, [STAGES, N, D], v_rows.layout)
+    q_there = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    k_there = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_there = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(q_there, count=1)
+    for slot in gl.static_range(STAGES):
+        mbarrier.init(k_there.index(slot), count=1)
+        mbarrier.init(k_free.index(slot), count=2)
+        mbarrier.init(v_there.index(slot), count=1)
+        mbarrier.init(v_free.index(slot), count=2)
+    fence_async_shared()
+    column, kv_column = head * D, head // (HQ // HKV) * D
+    buffers = (k, v, q_there, k_there, k_free, v_there, v_free)
+    work = (out_THD, first_row, num_rows, first_position, column, end, steps, scale_log2)
+    gl.warp_specialize(
+        [
+            (_compute, (q.index(0), buffers, work, HQ, D, 0, M, N, STAGES)),
+            (_compute, (q.index(1), buffers, work, HQ, D, 1, M, N, STAGES)),
+            (_copy, (q_rows, k_rows, v_rows, q, buffers, first_row, context, column, kv_column, steps, M, N, STAGES)),
+        ],
+        [4, 1],  # warps of the second and third, and registers of their threads: the sums' and scores' are what counts
+        [240, 24],
+    )
+
+
+@gluon.jit
+def _copy(
+    q_rows, k_rows, v_rows, q, buffers, first_row, context, column, kv_column, steps,
+    M: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The third group: bring everything, each step as soon as both others are done with what its buffer held."""
+    k, v, q_there, k_there, k_free, v_there, v_free = buffers
+    mbarrier.expect(q_there, 2 * q_rows.block_type.nbytes)
+    tma.async_copy_global_to_shared(q_rows, [first_row, column], q_there, q.index(0))
+    tma.async_copy_global_to_shared(q_rows, [first_row + M, column], q_there, q.index(1))
+    for step in range(steps):
+        slot, before = step % STAGES, ((step // STAGES) & 1) ^ 1
+        mbarrier.wait(k_free.index(slot), before)
+        mbarrier.expect(k_there.index(slot), k_rows.block_type.nbytes)
+        tma.async_copy_global_to_shared(k_rows, [context + step * N, kv_column], k_there.index(slot), k.index(slot))
+        mbarrier.wait(v_free.index(slot), before)
+        mbarrier.expect(v_there.index(slot), v_rows.block_type.nbytes)
+        tma.async_copy_global_to_shared(v_rows, [context + step * N, kv_column], v_there.index(slot), v.index(slot))
+
+
+@gluon.jit
+def _compute(
+    q, buffers, work,
+    HQ: gl.constexpr, D: gl.constexpr, GROUP: gl.constexpr, M: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The first and second group: `M` rows each. A step's scores are asked for before the last step's values are added up."""
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 16])
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
+    ROW: gl.constexpr = gl.SliceLayout(1, SUMS)
+    k, v, q_there, k_there, k_free, v_there, v_free = buffers
+    out_THD, first_row, num_rows, first_position, column, end, steps, scale_log2 = work
+    position = first_position + GROUP * M + gl.arange(0, M, gl.SliceLayout(1, SCORES))
+    masked = (first_position + GROUP * M + 1) // N  # from this step on, some rows don't see everything
+    nothing = gl.zeros((M, N), gl.float32, SCORES)
+    sums = gl.zeros((M, D), gl.float32, SUMS)
+
+    mbarrier.wait(q_there, 0)
+    mbarrier.wait(k_there.index(0), 0)
+    scores = warpgroup_mma(q, k.index(0).permute((1, 0)), nothing, use_acc=False, is_async=True)
+    scores = warpgroup_mma_wait(0, deps=[scores])
+    _free(k_free.index(0))
+    if masked == 0:
+        scores = _hide(scores, 0, position, N, SCORES)
+    top = gl.max(scores, 1) * scale_log2
+    weights = gl.exp2(scores * scale_log2 - top[:, None])
+    total = gl.sum(weights, 1)
+    operand = gl.convert_layout(weights.to(v.dtype), WEIGHTS)
+    for step in range(1, steps):
+        slot, last = step % STAGES, (step - 1) % STAGES
+        mbarrier.wait(k_there.index(slot), (step // STAGES) & 1)
+        scores = warpgroup_mma(q, k.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
+        mbarrier.wait(v_there.index(last), ((step - 1) // STAGES) & 1)
+        sums = warpgroup_mma(operand, v.index(last), sums, is_async=True)
+        scores = warpgroup_mma_wait(1, deps=[scores])
+        _free(k_free.index(slot))
+        if step >= masked:
+            scores = _hide(scores, step * N, position, N, SCORES)
+        new_top = gl.maximum(top, gl.max(scores, 1) * scale_log2)
+        weights = gl.exp2(scores * scale_log2 - new_top[:, None])
+        decay = gl.exp2(top - new_top)
+        total = total * decay + gl.sum(weights, 1)
+        top = new_top
+        sums, operand = warpgroup_mma_wait(0, deps=[sums, operand])
+        _free(v_free.index(last))
+        sums = sums * gl.convert_layout(decay, ROW)[:, None]
+        operand = gl.convert_layout(weights.to(v.dtype), WEIGHTS)
+    last = (steps - 1) % STAGES
+    mbarrier.wait(v_there.index(last), ((steps - 1) // STAGES) & 1)
+    if end % N != 0:
+        _clean(v.index(last), (steps - 1) * N, end, N)
+    sums = warpgroup_mma(operand, v.index(last), sums, is_async=True)
+    sums = warpgroup_mma_wait(0, deps=[sums])
+    row = GROUP * M + gl.arange(0, M, ROW)
+    offsets = (first_row + row).to(gl.int64)[:, None] * (HQ * D) + column
+    offsets += gl.arange(0, D, gl.SliceLayout(0, SUMS))[None, :]
+    sums = sums / gl.convert_layout(total, ROW)[:, None]
+    gl.store(out_THD + offsets, sums.to(out_THD.dtype.element_ty), mask=(row < num_rows)[:, None])
+
+
+@gluon.jit
+def _free(buffer):
+    """This group is done with a buffer: all of its warps are, whichever one says it."""
+    _meet()
+    mbarrier.arrive(buffer, count=1)
+
+
+@gluon.jit
+def _hide(scores, at, position, N: gl.constexpr, SCORES: gl.constexpr):
+    """No row sees what is behind its own position."""
+    n = at + gl.arange(0, N, gl.SliceLayout(0, SCORES))
+    return gl.where(n[None, :] <= position[:, None], scores, float("-inf"))
+
+
+@gluon.jit
+def _clean(v, at, end, N: gl.constexpr):
+    """What lies behind `end` is another request's: 0 * NaN would be NaN. Both groups write the same."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+    there = at + gl.arange(0, N, gl.SliceLayout(1, LAYOUT)) < end
+    v.store(gl.where(there[:, None], v.load(LAYOUT), 0.0))
+    fence_async_shared()
+    _meet()
+
+
+_ATTEND = Kernel(_attend)

@@ -1,0 +1,52 @@
+"""The Hopper kernel is compiled here to the GPU's own code, without a GPU; what it computes is checked in tests/gpu."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+triton = pytest.importorskip("triton")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.experimental.gluon import language as gl  # noqa: E402
+from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402
+
+from engine.kernels import triton_prefill_hopper as hopper  # noqa: E402
+
+TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_it_compiles_and_keeps_everything_in_registers(head_dim: int, tmp_path: Path) -> None:
+    group = hopper.ROWS // hopper.GROUPS
+    compiled = triton.compile(_source(head_dim, group), target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    (tmp_path / "kernel.cubin").write_bytes(compiled.asm["cubin"])
+    said = subprocess.run([TOOL, "-res-usage", tmp_path / "kernel.cubin"], capture_output=True, text=True, check=True)
+    used = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", said.stdout))
+    assert (used["STACK"], used["LOCAL"]) == ("0", "0"), "spilled: sums and scores went to memory"
+    assert int(used["REG"]) * 12 * 32 <= 65536, "three groups of four warps fit into a processor"
+    assert compiled.metadata.shared <= 227 * 1024
+
+
+def _source(head_dim: int, group: int) -> GluonASTSource:
+    layout = {
+        rows: gl.NVMMASharedLayout.get_default_for([rows, head_dim], gl.bfloat16) for rows in (group, hopper.STEP)
+    }
+    rows = {size: f"tensordesc<bf16[{size}, {head_dim}],{layout[size]!r}>" for size in layout}
+    types = {
+        "q_rows": rows[group], "k_rows": rows[hopper.STEP], "v_rows": rows[hopper.STEP],
+        "tiles_I8": "*i32", "out_THD": "*bf16", "scale_log2": "fp32",
+    }  # fmt: skip
+    fixed = {
+        "HQ": 32, "HKV": 8, "D": head_dim, "M": group, "N": hopper.STEP, "STAGES": hopper.BUFFERS, "DTYPE": gl.bfloat16,
+    }  # fmt: skip
+    names = hopper._attend.arg_names
+    return GluonASTSource(
+        hopper._attend,
+        signature={name: types.get(name, "constexpr") for name in names},
+        constexprs={(names.index(name),): value for name, value in fixed.items()},
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in ("tiles_I8", "out_THD")},
+    )
