@@ -105,9 +105,7 @@ class AttemptMessage(msgspec.Struct, frozen=True, kw_only=True):
     v: int = PROTOCOL_VERSION
     request_id: str
     attempt: int
-    traceparent: str | UnsetType = (
-        UNSET  # W3C, of the attempt's span or its transfer's; not on the wire if there is none
-    )
+    traceparent: str | UnsetType = UNSET  # W3C, of the attempt's span or its transfer's; not on the wire without
 
 
 class WorkerMessage(AttemptMessage, frozen=True, kw_only=True):
@@ -309,9 +307,7 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = -1  # with the prefill worker's first token: prompt tokens that its prefix cache held
     queue_ms: float = 0.0  # with the first token: claimed -> first chunk started
     prefill_ms: float = 0.0  # with the first token: first chunk started -> token sampled
-    traceparent: str | UnsetType = (
-        UNSET  # with a worker's first tokens of an attempt alone: 69 bytes, to 161 without it
-    )
+    traceparent: str | UnsetType = UNSET  # with a worker's first of an attempt: 69 bytes, beside a token's 161
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True, tag="frame"):

@@ -218,6 +218,9 @@ async def test_every_message_about_a_request_carries_its_trace_and_so_do_log_lin
     lines = [json.loads(line) for line in (tmp_path / "prefill-0.log").read_text().splitlines() if line[0] == "{"]
     logged = {line["event"]: line["trace_id"] for line in lines if line.get("request_id") == left}
 
+    (hung_up,) = [line for line in (tmp_path / "gateway.log").read_text().splitlines() if "http.client_left" in line]
+    assert hung_up.endswith(f" trace_id={left_trace}")
+
     traces = {served: CLIENT[0], left: left_trace}
     assert [(kind, about) for kind, about, context in wire.said if context[3:35] != traces[about]] == []
     assert {context for kind, _, context in wire.said if kind in ("handoff", "imported")}.isdisjoint(

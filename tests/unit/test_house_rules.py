@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from importlib import metadata
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from common.messages import AttemptMessage, Job, Tokens, WorkerMessage
 from services.settings_table import render
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,6 +40,18 @@ def test_common_stays_small_and_known() -> None:
     files = modules("common")
     assert {path.stem for path in files} - {"__init__"} <= COMMON
     assert sum(len(path.read_text().splitlines()) for path in files) <= COMMON_LINES
+
+
+def test_whoever_says_something_about_a_request_says_its_trace() -> None:
+    kinds = {kind.__name__ for kind in (*AttemptMessage.__subclasses__(), *WorkerMessage.__subclasses__(), Job, Tokens)}
+    said: dict[str, bool] = {}
+    for path in modules("gateway", "worker", "prefill", "decode", "services"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in kinds:
+                place = f"{path.relative_to(ROOT)}:{node.lineno} {node.func.id}"
+                said[place] = "traceparent" in {keyword.arg for keyword in node.keywords}
+    assert {place.partition(" ")[2] for place in said} == kinds - {"WorkerMessage"}
+    assert [place for place, with_trace in said.items() if not with_trace] == []
 
 
 def test_no_module_is_a_drawer() -> None:

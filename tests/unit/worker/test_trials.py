@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter, deque
 
 import pytest
+from msgspec import UNSET
 
 from common.messages import SamplingParams
 from decode.scheduler import DecodeScheduler
@@ -61,7 +62,8 @@ def test_prompts_that_may_have_killed_a_worker_are_computed_one_after_the_other(
     trials, requests = Trials(), waiting(10, 20, 30)
     for request in requests[:2]:
         request.sequence.suspect_until = 1
-        trials.watch(request.sequence, "gateway")
+        trials.watch(request.sequence, "gateway", f"trace of {request.id}")
+    assert [trials.context(request.sequence) for request in requests] == ["trace of r0", "trace of r1", UNSET]
     first = next_chunks(requests, 512, trials=trials)
     trials.planned(first)
     assert [chunk.num_tokens for chunk in first] == [10, 30]
