@@ -51,6 +51,8 @@ class Feed:
         return self._watch()
 
     async def _watch(self) -> AsyncGenerator[bytes, None]:
+        if self.watchers >= MAX_WATCHERS:
+            return  # others began since this one was let in
         self.watchers += 1
         ends_at, seen = time.monotonic() + LONGEST_S, 0
         try:

@@ -71,6 +71,7 @@ class ConsoleRoutes:
         self._feed = Feed(self._sections, leaving=control.leaving)
         control.answer_with(self._tell)
         self._assets = load_assets()
+        self._building = asyncio.Lock()
         self._state: tuple[float, dict[str, Any]] | None = None
         self.gets: dict[str, Endpoint] = {
             "/": self.page,
@@ -96,9 +97,10 @@ class ConsoleRoutes:
 
     async def state(self, request: Request) -> Response:
         """The fleet as this gateway hears it, and what all gateways do."""
-        now = time.monotonic()
-        if self._state is None or now - self._state[0] > FRESH_S:
-            self._state = now, await self._picture()
+        async with self._building:  # all who ask meanwhile get the same
+            if self._state is None or time.monotonic() - self._state[0] > FRESH_S:
+                picture = await self._picture()
+                self._state = time.monotonic(), picture
         picture = dict(self._state[1])
         del picture["requests"]
         return json_response(picture)

@@ -42,7 +42,7 @@ async function send(path, { with: secret, method = "GET", body, signal }) {
   }
   if (!answer.ok) {
     const told = await answer.json().catch(() => null);
-    throw new ApiError(answer.status, told?.error?.message ?? `HTTP ${answer.status}`);
+    throw new ApiError(answer.status, told?.error?.message || `HTTP ${answer.status}`);
   }
   return answer;
 }

@@ -8,15 +8,20 @@ from collections.abc import AsyncGenerator
 from itertools import product
 from typing import Any
 
+import httpx
 import pytest
 
 from common.errors import UnavailableError
 from common.messages import Imported, Settle
+from common.peers import Peers
+from gateway.app import HttpSettings, create_app
 from gateway.console.assets import FOLDER
+from gateway.console.control import FleetControl
 from gateway.console.feed import MAX_WATCHERS, Feed
 from gateway.console.parts import activity, merged, own_part
 from gateway.console.state import counted, handovers, percentile
 from gateway.timeline import AttemptLine, Timeline, Timelines
+from gateway.tokenizer import ChatTokenizer
 from tests.fakes.generations import ScriptedGenerations
 
 NOW = 1000.0
@@ -215,6 +220,42 @@ async def test_streams_end_when_the_gateway_leaves_and_are_bounded_in_number(
     assert await news(await pictures.feed.watch()) == {}
     for stream in streams:
         await stream.aclose()
+
+
+class SlowControl(FleetControl):
+    """The other gateways answer when they are let."""
+
+    def __init__(self) -> None:
+        super().__init__(None, Peers())  # type: ignore[arg-type] - it is not started
+        self.asked, self.answers = 0, asyncio.Event()
+
+    async def ask(self, request_id: str = "") -> dict[str, Any]:
+        self.asked += 1
+        await self.answers.wait()
+        return {}
+
+
+async def test_a_crowd_that_asks_for_the_state_costs_as_much_as_one(tokenizer: ChatTokenizer) -> None:
+    control, script = SlowControl(), ScriptedGenerations(lambda _: [])
+    app = create_app(generations=script, tokenizer=tokenizer, settings=HttpSettings(served_model="m"), control=control)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
+        crowd = [asyncio.create_task(http.get("/console/state")) for _ in range(20)]
+        while not control.asked:
+            await asyncio.sleep(0)
+        for _ in range(1000):
+            await asyncio.sleep(0)  # all of them get as far as they can
+        control.answers.set()
+        assert {answer.status_code for answer in await asyncio.gather(*crowd)} == {200}
+        assert control.asked == 1
+
+
+async def test_a_crowd_of_watchers_that_comes_at_once_is_bounded_too(pictures: Pictures) -> None:
+    streams = [await pictures.feed.watch() for _ in range(MAX_WATCHERS + 3)]
+    assert [await anext(stream, b"") for stream in streams] == [b"retry: 1000\n\n"] * MAX_WATCHERS + [b""] * 3
+    assert pictures.feed.watchers == MAX_WATCHERS
+    for stream in streams:
+        await stream.aclose()
+    assert pictures.feed.watchers == 0
 
 
 def test_percentile_is_a_value_that_occurred() -> None:
