@@ -182,6 +182,7 @@ class BatchLimits:
     tenant_share: float = 0.5  # of the store, that one tenant's files may take
     tenant_files: int = 1_000
     tenant_batches: int = 100  # that are not over
+    tenant_kept_batches: int = 10_000  # over or not: they are read before one begins
 
 
 def token_of(tenant: str) -> str:

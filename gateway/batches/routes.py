@@ -100,8 +100,9 @@ class BatchRoutes:
         """A file, byte by byte."""
         record = await self._file(request)
         parts = self._store.parts(record.id, record.parts)
+        first = await anext(parts, b"")  # they expire before the record does: that is said before the answer begins
         headers = {"content-length": str(record.bytes)}
-        return StreamingResponse(_flow(parts), media_type="application/octet-stream", headers=headers)
+        return StreamingResponse(_flow(first, parts), media_type="application/octet-stream", headers=headers)
 
     async def delete(self, request: Request) -> Response:
         """Delete a file; one that a running batch reads is kept."""
@@ -167,6 +168,7 @@ def _list(page: list[Any], more: bool) -> Response:
     return json_response({"object": "list", "data": data, **ends, "has_more": more})
 
 
-async def _flow(parts: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+async def _flow(first: bytes, parts: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    yield first
     async for part in parts:
         yield part

@@ -112,6 +112,8 @@ class LineRunner:
                 await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
             else:
                 deliveries = await self._streams.fetch("line", most - len(self._tasks))
+                if self._stopping:
+                    return  # they came too late: `BatchStreams.close` gives them back
                 self._metrics.queued(deliveries[-1].num_waiting if deliveries else 0)
                 for delivery in deliveries:
                     self._start(delivery)
@@ -191,11 +193,13 @@ class LineRunner:
     async def _once(self, delivery: Delivery, line: Line) -> None:
         """Run a line and keep its result, unless it has one. Raises LaterError and UnavailableError."""
         again, started = delivery.num_delivered > 1, 0
+        kept = await self._streams.get(subjects.batch_result(line.batch, line.line))
+        if (
+            kept is not None
+        ):  # also new work may be old: a part of a file that is queued once more, by a step that was done twice
+            await self._mark(line, result_decoder.decode(kept.data))
+            return
         if again:
-            kept = await self._streams.get(subjects.batch_result(line.batch, line.line))
-            if kept is not None:
-                await self._mark(line, result_decoder.decode(kept.data))
-                return
             started = await self._count_start(line)
         asked = await self._asked(line)
         try:

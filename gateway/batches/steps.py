@@ -61,7 +61,10 @@ class Steps:
             if len(self._tasks) >= AT_A_TIME:
                 await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
                 continue
-            for delivery in await self._streams.fetch("step", AT_A_TIME - len(self._tasks)):
+            deliveries = await self._streams.fetch("step", AT_A_TIME - len(self._tasks))
+            if self._stopping:
+                return  # they came too late: `BatchStreams.close` gives them back
+            for delivery in deliveries:
                 task = asyncio.create_task(self._take(delivery))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)

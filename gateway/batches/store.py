@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import TypeVar
 
 import msgspec
@@ -31,39 +32,47 @@ from gateway.responses import ConflictError, NotKeptError
 CHANGE_TRIES = 20
 READ_PARTS = 8  # half a megabyte or a line each
 UPLOADS_SHARE = 0.7  # of the store, that is filled by uploads: what was taken on has room for its results
+TURN_S = 10.0  # to wait for the batches of the same tenant that begin before
 R = TypeVar("R", FileRecord, BatchRecord)
 
 
 class FileWriter:
     """A file on its way in: its parts are kept as they come, the file is there once its record is."""
 
-    def __init__(self, streams: BatchStreams, tenant: str, limits: BatchLimits) -> None:
+    def __init__(self, store: BatchStore, tenant: str, room: int) -> None:
+        """`room`: bytes that it may have at most, whatever it announced."""
         self.id = new_file_id()
-        self._streams = streams
+        self._store = store
+        self._streams = store.streams
         self._tenant = tenant
-        self._keep_s = limits.keep_s
+        self._room = room
+        limits = store.limits
         self._cutter = LineCutter(
             file_bytes=limits.file_bytes, file_lines=limits.file_lines, line_bytes=limits.line_bytes
         )
         self._parts = 0
 
     async def write(self, data: bytes) -> None:
-        """Take more. Raises InvalidRequestError beyond a bound."""
+        """Take more. Raises InvalidRequestError or StoreFullError beyond a bound."""
         for part in self._cutter.feed(data):
             await self._keep(part)
 
     async def finish(self, filename: str) -> FileRecord:
-        """The file is complete, and acknowledged when this returns."""
+        """The file is complete, and acknowledged when this returns. Raises InvalidRequestError and StoreFullError."""
         for part in self._cutter.finish():
             await self._keep(part)
+        await self._store.tenant_room(self._tenant, self._cutter.bytes)  # others may have been completed meanwhile
         file = FileRecord(id=self.id, tenant=self._tenant, filename=filename, parts=self._parts)
-        return await keep_record(self._streams, file, self._cutter, keep_s=self._keep_s)
+        return await keep_record(self._streams, file, self._cutter, keep_s=self._store.limits.keep_s)
 
     async def drop(self) -> None:
-        """It will not be complete."""
+        """It will not be complete, or nobody knows that it is: its record may be there, and only the answer was lost."""
+        await self._streams.purge(subjects.batch_file(token_of(self._tenant), self.id))
         await self._streams.purge(subjects.batch_part(self.id, "*"))
 
     async def _keep(self, part: bytes) -> None:
+        if self._cutter.bytes > self._room:
+            raise StoreFullError(f"{self._room} bytes are left")
         await self._streams.create(subjects.batch_part(self.id, self._parts), part)
         self._parts += 1
 
@@ -87,20 +96,26 @@ class BatchStore:
         self.limits = limits
         self._read: dict[tuple[str, int], list[bytes]] = {}  # lines of the parts that were read last
         self._reading = asyncio.Lock()
+        self._turns: dict[str, asyncio.Lock] = {}  # of configured tenants: few
 
     # -- files -------------------------------------------------------------------------------------------------------
 
     async def new_file(self, tenant: str, announced_bytes: int) -> FileWriter:
         """A place for a file. Raises OverloadedError when the tenant has no room for one."""
-        if await self.streams.used_bytes() + announced_bytes > UPLOADS_SHARE * self.limits.store_bytes:
+        spare = int(UPLOADS_SHARE * self.limits.store_bytes) - await self.streams.used_bytes()
+        if announced_bytes > spare:
             raise StoreFullError("files leave room for results")
+        return FileWriter(self, tenant, min(spare, await self.tenant_room(tenant, announced_bytes)))
+
+    async def tenant_room(self, tenant: str, num_bytes: int) -> int:
+        """Bytes that a tenant may have beside its files. Raises StoreFullError when a file of `num_bytes` is one too many."""
         files = await self.files(tenant)
         room = int(self.limits.store_bytes * self.limits.tenant_share) - sum(file.bytes for file in files)
         if len(files) >= self.limits.tenant_files:
             raise StoreFullError(f"{len(files)} files of this API key")
-        if announced_bytes > room or room <= 0:
+        if num_bytes > room or room <= 0:
             raise StoreFullError(f"{max(0, room)} bytes are left for this API key")
-        return FileWriter(self.streams, tenant, self.limits)
+        return room
 
     async def files(self, tenant: str) -> list[FileRecord]:
         """A tenant's files, the oldest first."""
@@ -143,8 +158,8 @@ class BatchStore:
         for batch in await self.batches(tenant):
             if batch.input_file_id == file_id and not batch.is_over:
                 raise ConflictError(f"batch {batch.id} is {batch.status} and reads this file: cancel it first")
+        await self.streams.purge(subjects.batch_part(file_id, "*"))  # a file that is half deleted can be deleted again
         await self.streams.purge(record.subject)
-        await self.streams.purge(subjects.batch_part(file_id, "*"))
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
@@ -157,9 +172,6 @@ class BatchStore:
             raise InvalidRequestError(f"a file of purpose {file.purpose} is no input", param="input_file_id")
         if file.expires_at < now + self.limits.window_s:
             raise InvalidRequestError("the file expires before the batch would: upload it again", param="input_file_id")
-        running = sum(not batch.is_over for batch in await self.batches(tenant))
-        if running >= self.limits.tenant_batches:
-            raise OverloadedError(f"{running} batches of this API key are not over, the limit: try again later")
         record = BatchRecord(
             id=new_batch_id(),
             tenant=tenant,
@@ -170,16 +182,47 @@ class BatchStore:
             expires_at=now + int(self.limits.window_s),
             parts=file.parts,
         )
+        async with self._turn(tenant):
+            await self._check_batches(tenant)
+            await self._begin(record)
+        return record
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, tenant: str) -> AsyncIterator[None]:
+        """A tenant's batches begin one after the other: all of a crowd would find that there is room for one more."""
+        turn = self._turns.setdefault(tenant, asyncio.Lock())
+        try:
+            async with asyncio.timeout(TURN_S):
+                await turn.acquire()
+        except TimeoutError:
+            raise OverloadedError("many batches of this API key begin here: try again later") from None
+        try:
+            yield
+        finally:
+            turn.release()
+
+    async def _check_batches(self, tenant: str) -> None:
+        kept = await self.batches(tenant)
+        running = sum(not batch.is_over for batch in kept)
+        if running >= self.limits.tenant_batches:
+            raise OverloadedError(f"{running} batches of this API key are not over, the limit: try again later")
+        if len(kept) >= self.limits.tenant_kept_batches:
+            raise OverloadedError(
+                f"{len(kept)} batches of this API key are kept, the limit: put more lines into one, or wait until old ones expire"
+            )
+
+    async def _begin(self, record: BatchRecord) -> None:
         # The work first: work without a batch is dropped after a while, a batch without work would wait for ever.
         await self.streams.enqueue(subjects.batch_step(record.id), encode(first_step(record)))
         await self.streams.create(record.subject, encode(record))
-        return record
 
     async def batches(self, tenant: str) -> list[BatchRecord]:
         """A tenant's batches, the oldest first."""
         subject = subjects.batch_record(token_of(tenant), "*")
-        found = [batch_decoder.decode(stored.data) async for stored in self.streams.scan(subject)]
-        return sorted(found, key=lambda batch: (batch.created_at, batch.id))
+        found: dict[str, BatchRecord] = {}  # one that changes while they are read comes again
+        async for stored in self.streams.scan(subject):
+            found[stored.subject] = batch_decoder.decode(stored.data)
+        return sorted(found.values(), key=lambda batch: (batch.created_at, batch.id))
 
     async def batch(self, tenant: str, batch_id: str) -> BatchRecord:
         """A tenant's batch. Raises NotKeptError."""

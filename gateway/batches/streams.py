@@ -43,7 +43,8 @@ FULL_RETRY_S = 30.0
 PULL_S = 1.0
 ACK_WAIT_S = 6.0  # work of a gateway that died goes to another one after this
 BEAT_S = 2.0
-PAGE = 256  # messages that one request reads
+PAGE = 256  # messages that one request reads at most
+PAGE_BYTES = 8 << 20  # after so many it brings no further one
 WORK_BYTES = 256 << 20
 LAST_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 _WRONG_SEQUENCE = 10071
@@ -227,7 +228,7 @@ class BatchStreams:
         await self._ensure()
         inbox = self._client.new_inbox()
         found: list[Stored] = []
-        request = {"seq": after + 1, "next_by_subj": subject, "batch": limit}
+        request = {"seq": after + 1, "next_by_subj": subject, "batch": limit, "max_bytes": PAGE_BYTES}
         try:
             answers = await self._client.subscribe(inbox)
             try:

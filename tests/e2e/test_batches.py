@@ -187,6 +187,16 @@ async def test_a_tenant_sees_only_its_own(cluster: Cluster, client: openai.Async
             )
 
 
+async def test_a_file_whose_parts_have_expired_is_not_found(cluster: Cluster, client: openai.AsyncOpenAI) -> None:
+    """They are older than its record."""
+    file = await client.files.create(file=("input.jsonl", b"{}\n"), purpose="batch")
+    async with connected(cluster) as kept:
+        await kept.purge(subjects.batch_part(file.id, "*"))
+    with pytest.raises(openai.NotFoundError, match="has expired"):
+        await client.files.content(file.id)
+    await client.files.delete(file.id)
+
+
 async def test_a_cancelled_batch_keeps_what_was_done(client: openai.AsyncOpenAI) -> None:
     batch = await batch_of(client, jsonl([completion(number, max_tokens=200) for number in range(600)]))
     async with asyncio.timeout(WITHIN_S):

@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
@@ -27,13 +29,13 @@ from common.errors import (
 )
 from common.servers import run_nats
 from common.tracing import Span
-from gateway.batches import runner, steps, streams
+from gateway.batches import runner, steps, store, streams
 from gateway.batches.metrics import BatchMetrics
-from gateway.batches.records import BatchLimits, BatchRecord, FileRecord
+from gateway.batches.records import BatchLimits, BatchRecord, FileRecord, first_step
 from gateway.batches.runner import LineRunner
 from gateway.batches.steps import Steps
 from gateway.batches.store import BatchStore
-from gateway.batches.streams import BatchStreams, StoreFullError
+from gateway.batches.streams import BatchStreams, Delivery, Stored, StoreFullError
 from gateway.budgets import Budgets, Limits, LocalBudgets
 from gateway.dialect import Dialect
 from gateway.generation import GenerationSpec
@@ -401,15 +403,223 @@ async def test_bounds_of_a_tenant(url: str, tokenizer: ChatTokenizer) -> None:
         await one.streams.close()
 
 
+async def test_a_tenant_s_share_holds_for_files_that_say_no_length_and_for_many_at_a_time(
+    url: str, tokenizer: ChatTokenizer
+) -> None:
+    one = One(url, tokenizer, echo, limits=replace(LIMITS, tenant_share=1e-3, tenant_files=3))  # 67,108 bytes
+    await one.streams.open()
+    try:
+        at_a_time = [await one.store.new_file("chunks", 0) for _ in range(2)]
+        for writer in at_a_time:
+            await writer.write(b"x" * 999 + b"\n")
+            for _ in range(39):
+                await writer.write(b"x" * 999 + b"\n")
+        await at_a_time[0].finish("first")
+        with pytest.raises(StoreFullError, match="27108 bytes are left"):
+            await at_a_time[1].finish("second")
+        await at_a_time[1].drop()
+        alone = await one.store.new_file("chunks", 0)
+        with pytest.raises(StoreFullError, match="27108 bytes are left"):
+            await alone.write((b"x" * 99 + b"\n") * 512)  # two parts
+        await alone.drop()
+        few = [await one.store.new_file("chunks", 1) for _ in range(3)]
+        for writer in few[:2]:
+            await writer.write(b"x")
+            await writer.finish("small")
+        await few[2].write(b"x")
+        with pytest.raises(StoreFullError, match="3 files"):
+            await few[2].finish("small")
+        await few[2].drop()
+        assert [file.bytes for file in await one.store.files("chunks")] == [40_000, 1, 1]
+    finally:
+        await one.streams.close()
+
+
+async def test_a_file_whose_acknowledgement_is_lost_is_there_as_a_whole_or_not_at_all(
+    url: str, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = One(url, tokenizer, echo)
+    await one.streams.open()
+    try:
+        writer = await one.store.new_file("lost", 3)
+        await writer.write(b"{}\n")
+        create = one.streams.create
+
+        async def unanswered(subject: str, data: bytes) -> bool:
+            kept = await create(subject, data)
+            if subject.startswith("baton.batch.file."):
+                raise UnavailableError("the answer is lost")
+            return kept
+
+        monkeypatch.setattr(one.streams, "create", unanswered)
+        with pytest.raises(UnavailableError):
+            await writer.finish("a")
+        assert len(await one.store.files("lost")) == 1
+        await writer.drop()  # as an upload does that ends with an error
+        assert await one.store.files("lost") == []
+        assert await one.streams.count(subjects.batch_part(writer.id, "*")) == 0
+    finally:
+        await one.streams.close()
+
+
+async def test_a_file_that_is_half_deleted_can_be_deleted_again(
+    url: str, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = One(url, tokenizer, echo)
+    await one.streams.open()
+    try:
+        writer = await one.store.new_file("half", 3)
+        await writer.write(b"{}\n")
+        file = await writer.finish("a")
+        purge, purged = one.streams.purge, 0
+
+        async def away_after_the_first(subject: str) -> None:
+            nonlocal purged
+            purged += 1
+            if purged == 2:
+                raise UnavailableError("NATS is away")
+            await purge(subject)
+
+        monkeypatch.setattr(one.streams, "purge", away_after_the_first)
+        with pytest.raises(UnavailableError):
+            await one.store.delete_file("half", file.id)
+        await one.store.delete_file("half", file.id)
+        assert await one.store.files("half") == []
+        assert await one.streams.count(subjects.batch_part(file.id, "*")) == 0
+    finally:
+        await one.streams.close()
+
+
+async def test_a_crowd_of_batches_does_not_pass_a_tenant_s_bounds(
+    url: str, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = One(url, tokenizer, echo, limits=replace(LIMITS, tenant_batches=2, tenant_kept_batches=3))
+    await one.streams.open()  # nobody runs its lines
+    try:
+        file_id = (await one.begin(1, tenant="crowd")).input_file_id
+
+        def begin() -> Coroutine[Any, Any, BatchRecord]:
+            return one.store.new_batch("crowd", input_file_id=file_id, endpoint="/v1/completions", metadata=None)
+
+        crowd = await asyncio.gather(*(begin() for _ in range(10)), return_exceptions=True)
+        assert [type(begun) for begun in crowd].count(OverloadedError) == 9
+        kept = await one.store.batches("crowd")
+        assert len(kept) == 2
+        for batch in kept:
+            await one.steps.step(first_step(await one.store.cancel("crowd", batch.id)))
+        await begin()
+        with pytest.raises(OverloadedError, match="3 batches of this API key are kept"):
+            await begin()
+        monkeypatch.setattr(store, "TURN_S", 0.0)
+        await one.store._turns["crowd"].acquire()
+        with pytest.raises(OverloadedError, match="begin here"):
+            await begin()
+    finally:
+        await one.streams.close()
+
+
+async def test_a_batch_that_changes_while_all_are_read_is_listed_once(
+    url: str, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "PAGE", 1)
+    one = One(url, tokenizer, echo)  # nobody looks after its batches
+    await one.streams.open()
+    try:
+        first = await one.begin(1, tenant="changing")
+        second = await one.begin(1, tenant="changing")
+        read, cancelled = one.streams._read, False
+
+        async def read_and_cancel(subject: str, *, after: int, limit: int) -> list[Stored]:
+            nonlocal cancelled
+            page = await read(subject, after=after, limit=limit)
+            if not cancelled:
+                cancelled = True
+                await one.store.cancel("changing", first.id)
+            return page
+
+        monkeypatch.setattr(one.streams, "_read", read_and_cancel)
+        listed = [(batch.id, batch.status) for batch in await one.store.batches("changing")]
+        assert sorted(listed) == sorted([(first.id, "cancelling"), (second.id, "validating")])
+    finally:
+        await one.streams.close()
+
+
+async def test_large_results_are_read_a_few_at_a_time(
+    url: str, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "PAGE_BYTES", 100_000)
+    one = One(url, tokenizer, echo)
+    await one.streams.open()
+    try:
+        for number in range(10):
+            await one.streams.create(subjects.batch_result("large", number), b"%d" % number + b"x" * 60_000)
+        every = subjects.batch_result("large", "*")
+        assert len(await one.streams._read(every, after=0, limit=streams.PAGE)) < 5
+        assert [stored.data[:1] async for stored in one.streams.scan(every)] == [b"%d" % n for n in range(10)]
+        await one.streams.purge(every)
+    finally:
+        await one.streams.close()
+
+
+async def test_a_part_that_is_queued_twice_is_computed_once(url: str, tokenizer: ChatTokenizer) -> None:
+    """Two gateways took the same step: one of them queues lines that are done."""
+    lines = [line_of(number, max_tokens=5 if number == 4 else 2) for number in range(5)]
+    async with One(url, tokenizer, echo) as one:
+        one.generations.hold_after = 2  # the last line waits there
+        batch = await one.begin_raw(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+
+        async def last_is_left() -> bool:
+            of_lines = subjects.batch_line(batch.id, "*")
+            info = await one.streams._js.stream_info(subjects.BATCH_WORK_STREAM, subjects_filter=of_lines)
+            return list(info.state.subjects or {}) == [subjects.batch_line(batch.id, 4)]
+
+        await one.generations.until(lambda: len(one.generations.submitted) == 5)
+        await eventually(last_is_left)
+        before = msgspec.structs.replace(await one.store.batch(TENANT, batch.id), queued=0, queued_parts=0)
+        await asyncio.gather(*(one.steps._queue_line(before, place) for place in range(5)))
+        await eventually(last_is_left)
+        one.generations.release.set()
+        batch = await one.end_of(batch)
+        assert (batch.status, batch.completed) == ("completed", 5)
+        assert len(one.generations.submitted) == 5
+
+
+async def test_lines_that_are_brought_when_a_gateway_stops_are_left_to_others(
+    url: str, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "PULL_S", 10.0)
+    monkeypatch.setattr(streams, "ACK_WAIT_S", 60.0)
+    leaving, pulls = One(url, tokenizer, echo), asyncio.Event()
+    fetch = leaving.streams.fetch
+
+    async def told(kind: str, number: int) -> list[Delivery]:
+        if kind == "line":
+            pulls.set()
+        return await fetch(kind, number)
+
+    monkeypatch.setattr(leaving.streams, "fetch", told)
+    async with leaving:
+        await pulls.wait()
+        await leaving.lines.stop()
+        batch = await leaving.begin(2)
+        await leaving._loops[0]  # the pull that was on its way brings them
+        await asyncio.gather(*leaving.lines._tasks)
+        assert leaving.generations.submitted == []
+    async with One(url, tokenizer, echo) as other:
+        assert (await other.end_of(batch)).completed == 2
+
+
 async def test_a_full_store_refuses_files_and_keeps_what_it_has(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
     limits = BatchLimits(store_bytes=200_000, tenant_share=1.0)
     async with run_nats(data_dir=tmp_path / "nats") as server:
         async with One(server.url, tokenizer, echo, limits=limits) as one:
             batch = await one.end_of(await one.begin(5))
-            writer = await one.store.new_file(TENANT, 0)
-            await writer.write(b"x" * 250_000)
-            with pytest.raises(StoreFullError, match="maximum bytes"):
+            writer = await one.store.new_file(TENANT, 0)  # it says no length
+            await writer.write(b"x" * 150_000)
+            with pytest.raises(StoreFullError, match="bytes are left"):
                 await writer.finish("large")
+            with pytest.raises(StoreFullError, match="maximum bytes"):
+                await one.streams.create(subjects.batch_part("file-large", 0), b"x" * 250_000)
             with pytest.raises(StoreFullError, match="room for results"):
                 await one.store.new_file(TENANT, 150_000)
             each_once(await one.entries(batch), 5)
