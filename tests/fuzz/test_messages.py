@@ -55,7 +55,7 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
     }
     if kind in simple:
         return simple[kind]
-    inner = [values_of(one) for one in get_args(kind) if one is not Ellipsis]
+    inner = [values_of(one) for one in get_args(kind) if one not in (Ellipsis, msgspec.UnsetType)]
     origin = getattr(kind, "__origin__", None)
     if origin in (list, tuple):
         return st.lists(inner[0], max_size=3)
