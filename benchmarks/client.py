@@ -15,10 +15,12 @@ from services.bench.client import ERRORS, Connection, Sample, Target, percentile
 
 __all__ = ["Load", "Sample", "percentile", "run_load"]
 
+PAUSE_S = 0.01
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """`rate` 0: one request after the other."""
+    """`rate` 0: one request after the other, each `PAUSE_S` after the answer before it, when the gateway is through with that."""
 
     prompt: int
     answer: int
@@ -44,6 +46,7 @@ async def run_load(host: str, port: int, model: str, load: Load) -> list[Sample]
         tasks.append(task)
         if not load.rate:
             await task
+            await asyncio.sleep(PAUSE_S)
     return list(await asyncio.gather(*tasks))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 from common.messages import TokenLogprobs
@@ -51,7 +51,7 @@ class Choice:
         self._stop_token_ids = stop_token_ids
         self._offset = 0
 
-    async def pieces(self) -> AsyncIterator[Piece]:
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yield pieces; the last one has `finish`. A matched stop string cancels the rest on the workers."""
         async for event in self.generation:
             if event.cached_tokens >= 0:

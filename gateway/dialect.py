@@ -26,6 +26,7 @@ from gateway.tenants import ANYBODY, Tenant
 from gateway.tokenizer import ChatTokenizer
 
 MAX_PROMPTS = 64
+PIECES_A_TURN = 64  # of one choice, before others get their turn
 BUFFERED_PIECES = 256  # of one answer; a client that reads slower makes its own stream wait
 
 
@@ -81,6 +82,25 @@ class Answer:
 
     async def pieces(self) -> AsyncGenerator[tuple[Choice, Piece], None]:
         """The pieces of all choices as they come. The first error ends all of them and is raised."""
+        try:
+            pieces = self._only(self.choices[0]) if len(self.choices) == 1 else self._merged()
+            async with contextlib.aclosing(pieces):
+                async for item in pieces:
+                    yield item
+        finally:
+            await self.cancel("answer ended")
+
+    async def _only(self, choice: Choice) -> AsyncGenerator[tuple[Choice, Piece], None]:
+        """Without a task between a token and its text. Where much is there already, others get their turn in between."""
+        count = 0
+        async with contextlib.aclosing(choice.pieces()) as pieces:
+            async for piece in pieces:
+                yield choice, piece
+                count += 1
+                if count % PIECES_A_TURN == 0:
+                    await asyncio.sleep(0)
+
+    async def _merged(self) -> AsyncGenerator[tuple[Choice, Piece], None]:
         queue: asyncio.Queue[tuple[Choice, Piece] | BaseException | None] = asyncio.Queue(BUFFERED_PIECES)
 
         async def pump(choice: Choice) -> None:
@@ -105,7 +125,6 @@ class Answer:
         finally:
             for task in pumps:
                 task.cancel()
-            await self.cancel("answer ended")
 
 
 class Dialect:

@@ -101,14 +101,15 @@ class Listening(Attempts):
         events = state.take(tokens, sender, now)
         if events and was_first:
             active.explain_first_token(tokens, now)
+        for event in events:  # before all else: what comes below are tasks, and the client's token would wait for them
+            active.timeline.took(tokens, len(event.token_ids), event.finish, now)
+            active.events.put_nowait(event)
+        if events and was_first:
             self._room.computed(state.spec)
         if events and active.prefilled != state.attempt:
             active.prefilled = state.attempt
             self._release(state, "prefill")
         self._suspects.heard(state, sender)
-        for event in events:
-            active.timeline.took(tokens, len(event.token_ids), event.finish, now)
-            active.events.put_nowait(event)
         if state.is_over:
             self._received(sender[0], tokens, active.context)
             self._spawn(self._end(active, None))

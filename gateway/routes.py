@@ -30,6 +30,7 @@ log = logging.getLogger("baton.http")
 
 VERSION = "0.1.0"
 MAX_REQUEST_ID = 200  # characters
+AT_ONCE_S = 0.02  # most requests have started by then; only of others it is worth to watch the connection
 
 Body = TypeVar("Body", ChatRequest, CompletionRequest)
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -133,13 +134,16 @@ class Routes:
 
     async def _unless_gone(self, request: Request, start: Coroutine[Any, Any, Answer]) -> Answer | None:
         """Start an answer, which may have to wait; a client that hangs up gives its place up, and the answer is None."""
-        starting = asyncio.create_task(start)
-        gone = asyncio.create_task(disconnected(request))
+        starting, gone = asyncio.create_task(start), None
         try:
-            await asyncio.wait([starting, gone], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([starting], timeout=AT_ONCE_S)
+            if not starting.done():
+                gone = asyncio.create_task(disconnected(request))
+                await asyncio.wait([starting, gone], return_when=asyncio.FIRST_COMPLETED)
             return starting.result() if starting.done() else None
         finally:
-            gone.cancel()
+            if gone is not None:
+                gone.cancel()
             if not starting.done():
                 starting.cancel()
                 await asyncio.wait([starting])

@@ -291,7 +291,9 @@ class CompletionRequest(_Common):
     @field_validator("prompt")
     @classmethod
     def _list_of_prompts(cls, prompt: Any) -> list[str | list[int]]:
-        prompts = prompt if isinstance(prompt, list) and not _is_token_ids(prompt) else [prompt]
+        if _is_token_ids(prompt):
+            return [prompt]
+        prompts = prompt if isinstance(prompt, list) else [prompt]
         if not prompts or any(entry in ("", []) for entry in prompts):
             raise ValueError("must not be empty")
         if not all(isinstance(entry, str) for entry in prompts) and not all(map(_is_token_ids, prompts)):
@@ -370,5 +372,5 @@ def _invalid(kind: str, where: list[str], message: str) -> InvalidRequestError:
 
 
 def _is_token_ids(value: Any) -> bool:
-    # `type`, not `isinstance`: true is not a token id
-    return isinstance(value, list) and bool(value) and all(type(token) is int and 0 <= token < 2**32 for token in value)
+    """By passes that don't run in Python: a prompt may have 100,000 tokens. `type` because true is not a token id."""
+    return isinstance(value, list) and set(map(type, value)) == {int} and min(value) >= 0 and max(value) < 2**32
