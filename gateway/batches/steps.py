@@ -75,16 +75,19 @@ class Steps:
         await cancel_all(self._tasks)
 
     async def _take(self, delivery: Delivery) -> None:
-        delay: float | None = FAILED_S
         try:
-            delay = await self.step(step_decoder.decode(delivery.data))
-        except ServingError as error:  # NATS is away, or full
-            log.warning("batches.step_failed", extra={"error": error.message})
+            step = step_decoder.decode(delivery.data)
         except msgspec.MsgspecError as error:
             log.error("batches.malformed_step", extra={"error": str(error)[:200]})
-            delay = None
-        except Exception:
-            log.exception("batches.step_crashed")
+            await delivery.done()
+            return
+        delay: float | None = FAILED_S
+        try:
+            delay = await self.step(step)
+        except ServingError as error:  # NATS is away, or full
+            log.warning("batches.step_failed", extra={"error": error.message})
+        except Exception:  # also a record that can't be read here: a gateway of another release may
+            log.exception("batches.step_crashed", extra={"batch": step.batch})
         if delay is None:
             await delivery.done()
         else:

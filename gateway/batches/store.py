@@ -255,7 +255,12 @@ class BatchStore:
             except ValueError:
                 raise ConflictError(f"the batch is {record.status}: it can't be cancelled any more") from None
 
-        return await self.change(tenant, batch_id, cancelling)
+        record = await self.change(tenant, batch_id, cancelling)
+        with contextlib.suppress(
+            UnavailableError, OverloadedError
+        ):  # it is queued: only where it was lost nobody would end the batch
+            await self.streams.enqueue(subjects.batch_step(record.id), encode(first_step(record)))
+        return record
 
 
 def page_of(records: list[R], *, after: str, limit: int, newest_first: bool = True) -> tuple[list[R], bool]:

@@ -14,7 +14,9 @@ from typing import Any
 import msgspec
 import pytest
 import pytest_asyncio
+from fastapi import Request
 from prometheus_client import CollectorRegistry
+from starlette.types import Message
 
 from common import subjects
 from common.bus import NatsSettings
@@ -31,7 +33,8 @@ from common.servers import run_nats
 from common.tracing import Span
 from gateway.batches import runner, steps, store, streams
 from gateway.batches.metrics import BatchMetrics
-from gateway.batches.records import BatchLimits, BatchRecord, FileRecord, first_step
+from gateway.batches.records import BatchLimits, BatchRecord, FileRecord, encode, first_step, step_decoder
+from gateway.batches.routes import BatchRoutes
 from gateway.batches.runner import LineRunner
 from gateway.batches.steps import Steps
 from gateway.batches.store import BatchStore
@@ -518,6 +521,73 @@ async def test_a_crowd_of_batches_does_not_pass_a_tenant_s_bounds(
         await one.streams.close()
 
 
+async def work_of(one: One, subject: str) -> list[str]:
+    info = await one.streams._js.stream_info(subjects.BATCH_WORK_STREAM, subjects_filter=subject)
+    return list(info.state.subjects or {})
+
+
+async def test_a_batch_whose_work_was_lost_can_be_cancelled(url: str, tokenizer: ChatTokenizer) -> None:
+    """Its record was written when its step had been dropped as one without a batch."""
+    one = One(url, tokenizer, echo)
+    await one.streams.open()
+    batch = await one.begin(1)
+    await one.streams.purge(subjects.batch_step(batch.id), stream=subjects.BATCH_WORK_STREAM)
+    assert await work_of(one, subjects.batch_step(batch.id)) == []
+    await one.store.cancel(TENANT, batch.id)
+    assert await work_of(one, subjects.batch_step(batch.id)) == [subjects.batch_step(batch.id)]
+    await one.streams.close()
+    async with One(url, tokenizer, echo) as other:
+        assert (await other.end_of(batch)).status == "cancelled"
+
+
+async def test_a_batch_that_only_another_release_can_read_is_left_to_it(
+    url: str, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = One(url, tokenizer, echo)
+    await one.streams.open()
+    batch = await one.begin(1)
+    later = msgspec.msgpack.encode(msgspec.to_builtins(batch) | {"status": "paused"})
+    await one.streams.put(batch.subject, later)
+    step = next(
+        found for found in await one.streams.fetch("step", 100) if step_decoder.decode(found.data).batch == batch.id
+    )
+    monkeypatch.setattr(steps, "FAILED_S", 0.0)
+    await one.steps._take(step)
+    assert await work_of(one, subjects.batch_step(batch.id)) == [subjects.batch_step(batch.id)]
+    await one.streams.put(batch.subject, encode(batch))
+    await one.streams.close()
+    async with One(url, tokenizer, echo) as other:
+        assert (await other.end_of(batch)).status == "completed"
+
+
+async def test_the_head_of_a_file_reads_none_of_it(
+    url: str, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, tenant = One(url, tokenizer, echo), Tenant(name="head")
+    await one.streams.open()
+    writer = await one.store.new_file("head", 0)
+    await writer.write(b"{}\n" * 1000)
+    file = await writer.finish("a")
+    part, read, sent = one.store.part, [], []
+
+    async def counted(file_id: str, number: int) -> bytes:
+        read.append(number)
+        return await part(file_id, number)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    monkeypatch.setattr(one.store, "part", counted)
+    for method, parts, size in (("HEAD", [], 0), ("GET", [0, 1, 2, 3], 3000)):
+        scope = {"type": "http", "method": method, "path_params": {"file_id": file.id}, "tenant": tenant, "headers": []}
+        answer = await BatchRoutes(one.store).content(Request(scope))
+        await answer({"type": "http", "asgi": {"spec_version": "2.4"}}, asyncio.Event().wait, send)  # type: ignore[arg-type]
+        assert read == parts
+        assert answer.headers["content-length"] == "3000"
+        assert sum(len(message.get("body", b"")) for message in sent) == size
+    await one.streams.close()
+
+
 async def test_a_batch_that_changes_while_all_are_read_is_listed_once(
     url: str, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -569,9 +639,7 @@ async def test_a_part_that_is_queued_twice_is_computed_once(url: str, tokenizer:
         batch = await one.begin_raw(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
 
         async def last_is_left() -> bool:
-            of_lines = subjects.batch_line(batch.id, "*")
-            info = await one.streams._js.stream_info(subjects.BATCH_WORK_STREAM, subjects_filter=of_lines)
-            return list(info.state.subjects or {}) == [subjects.batch_line(batch.id, 4)]
+            return await work_of(one, subjects.batch_line(batch.id, "*")) == [subjects.batch_line(batch.id, 4)]
 
         await one.generations.until(lambda: len(one.generations.submitted) == 5)
         await eventually(last_is_left)
