@@ -33,6 +33,7 @@ PROBE_BYTES = 128 << 20
 PROBES = 5
 SLOW_LINK = 150e9  # bytes/s; NVLink of an H200 copies at 390e9, PCIe 5 at 55e9
 GONE_AFTER_S = 1.0
+FORGOTTEN_S = 60.0  # nobody asks about a writer that was gone for so long, or hears a moment later that it is
 
 
 class CudaIpcTransport:
@@ -49,7 +50,9 @@ class CudaIpcTransport:
             str, CudaIpcLink
         ] = {}  # by the name of the peer's locked file: another incarnation has another
         self._opening = asyncio.Lock()
-        self._gone_since: dict[str, float] = {}
+        self._gone_since: dict[
+            str, float
+        ] = {}  # writers that leases still asked about, by the name of their locked file
         remove_stale(PREFIX)
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
@@ -120,7 +123,10 @@ class CudaIpcTransport:
         if not is_name(name, PREFIX) or is_locked(SHM_FOLDER / name):
             return False
         now = time.monotonic()
-        return now - self._gone_since.setdefault(name, now) >= GONE_AFTER_S
+        if name not in self._gone_since:
+            self._gone_since = {other: at for other, at in self._gone_since.items() if now - at < FORGOTTEN_S}
+            self._gone_since[name] = now
+        return now - self._gone_since[name] >= GONE_AFTER_S
 
     async def close(self) -> None:
         """Wait for the writes in flight, then say that none will follow."""

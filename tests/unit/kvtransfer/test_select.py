@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from common.messages import KVLayout, Region
-from kvtransfer.cuda_ipc import GONE_AFTER_S, PREFIX, CudaIpcTransport, _host
+from kvtransfer.cuda_ipc import FORGOTTEN_S, GONE_AFTER_S, PREFIX, CudaIpcTransport, _host
 from kvtransfer.life import create_locked
 from kvtransfer.select import open_transport
 from kvtransfer.transport import TransferError
@@ -62,6 +62,15 @@ async def test_a_writer_is_gone_a_moment_after_its_lock(monkeypatch: pytest.Monk
     assert not transport.writer_gone(writer)
     os.close(lock)
     path.unlink()
+    assert not transport.writer_gone(writer)
+    now += GONE_AFTER_S
+    assert transport.writer_gone(writer)
+    for number in range(100):  # each restart of a peer has a name of its own
+        now += GONE_AFTER_S
+        transport.writer_gone(
+            Region(transport="cuda_ipc", incarnation=1, layout=layout, address={"file": f"{path.name}{number}"})
+        )
+    assert len(transport._gone_since) <= FORGOTTEN_S
     assert not transport.writer_gone(writer)
     now += GONE_AFTER_S
     assert transport.writer_gone(writer)
