@@ -28,6 +28,20 @@ GAUGES: dict[str, tuple[str, Callable[[WorkerState], float]]] = {
         lambda state: state.held_blocks,
     ),
     "baton_worker_prefill_tokens_per_second": ("Measured rate of prompts", lambda state: state.prefill_tokens_per_s),
+    # what placement predicts with: a pass alone takes fixed + tokens / bare rate, and attention doubles a token's part behind so many
+    "baton_worker_prefill_fixed_seconds": ("Fitted, of a pass of prompts", lambda state: state.prefill_fixed_ms / 1000),
+    "baton_worker_prefill_bare_tokens_per_second": (
+        "Fitted, of tokens with nothing before them",
+        lambda state: state.prefill_bare_tokens_per_s,
+    ),
+    "baton_worker_prefill_double_tokens": (
+        "Fitted: behind so many a token takes twice the time",
+        lambda state: state.prefill_double_tokens,
+    ),
+    "baton_worker_local_tokens_per_second": (
+        "Prompt tokens beside the batch within the step target",
+        lambda state: state.local_tokens_per_s,
+    ),
     "baton_worker_decode_step_seconds": ("Measured step of the batch", lambda state: state.decode_step_ms / 1000),
     "baton_worker_link_bytes_per_second": ("Slowest measured link", lambda state: state.link_bytes_per_s),
     "baton_worker_busy": ("1: a pass runs or work waits", lambda state: state.busy),

@@ -114,6 +114,9 @@ class DeviceLoop:
         self._num_decoding = 1  # in the newest pass that decoded
         self._shares = _shares(pass_ms or {})
         self._attention_ms = 0.0  # of prompts in such passes, beside what `pass_ms` says
+        if pass_ms:
+            told = {f"{slots}+{tokens}": round(ms, 2) for (slots, tokens), ms in sorted(pass_ms.items())}
+            log.info("device.measured", extra={"pass_ms": told})
 
     @property
     def broken(self) -> str:
