@@ -28,7 +28,7 @@ GAUGES: dict[str, tuple[str, Callable[[WorkerState], float]]] = {
         lambda state: state.held_blocks,
     ),
     "baton_worker_prefill_tokens_per_second": ("Measured rate of prompts", lambda state: state.prefill_tokens_per_s),
-    # what placement predicts with: a pass alone takes fixed + tokens / bare rate, and attention doubles a token's part behind so many
+    # what placement predicts with: a pass alone takes fixed + tokens / bare rate, and attention on top
     "baton_worker_prefill_fixed_seconds": ("Fitted, of a pass of prompts", lambda state: state.prefill_fixed_ms / 1000),
     "baton_worker_prefill_bare_tokens_per_second": (
         "Fitted, of tokens with nothing before them",
