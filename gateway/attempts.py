@@ -206,7 +206,7 @@ class Attempts:
         self._counters["quarantined"] += 1
         if active.job is not None:
             self._spawn(self._bus.bury_job(active.state.assigned or "none", active.job, reason=reason))
-        await self._end(active, QuarantinedError(f"the request was given up: {reason}"))
+        self._end(active, QuarantinedError(f"the request was given up: {reason}"))
 
     def _abandon(self, active: ActiveRequest, reason: str) -> None:
         """Stop the current attempt wherever it is, in the background, and give its charges back."""
@@ -225,9 +225,9 @@ class Attempts:
             self._spawn(self._placer.release(state.spec.request_id, state.attempt, stage=stage, workers=workers))
 
     async def _cancel(self, active: ActiveRequest, reason: str) -> None:
-        await self._end(active, None, cancel=reason)
+        self._end(active, None, cancel=reason)
 
-    async def _end(self, active: ActiveRequest, error: ServingError | None, *, cancel: str = "") -> None:
+    def _end(self, active: ActiveRequest, error: ServingError | None, *, cancel: str = "") -> None:
         """The request is over: with its last token, with `error`, or because the client left."""
         state = active.state
         if self._active.pop(state.spec.request_id, None) is None:

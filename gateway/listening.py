@@ -79,7 +79,7 @@ class Listening(Attempts):
             death = self._death_of(message.dead_worker, is_certain=True) if message.dead_worker else None
             self._spawn(self._retry(active, message.message, blame=blame, tried=tried, death=death))
         else:
-            self._spawn(self._end(active, error_from_code(message.code, message.message)))
+            self._end(active, error_from_code(message.code, message.message))
 
     def _on_frame(self, frame: Frame) -> None:
         sender = (frame.worker, frame.incarnation)
@@ -112,7 +112,7 @@ class Listening(Attempts):
         self._suspects.heard(state, sender)
         if state.is_over:
             self._received(sender[0], tokens, active.context)
-            self._spawn(self._end(active, None))
+            self._end(active, None)  # now: who reads the last event goes on to cancel what is left
 
     def _received(self, worker: str, last: Tokens, traceparent: str | UnsetType) -> None:
         """Tell the worker that its last tokens are here."""

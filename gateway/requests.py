@@ -57,7 +57,7 @@ class Requests(Listening, Watching):
             await asyncio.sleep(DRAIN_CHECK_S)
         self._room.refuse_all(UnavailableError(self.not_ready_reason))
         for active in list(self._active.values()):
-            await self._end(active, UnavailableError("the gateway is shutting down"), cancel="gateway drained")
+            self._end(active, UnavailableError("the gateway is shutting down"), cancel="gateway drained")
 
     async def close(self) -> None:
         """Stop listening and beating."""
@@ -130,7 +130,7 @@ class Requests(Listening, Watching):
                     begun.append(await self._begin(spec, line, waited_s))
             except BaseException:
                 for active in begun:
-                    await self._end(active, None, cancel="not all choices could start")
+                    self._end(active, None, cancel="not all choices could start")
                 for spec in specs:
                     self._room.ended(spec, 0)
                 raise

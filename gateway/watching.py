@@ -107,10 +107,10 @@ class Watching(Attempts):
     async def _look_at(self, active: ActiveRequest, now: float) -> None:
         state = active.state
         if now >= state.deadline_at:
-            await self._end(active, DeadlineExceededError("the request's deadline passed"), cancel="deadline")
+            self._end(active, DeadlineExceededError("the request's deadline passed"), cancel="deadline")
             return
         if now >= active.first_token_by and state.next_position == 0:
-            await self._end(active, DeadlineExceededError("the first token did not come in time"), cancel="deadline")
+            self._end(active, DeadlineExceededError("the first token did not come in time"), cancel="deadline")
             return
         if active.retrying or active.probing or not self._bus.connected or self._peers.hears_nobody:
             return

@@ -92,8 +92,8 @@ class PrefillRole:
         request = PrefillRequest(claimed=claimed, sequence=sequence_of(job))
         self._requests[job.request_id] = request
         self._host.device.trials.watch(request.sequence, job.gateway, job.context)
+        self._host.device.wake()  # first: the device begins before the hand-over asks for room
         self._tasks[request] = self._host.spawn(self._serve(request))
-        self._host.device.wake()
 
     async def _serve(self, request: PrefillRequest) -> None:
         """Follow one request to its end, whatever that is; nothing of it is left here afterwards."""
@@ -126,13 +126,14 @@ class PrefillRole:
     def apply(self, results: ListOf[tuple[Chunk, Sampled | None]]) -> None:
         for chunk, sampled in results:
             request = self._landed(chunk)
-            if request.stopped:
-                continue
-            request.sequence.finish(chunk)
-            request.chunks.append((time.monotonic(), chunk.num_tokens))
-            publish_computed(self._host.pool, request.sequence)
-            if chunk.sample:
-                self._first_token(request, sampled)
+            if not request.stopped:
+                request.sequence.finish(chunk)
+                request.chunks.append((time.monotonic(), chunk.num_tokens))
+                publish_computed(self._host.pool, request.sequence)
+                if chunk.sample:
+                    self._first_token(request, sampled)
+            # A turn of the loop later: the first token's frame is sent before starting the last push holds the thread.
+            asyncio.get_running_loop().call_soon(request.changed.set)
 
     def failed(self, chunks: ListOf[Chunk], error: Exception) -> None:
         if chunks:
@@ -141,12 +142,11 @@ class PrefillRole:
             self._landed(chunk).stop(f"step failed: {type(error).__name__}")
 
     def _landed(self, chunk: Chunk) -> PrefillRequest:
-        """The chunk's pass is over; the hand-over has something to push, or blocks to give back."""
+        """The chunk's pass is over; the hand-over, to be told so, has something to push, or blocks to give back."""
         request = self._in_flight[chunk.sequence]
         request.in_flight -= 1
         if request.in_flight == 0:
             del self._in_flight[chunk.sequence]
-        request.changed.set()
         return request
 
     def _stop_expired(self) -> None:

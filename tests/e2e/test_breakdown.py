@@ -28,6 +28,7 @@ async def test_every_part_of_a_time_to_first_token_is_measured_and_together_they
     for sample in samples:
         line = lines[sample.answer]
         parts = parts_of(sample, line)
+        assert (line["status"], line["detail"]) == ("length", "")
         assert min(parts[part] for part in PARTS) >= 0, (parts, line)
         assert abs(rest_of(sample, parts)) <= max(LEAST_MS, SHARE * 1000 * sample.ttft), (sample, parts, line)
     assert explain(samples, lines).unexplained <= SHARE

@@ -82,6 +82,20 @@ async def test_the_first_token_comes_when_its_pass_ends_and_nothing_is_planned_b
     assert prefill.role.idle()
 
 
+async def test_the_first_token_is_on_its_way_before_the_hand_over_goes_on(prefill: Prefill) -> None:
+    request = await prefill.start()
+    first, last = prefill.launch(16), prefill.launch(16)
+    prefill.role.apply(first)
+    await settled()
+
+    prefill.role.apply(last)
+
+    assert prefill.host.streams["r"]
+    assert not request.changed.is_set()
+    await asyncio.sleep(0)
+    assert request.changed.is_set()
+
+
 @pytest.mark.parametrize("end", ["apply", "failed"])
 async def test_a_cancelled_prompt_keeps_its_blocks_until_both_its_passes_are_over(prefill: Prefill, end: str) -> None:
     await prefill.start()
