@@ -57,6 +57,9 @@ class PrefillRole:
         self._tasks: dict[PrefillRequest, asyncio.Task[None]] = {}
         self._in_flight: dict[Sequence, PrefillRequest] = {}
         self._cancelled = Tombstones()
+        self._links: dict[
+            tuple[str, int], float
+        ] = {}  # bytes/s as measured when they were opened, by worker and incarnation
 
     # -- jobs ----------------------------------------------------------------------------------------------------------
 
@@ -259,11 +262,13 @@ class PrefillRole:
         except TransferError as error:
             log.warning("prefill.no_link", extra={"worker": state.worker, "error": str(error)})
             return
-        known = self._host.link_bytes_per_s
-        self._host.link_bytes_per_s = min(known, link.bandwidth) if known else link.bandwidth
+        self._links[state.worker, state.incarnation] = link.bandwidth
+        self._host.link_bytes_per_s = min(self._links.values())
         log.info("prefill.linked", extra={"worker": state.worker, "gb_per_s": round(link.bandwidth / 1e9, 2)})
 
     def worker_lost(self, worker: str, incarnation: int) -> None:
+        if self._links.pop((worker, incarnation), None) is not None:
+            self._host.link_bytes_per_s = min(self._links.values(), default=0.0)
         for request in self._requests.values():
             request.lost.add((worker, incarnation))
             request.changed.set()  # a hand-over to this worker looks again

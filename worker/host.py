@@ -164,6 +164,8 @@ class WorkerHost:
         await self.bus.subscribe(subjects.ALL_GATEWAY_HEARTBEATS, gateway_state_decoder, self._gateway_seen)
         self.peers.on_lost(self._worker_lost)
         self.peers.on_joined(self._worker_joined)
+        for role in self.roles.active:  # those who were heard before had nobody to be told to
+            await role.prepare()
         await self._first_registration()
         loops = [
             self.spawn(loop)

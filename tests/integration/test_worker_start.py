@@ -1,0 +1,75 @@
+"""What a worker does before anybody may place work on it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from common import subjects
+from common.bus import NatsBus, NatsSettings, connect_bus
+from common.messages import WorkerState, worker_state_decoder
+from common.peers import Peers
+from common.store import RedisSettings, connect_store
+from decode.role import DecodeRole
+from engine.config import EngineConfig
+from engine.fake import FakeEngine
+from kvtransfer.shm import ShmTransport
+from prefill.role import PrefillRole
+from tests.integration.waiting import LIMIT_S
+from tests.models import build_tiny_model
+from worker.host import WorkerHost, WorkerSettings
+
+
+async def test_links_are_open_before_a_prefill_worker_is_ready_also_to_workers_heard_before_it_began(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    model = build_tiny_model(tmp_path / "tiny", "llama")
+    async with (
+        connect_bus(NatsSettings(url=nats_url), name="start") as bus,
+        new_worker(bus, redis_url, model, "start-decode") as decode,
+        new_worker(bus, redis_url, model, "start-prefill") as prefill,
+    ):
+        decode.region = await decode.transport.open(decode.engine.kv, decode.engine.layout, decode.incarnation)
+        decode.status = "ready"
+        prefill.peers.saw(decode.state())  # before `run` asks to be told of those who join
+        told: asyncio.Queue[WorkerState] = asyncio.Queue()
+        beats = await bus.subscribe(subjects.heartbeat("start-prefill"), worker_state_decoder, told.put_nowait)
+        stopping = asyncio.Event()
+        running = asyncio.create_task(prefill.run(stopping))
+        async with asyncio.timeout(LIMIT_S):
+            first = await told.get()
+        stopping.set()
+        await running
+        await beats.close()
+
+    assert first.status == "ready"
+    assert first.link_bytes_per_s > 0
+
+
+@asynccontextmanager
+async def new_worker(bus: NatsBus, redis_url: str, model: Path, name: str) -> AsyncIterator[WorkerHost]:
+    """A worker in this process, not yet running."""
+    transport, role = ShmTransport(), name.rpartition("-")[2]
+    engine = FakeEngine(EngineConfig(model=model, kv_memory_bytes=1 << 20), allocate=transport.allocate)
+    peers = Peers()
+    async with connect_store(RedisSettings(url=redis_url)) as store:
+        host = WorkerHost(
+            bus=bus,
+            store=store,
+            peers=peers,
+            engine=engine,
+            transport=transport,
+            settings=WorkerSettings(
+                served_model="tiny", tokenizer_fingerprint="", max_batch_tokens=64, max_sequences=4
+            ),
+            worker_id=name,
+            incarnation=7,
+        )
+        host.attach(DecodeRole(host), active=role == "decode")
+        host.attach(PrefillRole(host, max_requests=4), active=role == "prefill")
+        try:
+            yield host
+        finally:
+            await transport.close()
