@@ -32,8 +32,7 @@ local IDLE_WEIGHT = 2 -- the same while somebody idles: what need not be compute
 local SCARCE_MS = 20 -- of waiting at the least loaded worker, half-way from one weight to the other
 local LOCAL_SHARE = 0.5 -- of a prefill rate: what a decode worker is thought to compute beside its batch, until it has measured it
 local LOCAL_CANDIDATES = 4 -- decode workers, best first, that are compared as places for the prefill, too
-local LOCAL_MARGIN_MS = 5 -- by which prefill there must be earlier where others decode: it costs them
-local LOCAL_HARM = 0.35 -- of the time that a prompt is computed beside a batch counts as its own, for what it costs the batch
+local LOCAL_CROWD = 128 -- sequences of a batch whose delay by a prompt beside them weighs as much as the prompt's own time
 local LOCAL_PATIENCE_MS = 316 -- of prompts beside a batch: with more the harm grows fast, and with the sequences that wait
 local LOCAL_PASS_MS = 60 -- an idle decode worker computes a prompt in one pass up to this; whoever joins meanwhile waits for it
 local YOUNG_MS = 60000 -- until a ledger may lack charges because Redis was emptied; later it is newer than any heartbeat
@@ -452,7 +451,7 @@ local function cheapest_local(decode, assumed, weight, now)
       local wait = wait_ms(worker, rate, now)
       local ms = worker.fixed_ms + (idle and 0 or worker.step_ms) + wait + 1000 * worker.effort / rate
       local delay = (wait * rate + 1000 * worker.uncached) / own -- of those that decode there, by all prompts
-      local harm = idle and 0 or LOCAL_MARGIN_MS + LOCAL_HARM * 1000 * worker.effort / rate
+      local harm = idle and 0 or 1000 * worker.effort / rate * sequences / LOCAL_CROWD
         + math.max(sequences, 1) * delay * (delay / LOCAL_PATIENCE_MS) ^ 2
       local cost = ms + harm + (weight - 1) * 1000 * worker.effort / own
       if not best or cost < best.cost then best = { at = at, ms = ms, cost = cost } end

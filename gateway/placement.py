@@ -17,7 +17,7 @@ from common.messages import WorkerState
 FULL = 1e6
 WORK_WEIGHT, IDLE_WEIGHT, SCARCE_MS = 8, 2, 20
 LOCAL_SHARE, LOCAL_CANDIDATES = 0.5, 4
-LOCAL_MARGIN_MS, LOCAL_HARM, LOCAL_PATIENCE_MS, LOCAL_PASS_MS = 5, 0.35, 316, 60
+LOCAL_CROWD, LOCAL_PATIENCE_MS, LOCAL_PASS_MS = 128, 316, 60
 HANDOVER_MS, LINK, READ = 2, 1e9, 2e12
 ANSWER_TOKENS, MOVING_SHARE = 64, 0.1
 
@@ -198,7 +198,7 @@ def _cheapest_local(decode: Sequence[_Option], assumed: float, weight: float) ->
         cost = worker.fixed_ms + (0 if is_idle else state.decode_step_ms) + 1000 * tokens / rate
         if not is_idle:
             delay = 1000 * (worker.queued_tokens + worker.uncached) / own
-            cost += LOCAL_MARGIN_MS + LOCAL_HARM * 1000 * worker.effort / rate
+            cost += 1000 * worker.effort / rate * sequences / LOCAL_CROWD
             cost += max(sequences, 1) * delay * (delay / LOCAL_PATIENCE_MS) ** 2
         cost += (weight - 1) * 1000 * worker.effort / own
         if best is None or cost < best[1]:
