@@ -7,7 +7,6 @@ buffer that the passes use in turn: the device's stream orders a pass's copy beh
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
@@ -31,7 +30,7 @@ from engine.models.decoder import Decoder
 from engine.newest import NewestTokens
 from engine.sequence import Chunk
 
-MEASURED_PASSES, MEASURED_ROUNDS = 3, 3
+MEASURED_PASSES = 3
 STAGING_BUFFERS = 3  # passes whose inputs may be on their way at once: two in flight, one being packed
 
 
@@ -111,27 +110,21 @@ class Runner:
 
     @torch.inference_mode()
     def measure(self) -> dict[GraphSize, float]:
-        """Milliseconds of each captured pass that decodes, empty but for the products: what more tokens in it cost.
-
-        Of several rounds the best: a GPU that idled before takes a while to raise its clock, and sizes are compared.
-        """
-        decoding = [size for size in self._sizes if size.decoding]
-        times: dict[GraphSize, float] = {}
-        for _ in range(MEASURED_ROUNDS):
-            for size in decoding:
-                times[size] = min(self._time(size), times.get(size, math.inf))
-        return times
-
-    def _time(self, size: GraphSize) -> float:
-        self._upload(graph_layout(size, self._limits))
-        began, over = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self._graphs[size].replay()
-        began.record()
-        for _ in range(MEASURED_PASSES):
+        """Milliseconds of each captured pass that decodes, empty but for the products: what more tokens in it cost."""
+        times = {}
+        for size in self._sizes:
+            if not size.decoding:
+                continue
+            self._upload(graph_layout(size, self._limits))
+            began, over = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             self._graphs[size].replay()
-        over.record()
-        over.synchronize()
-        return began.elapsed_time(over) / MEASURED_PASSES
+            began.record()
+            for _ in range(MEASURED_PASSES):
+                self._graphs[size].replay()
+            over.record()
+            over.synchronize()
+            times[size] = began.elapsed_time(over) / MEASURED_PASSES
+        return times
 
     def _graph_size(self, chunks: SequenceOf[Chunk]) -> GraphSize | None:
         """The smallest graph that holds the pass; None if there is none."""

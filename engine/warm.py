@@ -15,7 +15,6 @@ from engine.sequence import Chunk, Sequence
 
 PROMPTS = (8, 24, 48, 100, 300, 1500, 3000)  # tokens; what decides on a kernel lies between these
 TIMED_PROMPTS = (256, 512, 1024, 2048, 8192)  # tokens of a pass
-TIMED_ROUNDS = 4
 CACHED = (32, 500, 2500)  # positions before a chunk
 SAMPLINGS = (
     SamplingParams(max_tokens=4, temperature=0.0),
@@ -57,15 +56,14 @@ def time_prompts(
     launch: Callable[[list[Chunk]], Pass], layout: KVLayout, *, vocab_size: int, max_tokens: int
 ) -> dict[int, float]:
     """Milliseconds of a pass with one prompt alone, by its tokens, for those that fit: what placement plans with at first."""
-    times: dict[int, float] = {}
+    times = {}
     room = min(max_tokens, layout.num_blocks * layout.block_size - 2)
-    for _ in range(TIMED_ROUNDS):  # the first one may find something cold, and a GPU that idled a low clock
-        for num_tokens in (tokens for tokens in TIMED_PROMPTS if tokens <= room):
+    for num_tokens in (tokens for tokens in TIMED_PROMPTS if tokens <= room):
+        for _ in range(2):  # the first one may find something cold
             prompt = _sequence(num_tokens, SAMPLINGS[0], layout, vocab_size, 0)
             began = time.perf_counter()
             launch([prompt.schedule(num_tokens)]).wait()
-            took = 1000 * (time.perf_counter() - began)
-            times[num_tokens] = min(took, times.get(num_tokens, took))
+            times[num_tokens] = 1000 * (time.perf_counter() - began)
     return times
 
 
