@@ -525,7 +525,7 @@ end
 -- cut_over_tokens: an uncached rest up to this is prefilled by the decode worker; negative: whenever that brings the first token
 -- earlier, by the rates that workers measured. now_ms: 0 for this server's clock; a simulation has its own.
 -- -> {prefill, incarnation, matched blocks there, matched blocks at the first decode candidate, reason, costs, decode, decode, ...}
--- costs: "name=value ..." of what was compared, times in ms.
+-- costs: "name=value ..." of what was compared, times in ms; -1 = not known.
 -- Again for the same attempt (the answer was lost): the earlier charges are given back first.
 local function place(_, args)
   local request, tokens, block_size = args[1], tonumber(args[2]), tonumber(args[3])
@@ -571,7 +571,8 @@ local function place(_, args)
   charge('prefill', chosen.id, request, chosen.effort, now, ttl)
   charge('decode', best.id, request, reserve, now, ttl)
   local costs = string.format('predicted_ms=%.1f prefill_ms=%.1f local_ms=%.1f transfer_ms=%.1f matched_tokens=%d candidates=%d',
-    predicted or first and first.ms or nearby and nearby.ms or -1, first and first.ms or -1, nearby and nearby.ms or -1, transfer,
+    assumed > 0 and (predicted or first and first.ms or nearby and nearby.ms) or -1, -- nothing is known of anybody: no figure
+    assumed > 0 and first and first.ms or -1, nearby and nearby.ms or -1, transfer,
     chosen.matched * block_size, #workers)
   local answer = { chosen.id, chosen.incarnation, chosen.matched, best.matched, reason, costs }
   if chosen.id ~= best.id then

@@ -426,6 +426,13 @@ async def test_a_prompt_is_prefilled_where_its_first_token_is_predicted_earlier(
     assert (placement.reason, placement.prefill) == (reason, "d0" if reason.startswith("local") else "p0")
 
 
+async def test_no_figure_is_told_where_nobody_measured_anything(store: Store) -> None:
+    await store.register(a_worker("p0", "prefill", prefill_tokens_per_s=0.0))
+    await store.register(a_worker("d0", "decode", prefill_tokens_per_s=0.0))
+    placement = await store.place(a_request(num_tokens=48, cut_over_tokens=-1))
+    assert (placement.reason, placement.costs["predicted_ms"], placement.costs["prefill_ms"]) == ("load", -1, -1)
+
+
 @pytest.mark.parametrize(("age_ms", "chosen"), [(0, "p1"), (120_000, "p0")])
 async def test_the_ledger_is_newer_than_heartbeats_unless_it_was_lost(store: Store, age_ms: int, chosen: str) -> None:
     """p0 said that it had a queue; nothing is charged to it, because that is computed or because Redis was emptied."""
