@@ -32,6 +32,7 @@ Lanes = npt.NDArray[np.unsignedinteger]
 Words = npt.NDArray[np.uint64]
 
 DEFAULT_MAX_MODEL_LEN = 4096
+FAKE_VOCAB = 512
 _MASK = 2**64 - 1
 _ROOT = 0x6261746F6E_0001  # running hash before the first token
 _STEP = 6364136223846793005  # Knuth's multiplier for 64-bit linear congruential sequences
@@ -63,7 +64,7 @@ class FakeEngine:
         self,
         config: EngineConfig,
         *,
-        vocab_size: int = 512,
+        vocab_size: int = FAKE_VOCAB,
         num_layers: int = 2,
         num_kv_heads: int = 1,
         head_dim: int = 8,

@@ -87,7 +87,7 @@ class RequestMetrics:
         """Take a request that ended."""
         self._ended.labels(self._model, timeline.status).inc()
         if timeline.attempts:
-            self._observe(self._attempts, len(timeline.attempts))
+            self._observe(self._attempts, timeline.num_attempts)
             self._count_hits(timeline.attempts)
         if timeline.status == "cancelled":
             return  # the client's wish: neither good nor bad

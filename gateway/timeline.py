@@ -20,6 +20,7 @@ from common.errors import ServingError
 from common.messages import Imported, Job, Settle, Tokens
 from common.store import Placement
 
+MAX_ATTEMPTS = 32  # of which a timeline tells
 MAX_FRAMES = 2048  # arrivals kept of one request, 6 bytes each
 MAX_RECENT = 512
 MAX_SLOWEST = 32
@@ -95,6 +96,7 @@ class Timeline:
     waited_ms: float = 0.0  # in this gateway, for its turn
     received_unix: float = field(default_factory=time.time)
     attempts: list[AttemptLine] = field(default_factory=list)
+    dropped_attempts: int = 0  # that are no more among them
     finish: str = ""  # "stop" or "length", as the last frame said
     status: str = "running"  # "waiting", "running", "stop", "length", "cancelled", "error"
     detail: str = ""  # the error's code and message, or why it was cancelled
@@ -113,12 +115,21 @@ class Timeline:
         return self.attempts[-1] if self.attempts else None
 
     @property
+    def num_attempts(self) -> int:
+        return len(self.attempts) + self.dropped_attempts
+
+    @property
     def ttft_ms(self) -> float | None:
         return None if self.first_token_at is None else (self.first_token_at - self.received_at) * 1000
 
     def began(self, attempt: AttemptLine) -> None:
-        """Another attempt was placed."""
+        """Another attempt was placed. Of those that nobody began, ten a second without workers, the newest are kept."""
         self.attempts.append(attempt)
+        if len(self.attempts) > MAX_ATTEMPTS:
+            unbegun = next((line for line in self.attempts[1:-1] if line.claimed_at is None), None)
+            if unbegun is not None:
+                self.attempts.remove(unbegun)
+                self.dropped_attempts += 1
 
     def claimed(self, worker: str, now: float) -> None:
         """The attempt's job was granted to `worker`."""
@@ -192,7 +203,7 @@ class Timeline:
             "completion_tokens": self.completion_tokens,
             "ttft_ms": _rounded(self.ttft_ms),
             "total_ms": self._ms(self.ended_at if self.ended_at is not None else time.monotonic()),
-            "num_attempts": len(self.attempts),
+            "num_attempts": self.num_attempts,
             "prefill_worker": attempt.claimed_by or attempt.prefill if attempt else "",
             "decode_worker": attempt.decoder if attempt else "",
             "placement": attempt.reason if attempt else "",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import secrets
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -20,7 +22,7 @@ from common.telemetry import start_logging
 from decode.role import DecodeRole
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.fake import FakeCosts, FakeEngine
+from engine.fake import FAKE_VOCAB, FakeCosts, FakeEngine
 from engine.fake_faults import FakeFaults
 from engine.loader import tokenizer_fingerprint
 from kvtransfer.select import open_transport
@@ -119,10 +121,22 @@ def build_engine(settings: WorkerServiceSettings, transport: Transport) -> Worke
     )
     if settings.fake:
         costs = FakeCosts(step_ms=settings.fake_step_ms, prefill_token_ms=settings.fake_token_us / 1000)
-        return FakeEngine(config, costs=costs, faults=FakeFaults(settings.fake_faults), allocate=transport.allocate)
+        return FakeEngine(
+            config,
+            vocab_size=_vocab_size(settings.model),
+            costs=costs,
+            faults=FakeFaults(settings.fake_faults),
+            allocate=transport.allocate,
+        )
     if not (settings.model / "config.json").is_file():
         raise ConfigError(f"--model {settings.model}: no config.json there; give a Hugging Face model folder")
     return Engine(config, allocate=transport.allocate)
+
+
+def _vocab_size(model: Path) -> int:
+    """What the gateway's tokenizer of this model may say to a fake device. Raises OSError, ValueError."""
+    file = model / "config.json"
+    return int(json.loads(file.read_text()).get("vocab_size") or FAKE_VOCAB) if file.is_file() else FAKE_VOCAB
 
 
 def _tokenizer_fingerprint(settings: WorkerServiceSettings) -> str:

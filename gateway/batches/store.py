@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from typing import TypeVar
 
 import msgspec
@@ -26,8 +27,10 @@ from gateway.batches.records import (
     new_file_id,
     token_of,
 )
-from gateway.batches.streams import BatchStreams, StoreFullError
+from gateway.batches.streams import BatchStreams, Stored, StoreFullError
 from gateway.responses import ConflictError, NotKeptError
+
+log = logging.getLogger("baton.batches")
 
 CHANGE_TRIES = 20
 READ_PARTS = 8  # half a megabyte or a line each
@@ -120,7 +123,7 @@ class BatchStore:
     async def files(self, tenant: str) -> list[FileRecord]:
         """A tenant's files, the oldest first."""
         subject = subjects.batch_file(token_of(tenant), "*")
-        return [file_decoder.decode(stored.data) async for stored in self.streams.scan(subject)]
+        return [file async for stored in self.streams.scan(subject) for file in _read(file_decoder, stored)]
 
     async def file(self, tenant: str, file_id: str) -> FileRecord:
         """A tenant's file. Raises NotKeptError."""
@@ -221,7 +224,8 @@ class BatchStore:
         subject = subjects.batch_record(token_of(tenant), "*")
         found: dict[str, BatchRecord] = {}  # one that changes while they are read comes again
         async for stored in self.streams.scan(subject):
-            found[stored.subject] = batch_decoder.decode(stored.data)
+            for batch in _read(batch_decoder, stored):
+                found[stored.subject] = batch
         return sorted(found.values(), key=lambda batch: (batch.created_at, batch.id))
 
     async def batch(self, tenant: str, batch_id: str) -> BatchRecord:
@@ -261,6 +265,14 @@ class BatchStore:
         ):  # it is queued: only where it was lost nobody would end the batch
             await self.streams.enqueue(subjects.batch_step(record.id), encode(first_step(record)))
         return record
+
+
+def _read(decoder: msgspec.msgpack.Decoder[R], stored: Stored) -> Iterator[R]:
+    """The record, unless another release wrote what this one can't read: a list goes on without it."""
+    try:
+        yield decoder.decode(stored.data)
+    except msgspec.MsgspecError as error:
+        log.warning("batches.record_unreadable", extra={"subject": stored.subject, "error": str(error)[:200]})
 
 
 def page_of(records: list[R], *, after: str, limit: int, newest_first: bool = True) -> tuple[list[R], bool]:

@@ -33,7 +33,7 @@ from common.servers import run_nats
 from common.tracing import Span
 from gateway.batches import runner, steps, store, streams
 from gateway.batches.metrics import BatchMetrics
-from gateway.batches.records import BatchLimits, BatchRecord, FileRecord, encode, first_step, step_decoder
+from gateway.batches.records import BatchLimits, BatchRecord, FileRecord, encode, first_step, step_decoder, token_of
 from gateway.batches.routes import BatchRoutes
 from gateway.batches.runner import LineRunner
 from gateway.batches.steps import Steps
@@ -558,6 +558,21 @@ async def test_a_batch_that_only_another_release_can_read_is_left_to_it(
     await one.streams.close()
     async with One(url, tokenizer, echo) as other:
         assert (await other.end_of(batch)).status == "completed"
+
+
+async def test_a_list_goes_on_without_what_only_another_release_can_read(url: str, tokenizer: ChatTokenizer) -> None:
+    one = One(url, tokenizer, echo)  # nobody looks after its batches
+    await one.streams.open()
+    try:
+        here, there = await one.begin(1, tenant="listing"), await one.begin(1, tenant="listing")
+        await one.streams.put(there.subject, msgspec.msgpack.encode(msgspec.to_builtins(there) | {"status": "paused"}))
+        assert [batch.id for batch in await one.store.batches("listing")] == [here.id]
+        files = await one.store.files("listing")
+        unreadable = subjects.batch_file(token_of("listing"), files[0].id)
+        await one.streams.put(unreadable, b"\xc1")
+        assert [file.id for file in await one.store.files("listing")] == [file.id for file in files[1:]]
+    finally:
+        await one.streams.close()
 
 
 async def test_the_head_of_a_file_reads_none_of_it(

@@ -6,7 +6,16 @@ import pytest
 
 from common.errors import OverloadedError
 from common.messages import Imported, Settle, Tokens
-from gateway.timeline import MAX_FRAMES, MAX_RECENT, MAX_SLOWEST, STOP_STRING, AttemptLine, Timeline, Timelines
+from gateway.timeline import (
+    MAX_ATTEMPTS,
+    MAX_FRAMES,
+    MAX_RECENT,
+    MAX_SLOWEST,
+    STOP_STRING,
+    AttemptLine,
+    Timeline,
+    Timelines,
+)
 from tests.unit.gateway.conftest import Gateway
 
 
@@ -29,6 +38,18 @@ def imported(number: int) -> Imported:
         request_id="cmpl-a-0", attempt=number, worker="d0", incarnation=1,
         transferred_blocks=2, transferred_bytes=4096, reused_blocks=1, transfer_ms=3.0,
     )  # fmt: skip
+
+
+def test_attempts_without_a_worker_are_bounded_and_what_somebody_began_is_kept() -> None:
+    line = timeline()
+    for number in range(1, 500):
+        line.began(attempt(number, 100.0 + number))
+        if number in (1, 200):
+            line.claimed("p1", 100.0 + number)
+    assert len(line.attempts) == MAX_ATTEMPTS
+    assert [one.number for one in line.attempts][:2] == [1, 200]
+    assert [one.number for one in line.attempts][-5:] == [495, 496, 497, 498, 499]
+    assert line.summary()["num_attempts"] == 499
 
 
 def test_a_moved_request_tells_both_attempts_and_why() -> None:
