@@ -26,7 +26,7 @@ from common.errors import (
 )
 from common.lifecycle import cancel_all
 from common.tracing import NoTracer, Tracer, in_trace
-from gateway.batches.lines import answered, parse_line, refused
+from gateway.batches.lines import WrongLineError, answered, parse_line, refused
 from gateway.batches.metrics import BatchMetrics
 from gateway.batches.records import Line, Result, encode, line_decoder, result_decoder
 from gateway.batches.store import BatchStore
@@ -48,6 +48,7 @@ KEEP_RETRY_S = 0.5
 WATCH_S = 1.0
 LONGEST_DELAY_S = 60.0
 NOT_READY_S = 0.5
+ANOTHER_S = 2.0  # until a line is offered again that another gateway has to run
 STATUS_FOR_S = 1.0  # a batch's status is asked for again after this
 MAX_KNOWN = 1_000  # batches whose status is remembered
 MAX_ENTRY_BYTES = 4 << 20
@@ -199,9 +200,9 @@ class LineRunner:
         ):  # also new work may be old: a part of a file that is queued once more, by a step that was done twice
             await self._mark(line, result_decoder.decode(kept.data))
             return
+        asked = await self._asked(line)
         if again:
             started = await self._count_start(line)
-        asked = await self._asked(line)
         try:
             if started >= DEATHS:
                 result = _failure(asked, QuarantinedError("given up: the gateways that ran this line ended"))
@@ -217,9 +218,13 @@ class LineRunner:
             await self._mark(line, result)
 
     async def _asked(self, line: Line) -> Asked:
-        """Raises NotKeptError when the file is gone: then its batch ends."""
+        """Raises NotKeptError when the file is gone: then its batch ends; LaterError for a line of another gateway's model."""
         raw = await self._store.line(line.file, line.part, line.place)
-        read = parse_line(raw, endpoint=line.endpoint, model=self._dialect.served_model)
+        try:
+            read = parse_line(raw, endpoint=line.endpoint, model=self._dialect.served_model)
+        except WrongLineError as error:  # whoever took the batch on found the line right
+            log.warning("batches.line_of_another", extra={"batch": line.batch, "error": error.message})
+            raise LaterError(ANOTHER_S) from error
         return Asked(line, read.custom_id, bytes(read.body))
 
     async def _keep(self, asked: Asked, result: Result) -> bool:

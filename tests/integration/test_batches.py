@@ -352,6 +352,24 @@ async def test_a_line_that_gateways_die_of_is_given_up(url: str, tokenizer: Chat
     assert [entry["response"]["body"]["error"]["code"] for entry in entries] == ["request_quarantined"]
 
 
+async def test_a_line_that_comes_to_a_gateway_of_another_model_is_left_to_its_own(
+    url: str, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "ANOTHER_S", 0.01)
+    async with One(url, tokenizer, echo) as other:
+        other.lines._dialect.served_model = "another"
+        batch = await other.begin(1)
+
+        async def is_refused_often() -> bool:
+            lines = other.registry.get_sample_value("baton_batch_lines_total", {"model_name": MODEL, "state": "again"})
+            return (lines or 0) > 2 * runner.DEATHS
+
+        await eventually(is_refused_often)
+        async with One(url, tokenizer, echo) as own:
+            ended = await own.end_of(batch)
+    assert (ended.status, ended.completed, ended.failed) == ("completed", 1, 0)
+
+
 async def test_what_is_not_done_in_time_expires(url: str, tokenizer: ChatTokenizer) -> None:
     limits = BatchLimits(store_bytes=LIMITS.store_bytes, concurrency=3, window_s=1.0)
     async with One(url, tokenizer, echo, limits=limits) as one:
