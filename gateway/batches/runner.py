@@ -194,10 +194,9 @@ class LineRunner:
     async def _once(self, delivery: Delivery, line: Line) -> None:
         """Run a line and keep its result, unless it has one. Raises LaterError and UnavailableError."""
         again, started = delivery.num_delivered > 1, 0
+        # also new work may be old: a part of a file that is queued once more, by a step that was done twice
         kept = await self._streams.get(subjects.batch_result(line.batch, line.line))
-        if (
-            kept is not None
-        ):  # also new work may be old: a part of a file that is queued once more, by a step that was done twice
+        if kept is not None:
             await self._mark(line, result_decoder.decode(kept.data))
             return
         asked = await self._asked(line)
