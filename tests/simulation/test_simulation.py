@@ -23,7 +23,7 @@ from kvtransfer.digest import block_digests
 from tests.simulation.transport import SimTransport
 from tests.simulation.world import Violation, no_garbage_collection, play
 
-SEEDS, BATCH = 3_000, 1_000
+SEEDS, BATCH = 10_000, 1_000
 ENOUGH = 2_000  # seeds, one of which at least finds a planted bug; the rarest are found by one in 300
 KINDS = """bad digest, came back, client left, cut off, dropped while cut off, ended complete, ended deadline_exceeded,
 ended left, ended request_quarantined, ended unavailable, failed pass, failed push, flipped bit, job given up, job in a dead pull,
