@@ -105,7 +105,7 @@ class _Handover:
         self._sender = Sender(num_tokens=len(request.sequence.token_ids), block_size=host.pool.block_size)
         self._link: Link | None = None
         self._decode_worker = ""
-        self._silent: set[str] = set()  # asked for room, and no answer in time
+        self._silent: set[str] = set()  # asked for room, and no answer yet, or not in time
         self._reply: ReserveReply | None = None
         self.record = HandoverRecord()
 
@@ -175,13 +175,16 @@ class _Handover:
             remaining_ms=self._request.claimed.remaining_ms(),
             layout=self._host.engine.layout,
         )
+        was_silent = worker in self._silent
+        self._silent.add(worker)  # the request may end before the answer comes
         try:
             reply = await self._host.bus.request(
                 subjects.worker(worker), message, worker_reply_decoder, timeout_s=RESERVE_TIMEOUT_S
             )
         except UnavailableError:
-            self._silent.add(worker)
             return None
+        if not was_silent:  # what it did not answer may reach it after this
+            self._silent.discard(worker)
         return reply if isinstance(reply, ReserveReply) else None
 
     async def _granted(self, worker: str, reply: ReserveReply) -> None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from common.messages import Cancel, SamplingParams
+from common.messages import Ack, Cancel, Reserve, SamplingParams
 from engine.engine import Chunk, Sampled
 from prefill.request import PrefillRequest
 from prefill.role import PrefillRole
@@ -94,6 +94,30 @@ async def test_the_first_token_is_on_its_way_before_the_hand_over_goes_on(prefil
     assert not request.changed.is_set()
     await asyncio.sleep(0)
     assert request.changed.is_set()
+
+
+async def test_who_was_asked_for_room_is_told_when_the_request_ends_before_the_answer(prefill: Prefill) -> None:
+    """Its lease would be held until the deadline: the answer comes to nobody. Seed 8786 of the simulation."""
+    asked: list[object] = []
+
+    async def ask(subject: str, message: object, *_: object, **__: object) -> Ack:
+        asked.append(message)
+        if isinstance(message, Reserve):
+            await asyncio.Future()
+        return Ack(known=True)
+
+    prefill.host.bus.request = ask
+    [stop] = prefill.engine.expected(PROMPT, 1, ONE_TOKEN)
+    sampling = SamplingParams(max_tokens=4, temperature=0.0, stop_token_ids=[stop])
+    await prefill.role.start(claim(new_job("r", PROMPT, sampling, prefill=True)))
+    await settled()
+    for results in (prefill.launch(16), prefill.launch(16)):
+        prefill.role.apply(results)
+        await settled()
+
+    assert prefill.host.ended["r"] == "stop"
+    assert [type(message) for message in asked] == [Reserve, Cancel]
+    assert prefill.host.pool.num_used == 0
 
 
 @pytest.mark.parametrize("end", ["apply", "failed"])
