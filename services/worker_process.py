@@ -29,6 +29,7 @@ from kvtransfer.select import open_transport
 from kvtransfer.transport import Transport
 from prefill.role import PrefillRole
 from services.connections import nats_settings, redis_settings
+from services.leaving import ending_in_time
 from services.tracing import open_tracer
 from worker.host import WorkerEngine, WorkerHost, WorkerSettings
 from worker.ready import forget
@@ -42,7 +43,7 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str]) -> None:
     if settings.transport == "local" and "decode" not in roles:
         raise ConfigError("--transport local: a prefill worker has to hand its KV over; use another one")
     worker_id = settings.worker_id or f"{'-'.join(roles)}-{secrets.token_hex(4)}"
-    async with until_signalled() as stopping:
+    async with until_signalled() as stopping, ending_in_time(stopping, settings.drain_s):
         transport = open_transport(settings.kv_transport, host=settings.transport_host)
         engine = await asyncio.to_thread(build_engine, settings, transport)
         async with (

@@ -33,6 +33,7 @@ from gateway.tokenizer import ChatTokenizer
 from services.connections import nats_settings, redis_settings
 from services.gateway.batches import make_batches
 from services.gateway.descriptors import make_room
+from services.leaving import ending_in_time
 from services.tracing import open_tracer
 
 log = logging.getLogger("baton.gateway")
@@ -50,6 +51,7 @@ async def run(settings: GatewaySettings) -> None:
     tenants = _tenants(settings)
     async with (
         until_signalled() as stopping,
+        ending_in_time(stopping, settings.drain_s),
         connect_bus(nats_settings(settings), name="gateway") as bus,
         connect_store(redis_settings(settings)) as store,
     ):

@@ -1,0 +1,37 @@
+"""A process that was told to stop ends, whatever hangs in it: it serves nobody any more, and somebody waits for its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import logging
+from collections.abc import AsyncIterator
+
+log = logging.getLogger("baton.leaving")
+
+LEAVE_S = 15.0  # beside the grace: to give back what is held, leave the registry and disconnect
+
+
+@contextlib.asynccontextmanager
+async def ending_in_time(stopping: asyncio.Event, grace_s: float, *, leave_s: float = LEAVE_S) -> AsyncIterator[None]:
+    """Once `stopping` is set, this process ends after `grace_s + leave_s`: exit code 1, all threads' stacks on stderr.
+
+    Half of `leave_s` before, a line for each asyncio task that is still there says what it waits for.
+    """
+    watching = asyncio.create_task(_watch(stopping, grace_s, leave_s))
+    try:
+        yield
+    finally:
+        watching.cancel()
+
+
+async def _watch(stopping: asyncio.Event, grace_s: float, leave_s: float) -> None:
+    await stopping.wait()
+    faulthandler.dump_traceback_later(
+        grace_s + leave_s, exit=True
+    )  # by a thread of its own, also when Python stands still
+    await asyncio.sleep(grace_s + leave_s / 2)
+    for task in asyncio.all_tasks():
+        frames = [f"{frame.f_code.co_qualname}:{frame.f_lineno}" for frame in task.get_stack(limit=8)]
+        log.warning("process.still_here", extra={"task": task.get_name(), "stack": " ".join(frames)})
