@@ -30,8 +30,10 @@ async def until_signalled() -> AsyncIterator[asyncio.Event]:
 
 
 async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel tasks, and return when all of them have ended, however they did."""
-    ending = list(tasks)  # they may leave `tasks` when they end
-    for task in ending:
-        task.cancel()
-    await asyncio.gather(*ending, return_exceptions=True)
+    """Cancel tasks until all have ended, however they did: Python 3.11's `wait_for` swallows what comes with its result."""
+    ending = set(tasks)
+    while ending:
+        for task in ending:
+            task.cancel()
+        ended, ending = await asyncio.wait(ending, timeout=1.0)
+        await asyncio.gather(*ended, return_exceptions=True)  # nobody else asks how they did

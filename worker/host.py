@@ -22,6 +22,7 @@ from common import subjects
 from common.blocks import hash_blocks, hash_root
 from common.bus import Bus
 from common.errors import PlaceAgainError, ServingError, UnavailableError
+from common.lifecycle import cancel_all
 from common.messages import (
     Ack,
     Cancel,
@@ -425,9 +426,7 @@ class WorkerHost:
 
     async def _leave(self, loops: list[asyncio.Task[Any]]) -> None:
         self.status = "stopped"
-        for loop in loops:
-            loop.cancel()
-        await asyncio.wait(loops)
+        await cancel_all(loops)
         with contextlib.suppress(ServingError):
             await self._beat()
         with contextlib.suppress(ServingError):
