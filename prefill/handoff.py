@@ -26,6 +26,7 @@ from common.errors import (
     UnavailableError,
     WorkerFailedError,
 )
+from common.lifecycle import cancel_all
 from common.messages import (
     ANYBODY_THERE,
     Cancel,
@@ -80,10 +81,11 @@ async def hand_over(request: PrefillRequest, host: WorkerHost) -> None:
         log.exception("handoff.failed", extra={"request_id": request.id})
         request.stop(f"hand-over failed: {type(error).__name__}")
     if reserving is not None:
-        reserving.cancel()
-        await asyncio.wait([reserving])
+        await cancel_all([reserving])  # a lease may have been granted at this very moment
     if request.stopped:
         await handover.give_up()
+    elif request.finish:
+        await handover.release_lease()
     record_prefill(
         host.tracer,
         request,
@@ -120,7 +122,6 @@ class _Handover:
             request.changed.clear()
             if request.finish:
                 await self._host.jobs.settle(request.claimed)
-                await self._release_lease()
                 return
             if self._reply is not None and not self._decode_worker_lives():
                 request.stop("decode worker lost")
@@ -336,7 +337,7 @@ class _Handover:
         """No write is in flight any more: free the lease at the receiver, tell the gateway if it still cares."""
         request = self._request
         self._sender.abort()
-        releasing = self._host.spawn(self._release_lease())  # its receiver may be dead, and the client waits
+        releasing = self._host.spawn(self.release_lease())  # its receiver may be dead, and the client waits
         if request.stopped in _UNWANTED:
             await self._host.jobs.drop(request.claimed)
         else:
@@ -360,7 +361,7 @@ class _Handover:
         for worker in self._silent - {self._decode_worker}:
             self._host.spawn(self._tell(worker, cancel))
 
-    async def _release_lease(self) -> None:
+    async def release_lease(self) -> None:
         lease = self._reply
         if lease is None:
             return
