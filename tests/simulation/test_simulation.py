@@ -13,11 +13,12 @@ import pytest
 from msgspec import structs
 
 from common.messages import Handoff, Tokens
+from decode import scheduler
 from decode.intake import Intake, Reservation
 from decode.request import DecodeRequest
 from gateway.active import ActiveRequest
 from gateway.listening import Listening
-from gateway.owner import RequestState, Worker
+from gateway.owner import Worker
 from gateway.placer import Placer
 from kvtransfer.digest import block_digests
 from tests.simulation.transport import SimTransport
@@ -105,10 +106,9 @@ def charges_kept(patch: Patch) -> None:
     patch.setattr(Placer, "release", nothing)
 
 
-def one_worker_cancelled(patch: Patch) -> None:
-    """Of the workers that may hold something of an attempt only the first is told that it is over."""
-    workers = RequestState.workers
-    patch.setattr(RequestState, "workers", lambda state: workers(state)[:1])
+def blocks_kept(patch: Patch) -> None:
+    """A sequence that leaves a decode worker keeps its blocks. (Who only isn't told of a cancellation finds out by itself.)"""
+    patch.setattr(scheduler, "surrender", lambda *_: None)
 
 
 def stale_tokens_taken(patch: Patch) -> None:
@@ -128,7 +128,7 @@ def stale_tokens_taken(patch: Patch) -> None:
         digests_not_compared,
         manifest_activates_twice,
         charges_kept,
-        one_worker_cancelled,
+        blocks_kept,
         stale_tokens_taken,
     ],
 )
