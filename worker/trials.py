@@ -19,27 +19,28 @@ class Trials:
 
     def __init__(self) -> None:
         self._on_trial: Sequence | None = None
-        self._gateways: WeakKeyDictionary[Sequence, str] = WeakKeyDictionary()
-        self._contexts: WeakKeyDictionary[Sequence, str | UnsetType] = WeakKeyDictionary()
+        self._watched: WeakKeyDictionary[Sequence, tuple[str, str | UnsetType]] = (
+            WeakKeyDictionary()
+        )  # gateway, context
 
     def watch(self, sequence: Sequence, gateway: str, context: str | UnsetType = UNSET) -> None:
         """`gateway` wants to know when the sequence is tried, if it is a suspect. `context`: of the job."""
         if sequence.is_suspect:
-            self._gateways[sequence], self._contexts[sequence] = gateway, context
+            self._watched[sequence] = gateway, context
 
     def context(self, suspect: Sequence) -> str | UnsetType:
         """Of the job that `watch` told of."""
-        return self._contexts.get(suspect, UNSET)
+        return self._watched.get(suspect, ("", UNSET))[1]
 
     @property
     def is_idle(self) -> bool:
         """Whether there are no suspects at all, as nearly always."""
-        return not self._gateways
+        return not self._watched
 
     @property
     def gateways(self) -> set[str]:
         """Those that have suspects here: each has to know who is tried, or it would blame its own."""
-        return {gateway for sequence, gateway in self._gateways.items() if sequence.is_suspect}
+        return {gateway for sequence, (gateway, _) in self._watched.items() if sequence.is_suspect}
 
     def held_back(self, sequences: ListOf[Sequence]) -> set[Sequence]:
         """Which of the sequences must not be in the next pass: all suspects but the first, or all while one is in flight."""
@@ -63,5 +64,5 @@ class Trials:
             return
         if any(chunk.sequence is self._on_trial for chunk in chunks):
             self._on_trial = None
-        for sequence in [sequence for sequence in self._gateways if not sequence.is_suspect]:
-            del self._gateways[sequence]
+        for sequence in [sequence for sequence in self._watched if not sequence.is_suspect]:
+            del self._watched[sequence]
