@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.kernels.backend import programmatic_launch, use_triton
+from engine.kernels.backend import is_hopper, programmatic_launch, use_triton
 
 log = logging.getLogger("baton.engine")
 
@@ -23,6 +23,7 @@ Ints = np.ndarray[tuple[int, ...], np.dtype[np.signedinteger[Any]]]
 
 DECODE_PROGRAMS = 2 * 132  # among which a decode pass's work is dealt out: two for each processor of an H200
 LONG_CONTEXT = 2048  # positions; from here on larger tiles win (measured on an H200)
+SMALL_TILE, LARGE_TILE = 64, 128  # queries of a tile of the prefill kernels
 FEW_QUERIES = 512  # up to here small tiles keep more of the GPU busy
 HOPPER_TRIAL = 300  # queries of the case that is tried first: three tiles, of which one is not full
 HOPPER_TOLERANCE = 1e-2  # of its result, relative; bfloat16 has 4e-3
@@ -121,14 +122,14 @@ def max_items(num_sequences: int, num_kv_heads: int) -> int:
 
 def tile_rows(head_dim: int, max_query_len: int) -> int:
     """Queries of a tile of the prefill kernels: small tiles keep more of the GPU busy where there are few queries."""
-    return 128 if head_dim > 128 or max_query_len > FEW_QUERIES else 64
+    return LARGE_TILE if head_dim > 128 or max_query_len > FEW_QUERIES else SMALL_TILE
 
 
 def prefill_shape(head_dim: int, rows: int, max_context_len: int) -> tuple[int, int, int]:
     """Positions of a loop step, warps and stages of `triton_prefill` with so many queries in a tile."""
     if head_dim > 128:
         return (64, 8, 2)
-    return (64 if max_context_len <= LONG_CONTEXT else 128, 4 if rows == 64 else 8, 3)
+    return (64 if max_context_len <= LONG_CONTEXT else 128, 4 if rows == SMALL_TILE else 8, 3)
 
 
 def deal_out_tiles(query_len: Ints, context_len: Ints, context_start: Ints, *, rows: int) -> Ints:
@@ -257,7 +258,7 @@ def _prefill(
     else:
         assert qkv is not None, "needs_qkv"
         keys, values = qkv[:, -2 * width : -width], qkv[:, -width:]
-    if not window and plan.rows == 128 and hopper_works(q.device, q.dtype, q.shape[1], num_kv_heads, head_dim):
+    if not window and plan.rows == LARGE_TILE and hopper_works(q.device, q.dtype, q.shape[1], num_kv_heads, head_dim):
         from engine.kernels import triton_prefill_hopper
 
         triton_prefill_hopper.prefill(q, keys, values, plan.tiles, out, num_kv_heads=num_kv_heads, scale=scale)
@@ -274,14 +275,14 @@ def hopper_works(device: torch.device, dtype: torch.dtype, num_heads: int, num_k
 
     If it doesn't, a line in the log says why, and `triton_prefill` goes on.
     """
-    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9 or head_dim not in (64, 128):
+    if not is_hopper(device) or head_dim not in (64, 128):
         return False
     random = torch.Generator(device).manual_seed(0)
     q = torch.randn(HOPPER_TRIAL, num_heads, head_dim, device=device, dtype=dtype, generator=random)
     block = torch.randn(1, 2, HOPPER_TRIAL, num_kv_heads, head_dim, device=device, dtype=dtype, generator=random)
     keys, values = block[0].flatten(2)
     length = np.array([HOPPER_TRIAL])
-    tiles = torch.from_numpy(deal_out_tiles(length, length, np.zeros(1, dtype=np.int64), rows=128)).to(device)
+    tiles = torch.from_numpy(deal_out_tiles(length, length, np.zeros(1, dtype=np.int64), rows=LARGE_TILE)).to(device)
     out = torch.empty_like(q)
     try:
         from engine.kernels import triton_prefill_hopper

@@ -20,6 +20,11 @@ def programmatic_launch(x: torch.Tensor) -> bool:
     return x.is_cuda and _capability(x.device) >= (9, 0)
 
 
+def is_hopper(device: torch.device) -> bool:
+    """Whether this is a GPU of that generation, which has instructions that neither older nor newer ones have."""
+    return device.type == "cuda" and _capability(device)[0] == 9
+
+
 @functools.cache
 def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)

@@ -18,9 +18,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from engine.kernels.attention import LARGE_TILE as ROWS
 from engine.kernels.launch import Kernel
 
-ROWS = 128  # queries of a tile
 STEP = 128  # positions of a step
 BUFFERS = 2  # of keys and of values each
 GROUPS = 2  # that compute
@@ -39,7 +39,7 @@ def prefill(
     num_kv_heads: int,
     scale: float,
 ) -> None:
-    """Write every row of `out` [T, Hq, D]; all as in `triton_prefill.prefill`, tiles of `ROWS` queries."""
+    """Write every row of `out` [T, Hq, D]; all as in `triton_prefill.prefill`, tiles of `LARGE_TILE` queries."""
     num_heads, head_dim = q.shape[1:]
     dtype = _TYPES[q.dtype]
     loaded = [
