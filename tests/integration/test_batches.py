@@ -182,6 +182,17 @@ class One:
         return found
 
 
+@contextlib.asynccontextmanager
+async def unattended(url: str, tokenizer: ChatTokenizer) -> AsyncIterator[One]:
+    """A gateway's Batch API whose batches nobody looks after."""
+    one = One(url, tokenizer, echo)
+    await one.streams.open()
+    try:
+        yield one
+    finally:
+        await one.streams.close()
+
+
 def _sample(state: str) -> tuple[str, dict[str, str]]:
     return "baton_batch_lines_total", {"model_name": MODEL, "state": state}
 
@@ -459,9 +470,7 @@ async def test_a_tenant_s_share_holds_for_files_that_say_no_length_and_for_many_
 async def test_a_file_whose_acknowledgement_is_lost_is_there_as_a_whole_or_not_at_all(
     url: str, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = One(url, tokenizer, echo)
-    await one.streams.open()
-    try:
+    async with unattended(url, tokenizer) as one:
         writer = await one.store.new_file("lost", 3)
         await writer.write(b"{}\n")
         create = one.streams.create
@@ -479,16 +488,12 @@ async def test_a_file_whose_acknowledgement_is_lost_is_there_as_a_whole_or_not_a
         await writer.drop()  # as an upload does that ends with an error
         assert await one.store.files("lost") == []
         assert await one.streams.count(subjects.batch_part(writer.id, "*")) == 0
-    finally:
-        await one.streams.close()
 
 
 async def test_a_file_that_is_half_deleted_can_be_deleted_again(
     url: str, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = One(url, tokenizer, echo)
-    await one.streams.open()
-    try:
+    async with unattended(url, tokenizer) as one:
         writer = await one.store.new_file("half", 3)
         await writer.write(b"{}\n")
         file = await writer.finish("a")
@@ -507,8 +512,6 @@ async def test_a_file_that_is_half_deleted_can_be_deleted_again(
         await one.store.delete_file("half", file.id)
         assert await one.store.files("half") == []
         assert await one.streams.count(subjects.batch_part(file.id, "*")) == 0
-    finally:
-        await one.streams.close()
 
 
 async def test_a_crowd_of_batches_does_not_pass_a_tenant_s_bounds(
@@ -579,9 +582,7 @@ async def test_a_batch_that_only_another_release_can_read_is_left_to_it(
 
 
 async def test_a_list_goes_on_without_what_only_another_release_can_read(url: str, tokenizer: ChatTokenizer) -> None:
-    one = One(url, tokenizer, echo)  # nobody looks after its batches
-    await one.streams.open()
-    try:
+    async with unattended(url, tokenizer) as one:
         here, there = await one.begin(1, tenant="listing"), await one.begin(1, tenant="listing")
         await one.streams.put(there.subject, msgspec.msgpack.encode(msgspec.to_builtins(there) | {"status": "paused"}))
         assert [batch.id for batch in await one.store.batches("listing")] == [here.id]
@@ -589,8 +590,6 @@ async def test_a_list_goes_on_without_what_only_another_release_can_read(url: st
         unreadable = subjects.batch_file(token_of("listing"), files[0].id)
         await one.streams.put(unreadable, b"\xc1")
         assert [file.id for file in await one.store.files("listing")] == [file.id for file in files[1:]]
-    finally:
-        await one.streams.close()
 
 
 async def test_the_head_of_a_file_reads_none_of_it(
@@ -625,9 +624,7 @@ async def test_a_batch_that_changes_while_all_are_read_is_listed_once(
     url: str, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "PAGE", 1)
-    one = One(url, tokenizer, echo)  # nobody looks after its batches
-    await one.streams.open()
-    try:
+    async with unattended(url, tokenizer) as one:
         first = await one.begin(1, tenant="changing")
         second = await one.begin(1, tenant="changing")
         read, cancelled = one.streams._read, False
@@ -643,25 +640,19 @@ async def test_a_batch_that_changes_while_all_are_read_is_listed_once(
         monkeypatch.setattr(one.streams, "_read", read_and_cancel)
         listed = [(batch.id, batch.status) for batch in await one.store.batches("changing")]
         assert sorted(listed) == sorted([(first.id, "cancelling"), (second.id, "validating")])
-    finally:
-        await one.streams.close()
 
 
 async def test_large_results_are_read_a_few_at_a_time(
     url: str, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "PAGE_BYTES", 100_000)
-    one = One(url, tokenizer, echo)
-    await one.streams.open()
-    try:
+    async with unattended(url, tokenizer) as one:
         for number in range(10):
             await one.streams.create(subjects.batch_result("large", number), b"%d" % number + b"x" * 60_000)
         every = subjects.batch_result("large", "*")
         assert len(await one.streams._read(every, after=0, limit=streams.PAGE)) < 5
         assert [stored.data[:1] async for stored in one.streams.scan(every)] == [b"%d" % n for n in range(10)]
         await one.streams.purge(every)
-    finally:
-        await one.streams.close()
 
 
 async def test_a_part_that_is_queued_twice_is_computed_once(url: str, tokenizer: ChatTokenizer) -> None:
