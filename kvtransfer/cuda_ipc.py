@@ -50,9 +50,7 @@ class CudaIpcTransport:
             str, CudaIpcLink
         ] = {}  # by the name of the peer's locked file: another incarnation has another
         self._opening = asyncio.Lock()
-        self._gone_since: dict[
-            str, float
-        ] = {}  # writers that leases still asked about, by the name of their locked file
+        self._gone_since: dict[str, float] = {}  # writers that leases still asked about, by their locked files' names
         remove_stale(PREFIX)
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:

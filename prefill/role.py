@@ -57,9 +57,7 @@ class PrefillRole:
         self._tasks: dict[PrefillRequest, asyncio.Task[None]] = {}
         self._in_flight: dict[Sequence, PrefillRequest] = {}
         self._cancelled = Tombstones()
-        self._links: dict[
-            tuple[str, int], float
-        ] = {}  # bytes/s as measured when they were opened, by worker and incarnation
+        self._links: dict[tuple[str, int], float] = {}  # bytes/s when it was opened, by worker and incarnation
 
     # -- jobs ----------------------------------------------------------------------------------------------------------
 

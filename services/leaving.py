@@ -28,9 +28,8 @@ async def ending_in_time(stopping: asyncio.Event, grace_s: float, *, leave_s: fl
 
 async def _watch(stopping: asyncio.Event, grace_s: float, leave_s: float) -> None:
     await stopping.wait()
-    faulthandler.dump_traceback_later(
-        grace_s + leave_s, exit=True
-    )  # by a thread of its own, also when Python stands still
+    # By a thread of its own, also when Python stands still.
+    faulthandler.dump_traceback_later(grace_s + leave_s, exit=True)
     await asyncio.sleep(grace_s + leave_s / 2)
     for task in asyncio.all_tasks():
         frames = [f"{frame.f_code.co_qualname}:{frame.f_lineno}" for frame in task.get_stack(limit=8)]
