@@ -26,9 +26,11 @@ from common.messages import (
     Job,
     LeaseAborted,
     Region,
+    Resend,
     Reserve,
     ReserveReply,
     WriterDone,
+    worker_reply_decoder,
 )
 from decode.request import DecodeRequest
 from decode.spans import record_verification
@@ -44,6 +46,9 @@ from worker.tombstones import Tombstones
 log = logging.getLogger("baton.intake")
 
 LEASE_S = 30.0  # longest time from a reservation to its manifest
+ASK_WRITER_S = 2.0  # so often the writer is asked whether it still knows of its lease
+ANSWER_S = 1.0
+NO_TOKENS = 2**31  # no stream gets there: a `Resend` from this position sends nothing
 MAX_VERDICTS = 1_000  # answers kept for repeated manifests
 
 
@@ -59,6 +64,7 @@ class Reservation:
     num_pushed: int  # blocks that the writer fills: the first ones of the lease
     deadline_at: float
     granted_at: float
+    ask_at: float  # whether its writer still knows of it
     reply: ReserveReply
     writer_region: Region | None  # remembered: the live table forgets a lost writer, whose lease must still be fenced
 
@@ -191,6 +197,7 @@ class Intake:
             num_pushed=num_pushed,
             deadline_at=now + message.remaining_ms / 1000,
             granted_at=now,
+            ask_at=now + ASK_WRITER_S,
             reply=reply,
             writer_region=self._writer_region(message.worker, message.incarnation),
         )
@@ -341,11 +348,36 @@ class Intake:
                 await self.cancel(reservation.job.request_id, reservation.job.attempt)
 
     async def look_after_leases(self, now: float) -> None:
-        """Expire leases; ask the writers of quarantined ones to stop, again and again, until they answer or are gone."""
+        """Expire leases; ask the writers of quarantined ones to stop, again and again, until they answer or are gone.
+
+        A writer may not know of its lease, or no more: it asked, gave up, and the question was taken late; or it said that
+        it is done, and nobody heard. So the writers of open leases are asked, too.
+        """
         self._table.expire(now)
         for reservation in list(self._reservations.values()):
-            if reservation.lease.state is LeaseState.QUARANTINED:
+            state = reservation.lease.state
+            if state is LeaseState.QUARANTINED:
                 await self._abort(reservation.lease, "expired or cancelled")
+            elif state is LeaseState.RESERVED and now >= reservation.ask_at:
+                reservation.ask_at = now + ASK_WRITER_S
+                self._host.spawn(self._ask_writer(reservation))
+
+    async def _ask_writer(self, reservation: Reservation) -> None:
+        lease = reservation.lease
+        question = Resend(
+            request_id=lease.request_id,
+            attempt=lease.attempt,
+            traceparent=reservation.job.context,
+            position=NO_TOKENS,
+        )
+        try:
+            reply = await self._host.bus.request(
+                subjects.worker(lease.writer), question, worker_reply_decoder, timeout_s=ANSWER_S
+            )
+        except UnavailableError:
+            return  # a writer that is gone is another matter, see `worker_lost`
+        if isinstance(reply, Ack) and not reply.known and self._table.give_up(lease.lease_id):
+            await self._abort(lease, "its writer does not know of it")
 
     def worker_lost(self, worker: str, incarnation: int) -> None:
         """A silent writer is not a dead one: only when no write of it can land do its blocks go back."""

@@ -3,7 +3,7 @@
     RESERVED ──begin_verify──▶ VERIFYING ──accept──▶ ACCEPTED      blocks are the sequence's
        │                          └────────reject──▶ RELEASED      blocks are the pool's again
        ├──writer_done / fence─────────────────────▶ RELEASED
-       └──cancel / expire──▶ QUARANTINED ──writer_done / fence──▶ RELEASED
+       └──cancel / expire / give_up──▶ QUARANTINED ──writer_done / fence──▶ RELEASED
 
 Blocks of a lease that is RESERVED, VERIFYING or QUARANTINED belong to the transfer: a write may still land in them.
 Time alone never frees them. The clock is passed in (seconds, monotonic).
@@ -183,6 +183,14 @@ class LeaseTable:
         for lease in late:
             lease.move(LeaseState.QUARANTINED)
         return late
+
+    def give_up(self, lease_id: int) -> bool:
+        """Nobody will write under this lease, as far as its writer knows; return whether it was open."""
+        lease = self._leases.get(lease_id)
+        if lease is None or lease.state is not LeaseState.RESERVED:
+            return False
+        lease.move(LeaseState.QUARANTINED)
+        return True
 
     def writer_done(self, *, lease_id: int, generation: int, writer_incarnation: int) -> list[int]:
         """The writer gave the lease up and no write of it is in flight: return the blocks that are free now."""

@@ -60,8 +60,6 @@ HANDOFF_ASK_S = (
 NOBODY_AGAIN_S, MAX_NOBODY = 0.1, 4  # nobody listens: it may just connect again
 MAX_SILENT = 2  # unanswered manifests of a receiver that doesn't answer another question either
 WRITER_DONE_TIMEOUT_S = 1.0
-TELL_AGAIN_S = 0.2
-TELL_FOR_S = 30.0  # then the lease is over by itself, and its blocks are free when the writer answers for it
 
 NOBODY_DECODES = "no candidate takes sequences any more"
 NOBODY_ANSWERS = "no decode worker answers"
@@ -377,26 +375,11 @@ class _Handover:
         await self._tell(self._decode_worker, done)
 
     async def _tell(self, worker: str, message: WriterDone | Cancel) -> None:
-        """Say that something is over; when `worker` doesn't hear it at once, go on in the background."""
-        if not await self._is_heard(worker, message):
-            self._host.spawn(self._tell_again(worker, message))
-
-    async def _tell_again(self, worker: str, message: WriterDone | Cancel) -> None:
-        give_up_at = time.monotonic() + TELL_FOR_S
-        while time.monotonic() < give_up_at:
-            await asyncio.sleep(TELL_AGAIN_S)
-            gone = self._host.bus.connected and worker not in self._host.peers.states
-            if gone or await self._is_heard(worker, message):
-                return
-
-    async def _is_heard(self, worker: str, message: WriterDone | Cancel) -> bool:
-        try:
+        """Say that something is over. Who doesn't hear it asks in time: decode workers look after their leases."""
+        with contextlib.suppress(UnavailableError):
             await self._host.bus.request(
                 subjects.worker(worker), message, worker_reply_decoder, timeout_s=WRITER_DONE_TIMEOUT_S
             )
-        except UnavailableError:
-            return False
-        return True
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:

@@ -88,15 +88,19 @@ class Network:
         self.waiting[self._last_reply] = (bus, answer)
         return self._last_reply, answer
 
-    def answer(self, reply: int, raw: bytes) -> None:
+    def answer(self, sender: SimBus, reply: int, raw: bytes) -> None:
         """An answer travels as any message does."""
+        if sender.holds(self.answer, sender, reply, raw):
+            return
         for _ in range(self.copies()):
             self.on_way += 1
             self.loop.call_later(self._way_s(), self._answered, reply, raw, context=_nobody)
 
     def _answered(self, reply: int, raw: bytes) -> None:
-        self.on_way -= 1
         bus, answer = self.waiting.get(reply, (None, None))
+        if bus is not None and bus.holds(self._answered, reply, raw):
+            return
+        self.on_way -= 1
         if bus is not None and answer is not None and bus.connected and bus.process.alive and not answer.done():
             answer.set_result(raw)
 
@@ -113,10 +117,14 @@ class Network:
         return way_s
 
     def _arrive_beat(self, listener: Listener, raw: bytes) -> None:
+        if listener.bus.holds(self._arrive_beat, listener, raw):
+            return
         if listener.bus.connected and listener.bus.process.alive:
             listener.bus.process.context.copy().run(listener.take, raw, 0)
 
     def _arrive(self, listener: Listener, raw: bytes, reply: int) -> None:
+        if listener.bus.holds(self._arrive, listener, raw, reply):
+            return
         self.on_way -= 1
         if listener.bus.connected and listener.bus.process.alive:
             listener.bus.process.context.copy().run(listener.take, raw, reply)
@@ -135,6 +143,12 @@ class SimBus:
         self.is_missed = False  # cut off, and the server knows it: nobody listens
         self._network = network
         self._stored: list[tuple[str, bytes]] = []  # published while cut off
+        self._held: list[tuple[Callable[..., None], tuple[Any, ...]]] | None = None  # what waits in the link
+
+    @property
+    def is_held(self) -> bool:
+        """Whether everything waits in the link."""
+        return self._held is not None
 
     @property
     def listens(self) -> bool:
@@ -147,11 +161,13 @@ class SimBus:
         self.publish_raw(subject, encode(message))
 
     async def flush(self, timeout_s: float) -> None:
-        if not self.connected:
+        if not self.connected or self.is_held:
             raise UnavailableError("not connected")
         await asyncio.sleep(self._network.weather.way_s())
 
     def publish_raw(self, subject: str, raw: bytes) -> None:
+        if self.holds(self._network.send, subject, raw):
+            return
         if self.connected:
             self._network.send(subject, raw)
         else:
@@ -163,7 +179,8 @@ class SimBus:
         self._network.note(self.process, "ask", message)
         await self._alive()
         reply, answer = self._network.ask(self)
-        if not self._network.send(subject, encode(message), reply):
+        is_held = self.holds(self._network.send, subject, encode(message), reply)
+        if not is_held and not self._network.send(subject, encode(message), reply):
             await asyncio.sleep(0.001)
             raise NobodyListensError(f"nobody listens on {subject}")
         try:
@@ -185,7 +202,7 @@ class SimBus:
             if reply and result is not None:
                 self._network.note(self.process, "answer", result)
                 await self._alive()
-                self._network.answer(reply, encode(result))
+                self._network.answer(self, reply, encode(result))
 
         def take(raw: bytes, reply: int) -> None:
             self._network.loop.create_task(work(decode(decoder, raw), reply))
@@ -201,6 +218,9 @@ class SimBus:
             raise UnavailableError("not connected")
         network.note(self.process, "queue", job)
         await self._alive()
+        if self.holds(network.jobs.store, worker, job):
+            await asyncio.sleep(API_TIMEOUT_S)
+            raise UnavailableError("could not queue the job")
         number, lost, lost_answer = 0, network.loses(), network.loses()
         await asyncio.sleep(network.weather.way_s())
         if not lost:
@@ -212,6 +232,8 @@ class SimBus:
         return number
 
     async def delete_job(self, stream_seq: int, job: Job) -> None:
+        if self.holds(self._network.jobs.end, stream_seq):
+            return
         if self.connected and not self._network.loses():
             await asyncio.sleep(self._network.weather.way_s())
             self._network.jobs.end(stream_seq)
@@ -221,7 +243,7 @@ class SimBus:
 
     async def has_job(self, stream_seq: int) -> bool:
         await asyncio.sleep(self._network.weather.way_s())
-        if not self.connected or self._network.loses():
+        if not self.connected or self.is_held or self._network.loses():
             raise UnavailableError("no answer")
         return stream_seq in self._network.jobs.stored
 
@@ -238,6 +260,23 @@ class SimBus:
         stored, self._stored = self._stored, []
         for subject, raw in stored:
             self._network.send(subject, raw)
+
+    def hold(self) -> None:
+        """From now on everything waits in the link, both ways and in order; neither end notices."""
+        self._held = []
+
+    def let_go(self) -> None:
+        """What waited goes on."""
+        held, self._held = self._held or [], None
+        for way, arguments in held:
+            way(*arguments)
+
+    def holds(self, way: Callable[..., Any], *arguments: Any) -> bool:
+        """Whether the link is held: then `way(*arguments)` is called once it is not."""
+        if self._held is None:
+            return False
+        self._held.append((way, arguments))
+        return True
 
     async def _alive(self) -> None:
         """A note may have killed this process: then the code that called it never goes on."""
@@ -347,7 +386,7 @@ class SimJobQueue:
 
     async def fetch(self, max_jobs: int, *, expires_s: float = 1.0) -> list[Any]:
         network, jobs = self._network, self._network.jobs
-        if not self._bus.connected:
+        if not self._bus.connected or self._bus.is_held:
             await asyncio.sleep(min(0.2, expires_s))
             return []
         await asyncio.sleep(network.weather.way_s())
@@ -363,7 +402,7 @@ class SimJobQueue:
                 return []
             found = jobs.take(self._worker, 1)
         await asyncio.sleep(network.weather.way_s())
-        if not self._bus.connected or network.loses():
+        if not self._bus.connected or self._bus.is_held or network.loses():
             return []  # it comes again after the ack-wait
         return [SimDelivery(self._bus, network, job) for job in found]
 
@@ -389,6 +428,8 @@ class SimDelivery:
         await self._say("term", self._network.jobs.end, self._number)
 
     async def in_progress(self) -> None:
+        if self._bus.holds(self._network.jobs.hide, self._number, LIMITS.ack_wait_s):
+            return
         if self._bus.connected:  # draws nothing: the order of claimed jobs in a set is not the seed's
             self._network.jobs.hide(self._number, LIMITS.ack_wait_s)
 
@@ -398,6 +439,8 @@ class SimDelivery:
         if self._is_over:
             return
         self._is_over = True
+        if self._bus.holds(action, *arguments):
+            return
         if not self._bus.connected:
             raise UnavailableError("not connected")
         if not self._network.loses():

@@ -95,6 +95,20 @@ class Node:
         self.is_cut = False
         self.bus.mend()
 
+    def hold(self, seconds: float) -> None:
+        """Everything to and from it waits for so long; it, and the others, only see silence."""
+        self.world.faults["held"] += 1
+        self.world.tell(f"{self.name} is held")
+        self.is_cut = True
+        self.bus.hold()
+        self.world.loop.call_later(seconds, self._let_go, self.bus)
+
+    def _let_go(self, bus: SimBus) -> None:
+        self.world.tell(f"{self.name} is let go")
+        self.world.hurt_at = self.world.loop.now
+        self.is_cut = False
+        bus.let_go()
+
 
 class WorkerNode(Node):
     """A worker with one role or both."""

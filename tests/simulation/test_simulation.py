@@ -27,9 +27,9 @@ from tests.simulation.world import Violation, no_garbage_collection, play
 SEEDS, BATCH = 10_000, 1_000
 ENOUGH = 2_000  # seeds, one of which at least finds a planted bug; the rarest are found by one in 300
 KINDS = """bad digest, came back, client left, cut off, dropped while cut off, ended complete, ended deadline_exceeded,
-ended left, ended request_quarantined, ended unavailable, failed pass, failed push, flipped bit, job given up, job in a dead pull,
-job redelivered, killed GatewayNode, killed WorkerNode, landed in quarantine, late, late run dropped, lost, muted gateway,
-no logits, push timed out, repeated, slow push, stale tokens, store down, store late, switched roles"""
+ended left, ended request_quarantined, ended unavailable, failed pass, failed push, flipped bit, held, job given up,
+job in a dead pull, job redelivered, killed GatewayNode, killed WorkerNode, landed in quarantine, late, late run dropped, lost,
+muted gateway, no logits, push timed out, repeated, slow push, stale tokens, store down, store late, switched roles"""
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
@@ -61,6 +61,9 @@ def test_the_same_seed_is_the_same_run() -> None:
 # -- planted bugs ------------------------------------------------------------------------------------------------------------
 
 Patch = pytest.MonkeyPatch
+
+
+async def _nothing(*_: object, **__: object) -> None: ...
 
 
 def freed_without_quarantine(patch: Patch) -> None:
@@ -100,15 +103,17 @@ def manifest_activates_twice(patch: Patch) -> None:
 
 def charges_kept(patch: Patch) -> None:
     """Nobody gives back what was charged."""
-
-    async def nothing(*_: object, **__: object) -> None: ...
-
-    patch.setattr(Placer, "release", nothing)
+    patch.setattr(Placer, "release", _nothing)
 
 
 def blocks_kept(patch: Patch) -> None:
     """A sequence that leaves a decode worker keeps its blocks. (Who only isn't told of a cancellation finds out by itself.)"""
     patch.setattr(scheduler, "surrender", lambda *_: None)
+
+
+def writers_not_asked(patch: Patch) -> None:
+    """A lease whose writer never heard of it, or was not heard, is kept until it expires."""
+    patch.setattr(Intake, "_ask_writer", _nothing)
 
 
 def stale_tokens_taken(patch: Patch) -> None:
@@ -129,6 +134,7 @@ def stale_tokens_taken(patch: Patch) -> None:
         manifest_activates_twice,
         charges_kept,
         blocks_kept,
+        writers_not_asked,
         stale_tokens_taken,
     ],
 )

@@ -33,7 +33,8 @@ from tests.simulation.weather import Weather
 
 VOCAB = 64
 SLACK_S = 1.5  # past its deadline a request may end: the gateway looks each 0.1 s, and its own calls have time-outs
-REST_S = 17.0  # in calm, everything is given back by then: leases, quarantines, charges that nobody releases
+REST_S = 17.0  # in calm, everything is given back by then: also charges that nobody releases
+HELD_S = 5.0  # in calm, and all requests over: no process holds anything of them any more
 FAIR_REST_S = 2.5  # where nothing goes wrong, everybody is told at once; less than `KEEP_ENDED_S`
 PATIENT_S = 8.0  # in calm, a request with so much time left gets its answer
 KEEP_ENDED_S = 3.0  # instead of `decode.role`'s half minute: seeds end sooner
@@ -163,9 +164,12 @@ class World:
             self.loop.call_later(self.calm_at, node.switch, node.roles)
 
     def _cut(self, node: WorkerNode | GatewayNode, dice: random.Random) -> None:
-        begin = dice.uniform(0.3, 1.2)
+        begin, seconds = dice.uniform(0.3, 1.2), dice.choice([0.3, 2.0, 3.8, 6.0])
+        if self.seed % 2:
+            self.loop.call_later(begin, node.hold, seconds)
+            return
         self.loop.call_later(begin, node.cut)
-        self.loop.call_later(begin + dice.choice([0.3, 2.0, 3.8, 6.0]), node.mend)
+        self.loop.call_later(begin + seconds, node.mend)
 
     def _calm(self) -> None:
         self.weather.is_calm = True
@@ -264,9 +268,14 @@ class World:
 
     async def _rest(self, until: float) -> None:
         """Wait until everything was given back."""
+        held_until = self.loop.now + HELD_S
         while self.loop.now < until:
-            if self.loop.now >= self.calm_at and self._all_restarted() and not self.remains():
+            is_quiet = self.loop.now >= self.calm_at and self._all_restarted()
+            if is_quiet and not self.remains():
                 return
+            held_until = max(held_until, self.calm_at + HELD_S, self.hurt_at + HELD_S)
+            if is_quiet and self.loop.now > held_until and self.held():
+                break
             await asyncio.sleep(0.1)
         for what in self.remains():
             self.violate(f"left behind: {what}")
@@ -274,9 +283,13 @@ class World:
     def _all_restarted(self) -> bool:
         return not any(node.is_coming_back or node.is_cut for node in [*self.workers, *self.gateways])
 
+    def held(self) -> list[str]:
+        """What of the requests live processes still have."""
+        return [f"{node.name}: {what}" for node in [*self.workers, *self.gateways] for what in node.remains()]
+
     def remains(self) -> list[str]:
         """What of the requests is still somewhere, on live processes and in what they share."""
-        found = [f"{node.name}: {what}" for node in [*self.workers, *self.gateways] for what in node.remains()]
+        found = self.held()
         live = {node.name for node in self.workers if node.process.alive}
         found += [
             f"job {job.number} for {job.worker}" for job in self.network.jobs.stored.values() if job.worker in live

@@ -143,6 +143,28 @@ def test_time_alone_frees_nothing(table: LeaseTable) -> None:
     assert writer_done(table, lease) == []
 
 
+def test_a_lease_that_its_writer_does_not_know_waits_for_its_writer_too(table: LeaseTable) -> None:
+    lease = reserve(table, [1, 2])
+
+    assert table.give_up(lease.lease_id)
+    assert not table.give_up(lease.lease_id)
+    assert not table.give_up(lease.lease_id + 1)
+
+    assert table.held_blocks == 2
+    with pytest.raises(HandoffRefusedError, match="expired"):
+        begin_verify(table, lease)
+    assert writer_done(table, lease) == [1, 2]
+
+
+def test_a_lease_that_is_verified_is_not_given_up(table: LeaseTable) -> None:
+    lease = reserve(table, [1])
+    begin_verify(table, lease)
+
+    assert not table.give_up(lease.lease_id)
+
+    assert table.accept(lease.lease_id) == [1]
+
+
 def test_a_fence_frees_what_that_incarnation_could_write_and_nothing_else(table: LeaseTable) -> None:
     reserve(table, [1], request_id="a")
     table.cancel(0.0, "a", 1)
@@ -271,6 +293,13 @@ class AnyOrder(RuleBasedStateMachine):
     def cancel(self, request: str, attempt: int) -> None:
         self.table.cancel(self.now, request, attempt)
         self.cancelled[request] = max(attempt, self.cancelled.get(request, 0))
+
+    @precondition(lambda self: self.leases)
+    @rule(number=picks)
+    def give_up(self, number: int) -> None:
+        lease = self.pick(number)
+        was_open = lease.state is LeaseState.RESERVED
+        assert self.table.give_up(lease.lease_id) == was_open
 
     @rule(seconds=st.floats(0, 2 * LEASE_S))
     def wait(self, seconds: float) -> None:
