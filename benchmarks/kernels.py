@@ -195,10 +195,11 @@ def _prefill_case(device: torch.device, new: int, context: int) -> Case:
         max_query_len=new,
         max_context_len=context,
     )
-    rows = attention.tile_rows(HEAD_DIM, new)
-    tiles = attention.deal_out_tiles(np.array([new]), np.array([context]), np.zeros(1, dtype=np.int64), rows=rows)
+    cut = attention.tiling(device, q.dtype, num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, window=False)
+    rows, start = cut.rows(new, behind=new < context), np.zeros(1, dtype=np.int64)
+    tiles = cut.deal_out(np.array([new]), np.array([context]), start, rows=rows)
     gathered = torch.stack((table[0], torch.full_like(table[0], BLOCK)), dim=1) if new < context else None
-    prompts = attention.PrefillPlan(batch, torch.from_numpy(tiles).to(device), rows, gathered)
+    prompts = attention.PrefillPlan(batch, torch.from_numpy(tiles).to(device), rows, cut.at_once, gathered)
     plan = attention.AttentionPlan(0, None, {}, table, prompts)
     compared = torch.linspace(0, new - 1, ERROR_ROWS).long().tolist()
     return Case(

@@ -21,11 +21,10 @@ from engine.kernels.attention import (
     AttentionPlan,
     DecodeItems,
     PrefillPlan,
+    Tiling,
     deal_out,
-    deal_out_tiles,
     max_items,
     point,
-    tile_rows,
 )
 from engine.newest import NewestTokens
 from engine.passes import InvalidChunkError
@@ -186,7 +185,7 @@ class Limits:
     vocab_size: int
     max_model_len: int
     num_kv_heads: int
-    head_dim: int
+    tiling: Tiling
     windows: tuple[int, ...]  # distinct ones of the model's layers
     last_window: int  # of the last layer
 
@@ -295,8 +294,8 @@ def unpack(
             max_context_len=max(chunk.end for chunk in chunks[num_decode:]),
         )
         blocks = view("prefill.blocks") if "prefill.blocks" in packed else None
-        rows = tile_rows(limits.head_dim, batch.max_query_len)
-        prefill = PrefillPlan(batch, view("prefill.tiles"), rows, blocks)
+        rows = limits.tiling.rows(batch.max_query_len, behind=blocks is not None)
+        prefill = PrefillPlan(batch, view("prefill.tiles"), rows, limits.tiling.at_once, blocks)
         if sampling := [chunk for chunk in chunks if chunk.sample]:
             batch, items = _single(view, "final", sampling), _items(view, "final", (limits.last_window,))
             final = AttentionPlan(len(sampling), batch, items, buffer, None)
@@ -361,7 +360,7 @@ def unpack_graph(
             nothing, nothing, nothing, max_query_len=room.prompts, max_context_len=GRAPH_CONTEXT if room.decoding else 0
         )
         blocks = view("prefill.blocks") if room.decoding else None
-        prompts = PrefillPlan(batch, view("prefill.tiles"), _graph_rows(limits), blocks)
+        prompts = PrefillPlan(batch, view("prefill.tiles"), _graph_rows(room, limits), limits.tiling.at_once, blocks)
     return ForwardBatch(
         token_ids=view("token_ids"),
         sources=view("sources"),
@@ -381,20 +380,21 @@ def unpack_graph(
     )
 
 
-def _graph_rows(limits: Limits) -> int:
-    """Queries of a tile in a graph, whatever its context."""
-    return tile_rows(limits.head_dim, 1)
+def _graph_rows(room: GraphSize, limits: Limits) -> int:
+    """Queries of a tile in a graph, whatever its contexts are."""
+    return limits.tiling.rows(1, behind=room.decoding > 0)
 
 
 def _num_tiles(room: GraphSize, limits: Limits) -> int:
-    return -(-room.prompts // _graph_rows(limits)) + (room.num_prompts - 1)
+    """The most tiles of a graph's prompts, parts counted each."""
+    return max(-(-room.prompts // _graph_rows(room, limits)) + (room.num_prompts - 1), limits.tiling.at_once)
 
 
 def _add_prompts(packed: Packed, lengths: Longs, ends: Longs, matrix: Ints, limits: Limits, room: GraphSize) -> None:
     """The prompts' part in a graph: their contexts' blocks, unless it is one whole prompt, which the projection holds."""
     blocks, block_starts = _context_blocks(ends, matrix, limits)
     starts = block_starts if room.decoding else np.zeros(1, dtype=np.int64)
-    tiles = deal_out_tiles(lengths, ends, starts, rows=_graph_rows(limits))
+    tiles = limits.tiling.deal_out(lengths, ends, starts, rows=_graph_rows(room, limits))
     packed.add("prefill.tiles", _padded(tiles, _num_tiles(room, limits)))
     if room.decoding:
         packed.add("prefill.blocks", _padded(blocks, GRAPH_CONTEXT // limits.block_size, -1))
@@ -444,8 +444,8 @@ def _add_prefill(packed: Packed, lengths: Longs, ends: Longs, matrix: Ints, limi
     if has_context:
         packed.add("prefill.blocks", blocks)
     starts = block_starts if has_context else np.cumsum(lengths) - lengths
-    rows = tile_rows(limits.head_dim, int(lengths.max()))
-    packed.add("prefill.tiles", deal_out_tiles(lengths, ends, starts, rows=rows))
+    rows = limits.tiling.rows(int(lengths.max()), behind=has_context)
+    packed.add("prefill.tiles", limits.tiling.deal_out(lengths, ends, starts, rows=rows))
     packed.add("prefill.context_len", ends)
     packed.add("prefill.tables", matrix)
 

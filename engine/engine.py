@@ -15,6 +15,7 @@ from common.messages import KVLayout
 from engine.batch import GraphSize, Limits, decodes
 from engine.config import EngineConfig
 from engine.device_sampler import DeviceSampler, Draw
+from engine.kernels.attention import tiling
 from engine.kv_cache import allocate_zeros, plan_layout, pool_shape
 from engine.loader import load_weights, model_fingerprint
 from engine.models.config import read_decoder_config
@@ -64,7 +65,14 @@ class Engine:
             vocab_size=self.vocab_size,
             max_model_len=self.max_model_len,
             num_kv_heads=self.layout.num_kv_heads,
-            head_dim=self.layout.head_dim,
+            tiling=tiling(
+                device,
+                dtype,
+                num_heads=decoder_config.num_heads,
+                num_kv_heads=self.layout.num_kv_heads,
+                head_dim=self.layout.head_dim,
+                window=any(decoder_config.windows),
+            ),
             windows=tuple(sorted(set(decoder_config.windows))),
             last_window=decoder_config.windows[-1],
         )

@@ -25,7 +25,13 @@ DECODE_PROGRAMS = 2 * 132  # among which a decode pass's work is dealt out: two 
 LONG_CONTEXT = 2048  # positions; from here on larger tiles win (measured on an H200)
 SMALL_TILE, LARGE_TILE = 64, 128  # queries of a tile of the prefill kernels
 FEW_QUERIES = 512  # up to here small tiles keep more of the GPU busy
-HOPPER_TRIAL = 300  # queries of the case that is tried first: three tiles, of which one is not full
+HOPPER_STEP = 128  # positions of a loop step of `triton_prefill_hopper`
+HOPPER_PROGRAMS = 132  # of it that an H200 computes at once
+LEAST_STEPS = 4  # of a part of a tile; so many positions that each query of the tile sees some of every part
+HOPPER_TRIALS = (
+    (300, 0),
+    (40, 1300),
+)  # queries and positions before them that are tried first; three tiles, and one in parts
 HOPPER_TOLERANCE = 1e-2  # of its result, relative; bfloat16 has 4e-3
 ROUNDS = 2  # of such programs, in which a few long contexts may be cut
 
@@ -58,6 +64,7 @@ class PrefillPlan:
     batch: AttentionBatch
     tiles: torch.Tensor  # [I, 8] int32, see `deal_out_tiles`
     rows: int  # queries of a tile
+    at_once: int  # tiles with which `deal_out_tiles` cut them into parts
     blocks: torch.Tensor | None  # [I, 2] int32: the contexts' blocks, ids and positions; None: all tokens are new
 
 
@@ -120,9 +127,33 @@ def max_items(num_sequences: int, num_kv_heads: int) -> int:
     return num_sequences + ROUNDS * (DECODE_PROGRAMS // num_kv_heads)
 
 
-def tile_rows(head_dim: int, max_query_len: int) -> int:
-    """Queries of a tile of the prefill kernels: small tiles keep more of the GPU busy where there are few queries."""
-    return LARGE_TILE if head_dim > 128 or max_query_len > FEW_QUERIES else SMALL_TILE
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How a model's prompts are cut into tiles on a device, see `tiling`."""
+
+    few: int  # queries of a tile where there are few queries: small tiles keep more of the GPU busy
+    many: int
+    at_once: int = 0  # tiles that the GPU computes at once; 0: they are not cut into parts
+
+    def rows(self, max_query_len: int, *, behind: bool) -> int:
+        """Queries of a tile; `behind`: a context, which large tiles can be cut along."""
+        return self.many if max_query_len > FEW_QUERIES or (behind and self.at_once) else self.few
+
+    def deal_out(self, query_len: Ints, context_len: Ints, context_start: Ints, *, rows: int) -> Ints:
+        """`deal_out_tiles`, cut into parts where the kernel for tiles of so many rows can add them up."""
+        at_once = self.at_once if rows == self.many else 0
+        return deal_out_tiles(query_len, context_len, context_start, rows=rows, at_once=at_once)
+
+
+def tiling(
+    device: torch.device, dtype: torch.dtype, *, num_heads: int, num_kv_heads: int, head_dim: int, window: bool
+) -> Tiling:
+    """The tiling for whichever kernel computes prompts of this shape here; `window`: some layers have one."""
+    if head_dim > 128:
+        return Tiling(LARGE_TILE, LARGE_TILE)
+    if not window and hopper_works(device, dtype, num_heads, num_kv_heads, head_dim):
+        return Tiling(SMALL_TILE, LARGE_TILE, HOPPER_PROGRAMS // num_heads)
+    return Tiling(SMALL_TILE, LARGE_TILE)
 
 
 def prefill_shape(head_dim: int, rows: int, max_context_len: int) -> tuple[int, int, int]:
@@ -132,10 +163,11 @@ def prefill_shape(head_dim: int, rows: int, max_context_len: int) -> tuple[int, 
     return (64 if max_context_len <= LONG_CONTEXT else 128, 4 if rows == SMALL_TILE else 8, 3)
 
 
-def deal_out_tiles(query_len: Ints, context_len: Ints, context_start: Ints, *, rows: int) -> Ints:
+def deal_out_tiles(query_len: Ints, context_len: Ints, context_start: Ints, *, rows: int, at_once: int = 0) -> Ints:
     """Cut the queries of S sequences, which lie one behind the other, into tiles of `rows`, the most work first.
 
-    Returns [I, 8] int32: first row, rows, position of the first row in its context, row of the context's first key, sequence.
+    Returns [I, 8] int32: first row, rows, position of the first row in its context, row of the context's first key, sequence,
+    part, parts. Where that leaves fewer than `at_once` tiles, those with long contexts are there once for each of their parts.
     """
     counts = -(-query_len // rows)
     owner = np.repeat(np.arange(len(counts)), counts)
@@ -146,7 +178,12 @@ def deal_out_tiles(query_len: Ints, context_len: Ints, context_start: Ints, *, r
     tiles[:, 2] = (context_len - query_len)[owner] + first
     tiles[:, 3] = context_start[owner]
     tiles[:, 4] = owner
-    return tiles[np.argsort(-tiles[:, 2], kind="stable")]
+    tiles = tiles[np.argsort(-tiles[:, 2], kind="stable")]
+    steps = _ceil(tiles[:, 2] + tiles[:, 1], HOPPER_STEP)
+    tiles[:, 6] = np.clip(steps // LEAST_STEPS, 1, max(1, at_once // max(1, len(tiles))))
+    parts = np.repeat(tiles, tiles[:, 6], axis=0)
+    parts[:, 5] = np.arange(len(parts)) - np.repeat(np.cumsum(tiles[:, 6]) - tiles[:, 6], tiles[:, 6])
+    return parts
 
 
 def needs_qkv(plan: AttentionPlan, q: torch.Tensor) -> bool:
@@ -261,7 +298,9 @@ def _prefill(
     if not window and plan.rows == LARGE_TILE and hopper_works(q.device, q.dtype, q.shape[1], num_kv_heads, head_dim):
         from engine.kernels import triton_prefill_hopper
 
-        triton_prefill_hopper.prefill(q, keys, values, plan.tiles, out, num_kv_heads=num_kv_heads, scale=scale)
+        triton_prefill_hopper.prefill(
+            q, keys, values, plan.tiles, out, num_kv_heads=num_kv_heads, scale=scale, at_once=plan.at_once
+        )
         return
     triton_prefill.prefill(
         q, keys, values, plan.tiles, out,
@@ -275,27 +314,52 @@ def hopper_works(device: torch.device, dtype: torch.dtype, num_heads: int, num_k
 
     If it doesn't, a line in the log says why, and `triton_prefill` goes on.
     """
-    if not is_hopper(device) or head_dim not in (64, 128):
+    if not is_hopper(device) or dtype.itemsize != 2 or head_dim not in (64, 128):
         return False
+    reason = ""
+    for queries, before in HOPPER_TRIALS:
+        reason = reason or _hopper_trial(device, dtype, num_heads, num_kv_heads, head_dim, queries, before)
+    if reason:
+        log.warning("engine.hopper_attention_unused", extra={"reason": reason})
+    return not reason
+
+
+def _hopper_trial(
+    device: torch.device,
+    dtype: torch.dtype,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    queries: int,
+    before: int,
+) -> str:
+    """What is wrong with the result for `queries` behind `before` positions; "" if nothing is."""
     random = torch.Generator(device).manual_seed(0)
-    q = torch.randn(HOPPER_TRIAL, num_heads, head_dim, device=device, dtype=dtype, generator=random)
-    block = torch.randn(1, 2, HOPPER_TRIAL, num_kv_heads, head_dim, device=device, dtype=dtype, generator=random)
+    context, scale, at_once = queries + before, head_dim**-0.5, HOPPER_PROGRAMS // num_heads
+    q = torch.randn(queries, num_heads, head_dim, device=device, dtype=dtype, generator=random)
+    block = torch.randn(1, 2, context, num_kv_heads, head_dim, device=device, dtype=dtype, generator=random)
     keys, values = block[0].flatten(2)
-    length = np.array([HOPPER_TRIAL])
-    tiles = torch.from_numpy(deal_out_tiles(length, length, np.zeros(1, dtype=np.int64), rows=LARGE_TILE)).to(device)
+    new, all_ = np.array([queries]), np.array([context])
+    tiles = deal_out_tiles(new, all_, np.zeros(1, dtype=np.int64), rows=LARGE_TILE, at_once=at_once)
     out = torch.empty_like(q)
     try:
         from engine.kernels import triton_prefill_hopper
 
-        triton_prefill_hopper.prefill(q, keys, values, tiles, out, num_kv_heads=num_kv_heads, scale=head_dim**-0.5)
-        expected = _one_sequence(q, block, torch.zeros(1, device=device), HOPPER_TRIAL, head_dim**-0.5, 0)
+        triton_prefill_hopper.prefill(
+            q,
+            keys,
+            values,
+            torch.from_numpy(tiles).to(device),
+            out,
+            num_kv_heads=num_kv_heads,
+            scale=scale,
+            at_once=at_once,
+        )
+        expected = _one_sequence(q, block, torch.zeros(1, device=device), context, scale, 0)
         error = float((out.float() - expected.float()).norm() / expected.float().norm())
-        reason = "" if error < HOPPER_TOLERANCE else f"relative error {error:.2g}"
     except Exception as problem:  # whatever an experimental compiler raises
-        reason = f"{type(problem).__name__}: {problem}"[:200]
-    if reason:
-        log.warning("engine.hopper_attention_unused", extra={"reason": reason})
-    return not reason
+        return f"{type(problem).__name__}: {problem}"[:200]
+    return "" if error < HOPPER_TOLERANCE else f"relative error {error:.2g}"
 
 
 def reference(

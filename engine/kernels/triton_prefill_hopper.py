@@ -3,8 +3,12 @@
 The method is FlashAttention 3's (Shah et al., 2024). A program computes 128 queries of one head, 64 in each of two groups of four
 warps; one more warp copies keys and values, N positions a step, into two buffers ahead of them. A group multiplies the next
 step's queries and keys while it adds up this step's values, and while one group is at its exponentials the other one multiplies.
-Letters as in `triton_prefill`, whose interface this is; no window, 16-bit numbers, heads of 64 or 128.
+Where few queries stand behind a long context, several programs share a tile, each with a part of the context; the one that is
+done last adds up their sums (as in stream-K, Osama et al., 2023). Letters as in `triton_prefill`, whose interface this is; no
+window, 16-bit numbers, heads of 64 or 128.
 """
+
+import functools
 
 import torch
 from triton.experimental import gluon
@@ -18,10 +22,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from engine.kernels.attention import HOPPER_PROGRAMS as PROGRAMS
+from engine.kernels.attention import HOPPER_STEP as STEP
 from engine.kernels.attention import LARGE_TILE as ROWS
 from engine.kernels.launch import Kernel
 
-STEP = 128  # positions of a step
 BUFFERS = 2  # of keys and of values each
 GROUPS = 2  # that compute
 
@@ -38,10 +43,16 @@ def prefill(
     *,
     num_kv_heads: int,
     scale: float,
+    at_once: int = 0,
 ) -> None:
-    """Write every row of `out` [T, Hq, D]; all as in `triton_prefill.prefill`, tiles of `LARGE_TILE` queries."""
+    """Write every row of `out` [T, Hq, D]; all as in `triton_prefill.prefill`, tiles of `LARGE_TILE` queries.
+
+    `at_once`: what `tiles` were dealt out with. Of one device, launches with parts must follow each other.
+    """
     num_heads, head_dim = q.shape[1:]
     dtype = _TYPES[q.dtype]
+    sums = torch.empty((at_once, num_heads, ROWS, head_dim), dtype=torch.float32, device=q.device)
+    tops = torch.empty((2, at_once, num_heads, ROWS), dtype=torch.float32, device=q.device)
     loaded = [
         _descriptor(rows, size, head_dim)
         for rows, size in ((q.flatten(1), ROWS // GROUPS), (keys, STEP), (values, STEP))
@@ -49,9 +60,15 @@ def prefill(
     fixed = (num_heads, num_kv_heads, head_dim, ROWS // GROUPS, STEP, BUFFERS, dtype)
     _ATTEND.launch(
         (num_heads, tiles.shape[0]), (q.dtype, *fixed[:-1]),
-        *loaded, tiles, out, scale * 1.4426950408889634, *fixed,
+        *loaded, tiles, out, sums, tops, tops.stride(0), _arrived(q.device), scale * 1.4426950408889634, *fixed,
         num_warps=4,
     )  # fmt: skip
+
+
+@functools.cache
+def _arrived(device: torch.device) -> torch.Tensor:
+    """[...] int32: for each group of a tile that is cut, how many of its parts are done; 0 between launches."""
+    return torch.zeros(GROUPS * PROGRAMS, dtype=torch.int32, device=device)
 
 
 def _descriptor(rows: torch.Tensor, height: int, width: int) -> TensorDescriptor:
@@ -62,15 +79,18 @@ def _descriptor(rows: torch.Tensor, height: int, width: int) -> TensorDescriptor
 
 @gluon.jit
 def _attend(
-    q_rows, k_rows, v_rows, tiles_I8, out_THD, scale_log2,
+    q_rows, k_rows, v_rows, tiles_I8, out_THD, sums_IHMD, tops_2IHM, totals_at, arrived, scale_log2,
     HQ: gl.constexpr, HKV: gl.constexpr, D: gl.constexpr, M: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
     DTYPE: gl.constexpr,
 ):  # fmt: skip
     head, tile = gl.program_id(0), tiles_I8 + gl.program_id(1) * 8
     first_row, num_rows = gl.load(tile), gl.load(tile + 1)
     first_position, context = gl.load(tile + 2), gl.load(tile + 3)
+    part, parts = gl.load(tile + 5), gl.maximum(gl.load(tile + 6), 1)
     end = first_position + num_rows  # positions up to the last row's own
-    steps = gl.maximum((end + N - 1) // N, 1)  # a tile without rows, too, waits for a step: it stores nothing of it
+    all_steps = gl.maximum((end + N - 1) // N, 1)  # a tile without rows, too, waits for a step: it stores nothing of it
+    first_step = all_steps * part // parts
+    steps = all_steps * (part + 1) // parts - first_step
     q = gl.allocate_shared_memory(DTYPE, [2, M, D], q_rows.layout)
     k = gl.allocate_shared_memory(DTYPE, [STAGES, N, D], k_rows.layout)
     v = gl.allocate_shared_memory(DTYPE, [STAGES, N, D], v_rows.layout)
@@ -86,14 +106,18 @@ def _attend(
         mbarrier.init(v_there.index(slot), count=1)
         mbarrier.init(v_free.index(slot), count=2)
     fence_async_shared()
-    column, kv_column = head * D, head // (HQ // HKV) * D
+    column, kv_column, context_row = head * D, head // (HQ // HKV) * D, context + first_step * N
     buffers = (k, v, q_there, k_there, k_free, v_there, v_free)
-    work = (out_THD, first_row, num_rows, first_position, column, end, steps, scale_log2)
+    work = (out_THD, first_row, num_rows, first_position, column, end, first_step, steps, scale_log2)
+    shared = (sums_IHMD, tops_2IHM, totals_at, arrived, gl.program_id(1) * HQ + head, part, parts)
     gl.warp_specialize(
         [
-            (_compute, (q.index(0), buffers, work, HQ, D, 0, M, N, STAGES)),
-            (_compute, (q.index(1), buffers, work, HQ, D, 1, M, N, STAGES)),
-            (_copy, (q_rows, k_rows, v_rows, q, buffers, first_row, context, column, kv_column, steps, M, N, STAGES)),
+            (_compute, (q.index(0), buffers, work, shared, HQ, D, 0, M, N, STAGES)),
+            (_compute, (q.index(1), buffers, work, shared, HQ, D, 1, M, N, STAGES)),
+            (
+                _copy,
+                (q_rows, k_rows, v_rows, q, buffers, first_row, context_row, column, kv_column, steps, M, N, STAGES),
+            ),
         ],
         [4, 1],  # warps of the second and third, and registers of their threads: the sums' and scores' are what counts
         [240, 24],
@@ -122,7 +146,7 @@ def _copy(
 
 @gluon.jit
 def _compute(
-    q, buffers, work,
+    q, buffers, work, shared,
     HQ: gl.constexpr, D: gl.constexpr, GROUP: gl.constexpr, M: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """The first and second group: `M` rows each. A step's scores are asked for before the last step's values are added up."""
@@ -131,9 +155,9 @@ def _compute(
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     ROW: gl.constexpr = gl.SliceLayout(1, SUMS)
     k, v, q_there, k_there, k_free, v_there, v_free = buffers
-    out_THD, first_row, num_rows, first_position, column, end, steps, scale_log2 = work
-    position = first_position + GROUP * M + gl.arange(0, M, gl.SliceLayout(1, SCORES))
-    masked = (first_position + GROUP * M + 1) // N  # from this step on, some rows don't see everything
+    out_THD, first_row, num_rows, first_position, column, end, first_step, steps, scale_log2 = work
+    position = first_position + GROUP * M - first_step * N + gl.arange(0, M, gl.SliceLayout(1, SCORES))
+    masked = (first_position + GROUP * M + 1) // N - first_step  # from this step on, some rows don't see everything
     nothing = gl.zeros((M, N), gl.float32, SCORES)
     sums = gl.zeros((M, D), gl.float32, SUMS)
 
@@ -142,7 +166,7 @@ def _compute(
     scores = warpgroup_mma(q, k.index(0).permute((1, 0)), nothing, use_acc=False, is_async=True)
     scores = warpgroup_mma_wait(0, deps=[scores])
     _free(k_free.index(0))
-    if masked == 0:
+    if masked <= 0:
         scores = _hide(scores, 0, position, N, SCORES)
     top = gl.max(scores, 1) * scale_log2
     weights = gl.exp2(scores * scale_log2 - top[:, None])
@@ -169,15 +193,59 @@ def _compute(
         operand = gl.convert_layout(weights.to(v.dtype), WEIGHTS)
     last = (steps - 1) % STAGES
     mbarrier.wait(v_there.index(last), ((steps - 1) // STAGES) & 1)
-    if end % N != 0:
-        _clean(v.index(last), (steps - 1) * N, end, N)
+    if (first_step + steps) * N > end:
+        _clean(v.index(last), (first_step + steps - 1) * N, end, N)
     sums = warpgroup_mma(operand, v.index(last), sums, is_async=True)
     sums = warpgroup_mma_wait(0, deps=[sums])
+    top, total = gl.convert_layout(top, ROW), gl.convert_layout(total, ROW)
+    is_last = True
+    if shared[6] > 1:
+        sums, top, total, is_last = _add_up(sums, top, total, shared, HQ, D, GROUP, M, SUMS)
     row = GROUP * M + gl.arange(0, M, ROW)
     offsets = (first_row + row).to(gl.int64)[:, None] * (HQ * D) + column
     offsets += gl.arange(0, D, gl.SliceLayout(0, SUMS))[None, :]
-    sums = sums / gl.convert_layout(total, ROW)[:, None]
-    gl.store(out_THD + offsets, sums.to(out_THD.dtype.element_ty), mask=(row < num_rows)[:, None])
+    sums = sums / total[:, None]
+    gl.store(out_THD + offsets, sums.to(out_THD.dtype.element_ty), mask=(row < num_rows)[:, None] & is_last)
+
+
+@gluon.jit
+def _add_up(
+    sums,
+    top,
+    total,
+    shared,
+    HQ: gl.constexpr,
+    D: gl.constexpr,
+    GROUP: gl.constexpr,
+    M: gl.constexpr,
+    SUMS: gl.constexpr,
+):
+    """Leave this part's sums for the others, or, when those of all others are there, add them to these: the flag says so."""
+    ROW: gl.constexpr = gl.SliceLayout(1, SUMS)
+    sums_IHMD, tops_2IHM, totals_at, arrived, item, part, parts = shared
+    row = GROUP * M + gl.arange(0, M, ROW)
+    at = row[:, None] * D + gl.arange(0, D, gl.SliceLayout(0, SUMS))[None, :]
+    ROWS: gl.constexpr = 2 * M
+    gl.store(sums_IHMD + item * (ROWS * D) + at, sums)
+    gl.store(tops_2IHM + item * ROWS + row, top)
+    gl.store(tops_2IHM + totals_at + item * ROWS + row, total)
+    _meet()
+    counter = arrived + (item - part * HQ) * 2 + GROUP
+    before = gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+    is_last = before == parts - 1
+    if is_last:
+        gl.store(counter, 0)
+        for step in range(1, parts):
+            other = item + ((part + step) % parts - part) * HQ
+            its_top = gl.load(tops_2IHM + other * ROWS + row, cache_modifier=".cg")
+            its_total = gl.load(tops_2IHM + totals_at + other * ROWS + row, cache_modifier=".cg")
+            its_sums = gl.load(sums_IHMD + other * (ROWS * D) + at, cache_modifier=".cg")
+            new_top = gl.maximum(top, its_top)
+            decay, its_decay = gl.exp2(top - new_top), gl.exp2(its_top - new_top)
+            sums = sums * decay[:, None] + its_sums * its_decay[:, None]
+            total = total * decay + its_total * its_decay
+            top = new_top
+    return sums, top, total, is_last
 
 
 @gluon.jit

@@ -10,11 +10,11 @@ from engine.kernels.attention import (
     AttentionPlan,
     DecodeItems,
     PrefillPlan,
+    Tiling,
     deal_out,
-    deal_out_tiles,
     max_items,
     point,
-    tile_rows,
+    tiling,
 )
 
 
@@ -93,11 +93,17 @@ def attention_case(
     return q, pool.to(device)[:, 1], batch
 
 
-def plan_of(batch: AttentionBatch, *, num_kv_heads: int, head_dim: int, block_size: int, window: int) -> AttentionPlan:
+def plan_of(
+    q: torch.Tensor, batch: AttentionBatch, *, num_kv_heads: int, block_size: int, window: int
+) -> AttentionPlan:
     """The plan of a batch that only decodes, if every sequence has one new token, or of one of prompts."""
     num_sequences = len(batch.context_len)
     if batch.max_query_len > 1:
-        return AttentionPlan(0, None, {}, batch.block_table, _prefill_plan(batch, head_dim, block_size))
+        num_heads, head_dim = q.shape[1:]
+        cut = tiling(
+            q.device, q.dtype, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, window=window > 0
+        )
+        return AttentionPlan(0, None, {}, batch.block_table, _prefill_plan(batch, cut, block_size))
     contexts = batch.context_len.cpu().long().numpy()
     items, parts = deal_out(contexts, window=window, num_kv_heads=num_kv_heads)
     point(items, 0, batch.block_table.stride(0))
@@ -108,7 +114,7 @@ def plan_of(batch: AttentionBatch, *, num_kv_heads: int, head_dim: int, block_si
     return AttentionPlan(num_sequences, batch, {window: dealt}, batch.block_table, None)
 
 
-def _prefill_plan(batch: AttentionBatch, head_dim: int, block_size: int) -> PrefillPlan:
+def _prefill_plan(batch: AttentionBatch, cut: Tiling, block_size: int) -> PrefillPlan:
     """Contexts are gathered from the pool, also where they consist of new tokens alone."""
     device = batch.block_table.device
     lengths, contexts = batch.query_start.cpu().diff().long(), batch.context_len.cpu().long()
@@ -119,12 +125,11 @@ def _prefill_plan(batch: AttentionBatch, head_dim: int, block_size: int) -> Pref
         for index in range(int(counts[sequence]))
     ]
     starts = (counts.cumsum(0) - counts) * block_size
-    rows = tile_rows(head_dim, batch.max_query_len)
-    tiles = deal_out_tiles(lengths.numpy(), contexts.numpy(), starts.numpy(), rows=rows)
+    rows = cut.rows(batch.max_query_len, behind=True)
+    tiles = cut.deal_out(lengths.numpy(), contexts.numpy(), starts.numpy(), rows=rows)
     tiles = np.concatenate((tiles, np.zeros((2, 8), dtype=np.int32)))  # as in a graph that is larger than the pass
-    return PrefillPlan(
-        batch, torch.from_numpy(tiles).to(device), rows, torch.tensor(blocks, dtype=torch.int32, device=device)
-    )
+    ids = torch.tensor(blocks, dtype=torch.int32, device=device)
+    return PrefillPlan(batch, torch.from_numpy(tiles).to(device), rows, cut.at_once, ids)
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype | None = None) -> None:

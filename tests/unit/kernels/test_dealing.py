@@ -1,10 +1,20 @@
-"""A decode pass's work, dealt out: every position once, and in no more steps than without a cut."""
+"""A pass's work, dealt out: every position once, and in no more steps than without a cut."""
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.kernels.attention import DECODE_PROGRAMS, deal_out, max_items, point
+from engine.kernels.attention import (
+    DECODE_PROGRAMS,
+    HOPPER_STEP,
+    LARGE_TILE,
+    LEAST_STEPS,
+    Tiling,
+    deal_out,
+    deal_out_tiles,
+    max_items,
+    point,
+)
 
 
 @given(
@@ -38,3 +48,44 @@ def test_a_number_of_contexts_that_fills_no_round_is_cut_further() -> None:
     """17 contexts are 136 programs of 8 heads, which leave half of a GPU idle: in three pieces each they take two full rounds."""
     items, _ = deal_out(np.full(17, 2112), window=0, num_kv_heads=8)
     assert len(items) == 3 * 17
+
+
+@given(
+    prompts=st.lists(st.tuples(st.integers(1, 600), st.integers(0, 20_000)), min_size=1, max_size=6),
+    at_once=st.sampled_from([0, 1, 3, 4, 16, 132]),
+)
+def test_few_tiles_behind_long_contexts_are_cut_into_parts_of_which_every_query_sees_some(
+    prompts: list[tuple[int, int]], at_once: int
+) -> None:
+    new, before = np.array(prompts).T
+    starts = np.cumsum(new + before)
+    whole = deal_out_tiles(new, new + before, starts, rows=LARGE_TILE)
+    tiles = deal_out_tiles(new, new + before, starts, rows=LARGE_TILE, at_once=at_once)
+
+    assert (whole[:, 5:7] == (0, 1)).all()
+    assert len(tiles) <= max(len(whole), at_once)
+    at = 0
+    for tile in whole:
+        parts = int(tiles[at, 6])
+        own, at = tiles[at : at + parts], at + parts
+        assert (own[:, :5] == tile[:5]).all()
+        assert list(own[:, 5]) == list(range(parts))
+        assert (own[:, 6] == parts).all()
+        steps = -(-(tile[2] + tile[1]) // HOPPER_STEP)  # of which part p has [steps p / parts, steps (p + 1) / parts)
+        assert parts == 1 or steps // parts >= LEAST_STEPS
+        assert parts == 1 or steps * (parts - 1) // parts * HOPPER_STEP <= tile[2]
+    assert at == len(tiles)
+
+
+def test_a_chunk_behind_a_long_context_keeps_a_whole_gpu_busy() -> None:
+    tiles = deal_out_tiles(np.array([112]), np.array([8112]), np.zeros(1, dtype=np.int64), rows=LARGE_TILE, at_once=4)
+    assert tiles[:, 5:7].tolist() == [[0, 4], [1, 4], [2, 4], [3, 4]]
+
+
+def test_only_large_tiles_are_cut_and_small_ones_stay_where_no_context_is() -> None:
+    cut = Tiling(64, 128, 4)
+    assert [cut.rows(40, behind=False), cut.rows(40, behind=True), cut.rows(600, behind=False)] == [64, 128, 128]
+    assert Tiling(64, 128).rows(40, behind=True) == 64
+    new, context, start = np.array([40]), np.array([8040]), np.zeros(1, dtype=np.int64)
+    assert len(cut.deal_out(new, context, start, rows=128)) == 4
+    assert len(cut.deal_out(new, context, start, rows=64)) == 1

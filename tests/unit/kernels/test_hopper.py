@@ -39,6 +39,7 @@ def _source(head_dim: int, group: int) -> GluonASTSource:
     types = {
         "q_rows": rows[group], "k_rows": rows[hopper.STEP], "v_rows": rows[hopper.STEP],
         "tiles_I8": "*i32", "out_THD": "*bf16", "scale_log2": "fp32",
+        "sums_IHMD": "*fp32", "tops_2IHM": "*fp32", "totals_at": "i32", "arrived": "*i32",
     }  # fmt: skip
     fixed = {
         "HQ": 32, "HKV": 8, "D": head_dim, "M": group, "N": hopper.STEP, "STAGES": hopper.BUFFERS, "DTYPE": gl.bfloat16,
@@ -48,5 +49,5 @@ def _source(head_dim: int, group: int) -> GluonASTSource:
         hopper._attend,
         signature={name: types.get(name, "constexpr") for name in names},
         constexprs={(names.index(name),): value for name, value in fixed.items()},
-        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in ("tiles_I8", "out_THD")},
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in types if types[name][0] == "*"},
     )

@@ -168,9 +168,10 @@ def check_chunks_from_projection(device: str, large: bool) -> None:
         expected = references.attention(q, kv_layer, batch, 0.1, 0)
         qkv[starts[1] : starts[2]] = float("nan")
         query_len = batch.query_start.cpu().diff().long().numpy()
-        rows = attention.tile_rows(64, batch.max_query_len)
-        tiles = attention.deal_out_tiles(query_len, query_len, np.array(starts[:-1]), rows=rows)
-        prompts = attention.PrefillPlan(batch, torch.from_numpy(tiles).to(device), rows, None)
+        cut = attention.tiling(q.device, dtype, num_heads=4, num_kv_heads=2, head_dim=64, window=False)
+        rows = cut.rows(batch.max_query_len, behind=False)
+        tiles = cut.deal_out(query_len, query_len, np.array(starts[:-1]), rows=rows)
+        prompts = attention.PrefillPlan(batch, torch.from_numpy(tiles).to(device), rows, cut.at_once, None)
         plan = attention.AttentionPlan(0, None, {}, batch.block_table, prompts)
         assert attention.needs_qkv(plan, q)
         out = attention.paged_attention(q, kv_layer, plan, scale=0.1, window=0, qkv=qkv)
@@ -236,7 +237,7 @@ def _check_attention(
         lengths, heads=heads, head_dim=head_dim, block_size=block_size, dtype=dtype, device=device
     )
     scale = head_dim**-0.5
-    plan = references.plan_of(batch, num_kv_heads=heads[1], head_dim=head_dim, block_size=block_size, window=window)
+    plan = references.plan_of(q, batch, num_kv_heads=heads[1], block_size=block_size, window=window)
     out = attention.paged_attention(q.contiguous(), kv_layer, plan, scale=scale, window=window)
     close(out, references.attention(q, kv_layer, batch, scale, window))
 
