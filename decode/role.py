@@ -62,6 +62,7 @@ class DecodeRole:
             max_sequences=host.settings.max_sequences,
             max_model_len=host.max_model_len,
             prompt_budget=host.device.prompt_budget,
+            expects=lambda: self._intake.num_leases > 0,
             trials=host.device.trials,
         )
         self._requests: dict[str, DecodeRequest] = {}  # also ended ones, until received

@@ -14,7 +14,7 @@ the plan after that finds it free.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -40,11 +40,16 @@ class DecodeScheduler:
         max_sequences: int,
         max_model_len: int,
         prompt_budget: PromptBudget | None = None,
+        expects: Callable[[], bool] = lambda: False,
         trials: Trials | None = None,
     ) -> None:
-        """`prompt_budget(waiting, decoding=...)`: prompt tokens that may join a pass while so many wait; None: any."""
+        """`prompt_budget(waiting, decoding=...)`: prompt tokens that may join a pass while so many wait; None: any.
+
+        `expects()`: whether sequences are about to join; then a pass in which nobody decodes has such a bound, too.
+        """
         self._trials = trials or Trials()
         self._prompt_budget = prompt_budget
+        self._expects = expects
         self._pool = pool
         self._max_sequences = max_sequences
         self._max_model_len = max_model_len
@@ -117,7 +122,7 @@ class DecodeScheduler:
 
     def _bound_prompts(self, draft: _Draft) -> None:
         """Once those that decode have their tokens, prompts get what doesn't make them wait too long."""
-        if self._prompt_budget is not None and draft.shares and not draft.is_bounded:
+        if self._prompt_budget is not None and not draft.is_bounded and (draft.shares or self._expects()):
             waiting = sum(request.sequence.num_unscheduled for request in self if request not in draft.shares)
             draft.token_budget = min(draft.token_budget, self._prompt_budget(waiting, decoding=len(draft.shares)))
         draft.is_bounded = True

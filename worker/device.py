@@ -41,6 +41,10 @@ NEARLY = 1.15  # of the step target: whole tiles a little above it are nearer th
 FEWEST_SLOTS = 16  # places for tokens that decode in such a pass; more come in powers of two
 FEWEST_PROMPT_TOKENS = 64  # beside decoding, also when the step target is missed: prompts must get on
 PATIENT_TOKENS = 8192  # waiting prompt tokens from which on the step target gives way: a queue would only grow
+IDLE_S = 0.005  # with nothing to do for so long, a device has idled
+ARRIVAL_S = (
+    0.05  # about the longest pass of prompts alone while a hand-over is on its way, which would wait for its end
+)
 MAX_FAILED_PASSES = 3  # in a row: then it is the device, not the requests
 BACKLOG_STEPS = 4  # in about so many passes what waits beyond them is computed
 
@@ -152,12 +156,17 @@ class DeviceLoop:
     def prompt_budget(self, backlog: int = 0, *, decoding: int = 1) -> int:
         """Prompt tokens that a pass may compute beside `decoding` sequences without making them wait too long.
 
-        `backlog`: prompt tokens that wait here. Many of them get more: arrivals decide how much there is to compute.
+        0 `decoding`: none does, but some may come meanwhile. `backlog`: prompt tokens that wait here. Many of them get more:
+        arrivals decide how much there is to compute.
         """
         if not self._step_target_ms:
             return self._token_budget
-        tokens = self._share(decoding)[0]
+        tokens = self._share(decoding)[0] if decoding else self._arrival_share()
         return min(self._token_budget, max(tokens, (backlog - PATIENT_TOKENS) // BACKLOG_STEPS))
+
+    def _arrival_share(self) -> int:
+        tokens = int(ARRIVAL_S * self.prefill_tokens_per_s)
+        return tokens - tokens % PASS_STEP or self._token_budget
 
     def _share(self, decoding: int) -> tuple[int, float]:
         """Prompt tokens for a pass beside `decoding` sequences, and its ms; 0 = not measured yet."""
@@ -284,13 +293,14 @@ class DeviceLoop:
     def _measure(self, launch: _Launch) -> None:
         """Update the rates; a pass that was launched early began when the one before it was over."""
         seconds = launch.over_at - max(launch.began_at, self._over_at)
+        after_idling = launch.began_at - self._over_at > IDLE_S
         self._over_at = launch.over_at
         decoding, prompts = _parts(launch.chunks)
         if not prompts:
             self.decode_step_ms = _smooth(self.decode_step_ms, seconds * 1000)
         elif not decoding:
             pairs = sum(pairs_of(chunk.start, chunk.end) for chunk in launch.chunks)
-            self.prompt_cost.add(prompts, pairs, seconds)
+            self.prompt_cost.add(prompts, pairs, seconds, after_idling=after_idling)
         elif prompts >= FEWEST_PROMPT_TOKENS and self.decode_step_ms:
             slots = _slots(decoding)
             self._measure_attention(slots, prompts, seconds * 1000)

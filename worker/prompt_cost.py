@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 FIT_MEMORY = 0.95  # what a pass weighs in the fit when the next one came
+IDLE_WEIGHT = 0.2  # of a pass before which the device idled: at its power limit an H200 takes a tenth longer
 LEAST_PASSES = 3.0  # weight of the passes that attention is fitted to, at least
 LEAST_SPREAD = 0.01  # variance by squared mean: with less, passes of about one size don't tell the parts apart
 NO_SPREAD = 1e-6  # the same of passes of one size
@@ -68,9 +69,13 @@ class PromptCost:
         """Of a pass, beside its tokens at that rate."""
         return 1000 * self._average_fixed_s
 
-    def add(self, tokens: int, pairs: float, seconds: float) -> None:
-        """Take a pass of prompts alone into account. `tokens` is positive."""
-        self._newer = FIT_MEMORY * self._newer + _products(tokens, pairs, seconds)
+    def add(self, tokens: int, pairs: float, seconds: float, *, after_idling: bool = False) -> None:
+        """Take a pass of prompts alone into account. `tokens` is positive.
+
+        `after_idling`: the device had nothing to do before, and cooled down. What is predicted is mostly what waits in a queue.
+        """
+        weight = IDLE_WEIGHT if after_idling else 1.0
+        self._newer = FIT_MEMORY**weight * self._newer + weight * _products(tokens, pairs, seconds)
         self._fit()
 
     def _fit(self) -> None:

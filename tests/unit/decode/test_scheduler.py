@@ -265,3 +265,19 @@ def test_prompts_computed_here_don_t_make_a_decode_batch_wait() -> None:
     assert [(chunk.sequence.request_id, chunk.num_tokens) for chunk in plan(scheduler, 40)] == [("a", 1), ("b", 9)]
     scheduler.remove(running)
     assert [(chunk.sequence.request_id, chunk.num_tokens) for chunk in plan(scheduler, 16)] == [("b", 16)]
+
+
+def test_prompts_alone_are_bounded_while_a_hand_over_is_on_its_way() -> None:
+    """Nobody knows when it comes, and its second token would wait for the pass that it finds."""
+    expected = True
+    scheduler = DecodeScheduler(
+        pool=BlockPool(num_blocks=64, block_size=BLOCK),
+        max_sequences=8,
+        max_model_len=256,
+        prompt_budget=lambda waiting, decoding: 12 if decoding == 0 else 5,
+        expects=lambda: expected,
+    )
+    scheduler.enqueue(make_request("a", prompt=40, max_tokens=2))
+    assert [chunk.num_tokens for chunk in plan(scheduler, 40)] == [12]
+    expected = False
+    assert [chunk.num_tokens for chunk in plan(scheduler, 40)] == [28]

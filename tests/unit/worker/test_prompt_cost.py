@@ -111,3 +111,16 @@ def test_short_prompts_do_not_change_what_long_ones_took() -> None:
 
 def _of_2048(cost: PromptCost) -> float:
     return cost.average_fixed_ms / 1000 + 2048 / cost.average_tokens_per_s
+
+
+def test_passes_that_find_the_device_idle_count_little_beside_those_of_a_queue_and_all_where_there_are_no_others() -> (
+    None
+):
+    queued, idle = 512 / 0.012, 512 / 0.010
+    cost = PromptCost()
+    for _ in range(60):
+        cost.add(512, pairs_of(0, 512), 0.010, after_idling=True)
+    assert cost.average_tokens_per_s == pytest.approx(idle)
+    for seconds_, idled in ((0.012, False), (0.010, True)) * 60:
+        cost.add(512, pairs_of(0, 512), seconds_, after_idling=idled)
+    assert queued < cost.average_tokens_per_s < queued + 0.25 * (idle - queued)
