@@ -405,14 +405,15 @@ local function effort(worker, tokens)
   return math.ceil(worker.uncached + worker.uncached * (2 * tokens - worker.uncached) / (2 * worker.double))
 end
 
--- ms until a worker has computed the prompts charged to it at `rate`; the first of them has been on its way for some time. In a
--- young ledger the word of a worker that has been busy since before counts, too.
-local function wait_ms(worker, rate, now)
+-- ms until a worker has computed the prompts charged to it at `rate`, each in passes that cost `fixed_ms` beside; the first of them
+-- has been on its way for some time. In a young ledger the word of a worker that has been busy since before counts, too.
+local function wait_ms(worker, rate, fixed_ms, now)
   local load, count = ledger('prefill', worker.id)
-  if worker.doubted then return 1000 * math.max(load, worker.queued_tokens) / rate, count end
+  if worker.doubted then return 1000 * math.max(load, worker.queued_tokens) / rate + count * fixed_ms, count end
   if count == 0 then return 0, 0 end
   local began = tonumber(redis.call('GET', 'baton:load:began:' .. worker.id) or now)
-  return 1000 * load / rate - math.max(0, math.min(now - began, 1000 * load / count / rate)), count
+  local each = 1000 * load / count / rate + fixed_ms
+  return count * each - math.max(0, math.min(now - began, each)), count
 end
 
 -- Prefill workers, cheapest first: ms until each would have computed what it is charged (`wait`) and this prompt's rest (`work`).
@@ -423,7 +424,7 @@ local function rank_prefill(workers, assumed, now)
   for _, worker in ipairs(workers) do
     if has_role(worker, 'prefill') then
       local rate = worker.rate > 0 and worker.rate or (assumed > 0 and assumed or 1)
-      local wait, count = wait_ms(worker, rate, now)
+      local wait, count = wait_ms(worker, rate, worker.fixed_ms, now)
       local work = worker.fixed_ms + 1000 * worker.effort / rate
       ranked[#ranked + 1] = {
         id = worker.id, worker = worker, count = count, wait = wait, work = work, ms = wait + work,
@@ -448,7 +449,7 @@ local function cheapest_local(decode, assumed, weight, now)
     local idle = sequences == 0 and 1000 * worker.effort <= LOCAL_PASS_MS * own
     local rate = idle and own or (worker.local_rate > 0 and worker.local_rate or LOCAL_SHARE * own)
     if rate > 0 and not decode[at].full then
-      local wait = wait_ms(worker, rate, now)
+      local wait = wait_ms(worker, rate, 0, now)
       local ms = worker.fixed_ms + (idle and 0 or worker.step_ms) + wait + 1000 * worker.effort / rate
       local delay = (wait * rate + 1000 * worker.uncached) / own -- of those that decode there, by all prompts
       local harm = idle and 0 or 1000 * worker.effort / rate * sequences / LOCAL_CROWD

@@ -140,7 +140,7 @@ def _rank_prefill(candidates: Iterable[Candidate], assumed: float) -> tuple[list
     for worker in candidates:
         if "prefill" in worker.state.roles:
             rate = worker.rate or assumed or 1.0
-            wait = 1000 * worker.queued_tokens / rate
+            wait = 1000 * worker.queued_tokens / rate + worker.prefill_count * worker.fixed_ms
             work = worker.fixed_ms + 1000 * worker.effort / rate
             options.append(_Option(worker=worker, count=worker.prefill_count, wait=wait, work=work))
     least = min((option.wait for option in options), default=0.0)

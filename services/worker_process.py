@@ -69,7 +69,7 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str]) -> None:
                     tokenizer_fingerprint=_tokenizer_fingerprint(settings),
                     max_batch_tokens=max(settings.max_batch_tokens, settings.max_sequences),
                     max_sequences=settings.max_sequences,
-                    step_target_ms=settings.step_target_ms or (0.0 if settings.device == "cpu" else 7.75),
+                    step_target_ms=settings.step_target_ms or (0.0 if settings.device == "cpu" else 7.5),
                     step_timeout_s=settings.step_timeout_s or (120.0 if settings.device == "cpu" else 60.0),
                     drain_s=settings.drain_s,
                     ready_file=settings.ready_file,

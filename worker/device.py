@@ -33,6 +33,7 @@ log = logging.getLogger("baton.device")
 
 MAX_OUTSTANDING = 2  # the pass that the device computes, and the one that it finds when that is over
 RATE_SMOOTHING = 0.2  # weight of the newest pass in the exponential averages
+PROMPT_SMOOTHING = 0.02  # the same over the passes of some prompts: the last ones of each, behind the most, take longer
 UNMEASURED_PROMPT_TOKENS = 256  # beside decoding, until a pass has shown how many fit
 PASS_STEP = (
     128  # tokens of a pass that decodes and computes prompts: whole tiles of a GPU's products, the sizes of its graphs
@@ -117,7 +118,9 @@ class DeviceLoop:
         self.decode_step_ms = 0.0
         self._num_decoding = 1  # in the newest pass that decoded
         self._shares = _shares(pass_ms or {})
-        self._attention_ms = 0.0  # of prompts in such passes, beside what `pass_ms` says
+        self._attention_ms = 0.0  # of prompts in such passes, beside what `pass_ms` says: of the newest passes
+        self._mean_attention_ms = 0.0  # of whole prompts
+        self._num_mixed = 0
         if pass_ms:
             told = {f"{slots}+{tokens}": round(ms, 2) for (slots, tokens), ms in sorted(pass_ms.items())}
             log.info("device.measured", extra={"pass_ms": told})
@@ -150,7 +153,7 @@ class DeviceLoop:
         """Prompt tokens a second beside a decode batch, within the step target; 0 = not measured yet."""
         if not self._step_target_ms:
             return self.prefill_tokens_per_s
-        tokens, ms = self._share(self._num_decoding)
+        tokens, ms = self._share(self._num_decoding, self._mean_attention_ms)
         return 1000 * tokens / ms if ms else 0.0
 
     def prompt_budget(self, backlog: int = 0, *, decoding: int = 1) -> int:
@@ -161,18 +164,18 @@ class DeviceLoop:
         """
         if not self._step_target_ms:
             return self._token_budget
-        tokens = self._share(decoding)[0] if decoding else self._arrival_share()
+        tokens = self._share(decoding, self._attention_ms)[0] if decoding else self._arrival_share()
         return min(self._token_budget, max(tokens, (backlog - PATIENT_TOKENS) // BACKLOG_STEPS))
 
     def _arrival_share(self) -> int:
         tokens = int(ARRIVAL_S * self.prefill_tokens_per_s)
         return tokens - tokens % PASS_STEP or self._token_budget
 
-    def _share(self, decoding: int) -> tuple[int, float]:
+    def _share(self, decoding: int, attention_ms: float) -> tuple[int, float]:
         """Prompt tokens for a pass beside `decoding` sequences, and its ms; 0 = not measured yet."""
         slots, rate = _slots(decoding), self._beside_tokens_per_s
         if slots in self._shares:
-            return self._best_share(self._shares[slots])
+            return self._best_share(self._shares[slots], attention_ms)
         tokens = UNMEASURED_PROMPT_TOKENS
         if rate:
             tokens = int(NEARLY * (self._step_target_ms - self.decode_step_ms) / 1000 * rate)
@@ -180,10 +183,10 @@ class DeviceLoop:
         tokens = min(self._token_budget, tokens)
         return tokens, self.decode_step_ms + 1000 * tokens / rate if rate else 0.0
 
-    def _best_share(self, shares: Mapping[int, float]) -> tuple[int, float]:
+    def _best_share(self, shares: Mapping[int, float], attention_ms: float) -> tuple[int, float]:
         """The tokens that take the least time each within the step target, of captured passes; ms of that pass."""
         beside_ms = self.decode_step_ms or shares[0]
-        predicted = {tokens: beside_ms + ms - shares[0] + self._attention_ms for tokens, ms in shares.items() if tokens}
+        predicted = {tokens: beside_ms + ms - shares[0] + attention_ms for tokens, ms in shares.items() if tokens}
         fitting = [tokens for tokens, ms in predicted.items() if ms <= self._step_target_ms] or [min(predicted)]
         best = max(fitting, key=lambda tokens: tokens / predicted[tokens])
         return best, predicted[best]
@@ -312,8 +315,10 @@ class DeviceLoop:
     def _measure_attention(self, slots: int, prompts: int, pass_ms: float) -> None:
         shares = self._shares.get(slots, {})
         if (room := min((tokens for tokens in shares if tokens >= prompts), default=0)) > 0:
-            added_ms = pass_ms - self.decode_step_ms - (shares[room] - shares[0])
-            self._attention_ms = max(0.0, self._attention_ms + RATE_SMOOTHING * (added_ms - self._attention_ms))
+            added_ms = max(0.0, pass_ms - self.decode_step_ms - (shares[room] - shares[0]))
+            self._num_mixed += 1
+            self._attention_ms += RATE_SMOOTHING * (added_ms - self._attention_ms)
+            self._mean_attention_ms += max(PROMPT_SMOOTHING, 1 / self._num_mixed) * (added_ms - self._mean_attention_ms)
 
 
 def _shares(pass_ms: Mapping[tuple[int, int], float]) -> dict[int, dict[int, float]]:
