@@ -190,7 +190,7 @@ def state_of(worker: Worker) -> WorkerState:
         free_blocks=worker.pool.num_free,
         max_sequences=MAX_SEQUENCES,
         prefill_tokens_per_s=1000 * worker.prompt_tokens_per_ms,
-        prefill_fixed_ms=worker.fixed_ms,
+        prefill_bare_fixed_ms=worker.fixed_ms,
         prefill_bare_tokens_per_s=worker.prompt_cost.tokens_per_s,
         prefill_double_tokens=worker.prompt_cost.double_tokens,
         decode_step_ms=worker.step_ms,

@@ -364,8 +364,9 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="worker_state")
     max_sequences: int = 0
     prefill_tokens_per_s: float = 0.0  # measured, exponential average; 0 = not measured yet
     decode_step_ms: float = 0.0
-    prefill_fixed_ms: float = 0.0  # what a pass with a prompt takes beside its tokens; measured
+    prefill_fixed_ms: float = 0.0  # what a pass with a prompt takes beside its tokens at that rate; measured
     prefill_bare_tokens_per_s: float = 0.0  # of tokens with nothing before them; 0 = not measured
+    prefill_bare_fixed_ms: float = 0.0  # what a pass takes beside them and attention
     prefill_double_tokens: float = 0.0  # behind so many, attention makes a token take twice that long; 0 = not measured
     local_tokens_per_s: float = 0.0  # prompt tokens computed beside decoding, within the step target; 0 = not measured
     link_bytes_per_s: float = 0.0  # the slowest measured link of this worker to a decode worker; 0 = not measured

@@ -32,7 +32,8 @@ local IDLE_WEIGHT = 2 -- the same while somebody idles: what need not be compute
 local SCARCE_MS = 20 -- of waiting at the least loaded worker, half-way from one weight to the other
 local LOCAL_SHARE = 0.5 -- of a prefill rate: what a decode worker is thought to compute beside its batch, until it has measured it
 local LOCAL_CANDIDATES = 4 -- decode workers, best first, that are compared as places for the prefill, too
-local LOCAL_CROWD = 96 -- sequences of a batch whose delay by a prompt beside them weighs as much as the prompt's own time
+local FULL_PASS = 2048 -- tokens of a pass: longer prompts have one of their own, shorter ones share it (prefill/scheduler.py)
+local LOCAL_CROWD = 64 -- sequences of a batch whose delay by a prompt beside them weighs as much as the prompt's own time
 local LOCAL_PATIENCE_MS = 450 -- of prompts beside a batch: with more the harm grows fast, and with the sequences that wait
 local LOCAL_PASS_MS = 60 -- an idle decode worker computes a prompt in one pass up to this; whoever joins meanwhile waits for it
 local YOUNG_MS = 60000 -- until a ledger may lack charges because Redis was emptied; later it is newer than any heartbeat
@@ -405,15 +406,16 @@ local function effort(worker, tokens)
   return math.ceil(worker.uncached + worker.uncached * (2 * tokens - worker.uncached) / (2 * worker.double))
 end
 
--- ms until a worker has computed the prompts charged to it at `rate`, each in passes that cost `fixed_ms` beside; the first of them
--- has been on its way for some time. In a young ledger the word of a worker that has been busy since before counts, too.
+-- ms until a worker has computed the prompts charged to it at `rate`, and `fixed_ms` for each pass; the first of them has been on its
+-- way for some time. In a young ledger the word of a worker that has been busy since before counts, too.
 local function wait_ms(worker, rate, fixed_ms, now)
   local load, count = ledger('prefill', worker.id)
-  if worker.doubted then return 1000 * math.max(load, worker.queued_tokens) / rate + count * fixed_ms, count end
+  local passes = math.min(count, math.ceil(load / FULL_PASS))
+  if worker.doubted then return 1000 * math.max(load, worker.queued_tokens) / rate + passes * fixed_ms, count end
   if count == 0 then return 0, 0 end
   local began = tonumber(redis.call('GET', 'baton:load:began:' .. worker.id) or now)
-  local each = 1000 * load / count / rate + fixed_ms
-  return count * each - math.max(0, math.min(now - began, each)), count
+  local all = 1000 * load / rate + passes * fixed_ms
+  return all - math.max(0, math.min(now - began, all / count)), count
 end
 
 -- Prefill workers, cheapest first: ms until each would have computed what it is charged (`wait`) and this prompt's rest (`work`).
@@ -427,7 +429,7 @@ local function rank_prefill(workers, assumed, now)
       local wait, count = wait_ms(worker, rate, worker.fixed_ms, now)
       local work = worker.fixed_ms + 1000 * worker.effort / rate
       ranked[#ranked + 1] = {
-        id = worker.id, worker = worker, count = count, wait = wait, work = work, ms = wait + work,
+        id = worker.id, worker = worker, count = count, rate = rate, wait = wait, work = work, ms = wait + work,
       }
       least = math.min(least or wait, wait)
     end
@@ -439,8 +441,9 @@ local function rank_prefill(workers, assumed, now)
   return ranked, weight
 end
 
--- Where of the best decode workers the prompt would be computed the earliest: {at, ms, cost}; nil without any rate.
-local function cheapest_local(decode, assumed, weight, now)
+-- Where of the best decode workers the prompt would be computed the earliest: {at, ms, cost}; nil without any rate. `fair`: the best
+-- prefill worker's rate, if there is one: computing weighs as much here as there, whoever takes himself for the faster.
+local function cheapest_local(decode, assumed, fair, weight, now)
   local best
   for at = 1, math.min(#decode, LOCAL_CANDIDATES) do
     local worker = decode[at].worker
@@ -450,11 +453,12 @@ local function cheapest_local(decode, assumed, weight, now)
     local rate = idle and own or (worker.local_rate > 0 and worker.local_rate or LOCAL_SHARE * own)
     if rate > 0 and not decode[at].full then
       local wait = wait_ms(worker, rate, 0, now)
-      local ms = worker.fixed_ms + (idle and 0 or worker.step_ms) + wait + 1000 * worker.effort / rate
+      local computing = 1000 * (idle and worker.effort or worker.uncached) / rate -- beside a batch the rate has attention in it
+      local ms = worker.fixed_ms + (idle and 0 or worker.step_ms) + wait + computing
       local delay = (wait * rate + 1000 * worker.uncached) / own -- of those that decode there, by all prompts
-      local harm = idle and 0 or 1000 * worker.effort / rate * sequences / LOCAL_CROWD
+      local harm = idle and 0 or computing * sequences / LOCAL_CROWD
         + math.max(sequences, 1) * delay * (delay / LOCAL_PATIENCE_MS) ^ 2
-      local cost = ms + harm + (weight - 1) * 1000 * worker.effort / own
+      local cost = ms + harm + (weight - 1) * 1000 * worker.effort / (fair or own)
       if not best or cost < best.cost then best = { at = at, ms = ms, cost = cost } end
     end
   end
@@ -549,7 +553,7 @@ local function place(_, args)
   if #decode == 0 then return { '', '0', 0, 0, 'no decode worker', '' } end
   local best = decode[1].worker
   local chosen, reason, predicted = best, nil, nil
-  local nearby = cheapest_local(decode, assumed, weight, now)
+  local nearby = cheapest_local(decode, assumed, first and first.rate, weight, now)
   local transfer = HANDOVER_MS + decode[1].unhidden
   if #prefill == 0 then
     if nearby then best = decode[nearby.at].worker end

@@ -93,12 +93,11 @@ def register_arguments(state: WorkerState, ttl_ms: int, *, now_ms: int = 0) -> l
         *("sequences", state.running + state.waiting if "decode" in state.roles else 0),
         *("max_sequences", state.max_sequences),
         *("queued_tokens", state.queued_tokens),
-        *("fixed_ms", f"{state.prefill_fixed_ms:.3f}"),
+        *("fixed_ms", f"{state.prefill_bare_fixed_ms or state.prefill_fixed_ms:.3f}"),
         *("local_rate", f"{state.local_tokens_per_s:.1f}"),
         *("step_ms", f"{state.decode_step_ms:.3f}"),
         *("link", f"{state.link_bytes_per_s:.0f}"),
-        *("block_bytes", state.region.layout.block_bytes),
-        *("block_size", state.region.layout.block_size),
+        *("block_bytes", state.region.layout.block_bytes, "block_size", state.region.layout.block_size),
         *("protocol", state.v),
     ]
 

@@ -17,7 +17,8 @@ from common.messages import WorkerState
 FULL = 1e6
 WORK_WEIGHT, IDLE_WEIGHT, SCARCE_MS = 8, 2, 20
 LOCAL_SHARE, LOCAL_CANDIDATES = 0.5, 4
-LOCAL_CROWD, LOCAL_PATIENCE_MS, LOCAL_PASS_MS = 96, 450, 60
+LOCAL_CROWD, LOCAL_PATIENCE_MS, LOCAL_PASS_MS = 64, 450, 60
+FULL_PASS = 2048
 HANDOVER_MS, LINK, READ = 2, 1e9, 2e12
 ANSWER_TOKENS, MOVING_SHARE = 64, 0.1
 
@@ -47,6 +48,11 @@ class Candidate:
         return self.state.prefill_bare_tokens_per_s or self.state.prefill_tokens_per_s
 
     @property
+    def known_fixed_ms(self) -> float:
+        """Of a pass, beside its tokens at that rate and attention."""
+        return self.state.prefill_bare_fixed_ms or self.state.prefill_fixed_ms
+
+    @property
     def num_blocks(self) -> int:
         return self.state.region.layout.num_blocks
 
@@ -74,6 +80,7 @@ class _Option:
     worker: Candidate
     count: int
     cost: float = 0.0
+    rate: float = 0.0
     wait: float = 0.0
     work: float = 0.0
     is_full: bool = False
@@ -101,7 +108,7 @@ def choose(candidates: Sequence[Candidate], prompt: Prompt) -> tuple[str, list[s
     if not decode:
         return "", [], "no decode worker"
     best = decode[0].worker
-    nearby = _cheapest_local(decode, assumed, weight)
+    nearby = _cheapest_local(decode, assumed, first.rate if first is not None else 0.0, weight)
     if first is None:
         return (nearby[0] if nearby is not None else best).state.worker, [], "local: no prefill worker"
     if 0 <= best.uncached <= prompt.cut_over_tokens:
@@ -119,12 +126,12 @@ def _assume(candidates: Iterable[Candidate]) -> float:
     """The rate of an unmeasured worker; sets everybody's fixed cost and that of attention."""
     states = [candidate.state for candidate in candidates]
     slowest = min((candidate.rate for candidate in candidates if candidate.rate > 0), default=0.0)
-    fixed_ms = max((s.prefill_fixed_ms for s in states), default=0.0)
+    fixed_ms = max((candidate.known_fixed_ms for candidate in candidates), default=0.0)
     doubles = {s.worker: s.prefill_double_tokens if s.prefill_bare_tokens_per_s else 0.0 for s in states}
     double_tokens = min((tokens for tokens in doubles.values() if tokens > 0), default=0.0)
     for candidate in candidates:
         is_known, state = candidate.rate > 0, candidate.state
-        candidate.fixed_ms = state.prefill_fixed_ms if is_known else fixed_ms
+        candidate.fixed_ms = candidate.known_fixed_ms if is_known else fixed_ms
         candidate.double_tokens = doubles[state.worker] if is_known else double_tokens
     return slowest or max((s.local_tokens_per_s for s in states), default=0.0)
 
@@ -140,9 +147,10 @@ def _rank_prefill(candidates: Iterable[Candidate], assumed: float) -> tuple[list
     for worker in candidates:
         if "prefill" in worker.state.roles:
             rate = worker.rate or assumed or 1.0
-            wait = 1000 * worker.queued_tokens / rate + worker.prefill_count * worker.fixed_ms
+            passes = min(worker.prefill_count, math.ceil(worker.prefill_tokens / FULL_PASS))
+            wait = 1000 * worker.queued_tokens / rate + passes * worker.fixed_ms
             work = worker.fixed_ms + 1000 * worker.effort / rate
-            options.append(_Option(worker=worker, count=worker.prefill_count, wait=wait, work=work))
+            options.append(_Option(worker=worker, count=worker.prefill_count, rate=rate, wait=wait, work=work))
     least = min((option.wait for option in options), default=0.0)
     weight = IDLE_WEIGHT + (WORK_WEIGHT - IDLE_WEIGHT) * least / (least + SCARCE_MS)
     for option in options:
@@ -184,7 +192,9 @@ def _empty_step_ms(worker: Candidate, block_size: int) -> float:
     return rest / (1 + worker.sequences / worker.max_sequences)
 
 
-def _cheapest_local(decode: Sequence[_Option], assumed: float, weight: float) -> tuple[Candidate, float] | None:
+def _cheapest_local(
+    decode: Sequence[_Option], assumed: float, fair: float, weight: float
+) -> tuple[Candidate, float] | None:
     best: tuple[Candidate, float] | None = None
     for option in decode[:LOCAL_CANDIDATES]:
         worker, state = option.worker, option.worker.state
@@ -194,13 +204,14 @@ def _cheapest_local(decode: Sequence[_Option], assumed: float, weight: float) ->
         rate = own if is_idle else state.local_tokens_per_s or LOCAL_SHARE * own
         if rate <= 0 or option.is_full:
             continue
-        tokens = worker.queued_tokens + worker.effort
-        cost = worker.fixed_ms + (0 if is_idle else state.decode_step_ms) + 1000 * tokens / rate
+        computing = 1000 * (worker.effort if is_idle else worker.uncached) / rate
+        wait = 1000 * worker.queued_tokens / rate
+        cost = worker.fixed_ms + (0 if is_idle else state.decode_step_ms) + wait + computing
         if not is_idle:
             delay = 1000 * (worker.queued_tokens + worker.uncached) / own
-            cost += 1000 * worker.effort / rate * sequences / LOCAL_CROWD
+            cost += computing * sequences / LOCAL_CROWD
             cost += max(sequences, 1) * delay * (delay / LOCAL_PATIENCE_MS) ** 2
-        cost += (weight - 1) * 1000 * worker.effort / own
+        cost += (weight - 1) * 1000 * worker.effort / (fair or own)
         if best is None or cost < best[1]:
             best = worker, cost
     return best

@@ -225,6 +225,7 @@ class WorkerHost:
             decode_step_ms=self.device.decode_step_ms,
             prefill_fixed_ms=self.device.prefill_fixed_ms,
             prefill_bare_tokens_per_s=self.device.prompt_cost.tokens_per_s,
+            prefill_bare_fixed_ms=self.device.prompt_cost.fixed_ms,
             prefill_double_tokens=self.device.prompt_cost.double_tokens,
             local_tokens_per_s=self.device.local_tokens_per_s,
             link_bytes_per_s=self.link_bytes_per_s,

@@ -43,6 +43,7 @@ def a_fleet(chance: random.Random) -> list[WorkerState]:
             "prefill_tokens_per_s": one_of(0.0, 1000.0, 1000.0, 4000.5),
             "prefill_fixed_ms": one_of(0.0, 1.5, 20.0),
             "prefill_bare_tokens_per_s": one_of(0.0, 0.0, 1500.0, 5000.0),
+            "prefill_bare_fixed_ms": one_of(0.0, 2.5),
             "prefill_double_tokens": one_of(0.0, 100.0, 19_000.0),
             "local_tokens_per_s": one_of(0.0, 300.0, 990.0),
             "decode_step_ms": one_of(0.0, 0.1, 5.25, 9.0),

@@ -415,6 +415,12 @@ async def test_a_short_uncached_rest_is_prefilled_on_the_decode_worker(store: St
         ({}, {"running": 1, "local_tokens_per_s": 990.0, "decode_step_ms": 100.0}, 48, "load"),
         ({"prefill_fixed_ms": 500.0}, {"running": 1, "prefill_tokens_per_s": 1000.0}, 48, "local: earlier"),
         ({"prefill_tokens_per_s": 0.0}, {}, 48, "load"),  # nothing was measured
+        (  # the part of a pass that its rate leaves out is the one fitted with it
+            {"prefill_bare_tokens_per_s": 1000.0, "prefill_bare_fixed_ms": 500.0},
+            {"running": 1},
+            48,
+            "local: earlier",
+        ),
     ],
 )
 async def test_a_prompt_is_prefilled_where_its_first_token_is_predicted_earlier(
@@ -424,6 +430,14 @@ async def test_a_prompt_is_prefilled_where_its_first_token_is_predicted_earlier(
     await store.register(a_worker("d0", "decode", **({"prefill_tokens_per_s": 0.0} | decode)))
     placement = await store.place(a_request(num_tokens=num_tokens, cut_over_tokens=-1))
     assert (placement.reason, placement.prefill) == (reason, "d0" if reason.startswith("local") else "p0")
+
+
+async def test_a_queue_takes_its_passes_fixed_parts_too(store: Store) -> None:
+    await store.register(a_worker("p0", "prefill", prefill_fixed_ms=100.0))
+    await store.register(a_worker("d0", "decode"))
+    await store.place(a_request("first", num_tokens=500))
+    placement = await store.place(a_request("second", num_tokens=48))
+    assert placement.costs["prefill_ms"] == pytest.approx(100 + 500 + 100 + 48, abs=60)  # less what passed meanwhile
 
 
 async def test_no_figure_is_told_where_nobody_measured_anything(store: Store) -> None:
