@@ -401,9 +401,9 @@ local function assume(workers)
 end
 
 -- What a prompt of `tokens` is to a worker, in tokens with nothing before them: each attends to all before it, cached or not.
-local function effort(worker, tokens)
-  if worker.double == 0 then return worker.uncached end
-  return math.ceil(worker.uncached + worker.uncached * (2 * tokens - worker.uncached) / (2 * worker.double))
+local function effort(worker, uncached, tokens)
+  if worker.double == 0 then return uncached end
+  return math.ceil(uncached + uncached * (2 * tokens - uncached) / (2 * worker.double))
 end
 
 -- ms until a worker has computed the prompts charged to it at `rate`, and `fixed_ms` for each pass; the first of them has been on its
@@ -441,9 +441,10 @@ local function rank_prefill(workers, assumed, now)
   return ranked, weight
 end
 
--- Where of the best decode workers the prompt would be computed the earliest: {at, ms, cost}; nil without any rate. `fair`: the best
--- prefill worker's rate, if there is one: computing weighs as much here as there, whoever takes himself for the faster.
-local function cheapest_local(decode, assumed, fair, weight, now)
+-- Where of the best decode workers the prompt of `tokens` would be computed the earliest: {at, ms, cost}; nil without any rate. What
+-- computing weighs beyond its own time is told by the best prefill worker's figures, `first`: the same work weighs the same here and
+-- there, whoever takes himself for the faster.
+local function cheapest_local(decode, assumed, first, tokens, weight, now)
   local best
   for at = 1, math.min(#decode, LOCAL_CANDIDATES) do
     local worker = decode[at].worker
@@ -458,7 +459,8 @@ local function cheapest_local(decode, assumed, fair, weight, now)
       local delay = (wait * rate + 1000 * worker.uncached) / own -- of those that decode there, by all prompts
       local harm = idle and 0 or computing * sequences / LOCAL_CROWD
         + math.max(sequences, 1) * delay * (delay / LOCAL_PATIENCE_MS) ^ 2
-      local cost = ms + harm + (weight - 1) * 1000 * worker.effort / (fair or own)
+      local scarce = first and 1000 * effort(first.worker, worker.uncached, tokens) / first.rate or 1000 * worker.effort / own
+      local cost = ms + harm + (weight - 1) * scarce
       if not best or cost < best.cost then best = { at = at, ms = ms, cost = cost } end
     end
   end
@@ -546,14 +548,14 @@ local function place(_, args)
   end
 
   local assumed = assume(workers)
-  for _, worker in ipairs(workers) do worker.effort = effort(worker, tokens) end
+  for _, worker in ipairs(workers) do worker.effort = effort(worker, worker.uncached, tokens) end
   local prefill, weight = rank_prefill(workers, assumed, now)
   local first = prefill[1]
   local decode = rank_decode(workers, tokens, block_size, reserve, first and first.work or 0, first and first.worker.link or 0)
   if #decode == 0 then return { '', '0', 0, 0, 'no decode worker', '' } end
   local best = decode[1].worker
   local chosen, reason, predicted = best, nil, nil
-  local nearby = cheapest_local(decode, assumed, first and first.rate, weight, now)
+  local nearby = cheapest_local(decode, assumed, first, tokens, weight, now)
   local transfer = HANDOVER_MS + decode[1].unhidden
   if #prefill == 0 then
     if nearby then best = decode[nearby.at].worker end

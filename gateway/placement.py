@@ -101,14 +101,14 @@ def choose(candidates: Sequence[Candidate], prompt: Prompt) -> tuple[str, list[s
         candidate.uncached = max(prompt.num_tokens - matched, 1)
     assumed = _assume(candidates)
     for candidate in candidates:
-        candidate.effort = _effort(candidate, prompt.num_tokens)
+        candidate.effort = _effort(candidate, candidate.uncached, prompt.num_tokens)
     prefill, weight = _rank_prefill(candidates, assumed)
     first = prefill[0] if prefill else None
     decode = _rank_decode(candidates, prompt, first)
     if not decode:
         return "", [], "no decode worker"
     best = decode[0].worker
-    nearby = _cheapest_local(decode, assumed, first.rate if first is not None else 0.0, weight)
+    nearby = _cheapest_local(decode, assumed, first, prompt.num_tokens, weight)
     if first is None:
         return (nearby[0] if nearby is not None else best).state.worker, [], "local: no prefill worker"
     if 0 <= best.uncached <= prompt.cut_over_tokens:
@@ -136,10 +136,10 @@ def _assume(candidates: Iterable[Candidate]) -> float:
     return slowest or max((s.local_tokens_per_s for s in states), default=0.0)
 
 
-def _effort(worker: Candidate, tokens: int) -> int:
+def _effort(worker: Candidate, uncached: int, tokens: int) -> int:
     if not worker.double_tokens:
-        return worker.uncached
-    return math.ceil(worker.uncached + worker.uncached * (2 * tokens - worker.uncached) / (2 * worker.double_tokens))
+        return uncached
+    return math.ceil(uncached + uncached * (2 * tokens - uncached) / (2 * worker.double_tokens))
 
 
 def _rank_prefill(candidates: Iterable[Candidate], assumed: float) -> tuple[list[_Option], float]:
@@ -193,7 +193,7 @@ def _empty_step_ms(worker: Candidate, block_size: int) -> float:
 
 
 def _cheapest_local(
-    decode: Sequence[_Option], assumed: float, fair: float, weight: float
+    decode: Sequence[_Option], assumed: float, first: _Option | None, tokens: int, weight: float
 ) -> tuple[Candidate, float] | None:
     best: tuple[Candidate, float] | None = None
     for option in decode[:LOCAL_CANDIDATES]:
@@ -211,7 +211,11 @@ def _cheapest_local(
             delay = 1000 * (worker.queued_tokens + worker.uncached) / own
             cost += computing * sequences / LOCAL_CROWD
             cost += max(sequences, 1) * delay * (delay / LOCAL_PATIENCE_MS) ** 2
-        cost += (weight - 1) * 1000 * worker.effort / (fair or own)
+        if first is not None:
+            scarce = 1000 * _effort(first.worker, worker.uncached, tokens) / first.rate
+        else:
+            scarce = 1000 * worker.effort / own
+        cost += (weight - 1) * scarce
         if best is None or cost < best[1]:
             best = worker, cost
     return best
