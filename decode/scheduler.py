@@ -27,7 +27,7 @@ from worker.trials import Trials
 
 
 class PromptBudget(Protocol):
-    def __call__(self, backlog: int, *, decoding: int) -> int: ...
+    def __call__(self, backlog: int, *, decoding: int, behind: int | None) -> int: ...
 
 
 class DecodeScheduler:
@@ -43,7 +43,7 @@ class DecodeScheduler:
         expects: Callable[[], bool] = lambda: False,
         trials: Trials | None = None,
     ) -> None:
-        """`prompt_budget(waiting, decoding=...)`: prompt tokens that may join a pass while so many wait; None: any.
+        """`prompt_budget(waiting, decoding=..., behind=...)`: prompt tokens that may join a pass while so many wait; None: any.
 
         `expects()`: whether sequences are about to join; then a pass in which nobody decodes has such a bound, too.
         """
@@ -104,12 +104,12 @@ class DecodeScheduler:
         candidates = [request for request in candidates if request.sequence not in held_back]
         for request in sorted(candidates, key=_is_prompt):  # stable
             if _is_prompt(request):
-                self._bound_prompts(draft)
+                self._bound_prompts(draft, behind=request.sequence.num_scheduled)
             num_tokens = min(request.sequence.num_unscheduled, draft.token_budget)
             if num_tokens > 0 and request not in draft.left_out and self._make_room(request, num_tokens, draft):
                 draft.add(request, num_tokens)
         if not draft.is_short:
-            self._bound_prompts(draft)
+            self._bound_prompts(draft, behind=None)  # what of the next prompt is cached is known when it is admitted
             self._admit_waiting(draft, held_back)
         return [self._schedule(request, num_tokens) for request, num_tokens in draft.shares.items()]
 
@@ -120,11 +120,12 @@ class DecodeScheduler:
         in_turn = sorted(candidates, key=lambda request: request.sequence.num_generated - request.num_before)
         return self._trials.held_back([request.sequence for request in (*in_turn, *self.waiting)])
 
-    def _bound_prompts(self, draft: _Draft) -> None:
+    def _bound_prompts(self, draft: _Draft, *, behind: int | None) -> None:
         """Once those that decode have their tokens, prompts get what doesn't make them wait too long."""
         if self._prompt_budget is not None and not draft.is_bounded and (draft.shares or self._expects()):
             waiting = sum(request.sequence.num_unscheduled for request in self if request not in draft.shares)
-            draft.token_budget = min(draft.token_budget, self._prompt_budget(waiting, decoding=len(draft.shares)))
+            budget = self._prompt_budget(waiting, decoding=len(draft.shares), behind=behind)
+            draft.token_budget = min(draft.token_budget, budget)
         draft.is_bounded = True
 
     def _goes_on(self, request: DecodeRequest) -> bool:

@@ -33,6 +33,7 @@ log = logging.getLogger("baton.device")
 
 MAX_OUTSTANDING = 2  # the pass that the device computes, and the one that it finds when that is over
 RATE_SMOOTHING = 0.2  # weight of the newest pass in the exponential averages
+LEAST_BEHIND = 512  # positions that tell what attention takes for each
 PROMPT_SMOOTHING = 0.02  # the same over the passes of some prompts: the last ones of each, behind the most, take longer
 UNMEASURED_PROMPT_TOKENS = 256  # beside decoding, until a pass has shown how many fit
 PASS_STEP = (
@@ -118,8 +119,8 @@ class DeviceLoop:
         self.decode_step_ms = 0.0
         self._num_decoding = 1  # in the newest pass that decoded
         self._shares = _shares(pass_ms or {})
-        self._attention_ms = 0.0  # of prompts in such passes, beside what `pass_ms` says: of the newest passes
-        self._mean_attention_ms = 0.0  # of whole prompts
+        self._attention_ms = 0.0  # of prompts in such passes, beside what `pass_ms` says: the mean of whole prompts
+        self._behind_ms = 0.0  # the same for each position before a prompt's part
         self._num_mixed = 0
         if pass_ms:
             told = {f"{slots}+{tokens}": round(ms, 2) for (slots, tokens), ms in sorted(pass_ms.items())}
@@ -153,18 +154,19 @@ class DeviceLoop:
         """Prompt tokens a second beside a decode batch, within the step target; 0 = not measured yet."""
         if not self._step_target_ms:
             return self.prefill_tokens_per_s
-        tokens, ms = self._share(self._num_decoding, self._mean_attention_ms)
+        tokens, ms = self._share(self._num_decoding, self._attention_ms)
         return 1000 * tokens / ms if ms else 0.0
 
-    def prompt_budget(self, backlog: int = 0, *, decoding: int = 1) -> int:
+    def prompt_budget(self, backlog: int = 0, *, decoding: int = 1, behind: int | None = None) -> int:
         """Prompt tokens that a pass may compute beside `decoding` sequences without making them wait too long.
 
         0 `decoding`: none does, but some may come meanwhile. `backlog`: prompt tokens that wait here. Many of them get more:
-        arrivals decide how much there is to compute.
+        arrivals decide how much there is to compute. `behind`: positions before the prompt's next token, if they are known.
         """
         if not self._step_target_ms:
             return self._token_budget
-        tokens = self._share(decoding, self._attention_ms)[0] if decoding else self._arrival_share()
+        attention_ms = self._attention_ms if behind is None else behind * self._behind_ms
+        tokens = self._share(decoding, attention_ms)[0] if decoding else self._arrival_share()
         return min(self._token_budget, max(tokens, (backlog - PATIENT_TOKENS) // BACKLOG_STEPS))
 
     def _arrival_share(self) -> int:
@@ -306,19 +308,21 @@ class DeviceLoop:
             self.prompt_cost.add(prompts, pairs, seconds, after_idling=after_idling)
         elif prompts >= FEWEST_PROMPT_TOKENS and self.decode_step_ms:
             slots = _slots(decoding)
-            self._measure_attention(slots, prompts, seconds * 1000)
+            pairs = sum(pairs_of(chunk.start, chunk.end) for chunk in launch.chunks if chunk.num_tokens > 1)
+            self._measure_attention(slots, prompts, pairs / prompts, seconds * 1000)
             # the end of a prompt costs as much as a full share
             room = -(-(prompts + slots) // PASS_STEP) * PASS_STEP - slots
             added_s = max(seconds - self.decode_step_ms / 1000, 0.1 * seconds)
             self._beside_tokens_per_s = _smooth(self._beside_tokens_per_s, room / added_s)
 
-    def _measure_attention(self, slots: int, prompts: int, pass_ms: float) -> None:
+    def _measure_attention(self, slots: int, prompts: int, behind: float, pass_ms: float) -> None:
         shares = self._shares.get(slots, {})
         if (room := min((tokens for tokens in shares if tokens >= prompts), default=0)) > 0:
             added_ms = max(0.0, pass_ms - self.decode_step_ms - (shares[room] - shares[0]))
             self._num_mixed += 1
-            self._attention_ms += RATE_SMOOTHING * (added_ms - self._attention_ms)
-            self._mean_attention_ms += max(PROMPT_SMOOTHING, 1 / self._num_mixed) * (added_ms - self._mean_attention_ms)
+            self._attention_ms += max(PROMPT_SMOOTHING, 1 / self._num_mixed) * (added_ms - self._attention_ms)
+            if behind >= LEAST_BEHIND:
+                self._behind_ms = _smooth(self._behind_ms, added_ms / behind)
 
 
 def _shares(pass_ms: Mapping[tuple[int, int], float]) -> dict[int, dict[int, float]]:

@@ -253,7 +253,10 @@ def test_prompts_computed_here_don_t_make_a_decode_batch_wait() -> None:
     """A few of a prompt's tokens beside those that decode; the whole budget when nobody does."""
     pool = BlockPool(num_blocks=64, block_size=BLOCK)
     scheduler = DecodeScheduler(
-        pool=pool, max_sequences=8, max_model_len=256, prompt_budget=lambda waiting, decoding: 5 if waiting <= 30 else 9
+        pool=pool,
+        max_sequences=8,
+        max_model_len=256,
+        prompt_budget=lambda waiting, decoding, behind: 5 if waiting <= 30 else 9,
     )
     (running,) = join(scheduler, pool, "a")
     assert [chunk.num_tokens for chunk in plan(scheduler, 40)] == [7]
@@ -274,10 +277,28 @@ def test_prompts_alone_are_bounded_while_a_hand_over_is_on_its_way() -> None:
         pool=BlockPool(num_blocks=64, block_size=BLOCK),
         max_sequences=8,
         max_model_len=256,
-        prompt_budget=lambda waiting, decoding: 12 if decoding == 0 else 5,
+        prompt_budget=lambda waiting, decoding, behind: 12 if decoding == 0 else 5,
         expects=lambda: expected,
     )
     scheduler.enqueue(make_request("a", prompt=40, max_tokens=2))
     assert [chunk.num_tokens for chunk in plan(scheduler, 40)] == [12]
     expected = False
     assert [chunk.num_tokens for chunk in plan(scheduler, 40)] == [28]
+
+
+def test_the_bound_is_told_how_far_the_prompt_is() -> None:
+    told: list[int | None] = []
+
+    def budget(waiting: int, *, decoding: int, behind: int | None) -> int:
+        told.append(behind)
+        return 8
+
+    pool = BlockPool(num_blocks=64, block_size=BLOCK)
+    scheduler = DecodeScheduler(pool=pool, max_sequences=8, max_model_len=256, prompt_budget=budget)
+    (running,) = join(scheduler, pool, "a")
+    land(scheduler, pool, plan(scheduler, 40))
+    scheduler.enqueue(make_request("b", prompt=30, max_tokens=2, salt=99))
+    for at in (7, 8):
+        assert [chunk.num_tokens for chunk in plan(scheduler, 40)] == [1, 8]
+        land(scheduler, pool, [Chunk(running.sequence, at, 1, True)])
+    assert told == [None, 8]

@@ -459,3 +459,27 @@ async def test_passes_of_measured_graphs_are_filled_where_a_token_costs_least() 
     device.decode_step_ms = 7.5
     assert device.prompt_budget(decoding=3) == 112  # no pass is short enough
     assert device.prompt_budget(decoding=20) == 224  # no graph is known with and without prompts
+
+
+async def test_attention_is_told_by_the_positions_before_a_part_and_by_whole_prompts() -> None:
+    """8,000 positions add 2 ms to a pass, here; a prompt of them 1 ms a pass in the mean."""
+    measured = {(16, 0): 4.0, (16, 112): 5.0, (16, 176): 6.0}
+    device = DeviceLoop(engine=HandEngine(), token_budget=4096, step_target_ms=7.5, pass_ms=measured)
+    decode, prompt = Chunk(new_sequence("d", [1, 2]), 1, 1, True), new_sequence("p", [1])
+    at_s = 0.004
+    device._measure(_over([decode], 0.0, at_s))
+    for start in range(0, 8000, 160):
+        took_s = (6.0 + (start + 80) / 8000 * 2) / 1000
+        device._measure(_over([decode, Chunk(prompt, start, 160, False)], at_s, at_s + took_s))
+        at_s += took_s
+    assert device.prompt_budget(decoding=1, behind=0) == 176
+    assert device.prompt_budget(decoding=1, behind=5000) == 176  # 7.25 ms
+    assert device.prompt_budget(decoding=1, behind=7000) == 112  # 7.75 would be too much
+    assert device.prompt_budget(decoding=1) == 176  # whatever comes next
+    assert device.local_tokens_per_s == pytest.approx(176 / 0.007, rel=0.01)
+
+
+def _over(chunks: list[Chunk], began_at: float, over_at: float) -> _Launch:
+    launch = _Launch([chunks], submitted_at=began_at)
+    launch.began_at, launch.over_at = began_at, over_at
+    return launch
