@@ -28,10 +28,7 @@ FEW_QUERIES = 512  # up to here small tiles keep more of the GPU busy
 HOPPER_STEP = 128  # positions of a loop step of `triton_prefill_hopper`
 HOPPER_PROGRAMS = 132  # of it that an H200 computes at once
 LEAST_STEPS = 4  # of a part of a tile; so many positions that each query of the tile sees some of every part
-HOPPER_TRIALS = (
-    (300, 0),
-    (40, 1300),
-)  # queries and positions before them that are tried first; three tiles, and one in parts
+HOPPER_TRIALS = ((300, 0), (40, 1300))  # queries, positions before them: in three tiles, and in one of parts
 HOPPER_TOLERANCE = 1e-2  # of its result, relative; bfloat16 has 4e-3
 ROUNDS = 2  # of such programs, in which a few long contexts may be cut
 
