@@ -101,7 +101,7 @@ class DeviceLoop:
         self._lost = ""  # why nothing can be computed any more
         self._engine = engine
         self._token_budget = token_budget
-        self._step_target_ms = step_target_ms
+        self.step_target_ms = step_target_ms
         self._planners: list[Planner] = []
         self._backlogs: list[Callable[[], int]] = []
         self._wake = asyncio.Event()
@@ -152,7 +152,7 @@ class DeviceLoop:
     @property
     def local_tokens_per_s(self) -> float:
         """Prompt tokens a second beside a decode batch, within the step target; 0 = not measured yet."""
-        if not self._step_target_ms:
+        if not self.step_target_ms:
             return self.prefill_tokens_per_s
         tokens, ms = self._share(self._num_decoding, self._attention_ms)
         return 1000 * tokens / ms if ms else 0.0
@@ -163,7 +163,7 @@ class DeviceLoop:
         0 `decoding`: none does, but some may come meanwhile. `backlog`: prompt tokens that wait here. Many of them get more:
         arrivals decide how much there is to compute. `behind`: positions before the prompt's next token, if they are known.
         """
-        if not self._step_target_ms:
+        if not self.step_target_ms:
             return self._token_budget
         attention_ms = self._attention_ms if behind is None else behind * self._behind_ms
         tokens = self._share(decoding, attention_ms)[0] if decoding else self._arrival_share()
@@ -180,7 +180,7 @@ class DeviceLoop:
             return self._best_share(self._shares[slots], attention_ms)
         tokens = UNMEASURED_PROMPT_TOKENS
         if rate:
-            tokens = int(NEARLY * (self._step_target_ms - self.decode_step_ms) / 1000 * rate)
+            tokens = int(NEARLY * (self.step_target_ms - self.decode_step_ms) / 1000 * rate)
         tokens = max(FEWEST_PROMPT_TOKENS, tokens + slots - (tokens + slots) % PASS_STEP - slots)
         tokens = min(self._token_budget, tokens)
         return tokens, self.decode_step_ms + 1000 * tokens / rate if rate else 0.0
@@ -189,7 +189,7 @@ class DeviceLoop:
         """The tokens that take the least time each within the step target, of captured passes; ms of that pass."""
         beside_ms = self.decode_step_ms or shares[0]
         predicted = {tokens: beside_ms + ms - shares[0] + attention_ms for tokens, ms in shares.items() if tokens}
-        fitting = [tokens for tokens, ms in predicted.items() if ms <= self._step_target_ms] or [min(predicted)]
+        fitting = [tokens for tokens, ms in predicted.items() if ms <= self.step_target_ms] or [min(predicted)]
         best = max(fitting, key=lambda tokens: tokens / predicted[tokens])
         return best, predicted[best]
 

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -91,9 +91,16 @@ class WorkerSettings:
     max_batch_tokens: int = 512
     max_sequences: int = 64
     step_target_ms: float = 0.0  # of a pass that decodes and computes prompts; 0 = no matter
+    alone_target_ms: float = 0.0  # the same while no worker prefills without decoding; 0 = `step_target_ms`
     step_timeout_s: float = 120.0  # a pass that takes longer will never end
     drain_s: float = 30.0
     ready_file: str = ""  # there while work is taken
+
+
+def step_target_ms(settings: WorkerSettings, states: Iterable[WorkerState]) -> float:
+    """While nobody computes prompts apart from decoding, steps may take longer: first tokens come from these steps, too."""
+    apart = any("prefill" in state.roles and "decode" not in state.roles for state in states)
+    return settings.step_target_ms if apart else settings.alone_target_ms or settings.step_target_ms
 
 
 class WorkerHost:
@@ -327,6 +334,7 @@ class WorkerHost:
     # -- liveness ----------------------------------------------------------------------------------------------------
 
     async def _beat(self) -> None:
+        self.device.step_target_ms = step_target_ms(self.settings, self.peers.states.values())
         await self.bus.publish(subjects.heartbeat(self.worker_id), self.state())
 
     async def _register(self) -> None:
