@@ -30,6 +30,7 @@ from kvtransfer.transport import Transport
 from prefill.role import PrefillRole
 from services.connections import nats_settings, redis_settings
 from services.leaving import ending_in_time
+from services.settled import keep_what_is_loaded
 from services.tracing import open_tracer
 from worker.host import WorkerEngine, WorkerHost, WorkerSettings
 from worker.ready import forget
@@ -81,6 +82,7 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str]) -> None:
             )
             host.attach(DecodeRole(host), active="decode" in roles)
             host.attach(PrefillRole(host, max_requests=settings.max_prefills), active="prefill" in roles)
+            keep_what_is_loaded()
             await host.run(stopping)
             await peers.close()
             await asyncio.to_thread(tracer.close)

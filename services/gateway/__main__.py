@@ -34,6 +34,7 @@ from services.connections import nats_settings, redis_settings
 from services.gateway.batches import make_batches
 from services.gateway.descriptors import make_room
 from services.leaving import ending_in_time
+from services.settled import keep_what_is_loaded
 from services.tracing import open_tracer
 
 log = logging.getLogger("baton.gateway")
@@ -118,6 +119,7 @@ async def run(settings: GatewaySettings) -> None:
             await batches.start()
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         scheme = "https" if settings.tls_cert else "http"
+        keep_what_is_loaded()
         log.info("gateway.listening", extra={"url": f"{scheme}://{settings.host}:{listener.getsockname()[1]}"})
         await stopping.wait()
         if batches is not None:
