@@ -44,9 +44,8 @@ FEWEST_SLOTS = 16  # places for tokens that decode in such a pass; more come in 
 FEWEST_PROMPT_TOKENS = 64  # beside decoding, also when the step target is missed: prompts must get on
 PATIENT_TOKENS = 8192  # waiting prompt tokens from which on the step target gives way: a queue would only grow
 IDLE_S = 0.005  # with nothing to do for so long, a device has idled
-ARRIVAL_S = (
-    0.05  # about the longest pass of prompts alone while a hand-over is on its way, which would wait for its end
-)
+# about the longest pass of prompts alone while a hand-over is on its way, which would wait for its end
+ARRIVAL_S = 0.05
 MAX_FAILED_PASSES = 3  # in a row: then it is the device, not the requests
 BACKLOG_STEPS = 4  # in about so many passes what waits beyond them is computed
 
@@ -304,12 +303,10 @@ class DeviceLoop:
         if not prompts:
             self.decode_step_ms = _smooth(self.decode_step_ms, seconds * 1000)
         elif not decoding:
-            pairs = sum(pairs_of(chunk.start, chunk.end) for chunk in launch.chunks)
-            self.prompt_cost.add(prompts, pairs, seconds, after_idling=after_idling)
+            self.prompt_cost.add(prompts, _pairs(launch.chunks), seconds, after_idling=after_idling)
         elif prompts >= FEWEST_PROMPT_TOKENS and self.decode_step_ms:
             slots = _slots(decoding)
-            pairs = sum(pairs_of(chunk.start, chunk.end) for chunk in launch.chunks if chunk.num_tokens > 1)
-            self._measure_attention(slots, prompts, pairs / prompts, seconds * 1000)
+            self._measure_attention(slots, prompts, _pairs(launch.chunks) / prompts, seconds * 1000)
             # the end of a prompt costs as much as a full share
             room = -(-(prompts + slots) // PASS_STEP) * PASS_STEP - slots
             added_s = max(seconds - self.decode_step_ms / 1000, 0.1 * seconds)
@@ -342,10 +339,19 @@ def is_lost(error: Exception) -> bool:
     return "CUDA error" in str(error)
 
 
+def _decodes(chunk: Chunk) -> bool:
+    return chunk.num_tokens == 1 and chunk.sample
+
+
 def _parts(chunks: ListOf[Chunk]) -> tuple[int, int]:
     """How many chunks decode (one token each), and the tokens of the others."""
-    decoding = sum(chunk.num_tokens == 1 and chunk.sample for chunk in chunks)
+    decoding = sum(map(_decodes, chunks))
     return decoding, sum(chunk.num_tokens for chunk in chunks) - decoding
+
+
+def _pairs(chunks: ListOf[Chunk]) -> float:
+    """Pairs of a prompt's token and one before it."""
+    return sum(pairs_of(chunk.start, chunk.end) for chunk in chunks if not _decodes(chunk))
 
 
 @dataclass(slots=True, eq=False)

@@ -97,9 +97,9 @@ class WorkerSettings:
     ready_file: str = ""  # there while work is taken
 
 
-def step_target_ms(settings: WorkerSettings, states: Iterable[WorkerState]) -> float:
+def step_target_ms(settings: WorkerSettings, roles: Iterable[list[str]]) -> float:
     """While nobody computes prompts apart from decoding, steps may take longer: first tokens come from these steps, too."""
-    apart = any("prefill" in state.roles and "decode" not in state.roles for state in states)
+    apart = any("prefill" in some and "decode" not in some for some in roles)
     return settings.step_target_ms if apart else settings.alone_target_ms or settings.step_target_ms
 
 
@@ -334,7 +334,9 @@ class WorkerHost:
     # -- liveness ----------------------------------------------------------------------------------------------------
 
     async def _beat(self) -> None:
-        self.device.step_target_ms = step_target_ms(self.settings, self.peers.states.values())
+        self.device.step_target_ms = step_target_ms(
+            self.settings, (state.roles for state in self.peers.states.values())
+        )
         await self.bus.publish(subjects.heartbeat(self.worker_id), self.state())
 
     async def _register(self) -> None:

@@ -19,9 +19,8 @@ class Trials:
 
     def __init__(self) -> None:
         self._on_trial: Sequence | None = None
-        self._watched: WeakKeyDictionary[Sequence, tuple[str, str | UnsetType]] = (
-            WeakKeyDictionary()
-        )  # gateway, context
+        # gateway, context
+        self._watched: WeakKeyDictionary[Sequence, tuple[str, str | UnsetType]] = WeakKeyDictionary()
 
     def watch(self, sequence: Sequence, gateway: str, context: str | UnsetType = UNSET) -> None:
         """`gateway` wants to know when the sequence is tried, if it is a suspect. `context`: of the job."""

@@ -123,7 +123,7 @@ def check_head_sizes() -> None:
 
 
 def check_random() -> None:
-    for _ in range(8):
+    for _ in range(12):
         lengths = []
         for _ in range(int(torch.randint(1, 6, ()))):
             new = int(torch.randint(1, 120, ()))
