@@ -29,6 +29,7 @@ HOPPER_STEP = 128  # positions of a loop step of `triton_prefill_hopper`
 HOPPER_PROGRAMS = 132  # of it that an H200 computes at once
 LEAST_STEPS = 4  # of a part of a tile; so many positions that each query of the tile sees some of every part
 HOPPER_TRIALS = ((300, 0), (40, 1300))  # queries, positions before them: in three tiles, and in one of parts
+HOPPER_PAGE = 16  # positions of a block of theirs
 HOPPER_TOLERANCE = 1e-2  # of its result, relative; bfloat16 has 4e-3
 ROUNDS = 2  # of such programs, in which a few long contexts may be cut
 
@@ -286,23 +287,36 @@ def _prefill(
     from engine.kernels import triton_prefill
 
     num_kv_heads, head_dim = kv_layer.shape[3:]
-    width = num_kv_heads * head_dim
-    if plan.blocks is not None:
-        keys, values = triton_prefill.gather_context(kv_layer, plan.blocks)
-    else:
-        assert qkv is not None, "needs_qkv"
-        keys, values = qkv[:, -2 * width : -width], qkv[:, -width:]
-    if not window and plan.rows == LARGE_TILE and hopper_works(q.device, q.dtype, q.shape[1], num_kv_heads, head_dim):
+    on_hopper = plan.rows == LARGE_TILE and hopper_works(q.device, q.dtype, q.shape[1], num_kv_heads, head_dim)
+    if on_hopper and not window:
         from engine.kernels import triton_prefill_hopper
 
+        in_pool = plan.blocks is not None and triton_prefill_hopper.reads_pages(kv_layer.shape[2])
+        if in_pool:
+            keys, values = kv_layer[:, 0].flatten(2), kv_layer[:, 1].flatten(2)
+        else:
+            keys, values = _in_a_row(qkv, kv_layer, plan)
         triton_prefill_hopper.prefill(
-            q, keys, values, plan.tiles, out, num_kv_heads=num_kv_heads, scale=scale, at_once=plan.at_once
-        )
+            q, keys, values, plan.tiles, out, num_kv_heads=num_kv_heads, scale=scale, at_once=plan.at_once,
+            blocks=plan.blocks if in_pool else None,
+        )  # fmt: skip
         return
+    keys, values = _in_a_row(qkv, kv_layer, plan)
     triton_prefill.prefill(
         q, keys, values, plan.tiles, out,
         rows=plan.rows, num_kv_heads=num_kv_heads, scale=scale, window=window, max_context_len=plan.batch.max_context_len,
     )  # fmt: skip
+
+
+def _in_a_row(qkv: torch.Tensor | None, kv_layer: torch.Tensor, plan: PrefillPlan) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values [C, Hkv D] of the contexts, one behind the other: as the projection wrote them, or copied from the pool."""
+    from engine.kernels import triton_prefill
+
+    if plan.blocks is not None:
+        return triton_prefill.gather_context(kv_layer, plan.blocks)
+    assert qkv is not None, "needs_qkv"
+    width = kv_layer.shape[3] * kv_layer.shape[4]
+    return qkv[:, -2 * width : -width], qkv[:, -width:]
 
 
 @functools.cache
@@ -330,29 +344,33 @@ def _hopper_trial(
     queries: int,
     before: int,
 ) -> str:
-    """What is wrong with the result for `queries` behind `before` positions; "" if nothing is."""
+    """What is wrong with the result for `queries`, alone or behind `before` positions in a pool; "" if nothing is."""
     random = torch.Generator(device).manual_seed(0)
     context, scale, at_once = queries + before, head_dim**-0.5, HOPPER_PROGRAMS // num_heads
+    counts = -(-context // HOPPER_PAGE)
     q = torch.randn(queries, num_heads, head_dim, device=device, dtype=dtype, generator=random)
-    block = torch.randn(1, 2, context, num_kv_heads, head_dim, device=device, dtype=dtype, generator=random)
-    keys, values = block[0].flatten(2)
+    pool = torch.randn(counts, 2, HOPPER_PAGE, num_kv_heads, head_dim, device=device, dtype=dtype, generator=random)
+    table = torch.arange(counts, device=device, dtype=torch.int32)
+    table = table.flip(0) if before else table
     new, all_ = np.array([queries]), np.array([context])
     tiles = deal_out_tiles(new, all_, np.zeros(1, dtype=np.int64), rows=LARGE_TILE, at_once=at_once)
     out = torch.empty_like(q)
     try:
         from engine.kernels import triton_prefill_hopper
 
+        keys, values = pool.transpose(0, 1).flatten(3)
         triton_prefill_hopper.prefill(
             q,
-            keys,
-            values,
+            keys if before else keys.flatten(0, 1),
+            values if before else values.flatten(0, 1),
             torch.from_numpy(tiles).to(device),
             out,
             num_kv_heads=num_kv_heads,
             scale=scale,
             at_once=at_once,
+            blocks=torch.stack((table, torch.full_like(table, HOPPER_PAGE)), dim=1) if before else None,
         )
-        expected = _one_sequence(q, block, torch.zeros(1, device=device), context, scale, 0)
+        expected = _one_sequence(q, pool, table, context, scale, 0)
         error = float((out.float() - expected.float()).norm() / expected.float().norm())
     except Exception as problem:  # whatever an experimental compiler raises
         return f"{type(problem).__name__}: {problem}"[:200]

@@ -29,9 +29,15 @@ from engine.kernels.launch import Kernel
 
 BUFFERS = 2  # of keys and of values each
 GROUPS = 2  # that compute
+SWIZZLED = 64  # columns, 128 bytes, within which shared memory is swizzled: columns beyond them follow all rows
 
 _meet = getattr(gl, "thread_barrier", None) or gl.barrier  # called so up to Triton 3.6, and since 3.7
 _TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
+
+
+def reads_pages(block_size: int) -> bool:
+    """Whether contexts can be read where they lie in a pool with blocks of this size: whole copies of 128 bytes by 8 rows."""
+    return block_size % 8 == 0 and STEP % block_size == 0
 
 
 def prefill(
@@ -44,23 +50,25 @@ def prefill(
     num_kv_heads: int,
     scale: float,
     at_once: int = 0,
+    blocks: torch.Tensor | None = None,
 ) -> None:
     """Write every row of `out` [T, Hq, D]; all as in `triton_prefill.prefill`, tiles of `LARGE_TILE` queries.
 
-    `at_once`: what `tiles` were dealt out with. Of one device, launches with parts must follow each other.
+    With `blocks` [I, 2] int32, as `triton_prefill.gather_context` takes them, `keys` and `values` are the pool's, [num_blocks, B,
+    Hkv D]. `at_once`: what `tiles` were dealt out with. Of one device, launches with parts must follow each other.
     """
     num_heads, head_dim = q.shape[1:]
     dtype = _TYPES[q.dtype]
     sums = torch.empty((at_once, num_heads, ROWS, head_dim), dtype=torch.float32, device=q.device)
     tops = torch.empty((2, at_once, num_heads, ROWS), dtype=torch.float32, device=q.device)
-    loaded = [
-        _descriptor(rows, size, head_dim)
-        for rows, size in ((q.flatten(1), ROWS // GROUPS), (keys, STEP), (values, STEP))
-    ]
-    fixed = (num_heads, num_kv_heads, head_dim, ROWS // GROUPS, STEP, BUFFERS, dtype)
+    page = 0 if blocks is None else keys.shape[1]
+    size = [STEP, head_dim] if not page else [1, page, SWIZZLED]
+    loaded = _descriptor(q.flatten(1), [ROWS // GROUPS, head_dim]), _descriptor(keys, size), _descriptor(values, size)
+    fixed = (num_heads, num_kv_heads, head_dim, ROWS // GROUPS, STEP, BUFFERS, page, dtype)
     _ATTEND.launch(
         (num_heads, tiles.shape[0]), (q.dtype, *fixed[:-1]),
-        *loaded, tiles, out, sums, tops, tops.stride(0), _arrived(q.device), scale * 1.4426950408889634, *fixed,
+        *loaded, tiles if blocks is None else blocks, tiles, out,
+        sums, tops, tops.stride(0), _arrived(q.device), scale * 1.4426950408889634, *fixed,
         num_warps=4,
     )  # fmt: skip
 
@@ -71,17 +79,17 @@ def _arrived(device: torch.device) -> torch.Tensor:
     return torch.zeros(GROUPS * PROGRAMS, dtype=torch.int32, device=device)
 
 
-def _descriptor(rows: torch.Tensor, height: int, width: int) -> TensorDescriptor:
+def _descriptor(rows: torch.Tensor, size: list[int]) -> TensorDescriptor:
     """Tiles of `rows` as the copy engine loads them."""
-    layout = gl.NVMMASharedLayout.get_default_for([height, width], _TYPES[rows.dtype])
-    return TensorDescriptor(rows, list(rows.shape), list(rows.stride()), [height, width], layout)
+    layout = gl.NVMMASharedLayout.get_default_for(size, _TYPES[rows.dtype])
+    return TensorDescriptor(rows, list(rows.shape), list(rows.stride()), size, layout)
 
 
 @gluon.jit
 def _attend(
-    q_rows, k_rows, v_rows, tiles_I8, out_THD, sums_IHMD, tops_2IHM, totals_at, arrived, scale_log2,
+    q_rows, k_rows, v_rows, blocks_I2, tiles_I8, out_THD, sums_IHMD, tops_2IHM, totals_at, arrived, scale_log2,
     HQ: gl.constexpr, HKV: gl.constexpr, D: gl.constexpr, M: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
-    DTYPE: gl.constexpr,
+    PAGE: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
     head, tile = gl.program_id(0), tiles_I8 + gl.program_id(1) * 8
     first_row, num_rows = gl.load(tile), gl.load(tile + 1)
@@ -92,8 +100,9 @@ def _attend(
     first_step = all_steps * part // parts
     steps = all_steps * (part + 1) // parts - first_step
     q = gl.allocate_shared_memory(DTYPE, [2, M, D], q_rows.layout)
-    k = gl.allocate_shared_memory(DTYPE, [STAGES, N, D], k_rows.layout)
-    v = gl.allocate_shared_memory(DTYPE, [STAGES, N, D], v_rows.layout)
+    KV: gl.constexpr = gl.NVMMASharedLayout.get_default_for([N, D], DTYPE)
+    k = gl.allocate_shared_memory(DTYPE, [STAGES, N, D], KV)
+    v = gl.allocate_shared_memory(DTYPE, [STAGES, N, D], KV)
     q_there = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     k_there = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -106,7 +115,9 @@ def _attend(
         mbarrier.init(v_there.index(slot), count=1)
         mbarrier.init(v_free.index(slot), count=2)
     fence_async_shared()
-    column, kv_column, context_row = head * D, head // (HQ // HKV) * D, context + first_step * N
+    column, kv_column, row = head * D, head // (HQ // HKV) * D, context + first_step * N
+    last_row = context + gl.maximum(end, 1) - 1
+    source = (q_rows, k_rows, v_rows, blocks_I2)
     buffers = (k, v, q_there, k_there, k_free, v_there, v_free)
     work = (out_THD, first_row, num_rows, first_position, column, end, first_step, steps, scale_log2)
     shared = (sums_IHMD, tops_2IHM, totals_at, arrived, gl.program_id(1) * HQ + head, part, parts)
@@ -116,7 +127,7 @@ def _attend(
             (_compute, (q.index(1), buffers, work, shared, HQ, D, 1, M, N, STAGES)),
             (
                 _copy,
-                (q_rows, k_rows, v_rows, q, buffers, first_row, context_row, column, kv_column, steps, M, N, STAGES),
+                (source, q, buffers, (first_row, row, last_row, column, kv_column, steps), D, M, N, STAGES, PAGE),
             ),
         ],
         [4, 1],  # warps of the second and third, and registers of their threads: the sums' and scores' are what counts
@@ -126,22 +137,43 @@ def _attend(
 
 @gluon.jit
 def _copy(
-    q_rows, k_rows, v_rows, q, buffers, first_row, context, column, kv_column, steps,
-    M: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
+    source, q, buffers, work,
+    D: gl.constexpr, M: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, PAGE: gl.constexpr,
 ):  # fmt: skip
     """The third group: bring everything, each step as soon as both others are done with what its buffer held."""
+    q_rows, k_rows, v_rows, blocks_I2 = source
     k, v, q_there, k_there, k_free, v_there, v_free = buffers
+    first_row, row, last_row, column, kv_column, steps = work
     mbarrier.expect(q_there, 2 * q_rows.block_type.nbytes)
     tma.async_copy_global_to_shared(q_rows, [first_row, column], q_there, q.index(0))
     tma.async_copy_global_to_shared(q_rows, [first_row + M, column], q_there, q.index(1))
     for step in range(steps):
         slot, before = step % STAGES, ((step // STAGES) & 1) ^ 1
         mbarrier.wait(k_free.index(slot), before)
-        mbarrier.expect(k_there.index(slot), k_rows.block_type.nbytes)
-        tma.async_copy_global_to_shared(k_rows, [context + step * N, kv_column], k_there.index(slot), k.index(slot))
+        mbarrier.expect(k_there.index(slot), N * D * 2)
+        _bring(k_rows, blocks_I2, k, k_there.index(slot), slot, row + step * N, last_row, kv_column, D, N, STAGES, PAGE)
         mbarrier.wait(v_free.index(slot), before)
-        mbarrier.expect(v_there.index(slot), v_rows.block_type.nbytes)
-        tma.async_copy_global_to_shared(v_rows, [context + step * N, kv_column], v_there.index(slot), v.index(slot))
+        mbarrier.expect(v_there.index(slot), N * D * 2)
+        _bring(v_rows, blocks_I2, v, v_there.index(slot), slot, row + step * N, last_row, kv_column, D, N, STAGES, PAGE)
+
+
+@gluon.jit
+def _bring(
+    rows, blocks_I2, buffers, there, slot, row, last_row, column,
+    D: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, PAGE: gl.constexpr,
+):  # fmt: skip
+    """`N` rows of keys or values, one behind the other or block by block; those behind `last_row` are anything."""
+    if PAGE == 0:
+        tma.async_copy_global_to_shared(rows, [row, column], there, buffers.index(slot))
+    else:
+        WIDTH: gl.constexpr = rows.block_type.shape[2]
+        PAGES: gl.constexpr = N // PAGE
+        pages = buffers._reinterpret(buffers.dtype, [STAGES * (D // WIDTH) * PAGES, 1, PAGE, WIDTH], rows.layout)
+        for page in gl.static_range(PAGES):
+            block = gl.load(blocks_I2 + gl.minimum(row + page * PAGE, last_row) // PAGE * 2)
+            for half in gl.static_range(D // WIDTH):
+                place = pages.index((slot * (D // WIDTH) + half) * PAGES + page)
+                tma.async_copy_global_to_shared(rows, [block, 0, column + half * WIDTH], there, place)
 
 
 @gluon.jit

@@ -19,10 +19,12 @@ from engine.kernels import triton_prefill_hopper as hopper  # noqa: E402
 TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_it_compiles_and_keeps_everything_in_registers(head_dim: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("head_dim", "page"), [(64, 0), (64, 16), (128, 0), (128, 16)])
+def test_it_compiles_and_keeps_everything_in_registers(head_dim: int, page: int, tmp_path: Path) -> None:
     group = hopper.ROWS // hopper.GROUPS
-    compiled = triton.compile(_source(head_dim, group), target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    compiled = triton.compile(
+        _source(head_dim, group, page), target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}
+    )
     (tmp_path / "kernel.cubin").write_bytes(compiled.asm["cubin"])
     said = subprocess.run([TOOL, "-res-usage", tmp_path / "kernel.cubin"], capture_output=True, text=True, check=True)
     used = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", said.stdout))
@@ -31,18 +33,16 @@ def test_it_compiles_and_keeps_everything_in_registers(head_dim: int, tmp_path: 
     assert compiled.metadata.shared <= 227 * 1024
 
 
-def _source(head_dim: int, group: int) -> GluonASTSource:
-    layout = {
-        rows: gl.NVMMASharedLayout.get_default_for([rows, head_dim], gl.bfloat16) for rows in (group, hopper.STEP)
-    }
-    rows = {size: f"tensordesc<bf16[{size}, {head_dim}],{layout[size]!r}>" for size in layout}
+def _source(head_dim: int, group: int, page: int) -> GluonASTSource:
+    queries, positions = _tile([group, head_dim]), _tile([1, page, 64] if page else [hopper.STEP, head_dim])
     types = {
-        "q_rows": rows[group], "k_rows": rows[hopper.STEP], "v_rows": rows[hopper.STEP],
+        "q_rows": queries, "k_rows": positions, "v_rows": positions, "blocks_I2": "*i32",
         "tiles_I8": "*i32", "out_THD": "*bf16", "scale_log2": "fp32",
         "sums_IHMD": "*fp32", "tops_2IHM": "*fp32", "totals_at": "i32", "arrived": "*i32",
     }  # fmt: skip
     fixed = {
-        "HQ": 32, "HKV": 8, "D": head_dim, "M": group, "N": hopper.STEP, "STAGES": hopper.BUFFERS, "DTYPE": gl.bfloat16,
+        "HQ": 32, "HKV": 8, "D": head_dim, "M": group, "N": hopper.STEP, "STAGES": hopper.BUFFERS, "PAGE": page,
+        "DTYPE": gl.bfloat16,
     }  # fmt: skip
     names = hopper._attend.arg_names
     return GluonASTSource(
@@ -51,3 +51,8 @@ def _source(head_dim: int, group: int) -> GluonASTSource:
         constexprs={(names.index(name),): value for name, value in fixed.items()},
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in types if types[name][0] == "*"},
     )
+
+
+def _tile(size: list[int]) -> str:
+    layout = gl.NVMMASharedLayout.get_default_for(size, gl.bfloat16)
+    return f"tensordesc<bf16{size},{layout!r}>"
