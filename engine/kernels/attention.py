@@ -213,12 +213,13 @@ def paged_attention(
     if use_triton(q):
         both = plan.num_decode > 0 and plan.prefill is not None
         with _at_once(q.device) if both and _is_captured(q) else nullcontext() as second:
+            if plan.num_decode:
+                _decode(q, kv_layer, plan, out, scale=scale, window=window)
             if plan.prefill is not None:
                 rows = slice(plan.num_decode, None)
                 new = None if qkv is None else qkv[rows]
-                _prefill(q[rows], new, kv_layer, plan.prefill, out[rows], scale=scale, window=window)
-            if plan.num_decode:
-                _decode(q, kv_layer, plan, out, scale=scale, window=window, stream=second)
+                with torch.cuda.stream(second):
+                    _prefill(q[rows], new, kv_layer, plan.prefill, out[rows], scale=scale, window=window)
         return out
     prompts = None if plan.prefill is None else plan.prefill.batch
     for rows, batch in ((slice(plan.num_decode), plan.decode), (slice(plan.num_decode, None), prompts)):
@@ -235,7 +236,8 @@ def _is_captured(q: torch.Tensor) -> bool:
 def _at_once(device: torch.device) -> Iterator[torch.cuda.Stream]:
     """A second stream for work that is independent of the current stream's within the block; both go on together behind it.
 
-    Decoding waits for memory, prompts for the tensor cores, and neither fills a GPU alone.
+    Decoding waits for memory, prompts for the tensor cores, and neither fills a GPU alone. Whoever decodes comes first: its programs
+    are small and many, and would wait for a second round where a prompt's, one of which fills a processor, are there before them.
     """
     first, second = torch.cuda.current_stream(device), _second_stream(device)
     second.wait_stream(first)
@@ -256,15 +258,11 @@ def _decode(
     *,
     scale: float,
     window: int,
-    stream: torch.cuda.Stream | None,
 ) -> None:
     from engine.kernels import triton_decode
 
     items = plan.items[window]
-    with torch.cuda.stream(stream):
-        triton_decode.paged_decode(
-            q, kv_layer, items.items, items.parts, plan.tables, out, scale=scale, beside=stream is not None
-        )
+    triton_decode.paged_decode(q, kv_layer, items.items, items.parts, plan.tables, out, scale=scale)
 
 
 def _prefill(

@@ -15,7 +15,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from engine.kernels.backend import programmatic_launch
 from engine.kernels.launch import Kernel
 
-STAGES_BESIDE = 5  # loop stages while prompts' attention shares the processors
 KEYS, WARPS = 64, 2  # positions of a loop step; measured on an H200 with head size 128 in bfloat16
 
 
@@ -28,21 +27,17 @@ def paged_decode(
     out: torch.Tensor,
     *,
     scale: float,
-    beside: bool = False,
 ) -> None:
-    """Write the leading S rows of `out` [T, Hq, D]; `items` [I, 8] and `parts` [S, 2] are those of `attention.DecodeItems`.
-
-    `beside`: in a stream of its own, at the same time as prompts' attention, which it leaves room on each processor.
-    """
+    """Write the leading S rows of `out` [T, Hq, D]; `items` [I, 8] and `parts` [S, 2] are those of `attention.DecodeItems`."""
     num_heads, head_dim = q.shape[1:]
     block_size, num_kv_heads = kv_layer.shape[2:4]
     padded = max(16, triton.next_power_of_2(head_dim))
     partial = torch.empty((items.shape[0], num_heads, head_dim), dtype=torch.float32, device=q.device)
     stats = torch.empty((items.shape[0], num_heads, 2), dtype=torch.float32, device=q.device)
     group = num_heads // num_kv_heads
-    stages = STAGES_BESIDE if beside else _stages(parts.shape[0] * num_kv_heads)
+    stages = _stages(parts.shape[0] * num_kv_heads)
     small = padded * q.element_size() <= 256
-    pdl = programmatic_launch(q) and not beside
+    pdl = programmatic_launch(q)
     kv_block, kv_plane = kv_layer.stride()[:2]
     fixed = (
         num_heads, num_kv_heads, group, max(16, triton.next_power_of_2(group)), head_dim, padded,
