@@ -236,8 +236,8 @@ def _is_captured(q: torch.Tensor) -> bool:
 def _at_once(device: torch.device) -> Iterator[torch.cuda.Stream]:
     """A second stream for work that is independent of the current stream's within the block; both go on together behind it.
 
-    Decoding waits for memory, prompts for the tensor cores, and neither fills a GPU alone. Whoever decodes comes first: its programs
-    are small and many, and would wait for a second round where a prompt's, one of which fills a processor, are there before them.
+    Decoding waits for memory, prompts for the tensor cores, and neither fills a GPU alone. Whoever decodes comes first: its
+    programs are small and many, and would wait for a second round where a prompt's, one of which fills a processor, are there.
     """
     first, second = torch.cuda.current_stream(device), _second_stream(device)
     second.wait_stream(first)
