@@ -70,7 +70,7 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str]) -> None:
                     tokenizer_fingerprint=_tokenizer_fingerprint(settings),
                     max_batch_tokens=max(settings.max_batch_tokens, settings.max_sequences),
                     max_sequences=settings.max_sequences,
-                    step_target_ms=settings.step_target_ms or (0.0 if settings.device == "cpu" else 7.5),
+                    step_target_ms=settings.step_target_ms or (0.0 if settings.device == "cpu" else 7.2),
                     alone_target_ms=0.0 if settings.step_target_ms or settings.device == "cpu" else 14.0,
                     step_timeout_s=settings.step_timeout_s or (120.0 if settings.device == "cpu" else 60.0),
                     drain_s=settings.drain_s,
