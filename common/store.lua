@@ -35,6 +35,9 @@ local LOCAL_CANDIDATES = 4 -- decode workers, best first, that are compared as p
 local FULL_PASS = 2048 -- tokens of a pass: longer prompts have one of their own, shorter ones share it (prefill/scheduler.py)
 local LOCAL_CROWD = 64 -- sequences of a batch whose delay by a prompt beside them weighs as much as the prompt's own time
 local LOCAL_PATIENCE_MS = 360 -- of prompts beside a batch: with more the harm grows fast, and with the sequences that wait
+local BUSY_MS = 5000 -- over which the work that a prefill worker is given is averaged
+local BUSY = 0.5 -- share of its time up to which one more prompt delays few of those that come after it
+local CROWDING = 8 -- times the prompt's own work that it delays them, for the whole of the share beyond
 local LOCAL_PASS_MS = 60 -- an idle decode worker computes a prompt in one pass up to this; whoever joins meanwhile waits for it
 local YOUNG_MS = 60000 -- until a ledger may lack charges because Redis was emptied; later it is newer than any heartbeat
 local HANDOVER_MS = 2 -- what asking for a lease and pushing cost, beside the bytes
@@ -123,7 +126,7 @@ local function forget_charges(worker)
   for _, stage in ipairs(STAGES) do
     redis.call('DEL', 'baton:charges:' .. stage .. ':' .. worker, 'baton:load:' .. stage .. ':' .. worker)
   end
-  redis.call('DEL', 'baton:load:began:' .. worker)
+  redis.call('DEL', 'baton:load:began:' .. worker, 'baton:load:busy:' .. worker)
 end
 
 -- Nobody may choose the worker any more.
@@ -467,6 +470,18 @@ local function cheapest_local(decode, assumed, first, tokens, weight, now)
   return best
 end
 
+-- The share of its time that a prefill worker was given work for lately.
+local function busy(worker, now)
+  local f = redis.call('HMGET', 'baton:load:busy:' .. worker, 'share', 'at')
+  return (tonumber(f[1]) or 0) * math.exp(math.min((tonumber(f[2]) or now) - now, 0) / BUSY_MS)
+end
+
+local function note_work(worker, ms, now)
+  local key = 'baton:load:busy:' .. worker
+  redis.call('HSET', key, 'share', tostring(busy(worker, now) + ms / BUSY_MS), 'at', now)
+  redis.call('PEXPIRE', key, 10 * BUSY_MS)
+end
+
 -- What moving what a decode worker lacks takes.
 local function moving_ms(worker, link, block_size)
   return 1000 * math.ceil(worker.uncached / block_size) * worker.block_bytes / (link > 0 and link or LINK)
@@ -557,6 +572,8 @@ local function place(_, args)
   local chosen, reason, predicted = best, nil, nil
   local nearby = cheapest_local(decode, assumed, first, tokens, weight, now)
   local transfer = HANDOVER_MS + decode[1].unhidden
+  -- Who comes next waits for what a busy worker is given, however soon that one is done: with others beside it, for less.
+  local crowding = first and math.max(0, busy(first.id, now) - BUSY) * CROWDING * first.work / #prefill or 0
   if #prefill == 0 then
     if nearby then best = decode[nearby.at].worker end
     chosen = best
@@ -565,7 +582,7 @@ local function place(_, args)
     reason = 'local: short'
   elseif first.id == best.id then
     reason = 'local: same worker'
-  elseif cut_over < 0 and nearby and nearby.cost < first.cost + transfer then
+  elseif cut_over < 0 and nearby and nearby.cost < first.cost + transfer + crowding then
     best = decode[nearby.at].worker
     chosen = best
     reason = 'local: earlier'
@@ -574,6 +591,7 @@ local function place(_, args)
     chosen = first.worker
     reason = decode[1].full and 'full' or (chosen.matched > 0 and 'prefix' or 'load')
     predicted = first.ms
+    note_work(chosen.id, first.work, now)
   end
   charge('prefill', chosen.id, request, chosen.effort, now, ttl)
   charge('decode', best.id, request, reserve, now, ttl)

@@ -1,7 +1,8 @@
 """Placement as a pure choice: the cost formula of `common/store.lua` in Python, for when Redis is away.
 
-Without Redis a gateway knows the workers' heartbeats and its own requests, but no prefixes and no other gateway's charges. What
-the formula weighs and why is said there; a test has both choose for the same fleets.
+Without Redis a gateway knows the workers' heartbeats and its own requests, but no prefixes and no other gateway's charges, nor
+how busy workers were lately (`crowding` there). What the formula weighs and why is said there; a test has both choose for the
+same fleets.
 """
 
 from __future__ import annotations

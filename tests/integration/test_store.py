@@ -432,6 +432,32 @@ async def test_a_prompt_is_prefilled_where_its_first_token_is_predicted_earlier(
     assert (placement.reason, placement.prefill) == (reason, "d0" if reason.startswith("local") else "p0")
 
 
+@pytest.mark.parametrize(
+    ("share", "age_ms", "reason"), [(0.5, 0, "load"), (1.0, 0, "local: earlier"), (1.0, 60_000, "load")]
+)
+async def test_a_busy_prefill_worker_is_spared_for_those_who_come_next(
+    store: Store, share: float, age_ms: int, reason: str
+) -> None:
+    """What is idle at the moment, but was given work for most of the last seconds, will have a queue again."""
+    for state in (a_worker("p0", "prefill"), a_worker("d0", "decode", prefill_tokens_per_s=0.0)):
+        await store.register(state)
+    now_ms = int((await store._client.time())[0]) * 1000
+    await store._client.hset("baton:load:busy:p0", mapping={"share": share, "at": now_ms - age_ms})
+    placement = await store.place(a_request(num_tokens=64, cut_over_tokens=-1))
+    assert placement.reason == reason
+
+
+async def test_work_that_a_prefill_worker_is_given_is_remembered_until_it_leaves(store: Store) -> None:
+    for state in (a_worker("p0", "prefill"), a_worker("d0", "decode", prefill_tokens_per_s=0.0)):
+        await store.register(state)
+    for number in range(2):
+        await store.place(a_request(f"r{number}", num_tokens=1000, cut_over_tokens=0))
+        await store.release(f"r{number}", 1, stage="all")
+    assert 0.2 < float(await store._client.hget("baton:load:busy:p0", "share")) <= 0.4  # of 5 s, 2 s of work
+    await store.unregister("p0", 1)
+    assert not await store._client.exists("baton:load:busy:p0")
+
+
 async def test_a_queue_takes_its_passes_fixed_parts_too(store: Store) -> None:
     await store.register(a_worker("p0", "prefill", prefill_fixed_ms=100.0))
     await store.register(a_worker("d0", "decode"))
