@@ -595,9 +595,10 @@ local function place(_, args)
   end
   charge('prefill', chosen.id, request, chosen.effort, now, ttl)
   charge('decode', best.id, request, reserve, now, ttl)
-  local costs = string.format('predicted_ms=%.1f prefill_ms=%.1f local_ms=%.1f transfer_ms=%.1f matched_tokens=%d candidates=%d',
+  local costs = string.format('predicted_ms=%.1f prefill_ms=%.1f local_ms=%.1f transfer_ms=%.1f crowding_ms=%.1f '
+    .. 'matched_tokens=%d candidates=%d',
     assumed > 0 and (predicted or first and first.ms or nearby and nearby.ms) or -1, -- nothing is known of anybody: no figure
-    assumed > 0 and first and first.ms or -1, nearby and nearby.ms or -1, transfer,
+    assumed > 0 and first and first.ms or -1, nearby and nearby.ms or -1, transfer, crowding,
     chosen.matched * block_size, #workers)
   local answer = { chosen.id, chosen.incarnation, chosen.matched, best.matched, reason, costs }
   if chosen.id ~= best.id then

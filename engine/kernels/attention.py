@@ -285,8 +285,7 @@ def _prefill(
     from engine.kernels import triton_prefill
 
     num_kv_heads, head_dim = kv_layer.shape[3:]
-    on_hopper = plan.rows == LARGE_TILE and hopper_works(q.device, q.dtype, q.shape[1], num_kv_heads, head_dim)
-    if on_hopper and not window:
+    if not window and plan.rows == LARGE_TILE and hopper_works(q.device, q.dtype, q.shape[1], num_kv_heads, head_dim):
         from engine.kernels import triton_prefill_hopper
 
         in_pool = plan.blocks is not None and triton_prefill_hopper.reads_pages(kv_layer.shape[2])

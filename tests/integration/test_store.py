@@ -445,6 +445,7 @@ async def test_a_busy_prefill_worker_is_spared_for_those_who_come_next(
     await store._client.hset("baton:load:busy:p0", mapping={"share": share, "at": now_ms - age_ms})
     placement = await store.place(a_request(num_tokens=64, cut_over_tokens=-1))
     assert placement.reason == reason
+    assert (placement.costs["crowding_ms"] > 0) == (reason != "load")
 
 
 async def test_work_that_a_prefill_worker_is_given_is_remembered_until_it_leaves(store: Store) -> None:
@@ -550,6 +551,7 @@ async def test_the_compared_costs_come_with_the_answer(store: Store) -> None:
         "prefill_ms": 121.0,
         "local_ms": 47.0,
         "transfer_ms": 2.0,
+        "crowding_ms": 0.0,
         "matched_tokens": 0,
         "candidates": 2,
     }
