@@ -1,13 +1,12 @@
 """A pass laid out for a graph with more room gives the logits and the KV of the same pass laid out as it is.
 
-`python -m tests.unit.kernels.graph_checks FOLDER` in Triton's interpreter, for a checkpoint; the graphs themselves need a GPU.
+In Triton's interpreter (`interpreter`), for a checkpoint; the graphs themselves need a GPU.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
+from unittest import mock
 
 import torch
 
@@ -31,12 +30,15 @@ PASSES: tuple[tuple[tuple[tuple[int, int], ...], GraphSize], ...] = (
 )
 
 
-def check(folder: Path) -> None:
-    engine.batch.GRAPH_CONTEXT = 256  # the interpreter takes its time for room that nobody uses
-    loaded = Engine(EngineConfig(model=folder, dtype="float16", num_blocks=BLOCKS))
+def interpret(folder: str) -> None:
+    """For `interpreter`: all passes with a checkpoint."""
+    loaded = Engine(EngineConfig(model=Path(folder), dtype="float16", num_blocks=BLOCKS))
     assert copies_in_bulk(loaded.kv), "this would check the twin"
-    for parts, room in PASSES:
-        _check_pass(loaded, parts, room)
+    with mock.patch.object(
+        engine.batch, "GRAPH_CONTEXT", 256
+    ):  # the interpreter takes its time for room that nobody uses
+        for parts, room in PASSES:
+            _check_pass(loaded, parts, room)
 
 
 def _check_pass(loaded: Engine, parts: tuple[tuple[int, int], ...], room: GraphSize) -> None:
@@ -71,10 +73,3 @@ def _check_pass(loaded: Engine, parts: tuple[tuple[int, int], ...], room: GraphS
     torch.testing.assert_close(padded_logits, logits, rtol=1e-2, atol=1e-2)
     torch.testing.assert_close(padded_kv, kv, rtol=1e-2, atol=1e-2)
     assert not torch.equal(kv, before)
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    assert os.environ.get("TRITON_INTERPRET") == "1"
-    check(Path(sys.argv[1]))

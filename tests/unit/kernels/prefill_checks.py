@@ -1,13 +1,10 @@
-"""Checks of the paged prefill kernels against float64: `python -m tests.unit.kernels.prefill_checks NAME` in the interpreter.
+"""Checks of the paged prefill kernels against float64, which `test_triton.py` runs in Triton's interpreter.
 
-`test_prefill.py` runs them, each in a process of its own; `tests/gpu/bench_prefill.py` uses the cases on a GPU. Outputs are
-full of NaN before a kernel runs, and so is everything in the pool that it must not read.
+Outputs are full of NaN before a kernel runs, and so is everything in the pool that it must not read.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -160,8 +157,6 @@ CHECKS = {
 }
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    assert os.environ.get("TRITON_INTERPRET") == "1"
-    CHECKS[sys.argv[1]]()
+def interpret(name: str) -> None:
+    """For `interpreter`."""
+    CHECKS[name]()

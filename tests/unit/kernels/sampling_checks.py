@@ -1,14 +1,11 @@
-"""Checks of the sampling kernels against their twins: `python -m tests.unit.kernels.sampling_checks NAME`.
+"""Checks of the sampling kernels against their twins.
 
-`test_sampling.py` runs them in Triton's interpreter, as `test_triton.py` does its own; on a GPU, `tests/gpu/bench_sampling.py`
-and `tests/gpu/test_kernels.py` may.
+`test_triton.py` runs them in Triton's interpreter; on a GPU, `tests/gpu/bench_sampling.py` and `tests/gpu/test_kernels.py` may.
 """
 
 from __future__ import annotations
 
-import os
 import random
-import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -236,8 +233,6 @@ def run(name: str, device: str, *, large: bool) -> None:
         CHECKS[name](device, large)
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    assert os.environ.get("TRITON_INTERPRET") == "1"
-    run(sys.argv[1], "cpu", large=False)
-    assert "triton" in sys.modules
+def interpret(name: str) -> None:
+    """For `interpreter`."""
+    run(name, "cpu", large=False)

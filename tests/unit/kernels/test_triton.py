@@ -1,31 +1,31 @@
-"""The Triton kernels in Triton's interpreter. Each check is a process of its own: the switch holds for a whole process."""
+"""The Triton kernels in Triton's interpreter."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from tests.unit.kernels.triton_checks import CHECKS
+from tests.models import build_tiny_model
+from tests.unit.kernels import sampling_checks, triton_checks
+from tests.unit.kernels.interpreter import Interpreter
 
-ROOT = Path(__file__).resolve().parents[3]
+
+@pytest.mark.parametrize("name", triton_checks.CHECKS)
+def test_triton_kernel(interpreter: Interpreter, name: str) -> None:
+    interpreter.check("triton_checks", name)
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: it is for Linux only")
-@pytest.mark.parametrize("name", CHECKS)
-def test_triton_kernel(name: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.unit.kernels.triton_checks", name],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
+@pytest.mark.parametrize("name", sampling_checks.CHECKS)
+def test_sampling_kernel(interpreter: Interpreter, name: str) -> None:
+    interpreter.check("sampling_checks", name)
+
+
+@pytest.mark.parametrize("name", ["ragged", "windows", "head_sizes", "random", "plan"])
+def test_paged_prefill(interpreter: Interpreter, name: str) -> None:
+    interpreter.check("prefill_checks", name)
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen3"])
+def test_a_pass_in_a_larger_graph(interpreter: Interpreter, family: str, tmp_path: Path) -> None:
+    interpreter.check("graph_checks", str(build_tiny_model(tmp_path / family, family)))

@@ -1,13 +1,11 @@
-"""Checks of the Triton kernels against float64 references: `python -m tests.unit.kernels.triton_checks NAME`.
+"""Checks of the Triton kernels against float64 references.
 
-`test_triton.py` runs them in Triton's interpreter, each in a process of its own with TRITON_INTERPRET=1;
-`tests/gpu/test_kernels.py` calls them on a GPU. Every output tensor is full of NaN (or of -1) before its kernel runs.
+`test_triton.py` runs them in Triton's interpreter; `tests/gpu/test_kernels.py` calls them on a GPU. Every output tensor is full
+of NaN (or of -1) before its kernel runs.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -327,8 +325,6 @@ def run(name: str, device: str, *, large: bool) -> None:
         CHECKS[name](device, large)
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    assert os.environ.get("TRITON_INTERPRET") == "1"
-    run(sys.argv[1], "cpu", large=False)
-    assert "triton" in sys.modules
+def interpret(name: str) -> None:
+    """For `interpreter`."""
+    run(name, "cpu", large=False)
