@@ -470,7 +470,7 @@ local function cheapest_local(decode, assumed, first, tokens, weight, now)
   return best
 end
 
--- The share of its time that a prefill worker was given work for lately.
+-- The share of its time that a prefill worker was given work for lately; 1 also for who was given more.
 local function busy(worker, now)
   local f = redis.call('HMGET', 'baton:load:busy:' .. worker, 'share', 'at')
   return (tonumber(f[1]) or 0) * math.exp(math.min((tonumber(f[2]) or now) - now, 0) / BUSY_MS)
@@ -478,7 +478,7 @@ end
 
 local function note_work(worker, ms, now)
   local key = 'baton:load:busy:' .. worker
-  redis.call('HSET', key, 'share', tostring(busy(worker, now) + ms / BUSY_MS), 'at', now)
+  redis.call('HSET', key, 'share', tostring(math.min(busy(worker, now) + ms / BUSY_MS, 1)), 'at', now)
   redis.call('PEXPIRE', key, 10 * BUSY_MS)
 end
 
@@ -591,7 +591,7 @@ local function place(_, args)
     chosen = first.worker
     reason = decode[1].full and 'full' or (chosen.matched > 0 and 'prefix' or 'load')
     predicted = first.ms
-    note_work(chosen.id, first.work, now)
+    if assumed > 0 then note_work(chosen.id, first.work, now) end
   end
   charge('prefill', chosen.id, request, chosen.effort, now, ttl)
   charge('decode', best.id, request, reserve, now, ttl)

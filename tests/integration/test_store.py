@@ -455,7 +455,22 @@ async def test_work_that_a_prefill_worker_is_given_is_remembered_until_it_leaves
         await store.place(a_request(f"r{number}", num_tokens=1000, cut_over_tokens=0))
         await store.release(f"r{number}", 1, stage="all")
     assert 0.2 < float(await store._client.hget("baton:load:busy:p0", "share")) <= 0.4  # of 5 s, 2 s of work
+    await store.place(a_request("long", num_tokens=60_000, cut_over_tokens=0))
+    assert (
+        float(await store._client.hget("baton:load:busy:p0", "share")) == 1.0
+    )  # a minute: no more than all of its time
     await store.unregister("p0", 1)
+    assert not await store._client.exists("baton:load:busy:p0")
+
+
+async def test_work_that_nobody_can_measure_is_none(store: Store) -> None:
+    """Else the first prompt of all, thought to take minutes, sent those behind it elsewhere for half a minute."""
+    for state in (
+        a_worker("p0", "prefill", prefill_tokens_per_s=0.0),
+        a_worker("d0", "decode", prefill_tokens_per_s=0.0),
+    ):
+        await store.register(state)
+    assert (await store.place(a_request(cut_over_tokens=-1))).prefill == "p0"
     assert not await store._client.exists("baton:load:busy:p0")
 
 
