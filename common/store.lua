@@ -476,9 +476,9 @@ local function busy(worker, now)
   return (tonumber(f[1]) or 0) * math.exp(math.min((tonumber(f[2]) or now) - now, 0) / BUSY_MS)
 end
 
-local function note_work(worker, ms, now)
+local function note_busy(worker, share, now)
   local key = 'baton:load:busy:' .. worker
-  redis.call('HSET', key, 'share', tostring(math.min(busy(worker, now) + ms / BUSY_MS, 1)), 'at', now)
+  redis.call('HSET', key, 'share', tostring(math.min(share, 1)), 'at', now)
   redis.call('PEXPIRE', key, 10 * BUSY_MS)
 end
 
@@ -573,7 +573,8 @@ local function place(_, args)
   local nearby = cheapest_local(decode, assumed, first, tokens, weight, now)
   local transfer = HANDOVER_MS + decode[1].unhidden
   -- Who comes next waits for what a busy worker is given, however soon that one is done: with others beside it, for less.
-  local crowding = first and math.max(0, busy(first.id, now) - BUSY) * CROWDING * first.work / #prefill or 0
+  local share = first and busy(first.id, now) or 0
+  local crowding = first and math.max(0, share - BUSY) * CROWDING * first.work / #prefill or 0
   if #prefill == 0 then
     if nearby then best = decode[nearby.at].worker end
     chosen = best
@@ -591,7 +592,7 @@ local function place(_, args)
     chosen = first.worker
     reason = decode[1].full and 'full' or (chosen.matched > 0 and 'prefix' or 'load')
     predicted = first.ms
-    if assumed > 0 then note_work(chosen.id, first.work, now) end
+    if assumed > 0 then note_busy(chosen.id, share + first.work / BUSY_MS, now) end
   end
   charge('prefill', chosen.id, request, chosen.effort, now, ttl)
   charge('decode', best.id, request, reserve, now, ttl)

@@ -36,6 +36,7 @@ RATE_SMOOTHING = 0.2  # weight of the newest pass in the exponential averages
 LEAST_BEHIND = 512  # positions that tell what attention takes for each
 PROMPT_SMOOTHING = 0.02  # the same over the passes of some prompts: the last ones of each, behind the most, take longer
 UNMEASURED_PROMPT_TOKENS = 256  # beside decoding, until a pass has shown how many fit
+STEP_TARGET_MS = 7.2  # on a GPU: 112 tokens beside a batch, which cost it the least each (results/handover.md)
 PASS_STEP = (
     128  # tokens of a pass that decodes and computes prompts: whole tiles of a GPU's products, the sizes of its graphs
 )

@@ -456,9 +456,8 @@ async def test_work_that_a_prefill_worker_is_given_is_remembered_until_it_leaves
         await store.release(f"r{number}", 1, stage="all")
     assert 0.2 < float(await store._client.hget("baton:load:busy:p0", "share")) <= 0.4  # of 5 s, 2 s of work
     await store.place(a_request("long", num_tokens=60_000, cut_over_tokens=0))
-    assert (
-        float(await store._client.hget("baton:load:busy:p0", "share")) == 1.0
-    )  # a minute: no more than all of its time
+    share = await store._client.hget("baton:load:busy:p0", "share")
+    assert float(share) == 1.0  # a minute: no more than all of its time
     await store.unregister("p0", 1)
     assert not await store._client.exists("baton:load:busy:p0")
 

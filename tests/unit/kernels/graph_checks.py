@@ -34,9 +34,8 @@ def interpret(folder: str) -> None:
     """For `interpreter`: all passes with a checkpoint."""
     loaded = Engine(EngineConfig(model=Path(folder), dtype="float16", num_blocks=BLOCKS))
     assert copies_in_bulk(loaded.kv), "this would check the twin"
-    with mock.patch.object(
-        engine.batch, "GRAPH_CONTEXT", 256
-    ):  # the interpreter takes its time for room that nobody uses
+    # the interpreter takes its time for room that nobody uses
+    with mock.patch.object(engine.batch, "GRAPH_CONTEXT", 256):
         for parts, room in PASSES:
             _check_pass(loaded, parts, room)
 

@@ -131,29 +131,11 @@ def check_random() -> None:
         check(make_case(lengths, (2 * group, 2), 32, torch.float16, window=window), (rows, step, 4, 2))
 
 
-def check_plan() -> None:
-    """Every row in one tile, no empty one, the most work first."""
-    for rows in (16, 64, 128):
-        new, context = np.array([(1, 50), (200, 200), (128, 4000), (129, 129)]).T
-        tiles = deal_out_tiles(new, context, np.cumsum(context) - context, rows=rows)
-        assert tiles.dtype == np.int32
-        covered = sorted(row for first, count, *_ in tiles.tolist() for row in range(first, first + count))
-        assert covered == list(range(new.sum()))
-        starts, contexts = np.cumsum(new) - new, np.cumsum(context) - context
-        for first, count, position, key, sequence, *_ in tiles.tolist():
-            assert 0 < count <= rows
-            assert position == context[sequence] - new[sequence] + first - starts[sequence]
-            assert key == contexts[sequence]
-            assert first + count <= starts[sequence] + new[sequence]
-        assert list(tiles[:, 2]) == sorted(tiles[:, 2], reverse=True)
-
-
 CHECKS = {
     "ragged": check_ragged,
     "windows": check_windows,
     "head_sizes": check_head_sizes,
     "random": check_random,
-    "plan": check_plan,
 }
 
 

@@ -89,3 +89,19 @@ def test_only_large_tiles_are_cut_and_small_ones_stay_where_no_context_is() -> N
     new, context, start = np.array([40]), np.array([8040]), np.zeros(1, dtype=np.int64)
     assert len(cut.deal_out(new, context, start, rows=128)) == 4
     assert len(cut.deal_out(new, context, start, rows=64)) == 1
+
+
+def test_every_row_is_in_one_tile_and_none_is_empty_the_most_work_first() -> None:
+    for rows in (16, 64, 128):
+        new, context = np.array([(1, 50), (200, 200), (128, 4000), (129, 129)]).T
+        tiles = deal_out_tiles(new, context, np.cumsum(context) - context, rows=rows)
+        assert tiles.dtype == np.int32
+        covered = sorted(row for first, count, *_ in tiles.tolist() for row in range(first, first + count))
+        assert covered == list(range(new.sum()))
+        starts, contexts = np.cumsum(new) - new, np.cumsum(context) - context
+        for first, count, position, key, sequence, *_ in tiles.tolist():
+            assert 0 < count <= rows
+            assert position == context[sequence] - new[sequence] + first - starts[sequence]
+            assert key == contexts[sequence]
+            assert first + count <= starts[sequence] + new[sequence]
+        assert list(tiles[:, 2]) == sorted(tiles[:, 2], reverse=True)

@@ -34,7 +34,8 @@ def test_it_compiles_and_keeps_everything_in_registers(head_dim: int, page: int,
 
 
 def _source(head_dim: int, group: int, page: int) -> GluonASTSource:
-    queries, positions = _tile([group, head_dim]), _tile([1, page, 64] if page else [hopper.STEP, head_dim])
+    queries = _tile([group, head_dim])
+    positions = _tile([1, page, hopper.SWIZZLED] if page else [hopper.STEP, head_dim])
     types = {
         "q_rows": queries, "k_rows": positions, "v_rows": positions, "blocks_I2": "*i32",
         "tiles_I8": "*i32", "out_THD": "*bf16", "scale_log2": "fp32",
