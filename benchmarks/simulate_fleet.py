@@ -21,7 +21,7 @@ from worker.prompt_cost import PromptCost, pairs_of
 POOL_BLOCKS = 58_000 * 16 // TRACE_BLOCK
 MAX_SEQUENCES = 256
 STEP_TARGET_MS = 7.2  # a worker's own bounds: see `worker.device`
-PATIENT_TOKENS, BACKLOG_STEPS, FEWEST_PROMPT_TOKENS, TOKEN_BUDGET = 8192, 4, 64, 8192
+PATIENT_TOKENS, BACKLOG_STEPS, FEWEST_PROMPT_TOKENS, LEAST_TURNS, TOKEN_BUDGET = 8192, 4, 64, 0.5, 8192
 PASS_STEP, NEARLY = 128, 1.15
 RATE_MEMORY = 0.9
 _EPSILON = 1e-6
@@ -114,12 +114,13 @@ class Worker:
         return max(0.0, self.prompts[0].work_ms - (now_ms - self._at_ms) * self._work_rate)
 
     def tokens_beside(self, backlog: int) -> int:
-        """Prompt tokens in a pass with the batch."""
-        tokens = int(NEARLY * (STEP_TARGET_MS - self.step_ms) / (PREFILL_TOKEN_MS * LOCAL_SLOWDOWN))
+        """Prompt tokens in a pass with the batch; the mean of passes with and without them where the fewest are too many."""
+        fitting = tokens = int(NEARLY * (STEP_TARGET_MS - self.step_ms) / (PREFILL_TOKEN_MS * LOCAL_SLOWDOWN))
         slots = max(16, 1 << (len(self.batch) - 1).bit_length()) if self.batch else 16
         tokens += slots - (tokens + slots) % PASS_STEP - slots
         pressing = (backlog - PATIENT_TOKENS) // BACKLOG_STEPS
-        return min(TOKEN_BUDGET, max(FEWEST_PROMPT_TOKENS, tokens, pressing))
+        fewest = max(int(LEAST_TURNS * FEWEST_PROMPT_TOKENS), min(FEWEST_PROMPT_TOKENS, fitting))
+        return min(TOKEN_BUDGET, max(fewest, tokens, pressing))
 
     def has_room(self, run: Run) -> bool:
         return len(self.batch) < MAX_SEQUENCES and self.pool.num_free >= _blocks(run)

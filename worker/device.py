@@ -43,6 +43,7 @@ PASS_STEP = (
 NEARLY = 1.15  # of the step target: whole tiles a little above it are nearer than those far below
 FEWEST_SLOTS = 16  # places for tokens that decode in such a pass; more come in powers of two
 FEWEST_PROMPT_TOKENS = 64  # beside decoding, also when the step target is missed: prompts must get on
+LEAST_TURNS = 0.5  # of the passes that decode: so many take prompts, also when the mean of them misses the step target
 PATIENT_TOKENS = 8192  # waiting prompt tokens from which on the step target gives way: a queue would only grow
 IDLE_S = 0.005  # with nothing to do for so long, a device has idled
 # about the longest pass of prompts alone while a hand-over is on its way, which would wait for its end
@@ -119,6 +120,7 @@ class DeviceLoop:
         self.decode_step_ms = 0.0
         self._num_decoding = 1  # in the newest pass that decoded
         self._shares = _shares(pass_ms or {})
+        self._turns = 1.0  # passes that decode and may take prompts, from now on
         self._attention_ms = 0.0  # of prompts in such passes, beside what `pass_ms` says: the mean of whole prompts
         self._behind_ms = 0.0  # the same for each position before a prompt's part
         self._num_mixed = 0
@@ -155,18 +157,22 @@ class DeviceLoop:
         if not self.step_target_ms:
             return self.prefill_tokens_per_s
         tokens, ms = self._share(self._num_decoding, self._attention_ms)
-        return 1000 * tokens / ms if ms else 0.0
+        turns = self._share_of_turns(ms)
+        return 1000 * turns * tokens / (turns * ms + (1 - turns) * self.decode_step_ms) if ms else 0.0
 
     def prompt_budget(self, backlog: int = 0, *, decoding: int = 1, behind: int | None = None) -> int:
         """Prompt tokens that a pass may compute beside `decoding` sequences without making them wait too long.
 
-        0 `decoding`: none does, but some may come meanwhile. `backlog`: prompt tokens that wait here. Many of them get more:
-        arrivals decide how much there is to compute. `behind`: positions before the prompt's next token, if they are known.
+        0: their next turn comes later, because the fewest tokens take a pass beyond the target. 0 `decoding`: none does, but some
+        may come meanwhile. `backlog`: prompt tokens that wait here. Many of them get more: arrivals decide how much there is to
+        compute. `behind`: positions before the prompt's next token, if they are known.
         """
         if not self.step_target_ms:
             return self._token_budget
         attention_ms = self._attention_ms if behind is None else behind * self._behind_ms
         tokens = self._share(decoding, attention_ms)[0] if decoding else self._arrival_share()
+        if decoding and self._turns < 1:
+            tokens = 0
         return min(self._token_budget, max(tokens, (backlog - PATIENT_TOKENS) // BACKLOG_STEPS))
 
     def _arrival_share(self) -> int:
@@ -192,6 +198,18 @@ class DeviceLoop:
         fitting = [tokens for tokens, ms in predicted.items() if ms <= self.step_target_ms] or [min(predicted)]
         best = max(fitting, key=lambda tokens: tokens / predicted[tokens])
         return best, predicted[best]
+
+    def _share_of_turns(self, mixed_ms: float) -> float:
+        """In how many of the passes that decode prompts take part: so many of `mixed_ms` that the mean meets the target."""
+        if mixed_ms <= self.step_target_ms:
+            return 1.0
+        room_ms, added_ms = self.step_target_ms - self.decode_step_ms, mixed_ms - self.decode_step_ms
+        return max(LEAST_TURNS, min(1.0, room_ms / max(added_ms, 0.001)))
+
+    def _take_turn(self, *, prompts: bool) -> None:
+        """A pass that decodes was planned, with prompts or without."""
+        ms = self._share(self._num_decoding, self._attention_ms)[1]
+        self._turns = min(2.0, max(0.0, self._turns - prompts) + self._share_of_turns(ms))
 
     def attach(self, planner: Planner, *, backlog: Callable[[], int] = lambda: 0) -> None:
         """Give `planner` a share of every pass from the next one on. `backlog()`: prompt tokens that wait with it."""
@@ -243,6 +261,8 @@ class DeviceLoop:
             is_decoding = is_decoding or decoding > 0
             self._num_decoding = decoding or self._num_decoding
             shares.append(share)
+        if is_decoding and self.step_target_ms:
+            self._take_turn(prompts=prompt_tokens > 0)
         return shares
 
     def _submit(self, shares: list[list[Chunk]]) -> _Launch:

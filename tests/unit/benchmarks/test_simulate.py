@@ -53,7 +53,16 @@ def test_copies_share_no_prefix_and_keep_their_order() -> None:
 
 
 def test_simulated_workers_bound_prompts_beside_a_batch_as_real_ones_do() -> None:
-    for name in ("STEP_TARGET_MS", "PATIENT_TOKENS", "BACKLOG_STEPS", "FEWEST_PROMPT_TOKENS", "PASS_STEP", "NEARLY"):
+    names = [
+        "STEP_TARGET_MS",
+        "PATIENT_TOKENS",
+        "BACKLOG_STEPS",
+        "FEWEST_PROMPT_TOKENS",
+        "LEAST_TURNS",
+        "PASS_STEP",
+        "NEARLY",
+    ]
+    for name in names:
         assert getattr(simulate_fleet, name) == getattr(device, name), name
 
 

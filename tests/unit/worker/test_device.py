@@ -461,6 +461,58 @@ async def test_passes_of_measured_graphs_are_filled_where_a_token_costs_least() 
     assert device.prompt_budget(decoding=20) == 224  # no graph is known with and without prompts
 
 
+@pytest.mark.parametrize(
+    ("step_ms", "taking", "tokens_per_s"),
+    [
+        (7.0, 100, 112 / 0.008),  # 8 ms with prompts, the target
+        (7.4, 60, 0.6 * 112 / 0.008),  # six passes of 8.4 and four of 7.4: 8 in the mean
+        (
+            7.9,
+            50,
+            0.5 * 112 / (0.5 * 0.0089 + 0.5 * 0.0079),
+        ),  # every tenth would be right, and too few for those who wait
+        (9.0, 50, 0.5 * 112 / (0.5 * 0.010 + 0.5 * 0.009)),
+    ],
+)
+async def test_prompts_pause_where_the_fewest_tokens_make_steps_too_long(
+    step_ms: float, taking: int, tokens_per_s: float
+) -> None:
+    device = DeviceLoop(
+        engine=HandEngine(), token_budget=4096, step_target_ms=8.0, pass_ms={(16, 0): 4.0, (16, 112): 5.0}
+    )
+    device.decode_step_ms = step_ms
+    planner = _OneAndPrompts(device)
+    device.attach(planner)
+    for _ in range(100):
+        device._plan()
+    assert planner.taken == pytest.approx(112 * taking, abs=2 * 112)
+    assert device.local_tokens_per_s == pytest.approx(tokens_per_s)
+    planner.backlog = 20_000
+    assert all(planner.took(device._plan()) for _ in range(10))  # a queue that grows serves nobody
+
+
+class _OneAndPrompts:
+    """A token for one who decodes in each pass, and as many prompts' tokens as the device allows beside it."""
+
+    def __init__(self, device: DeviceLoop) -> None:
+        self._device, self._prompts = device, new_sequence("p", [1] * 100_000)
+        self._at = self.taken = self.backlog = 0
+
+    def plan(self, token_budget: int) -> list[Chunk]:
+        self._at += 1
+        chunks = [Chunk(new_sequence("d", [1, 2]), self._at, 1, True)]
+        tokens = self._device.prompt_budget(self.backlog, decoding=1)
+        self.taken += tokens
+        return chunks + ([Chunk(self._prompts, self.taken, tokens, False)] if tokens else [])
+
+    def took(self, shares: list[list[Chunk]]) -> bool:
+        return len(shares[0]) > 1
+
+    def apply(self, results: ListOf[tuple[Chunk, Sampled | None]]) -> None: ...
+
+    def failed(self, chunks: ListOf[Chunk], error: Exception) -> None: ...
+
+
 async def test_attention_is_told_by_the_positions_before_a_part_and_by_whole_prompts() -> None:
     """8,000 positions add 2 ms to a pass, here; a prompt of them 1 ms a pass in the mean."""
     measured = {(16, 0): 4.0, (16, 112): 5.0, (16, 176): 6.0}
