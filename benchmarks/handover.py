@@ -19,10 +19,10 @@ import tempfile
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -83,7 +83,10 @@ CELLS = (
 )
 QUICK_CELLS = (Cell(48, 8, 10, 30, {}),)
 LOW_LOAD = (128, 512, 2048, 8192)
-LOW_COUNT, LOW_ANSWER = 24, 8
+LOW_COUNT, LOW_ANSWER = (
+    16,
+    8,
+)  # of each length, after each cell: a shared machine's CPUs take turns of minutes in being slower
 SPARE = 0.05  # of the control arm's TTFT, at low load
 MAX_REST = 2.0  # % of the mean TTFT at low load that no part explains
 
@@ -116,6 +119,8 @@ class Run:
         self._options, self._page = options, page
         self._began = time.monotonic()
         self._low: dict[tuple[str, int], float] = {}  # (arm, prompt) -> median TTFT in ms
+        self._low_samples: dict[int, list[Sample]] = {}  # of this arm, by prompt, with what the gateway says of each
+        self._low_lines: dict[str, dict[str, Any]] = {}
         self._model = options.model or _checkpoint(options.checkpoints)
         self._vocab_size = int(json.loads((self._model / "config.json").read_text())["vocab_size"])
         self._say(f"model {self._model}")
@@ -143,30 +148,40 @@ class Run:
                         seed=hash_of(f"warm {prompt} {rate}"),
                     ),
                 )
+            self._low_samples, self._low_lines = {}, {}
             for cell in QUICK_CELLS if self._options.quick else CELLS:
                 self._cell(arm, cell, host, port, served)
-            self._low_load(arm, host, port, served)  # last: the first arm of a run begins on a cold machine
+                self._ask_at_low_load(host, port, served)
+            self._low_load(arm)
 
     def _longest(self) -> int:
         return 100 if self._options.quick else max(LOW_LOAD)
 
-    def _low_load(self, arm: str, host: str, port: int, model: str) -> None:
-        """One request after the other: medians by prompt length, and of what parts they consist."""
+    def _ask_at_low_load(self, host: str, port: int, model: str) -> None:
+        """One request after the other, of each prompt length."""
         for prompt in (32, 100) if self._options.quick else LOW_LOAD:
+            asked = self._low_samples.setdefault(prompt, [])
             load = Load(
                 prompt=prompt,
                 answer=LOW_ANSWER,
                 rate=0.0,
                 count=LOW_COUNT,
                 vocab_size=self._vocab_size,
-                seed=hash_of(f"low {prompt}"),
+                seed=hash_of(f"low {prompt} {len(asked)}"),
             )
             samples = self._load(host, port, model, load)
+            lines = read_timelines(host, port)
+            self._low_lines |= {sample.answer: lines[sample.answer] for sample in samples if sample.answer in lines}
+            asked += samples
+
+    def _low_load(self, arm: str) -> None:
+        """Medians by prompt length, and of what parts they consist."""
+        for prompt, samples in self._low_samples.items():
             if not samples:
                 continue
             self._low[arm, prompt] = 1000 * statistics.median(sample.ttft for sample in samples)
             self._add(f"{arm}_low_{prompt}_ttft_p50", self._low[arm, prompt])
-            unexplained = self._explain(f"{arm}_low_{prompt}", samples, host, port)
+            unexplained = self._explain(f"{arm}_low_{prompt}", samples, self._low_lines)
             self._page.add(
                 Result(
                     name=f"{arm}_low_{prompt}_rest",
@@ -192,11 +207,10 @@ class Run:
         for figure, value in _figures(samples).items():
             target, reference = cell.targets.get(figure, (None, None)) if arm == "pd" else (None, None)
             self._add(f"{arm}_{cell.name}_{figure}", value, target=target, reference=reference)
-        self._explain(f"{arm}_{cell.name}", samples, host, port)
+        self._explain(f"{arm}_{cell.name}", samples, read_timelines(host, port))
 
-    def _explain(self, name: str, samples: list[Sample], host: str, port: int) -> float:
+    def _explain(self, name: str, samples: list[Sample], lines: Mapping[str, Mapping[str, Any]]) -> float:
         """Means of the TTFT's parts over these requests; return the share of it that they leave unexplained."""
-        lines = read_timelines(host, port)
         found = explain(samples, lines)
         parts = found.parts
         self._say(f"{name}: {found}, {found.count} of {len(samples)} requests")
