@@ -2,7 +2,7 @@
 
 The Python binding (`ucxx`) has no one-sided access, so the receiver takes part: it unpacks a message only for blocks that
 `expect` named, and drops it otherwise. That makes every late write harmless, and quarantine ends at once. A run travels in
-pieces: while one is on the wire the next is packed and the one before unpacked (`kvtransfer.ucx_memory`), and the receiver
+pieces: while one is on the wire the next two are packed and the one before unpacked (`kvtransfer.ucx_memory`), and the receiver
 answers once, so that `push` returns when the bytes are in place. UCX notices neither a hung peer nor a silent partition by
 itself: every wait for the rest of a run has a deadline, after which the endpoint is dropped.
 

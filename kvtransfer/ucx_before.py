@@ -114,18 +114,20 @@ class OldLink(UcxLink):
         digests = b""
         for index, piece in enumerate(pieces):
             slot = await self._pack(piece)
-            digests += await slot.packed(self._wire)
+            digests += await self._slots[slot].packed(self._wire)
             named = targets[index * per_piece : index * per_piece + len(piece)]
-            await self._message(kind, lease_id, generation, named, len(piece) * self._memory.block_bytes)
+            await self._message(kind, lease_id, generation, named, len(piece) * self._memory.block_bytes, slot)
         return digests
 
-    async def _message(self, kind: int, lease_id: int, generation: int, blocks: Sequence[int], size: int) -> None:
-        """Send one message, its bytes from the slot packed last, and wait for the answer."""
+    async def _message(
+        self, kind: int, lease_id: int, generation: int, blocks: Sequence[int], size: int, slot: int = 0
+    ) -> None:
+        """Send one message, its bytes from a slot, and wait for the answer."""
         header = _HEADER.pack(_MAGIC, self._token, lease_id, generation, len(blocks), kind)
         await self._send(Array(header))
         if kind == WRITE:
             await self._send(Array(np.asarray(blocks, np.uint32)))
-        self._send_slot(size, Tag(self._tag))
+        self._send_slot(slot, size, Tag(self._tag))
         answer = bytearray(8)
         await self._wire.end(self._endpoint, self._endpoint.tag_recv(Array(answer), Tag(self._answers)))
         check_taken(answer)

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from kvtransfer.blocks import BlockMover, Move, mover_of
+from kvtransfer.blocks import BlockMover, mover_of
 from kvtransfer.digest import lane_digest, lane_view, multipliers
 from kvtransfer.ucx_wire import Array, Wire
 
@@ -40,8 +40,12 @@ class Slot(Protocol):
         """Wait until they are gathered; return the digests of what was packed."""
         ...
 
-    def unpack(self, blocks: Sequence[int], meanwhile: Callable[[], object]) -> None:
-        """Write `len(blocks)` blocks into the pool. When it returns they are there."""
+    def unpack(self, blocks: Sequence[int]) -> None:
+        """Begin to write `len(blocks)` blocks into the pool."""
+        ...
+
+    def unpacked(self, meanwhile: Callable[[], object]) -> None:
+        """Return when they are there, or none were begun."""
         ...
 
 
@@ -136,9 +140,12 @@ class HostSlot:
         assert self._packing is not None
         return self._packing.result() if self._packing.done() else await asyncio.wrap_future(self._packing)
 
-    def unpack(self, blocks: Sequence[int], meanwhile: Callable[[], object]) -> None:
+    def unpack(self, blocks: Sequence[int]) -> None:
         for index, block in enumerate(blocks):
             self._memory.lanes[block] = self._packed[index]
+
+    def unpacked(self, meanwhile: Callable[[], object]) -> None:
+        """It is, since `unpack`."""
 
     def _pack(self, blocks: Sequence[int]) -> bytes:
         digests = np.empty(len(blocks), dtype="<u8")
@@ -198,18 +205,16 @@ class DeviceSlot:
         await wire.until(self._gather.is_done)
         return self._gather.digests()
 
-    def unpack(self, blocks: Sequence[int], meanwhile: Callable[[], object]) -> None:
+    def unpack(self, blocks: Sequence[int]) -> None:
         self._scatter.start(None, blocks)
-        _spin(self._scatter, meanwhile)
 
-
-def _spin(move: Move, meanwhile: Callable[[], object]) -> None:
-    """A piece is unpacked in some 20 us; a device that is much slower is waited for without the interpreter."""
-    give_up_at = time.perf_counter() + DeviceMemory.hold_s
-    while not move.is_done():
-        meanwhile()
-        if time.perf_counter() > give_up_at:
-            move.wait()
+    def unpacked(self, meanwhile: Callable[[], object]) -> None:
+        """A piece is unpacked in some 20 us; a device that is much slower is waited for without the interpreter."""
+        give_up_at = time.perf_counter() + DeviceMemory.hold_s
+        while not self._scatter.is_done():
+            meanwhile()
+            if time.perf_counter() > give_up_at:
+                self._scatter.wait()
 
 
 def _whole_blocks(num_bytes: int, block_bytes: int) -> int:

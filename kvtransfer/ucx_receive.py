@@ -99,6 +99,8 @@ class Incoming:
         self._slots: list[Slot] = []
         self._posted: list[Any] = []
         self._next = 0  # slot of the next piece
+        self._unpacking: int | None = None  # slot of the last one, until it is posted again
+        self._tag = Tag(door.tag + 1)
 
     async def serve(self) -> None:
         """Take runs until the writer is gone, which raises, or sends what makes no sense."""
@@ -122,7 +124,7 @@ class Incoming:
         await self._door.send(WELCOME.pack(MAGIC, self._door.tag, self._memory.slot_bytes))
 
     def _post(self, slot: Slot) -> Any:
-        return self._endpoint.tag_recv(slot.array(self._memory.slot_bytes), Tag(self._door.tag + 1))
+        return self._endpoint.tag_recv(slot.array(self._memory.slot_bytes), self._tag)
 
     def _makes_sense(self, count: int, per_piece: int, kind: int) -> bool:
         fits = 0 < per_piece * self._memory.block_bytes <= self._memory.slot_bytes
@@ -136,15 +138,25 @@ class Incoming:
         return [blocks[start : start + per_piece] for start in range(0, count, per_piece)]
 
     async def _take(self, lease: tuple[int, int], pieces: list[list[int]]) -> bool:
-        """Receive a run and unpack each piece. False if one of them was not expected."""
+        """Receive a run; each piece is unpacked while the next one is waited for. False if one of them was not expected.
+
+        While anything else may run nothing is being unpacked (`_settle`): who forgets a lease may use its blocks at once.
+        """
         taken = True
         for piece in pieces:
-            slot, request = self._slots[self._next], self._posted[self._next]
-            await self._wire.end(self._endpoint, request)
-            taken = taken and unpack(self._wire, self._leases, lease, slot, piece)
-            self._posted[self._next] = self._post(slot)
-            self._next = (self._next + 1) % len(self._slots)
+            await self._wire.end(self._endpoint, self._posted[self._next], settle=self._settle)
+            self._settle()
+            taken = taken and begin_to_unpack(self._leases, lease, self._slots[self._next], piece)
+            self._unpacking, self._next = self._next, (self._next + 1) % len(self._slots)
+        self._settle()
         return taken
+
+    def _settle(self) -> None:
+        """See to it that the last piece is in place, and its slot posted again."""
+        if self._unpacking is not None:
+            slot, at, self._unpacking = self._slots[self._unpacking], self._unpacking, None
+            slot.unpacked(self._wire.progress)
+            self._posted[at] = self._post(slot)
 
     def end(self) -> None:
         """Drop the connection."""
@@ -154,15 +166,25 @@ class Incoming:
             self._memory.keep(self._slots, self._memory.slot_bytes)
 
 
-def unpack(wire: Wire, leases: Leases, lease: tuple[int, int], slot: Slot, blocks: list[int]) -> bool:
-    """Write a message's blocks into the pool if the lease expects them *now*; return whether it does."""
+def begin_to_unpack(leases: Leases, lease: tuple[int, int], slot: Slot, blocks: list[int]) -> bool:
+    """Begin to write a message's blocks into the pool if the lease expects them *now*; return whether it does.
+
+    The slot's `unpacked` comes before the next await, with which `forget` could come between.
+    """
     if blocks:
         expected = leases.get(lease)
         if expected is None or not expected.covers(blocks):
             return False
-        slot.unpack(blocks, wire.progress)  # no await since the check: `forget` can't come between
+        slot.unpack(blocks)
         expected.took(blocks)
     return True
+
+
+def unpack(wire: Wire, leases: Leases, lease: tuple[int, int], slot: Slot, blocks: list[int]) -> bool:
+    """Write a message's blocks into the pool if the lease expects them; return whether it does."""
+    taken = begin_to_unpack(leases, lease, slot, blocks)
+    slot.unpacked(wire.progress)
+    return taken
 
 
 async def answer(wire: Wire, door: Door, taken: bool) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -29,6 +30,8 @@ from kvtransfer.ucx_protocol import (
 from kvtransfer.ucx_wire import Array, Tag, Wire, abort
 
 PROBE_TIMEOUT_S = 10.0
+AHEAD = 2  # pieces that are packed while others are on the wire
+IDS_STEP = 64  # a header's ids are padded to so many: a buffer that UCX knows is sent in a fraction of the time
 
 
 class UcxLink:
@@ -38,6 +41,10 @@ class UcxLink:
         self._wire, self._memory, self._endpoint = wire, memory, endpoint
         self._num_blocks = region.layout.num_blocks
         self._header = np.zeros(HEADER.size + 4 * MOST_BLOCKS, np.uint8)
+        self._ids = self._header[HEADER.size :].view(np.uint32)
+        self._headers: dict[int, Array] = {}  # by bytes
+        self._answer = bytearray(8)
+        self._answer_array = Array(self._answer)
         self._slots: list[Slot] = []
         self._sent: list[Any] = []  # by slot: the send that may still read it
         self._next = 0  # slot of the next piece
@@ -122,43 +129,45 @@ class UcxLink:
         per_piece: int,
         targets: Sequence[int] = (),
     ) -> bytes:
-        """Send one run: the next piece is packed while this one is on the wire. Return the blocks' digests."""
-        wire, digests = self._wire, b""
+        """Send one run: while a piece is on the wire the next ones are packed. Return the blocks' digests."""
+        wire, digests, tag = self._wire, b"", Tag(self._tag + 1)
         wire.hold()
         header = self._send_header(kind, lease_id, generation, len(targets) or len(pieces), per_piece, targets)
-        slot = await self._pack(pieces[0])
-        answer = bytearray(8)
-        answered = self._endpoint.tag_recv(Array(answer), Tag(self._answers))
+        packing = deque([await self._pack(piece) for piece in pieces[:AHEAD]])
+        answered = self._endpoint.tag_recv(self._answer_array, Tag(self._answers))
         for index, piece in enumerate(pieces):
-            digests += await slot.packed(wire) if piece else b""
-            self._send_slot((len(piece) or per_piece) * self._memory.block_bytes, Tag(self._tag + 1))
-            if index + 1 < len(pieces):
-                slot = await self._pack(pieces[index + 1])
+            slot = packing.popleft()
+            digests += await self._slots[slot].packed(wire) if piece else b""
+            self._send_slot(slot, (len(piece) or per_piece) * self._memory.block_bytes, tag)
+            if index + AHEAD < len(pieces):
+                packing.append(await self._pack(pieces[index + AHEAD]))
         await wire.end(self._endpoint, header)
         await wire.end(self._endpoint, answered)
-        check_taken(answer)
+        check_taken(self._answer)
         return digests
 
-    async def _pack(self, blocks: Sequence[int]) -> Slot:
-        """Begin to pack the next slot, once the message that it held is sent."""
-        slot, sent = self._slots[self._next], self._sent[self._next]
-        if sent is not None:
-            await self._wire.end(self._endpoint, sent)
+    async def _pack(self, blocks: Sequence[int]) -> int:
+        """Begin to pack the next slot, once the message that it held is sent. Return its number."""
+        slot, self._next = self._next, (self._next + 1) % len(self._slots)
+        if self._sent[slot] is not None:
+            await self._wire.end(self._endpoint, self._sent[slot])
         if blocks:
-            slot.pack(blocks)
+            self._slots[slot].pack(blocks)
         return slot
 
-    def _send_slot(self, num_bytes: int, tag: Tag) -> None:
-        """Begin to send the slot that was packed last."""
-        self._sent[self._next] = self._endpoint.tag_send(self._slots[self._next].array(num_bytes), tag)
-        self._next = (self._next + 1) % len(self._slots)
+    def _send_slot(self, slot: int, num_bytes: int, tag: Tag) -> None:
+        """Begin to send a slot that is packed."""
+        self._sent[slot] = self._endpoint.tag_send(self._slots[slot].array(num_bytes), tag)
 
     def _send_header(
         self, kind: int, lease_id: int, generation: int, count: int, per_piece: int, targets: Sequence[int]
     ) -> Any:
         HEADER.pack_into(self._header.data, 0, lease_id, generation, count, per_piece, kind)
-        self._header[HEADER.size :].view(np.uint32)[: len(targets)] = targets
-        return self._endpoint.tag_send(Array(self._header[: HEADER.size + 4 * len(targets)]), Tag(self._tag))
+        self._ids[: len(targets)] = targets
+        num_bytes = HEADER.size + 4 * IDS_STEP * -(-len(targets) // IDS_STEP)
+        if num_bytes not in self._headers:
+            self._headers[num_bytes] = Array(self._header[:num_bytes])
+        return self._endpoint.tag_send(self._headers[num_bytes], Tag(self._tag))
 
     @contextlib.asynccontextmanager
     async def _exchange(self, timeout_s: float) -> AsyncIterator[None]:

@@ -19,6 +19,7 @@ pytest.importorskip("ucxx")
 from kvtransfer.digest import block_digests
 from kvtransfer.transport import TransferError
 from kvtransfer.ucx import UcxTransport
+from kvtransfer.ucx_memory import HostSlot
 from kvtransfer.ucx_protocol import HEADER, HELLO, MAGIC, PROBE, WRITE
 from kvtransfer.ucx_send import UcxLink
 from kvtransfer.ucx_wire import Array, Tag, Wire
@@ -84,6 +85,33 @@ async def test_a_lease_forgotten_between_two_pieces_refuses_the_second(monkeypat
         receiver.transport.expect(2, 7, [7])
         await push(link, [3], [7], lease=2)  # the link is still good, and its slots in step
         assert receiver.bytes_of([7]) == writer.bytes_of([3])
+
+
+@pytest.mark.parametrize("hold_s", [0.0, 0.0005])
+async def test_nothing_is_being_unpacked_while_anything_else_runs(
+    hold_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever forgets a lease may use its blocks at once. `HostSlot` unpacks at once: here it is over when it is waited for."""
+    begun: dict[HostSlot, list[int]] = {}
+    at_once = HostSlot.unpack
+
+    def end(slot: HostSlot, meanwhile: object) -> None:
+        if slot in begun:
+            at_once(slot, begun.pop(slot))
+
+    async with start_pair(LARGE) as (writer, receiver, link):
+        monkeypatch.setattr(HostSlot, "unpack", lambda slot, blocks: begun.update({slot: blocks}))
+        monkeypatch.setattr(HostSlot, "unpacked", end)
+        receiver.transport._wire._hold_s = hold_s  # as on a GPU: the loop's thread is held while blocks move
+        receiver.transport.expect(1, 7, range(8))
+        pushing, turns = asyncio.create_task(push(link, list(range(8, 16)), list(range(8)))), 0
+        while not pushing.done():
+            await asyncio.sleep(0)
+            turns += 1
+            assert not begun
+        await pushing
+        assert turns > 1
+        assert receiver.bytes_of(list(range(8))) == writer.bytes_of(list(range(8, 16)))
 
 
 @pytest.mark.parametrize(
