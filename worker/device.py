@@ -36,7 +36,7 @@ RATE_SMOOTHING = 0.2  # weight of the newest pass in the exponential averages
 LEAST_BEHIND = 512  # positions that tell what attention takes for each
 PROMPT_SMOOTHING = 0.02  # the same over the passes of some prompts: the last ones of each, behind the most, take longer
 UNMEASURED_PROMPT_TOKENS = 256  # beside decoding, until a pass has shown how many fit
-STEP_TARGET_MS = 7.2  # on a GPU: 112 tokens beside a batch, which cost it the least each (results/handover.md)
+STEP_TARGET_MS = 7.1  # on a GPU: 112 tokens beside a batch, which cost it the least each (results/handover.md)
 PASS_STEP = (
     128  # tokens of a pass that decodes and computes prompts: whole tiles of a GPU's products, the sizes of its graphs
 )
@@ -44,6 +44,7 @@ NEARLY = 1.15  # of the step target: whole tiles a little above it are nearer th
 FEWEST_SLOTS = 16  # places for tokens that decode in such a pass; more come in powers of two
 FEWEST_PROMPT_TOKENS = 64  # beside decoding, also when the step target is missed: prompts must get on
 LEAST_TURNS = 0.5  # of the passes that decode: so many take prompts, also when the mean of them misses the step target
+MOST_CREDIT_MS, MOST_DEBT_MS = 3.0, 5.0  # of steps shorter and longer than the target, that later ones make up for
 PATIENT_TOKENS = 8192  # waiting prompt tokens from which on the step target gives way: a queue would only grow
 IDLE_S = 0.005  # with nothing to do for so long, a device has idled
 # about the longest pass of prompts alone while a hand-over is on its way, which would wait for its end
@@ -120,7 +121,8 @@ class DeviceLoop:
         self.decode_step_ms = 0.0
         self._num_decoding = 1  # in the newest pass that decoded
         self._shares = _shares(pass_ms or {})
-        self._turns = 1.0  # passes that decode and may take prompts, from now on
+        self._credit_ms = 0.0  # by how much the last steps were shorter than the target
+        self._took_prompts = False  # the newest pass that decodes
         self._attention_ms = 0.0  # of prompts in such passes, beside what `pass_ms` says: the mean of whole prompts
         self._behind_ms = 0.0  # the same for each position before a prompt's part
         self._num_mixed = 0
@@ -163,7 +165,7 @@ class DeviceLoop:
     def prompt_budget(self, backlog: int = 0, *, decoding: int = 1, behind: int | None = None) -> int:
         """Prompt tokens that a pass may compute beside `decoding` sequences without making them wait too long.
 
-        0: their next turn comes later, because the fewest tokens take a pass beyond the target. 0 `decoding`: none does, but some
+        0: the last steps took too long, and the one before this has prompts. 0 `decoding`: none does, but some
         may come meanwhile. `backlog`: prompt tokens that wait here. Many of them get more: arrivals decide how much there is to
         compute. `behind`: positions before the prompt's next token, if they are known.
         """
@@ -171,7 +173,7 @@ class DeviceLoop:
             return self._token_budget
         attention_ms = self._attention_ms if behind is None else behind * self._behind_ms
         tokens = self._share(decoding, attention_ms)[0] if decoding else self._arrival_share()
-        if decoding and self._turns < 1:
+        if decoding and self._took_prompts and self._credit_ms < 0:
             tokens = 0
         return min(self._token_budget, max(tokens, (backlog - PATIENT_TOKENS) // BACKLOG_STEPS))
 
@@ -205,11 +207,6 @@ class DeviceLoop:
             return 1.0
         room_ms, added_ms = self.step_target_ms - self.decode_step_ms, mixed_ms - self.decode_step_ms
         return max(LEAST_TURNS, min(1.0, room_ms / max(added_ms, 0.001)))
-
-    def _take_turn(self, *, prompts: bool) -> None:
-        """A pass that decodes was planned, with prompts or without."""
-        ms = self._share(self._num_decoding, self._attention_ms)[1]
-        self._turns = min(2.0, max(0.0, self._turns - prompts) + self._share_of_turns(ms))
 
     def attach(self, planner: Planner, *, backlog: Callable[[], int] = lambda: 0) -> None:
         """Give `planner` a share of every pass from the next one on. `backlog()`: prompt tokens that wait with it."""
@@ -261,8 +258,8 @@ class DeviceLoop:
             is_decoding = is_decoding or decoding > 0
             self._num_decoding = decoding or self._num_decoding
             shares.append(share)
-        if is_decoding and self.step_target_ms:
-            self._take_turn(prompts=prompt_tokens > 0)
+        if is_decoding:
+            self._took_prompts = prompt_tokens > 0
         return shares
 
     def _submit(self, shares: list[list[Chunk]]) -> _Launch:
@@ -321,6 +318,9 @@ class DeviceLoop:
         after_idling = launch.began_at - self._over_at > IDLE_S
         self._over_at = launch.over_at
         decoding, prompts = _parts(launch.chunks)
+        if decoding:
+            credit_ms = self._credit_ms + self.step_target_ms - 1000 * seconds
+            self._credit_ms = min(MOST_CREDIT_MS, max(-MOST_DEBT_MS, credit_ms))
         if not prompts:
             self.decode_step_ms = _smooth(self.decode_step_ms, seconds * 1000)
         elif not decoding:

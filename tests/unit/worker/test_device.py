@@ -462,33 +462,43 @@ async def test_passes_of_measured_graphs_are_filled_where_a_token_costs_least() 
 
 
 @pytest.mark.parametrize(
-    ("step_ms", "taking", "tokens_per_s"),
+    ("step_ms", "mixed_ms", "taking", "tokens_per_s"),
     [
-        (7.0, 100, 112 / 0.008),  # 8 ms with prompts, the target
-        (7.4, 60, 0.6 * 112 / 0.008),  # six passes of 8.4 and four of 7.4: 8 in the mean
+        (7.0, 8.0, 100, 112 / 0.008),  # the target
+        (7.4, 8.4, 60, 0.6 * 112 / 0.008),  # six with prompts and four without take 8 ms in the mean
+        (7.0, 9.0, 50, 0.5 * 112 / 0.008),  # longer than thought at first
         (
             7.9,
+            8.9,
             50,
             0.5 * 112 / (0.5 * 0.0089 + 0.5 * 0.0079),
         ),  # every tenth would be right, and too few for those who wait
-        (9.0, 50, 0.5 * 112 / (0.5 * 0.010 + 0.5 * 0.009)),
+        (9.0, 10.0, 50, 0.5 * 112 / (0.5 * 0.010 + 0.5 * 0.009)),
     ],
 )
 async def test_prompts_pause_where_the_fewest_tokens_make_steps_too_long(
-    step_ms: float, taking: int, tokens_per_s: float
+    step_ms: float, mixed_ms: float, taking: int, tokens_per_s: float
 ) -> None:
+    """Of 400 passes, the newest of which is planned before the one before it is over."""
     device = DeviceLoop(
         engine=HandEngine(), token_budget=4096, step_target_ms=8.0, pass_ms={(16, 0): 4.0, (16, 112): 5.0}
     )
     device.decode_step_ms = step_ms
     planner = _OneAndPrompts(device)
     device.attach(planner)
-    for _ in range(100):
-        device._plan()
-    assert planner.taken == pytest.approx(112 * taking, abs=2 * 112)
-    assert device.local_tokens_per_s == pytest.approx(tokens_per_s)
+    at_s, taken, launches = 0.0, 0, [_over(device._plan()[0], 0.0, 0.0)]
+    for _ in range(400):
+        launches.append(_over(device._plan()[0], at_s, 0.0))
+        launch = launches.pop(0)
+        is_mixed = len(launch.chunks) > 1
+        taken += is_mixed
+        at_s += (mixed_ms if is_mixed else step_ms) / 1000
+        launch.over_at = at_s
+        device._measure(launch)
+    assert taken / 4 == pytest.approx(taking, abs=1)
+    assert device.local_tokens_per_s == pytest.approx(tokens_per_s, rel=0.01)
     planner.backlog = 20_000
-    assert all(planner.took(device._plan()) for _ in range(10))  # a queue that grows serves nobody
+    assert all(len(device._plan()[0]) > 1 for _ in range(10))  # a queue that grows serves nobody
 
 
 class _OneAndPrompts:
@@ -496,17 +506,13 @@ class _OneAndPrompts:
 
     def __init__(self, device: DeviceLoop) -> None:
         self._device, self._prompts = device, new_sequence("p", [1] * 100_000)
-        self._at = self.taken = self.backlog = 0
+        self._at = self.backlog = 0
 
     def plan(self, token_budget: int) -> list[Chunk]:
         self._at += 1
         chunks = [Chunk(new_sequence("d", [1, 2]), self._at, 1, True)]
         tokens = self._device.prompt_budget(self.backlog, decoding=1)
-        self.taken += tokens
-        return chunks + ([Chunk(self._prompts, self.taken, tokens, False)] if tokens else [])
-
-    def took(self, shares: list[list[Chunk]]) -> bool:
-        return len(shares[0]) > 1
+        return chunks + ([Chunk(self._prompts, 0, tokens, False)] if tokens else [])
 
     def apply(self, results: ListOf[tuple[Chunk, Sampled | None]]) -> None: ...
 
