@@ -39,7 +39,7 @@ class Wire:
         self._loop.add_reader(self._file, self._look)
         self._news = asyncio.Event()
         self._hold_s, self._hold_until = hold_s, 0.0
-        self._waiting = 0  # in `until`
+        self._polling = 0  # in `until`, and not asleep
         self._looking: asyncio.Handle | None = None
         self._moved = False  # since the last news
         self._tick()
@@ -70,7 +70,7 @@ class Wire:
         if ready():
             return
         polling_until = time.perf_counter() + (POLLING_S if self._hold_s else 0.0)
-        self._waiting += 1
+        self._polling += 1
         try:
             while not ready():
                 self.progress()
@@ -79,14 +79,16 @@ class Wire:
                     continue
                 settle()
                 if now < polling_until:
+                    if self._moved:
+                        self._tell()
                     await asyncio.sleep(0)
-                    if self._waiting == 1:  # several take turns with each other, too
+                    if self._polling == 1:  # several take turns with each other, too
                         self._hold_until = time.perf_counter() + min(TURN_S, self._hold_s)
                 elif not ready():
                     await self._news_within(LOOK_S)
         finally:
-            self._waiting -= 1
-        self._look_soon()
+            self._polling -= 1
+            self._look_soon()
 
     async def end(self, endpoint: Any, request: Any, *, settle: Callable[[], None] = lambda: None) -> None:
         """Wait for a request that will end soon. Raises UCX's error, ConnectionError if the peer is gone."""
@@ -102,10 +104,12 @@ class Wire:
 
     async def _news_within(self, timeout_s: float) -> None:
         timer = self._loop.call_later(timeout_s, self._tell)
+        self._polling -= 1
         try:
             self._look_soon()
             await self._news.wait()
         finally:
+            self._polling += 1
             timer.cancel()
 
     def _look_soon(self) -> None:
@@ -114,7 +118,12 @@ class Wire:
             self._looking = self._loop.call_soon(self._look)
 
     def _look(self) -> None:
+        """Tell the news, and have UCX tell when there are more. Who polls does the first, and the second would hold up a GPU's
+        copies: UCX puts a call of the host between them.
+        """
         self._looking = None
+        if self._polling:
+            return
         for _ in range(64):
             if not self.progress():
                 break
