@@ -83,10 +83,8 @@ CELLS = (
 )
 QUICK_CELLS = (Cell(48, 8, 10, 30, {}),)
 LOW_LOAD = (128, 512, 2048, 8192)
-LOW_COUNT, LOW_ANSWER = (
-    16,
-    8,
-)  # of each length, after each cell: a shared machine's CPUs take turns of minutes in being slower
+LOW_COUNT = 16  # of each length, after each cell: a shared machine's processors are slower for minutes now and then
+LOW_ANSWER = 8
 SPARE = 0.05  # of the control arm's TTFT, at low load
 MAX_REST = 2.0  # % of the mean TTFT at low load that no part explains
 

@@ -154,12 +154,18 @@ class Incoming:
     def _settle(self) -> None:
         """See to it that the last piece is in place, and its slot posted again."""
         if self._unpacking is not None:
-            slot, at, self._unpacking = self._slots[self._unpacking], self._unpacking, None
-            slot.unpacked(self._wire.progress)
-            self._posted[at] = self._post(slot)
+            at = self._unpacking
+            self._await_unpacking()
+            self._posted[at] = self._post(self._slots[at])
+
+    def _await_unpacking(self) -> None:
+        if self._unpacking is not None:
+            self._slots[self._unpacking].unpacked(self._wire.progress)
+            self._unpacking = None
 
     def end(self) -> None:
         """Drop the connection."""
+        self._await_unpacking()
         self._posted.clear()
         abort(self._endpoint)
         if self._slots:

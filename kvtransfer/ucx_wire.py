@@ -22,7 +22,7 @@ from ucxx._lib.arr import Array
 from ucxx.types import Tag
 
 POLLING_S = 0.005  # as long as an ordinary push takes: looks again at every turn of the loop
-TURN_S = 0.0002  # between two turns: one takes 20 to 50 us, in which a message of 8 MiB crosses NVLink
+TURN_S = 0.0002  # for so long the loop's thread is held between two turns
 LOOK_S = 0.001  # then at every event, or after this
 IDLE_LOOK_S = 0.05  # some of UCX's ways have no events
 ABORT_NS = 10**9  # longest wait for an endpoint to let go

@@ -87,11 +87,9 @@ async def test_a_lease_forgotten_between_two_pieces_refuses_the_second(monkeypat
         assert receiver.bytes_of([7]) == writer.bytes_of([3])
 
 
-@pytest.mark.parametrize("hold_s", [0.0, 0.0005])
-async def test_nothing_is_being_unpacked_while_anything_else_runs(
-    hold_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever forgets a lease may use its blocks at once. `HostSlot` unpacks at once: here it is over when it is waited for."""
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> dict[HostSlot, list[int]]:
+    """What is being unpacked. `HostSlot` does it at once; here, as on a GPU, it is over when it is waited for."""
     begun: dict[HostSlot, list[int]] = {}
     at_once = HostSlot.unpack
 
@@ -99,9 +97,17 @@ async def test_nothing_is_being_unpacked_while_anything_else_runs(
         if slot in begun:
             at_once(slot, begun.pop(slot))
 
+    monkeypatch.setattr(HostSlot, "unpack", lambda slot, blocks: begun.update({slot: blocks}))
+    monkeypatch.setattr(HostSlot, "unpacked", end)
+    return begun
+
+
+@pytest.mark.parametrize("hold_s", [0.0, 0.0005])
+async def test_nothing_is_being_unpacked_while_anything_else_runs(
+    hold_s: float, begun: dict[HostSlot, list[int]]
+) -> None:
+    """Whoever forgets a lease may use its blocks at once."""
     async with start_pair(LARGE) as (writer, receiver, link):
-        monkeypatch.setattr(HostSlot, "unpack", lambda slot, blocks: begun.update({slot: blocks}))
-        monkeypatch.setattr(HostSlot, "unpacked", end)
         receiver.transport._wire._hold_s = hold_s  # as on a GPU: the loop's thread is held while blocks move
         receiver.transport.expect(1, 7, range(8))
         pushing, turns = asyncio.create_task(push(link, list(range(8, 16)), list(range(8)))), 0
@@ -112,6 +118,27 @@ async def test_nothing_is_being_unpacked_while_anything_else_runs(
         await pushing
         assert turns > 1
         assert receiver.bytes_of(list(range(8))) == writer.bytes_of(list(range(8, 16)))
+
+
+async def test_what_is_being_unpacked_when_the_writer_goes_is_over_when_the_connection_is(
+    begun: dict[HostSlot, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with start_pair(LARGE) as (_, receiver, link):
+        wire = receiver.transport._wire
+        end, waits = wire.end, []
+
+        async def gone(endpoint: Any, request: Any, **options: Any) -> None:
+            waits.append(len(begun))
+            if len(waits) > 1:
+                raise ConnectionError("the peer is gone")
+            await end(endpoint, request, **options)
+
+        monkeypatch.setattr(wire, "end", gone)
+        receiver.transport.expect(1, 7, range(8))
+        with pytest.raises(TransferError):
+            await push(link, list(range(8, 16)), list(range(8)))
+        assert waits == [0, 1]
+        assert not begun
 
 
 @pytest.mark.parametrize(
