@@ -21,8 +21,8 @@ from worker.prompt_cost import PromptCost, pairs_of
 POOL_BLOCKS = 58_000 * 16 // TRACE_BLOCK
 MAX_SEQUENCES = 256
 STEP_TARGET_MS = 7.1  # a worker's own bounds: see `worker.device`
-PATIENT_TOKENS, BACKLOG_STEPS, FEWEST_PROMPT_TOKENS, TOKEN_BUDGET = 8192, 4, 64, 8192
-LEAST_TURNS, LEAST_STRETCH, PASS_STEP, NEARLY = 0.5, 1.1, 128, 1.15
+PATIENT_TOKENS, BACKLOG_STEPS, FEWEST_PROMPT_TOKENS, LEAST_TURNS, TOKEN_BUDGET = 8192, 4, 64, 0.5, 8192
+PASS_STEP, NEARLY = 128, 1.15
 RATE_MEMORY = 0.9
 _EPSILON = 1e-6
 Role = Literal["prefill", "decode"]
@@ -115,8 +115,7 @@ class Worker:
 
     def tokens_beside(self, backlog: int) -> int:
         """Prompt tokens in a pass with the batch; the mean of passes with and without them where the fewest are too many."""
-        room_ms = max(STEP_TARGET_MS, LEAST_STRETCH * self.step_ms) - self.step_ms
-        fitting = tokens = int(NEARLY * room_ms / (PREFILL_TOKEN_MS * LOCAL_SLOWDOWN))
+        fitting = tokens = int(NEARLY * (STEP_TARGET_MS - self.step_ms) / (PREFILL_TOKEN_MS * LOCAL_SLOWDOWN))
         slots = max(16, 1 << (len(self.batch) - 1).bit_length()) if self.batch else 16
         tokens += slots - (tokens + slots) % PASS_STEP - slots
         pressing = (backlog - PATIENT_TOKENS) // BACKLOG_STEPS

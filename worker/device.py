@@ -44,7 +44,6 @@ NEARLY = 1.15  # of the step target: whole tiles a little above it are nearer th
 FEWEST_SLOTS = 16  # places for tokens that decode in such a pass; more come in powers of two
 FEWEST_PROMPT_TOKENS = 64  # beside decoding, also when the step target is missed: prompts must get on
 LEAST_TURNS = 0.5  # of the passes that decode: so many take prompts, also when the mean of them misses the step target
-LEAST_STRETCH = 1.1  # of a step without prompts: where that alone is near the target or beyond, prompts may add a tenth
 MOST_CREDIT_MS, MOST_DEBT_MS = 3.0, 5.0  # of steps shorter and longer than the target, that later ones make up for
 PATIENT_TOKENS = 8192  # waiting prompt tokens from which on the step target gives way: a queue would only grow
 IDLE_S = 0.005  # with nothing to do for so long, a device has idled
@@ -178,11 +177,6 @@ class DeviceLoop:
             tokens = 0
         return min(self._token_budget, max(tokens, (backlog - PATIENT_TOKENS) // BACKLOG_STEPS))
 
-    @property
-    def _target_ms(self) -> float:
-        """What steps with prompts may take in the mean."""
-        return max(self.step_target_ms, LEAST_STRETCH * self.decode_step_ms)
-
     def _arrival_share(self) -> int:
         tokens = int(ARRIVAL_S * self.prefill_tokens_per_s)
         return tokens - tokens % PASS_STEP or self._token_budget
@@ -194,7 +188,7 @@ class DeviceLoop:
             return self._best_share(self._shares[slots], attention_ms)
         tokens = UNMEASURED_PROMPT_TOKENS
         if rate:
-            tokens = int(NEARLY * (self._target_ms - self.decode_step_ms) / 1000 * rate)
+            tokens = int(NEARLY * (self.step_target_ms - self.decode_step_ms) / 1000 * rate)
         tokens = max(FEWEST_PROMPT_TOKENS, tokens + slots - (tokens + slots) % PASS_STEP - slots)
         tokens = min(self._token_budget, tokens)
         return tokens, self.decode_step_ms + 1000 * tokens / rate if rate else 0.0
@@ -203,15 +197,15 @@ class DeviceLoop:
         """The tokens that take the least time each within the step target, of captured passes; ms of that pass."""
         beside_ms = self.decode_step_ms or shares[0]
         predicted = {tokens: beside_ms + ms - shares[0] + attention_ms for tokens, ms in shares.items() if tokens}
-        fitting = [tokens for tokens, ms in predicted.items() if ms <= self._target_ms] or [min(predicted)]
+        fitting = [tokens for tokens, ms in predicted.items() if ms <= self.step_target_ms] or [min(predicted)]
         best = max(fitting, key=lambda tokens: tokens / predicted[tokens])
         return best, predicted[best]
 
     def _share_of_turns(self, mixed_ms: float) -> float:
         """In how many of the passes that decode prompts take part: so many of `mixed_ms` that the mean meets the target."""
-        if mixed_ms <= self._target_ms:
+        if mixed_ms <= self.step_target_ms:
             return 1.0
-        room_ms, added_ms = self._target_ms - self.decode_step_ms, mixed_ms - self.decode_step_ms
+        room_ms, added_ms = self.step_target_ms - self.decode_step_ms, mixed_ms - self.decode_step_ms
         return max(LEAST_TURNS, min(1.0, room_ms / max(added_ms, 0.001)))
 
     def attach(self, planner: Planner, *, backlog: Callable[[], int] = lambda: 0) -> None:
@@ -325,7 +319,7 @@ class DeviceLoop:
         self._over_at = launch.over_at
         decoding, prompts = _parts(launch.chunks)
         if decoding:
-            credit_ms = self._credit_ms + self._target_ms - 1000 * seconds
+            credit_ms = self._credit_ms + self.step_target_ms - 1000 * seconds
             self._credit_ms = min(MOST_CREDIT_MS, max(-MOST_DEBT_MS, credit_ms))
         if not prompts:
             self.decode_step_ms = _smooth(self.decode_step_ms, seconds * 1000)

@@ -59,7 +59,6 @@ def test_simulated_workers_bound_prompts_beside_a_batch_as_real_ones_do() -> Non
         "BACKLOG_STEPS",
         "FEWEST_PROMPT_TOKENS",
         "LEAST_TURNS",
-        "LEAST_STRETCH",
         "PASS_STEP",
         "NEARLY",
     ]
