@@ -32,7 +32,7 @@ from services.connections import nats_settings, redis_settings
 from services.leaving import ending_in_time
 from services.settled import keep_what_is_loaded
 from services.tracing import open_tracer
-from worker.device import STEP_TARGET_MS
+from worker.device import step_targets
 from worker.host import WorkerEngine, WorkerHost, WorkerSettings
 from worker.ready import forget
 
@@ -48,6 +48,9 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str]) -> None:
     async with until_signalled() as stopping, ending_in_time(stopping, settings.drain_s):
         transport = open_transport(settings.kv_transport, host=settings.transport_host)
         engine = await asyncio.to_thread(build_engine, settings, transport)
+        step_target_ms, alone_target_ms = settings.step_target_ms, 0.0
+        if settings.device != "cpu" and not step_target_ms:
+            step_target_ms, alone_target_ms = step_targets(engine.pass_ms)
         async with (
             connect_bus(nats_settings(settings), name=worker_id, owns_streams=False) as bus,
             connect_store(redis_settings(settings)) as store,
@@ -71,8 +74,8 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str]) -> None:
                     tokenizer_fingerprint=_tokenizer_fingerprint(settings),
                     max_batch_tokens=max(settings.max_batch_tokens, settings.max_sequences),
                     max_sequences=settings.max_sequences,
-                    step_target_ms=settings.step_target_ms or (0.0 if settings.device == "cpu" else STEP_TARGET_MS),
-                    alone_target_ms=0.0 if settings.step_target_ms or settings.device == "cpu" else 14.0,
+                    step_target_ms=step_target_ms,
+                    alone_target_ms=alone_target_ms,
                     step_timeout_s=settings.step_timeout_s or (120.0 if settings.device == "cpu" else 60.0),
                     drain_s=settings.drain_s,
                     ready_file=settings.ready_file,

@@ -36,7 +36,10 @@ RATE_SMOOTHING = 0.2  # weight of the newest pass in the exponential averages
 LEAST_BEHIND = 512  # positions that tell what attention takes for each
 PROMPT_SMOOTHING = 0.02  # the same over the passes of some prompts: the last ones of each, behind the most, take longer
 UNMEASURED_PROMPT_TOKENS = 256  # beside decoding, until a pass has shown how many fit
-STEP_TARGET_MS = 7.1  # on a GPU: 112 tokens beside a batch, which cost it the least each (results/handover.md)
+# What steps with prompts may take, times one of a few sequences without contexts: 4.0 ms for an 8B model on an H200, where 112
+# tokens of a prompt cost the least each (results/handover.md). More where no worker computes prompts apart from decoding.
+STEP_TARGET, ALONE_TARGET = 1.75, 3.5
+BARE_STEP_MS = 4.0  # where none was measured
 PASS_STEP = (
     128  # tokens of a pass that decodes and computes prompts: whole tiles of a GPU's products, the sizes of its graphs
 )
@@ -353,6 +356,12 @@ def _shares(pass_ms: Mapping[tuple[int, int], float]) -> dict[int, dict[int, flo
 
 def _slots(decoding: int) -> int:
     return max(FEWEST_SLOTS, 1 << (decoding - 1).bit_length())
+
+
+def step_targets(pass_ms: Mapping[tuple[int, int], float]) -> tuple[float, float]:
+    """`STEP_TARGET` and `ALONE_TARGET` in ms, by what passes took at the start (see `DeviceLoop`)."""
+    bare_ms = pass_ms.get((FEWEST_SLOTS, 0), BARE_STEP_MS)
+    return STEP_TARGET * bare_ms, ALONE_TARGET * bare_ms
 
 
 def is_lost(error: Exception) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from worker.device import step_targets
 from worker.host import WorkerSettings, step_target_ms
 
 
@@ -26,3 +27,11 @@ def test_a_target_that_was_asked_for_holds_wherever_prompts_are_computed() -> No
     settings = WorkerSettings(served_model="m", tokenizer_fingerprint="t", step_target_ms=9.0)
     assert step_target_ms(settings, []) == 9.0
     assert step_target_ms(settings, [["prefill"]]) == 9.0
+
+
+def test_by_itself_the_target_is_told_by_what_the_device_needs_for_a_bare_step() -> None:
+    assert step_targets({(1, 0): 39.0, (16, 0): 40.0, (16, 112): 44.0}) == (
+        70.0,
+        140.0,
+    )  # a larger model, a slower card
+    assert step_targets({}) == (7.0, 14.0)
