@@ -20,7 +20,7 @@ from worker.prompt_cost import PromptCost, pairs_of
 
 POOL_BLOCKS = 58_000 * 16 // TRACE_BLOCK
 MAX_SEQUENCES = 256
-STEP_TARGET_MS = 7.0  # a worker's own bounds: see `worker.device`
+STEP_TARGET_MS = 7.1  # a worker's own bounds: see `worker.device`
 PATIENT_TOKENS, BACKLOG_STEPS, FEWEST_PROMPT_TOKENS, LEAST_TURNS, TOKEN_BUDGET = 8192, 4, 64, 0.5, 8192
 PASS_STEP, NEARLY = 128, 1.15
 RATE_MEMORY = 0.9

@@ -184,7 +184,7 @@ class WorkerOptions(ModelSettings):
         0, description="sequences in the decode batch at most; 0: 64 on the CPU, 256 on a GPU"
     )
     step_target_ms: Annotated[float, Field(ge=0)] = Field(
-        0.0, description="mean step with prompts, ms; 0: 1.75 bare ones, 3.5 if no worker only prefills; none on CPUs"
+        0.0, description="mean step with prompts, ms; 0: 1.77 bare ones, 3.5 if no worker only prefills; none on CPUs"
     )
     step_timeout_s: Annotated[float, Field(ge=0, le=3600)] = Field(
         0.0,

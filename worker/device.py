@@ -38,7 +38,7 @@ PROMPT_SMOOTHING = 0.02  # the same over the passes of some prompts: the last on
 UNMEASURED_PROMPT_TOKENS = 256  # beside decoding, until a pass has shown how many fit
 # What steps with prompts may take, times one of a few sequences without contexts: 4.0 ms for an 8B model on an H200, where 112
 # tokens of a prompt cost the least each (results/handover.md). More where no worker computes prompts apart from decoding.
-STEP_TARGET, ALONE_TARGET = 1.75, 3.5
+STEP_TARGET, ALONE_TARGET = 1.77, 3.5
 BARE_STEP_MS = 4.0  # where none was measured
 PASS_STEP = (
     128  # tokens of a pass that decodes and computes prompts: whole tiles of a GPU's products, the sizes of its graphs

@@ -56,7 +56,7 @@ def test_simulated_workers_bound_prompts_beside_a_batch_as_real_ones_do() -> Non
     names = ["PATIENT_TOKENS", "BACKLOG_STEPS", "FEWEST_PROMPT_TOKENS", "LEAST_TURNS", "PASS_STEP", "NEARLY"]
     for name in names:
         assert getattr(simulate_fleet, name) == getattr(device, name), name
-    assert device.step_targets({})[0] == simulate_fleet.STEP_TARGET_MS
+    assert device.step_targets({})[0] == pytest.approx(simulate_fleet.STEP_TARGET_MS, rel=0.01)
 
 
 def test_a_day_has_a_busy_noon_and_another_mix_behind_it() -> None:
@@ -108,7 +108,7 @@ def test_the_prefix_rule_piles_up_where_the_least_loaded_rule_spreads() -> None:
     assert used == {"prefix-only": [True, False], "least-loaded": [True, True]}
 
 
-@pytest.mark.parametrize("batch", [0, 24])
+@pytest.mark.parametrize("batch", [0, 40])
 def test_a_first_token_is_foreseen_by_the_true_state(batch: int) -> None:
     """Three prompts behind each other, the last with the second one's prefix; beside a batch only about, as it grows."""
     decoding = [a_request(0, 600, answer=100_000) for _ in range(batch)]

@@ -34,4 +34,4 @@ def test_by_itself_the_target_is_told_by_what_the_device_needs_for_a_bare_step()
         70.0,
         140.0,
     )  # a larger model, a slower card
-    assert step_targets({}) == (7.0, 14.0)
+    assert step_targets({}) == (7.08, 14.0)
