@@ -360,7 +360,8 @@ def _slots(decoding: int) -> int:
 
 def step_targets(pass_ms: Mapping[tuple[int, int], float]) -> tuple[float, float]:
     """`STEP_TARGET` and `ALONE_TARGET` in ms, by what passes took at the start (see `DeviceLoop`)."""
-    bare_ms = pass_ms.get((FEWEST_SLOTS, 0), BARE_STEP_MS)
+    bare = [ms for (slots, tokens), ms in pass_ms.items() if 0 < slots <= FEWEST_SLOTS and not tokens]
+    bare_ms = max(bare, default=BARE_STEP_MS)
     return STEP_TARGET * bare_ms, ALONE_TARGET * bare_ms
 
 

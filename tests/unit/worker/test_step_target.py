@@ -30,6 +30,7 @@ def test_a_target_that_was_asked_for_holds_wherever_prompts_are_computed() -> No
 
 
 def test_by_itself_the_target_is_told_by_what_the_device_needs_for_a_bare_step() -> None:
-    larger = {(1, 0): 39.0, (16, 0): 40.0, (16, 112): 44.0}  # a model, or a slower card
+    larger = {(0, 256): 90.0, (1, 0): 39.0, (16, 0): 40.0, (16, 112): 44.0, (32, 0): 41.0}  # a model, or a slower card
     assert step_targets(larger) == pytest.approx((70.8, 140.0))
+    assert step_targets({(4, 0): 50.0}) == pytest.approx((88.5, 175.0))  # no more sequences than four
     assert step_targets({}) == pytest.approx((7.08, 14.0))
