@@ -117,8 +117,6 @@ class Run:
         self._options, self._page = options, page
         self._began = time.monotonic()
         self._low: dict[tuple[str, int], float] = {}  # (arm, prompt) -> median TTFT in ms
-        self._low_samples: dict[int, list[Sample]] = {}  # of this arm, by prompt, with what the gateway says of each
-        self._low_lines: dict[str, dict[str, Any]] = {}
         self._model = options.model or _checkpoint(options.checkpoints)
         self._vocab_size = int(json.loads((self._model / "config.json").read_text())["vocab_size"])
         self._say(f"model {self._model}")
@@ -146,19 +144,22 @@ class Run:
                         seed=hash_of(f"warm {prompt} {rate}"),
                     ),
                 )
-            self._low_samples, self._low_lines = {}, {}
+            low: dict[int, list[Sample]] = {}  # by prompt, with what the gateway says of each
+            lines: dict[str, dict[str, Any]] = {}
             for cell in QUICK_CELLS if self._options.quick else CELLS:
                 self._cell(arm, cell, host, port, served)
-                self._ask_at_low_load(host, port, served)
-            self._low_load(arm)
+                self._ask_at_low_load(low, lines, host, port, served)
+            self._low_load(arm, low, lines)
 
     def _longest(self) -> int:
         return 100 if self._options.quick else max(LOW_LOAD)
 
-    def _ask_at_low_load(self, host: str, port: int, model: str) -> None:
-        """One request after the other, of each prompt length."""
+    def _ask_at_low_load(
+        self, low: dict[int, list[Sample]], lines: dict[str, dict[str, Any]], host: str, port: int, model: str
+    ) -> None:
+        """One request after the other, of each prompt length; add them to `low`, and their timelines to `lines`."""
         for prompt in (32, 100) if self._options.quick else LOW_LOAD:
-            asked = self._low_samples.setdefault(prompt, [])
+            asked = low.setdefault(prompt, [])
             load = Load(
                 prompt=prompt,
                 answer=LOW_ANSWER,
@@ -168,18 +169,18 @@ class Run:
                 seed=hash_of(f"low {prompt} {len(asked)}"),
             )
             samples = self._load(host, port, model, load)
-            lines = read_timelines(host, port)
-            self._low_lines |= {sample.answer: lines[sample.answer] for sample in samples if sample.answer in lines}
+            newest = read_timelines(host, port)
+            lines |= {sample.answer: newest[sample.answer] for sample in samples if sample.answer in newest}
             asked += samples
 
-    def _low_load(self, arm: str) -> None:
+    def _low_load(self, arm: str, low: Mapping[int, list[Sample]], lines: Mapping[str, Mapping[str, Any]]) -> None:
         """Medians by prompt length, and of what parts they consist."""
-        for prompt, samples in self._low_samples.items():
+        for prompt, samples in low.items():
             if not samples:
                 continue
             self._low[arm, prompt] = 1000 * statistics.median(sample.ttft for sample in samples)
             self._add(f"{arm}_low_{prompt}_ttft_p50", self._low[arm, prompt])
-            unexplained = self._explain(f"{arm}_low_{prompt}", samples, self._low_lines)
+            unexplained = self._explain(f"{arm}_low_{prompt}", samples, lines)
             self._page.add(
                 Result(
                     name=f"{arm}_low_{prompt}_rest",

@@ -94,7 +94,7 @@ class DeviceLoop:
         pass_ms: Mapping[tuple[int, int], float] | None = None,
         announce: Callable[[Sequence], Awaitable[None]] | None = None,
     ) -> None:
-        """`step_target_ms`: how long a pass that decodes and computes prompts should take at most; 0 = no matter.
+        """`step_target_ms`: how long passes that decode may take in the mean while prompts are computed; 0 = no matter.
 
         `step_timeout_s`: a pass that takes longer will never end. `pass_ms`: what passes take, by places for tokens that decode
         (0: none do) and prompts' tokens.

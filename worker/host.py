@@ -90,7 +90,7 @@ class WorkerSettings:
     tokenizer_fingerprint: str
     max_batch_tokens: int = 512
     max_sequences: int = 64
-    step_target_ms: float = 0.0  # of a pass that decodes and computes prompts; 0 = no matter
+    step_target_ms: float = 0.0  # of passes that decode while prompts are computed, in the mean; 0 = no matter
     alone_target_ms: float = 0.0  # the same while no worker prefills without decoding; 0 = `step_target_ms`
     step_timeout_s: float = 120.0  # a pass that takes longer will never end
     drain_s: float = 30.0

@@ -467,12 +467,8 @@ async def test_passes_of_measured_graphs_are_filled_where_a_token_costs_least() 
         (7.0, 8.0, 100, 112 / 0.008),  # the target
         (7.4, 8.4, 60, 0.6 * 112 / 0.008),  # six with prompts and four without take 8 ms in the mean
         (7.0, 9.0, 50, 0.5 * 112 / 0.008),  # longer than thought at first
-        (
-            7.9,
-            8.9,
-            50,
-            0.5 * 112 / (0.5 * 0.0089 + 0.5 * 0.0079),
-        ),  # every tenth would be right, and too few for those who wait
+        # every tenth would be right, and too few for those who wait
+        (7.9, 8.9, 50, 0.5 * 112 / (0.5 * 0.0089 + 0.5 * 0.0079)),
         (9.0, 10.0, 50, 0.5 * 112 / (0.5 * 0.010 + 0.5 * 0.009)),
     ],
 )
