@@ -3,6 +3,8 @@ VENV := .venv
 PYTHON ?= python3
 RUN := $(VENV)/bin/python -m
 PIP := $(RUN) pip --disable-pip-version-check -q
+# a test that waits for ever ends the run, which names it (tests/conftest.py has the bound of an async one)
+PYTEST := $(RUN) pytest -q -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true --max-worker-restart=0
 .PHONY: up setup test check unit integration e2e fuzz-short fuzz audit simulation chaos-short chaos redis-7 chart hardened clean
 
 up: setup
@@ -33,13 +35,13 @@ check: $(VENV)/.testing
 	$(VENV)/bin/lint-imports
 
 unit integration e2e: $(VENV)/.testing
-	$(RUN) pytest -q -n 2 --dist loadfile tests/$@
+	$(PYTEST) -n 2 --dist loadfile tests/$@
 
 fuzz-short: $(VENV)/.testing
-	$(RUN) pytest -q -n 2 tests/fuzz --hypothesis-profile=short
+	$(PYTEST) -n 2 tests/fuzz --hypothesis-profile=short
 
 chaos-short: $(VENV)/.testing
-	$(RUN) pytest -q -n 2 --dist loadfile tests/chaos
+	$(PYTEST) -n 2 --dist loadfile tests/chaos
 
 # Ten minutes or more on a quiet machine: every fault under load, a table, benchmarks/results/chaos.{json,md}. Power cuts need root.
 chaos: $(VENV)/.testing
@@ -47,7 +49,7 @@ chaos: $(VENV)/.testing
 
 # Minutes: 5,000 messages for each decoder, 300 valid and 300 invalid requests for each route, three million messages by libFuzzer.
 fuzz: $(VENV)/.testing
-	$(RUN) pytest -q tests/fuzz --hypothesis-profile=long
+	$(PYTEST) tests/fuzz --hypothesis-profile=long
 	@$(RUN) services.requirements fuzz > $(VENV)/.fuzzing.txt && $(PIP) install -c constraints.txt -r $(VENV)/.fuzzing.txt
 	$(RUN) tests.fuzz.atheris_messages -runs=3000000 -max_len=256 -print_final_stats=1
 
@@ -62,18 +64,18 @@ audit: $(VENV)/.testing
 
 # many seeds in few tests: any worker takes the next one
 simulation: $(VENV)/.testing
-	$(RUN) pytest -q -n 2 --dist worksteal tests/$@
+	$(PYTEST) -n 2 --dist worksteal tests/$@
 
 # Redis 7.0 itself, with TLS: Debian's, unpacked here and not installed. All else runs with the Valkey of a Python package, which has no TLS.
 redis-7: $(VENV)/.testing
 	@mkdir -p .redis-7 && cd .redis-7 && apt-get -q download redis-server redis-tools libjemalloc2 liblzf1 && for one in *.deb; do dpkg -x $$one .; done
-	PATH="$$PWD/.redis-7/usr/bin:$$PATH" LD_LIBRARY_PATH="$$(echo $$PWD/.redis-7/usr/lib/*-linux-gnu)" $(RUN) pytest -q \
+	PATH="$$PWD/.redis-7/usr/bin:$$PATH" LD_LIBRARY_PATH="$$(echo $$PWD/.redis-7/usr/lib/*-linux-gnu)" $(PYTEST) \
 	    $(addprefix tests/integration/test_,access.py budgets.py placement.py store.py tls.py) $(addprefix tests/e2e/test_,chart.py secure.py)
 
 # The chart by helm itself, which a Python package brings (one person's: x86-64, and the hash of what was looked at is in the file).
 chart: $(VENV)/.testing
 	@test -x .helm/bin/helm || { $(PYTHON) -m venv .helm && .helm/bin/pip -q install --require-hashes -r tests/unit/deploy/helm.txt; }
-	PATH="$$PWD/.helm/bin:$$PATH" $(RUN) pytest -q tests/unit/deploy/test_helm.py
+	PATH="$$PWD/.helm/bin:$$PATH" $(PYTEST) tests/unit/deploy/test_helm.py
 
 # Compose's services as user 10001 without capabilities, on read-only file systems. Needs root.
 hardened: $(VENV)/.testing

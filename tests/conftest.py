@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Coroutine
 
 import pytest
 import pytest_asyncio
 
 from common.servers import run_nats, run_redis
+
+LONGEST_S = 200.0  # of an async test's body
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A test that waits for ever fails where it waits. (One that isn't async ends the run, by `make`'s faulthandler_timeout.)"""
+    if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+        item.obj = _in_time(item.obj)
+
+
+def _in_time(test: Callable[..., Coroutine[object, object, None]]) -> Callable[..., Coroutine[object, object, None]]:
+    @functools.wraps(test)
+    async def bounded(**fixtures: object) -> None:
+        async with asyncio.timeout(LONGEST_S):
+            await test(**fixtures)
+
+    return bounded
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

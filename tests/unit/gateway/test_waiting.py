@@ -138,7 +138,7 @@ async def test_who_is_turned_away_would_be_refused_however_short(room: WaitingRo
 async def test_who_is_let_in_has_time_to_spare(room: WaitingRoom, fleet: Fleet) -> None:
     """What is predicted for it may become a little later, and it is served all the same."""
     await (await enter(room, spec("first")))
-    refused = await enter(room, spec("tight", deadline_s=2.2))  # a second's wait and one of its own
+    refused = await enter(room, spec("tight", deadline_s=2.1))  # 2 s and half of what is to spare
     with pytest.raises(RefusedError):
         await refused
     waiting = await enter(room, spec("spare", deadline_s=2.4))
