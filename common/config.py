@@ -229,7 +229,7 @@ class PlannerOptions(BaseModel):
     plan_period_s: Seconds = Field(2.0, description="time between two decisions")
     plan_hold_s: Annotated[float, Field(ge=0)] = Field(10.0, description="a role must be pressed for so long")
     plan_cooldown_s: Annotated[float, Field(ge=0)] = Field(30.0, description="time between two moves")
-    plan_reverse_s: Annotated[float, Field(ge=0)] = Field(120.0, description="time between a move and one back")
+    plan_reverse_s: Annotated[float, Field(ge=0)] = Field(60.0, description="time between a move and one back")
     plan_prefill_high: Share = Field(0.9, description="prefill is pressed above this load")
     plan_prefill_low: Share = Field(0.6, description="a prefill worker may leave if the others stay below this load")
     plan_decode_high: Share = Field(0.85, description="decode is pressed above this load")

@@ -6,7 +6,7 @@ Two pressures describe a fleet, each as a share of what its workers can do; abov
     decode    the largest of: sequences / room for sequences, KV blocks in use / KV blocks, and the time of a step by the model
               (what the batch adds to it is shared by the decode workers, the rest is not) / longest time per token that is good
 
-When only decode misses its service level, prompts that are computed within the horizon don't count as waiting.
+While first tokens are in time, prompts that are computed within the horizon don't count as waiting.
 
 A role is *pressed* above its upper threshold, or above `least_load` when too few requests meet its service level (time to
 first token: prefill, time per token: decode). A pressed role gets a worker of the other one when all of this holds:
@@ -40,7 +40,7 @@ class PlanSettings:
     horizon_s: float = 1.0  # waiting prompts should be computed within this: the service level of the first token
     hold_s: float = 10.0  # for so long a role must be pressed
     cooldown_s: float = 30.0  # between two moves
-    reverse_s: float = 120.0  # between a move and one the other way
+    reverse_s: float = 60.0  # between a move and one the other way
     prefill_high: float = 0.9  # pressed above this
     prefill_low: float = 0.6  # what a prefill worker's leaving may bring the others to
     decode_high: float = 0.85
@@ -164,7 +164,7 @@ def pressures_of(
     if not _waits_for_decode(observed, settings):
         waiting += observed.unclaimed_tokens
     tokens = observed.arriving_tokens_per_s + waiting / settings.horizon_s
-    if waiting <= rate * settings.horizon_s and _only_decode_is_late(observed, settings):
+    if waiting <= rate * settings.horizon_s and _first_tokens_are_in_time(observed, settings):
         tokens = observed.arriving_tokens_per_s
     step = steps_of(observed).on(len(decode), growth) / settings.step_level_ms
     return Pressures(prefill=tokens / rate if rate else 0.0, decode=max(_occupancy(decode, observed, growth), step))
@@ -249,10 +249,9 @@ def _level(role: Role, observed: Observed) -> tuple[int, int]:
     return (observed.ttft_met, observed.ttft_count) if role == "prefill" else (observed.tpot_met, observed.tpot_count)
 
 
-def _only_decode_is_late(observed: Observed, settings: PlanSettings) -> bool:
-    """First tokens come in time and the others don't: a queue that is computed within the horizon is then no need."""
-    known = observed.ttft_count >= settings.least_samples
-    return known and _misses_level("decode", observed, settings) and not _misses_level("prefill", observed, settings)
+def _first_tokens_are_in_time(observed: Observed, settings: PlanSettings) -> bool:
+    """This is known: a queue that is computed within the horizon is then no need."""
+    return observed.ttft_count >= settings.least_samples and not _misses_level("prefill", observed, settings)
 
 
 # -- the choice ----------------------------------------------------------------------------------------------------

@@ -243,16 +243,30 @@ def test_steps_that_are_long_without_a_batch_move_nobody_and_ask_for_nobody() ->
 def test_a_queue_that_is_computed_in_time_does_not_keep_a_worker_from_decode() -> None:
     rules = replace(AT_ONCE, step_level_ms=16.0)
     late = replace(LONG, arriving=1500.0, unclaimed=4000, ttft_met=100, ttft_count=100, tpot_met=50, tpot_count=100)
-    move = plan(0.0, late.on(fleet(6, 2), room=100), Memory(), rules).move
-    assert move is not None
-    assert move.roles == ("decode",)
+    for short in (late, replace(late, tpot_met=100)):  # whether tokens are late or not
+        move = plan(0.0, short.on(fleet(6, 2), room=100), Memory(), rules).move
+        assert move is not None
+        assert move.roles == ("decode",)
     for reason in (
         replace(late, ttft_met=50),  # first tokens are late
         replace(late, ttft_count=0, ttft_met=0),  # nobody knows
-        replace(late, tpot_met=100),  # all is well
         replace(late, unclaimed=6100),  # longer than the horizon
     ):
         assert plan(0.0, reason.on(fleet(6, 2), room=100), Memory(), rules).move is None
+
+
+def test_a_queue_takes_no_decode_worker_while_first_tokens_are_in_time() -> None:
+    queue = Load(arriving=1000.0, unclaimed=1500, sequences=4, ttft_met=98, ttft_count=100)
+    decision = plan(0.0, queue.on(fleet(2, 4)), Memory(), AT_ONCE)
+    assert (decision.move, decision.pressures.prefill) == (None, 0.5)
+    for need in (
+        replace(queue, ttft_met=90),
+        replace(queue, unclaimed=2100),  # longer than the horizon
+        replace(queue, arriving=1900.0),  # it will be
+    ):
+        move = plan(0.0, need.on(fleet(2, 4)), Memory(), AT_ONCE).move
+        assert move is not None
+        assert move.roles == ("prefill",)
 
 
 def test_when_both_roles_are_pressed_only_more_workers_help() -> None:
