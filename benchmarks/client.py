@@ -6,13 +6,13 @@ Prompts are token ids, random and distinct, so the prefix cache finds nothing.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import random
 import time
 from dataclasses import dataclass
 
 from services.bench.client import ERRORS, Connection, Sample, Target, percentile
+from services.bench.load import poisson
 
 __all__ = ["Load", "Sample", "percentile", "run_load"]
 
@@ -37,7 +37,8 @@ async def run_load(host: str, port: int, model: str, load: Load) -> list[Sample]
     bodies = [_body(model, load, random_) for _ in range(load.count)]
     connections: list[Connection] = []
     tasks = []
-    began_at, arrivals = time.monotonic(), _arrivals(load, random_)
+    arrivals = poisson(load.count, load.rate, random_) if load.rate else [0.0] * load.count
+    began_at = time.monotonic()
     for body, due_s in zip(bodies, arrivals, strict=True):
         if load.rate:
             await asyncio.sleep(max(0.0, began_at + due_s - time.monotonic()))
@@ -48,18 +49,6 @@ async def run_load(host: str, port: int, model: str, load: Load) -> list[Sample]
             await task
             await asyncio.sleep(PAUSE_S)
     return list(await asyncio.gather(*tasks))
-
-
-def _arrivals(load: Load, random_: random.Random) -> list[float]:
-    """Seconds from the beginning: gaps of a Poisson process, scaled so that `count` requests take `count / rate` seconds.
-
-    `vllm bench serve` does so, too: else a few hundred arrivals come at up to a tenth more or less than the rate that is named.
-    """
-    if not load.rate:
-        return [0.0] * load.count
-    ends = list(itertools.accumulate(random_.expovariate(load.rate) for _ in range(load.count)))
-    scale = load.count / load.rate / ends[-1]
-    return [0.0, *(scale * end for end in ends[:-1])]
 
 
 async def _ask(connection: Connection, body: bytes, idle: list[Connection]) -> Sample:

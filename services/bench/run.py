@@ -48,7 +48,7 @@ class LoadGenerator:
         run.started = time.monotonic()
         try:
             async with asyncio.TaskGroup() as group:
-                for body, due in zip(load, arrivals(settings, settings.seed), strict=False):
+                for body, due in zip(load, arrivals(settings, settings.seed), strict=True):
                     await asyncio.sleep(max(0.0, run.started + due - time.monotonic()))
                     await places.acquire()
                     if settings.duration_s and time.monotonic() - run.started > settings.duration_s:

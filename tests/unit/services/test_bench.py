@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import statistics
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -36,12 +37,18 @@ def test_only_a_share_of_prompts_has_the_prefix() -> None:
 
 
 def test_arrivals() -> None:
-    constant = BenchSettings(request_rate=4, arrivals="constant")
-    assert list(itertools.islice(arrivals(constant, 0), 3)) == [0.0, 0.25, 0.5]
-    poisson = list(itertools.islice(arrivals(BenchSettings(request_rate=10), 0), 4_001))
-    assert poisson == sorted(poisson)
-    assert poisson[-1] == pytest.approx(400, rel=0.1)
-    assert list(itertools.islice(arrivals(BenchSettings(), 0), 3)) == [0.0, 0.0, 0.0]
+    assert arrivals(BenchSettings(request_rate=4, arrivals="constant", num_prompts=3), 0) == [0.0, 0.25, 0.5]
+    assert arrivals(BenchSettings(num_prompts=3), 0) == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_arrivals_keep_the_rate_that_is_named(seed: int) -> None:
+    at = arrivals(BenchSettings(request_rate=10, num_prompts=400), seed)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(at)]
+    assert at[0] == 0
+    assert sum(gaps) == pytest.approx(40, rel=0.02)  # less the gap behind the last one
+    assert statistics.stdev(gaps) == pytest.approx(statistics.mean(gaps), rel=0.2)  # as in a Poisson process
+    assert arrivals(BenchSettings(request_rate=10, num_prompts=1), seed) == [0.0]
 
 
 def test_prompts_from_files(tmp_path: Path) -> None:
