@@ -97,7 +97,16 @@ class DecodeScheduler:
         return request
 
     def plan(self, token_budget: int) -> list[Chunk]:
-        """Choose the next pass. Every chunk's positions are covered by its block table until the chunk has `landed`."""
+        """Choose the next pass. Every chunk's positions are covered by its block table until the chunk has `landed`.
+
+        None means that nothing can be planned until a pass is over, or blocks or requests come.
+        """
+        draft = self._draft(token_budget)
+        while not draft.shares and draft.has_preempted:  # whoever was in turn gave way itself: the others go on
+            draft = self._draft(token_budget)
+        return [self._schedule(request, num_tokens) for request, num_tokens in draft.shares.items()]
+
+    def _draft(self, token_budget: int) -> _Draft:
         draft = _Draft(token_budget)
         candidates = [request for request in self.running if self._goes_on(request)]
         held_back = self._held_back(candidates)
@@ -111,7 +120,7 @@ class DecodeScheduler:
         if not draft.is_short:
             self._bound_prompts(draft, behind=None)  # what of the next prompt is cached is known when it is admitted
             self._admit_waiting(draft, held_back)
-        return [self._schedule(request, num_tokens) for request, num_tokens in draft.shares.items()]
+        return draft
 
     def _held_back(self, candidates: list[DecodeRequest]) -> set[Sequence]:
         """Suspects take turns: the one with the fewest tokens made here comes first."""
@@ -156,6 +165,7 @@ class DecodeScheduler:
                 draft.waits_for_blocks = True  # the victim's: the next plan can preempt it
                 continue
             self._preempt(victim)
+            draft.has_preempted = True
             if victim is request:
                 return False
 
@@ -203,6 +213,7 @@ class _Draft:
     left_out: set[DecodeRequest] = field(default_factory=set)  # preempted, or to be preempted by the next plan
     is_bounded: bool = False  # what is left is for prompts
     is_short: bool = False  # somebody found no block
+    has_preempted: bool = False
     waits_for_blocks: bool = False  # and nobody may take the ones that come before
 
     def add(self, request: DecodeRequest, num_tokens: int) -> None:

@@ -34,6 +34,7 @@ class Fabric:
         self.landing = landing
         self.nodes: dict[str, SimTransport] = {}
         self.in_flight = 0  # blocks
+        self.pushed_at = 0.0  # the newest push that is over, one that was slow from before the calm on, too
 
     def push_s(self) -> float:
         """How long a push takes."""
@@ -125,9 +126,12 @@ class SimLink:
         near, far = self._near, self._far
         check_run(source_blocks, destination_blocks, num_source=len(near.lanes), num_destination=len(far.lanes))
         push = _Push(near, far, lease_id, generation)
-        return await (push.one_sided if near.one_sided else push.two_sided)(
-            source_blocks, destination_blocks, timeout_s
-        )
+        try:
+            return await (push.one_sided if near.one_sided else push.two_sided)(
+                source_blocks, destination_blocks, timeout_s
+            )
+        finally:
+            near.fabric.pushed_at = near.fabric.loop.now
 
     async def close(self) -> None:
         """Nothing is open."""

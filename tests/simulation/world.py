@@ -34,7 +34,7 @@ from tests.simulation.weather import Weather
 VOCAB = 64
 SLACK_S = 1.5  # past its deadline a request may end: the gateway looks each 0.1 s, and its own calls have time-outs
 REST_S = 17.0  # in calm, everything is given back by then: also charges that nobody releases
-HELD_S = 5.0  # in calm, and all requests over: no process holds anything of them any more
+HELD_S = 5.0  # in calm, and all requests and pushes over: no process holds anything of them any more
 FAIR_REST_S = 2.5  # where nothing goes wrong, everybody is told at once; less than `KEEP_ENDED_S`
 PATIENT_S = 8.0  # in calm, a request with so much time left gets its answer
 KEEP_ENDED_S = 3.0  # instead of `decode.role`'s half minute: seeds end sooner
@@ -273,7 +273,7 @@ class World:
             is_quiet = self.loop.now >= self.calm_at and self._all_restarted()
             if is_quiet and not self.remains():
                 return
-            held_until = max(held_until, self.calm_at + HELD_S, self.hurt_at + HELD_S)
+            held_until = max(held_until, HELD_S + max(self.calm_at, self.hurt_at, self.fabric.pushed_at))
             if is_quiet and self.loop.now > held_until and self.held():
                 break
             await asyncio.sleep(0.1)
