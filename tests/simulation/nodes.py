@@ -133,7 +133,11 @@ class WorkerNode(Node):
             engine=engine,
             transport=transport,
             settings=WorkerSettings(
-                served_model="sim", tokenizer_fingerprint="", max_batch_tokens=8, max_sequences=dice.choice([2, 4])
+                served_model="sim",
+                tokenizer_fingerprint="",
+                max_batch_tokens=8,
+                max_sequences=dice.choice([2, 4]),
+                step_target_ms=5.0 if engine.as_on_gpus else 0.0,  # many a step is longer: the next has no prompt then
             ),
             worker_id=self.name,
             incarnation=dice.getrandbits(62),
@@ -268,6 +272,7 @@ class WatchedEngine(FakeEngine):
         super().__init__(config, vocab_size=64, num_layers=1, head_dim=4, sleep=None, allocate=transport.allocate)
         self.fingerprint = "sim"  # whatever the size of the pool
         self._node = node
+        self.as_on_gpus = node.world.random.random() < 0.5  # a pass is waited for in another thread, its time measured
 
     def launch(self, chunks: list[Chunk]) -> Pass:
         from tests.simulation.world import FailedPassError
@@ -287,8 +292,15 @@ class WatchedEngine(FakeEngine):
         done = super().launch(chunks)
         if weather.happens(weather.no_logits):
             node.world.faults["no logits"] += 1
-            return Finished([None for _ in chunks])
-        return done
+            done = Finished([None for _ in chunks])
+        return Waited(done) if self.as_on_gpus else done
+
+
+class Waited:
+    """A pass that is over when somebody has waited for it."""
+
+    def __init__(self, done: Pass) -> None:
+        self.wait = done.wait
 
 
 _WORKER_TASKS = Counter({"WorkerHost._every": 5, "DeviceLoop.run": 1, "FrameOutbox.run": 1, "JobIntake.keep_alive": 1})
