@@ -70,7 +70,6 @@ _UNWANTED = ("cancelled", "superseded", "gateway lost", "deadline")  # reasons a
 async def hand_over(request: PrefillRequest, host: WorkerHost) -> None:
     """Follow `request` until its job is settled, failed or dropped. Never raises; leaves no write in flight."""
     handover = _Handover(request, host)
-    reserving = host.spawn(handover.reserve()) if _needs_decode_worker(request) else None
     try:
         await handover.follow()
     except (ServingError, TransferError) as error:
@@ -78,8 +77,7 @@ async def hand_over(request: PrefillRequest, host: WorkerHost) -> None:
     except Exception as error:
         log.exception("handoff.failed", extra={"request_id": request.id})
         request.stop(f"hand-over failed: {type(error).__name__}")
-    if reserving is not None:
-        await cancel_all([reserving])  # a lease may have been granted at this very moment
+    await cancel_all(handover.reserving)  # a lease may have been granted at this very moment
     if request.stopped:
         await handover.give_up()
     elif request.finish:
@@ -105,6 +103,7 @@ class _Handover:
         self._sender = Sender(num_tokens=len(request.sequence.token_ids), block_size=host.pool.block_size)
         self._link: Link | None = None
         self._decode_worker = ""
+        self.reserving: list[asyncio.Task[None]] = []  # one at most
         self._silent: set[str] = set()  # asked for room, and no answer yet, or not in time
         self._reply: ReserveReply | None = None
         self.record = HandoverRecord()
@@ -118,6 +117,7 @@ class _Handover:
         request = self._request
         while not request.stopped:
             request.changed.clear()
+            self._ask_for_room()
             if request.finish:
                 await self._host.jobs.settle(request.claimed)
                 return
@@ -135,6 +135,13 @@ class _Handover:
                 await _wait(request.changed, remaining_ms / 1000)
 
     # -- reservation -----------------------------------------------------------------------------------------------
+
+    def _ask_for_room(self) -> None:
+        """Once, and not before the prompt has its blocks here: one that has room there and waits for blocks here would keep both
+        from one that has blocks here and waits for room there.
+        """
+        if self._request.admitted and not self.reserving and _needs_decode_worker(self._request):
+            self.reserving.append(self._host.spawn(self.reserve()))
 
     async def reserve(self) -> None:
         """Ask the candidates, best first, round after round, until one grants a lease.

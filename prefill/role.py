@@ -83,13 +83,15 @@ class PrefillRole:
         except InvalidRequestError as error:
             await self._host.jobs.fail(claimed, code=error.code, message=error.message, retryable=False)
             return
-        older = self._requests.get(job.request_id)
-        if self._cancelled.covers(job.request_id, job.attempt) or (older and older.job.attempt >= job.attempt):
-            await self._host.jobs.drop(claimed)
-            return
-        if older:
+        while True:
+            older = self._requests.get(job.request_id)
+            if self._cancelled.covers(job.request_id, job.attempt) or (older and older.job.attempt >= job.attempt):
+                await self._host.jobs.drop(claimed)
+                return
+            if older is None:
+                break
             older.stop("superseded")
-            await self._tasks[older]
+            await self._tasks[older]  # a third attempt may come meanwhile, or a cancellation
         request = PrefillRequest(claimed=claimed, sequence=sequence_of(job))
         self._requests[job.request_id] = request
         self._host.device.trials.watch(request.sequence, job.gateway, job.context)

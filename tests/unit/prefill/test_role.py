@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from common.messages import Ack, Cancel, Reserve, SamplingParams
@@ -118,6 +119,54 @@ async def test_who_was_asked_for_room_is_told_when_the_request_ends_before_the_a
     assert prefill.host.ended["r"] == "stop"
     assert [type(message) for message in asked] == [Reserve, Cancel]
     assert prefill.host.pool.num_used == 0
+
+
+async def test_room_elsewhere_is_asked_for_once_the_prompt_has_its_blocks_here(prefill: Prefill) -> None:
+    """Else one prompt could have room there and wait for blocks here, and another the other way round. Seed 617157, once."""
+    asked: list[str] = []
+
+    async def ask(subject: str, message: object, *_: object, **__: object) -> None:
+        if isinstance(message, Reserve):
+            asked.append(message.job.request_id)
+            await asyncio.Future()
+
+    prefill.host.bus.request = ask
+    sampling = SamplingParams(max_tokens=4, temperature=0.0)
+    for name, prompt in (("long", list(range(52))), ("short", list(range(60, 76)))):  # 13 blocks of 16, and four
+        await prefill.role.start(claim(new_job(name, prompt, sampling, prefill=True)))
+    in_flight = prefill.launch()
+    await settled()
+    assert asked == ["long"]
+
+    await prefill.role.handle(Cancel(request_id="long", attempt=1))
+    prefill.role.apply(in_flight)
+    await settled()
+    in_flight = prefill.launch()
+    await settled()
+    assert asked == ["long", "short"]
+    await prefill.role.handle(Cancel(request_id="short", attempt=1))
+    prefill.role.apply(in_flight)
+    await settled()
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_two_attempts_that_wait_for_one_to_end_leave_the_newest(prefill: Prefill, *, cancelled: bool) -> None:
+    """The second was forgotten with its blocks still to come, until its deadline. Seed 508229, once."""
+    await prefill.start()
+    in_flight = prefill.launch()
+    job = new_job("r", PROMPT, ONE_TOKEN, prefill=True)
+    starts = [
+        asyncio.create_task(prefill.role.start(claim(msgspec.structs.replace(job, attempt=attempt))))
+        for attempt in (2, 3)
+    ]
+    await settled()
+    if cancelled:
+        await prefill.role.handle(Cancel(request_id="r", attempt=2))
+    prefill.role.apply(in_flight)
+    await asyncio.gather(*starts)
+    await settled()
+    assert [request.job.attempt for request in prefill.role._tasks] == [3]
+    assert prefill.role._requests["r"].job.attempt == 3
 
 
 @pytest.mark.parametrize("end", ["apply", "failed"])
