@@ -31,6 +31,7 @@ local WORK_WEIGHT = 8 -- of computing against waiting when all workers have a qu
 local IDLE_WEIGHT = 2 -- the same while somebody idles: what need not be computed is room for who comes next
 local SCARCE_MS = 20 -- of waiting at the least loaded worker, half-way from one weight to the other
 local LOCAL_SHARE = 0.5 -- of a prefill rate: what a decode worker is thought to compute beside its batch, until it has measured it
+local CANDIDATES = 4 -- decode workers that a prefill worker may ask for room, best first
 local LOCAL_CANDIDATES = 4 -- decode workers, best first, that are compared as places for the prefill, too
 local FULL_PASS = 2048 -- tokens of a pass: longer prompts have one of their own, shorter ones share it (prefill/scheduler.py)
 local LOCAL_CROWD = 64 -- sequences of a batch whose delay by a prompt beside them weighs as much as the prompt's own time
@@ -603,7 +604,13 @@ local function place(_, args)
     chosen.matched * block_size, #workers)
   local answer = { chosen.id, chosen.incarnation, chosen.matched, best.matched, reason, costs }
   if chosen.id ~= best.id then
-    for i = 1, math.min(#decode, 4) do answer[#answer + 1] = decode[i].id end
+    local listed = not has_role(chosen, 'decode')
+    for i = 1, math.min(#decode, CANDIDATES) do
+      answer[#answer + 1] = decode[i].id
+      listed = listed or decode[i].id == chosen.id
+    end
+    -- It can go on with what it computed, also when all others are full: prompts of several never wait for each other's room.
+    if not listed then answer[#answer] = chosen.id end
   end
   return answer
 end

@@ -15,7 +15,7 @@ from functools import lru_cache
 from common.blocks import hash_blocks, hash_root
 from common.messages import WorkerState
 
-FULL = 1e6
+FULL, CANDIDATES = 1e6, 4
 WORK_WEIGHT, IDLE_WEIGHT, SCARCE_MS = 8, 2, 20
 LOCAL_SHARE, LOCAL_CANDIDATES = 0.5, 4
 LOCAL_CROWD, LOCAL_PATIENCE_MS, LOCAL_PASS_MS = 64, 360, 60
@@ -120,7 +120,10 @@ def choose(candidates: Sequence[Candidate], prompt: Prompt) -> tuple[str, list[s
     if prompt.cut_over_tokens < 0 and nearby is not None and nearby[1] < elsewhere:
         return nearby[0].state.worker, [], "local: earlier"
     reason = "full" if decode[0].is_full else "prefix" if first.worker.matched_blocks else "load"
-    return first.worker.state.worker, [option.worker.state.worker for option in decode[:4]], reason
+    names = [option.worker.state.worker for option in decode[:CANDIDATES]]
+    if "decode" in first.worker.state.roles and first.worker.state.worker not in names:
+        names[-1] = first.worker.state.worker
+    return first.worker.state.worker, names, reason
 
 
 def _assume(candidates: Iterable[Candidate]) -> float:

@@ -85,3 +85,11 @@ def test_excluded_workers_are_chosen_only_when_nobody_else_decodes() -> None:
 def test_prompts_are_prefilled_on_a_decode_worker_without_redis_as_well() -> None:
     busy = [a_worker("p0", "prefill", queued_tokens=5000)]
     assert choose_locally(busy, D, a_request(cut_over_tokens=-1), others=[]) == ("d0", [], "local: earlier")
+
+
+def test_who_computes_a_prompt_may_always_go_on_with_it_if_it_decodes() -> None:
+    """Prompts of several such workers would wait for each other's room when all are full."""
+    fleet = [a_worker(f"w{number}", "prefill", "decode", decode_step_ms=1.0) for number in range(6)]
+    fleet.append(a_worker("fast", "prefill", "decode", prefill_tokens_per_s=1e6, running=8, decode_step_ms=9.0))
+    chosen = choose_locally(fleet, fleet, a_request(cut_over_tokens=0), others=[])
+    assert chosen == ("fast", ["w0", "w1", "w2", "fast"], "load")
