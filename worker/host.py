@@ -378,6 +378,9 @@ class WorkerHost:
                 await self._beat()
                 await self.store.unregister(self.worker_id, self.incarnation)
                 await asyncio.sleep(0.05)  # the client's own task writes what was published
+        self._end_process()
+
+    def _end_process(self) -> None:
         os._exit(EXIT_DEVICE_BROKEN)  # a thread that waits for the device can't be ended otherwise
 
     def _gateway_seen(self, state: GatewayState) -> None:

@@ -126,7 +126,7 @@ class WorkerNode(Node):
         engine = WatchedEngine(self, transport)
         peers = Peers(clock=world.loop.time)
         await peers.start(self.bus)
-        self.host = host = WorkerHost(
+        self.host = host = MortalHost(
             bus=self.bus,
             store=SimStore(world.ledger),  # type: ignore[arg-type]
             peers=peers,
@@ -142,6 +142,7 @@ class WorkerNode(Node):
             worker_id=self.name,
             incarnation=dice.getrandbits(62),
         )
+        host.node = self
         threads = VirtualThread(self), VirtualThread(self)
         host.device._device_thread, host.device._waiting_thread = threads  # type: ignore[assignment]
         self.decode = DecodeRole(host)
@@ -184,6 +185,17 @@ class WorkerNode(Node):
         if pool.num_used == 0 and len({*pool._free, *pool._cached, *pool._spared}) != pool.num_blocks:
             left["pool"] = "blocks are missing or there twice"
         return [f"{what}: {amount}" for what, amount in left.items() if amount]
+
+
+class MortalHost(WorkerHost):
+    """Ends its own simulated process only; a supervisor starts it again."""
+
+    node: WorkerNode
+
+    def _end_process(self) -> None:
+        self.node.world.faults["device broken"] += 1
+        self.node.comes_back_s = self.node.comes_back_s or 0.5
+        self.node.die()
 
 
 class GatewayNode(Node):

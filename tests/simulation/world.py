@@ -383,6 +383,8 @@ class _Handler(logging.Handler):
             self._world.faults["bad digest"] += 1
         elif text == "device.step_failed" and isinstance(error, FailedPassError):
             self._world.faults["failed pass"] += 1
+        elif text == "worker.device_broken":
+            self._world.tell(text)
         else:
             self._world.violate(f"{text}: {error!r}")
 
