@@ -118,6 +118,8 @@ class WorkerMessage(AttemptMessage, frozen=True, kw_only=True):
 class Claim(WorkerMessage, frozen=True, kw_only=True, tag="claim"):
     """Worker -> gateway, request. May this worker start this attempt? Answered by `ClaimReply`. Idempotent."""
 
+    is_held: bool = False  # it was granted to this worker, which asks whether somebody still waits for it
+
 
 class ClaimReply(msgspec.Struct, frozen=True, kw_only=True, tag="claim_reply"):
     """Not granted: drop the job (`term` it); somebody else owns the request, or nobody wants it any more."""

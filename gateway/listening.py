@@ -40,7 +40,7 @@ class Listening(Attempts):
         self._pulse.heard(message.worker, time.monotonic())
         match message:
             case Claim():
-                return self._claim(active, message.attempt, worker)
+                return self._claim(active, message, worker)
             case Settle():
                 if active is None:
                     return SettleReply(ack=True)  # over already; the job must not come again
@@ -58,16 +58,17 @@ class Listening(Attempts):
                 self._failed(active, message)
                 return Ack(known=active is not None)
 
-    def _claim(self, active: ActiveRequest | None, attempt: int, worker: Worker) -> ClaimReply:
+    def _claim(self, active: ActiveRequest | None, message: Claim, worker: Worker) -> ClaimReply:
         if active is None:
             return ClaimReply(granted=False, reason="unknown")
         now = time.monotonic()
-        refusal = active.state.claim(attempt, worker, now)
+        refusal = active.state.claim(message.attempt, worker, now)
         if refusal:
             self._counters["claims_refused"] += 1
             return ClaimReply(granted=False, reason=refusal)
-        active.claimed_at = now
-        active.timeline.claimed(worker[0], now)
+        if not message.is_held:
+            active.claimed_at = now
+            active.timeline.claimed(worker[0], now)
         return ClaimReply(granted=True, remaining_ms=max(0, int((active.state.deadline_at - now) * 1000)))
 
     def _failed(self, active: ActiveRequest | None, message: Failed) -> None:

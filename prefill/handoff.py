@@ -52,6 +52,7 @@ log = logging.getLogger("baton.handoff")
 RESERVE_TIMEOUT_S = 1.0
 RESERVE_AGAIN_S = 0.05  # every candidate was full: ask again after this
 SILENT_ROUNDS = 5  # nobody even answers
+WANTED_S = 2.0  # who waits for room for so long asks whether somebody still waits for it, each time again
 PUSH_TIMEOUT_S = 10.0
 HANDOFF_TIMEOUT_S = 10.0
 HANDOFF_ASK_S = (
@@ -63,8 +64,9 @@ WRITER_DONE_TIMEOUT_S = 1.0
 
 NOBODY_DECODES = "no candidate takes sequences any more"
 NOBODY_ANSWERS = "no decode worker answers"
-_FINAL = ("draining", "cancelled", "handed over", "incompatible")  # answers that asking again doesn't change
-_UNWANTED = ("cancelled", "superseded", "gateway lost", "deadline")  # reasons after which nobody waits for an answer
+CANCELLED = "cancelled"  # by the gateway, which told all candidates: one that heard it is enough
+_FINAL = ("draining", "handed over", "incompatible")  # answers that asking again doesn't change
+_UNWANTED = (CANCELLED, "superseded", "gateway lost", "deadline")  # reasons after which nobody waits for an answer
 
 
 async def hand_over(request: PrefillRequest, host: WorkerHost) -> None:
@@ -146,10 +148,11 @@ class _Handover:
     async def reserve(self) -> None:
         """Ask the candidates, best first, round after round, until one grants a lease.
 
-        The attempt ends when none of them takes sequences any more: because it refuses for good, or is silent round after round.
+        The attempt ends when none of them takes sequences any more: because it refuses for good, or is silent round after round;
+        and when it is over for the gateway, which may have said so while this worker was cut off.
         """
         request, hopeless_rounds = self._request, 0
-        self.record.asked_at = time.monotonic()
+        self.record.asked_at = wanted_at = time.monotonic()
         while not request.stopped:
             silent = leaving = refused = 0
             for worker in request.job.decode_workers:
@@ -161,6 +164,9 @@ class _Handover:
                     await self._granted(worker, reply)
                     return
                 self.record.refusals += reply is not None
+                if reply is not None and reply.reason == CANCELLED:
+                    request.stop(CANCELLED)
+                    return
             if leaving == len(request.job.decode_workers):
                 request.stop(NOBODY_DECODES)
                 return
@@ -171,6 +177,11 @@ class _Handover:
             if hopeless_rounds >= SILENT_ROUNDS:
                 request.stop(NOBODY_DECODES if leaving else NOBODY_ANSWERS)
                 return
+            if time.monotonic() - wanted_at > WANTED_S:
+                wanted_at = time.monotonic()
+                if not await self._host.jobs.is_wanted(request.claimed):
+                    request.stop("superseded")
+                    return
             await asyncio.sleep(RESERVE_AGAIN_S)
 
     async def _ask(self, worker: str) -> ReserveReply | None:

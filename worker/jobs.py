@@ -168,6 +168,11 @@ class JobIntake:
         with contextlib.suppress(UnavailableError):
             await claimed.delivery.term()
 
+    async def is_wanted(self, claimed: ClaimedJob) -> bool:
+        """Whether the attempt is still this worker's, as far as the gateway says."""
+        reply = await self._ask(claimed.job, is_held=True)
+        return reply is None or reply.granted
+
     async def drop(self, claimed: ClaimedJob) -> None:
         """The gateway wants this attempt no more (cancelled): terminate the delivery without a word."""
         if self._finish(claimed):
@@ -211,7 +216,7 @@ class JobIntake:
             self._claiming -= 1
             self._room_changed.set()
 
-    async def _ask(self, job: Job) -> ClaimReply | None:
+    async def _ask(self, job: Job, *, is_held: bool = False) -> ClaimReply | None:
         """Return None when the gateway did not answer: it may be slow, so the job is tried again, `max_deliver` times."""
         claim = Claim(
             request_id=job.request_id,
@@ -219,6 +224,7 @@ class JobIntake:
             traceparent=job.context,
             worker=self._worker_id,
             incarnation=self._incarnation,
+            is_held=is_held,
         )
         try:
             reply = await self._bus.request(

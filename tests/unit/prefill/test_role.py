@@ -9,11 +9,13 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from common.messages import Ack, Cancel, Reserve, SamplingParams
+from common.messages import Ack, Cancel, Reserve, ReserveReply, SamplingParams
 from engine.engine import Chunk, Sampled
+from prefill import handoff
 from prefill.request import PrefillRequest
 from prefill.role import PrefillRole
 from tests.unit.decode.stub_host import BLOCK, StubHost, claim, new_fake_engine, new_job
+from worker.jobs import ClaimedJob
 
 PROMPT = list(range(20, 40))  # five blocks
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)  # a request that ends with its prefill needs no decode worker
@@ -147,6 +149,43 @@ async def test_room_elsewhere_is_asked_for_once_the_prompt_has_its_blocks_here(p
     await prefill.role.handle(Cancel(request_id="short", attempt=1))
     prefill.role.apply(in_flight)
     await settled()
+
+
+@pytest.mark.parametrize("teller", ["a candidate", "the gateway", "nobody"])
+async def test_who_waits_for_room_hears_that_its_attempt_is_over(
+    prefill: Prefill, monkeypatch: pytest.MonkeyPatch, teller: str
+) -> None:
+    """It may have been cut off when its gateway said so; else it would ask, and hold its blocks, until its deadline."""
+    told, rounds = asyncio.Event(), 0
+
+    async def ask(subject: str, message: object, *_: object, **__: object) -> ReserveReply | Ack:
+        nonlocal rounds
+        if not isinstance(message, Reserve):
+            return Ack(known=True)
+        rounds += 1
+        if rounds > 5:
+            told.set()
+        said = teller == "a candidate" and rounds > 3 and subject.endswith("other")
+        return ReserveReply(granted=False, reason="cancelled" if said else "full")
+
+    async def is_wanted(claimed: ClaimedJob) -> bool:
+        return teller != "the gateway" or rounds < 3
+
+    prefill.host.bus.request, prefill.host.jobs.is_wanted = ask, is_wanted
+    monkeypatch.setattr(handoff, "WANTED_S", 0.0)
+    monkeypatch.setattr(handoff, "RESERVE_AGAIN_S", 0.0)
+    job = new_job("r", PROMPT, SamplingParams(max_tokens=4, temperature=0.0), prefill=True)
+    job = msgspec.structs.replace(job, decode_workers=["elsewhere", "other"])
+    await prefill.role.start(claim(job))
+    prefill.role.apply(prefill.launch())
+    [serving] = prefill.role._tasks.values()
+    if teller == "nobody":
+        await told.wait()
+        assert prefill.host.ended == {}
+        await prefill.role.handle(Cancel(request_id="r", attempt=1))
+    await serving
+    assert prefill.host.ended == {"r": "dropped"}
+    assert prefill.host.pool.num_used == 0
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
