@@ -34,6 +34,8 @@ from tests.simulation.weather import Weather
 VOCAB = 64
 SLACK_S = 1.5  # past its deadline a request may end: the gateway looks each 0.1 s, and its own calls have time-outs
 REST_S = 17.0  # in calm, everything is given back by then: also charges that nobody releases
+CROWDED = 7  # one of so many seeds has many clients: pools are full, and requests wait for each other's blocks
+CROWDED_DEADLINE_S, CROWDED_REST_S = 24.0, 30.0
 HELD_S = 5.0  # in calm, and all requests and pushes over: no process holds anything of them any more
 FAIR_REST_S = 2.5  # where nothing goes wrong, everybody is told at once; less than `KEEP_ENDED_S`
 PATIENT_S = 8.0  # in calm, a request with so much time left gets its answer
@@ -69,7 +71,7 @@ class World:
     """Everything of one run."""
 
     def __init__(self, seed: int, *, log: Callable[[str], None] | None = None) -> None:
-        self.seed = seed
+        self.seed, self.is_crowded = seed, seed % CROWDED == 0
         self.log = log
         self.random = dice = random.Random(seed)
         self.loop = VirtualLoop()
@@ -105,7 +107,7 @@ class World:
         dice = self.random
         stems = [[dice.randrange(VOCAB) for _ in range(12)] for _ in range(2)]
         clients = []
-        for number in range(dice.choice([2, 3, 4])):
+        for number in range(dice.choice([8, 10, 12] if self.is_crowded else [2, 3, 4])):
             stem = dice.choice(stems)[: dice.choice([0, 8, 12])]
             tail = [dice.randrange(VOCAB) for _ in range(dice.randint(1, 8))]
             name = f"r{number}"
@@ -118,7 +120,7 @@ class World:
                     seed=dice.randrange(1000),
                     stop_token_ids=[dice.randrange(VOCAB) for _ in range(dice.choice([0, 0, 3]))],
                 ),
-                deadline_s=dice.choice([0.5, 3.0, 14.0, 14.0]),
+                deadline_s=dice.choice([3.0, *[CROWDED_DEADLINE_S] * 3] if self.is_crowded else [0.5, 3.0, 14.0, 14.0]),
                 priority=dice.choice([0, 0, 1]),
             )
             leaves = dice.randint(1, 40) if dice.random() < 0.25 else None
@@ -242,7 +244,7 @@ class World:
         last = max(client.deadline_at for client in self.clients) + SLACK_S
         while not self._all_ended() and self.loop.now < last:
             await asyncio.sleep(0.05)
-        rest_s = FAIR_REST_S if self.weather.is_fair else REST_S
+        rest_s = FAIR_REST_S if self.weather.is_fair else CROWDED_REST_S if self.is_crowded else REST_S
         await self._rest(max(self.loop.now, self.calm_at) + rest_s)
         self._check_clients()
 
