@@ -37,7 +37,7 @@ async def run_load(host: str, port: int, model: str, load: Load) -> list[Sample]
     bodies = [_body(model, load, random_) for _ in range(load.count)]
     connections: list[Connection] = []
     tasks = []
-    arrivals = poisson(load.count, load.rate, random_) if load.rate else [0.0] * load.count
+    arrivals = poisson(load.count, load.rate, random_)
     began_at = time.monotonic()
     for body, due_s in zip(bodies, arrivals, strict=True):
         if load.rate:

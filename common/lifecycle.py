@@ -1,32 +1,10 @@
-"""Signals to drain by, and the end of tasks."""
+"""The end of tasks."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import signal
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from typing import Any
-
-
-@contextlib.asynccontextmanager
-async def until_signalled() -> AsyncIterator[asyncio.Event]:
-    """Yield an event that SIGINT and SIGTERM set. A second signal ends the process at once."""
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def stop() -> None:
-        stopping.set()
-        for name in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(name)
-
-    for name in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(name, stop)
-    try:
-        yield stopping
-    finally:
-        for name in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(name)
 
 
 async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:

@@ -99,7 +99,7 @@ class DecodeScheduler:
     def plan(self, token_budget: int) -> list[Chunk]:
         """Choose the next pass. Every chunk's positions are covered by its block table until the chunk has `landed`.
 
-        None means that nothing can be planned until a pass is over, or blocks or requests come.
+        Without any chunk nothing can be planned until a pass is over, or blocks or requests come.
         """
         draft = self._draft(token_budget)
         while not draft.shares and draft.has_preempted:  # whoever was in turn gave way itself: the others go on

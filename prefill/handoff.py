@@ -157,16 +157,18 @@ class _Handover:
             silent = leaving = refused = 0
             for worker in request.job.decode_workers:
                 reply = await self._ask(worker)
-                silent += reply is None
-                leaving += reply is not None and reply.reason == "draining"
-                refused += reply is not None and reply.reason in _FINAL
-                if reply is not None and reply.granted and reply.region is not None:
+                if reply is None:
+                    silent += 1
+                    continue
+                if reply.granted and reply.region is not None:
                     await self._granted(worker, reply)
                     return
-                self.record.refusals += reply is not None
-                if reply is not None and reply.reason == CANCELLED:
+                self.record.refusals += 1
+                if reply.reason == CANCELLED:
                     request.stop(CANCELLED)
                     return
+                leaving += reply.reason == "draining"
+                refused += reply.reason in _FINAL
             if leaving == len(request.job.decode_workers):
                 request.stop(NOBODY_DECODES)
                 return

@@ -6,11 +6,32 @@ import asyncio
 import contextlib
 import faulthandler
 import logging
+import signal
 from collections.abc import AsyncIterator
 
 log = logging.getLogger("baton.leaving")
 
 LEAVE_S = 15.0  # beside the grace: to give back what is held, leave the registry and disconnect
+
+
+@contextlib.asynccontextmanager
+async def until_signalled() -> AsyncIterator[asyncio.Event]:
+    """Yield an event that SIGINT and SIGTERM set. A second signal ends the process at once."""
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        stopping.set()
+        for name in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(name)
+
+    for name in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(name, stop)
+    try:
+        yield stopping
+    finally:
+        for name in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(name)
 
 
 @contextlib.asynccontextmanager

@@ -15,7 +15,6 @@ import torch
 from common.bus import connect_bus
 from common.config import ConfigError, WorkerServiceSettings, fail, load_settings, see_one_gpu
 from common.errors import ServingError
-from common.lifecycle import until_signalled
 from common.peers import Peers
 from common.store import connect_store
 from common.telemetry import start_logging
@@ -29,7 +28,7 @@ from kvtransfer.select import open_transport
 from kvtransfer.transport import Transport
 from prefill.role import PrefillRole
 from services.connections import nats_settings, redis_settings
-from services.leaving import ending_in_time
+from services.leaving import ending_in_time, until_signalled
 from services.settled import keep_what_is_loaded
 from services.tracing import open_tracer
 from worker.device import step_targets

@@ -27,9 +27,7 @@ def bodies(settings: BenchSettings, model: str, count: int, seed: int) -> list[b
 def arrivals(settings: BenchSettings, seed: int) -> list[float]:
     """Seconds after the start at which each of the requests is due; all 0 when no rate is set."""
     count, rate = settings.num_prompts, settings.request_rate
-    if not rate:
-        return [0.0] * count
-    if settings.arrivals == "constant":
+    if rate and settings.arrivals == "constant":
         return [index / rate for index in range(count)]
     return poisson(count, rate, random.Random(seed))
 
@@ -38,7 +36,10 @@ def poisson(count: int, rate: float, random_: random.Random) -> list[float]:
     """Seconds from the first of `count` arrivals: gaps of a Poisson process, scaled so that they take `count / rate` seconds.
 
     `vllm bench serve` does so, too: else a few hundred arrivals come at up to a tenth more or less than the rate that is named.
+    All 0 for a rate of 0.
     """
+    if not rate:
+        return [0.0] * count
     ends = list(itertools.accumulate(random_.expovariate(rate) for _ in range(count)))
     scale = count / rate / ends[-1]
     return [0.0, *(scale * end for end in ends[:-1])]

@@ -16,7 +16,6 @@ import uvicorn
 from common.bus import connect_bus
 from common.config import LOOPBACK, ConfigError, GatewaySettings, fail, load_settings
 from common.errors import ServingError
-from common.lifecycle import until_signalled
 from common.peers import Peers
 from common.store import connect_store
 from common.telemetry import start_logging
@@ -33,7 +32,7 @@ from gateway.tokenizer import ChatTokenizer
 from services.connections import nats_settings, redis_settings
 from services.gateway.batches import make_batches
 from services.gateway.descriptors import make_room
-from services.leaving import ending_in_time
+from services.leaving import ending_in_time, until_signalled
 from services.settled import keep_what_is_loaded
 from services.tracing import open_tracer
 

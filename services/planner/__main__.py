@@ -12,10 +12,10 @@ from prometheus_client import start_http_server
 from common.bus import connect_bus
 from common.config import ConfigError, PlannerSettings, fail, load_settings
 from common.errors import ServingError
-from common.lifecycle import until_signalled
 from common.peers import Peers
 from common.telemetry import start_logging
 from services.connections import nats_settings
+from services.leaving import until_signalled
 from services.planner.metrics import PlannerMetrics
 from services.planner.plan import PlanSettings
 from services.planner.planner import Planner, PlannerConfig

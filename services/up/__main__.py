@@ -7,8 +7,8 @@ import sys
 
 from common.config import ConfigError, UpSettings, fail, load_settings
 from common.errors import ServingError
-from common.lifecycle import until_signalled
 from common.telemetry import start_logging
+from services.leaving import until_signalled
 from services.up.stack import Stack
 
 

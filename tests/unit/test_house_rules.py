@@ -18,7 +18,7 @@ PACKAGES = ("services", "gateway", "prefill", "decode", "worker", "engine", "kvt
 LONGEST_MODULE = 560
 COMMON = {"blocks", "bus", "config", "errors", "job_queue", "lifecycle", "messages", "peers", "servers", "store"}
 COMMON |= {"access", "subjects", "telemetry", "tls", "tracing"}
-COMMON_LINES = 3_062  # shared code is everybody's burden: what one package alone needs lives there
+COMMON_LINES = 3_060  # shared code is everybody's burden: what one package alone needs lives there
 
 
 def modules(*packages: str) -> list[Path]:
