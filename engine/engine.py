@@ -16,6 +16,7 @@ from engine.batch import GraphSize, Limits, decodes
 from engine.config import EngineConfig
 from engine.device_sampler import DeviceSampler, Draw
 from engine.kernels.attention import tiling
+from engine.kernels.launch import compiled_ahead
 from engine.kv_cache import allocate_zeros, plan_layout, pool_shape
 from engine.loader import load_weights, model_fingerprint
 from engine.models.config import read_decoder_config
@@ -87,7 +88,11 @@ class Engine:
         self._sampler = DeviceSampler(self.vocab_size, max(config.max_sequences, config.max_batch_tokens), device)
         if device.type == "cuda":
             longest = min(config.max_batch_tokens, self.max_model_len)
-            self._runner.capture(_graph_sizes(config.max_sequences, longest))
+            sizes = _graph_sizes(config.max_sequences, longest)
+            with compiled_ahead():
+                self._runner.rehearse(sizes)
+                self.warm_up()
+            self._runner.capture(sizes)
             self.warm_up()
             self.pass_ms = {(size.decoding, size.prompts): ms for size, ms in self._runner.measure().items()}
             alone = time_prompts(self.launch, self.layout, vocab_size=self.vocab_size, max_tokens=longest)

@@ -7,6 +7,7 @@ buffer that the passes use in turn: the device's stream orders a pass's copy beh
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from engine.batch import (
     GRAPH_CONTEXT,
     GRAPH_PROMPTS,
     BlockTables,
+    ForwardBatch,
     GraphSize,
     Limits,
     Packed,
@@ -90,14 +92,17 @@ class Runner:
         self._newest[: len(token_ids)].copy_(token_ids)
 
     @torch.inference_mode()
+    def rehearse(self, sizes: SequenceOf[GraphSize]) -> None:
+        """Launch what `capture` will, kernel by kernel."""
+        for _, batch in self._empty_passes(sizes):
+            self._decoder.forward(batch, self._kv)
+
+    @torch.inference_mode()
     def capture(self, sizes: SequenceOf[GraphSize]) -> None:
         """Capture a pass of each size, in one memory pool; those with prompts only where attention copies in bulk."""
-        wanted = [size for size in sizes if not size.prompts or copies_in_bulk(self._kv)]
         pool = None
-        for size in sorted(wanted, key=lambda size: (size.num_sampled, size.tokens), reverse=True):
-            packed = graph_layout(size, self._limits)
-            batch = unpack_graph(packed, size, self._upload(packed), self._newest, self._limits)
-            logits = self._decoder.forward(batch, self._kv)  # compiles what is not compiled yet
+        for size, batch in self._empty_passes(sizes):
+            logits = self._decoder.forward(batch, self._kv)  # the first one of a kind does more than launch
             assert logits is not None
             if self._logits is None:
                 self._logits = torch.empty_like(logits)
@@ -107,6 +112,12 @@ class Runner:
             pool = pool or graph.pool()
             self._graphs[size] = graph
         self._sizes = sorted(self._graphs, key=lambda size: (size.tokens, size.decoding))
+
+    def _empty_passes(self, sizes: SequenceOf[GraphSize]) -> Iterator[tuple[GraphSize, ForwardBatch]]:
+        wanted = [size for size in sizes if not size.prompts or copies_in_bulk(self._kv)]
+        for size in sorted(wanted, key=lambda size: (size.num_sampled, size.tokens), reverse=True):
+            packed = graph_layout(size, self._limits)
+            yield size, unpack_graph(packed, size, self._upload(packed), self._newest, self._limits)
 
     @torch.inference_mode()
     def measure(self) -> dict[GraphSize, float]:

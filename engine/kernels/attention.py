@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from engine.kernels.backend import is_hopper, programmatic_launch, use_triton
+from engine.kernels.launch import compiled_ahead
 
 log = logging.getLogger("baton.engine")
 
@@ -325,6 +326,9 @@ def hopper_works(device: torch.device, dtype: torch.dtype, num_heads: int, num_k
     if not is_hopper(device) or dtype.itemsize != 2 or head_dim not in (64, 128):
         return False
     reason = ""
+    with compiled_ahead():
+        for queries, before in HOPPER_TRIALS:
+            _hopper_trial(device, dtype, num_heads, num_kv_heads, head_dim, queries, before)
     for queries, before in HOPPER_TRIALS:
         reason = reason or _hopper_trial(device, dtype, num_heads, num_kv_heads, head_dim, queries, before)
     if reason:

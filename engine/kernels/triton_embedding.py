@@ -6,13 +6,15 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.backend import programmatic_launch
+from engine.kernels.launch import Kernel
 
 
 def embed(token_ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     num_features = table.shape[1]
     out = table.new_empty((token_ids.shape[0], num_features))
     pdl = programmatic_launch(table)
-    _embed[(token_ids.shape[0],)](
+    _EMBED.launch(
+        (token_ids.shape[0],), None,
         token_ids, sources, newest, table, out,
         NUM_FEATURES=num_features, E=triton.next_power_of_2(num_features), PDL=pdl, launch_pdl=pdl,
     )  # fmt: skip
@@ -35,3 +37,6 @@ def _embed(
         token = tl.load(newest_R + source)
     x = tl.load(table_VE + token * NUM_FEATURES + at, mask=at < NUM_FEATURES)
     tl.store(out_TE + row * NUM_FEATURES + at, x, mask=at < NUM_FEATURES)
+
+
+_EMBED = Kernel(_embed)

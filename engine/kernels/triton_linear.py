@@ -17,6 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels import activation
 from engine.kernels.backend import programmatic_launch
+from engine.kernels.launch import Kernel
 
 PREFETCH = 256  # elements of each weight row asked for before the wait: measured on an H200
 
@@ -102,7 +103,8 @@ def _launch(
 ) -> None:
     num_rows, num_outputs = x.shape[0], out.shape[-1]
     pdl = programmatic_launch(x)
-    _few_rows[(triton.cdiv(num_outputs, tiles.rows), tiles.splits)](
+    _FEW_ROWS.launch(
+        (triton.cdiv(num_outputs, tiles.rows), tiles.splits), None,
         x, weight, out, weight if bias is None else bias, num_rows, num_outputs,
         x.stride(0), num_outputs, num_rows * num_outputs,
         K=weight.shape[1], BM=max(16, triton.next_power_of_2(num_rows)), BN=tiles.rows, BK=tiles.inputs,
@@ -164,3 +166,6 @@ def _few_rows(
         acc = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up_value
     target = out + split.to(tl.int64) * out_split + m[None, :].to(tl.int64) * out_row + n[:, None]
     tl.store(target, acc.to(out.dtype.element_ty), mask=(m < M)[None, :] & (n < N)[:, None])
+
+
+_FEW_ROWS = Kernel(_few_rows)

@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.launch import Kernel
+
 # queries of a program, positions of a loop step, warps, stages: by (largest head size, bytes of an element), none of which spills
 SHAPES = {
     (64, 2): (128, 128, 8, 3),
@@ -45,7 +47,8 @@ def paged_prefill(
     if shape is None:
         shape = next(shape for (most, of), shape in SHAPES.items() if head_dim <= most and of == size)
     m, step, warps, stages = min(shape[0], rows), *shape[1:]
-    _prefill[(num_heads, tiles.shape[0] * (rows // m))](
+    _PREFILL.launch(
+        (num_heads, tiles.shape[0] * (rows // m)), None,
         q, kv_layer, block_table, tiles, out, scale * 1.4426950408889634, window,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1), block_table.stride(0),
         kv_layer.stride(0), kv_layer.stride(1), kv_layer.stride(2), kv_layer.stride(3),
@@ -151,3 +154,6 @@ def _span(
         total = total * decay + tl.sum(weights, axis=1)
         top = new_top
     return sums, top, total
+
+
+_PREFILL = Kernel(_prefill)

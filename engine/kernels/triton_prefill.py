@@ -56,7 +56,8 @@ def gather_context(kv_layer: torch.Tensor, blocks: torch.Tensor) -> tuple[torch.
     block_size, num_kv_heads, head_dim = kv_layer.shape[2:]
     width = num_kv_heads * head_dim
     out = torch.empty((2, blocks.shape[0] * block_size, width), dtype=kv_layer.dtype, device=kv_layer.device)
-    _gather[(min(blocks.shape[0], GATHERING), 2)](
+    _GATHER.launch(
+        (min(blocks.shape[0], GATHERING), 2), None,
         kv_layer, blocks, blocks.shape[0], out, kv_layer.stride(0), kv_layer.stride(1), out.stride(0),
         SIZE=block_size * width, WIDTH=width, PADDED=triton.next_power_of_2(block_size * width), num_warps=8,
     )  # fmt: skip
@@ -166,4 +167,4 @@ def _attend(
     return sums, new_top, total * decay + tl.sum(weights, axis=1)
 
 
-_PREFILL = Kernel(_prefill)
+_GATHER, _PREFILL = Kernel(_gather), Kernel(_prefill)

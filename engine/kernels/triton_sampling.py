@@ -207,7 +207,7 @@ def gumbel_argmax(scores: torch.Tensor, seeds: torch.Tensor, positions: torch.Te
     tiles = triton.cdiv(vocab_size, BLOCK)
     best = torch.empty((num_rows, tiles), dtype=torch.float32, device=scores.device)
     winner = torch.empty((num_rows, tiles), dtype=torch.int64, device=scores.device)
-    _draw[(num_rows, tiles)](scores, seeds, positions, best, winner, vocab_size, tiles, TILE=BLOCK)
+    _DRAW.launch((num_rows, tiles), None, scores, seeds, positions, best, winner, vocab_size, tiles, TILE=BLOCK)
     return winner.gather(1, best.argmax(dim=1, keepdim=True))[:, 0]
 
 
@@ -223,3 +223,6 @@ def _draw(scores_RV, seeds_R, positions_R, best, winner, vocab_size, tiles, TILE
     noisy = tl.where(inside, noisy, float("-inf"))
     tl.store(best + row * tiles + tile, tl.max(noisy, axis=0))
     tl.store(winner + row * tiles + tile, tile * TILE + tl.argmax(noisy, axis=0))
+
+
+_DRAW = Kernel(_draw)

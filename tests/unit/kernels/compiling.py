@@ -1,0 +1,103 @@
+"""Compile kernels for a GPU on a machine without one, in a process of its own: only the driver is pretended.
+
+    python -m tests.unit.kernels.compiling
+
+Prints as JSON, of three steps, what was compiled, [kernel, thread, in the cache], and the names of what was launched.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import torch
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler.errors import CompilationError
+from triton.runtime import driver
+
+from engine.kernels import triton_linear, triton_norm
+from engine.kernels.launch import Kernel, compiled_ahead
+
+compiled: list[tuple[str, str, bool]] = []
+launched: list[str] = []
+
+
+class _Utils:
+    """Loads nothing."""
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": 1 << 18}
+
+    def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[str, str, int, int, int]:
+        assert binary, "no machine code"
+        return name, name, 32, 0, 1024
+
+
+class HopperDriver:
+    """What compilation and launches ask a driver for."""
+
+    utils = _Utils()
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return device
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Any:
+        return lambda *arguments: launched.append(metadata.name)
+
+
+def main() -> None:
+    """Some launches ahead, each twice; then some that can't be compiled; then the first ones."""
+    driver.set_active(HopperDriver())
+    knobs.compilation.listener = _listen
+    steps = []
+    for step in (_ahead, _wrong, _launch_some):
+        compiled.clear()
+        launched.clear()
+        step()
+        steps.append((list(compiled), list(launched)))
+    print(json.dumps(steps), flush=True)
+
+
+def _ahead() -> None:
+    with compiled_ahead():
+        for _ in range(2):
+            _launch_some()
+        assert not launched
+
+
+def _wrong() -> None:
+    def launch() -> None:
+        kernel.launch((1,), "wrong", *[torch.ones(3)] * 5, 1, 1e-6, 3, 3, 0, False)  # 3: not a power of two
+
+    kernel = Kernel(triton_norm._norm)
+    with compiled_ahead():
+        launch()
+    try:
+        launch()
+    except CompilationError:
+        launched.append("why not")
+
+
+def _launch_some() -> None:
+    for size in (256, 512):
+        x = torch.ones(4, size, dtype=torch.bfloat16)
+        triton_norm.rms_norm(x, x[0], 1e-6)
+    weight = torch.ones(128, 512, dtype=torch.bfloat16)
+    for num_rows in (1, 20):
+        triton_linear.linear(torch.ones(num_rows, 512, dtype=torch.bfloat16), weight, None, parts=False)
+
+
+def _listen(*, src: Any, cache_hit: bool, **_: object) -> None:
+    compiled.append((src.name, threading.current_thread().name.split("_")[0], cache_hit))
+
+
+if __name__ == "__main__":
+    main()
