@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -57,47 +58,52 @@ class Engine:
         self.max_model_len = _resolve_max_model_len(config.max_model_len, decoder_config.max_position_embeddings)
         self.fingerprint = model_fingerprint(config.model)
         self._decoder = Decoder(decoder_config, dtype=dtype, device=device, max_model_len=self.max_model_len)
-        load_weights(self._decoder, config.model)
         self.layout: KVLayout = plan_layout(decoder_config, config, dtype_name)
         self.kv = (allocate or allocate_zeros)(pool_shape(self.layout), dtype, config.device)
-        limits = Limits(
-            block_size=self.layout.block_size,
-            num_blocks=self.layout.num_blocks,
-            vocab_size=self.vocab_size,
-            max_model_len=self.max_model_len,
-            num_kv_heads=self.layout.num_kv_heads,
-            tiling=tiling(
-                device,
-                dtype,
-                num_heads=decoder_config.num_heads,
-                num_kv_heads=self.layout.num_kv_heads,
-                head_dim=self.layout.head_dim,
-                window=any(decoder_config.windows),
-            ),
-            windows=tuple(sorted(set(decoder_config.windows))),
-            last_window=decoder_config.windows[-1],
-        )
-        self._runner = Runner(
-            self._decoder, self.kv, limits, max_tokens=config.max_batch_tokens, max_sequences=config.max_sequences
-        )
         self._newest = NewestTokens.none(device)
         self._known: dict[Sequence, int] = {}  # the same on the host, where it is known at once
         self.pass_ms: dict[
             tuple[int, int], float
         ] = {}  # by places for tokens that decode (0: none do) and prompts' tokens
         self._sampler = DeviceSampler(self.vocab_size, max(config.max_sequences, config.max_batch_tokens), device)
-        if device.type == "cuda":
-            longest = min(config.max_batch_tokens, self.max_model_len)
-            sizes = _graph_sizes(config.max_sequences, longest)
-            with compiled_ahead():
+        longest = min(config.max_batch_tokens, self.max_model_len)
+        sizes = _graph_sizes(config.max_sequences, longest) if device.type == "cuda" else []
+        with compiled_ahead() if sizes else nullcontext():  # while the weights come
+            if sizes:
+                self._runner = self._new_runner(self._decoder.with_a_layer_of_each_kind())
                 self._runner.rehearse(sizes)
                 self.warm_up()
+            load_weights(self._decoder, config.model)
+        self._runner = self._new_runner(self._decoder)
+        if sizes:
             self._runner.capture(sizes)
             self.warm_up()
             self.pass_ms = {(size.decoding, size.prompts): ms for size, ms in self._runner.measure().items()}
             alone = time_prompts(self.launch, self.layout, vocab_size=self.vocab_size, max_tokens=longest)
             self.pass_ms |= {(0, tokens): ms for tokens, ms in alone.items()}
             self._forget_newest()
+
+    def _new_runner(self, decoder: Decoder) -> Runner:
+        layout, model = self.layout, self._decoder.config
+        limits = Limits(
+            block_size=layout.block_size,
+            num_blocks=layout.num_blocks,
+            vocab_size=self.vocab_size,
+            max_model_len=self.max_model_len,
+            num_kv_heads=layout.num_kv_heads,
+            tiling=tiling(
+                self.kv.device,
+                self.kv.dtype,
+                num_heads=model.num_heads,
+                num_kv_heads=layout.num_kv_heads,
+                head_dim=layout.head_dim,
+                window=any(model.windows),
+            ),
+            windows=tuple(sorted(set(model.windows))),
+            last_window=model.windows[-1],
+        )
+        most = self.config
+        return Runner(decoder, self.kv, limits, max_tokens=most.max_batch_tokens, max_sequences=most.max_sequences)
 
     def warm_up(self) -> None:
         """Compute passes of every kind, so that no request waits for a kernel's compilation. Nothing may be in the pool yet."""

@@ -57,10 +57,10 @@ def time_prompts(
 ) -> dict[int, float]:
     """Milliseconds of a pass with one prompt alone, by its tokens, for those that fit: what placement plans with at first."""
     times = {}
-    room = min(max_tokens, layout.num_blocks * layout.block_size - 2)
+    room = min(max_tokens, layout.num_blocks * layout.block_size)
     for num_tokens in (tokens for tokens in TIMED_PROMPTS if tokens <= room):
         for _ in range(2):  # the first one may find something cold
-            prompt = _sequence(num_tokens, SAMPLINGS[0], layout, vocab_size, 0)
+            prompt = _sequence(num_tokens, SAMPLINGS[0], layout, vocab_size, 0, more=0)
             began = time.perf_counter()
             launch([prompt.schedule(num_tokens)]).wait()
             times[num_tokens] = 1000 * (time.perf_counter() - began)
@@ -68,9 +68,10 @@ def time_prompts(
 
 
 def _sequence(
-    num_tokens: int, sampling: SamplingParams, layout: KVLayout, vocab_size: int, first_block: int
+    num_tokens: int, sampling: SamplingParams, layout: KVLayout, vocab_size: int, first_block: int, *, more: int = 2
 ) -> Sequence:
-    num_blocks = -(-(num_tokens + 2) // layout.block_size)
+    """`more`: tokens that it has room for."""
+    num_blocks = -(-(num_tokens + more) // layout.block_size)
     return Sequence(
         request_id="warm-up",
         attempt=1,

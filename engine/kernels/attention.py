@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from engine.kernels.backend import is_hopper, programmatic_launch, use_triton
-from engine.kernels.launch import compiled_ahead
+from engine.kernels.launch import is_compiling_ahead
 
 log = logging.getLogger("baton.engine")
 
@@ -317,18 +317,21 @@ def _in_a_row(qkv: torch.Tensor | None, kv_layer: torch.Tensor, plan: PrefillPla
     return qkv[:, -2 * width : -width], qkv[:, -width:]
 
 
-@functools.cache
 def hopper_works(device: torch.device, dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int) -> bool:
     """Whether `triton_prefill_hopper` computes this shape here: Gluon is experimental, so a small case is tried first.
 
-    If it doesn't, a line in the log says why, and `triton_prefill` goes on.
+    If it doesn't, a line in the log says why, and `triton_prefill` goes on. Where kernels are only compiled it is hoped to.
     """
     if not is_hopper(device) or dtype.itemsize != 2 or head_dim not in (64, 128):
         return False
+    return is_compiling_ahead() or _hopper_was_right(device, dtype, num_heads, num_kv_heads, head_dim)
+
+
+@functools.cache
+def _hopper_was_right(
+    device: torch.device, dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int
+) -> bool:
     reason = ""
-    with compiled_ahead():
-        for queries, before in HOPPER_TRIALS:
-            _hopper_trial(device, dtype, num_heads, num_kv_heads, head_dim, queries, before)
     for queries, before in HOPPER_TRIALS:
         reason = reason or _hopper_trial(device, dtype, num_heads, num_kv_heads, head_dim, queries, before)
     if reason:

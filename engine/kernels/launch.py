@@ -35,6 +35,11 @@ def compiled_ahead() -> Iterator[None]:
             _asked = None
 
 
+def is_compiling_ahead() -> bool:
+    """Whether launches compute nothing now."""
+    return _asked is not None
+
+
 class _Compilers(ThreadPoolExecutor):
     def submit(self, compile: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
         def compile_and_load() -> Any:

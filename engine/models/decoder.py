@@ -7,7 +7,8 @@ I intermediate size, V vocabulary. q, k, v (and gate, up) are one matrix each la
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -112,6 +113,17 @@ class Decoder:
             in_place=stays,
         )
         return q, qkv if stays else None
+
+    def with_a_layer_of_each_kind(self) -> Decoder:
+        """Return a decoder of the first layer, the last one and one with each window between them: no kernel is missing."""
+        last = len(self._layers) - 1
+        kinds = {window: index for index, window in reversed(list(enumerate(self.config.windows))) if index > 0}
+        chosen = sorted({0, *kinds.values(), last})
+        decoder = copy.copy(self)
+        decoder._layers = [self._layers[index] for index in chosen]
+        windows = tuple(self.config.windows[index] for index in chosen)
+        decoder.config = replace(self.config, num_layers=len(chosen), windows=windows)
+        return decoder
 
     def destinations(self) -> dict[str, torch.Tensor]:
         """Return where each of the checkpoint's tensors goes: its name -> a view of the merged weight."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,10 @@ import torch
 
 from engine.config import EngineConfig
 from engine.engine import Chunk, Engine, InvalidChunkError, Pass
+from engine.models.config import read_decoder_config
+from engine.models.decoder import Decoder
 from engine.sequence import Sequence
+from engine.warm import time_prompts
 from tests.models import FAMILIES
 from tests.unit.engine.generate import Generator, new_sequence
 
@@ -192,3 +196,24 @@ def test_warming_up_leaves_no_trace(tiny_model: Callable[[str], Path], max_token
     assert generate(warm=True) == generate(warm=False)
     assert launched
     assert max(launched) <= max_tokens
+
+
+def test_prompts_as_long_as_the_model_reads_are_timed(tiny_model: Callable[[str], Path]) -> None:
+    engine = Engine(EngineConfig(model=tiny_model("llama"), num_blocks=64, max_model_len=512, max_batch_tokens=1024))
+    times = time_prompts(engine.launch, engine.layout, vocab_size=engine.vocab_size, max_tokens=engine.max_model_len)
+    assert list(times) == [256, 512]
+
+
+@pytest.mark.parametrize(
+    ("windows", "kept"),
+    [((0,), [0]), ((0, 0), [0, 1]), ((7,) * 5, [0, 1, 4]), ((0, 0, 7, 0, 7, 7), [0, 1, 2, 5]), ((7, 0, 0), [0, 1, 2])],
+)
+def test_a_layer_of_each_kind(windows: tuple[int, ...], kept: list[int], tiny_model: Callable[[str], Path]) -> None:
+    config = replace(read_decoder_config(tiny_model("mistral")), num_layers=len(windows), windows=windows)
+    whole = Decoder(config, dtype=torch.float32, device=torch.device("cpu"), max_model_len=16)
+    part = whole.with_a_layer_of_each_kind()
+    numbers = {id(layer): number for number, layer in enumerate(whole._layers)}
+    assert [numbers[id(layer)] for layer in part._layers] == kept
+    assert part.config.windows == tuple(windows[index] for index in kept)
+    assert len(whole._layers) == len(windows)
+    assert whole.config.windows == windows
