@@ -4,7 +4,8 @@
     python -m benchmarks.handover --out DIR --device cpu --model models/demo --quick       the same code, figures without worth
 
 Arm `pd`: 1 prefill + 1 decode worker. Arm `both`, the control: the same code and GPUs, two workers that prefill and decode. Each
-arm is a whole Baton (`baton up`): real NATS, Redis, gateway and worker processes. `benchmarks/README.md` says how to read it.
+arm is a whole Baton (`baton up`): real NATS, Redis, gateway and worker processes. Low load is asked for while both are there, a
+few requests of one, then of the other. `benchmarks/README.md` says how to read it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +36,7 @@ NOTES = ROOT / "benchmarks/results/handover.notes.md"
 DEFAULT_SHAPE = "llama-3.1-8b"
 START_S = 240.0
 ARMS = {"pd": (1, 1), "both": (0, 2)}
+KV_MEMORY_MB = 40960  # of a worker on a GPU: those of both arms fit beside each other, and no load needs more
 
 
 class Cell(NamedTuple):
@@ -83,7 +85,10 @@ CELLS = (
 )
 QUICK_CELLS = (Cell(48, 8, 10, 30, {}),)
 LOW_LOAD = (128, 512, 2048, 8192)
-LOW_COUNT = 16  # of each length, after each cell: a shared machine's processors are slower for minutes now and then
+LOW_COUNT = (
+    8  # of each length, one arm after the other: a shared machine's processors are slower for minutes now and then
+)
+LOW_ROUNDS = 6
 LOW_ANSWER = 8
 SPARE = 0.05  # of the control arm's TTFT, at low load
 MAX_REST = 2.0  # % of the mean TTFT at low load that no part explains
@@ -102,12 +107,20 @@ def main(arguments: Sequence[str]) -> int:
     notes = NOTES.read_text() if NOTES.is_file() and not options.quick else ""
     page = ResultsPage(options.out, "handover", title="The hand-over on two devices", facts=facts, notes=notes)
     run = Run(options, page)
-    for arm in options.arms.split(","):
-        run.measure(arm)
+    run.measure(options.arms.split(","))
     run.compare()
     page.state("duration", f"{run.elapsed():.0f} s")
     page.write()
     return 1 if page.remarks else 0
+
+
+class Server(NamedTuple):
+    """An arm that serves."""
+
+    arm: str
+    host: str
+    port: int
+    model: str
 
 
 class Run:
@@ -124,54 +137,49 @@ class Run:
     def elapsed(self) -> float:
         return time.monotonic() - self._began
 
-    def measure(self, arm: str) -> None:
-        """Start the arm, warm it up, measure every cell and low load."""
+    def measure(self, arms: Sequence[str]) -> None:
+        """The cells of the first arm; low load, with the other one beside it; then the cells of that one alone."""
+        with ExitStack() as first_alone, ExitStack() as second_alone:
+            serving = {arms[0]: first_alone.enter_context(self._serving(arms[0], self._options.port))}
+            self._measure_cells(serving[arms[0]])
+            for arm in arms[1:]:
+                serving[arm] = second_alone.enter_context(self._serving(arm, self._options.port + 1))
+            self._measure_low_load(list(serving.values()))
+            first_alone.close()
+            for arm in arms[1:]:
+                self._measure_cells(serving[arm])
+
+    @contextmanager
+    def _serving(self, arm: str, port: int) -> Iterator[Server]:
+        """An arm that has computed prompts of every length that it will be asked for."""
         prefill, decode = ARMS[arm]
-        with _serving(self._options, self._model, prefill=prefill, decode=decode, arm=arm) as (host, port):
+        options = self._options
+        with _serving(options, self._model, prefill=prefill, decode=decode, arm=arm, port=port) as host:
             self._say(f"{arm}: ready")
-            served = self._model.resolve().name
-            for prompt, rate in ((512, 0.0), (self._longest(), 0.0), (512, 8.0)):
-                self._load(
-                    host,
-                    port,
-                    served,
-                    Load(
-                        prompt=prompt,
-                        answer=16,
-                        rate=rate,
-                        count=12,
-                        vocab_size=self._vocab_size,
-                        seed=hash_of(f"warm {prompt} {rate}"),
-                    ),
-                )
-            low: dict[int, list[Sample]] = {}  # by prompt, with what the gateway says of each
-            lines: dict[str, dict[str, Any]] = {}
-            for cell in QUICK_CELLS if self._options.quick else CELLS:
-                self._cell(arm, cell, host, port, served)
-                self._ask_at_low_load(low, lines, host, port, served)
-            self._low_load(arm, low, lines)
+            server = Server(arm, host, port, self._model.resolve().name)
+            for prompt, rate in ((512, 0.0), (100 if options.quick else max(LOW_LOAD), 0.0), (512, 8.0)):
+                self._load(server, prompt=prompt, answer=16, rate=rate, count=12, name=f"warm {prompt} {rate}")
+            yield server
 
-    def _longest(self) -> int:
-        return 100 if self._options.quick else max(LOW_LOAD)
+    def _measure_cells(self, server: Server) -> None:
+        for cell in QUICK_CELLS if self._options.quick else CELLS:
+            self._cell(server, cell)
 
-    def _ask_at_low_load(
-        self, low: dict[int, list[Sample]], lines: dict[str, dict[str, Any]], host: str, port: int, model: str
-    ) -> None:
-        """One request after the other, of each prompt length; add them to `low`, and their timelines to `lines`."""
-        for prompt in (32, 100) if self._options.quick else LOW_LOAD:
-            asked = low.setdefault(prompt, [])
-            load = Load(
-                prompt=prompt,
-                answer=LOW_ANSWER,
-                rate=0.0,
-                count=LOW_COUNT,
-                vocab_size=self._vocab_size,
-                seed=hash_of(f"low {prompt} {len(asked)}"),
-            )
-            samples = self._load(host, port, model, load)
-            newest = read_timelines(host, port)
-            lines |= {sample.answer: newest[sample.answer] for sample in samples if sample.answer in newest}
-            asked += samples
+    def _measure_low_load(self, servers: Sequence[Server]) -> None:
+        """One request after the other; a few of a length at one arm, then at the next one."""
+        samples: dict[tuple[str, int], list[Sample]] = {}  # by arm and prompt
+        lines: dict[str, dict[str, Any]] = {}  # what the gateways say of each
+        lengths = (32, 100) if self._options.quick else LOW_LOAD
+        for turn in range(2 if self._options.quick else LOW_ROUNDS):
+            for prompt in lengths:
+                for server in servers if turn % 2 else reversed(servers):
+                    name = f"low {prompt} {turn}"
+                    asked = self._load(server, prompt=prompt, answer=LOW_ANSWER, rate=0.0, count=LOW_COUNT, name=name)
+                    newest = read_timelines(server.host, server.port)
+                    lines |= {sample.answer: newest[sample.answer] for sample in asked if sample.answer in newest}
+                    samples.setdefault((server.arm, prompt), []).extend(asked)
+        for server in servers:
+            self._low_load(server.arm, {prompt: samples[server.arm, prompt] for prompt in lengths}, lines)
 
     def _low_load(self, arm: str, low: Mapping[int, list[Sample]], lines: Mapping[str, Mapping[str, Any]]) -> None:
         """Medians by prompt length, and of what parts they consist."""
@@ -191,22 +199,17 @@ class Run:
                 )
             )
 
-    def _cell(self, arm: str, cell: Cell, host: str, port: int, model: str) -> None:
-        load = Load(
-            prompt=cell.prompt,
-            answer=cell.answer,
-            rate=cell.rate,
-            count=cell.requests,
-            vocab_size=self._vocab_size,
-            seed=hash_of(cell.name),
+    def _cell(self, server: Server, cell: Cell) -> None:
+        samples = self._load(
+            server, prompt=cell.prompt, answer=cell.answer, rate=cell.rate, count=cell.requests, name=cell.name
         )
-        samples = self._load(host, port, model, load)
         if not samples:
             return
+        arm = server.arm
         for figure, value in _figures(samples).items():
             target, reference = cell.targets.get(figure, (None, None)) if arm == "pd" else (None, None)
             self._add(f"{arm}_{cell.name}_{figure}", value, target=target, reference=reference)
-        self._explain(f"{arm}_{cell.name}", samples, read_timelines(host, port))
+        self._explain(f"{arm}_{cell.name}", samples, read_timelines(server.host, server.port))
 
     def _explain(self, name: str, samples: list[Sample], lines: Mapping[str, Mapping[str, Any]]) -> float:
         """Means of the TTFT's parts over these requests; return the share of it that they leave unexplained."""
@@ -242,9 +245,12 @@ class Run:
                 )
                 self._say(f"prompt {prompt}: TTFT {value:.1f} ms, control {control:.1f} ms ({value / control:.1%})")
 
-    def _load(self, host: str, port: int, model: str, load: Load) -> list[Sample]:
-        """The samples without error; errors become a remark."""
-        samples = asyncio.run(run_load(host, port, model, load))
+    def _load(self, server: Server, *, prompt: int, answer: int, rate: float, count: int, name: str) -> list[Sample]:
+        """The samples without error; errors become a remark. Prompts are `name`'s own: no other load's are cached for it."""
+        load = Load(
+            prompt=prompt, answer=answer, rate=rate, count=count, vocab_size=self._vocab_size, seed=hash_of(name)
+        )
+        samples = asyncio.run(run_load(server.host, server.port, server.model, load))
         failed = [sample for sample in samples if sample.error]
         if failed:
             remark = f"{len(failed)} of {len(samples)} requests failed at {load}: {failed[0].error}"
@@ -294,17 +300,18 @@ def _figures(samples: list[Sample]) -> dict[str, float]:
 
 @contextmanager
 def _serving(
-    options: argparse.Namespace, model: Path, *, prefill: int, decode: int, arm: str
-) -> Iterator[tuple[str, int]]:
-    """A whole Baton as `baton up` starts it, until the block ends."""
+    options: argparse.Namespace, model: Path, *, prefill: int, decode: int, arm: str, port: int
+) -> Iterator[str]:
+    """A whole Baton as `baton up` starts it, until the block ends; yields its host."""
     with tempfile.TemporaryDirectory(prefix="baton-handover-") as data:
-        command = [sys.executable, "-m", "services.up", "--model", str(model), "--port", str(options.port)]
+        command = [sys.executable, "-m", "services.up", "--model", str(model), "--port", str(port)]
         command += ["--device", options.device, "--prefill", str(prefill), "--decode", str(decode), "--data-dir", data]
+        command += [] if options.device == "cpu" else ["--kv-memory-mb", str(KV_MEMORY_MB)]
         command += options.up.split()
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         try:
             _wait_until_ready(process)
-            yield "127.0.0.1", options.port
+            yield "127.0.0.1"
         finally:
             process.terminate()
             try:
@@ -350,7 +357,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--checkpoints", type=Path, default=Path("/tmp/baton-checkpoints"), help="where those are written"
     )
     parser.add_argument("--arms", default="pd,both", help="pd, both, or one of them")
-    parser.add_argument("--port", type=int, default=8765)
+    parser.add_argument("--port", type=int, default=8765, help="of the first arm; the other's is the next one")
     parser.add_argument("--up", default="", help="further options of `baton up`, in one string")
     parser.add_argument("--quick", action="store_true", help="small, for a CPU")
     parser.add_argument("--commit", default="", help="what the page names when the repository has no history here")
