@@ -162,7 +162,12 @@ class PrefillRole:
             if request.admitted or request.stopped:
                 continue
             try:
-                admit(self._host.pool, request.sequence, num_tokens=len(request.sequence.token_ids))
+                admit(
+                    self._host.pool,
+                    request.sequence,
+                    num_tokens=len(request.sequence.token_ids),
+                    spare=self._spare_blocks(),
+                )
             except OutOfBlocksError:
                 return  # in order: a short prompt does not overtake a long one for ever
             request.admitted = True
@@ -171,6 +176,17 @@ class PrefillRole:
             )
             request.changed.set()
             self._host.jobs.room_changed()
+
+    def _spare_blocks(self) -> int:
+        """What admission leaves to the sequences that are decoded here, too: a block to grow for each, and one for the next.
+
+        That one is what a prompt takes whose other blocks are here already. Else all blocks could be held by prompts that wait
+        for room, here as elsewhere, each until its deadline.
+        """
+        others = [role.load() for role in self._host.roles.active if role is not self]
+        if not others or self._host.pool.num_used == 0:
+            return 0
+        return 1 + sum(load.running + load.waiting for load in others)
 
     def _first_token(self, request: PrefillRequest, sampled: Sampled | None) -> None:
         """Send the token to the gateway from here: disaggregation must not cost time to first token."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from common.blocks import hash_block, hash_blocks
-from engine.block_pool import BlockPool
+from engine.block_pool import BlockPool, OutOfBlocksError
 from engine.sequence import Sequence
 
 
@@ -12,18 +12,24 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
-def admit(pool: BlockPool, sequence: Sequence, *, num_tokens: int) -> None:
+def admit(pool: BlockPool, sequence: Sequence, *, num_tokens: int, spare: int = 0) -> None:
     """Give an empty sequence its cached prefix and fresh blocks for `num_tokens` positions in all.
 
-    At least the last known token is left to compute: its logits are wanted. Raises OutOfBlocksError and takes nothing.
+    At least the last known token is left to compute: its logits are wanted. `spare` blocks are left free or cached. Raises
+    OutOfBlocksError and takes nothing.
     """
     size = pool.block_size
     reusable = (len(sequence.token_ids) - 1) // size
     digests = hash_blocks(sequence.hash_root, sequence.token_ids[: reusable * size], size)
     cached = pool.match_prefix(digests)
+    num_fresh = blocks_for(num_tokens, size) - len(cached)
     try:
-        fresh = pool.allocate(blocks_for(num_tokens, size) - len(cached))
-    except Exception:
+        if pool.num_free < num_fresh + spare:
+            raise OutOfBlocksError(
+                f"{num_fresh} blocks wanted and {spare} to be left, {pool.num_free} free or evictable"
+            )
+        fresh = pool.allocate(num_fresh)
+    except OutOfBlocksError:
         pool.release(cached)
         raise
     sequence.block_table = cached + fresh

@@ -90,6 +90,7 @@ class StubHost:
         self.jobs = SimpleNamespace(room_changed=lambda: None, settle=self._settle, drop=self._drop, fail=self._fail)
         self.bus = SimpleNamespace(publish=self._publish)
         self.peers = SimpleNamespace(states={})
+        self.roles = SimpleNamespace(active=[])
         self.tasks: set[asyncio.Task[Any]] = set()
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:

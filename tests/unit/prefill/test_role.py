@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -16,6 +17,7 @@ from prefill.request import PrefillRequest
 from prefill.role import PrefillRole
 from tests.unit.decode.stub_host import BLOCK, StubHost, claim, new_fake_engine, new_job
 from worker.jobs import ClaimedJob
+from worker.roles import RoleLoad
 
 PROMPT = list(range(20, 40))  # five blocks
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)  # a request that ends with its prefill needs no decode worker
@@ -149,6 +151,29 @@ async def test_room_elsewhere_is_asked_for_once_the_prompt_has_its_blocks_here(p
     await prefill.role.handle(Cancel(request_id="short", attempt=1))
     prefill.role.apply(in_flight)
     await settled()
+
+
+@pytest.mark.parametrize(("decoding", "admitted"), [(1, ["first", "second"]), (2, ["first"])])
+async def test_a_worker_that_decodes_too_has_a_block_left_for_who_is_handed_over_next(
+    prefill: Prefill, decoding: int, admitted: list[str]
+) -> None:
+    """Else all blocks could be held by prompts that wait for room, which would be here."""
+    others = RoleLoad(running=decoding - 1, waiting=1)
+    prefill.host.roles.active = [prefill.role, SimpleNamespace(load=lambda: others)]
+    for name, num_blocks in (("first", 5), ("second", 9)):
+        await prefill.role.start(claim(new_job(name, [7] * (num_blocks * BLOCK), ONE_TOKEN, prefill=True)))
+    prefill.role.plan(0)  # of 16 blocks 2 would be left: one for the next, one for each that is decoded
+
+    assert [request.id for request in prefill.role._requests.values() if request.admitted] == admitted
+
+
+async def test_who_finds_all_blocks_free_may_take_them_all(prefill: Prefill) -> None:
+    prefill.host.roles.active = [prefill.role, SimpleNamespace(load=RoleLoad)]
+    prefill.host.max_model_len = prefill.engine.max_model_len = 64
+    await prefill.role.start(claim(new_job("r", list(range(16 * BLOCK - 1)), ONE_TOKEN, prefill=True)))
+    prefill.role.plan(0)
+
+    assert prefill.host.pool.num_free == 0
 
 
 @pytest.mark.parametrize("teller", ["a candidate", "the gateway", "nobody"])
