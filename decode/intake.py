@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from msgspec import UnsetType
 
 from common import subjects
-from common.blocks import hash_blocks, pack_tokens, unpack_tokens
+from common.blocks import hash_blocks, pack_tokens
 from common.errors import HandoffRefusedError, InvalidRequestError, UnavailableError
 from common.messages import (
     Ack,
@@ -40,7 +40,7 @@ from kvtransfer.digest import block_digests
 from kvtransfer.lease import Lease, LeaseState, LeaseTable
 from worker.checks import check_job
 from worker.host import WorkerHost
-from worker.prefix import blocks_for, publish_computed
+from worker.prefix import blocks_for, publish_computed, sequence_of
 from worker.tombstones import Tombstones
 
 log = logging.getLogger("baton.intake")
@@ -58,7 +58,7 @@ class Reservation:
 
     lease: Lease
     job: Job
-    token_ids: list[int]
+    sequence: Sequence  # the job's, without blocks until the lease is accepted
     cached: list[int]  # verified blocks that were here already; one reference each is ours
     digests: list[bytes]  # of `cached`
     num_pushed: int  # blocks that the writer fills: the first ones of the lease
@@ -111,11 +111,11 @@ class Intake:
         known = self._known(message)
         if known is not None:
             return known.reply
-        token_ids = unpack_tokens(job.token_ids)
+        sequence = sequence_of(job)
         size, pool = self._host.pool.block_size, self._host.pool
-        digests = hash_blocks(job.hash_root, token_ids, size)
+        digests = hash_blocks(job.hash_root, sequence.token_ids, size)
         cached = pool.match_prefix(digests)
-        num_fresh = blocks_for(len(token_ids) + 1, size) - len(cached)
+        num_fresh = blocks_for(len(sequence.token_ids) + 1, size) - len(cached)
         room_to_grow = self._running()  # a block for each running sequence comes first
         try:
             if pool.num_free < num_fresh + room_to_grow and (room_to_grow or self._reservations):
@@ -124,7 +124,7 @@ class Intake:
         except OutOfBlocksError:
             pool.release(cached)
             return ReserveReply(granted=False, reason="full")
-        return self._grant(message, token_ids, cached, digests[: len(cached)], fresh)
+        return self._grant(message, sequence, cached, digests[: len(cached)], fresh)
 
     def _refusal(self, message: Reserve) -> str:
         job, settings = message.job, self._host.settings
@@ -159,7 +159,7 @@ class Intake:
         return None
 
     def _grant(
-        self, message: Reserve, token_ids: list[int], cached: list[int], digests: list[bytes], fresh: list[int]
+        self, message: Reserve, sequence: Sequence, cached: list[int], digests: list[bytes], fresh: list[int]
     ) -> ReserveReply:
         job, now, host = message.job, time.monotonic(), self._host
         lease_s = min(LEASE_S, message.remaining_ms / 1000)
@@ -176,7 +176,7 @@ class Intake:
         except HandoffRefusedError as error:
             host.pool.release(cached + fresh)
             return ReserveReply(granted=False, reason=error.message)
-        num_pushed = blocks_for(len(token_ids), host.pool.block_size) - len(cached)
+        num_pushed = blocks_for(len(sequence.token_ids), host.pool.block_size) - len(cached)
         host.transport.expect(lease.lease_id, lease.generation, fresh[:num_pushed])
         reply = ReserveReply(
             granted=True,
@@ -191,7 +191,7 @@ class Intake:
         self._reservations[lease.lease_id] = Reservation(
             lease=lease,
             job=job,
-            token_ids=token_ids,
+            sequence=sequence,
             cached=cached,
             digests=digests,
             num_pushed=num_pushed,
@@ -275,20 +275,11 @@ class Intake:
         blocks = self._table.accept(message.lease_id)
         self._accepted.add(message.request_id, message.attempt)
         del self._reservations[message.lease_id]
-        job = reservation.job
-        sequence = Sequence(
-            request_id=job.request_id,
-            attempt=job.attempt,
-            token_ids=reservation.token_ids,
-            num_prompt_tokens=job.num_prompt_tokens,
-            sampling=job.sampling,
-            hash_root=job.hash_root,
-            suspect_until=job.suspect_until,
-        )
+        job, sequence = reservation.job, reservation.sequence
         sequence.block_table = reservation.cached + blocks
         sequence.digests = list(reservation.digests)
         sequence.num_cached = len(reservation.cached) * self._host.pool.block_size
-        sequence.restart(len(reservation.token_ids))
+        sequence.restart(len(sequence.token_ids))
         publish_computed(self._host.pool, sequence)
         knows_first = job.sampling.logprobs is None or message.first_logprobs is not None
         request = DecodeRequest(

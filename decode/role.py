@@ -13,7 +13,6 @@ from collections.abc import Sequence as ListOf
 import msgspec
 
 from common import subjects
-from common.blocks import unpack_tokens
 from common.errors import InvalidRequestError, UnavailableError
 from common.messages import (
     Ack,
@@ -36,11 +35,10 @@ from decode.request import DecodeRequest
 from decode.scheduler import DecodeScheduler
 from decode.spans import record_decode
 from engine.engine import Chunk, Sampled
-from engine.sequence import Sequence
 from worker.checks import check_job
 from worker.host import WorkerHost
 from worker.jobs import ClaimedJob
-from worker.prefix import publish_computed
+from worker.prefix import publish_computed, sequence_of
 from worker.roles import RoleLoad
 from worker.tombstones import Tombstones
 
@@ -96,15 +94,7 @@ class DecodeRole:
         if not self._supersede(job):
             await self._host.jobs.drop(claimed)
             return
-        sequence = Sequence(
-            request_id=job.request_id,
-            attempt=job.attempt,
-            token_ids=unpack_tokens(job.token_ids),
-            num_prompt_tokens=job.num_prompt_tokens,
-            sampling=job.sampling,
-            hash_root=job.hash_root,
-            suspect_until=job.suspect_until,
-        )
+        sequence = sequence_of(job)
         request = DecodeRequest(
             job=job, sequence=sequence, deadline_at=claimed.deadline_at, first_position=sequence.num_generated
         )

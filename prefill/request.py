@@ -6,7 +6,6 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
-from common.blocks import unpack_tokens
 from common.messages import Job, Tokens
 from engine.sequence import Sequence
 from worker.jobs import ClaimedJob
@@ -48,16 +47,3 @@ class PrefillRequest:
         """Give the request up; the first reason stands."""
         self.stopped = self.stopped or reason
         self.changed.set()
-
-
-def sequence_of(job: Job) -> Sequence:
-    """The sequence that a job describes, without blocks."""
-    return Sequence(
-        request_id=job.request_id,
-        attempt=job.attempt,
-        token_ids=unpack_tokens(job.token_ids),
-        num_prompt_tokens=job.num_prompt_tokens,
-        sampling=job.sampling,
-        hash_root=job.hash_root,
-        suspect_until=job.suspect_until,
-    )

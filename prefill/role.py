@@ -31,12 +31,12 @@ from engine.engine import Chunk, Sampled
 from engine.sequence import Sequence
 from kvtransfer.transport import TransferError
 from prefill.handoff import hand_over
-from prefill.request import PrefillRequest, sequence_of
+from prefill.request import PrefillRequest
 from prefill.scheduler import next_chunks
 from worker.checks import check_job
 from worker.host import WorkerHost
 from worker.jobs import ClaimedJob
-from worker.prefix import admit, blocks_for, publish_computed, surrender
+from worker.prefix import admit, blocks_for, publish_computed, sequence_of, surrender
 from worker.roles import RoleLoad
 from worker.tombstones import Tombstones
 

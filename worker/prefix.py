@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from common.blocks import hash_block, hash_blocks
+from common.blocks import hash_block, hash_blocks, unpack_tokens
+from common.messages import Job
 from engine.block_pool import BlockPool, OutOfBlocksError
 from engine.sequence import Sequence
+
+
+def sequence_of(job: Job) -> Sequence:
+    """The sequence that a job describes, without blocks."""
+    return Sequence(
+        request_id=job.request_id,
+        attempt=job.attempt,
+        token_ids=unpack_tokens(job.token_ids),
+        num_prompt_tokens=job.num_prompt_tokens,
+        sampling=job.sampling,
+        hash_root=job.hash_root,
+        suspect_until=job.suspect_until,
+    )
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:

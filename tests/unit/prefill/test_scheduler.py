@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from common.messages import SamplingParams
-from prefill.request import PrefillRequest, sequence_of
+from prefill.request import PrefillRequest
 from prefill.scheduler import FULL_PASS, LONG_PROMPT, TAIL, next_chunks
 from tests.unit.decode.stub_host import claim, new_job
+from worker.prefix import sequence_of
 
 
 def waiting(*lengths: int) -> list[PrefillRequest]:
