@@ -53,8 +53,8 @@ class PrefillRole:
     def __init__(self, host: WorkerHost, *, max_requests: int) -> None:
         self._host = host
         self._max_requests = max_requests
-        self._requests: dict[str, PrefillRequest] = {}  # in order of arrival
-        self._tasks: dict[PrefillRequest, asyncio.Task[None]] = {}
+        self._requests: dict[str, PrefillRequest] = {}  # in order of arrival, each one's newest attempt
+        self._tasks: dict[PrefillRequest, asyncio.Task[None]] = {}  # also of older attempts that end
         self._in_flight: dict[Sequence, PrefillRequest] = {}
         self._cancelled = Tombstones()
         self._links: dict[tuple[str, int], float] = {}  # bytes/s when it was opened, by worker and incarnation
@@ -68,7 +68,7 @@ class PrefillRole:
         """Jobs that could start now: none while a prompt waits for blocks, so that it waits where others can see it."""
         if any(not request.admitted for request in self._requests.values()):
             return 0
-        return self._max_requests - len(self._requests)
+        return self._max_requests - len(self._tasks)
 
     async def prepare(self) -> None:
         """Open the links to everybody who may decode; one that doesn't open in time opens with its first push."""
@@ -83,15 +83,13 @@ class PrefillRole:
         except InvalidRequestError as error:
             await self._host.jobs.fail(claimed, code=error.code, message=error.message, retryable=False)
             return
-        while True:
-            older = self._requests.get(job.request_id)
-            if self._cancelled.covers(job.request_id, job.attempt) or (older and older.job.attempt >= job.attempt):
-                await self._host.jobs.drop(claimed)
-                return
-            if older is None:
-                break
-            older.stop("superseded")
-            await self._tasks[older]  # a third attempt may come meanwhile, or a cancellation
+        older = self._requests.get(job.request_id)
+        if self._cancelled.covers(job.request_id, job.attempt) or (older and older.job.attempt >= job.attempt):
+            await self._host.jobs.drop(claimed)
+            return
+        if older is not None:
+            older.stop("superseded")  # a push of it may take a while to end: nobody waits for that
+            del self._requests[job.request_id]  # the newest comes last
         request = PrefillRequest(claimed=claimed, sequence=sequence_of(job))
         self._requests[job.request_id] = request
         self._host.device.trials.watch(request.sequence, job.gateway, job.context)
@@ -230,10 +228,10 @@ class PrefillRole:
 
     async def _lease_aborted(self, message: LeaseAborted) -> None:
         """Stop the request that writes under the lease (it answers when its write is over), or say that nobody does."""
-        request = self._requests.get(message.request_id)
-        if request is not None and request.job.attempt == message.attempt:
-            request.stop(f"lease aborted: {message.reason}")
-            return
+        for request in self._tasks:  # an older attempt may still write
+            if (request.id, request.job.attempt) == (message.request_id, message.attempt):
+                request.stop(f"lease aborted: {message.reason}")
+                return
         done = WriterDone(
             request_id=message.request_id,
             attempt=message.attempt,
@@ -263,7 +261,7 @@ class PrefillRole:
         return True
 
     async def cancel_all(self, reason: str, *, gateway: str | None = None) -> None:
-        for request in list(self._requests.values()):
+        for request in list(self._tasks):
             if gateway is None or request.job.gateway == gateway:
                 request.stop(reason)
 
@@ -285,7 +283,7 @@ class PrefillRole:
     def worker_lost(self, worker: str, incarnation: int) -> None:
         if self._links.pop((worker, incarnation), None) is not None:
             self._host.link_bytes_per_s = min(self._links.values(), default=0.0)
-        for request in self._requests.values():
+        for request in self._tasks:
             request.lost.add((worker, incarnation))
             request.changed.set()  # a hand-over to this worker looks again
 
@@ -301,7 +299,7 @@ class PrefillRole:
             running=sum(request.admitted for request in requests),
             waiting=sum(not request.admitted for request in requests),
             queued_tokens=sum(missing),
-            held_blocks=sum(blocks_for(len(r.sequence.token_ids), size) for r in requests if r.admitted),
+            held_blocks=sum(blocks_for(len(r.sequence.token_ids), size) for r in self._tasks if r.admitted),
         )
 
     def idle(self) -> bool:

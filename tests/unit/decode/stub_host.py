@@ -84,6 +84,7 @@ class StubHost:
         self.device = DeviceLoop(engine=launcher or engine, token_budget=token_budget)
         self.launching, self.waiting = HandThread(), HandThread()
         self.device._device_thread, self.device._waiting_thread = self.launching, self.waiting  # type: ignore[assignment]
+        self.told: list[object] = []  # messages that were published
         self.streams: dict[str, list[int]] = {}
         self.ended: dict[str, str] = {}  # "stop", "length", "settled", "dropped" or why it failed
         self.outbox = SimpleNamespace(add=self._add)
@@ -117,5 +118,6 @@ class StubHost:
         self.ended[claimed.job.request_id] = message
 
     async def _publish(self, subject: str, message: object) -> None:
+        self.told.append(message)
         if isinstance(message, Failed):
             self.ended[message.request_id] = message.message

@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from common.messages import Ack, Cancel, Reserve, ReserveReply, SamplingParams
+from common.messages import Ack, Cancel, Job, LeaseAborted, Reserve, ReserveReply, SamplingParams, WriterDone
 from engine.engine import Chunk, Sampled
 from prefill import handoff
 from prefill.request import PrefillRequest
@@ -51,6 +51,10 @@ async def prefill() -> AsyncIterator[Prefill]:
         request.in_flight = 0
         request.stop("the test is over")
     await asyncio.gather(*prefill.host.tasks)
+
+
+def another_attempt(attempt: int) -> Job:
+    return msgspec.structs.replace(new_job("r", PROMPT, ONE_TOKEN, prefill=True), attempt=attempt)
 
 
 async def settled() -> None:
@@ -214,25 +218,41 @@ async def test_who_waits_for_room_hears_that_its_attempt_is_over(
 
 
 @pytest.mark.parametrize(("cancelled", "left"), [(0, [3]), (2, [3]), (3, [])])
-async def test_two_attempts_that_wait_for_one_to_end_leave_the_newest(
-    prefill: Prefill, cancelled: int, left: list[int]
-) -> None:
-    """The second was forgotten with its blocks still to come, until its deadline. Seed 508229, once."""
+async def test_newer_attempts_leave_the_newest(prefill: Prefill, cancelled: int, left: list[int]) -> None:
+    """While passes with the older ones are in flight. One was forgotten with its blocks still to come. Seed 508229, once."""
     await prefill.start()
-    in_flight = prefill.launch()
-    job = new_job("r", PROMPT, ONE_TOKEN, prefill=True)
-    starts = [
-        asyncio.create_task(prefill.role.start(claim(msgspec.structs.replace(job, attempt=attempt))))
-        for attempt in (2, 3)
-    ]
-    await settled()
+    in_flight = [prefill.launch()]
+    for attempt in (2, 3):
+        await prefill.role.start(claim(another_attempt(attempt)))
+        await settled()
+        in_flight.append(prefill.launch())
+    assert [chunk.sequence.attempt for [(chunk, _)] in in_flight] == [1, 2, 3], "a newer attempt doesn't wait"
     if cancelled:
         await prefill.role.handle(Cancel(request_id="r", attempt=cancelled))
-    prefill.role.apply(in_flight)
-    await asyncio.gather(*starts)
+    for results in in_flight:
+        prefill.role.apply(results)
     await settled()
     assert [request.job.attempt for request in prefill.role._tasks] == left
     assert [request.job.attempt for request in prefill.role._requests.values()] == left
+    assert prefill.host.pool.num_used == len(PROMPT) // BLOCK * len(left)
+
+
+async def test_a_lease_of_an_older_attempt_is_given_up_when_its_push_is_over(prefill: Prefill) -> None:
+    """Its receiver gives the blocks to others then; a newer attempt of the request is no reason to say so before."""
+    request = await prefill.start()
+    in_flight = prefill.launch()
+    await prefill.role.start(claim(another_attempt(2)))
+    aborted = LeaseAborted(
+        request_id="r", attempt=1, worker="decode", incarnation=1, lease_id=7, generation=1, reason="expired"
+    )
+
+    await prefill.role.handle(aborted)
+    assert prefill.host.told == []
+    assert request.stopped
+    prefill.role.apply(in_flight)
+    await settled()
+    await prefill.role.handle(aborted)
+    assert [type(message) for message in prefill.host.told] == [WriterDone]
 
 
 @pytest.mark.parametrize("end", ["apply", "failed"])
