@@ -31,6 +31,9 @@ def compiled_ahead() -> Iterator[None]:
         _asked = set()
         try:
             yield
+        except BaseException:
+            compilers.is_needed = False
+            raise
         finally:
             _asked = None
 
@@ -41,8 +44,12 @@ def is_compiling_ahead() -> bool:
 
 
 class _Compilers(ThreadPoolExecutor):
+    is_needed = True  # else nothing more is begun; Triton waits for every future, and for ever for a cancelled one
+
     def submit(self, compile: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
         def compile_and_load() -> Any:
+            if not self.is_needed:
+                raise RuntimeError("the engine did not get so far")
             kernel = compile(*arguments, **named)
             assert kernel.run  # asking for it loads the kernel, and compiles the function that launches it
             return kernel

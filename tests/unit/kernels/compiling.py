@@ -2,11 +2,12 @@
 
     python -m tests.unit.kernels.compiling
 
-Prints as JSON, of three steps, what was compiled, [kernel, thread, in the cache], and the names of what was launched.
+Prints as JSON, of four steps, what was compiled, [kernel, thread, in the cache], and the names of what was launched.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from typing import Any
@@ -54,16 +55,23 @@ class HopperDriver:
 
 
 def main() -> None:
-    """Some launches ahead, each twice; then some that can't be compiled; then the first ones."""
+    """Many launches ahead, and an error; some, each twice; one that can't be compiled; those some again, launched."""
     driver.set_active(HopperDriver())
     knobs.compilation.listener = _listen
     steps = []
-    for step in (_ahead, _wrong, _launch_some):
+    for step in (_broken, _ahead, _wrong, _launch_some):
         compiled.clear()
         launched.clear()
         step()
         steps.append((list(compiled), list(launched)))
     print(json.dumps(steps), flush=True)
+
+
+def _broken() -> None:
+    with contextlib.suppress(FileNotFoundError), compiled_ahead():
+        for number in range(1, 40):
+            _norm(16 * number)
+        raise FileNotFoundError("the weights")
 
 
 def _ahead() -> None:
@@ -87,12 +95,16 @@ def _wrong() -> None:
 
 
 def _launch_some() -> None:
-    for size in (256, 512):
-        x = torch.ones(4, size, dtype=torch.bfloat16)
-        triton_norm.rms_norm(x, x[0], 1e-6)
+    for size in (1024, 2048):
+        _norm(size)
     weight = torch.ones(128, 512, dtype=torch.bfloat16)
     for num_rows in (1, 20):
         triton_linear.linear(torch.ones(num_rows, 512, dtype=torch.bfloat16), weight, None, parts=False)
+
+
+def _norm(size: int) -> None:
+    x = torch.ones(4, size, dtype=torch.bfloat16)
+    triton_norm.rms_norm(x, x[0], 1e-6)
 
 
 def _listen(*, src: Any, cache_hit: bool, **_: object) -> None:

@@ -31,12 +31,14 @@ def _steps(cache: Path) -> list[list[list[object]]]:
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: it is for Linux only")
 def test_kernels_are_compiled_once_and_ahead(tmp_path: Path) -> None:
-    ahead, wrong, after = _steps(tmp_path)
+    broken, ahead, wrong, after = _steps(tmp_path)
+    assert len(broken[0]) < 39, "after an error nothing more is begun"
+    assert broken[1] == []
     assert sorted(ahead[0]) == sorted([name, "compile", False] for name in LAUNCHES), (
         "each variant once, by the threads"
     )
     assert ahead[1] == [], "nothing is launched"
     assert wrong == [[], ["why not"]], "what can't be compiled is told where it is launched"
     assert after == [[], LAUNCHES]
-    cached, _, _ = _steps(tmp_path)
+    _, cached, _, _ = _steps(tmp_path)
     assert sorted(cached[0]) == sorted([name, "compile", True] for name in LAUNCHES)
