@@ -116,11 +116,8 @@ class Intake:
         digests = hash_blocks(job.hash_root, sequence.token_ids, size)
         cached = pool.match_prefix(digests)
         num_fresh = blocks_for(len(sequence.token_ids) + 1, size) - len(cached)
-        room_to_grow = self._running()  # a block for each running sequence comes first
         try:
-            if pool.num_free < num_fresh + room_to_grow and (room_to_grow or self._reservations):
-                raise OutOfBlocksError(num_fresh)
-            fresh = pool.allocate(num_fresh)
+            fresh = pool.allocate(num_fresh, spare=self._running())  # a block for each running sequence comes first
         except OutOfBlocksError:
             pool.release(cached)
             return ReserveReply(granted=False, reason="full")

@@ -78,15 +78,16 @@ class BlockPool:
         """How many blocks `match_prefix` would return; takes nothing, and doesn't count as a use."""
         return next((at for at, digest in enumerate(digests) if digest not in self._by_digest), len(digests))
 
-    def allocate(self, count: int) -> list[int]:
+    def allocate(self, count: int, *, spare: int = 0) -> list[int]:
         """Return `count` blocks with one reference each and unknown content, evicting cached ones if need be.
 
-        Raises OutOfBlocksError, and takes and evicts nothing, when too few are left.
+        Raises OutOfBlocksError, and takes and evicts nothing, unless `spare` more are free or evictable after that.
         """
         if count < 0:
             raise ValueError(f"can't allocate {count} blocks")
-        if count > self.num_free:
-            raise OutOfBlocksError(f"{count} blocks wanted, {self.num_free} of {self.num_blocks} free or evictable")
+        if count + spare > self.num_free:
+            usable = f"{self.num_free} of {self.num_blocks} free or evictable"
+            raise OutOfBlocksError(f"{count} blocks wanted, {usable}, {spare} to be left")
         blocks = [self._free.pop() if self._free else self._evict() for _ in range(count)]
         for block in blocks:
             self._references[block] = 1

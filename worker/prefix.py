@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.blocks import hash_block, hash_blocks, unpack_tokens
 from common.messages import Job
-from engine.block_pool import BlockPool, OutOfBlocksError
+from engine.block_pool import BlockPool
 from engine.sequence import Sequence
 
 
@@ -36,14 +36,9 @@ def admit(pool: BlockPool, sequence: Sequence, *, num_tokens: int, spare: int = 
     reusable = (len(sequence.token_ids) - 1) // size
     digests = hash_blocks(sequence.hash_root, sequence.token_ids[: reusable * size], size)
     cached = pool.match_prefix(digests)
-    num_fresh = blocks_for(num_tokens, size) - len(cached)
     try:
-        if pool.num_free < num_fresh + spare:
-            raise OutOfBlocksError(
-                f"{num_fresh} blocks wanted and {spare} to be left, {pool.num_free} free or evictable"
-            )
-        fresh = pool.allocate(num_fresh)
-    except OutOfBlocksError:
+        fresh = pool.allocate(blocks_for(num_tokens, size) - len(cached), spare=spare)
+    except Exception:
         pool.release(cached)
         raise
     sequence.block_table = cached + fresh

@@ -28,10 +28,13 @@ def test_allocation_is_all_or_nothing() -> None:
     held = pool.allocate(1)
     with pytest.raises(OutOfBlocksError, match="4 blocks wanted, 3 of 4"):
         pool.allocate(4)
+    with pytest.raises(OutOfBlocksError, match="2 to be left"):
+        pool.allocate(2, spare=2)
     assert pool.num_free == 3
     assert pool.num_cached == 2
     assert pool.cached_digests() == [digest(1), digest(2)]
     assert pool.allocate(0) == []
+    pool.release(pool.allocate(1, spare=2))
     pool.release(held)
 
 
