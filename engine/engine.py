@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -66,22 +65,28 @@ class Engine:
             tuple[int, int], float
         ] = {}  # by places for tokens that decode (0: none do) and prompts' tokens
         self._sampler = DeviceSampler(self.vocab_size, max(config.max_sequences, config.max_batch_tokens), device)
-        longest = min(config.max_batch_tokens, self.max_model_len)
-        sizes = _graph_sizes(config.max_sequences, longest) if device.type == "cuda" else []
-        with compiled_ahead() if sizes else nullcontext():  # while the weights come
-            if sizes:
-                self._runner = self._new_runner(self._decoder.with_a_layer_of_each_kind())
-                self._runner.rehearse(sizes)
-                self.warm_up()
+        if device.type == "cuda":
+            self._start_on_gpu()
+        else:
             load_weights(self._decoder, config.model)
-        self._runner = self._new_runner(self._decoder)
-        if sizes:
-            self._runner.capture(sizes)
+            self._runner = self._new_runner(self._decoder)
+
+    def _start_on_gpu(self) -> None:
+        """Load the weights while kernels are compiled, capture graphs, compute and time passes of every kind."""
+        longest = min(self.config.max_batch_tokens, self.max_model_len)
+        sizes = _graph_sizes(self.config.max_sequences, longest)
+        with compiled_ahead():
+            self._runner = self._new_runner(self._decoder.with_a_layer_of_each_kind())
+            self._runner.rehearse(sizes)
             self.warm_up()
-            self.pass_ms = {(size.decoding, size.prompts): ms for size, ms in self._runner.measure().items()}
-            alone = time_prompts(self.launch, self.layout, vocab_size=self.vocab_size, max_tokens=longest)
-            self.pass_ms |= {(0, tokens): ms for tokens, ms in alone.items()}
-            self._forget_newest()
+            load_weights(self._decoder, self.config.model)
+        self._runner = self._new_runner(self._decoder)
+        self._runner.capture(sizes)
+        self.warm_up()
+        self.pass_ms = {(size.decoding, size.prompts): ms for size, ms in self._runner.measure().items()}
+        alone = time_prompts(self.launch, self.layout, vocab_size=self.vocab_size, max_tokens=longest)
+        self.pass_ms |= {(0, tokens): ms for tokens, ms in alone.items()}
+        self._forget_newest()
 
     def _new_runner(self, decoder: Decoder) -> Runner:
         layout, model = self.layout, self._decoder.config
@@ -102,8 +107,8 @@ class Engine:
             windows=tuple(sorted(set(model.windows))),
             last_window=model.windows[-1],
         )
-        most = self.config
-        return Runner(decoder, self.kv, limits, max_tokens=most.max_batch_tokens, max_sequences=most.max_sequences)
+        config = self.config
+        return Runner(decoder, self.kv, limits, max_tokens=config.max_batch_tokens, max_sequences=config.max_sequences)
 
     def warm_up(self) -> None:
         """Compute passes of every kind, so that no request waits for a kernel's compilation. Nothing may be in the pool yet."""

@@ -116,13 +116,12 @@ class Decoder:
 
     def with_a_layer_of_each_kind(self) -> Decoder:
         """Return a decoder of the first layer, the last one and one with each window between them: no kernel is missing."""
-        last = len(self._layers) - 1
-        kinds = {window: index for index, window in reversed(list(enumerate(self.config.windows))) if index > 0}
-        chosen = sorted({0, *kinds.values(), last})
+        windows = self.config.windows
+        kinds = {windows.index(window, 1) for window in windows[1:]}
+        chosen = sorted({0, len(windows) - 1} | kinds)
         decoder = copy.copy(self)
         decoder._layers = [self._layers[index] for index in chosen]
-        windows = tuple(self.config.windows[index] for index in chosen)
-        decoder.config = replace(self.config, num_layers=len(chosen), windows=windows)
+        decoder.config = replace(self.config, num_layers=len(chosen), windows=tuple(windows[index] for index in chosen))
         return decoder
 
     def destinations(self) -> dict[str, torch.Tensor]:

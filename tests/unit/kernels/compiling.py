@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 from typing import Any
 
 import torch
-from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler.errors import CompilationError
 from triton.runtime import driver
 
 from engine.kernels import triton_linear, triton_norm
 from engine.kernels.launch import Kernel, compiled_ahead
+from tests.compilations import watch
 
-compiled: list[tuple[str, str, bool]] = []
 launched: list[str] = []
 
 
@@ -57,7 +55,7 @@ class HopperDriver:
 def main() -> None:
     """Many launches ahead, and an error; some, each twice; one that can't be compiled; those some again, launched."""
     driver.set_active(HopperDriver())
-    knobs.compilation.listener = _listen
+    compiled = watch()
     steps = []
     for step in (_broken, _ahead, _wrong, _launch_some):
         compiled.clear()
@@ -105,10 +103,6 @@ def _launch_some() -> None:
 def _norm(size: int) -> None:
     x = torch.ones(4, size, dtype=torch.bfloat16)
     triton_norm.rms_norm(x, x[0], 1e-6)
-
-
-def _listen(*, src: Any, cache_hit: bool, **_: object) -> None:
-    compiled.append((src.name, threading.current_thread().name.split("_")[0], cache_hit))
 
 
 if __name__ == "__main__":
