@@ -85,10 +85,8 @@ CELLS = (
 )
 QUICK_CELLS = (Cell(48, 8, 10, 30, {}),)
 LOW_LOAD = (128, 512, 2048, 8192)
-LOW_COUNT = (
-    8  # of each length, one arm after the other: a shared machine's processors are slower for minutes now and then
-)
-LOW_ROUNDS = 6
+# of each length, then of the other arm, so many times: a shared machine's processors are slower for minutes now and then
+LOW_COUNT, LOW_ROUNDS = 8, 6
 LOW_ANSWER = 8
 SPARE = 0.05  # of the control arm's TTFT, at low load
 MAX_REST = 2.0  # % of the mean TTFT at low load that no part explains
@@ -124,7 +122,7 @@ class Server(NamedTuple):
 
 
 class Run:
-    """One run: an arm after the other, results written as they come."""
+    """One run of all arms, results written as they come."""
 
     def __init__(self, options: argparse.Namespace, page: ResultsPage) -> None:
         self._options, self._page = options, page
@@ -139,27 +137,23 @@ class Run:
 
     def measure(self, arms: Sequence[str]) -> None:
         """The cells of the first arm; low load, with the other one beside it; then the cells of that one alone."""
-        with ExitStack() as first_alone, ExitStack() as second_alone:
-            serving = {arms[0]: first_alone.enter_context(self._serving(arms[0], self._options.port))}
-            self._measure_cells(serving[arms[0]])
-            for arm in arms[1:]:
-                serving[arm] = second_alone.enter_context(self._serving(arm, self._options.port + 1))
-            self._measure_low_load(list(serving.values()))
-            first_alone.close()
-            for arm in arms[1:]:
-                self._measure_cells(serving[arm])
+        with ExitStack() as others, ExitStack() as first:
+            servers = [self._start(arms[0], self._options.port, first)]
+            self._measure_cells(servers[0])
+            servers += [self._start(arm, self._options.port + at, others) for at, arm in enumerate(arms[1:], 1)]
+            self._measure_low_load(servers)
+            first.close()
+            for server in servers[1:]:
+                self._measure_cells(server)
 
-    @contextmanager
-    def _serving(self, arm: str, port: int) -> Iterator[Server]:
+    def _start(self, arm: str, port: int, until: ExitStack) -> Server:
         """An arm that has computed prompts of every length that it will be asked for."""
-        prefill, decode = ARMS[arm]
         options = self._options
-        with _serving(options, self._model, prefill=prefill, decode=decode, arm=arm, port=port) as host:
-            self._say(f"{arm}: ready")
-            server = Server(arm, host, port, self._model.resolve().name)
-            for prompt, rate in ((512, 0.0), (100 if options.quick else max(LOW_LOAD), 0.0), (512, 8.0)):
-                self._load(server, prompt=prompt, answer=16, rate=rate, count=12, name=f"warm {prompt} {rate}")
-            yield server
+        server = until.enter_context(_serving(options, self._model, arm=arm, port=port))
+        self._say(f"{arm}: ready")
+        for prompt, rate in ((512, 0.0), (100 if options.quick else max(LOW_LOAD), 0.0), (512, 8.0)):
+            self._load(server, prompt=prompt, answer=16, rate=rate, count=12, name=f"warm {prompt} {rate}")
+        return server
 
     def _measure_cells(self, server: Server) -> None:
         for cell in QUICK_CELLS if self._options.quick else CELLS:
@@ -167,19 +161,18 @@ class Run:
 
     def _measure_low_load(self, servers: Sequence[Server]) -> None:
         """One request after the other; a few of a length at one arm, then at the next one."""
-        samples: dict[tuple[str, int], list[Sample]] = {}  # by arm and prompt
-        lines: dict[str, dict[str, Any]] = {}  # what the gateways say of each
         lengths = (32, 100) if self._options.quick else LOW_LOAD
+        asked: dict[str, dict[int, list[Sample]]] = {
+            server.arm: {prompt: [] for prompt in lengths} for server in servers
+        }
         for turn in range(2 if self._options.quick else LOW_ROUNDS):
             for prompt in lengths:
                 for server in servers if turn % 2 else reversed(servers):
-                    name = f"low {prompt} {turn}"
-                    asked = self._load(server, prompt=prompt, answer=LOW_ANSWER, rate=0.0, count=LOW_COUNT, name=name)
-                    newest = read_timelines(server.host, server.port)
-                    lines |= {sample.answer: newest[sample.answer] for sample in asked if sample.answer in newest}
-                    samples.setdefault((server.arm, prompt), []).extend(asked)
+                    asked[server.arm][prompt] += self._load(
+                        server, prompt=prompt, answer=LOW_ANSWER, rate=0.0, count=LOW_COUNT, name=f"low {prompt} {turn}"
+                    )
         for server in servers:
-            self._low_load(server.arm, {prompt: samples[server.arm, prompt] for prompt in lengths}, lines)
+            self._low_load(server.arm, asked[server.arm], read_timelines(server.host, server.port))
 
     def _low_load(self, arm: str, low: Mapping[int, list[Sample]], lines: Mapping[str, Mapping[str, Any]]) -> None:
         """Medians by prompt length, and of what parts they consist."""
@@ -299,10 +292,9 @@ def _figures(samples: list[Sample]) -> dict[str, float]:
 
 
 @contextmanager
-def _serving(
-    options: argparse.Namespace, model: Path, *, prefill: int, decode: int, arm: str, port: int
-) -> Iterator[str]:
-    """A whole Baton as `baton up` starts it, until the block ends; yields its host."""
+def _serving(options: argparse.Namespace, model: Path, *, arm: str, port: int) -> Iterator[Server]:
+    """A whole Baton as `baton up` starts it, until the block ends."""
+    prefill, decode = ARMS[arm]
     with tempfile.TemporaryDirectory(prefix="baton-handover-") as data:
         command = [sys.executable, "-m", "services.up", "--model", str(model), "--port", str(port)]
         command += ["--device", options.device, "--prefill", str(prefill), "--decode", str(decode), "--data-dir", data]
@@ -311,7 +303,7 @@ def _serving(
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         try:
             _wait_until_ready(process)
-            yield "127.0.0.1"
+            yield Server(arm, "127.0.0.1", port, model.resolve().name)
         finally:
             process.terminate()
             try:
