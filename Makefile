@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python -m
 PIP := $(RUN) pip --disable-pip-version-check -q
 # a test that waits for ever ends the run, which names it (tests/conftest.py has the bound of an async one)
 PYTEST := $(RUN) pytest -q -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true --max-worker-restart=0
-.PHONY: up setup test check unit integration e2e fuzz-short fuzz audit simulation chaos-short chaos redis-7 chart hardened clean
+.PHONY: up setup test long check tiers unit-long properties unit integration e2e fuzz-short fuzz audit simulation simulation-short chaos-short chaos redis-7 chart hardened clean
 
 up: setup
 	@exec ./baton up $(ARGS)
@@ -17,16 +17,19 @@ $(VENV)/.serving: constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "baton: needs Python 3.11 or later: make PYTHON=python3.11")'
 	@test -x $(VENV)/bin/python || { echo "making $(VENV) …"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing torch (once) …" && $(PIP) install torch==$$(sed -n 's/^torch==//p' constraints.txt)
-	@echo "installing what serving needs (once) …" && $(RUN) services.requirements gateway worker servers ucx > $@.txt
+	@echo "installing what serving needs (once) …" && $(RUN) cli.requirements gateway worker servers ucx otel > $@.txt
 	@$(PIP) install -c constraints.txt -r $@.txt && touch $@
 
 # triton comes with a torch for GPUs; without one, its interpreter alone runs the kernels' tests
 $(VENV)/.testing: $(VENV)/.serving
-	@echo "installing what the tests need (once) …" && $(RUN) services.requirements dev > $@.txt
+	@echo "installing what the tests need (once) …" && $(RUN) cli.requirements dev > $@.txt
 	@$(VENV)/bin/python -c 'import triton' 2>/dev/null || $(PIP) install triton==3.6.0
 	@$(PIP) install -c constraints.txt -r $@.txt && touch $@
 
-test: check unit integration e2e fuzz-short simulation chaos-short
+test: check tiers fuzz-short simulation-short
+
+# What takes longer than a person waits: more seeds, longer fuzzing. CI's script runs it after `make test`.
+long: chaos-short unit-long properties simulation fuzz
 
 check: $(VENV)/.testing
 	$(RUN) ruff check .
@@ -35,13 +38,24 @@ check: $(VENV)/.testing
 	$(VENV)/bin/lint-imports
 
 unit integration e2e: $(VENV)/.testing
-	$(PYTEST) -n 2 --dist loadfile tests/$@
+	$(PYTEST) -n 2 --dist loadfile -m "not long" tests/$@
+
+# one run: no core waits for the other at the end of each tier
+tiers: $(VENV)/.testing
+	$(PYTEST) -n 2 --dist loadfile -m "not long" tests/unit tests/integration tests/e2e tests/chaos/test_kills.py
+
+unit-long: $(VENV)/.testing
+	$(PYTEST) -n 2 --dist worksteal -m long tests
+
+# Property tests with other examples each time, many more of them: what it finds becomes a test of its own.
+properties: $(VENV)/.testing
+	$(PYTEST) -n 2 --dist worksteal -m hypothesis tests/unit --hypothesis-profile=search
 
 fuzz-short: $(VENV)/.testing
 	$(PYTEST) -n 2 tests/fuzz --hypothesis-profile=short
 
 chaos-short: $(VENV)/.testing
-	$(PYTEST) -n 2 --dist loadfile tests/chaos
+	$(PYTEST) -n 2 --dist loadfile -m "not long" tests/chaos
 
 # Ten minutes or more on a quiet machine: every fault under load, a table, benchmarks/results/chaos.{json,md}. Power cuts need root.
 chaos: $(VENV)/.testing
@@ -50,27 +64,29 @@ chaos: $(VENV)/.testing
 # Minutes: 5,000 messages for each decoder, 300 valid and 300 invalid requests for each route, three million messages by libFuzzer.
 fuzz: $(VENV)/.testing
 	$(PYTEST) tests/fuzz --hypothesis-profile=long
-	@$(RUN) services.requirements fuzz > $(VENV)/.fuzzing.txt && $(PIP) install -c constraints.txt -r $(VENV)/.fuzzing.txt
+	@$(RUN) cli.requirements fuzz > $(VENV)/.fuzzing.txt && $(PIP) install -c constraints.txt -r $(VENV)/.fuzzing.txt
 	$(RUN) tests.fuzz.atheris_messages -runs=3000000 -max_len=256 -print_final_stats=1
 
-# Known vulnerabilities of what is pinned (asks pypi.org, and fails if it does not answer, once it has looked into a list of 2021), and what is installed (sbom.json, CycloneDX). The tools have an environment
-# of their own: they are no part of what they look at.
-OLD_ADVISORIES = .audit/bin/pip -q install safety-db==2021.7.17 && .audit/bin/python -m services.old_advisories constraints.txt
+# Known vulnerabilities of the pinned packages (asks PyPI; fails if it doesn't answer) and a bill of what is installed (sbom.json, CycloneDX).
+# The tools have an environment of their own: they are no part of what they look at.
 audit: $(VENV)/.testing
 	@test -x .audit/bin/python || $(PYTHON) -m venv .audit
-	@$(RUN) services.requirements audit | tail -2 > .audit/requirements.txt && .audit/bin/pip -q install -r .audit/requirements.txt
+	@$(RUN) cli.requirements audit | tail -2 > .audit/requirements.txt && .audit/bin/pip -q install -r .audit/requirements.txt
 	.audit/bin/cyclonedx-py environment --of JSON --output-reproducible -o .audit/sbom.json $(VENV)
-	.audit/bin/pip-audit --strict --no-deps --disable-pip -r constraints.txt || { $(OLD_ADVISORIES); exit 1; }
+	.audit/bin/pip-audit --strict --no-deps --disable-pip -r constraints.txt
 
 # many seeds in few tests: any worker takes the next one
 simulation: $(VENV)/.testing
-	$(PYTEST) -n 2 --dist worksteal tests/$@
+	$(PYTEST) -n 2 --dist worksteal tests/simulation --seeds 10000
+
+simulation-short: $(VENV)/.testing
+	$(PYTEST) -n 2 --dist worksteal tests/simulation --seeds 1000
 
 # Redis 7.0 itself, with TLS: Debian's, unpacked here and not installed. All else runs with the Valkey of a Python package, which has no TLS.
 redis-7: $(VENV)/.testing
 	@mkdir -p .redis-7 && cd .redis-7 && apt-get -q download redis-server redis-tools libjemalloc2 liblzf1 && for one in *.deb; do dpkg -x $$one .; done
 	PATH="$$PWD/.redis-7/usr/bin:$$PATH" LD_LIBRARY_PATH="$$(echo $$PWD/.redis-7/usr/lib/*-linux-gnu)" $(PYTEST) \
-	    $(addprefix tests/integration/test_,access.py budgets.py placement.py store.py tls.py) $(addprefix tests/e2e/test_,chart.py secure.py)
+	    tests/integration/access $(addprefix tests/integration/test_,budgets.py placement.py store.py tls.py) $(addprefix tests/e2e/test_,chart.py secure.py)
 
 # The chart by helm itself, which a Python package brings (one person's: x86-64, and the hash of what was looked at is in the file).
 chart: $(VENV)/.testing

@@ -37,15 +37,15 @@ DEADLINE_S = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """How one model's tokens compare. `gaps`: by how much float32 prefers its own token, where rounding does not explain it."""
+    """How one model's tokens compare with the reference's."""
 
     name: str
     tokens: int
     as_reference: int  # tokens that are the reference's best in the engine's dtype
     as_float32: int
     reference_as_float32: int  # what the reference itself reaches
-    gaps: tuple[float, ...]
-    explained: tuple[float, ...]  # the same gaps, where it does
+    gaps: tuple[float, ...]  # how far wrong tokens' logits lie below the best one
+    explained: tuple[float, ...]  # the same where rounding explains it
 
     def __str__(self) -> str:
         text = (
@@ -76,7 +76,7 @@ class Agreement:
 def measure_accuracy(device: str, *, quick: bool, seed: int, checkpoints: Path | None = None) -> list[Agreement]:
     """Compare one model of each family; the demo model alone if `quick`."""
     if quick:
-        return [compare(ROOT / "models/demo", "demo", device=device, seed=seed)]
+        return [compare(ROOT / "demo", "demo", device=device, seed=seed)]
     from benchmarks.checkpoint import write_checkpoint
 
     agreements = []
@@ -156,7 +156,7 @@ def _logits(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit code: 1 when a token is wrong."""
+    """Return the exit code: 1 when a token is wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seed", type=int, default=20_261_121)

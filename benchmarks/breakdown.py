@@ -17,17 +17,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.bench.client import Sample
+from cli.bench.client import Sample
 
 PARTS = ("way_in", "http", "admission", "queue", "prefill", "first_frame", "way_out")
-MOST = 512  # requests of which a gateway keeps the timelines
+KEPT_TIMELINES = 512  # a gateway keeps those of its newest requests
 
 
 def read_timelines(host: str, port: int) -> dict[str, dict[str, Any]]:
     """The timelines of the newest requests that ended, by the id of their answer. Raises OSError, ValueError."""
     connection = http.client.HTTPConnection(host, port, timeout=10)
     try:
-        connection.request("GET", f"/debug/requests?limit={MOST}")
+        connection.request("GET", f"/debug/requests?limit={KEPT_TIMELINES}")
         answer = connection.getresponse()
         text = answer.read()
     finally:
@@ -38,7 +38,10 @@ def read_timelines(host: str, port: int) -> dict[str, dict[str, Any]]:
 
 
 def parts_of(sample: Sample, line: Mapping[str, Any]) -> dict[str, float]:
-    """`PARTS` of one streamed request in milliseconds, and what ran beside them. Raises ValueError if one is not known."""
+    """Return the milliseconds of each part of one streamed request, and of what ran at the same time as them.
+
+    Raises ValueError if one of `PARTS` is not known.
+    """
     phases = {name: float(value) for name, value in line["phases_ms"].items()}
     if line["first_sent_at"] is None:
         raise ValueError(f"{line['request_id']} sent no token")
@@ -46,12 +49,12 @@ def parts_of(sample: Sample, line: Mapping[str, Any]) -> dict[str, float]:
     phases["way_out"] = 1000 * (sample.first_at - line["first_sent_at"])
     missing = [part for part in PARTS if part not in phases]
     if missing:
-        raise ValueError(f"{line['request_id']} does not tell {', '.join(missing)}")
+        raise ValueError(f"{line['request_id']} does not say {', '.join(missing)}")
     return phases
 
 
 def rest_of(sample: Sample, parts: Mapping[str, float]) -> float:
-    """Milliseconds of the sample's time to first token that are in none of `PARTS`."""
+    """Return the milliseconds of the sample's time to first token that no part explains."""
     return 1000 * sample.ttft - sum(parts[part] for part in PARTS)
 
 
@@ -61,9 +64,9 @@ class Breakdown:
 
     count: int  # requests whose timelines were there
     ttft: float
-    parts: dict[str, float]  # `PARTS` first; what ran beside them is the mean of the requests that have it
-    rest: float  # of the TTFT, in none of the parts
-    unexplained: float  # mean size of a request's rest, as a share of the mean TTFT
+    parts: dict[str, float]  # `PARTS` first; the others are means of the requests that have them
+    rest: float  # what no part explains
+    unexplained: float  # mean absolute rest of a request / mean TTFT
 
     def __str__(self) -> str:
         texts = [f"{part} {self.parts[part]:.2f}" for part in PARTS]
@@ -71,15 +74,15 @@ class Breakdown:
 
 
 def explain(samples: Sequence[Sample], lines: Mapping[str, Mapping[str, Any]]) -> Breakdown:
-    """Take the samples whose timelines are in `lines` apart. Raises ValueError when none is."""
-    told = [sample for sample in samples if sample.answer in lines]
-    if not told:
-        raise ValueError(f"the gateway has no timeline of these {len(samples)} requests: it keeps {MOST}")
-    parts = [parts_of(sample, lines[sample.answer]) for sample in told]
-    rests = [rest_of(sample, one) for sample, one in zip(told, parts, strict=True)]
-    ttft = 1000 * statistics.fmean(sample.ttft for sample in told)
+    """Explain the samples whose timelines are in `lines`. Raises ValueError when there is no such sample."""
+    known = [sample for sample in samples if sample.answer in lines]
+    if not known:
+        raise ValueError(f"the gateway has no timeline of these {len(samples)} requests: it keeps {KEPT_TIMELINES}")
+    parts = [parts_of(sample, lines[sample.answer]) for sample in known]
+    rests = [rest_of(sample, one) for sample, one in zip(known, parts, strict=True)]
+    ttft = 1000 * statistics.fmean(sample.ttft for sample in known)
     return Breakdown(
-        count=len(told),
+        count=len(known),
         ttft=ttft,
         parts=_means(parts),
         rest=statistics.fmean(rests),

@@ -1,4 +1,4 @@
-"""The device's measured limits: copy bandwidth, matrix product rate, upload rate; what a `floors` figure is divided by."""
+"""The device's measured limits, by which the work of `floors` is divided: copy bandwidth, product rate, upload rate."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 
 from benchmarks.floors import Ceilings
 
-REPEATS = 8
+REPEATED_RUNS = 8
 
 
 @torch.inference_mode()
 def measure_ceilings(device: torch.device, dtype: torch.dtype, *, quick: bool) -> Ceilings:
-    """The best of a few runs each. Random data: a GPU computes on zeros faster than on anything real."""
+    """Measure each limit as the best of a few runs, on random data: a GPU is faster on zeros."""
     side, num_bytes = (256, 8 << 20) if quick else (8192, 4 << 30)
     return Ceilings(
         bytes_per_s=2 * num_bytes / _copy_seconds(num_bytes, device),
@@ -31,7 +31,7 @@ def _copy_seconds(num_bytes: int, device: torch.device) -> float:
 
 
 def _read_seconds(num_bytes: int, device: torch.device) -> float:
-    source = torch.randint(0, 255, (1024, num_bytes // 4096), device=device).float()  # rows: enough for every core
+    source = torch.randint(0, 255, (1024, num_bytes // 4096), device=device).float()  # enough rows for every core
     return best_seconds(lambda: source.sum(dim=1), device)
 
 
@@ -48,12 +48,15 @@ def _upload_seconds(num_bytes: int, device: torch.device) -> float:
 
 
 def best_seconds(work: Callable[[], object], device: torch.device) -> float:
-    """The shortest of some runs, after one to warm up."""
+    """Return the time of the shortest of several runs, after one to warm up."""
     return min(_times(work, device))
 
 
 def sustained_seconds(work: Callable[[], object], device: torch.device, *, runs: int = 20) -> float:
-    """A run's mean time in the best of some series: a product's rate falls with the device's clock, so a burst would flatter."""
+    """Return a run's mean time in the best of several series.
+
+    A product's rate falls with the device's clock under load, so a short burst would flatter.
+    """
 
     def series() -> None:
         for _ in range(runs):
@@ -64,7 +67,7 @@ def sustained_seconds(work: Callable[[], object], device: torch.device, *, runs:
 
 def _times(work: Callable[[], object], device: torch.device) -> list[float]:
     times = []
-    for _ in range(REPEATS + 1):
+    for _ in range(REPEATED_RUNS + 1):
         synchronize(device)
         started = time.perf_counter()
         work()

@@ -14,11 +14,11 @@ from benchmarks.results_format import Result
 from benchmarks.workload import Prompts, Workload, driven
 from common.blocks import hash_blocks
 from decode.request import DecodeRequest
-from engine.block_pool import BlockPool
+from engine.cache.block_pool import BlockPool
 from engine.engine import Engine
-from worker.prefix import blocks_for
+from worker.serving.allocation import blocks_for
 
-NEVER = 1 << 30  # max_tokens of a sequence that a measurement ends, not itself
+UNREACHED_TOKENS = 1 << 30  # max_tokens of a sequence that only the measurement ends
 GREEDY: Mapping[str, float] = MappingProxyType({"temperature": 0.0})
 NUCLEUS: Mapping[str, float] = MappingProxyType({"temperature": 0.8, "top_p": 0.95})
 
@@ -43,7 +43,10 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Steps of a full batch around one context length, two passes outstanding; the KV is random, the block tables real."""
+    """Steps of a full batch around one context length, with two passes in flight.
+
+    The KV is random, the block tables are real.
+    """
 
     batch: int
     context: int
@@ -71,7 +74,7 @@ class Decode:
         workload = bench.workload()
         computed = self.first_context()
         lengths = [computed + 1] * self.batch
-        for request in bench.prompts.requests(lengths, max_tokens=NEVER, sampling=dict(self.sampling)):
+        for request in bench.prompts.requests(lengths, max_tokens=UNREACHED_TOKENS, sampling=dict(self.sampling)):
             _pretend_computed(workload.pool, request, computed)
             workload.join(request)
         workload.passes_left = self.warm_up + self.steps
@@ -80,7 +83,7 @@ class Decode:
         return workload
 
     def first_context(self) -> int:
-        """Positions computed before the warm-up, so that the measured steps have `context` in their middle."""
+        """Return the positions computed before the warm-up, such that the measured steps have `context` in their middle."""
         computed = self.context - self.warm_up - self.steps // 2
         if computed < 1:
             raise ValueError(f"{self.name}: {self.warm_up + self.steps} steps do not fit around context {self.context}")
@@ -89,7 +92,7 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """One prompt on an idle worker: from handing it to the scheduler until its first token is on the host."""
+    """One prompt on an idle worker, from the scheduler until its first token is on the host."""
 
     prompt: int
     runs: int = 20
@@ -108,7 +111,7 @@ class FirstToken:
         ]
 
     async def run(self, bench: Bench) -> list[float]:
-        """Milliseconds of each run after the warm-up."""
+        """Return the milliseconds of each run after the warm-up."""
         workload, times = bench.workload(), []
         async with driven(bench.engine, workload, token_budget=bench.token_budget) as loop:
             for request in bench.prompts.requests([self.prompt] * (self.warm_up + self.runs), max_tokens=1):
@@ -146,7 +149,7 @@ class PrefillRate:
 
 @dataclass(frozen=True, slots=True)
 class Offline:
-    """All requests there from the start; one worker prefills and decodes, both in the same passes."""
+    """All requests are there from the start. One worker prefills and decodes, both in the same passes."""
 
     requests: int
     prompt: int
@@ -196,7 +199,8 @@ FULL: tuple[Cell, ...] = (
     PrefillRate(256, 1024),
     Offline(1000, 1024, 128),
 )
-QUICK: tuple[Cell, ...] = (  # the same code in a second or two on a CPU and a tiny model
+# The same code in a second or two, on a CPU and a tiny model.
+QUICK: tuple[Cell, ...] = (
     Decode(1, 64, steps=6, warm_up=2),
     Decode(8, 64, steps=6, warm_up=2),
     Decode(8, 64, NUCLEUS, steps=6, warm_up=2),
@@ -207,7 +211,7 @@ QUICK: tuple[Cell, ...] = (  # the same code in a second or two on a CPU and a t
 
 
 async def _all_at_once(bench: Bench, requests: list[DecodeRequest]) -> float:
-    """Seconds from the first request's arrival to the last one's end."""
+    """Return the seconds from the first request's arrival to the last one's end."""
     workload = bench.workload()
     async with driven(bench.engine, workload, token_budget=bench.token_budget) as loop:
         started = time.perf_counter()
@@ -219,7 +223,7 @@ async def _all_at_once(bench: Bench, requests: list[DecodeRequest]) -> float:
 
 
 def _pretend_computed(pool: BlockPool, request: DecodeRequest, num_tokens: int) -> None:
-    """Give the request blocks as if its first `num_tokens` tokens had been computed; their KV is what lies there."""
+    """Give the request blocks as if its first `num_tokens` tokens were computed; their KV is whatever the blocks hold."""
     sequence = request.sequence
     sequence.block_table = pool.allocate(blocks_for(num_tokens + 1, pool.block_size))
     sequence.digests = hash_blocks(sequence.hash_root, sequence.token_ids[:num_tokens], pool.block_size)

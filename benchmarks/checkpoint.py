@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-PERIOD = 512 << 20  # elements of noise drawn at most: more than the largest matrix has; 1 GiB
+NOISE_ELEMENTS = 512 << 20  # then the noise repeats; more than the largest matrix has
 STD = 0.02
 
 _LLAMA3_ROPE = {
@@ -58,13 +58,13 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 8,
         "head_dim": 128,
         "max_position_embeddings": 32_768,
-        "sliding_window": 256,  # not 4096: short prompts shall reach it
+        "sliding_window": 256,  # not 4096, to be reached by short prompts
         "rms_norm_eps": 1e-5,
         "rope_theta": 10_000.0,
         "tie_word_embeddings": False,
     }
     | _SMALL,
-    "qwen2-small": {  # Qwen2.5 0.5B: heads of 64, tied, no power of two anywhere
+    "qwen2-small": {  # Qwen2.5 0.5B: heads of 64, tied, no powers of two
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
         "hidden_size": 896,
@@ -78,7 +78,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     }
     | _SMALL,
-    "qwen3-small": {  # Qwen3 0.6B: the heads are wider than the hidden state
+    "qwen3-small": {  # Qwen3 0.6B: all heads together are wider than the hidden state
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
         "hidden_size": 1024,
@@ -100,7 +100,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 class _Weight:
     name: str
     shape: tuple[int, ...]
-    begin: int  # where its values begin in the endless noise
+    begin: int  # where its values begin in the repeated noise
 
     @property
     def num_elements(self) -> int:
@@ -127,7 +127,7 @@ def write_checkpoint(folder: Path, shape_name: str, *, seed: int = 0, shards: in
         parts[weight.begin * shards // total].append(weight)
     single = ["model.safetensors"]
     names = single if shards == 1 else [f"model-{n + 1:05d}-of-{shards:05d}.safetensors" for n in range(shards)]
-    noise = _noise(min(total, PERIOD), seed)
+    noise = _noise(min(total, NOISE_ELEMENTS), seed)
     with ThreadPoolExecutor(shards) as threads:
         list(threads.map(lambda name, part: _write(folder / name, part, noise), names, parts))
     if shards > 1:
@@ -137,9 +137,9 @@ def write_checkpoint(folder: Path, shape_name: str, *, seed: int = 0, shards: in
 
 
 def write_tokenizer(folder: Path, vocab_size: int, *, base: Path) -> None:
-    """Write the tokenizer of the model folder `base`, with a word `<i>` for every id i beyond its own up to `vocab_size`.
+    """Write the tokenizer of the model folder `base`, grown to `vocab_size`: each new id i is the word `<i>`.
 
-    Text becomes the base's tokens; what random weights answer becomes some text for each token.
+    Prompts become the base's tokens. Random weights answer with any id, and each of them is some text.
     """
     tokenizer = json.loads((base / "tokenizer.json").read_text())
     vocab = tokenizer["model"]["vocab"]
@@ -184,7 +184,10 @@ def _shapes(fields: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _noise(size: int, seed: int, step: int = 8 << 20) -> memoryview:
-    """The bytes of `size` normal values in bfloat16. Threads draw parts of their own seeds: their number changes nothing."""
+    """Return the bytes of `size` normal values in bfloat16.
+
+    Each part has a seed of its own, so the number of threads changes nothing.
+    """
     noise = torch.empty(size, dtype=torch.bfloat16)
 
     def draw(part: int) -> None:

@@ -11,17 +11,20 @@ import random
 import time
 from dataclasses import dataclass
 
-from services.bench.client import ERRORS, Connection, Sample, Target, percentile
-from services.bench.load import poisson
+from cli.bench.client import ERRORS, Connection, Sample, Target, percentile
+from cli.bench.load import poisson
 
 __all__ = ["Load", "Sample", "percentile", "run_load"]
 
-PAUSE_S = 0.01
+PAUSE_S = 0.01  # until the gateway is through with the request before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """`rate` 0: one request after the other, each `PAUSE_S` after the answer before it, when the gateway is through with that."""
+    """How many requests of which size arrive, and at which rate.
+
+    With rate 0 each is sent after the answer before it.
+    """
 
     prompt: int
     answer: int

@@ -1,7 +1,7 @@
-"""The engine's table: decode steps, first tokens, prefill, an offline batch and a process's start, each beside its floor.
+"""The engine's table: decode steps, first tokens, prefill, an offline batch, a process's start; each beside its floor.
 
     python -m benchmarks.engine --out DIR                                       on an H200, in less than 8 minutes
-    python -m benchmarks.engine --out DIR --shape demo --device cpu --quick     the same code in seconds, figures without worth
+    python -m benchmarks.engine --out DIR --shape demo --device cpu --quick     the same code in seconds; its figures say nothing
 
 `benchmarks/README.md` says how to read what comes out.
 """
@@ -36,18 +36,21 @@ from benchmarks.targets import REFERENCE, TARGETS
 from benchmarks.workload import Prompts
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.models.config import read_decoder_config
+from engine.model.families import read_model_spec
 
 NOTES = ROOT / "benchmarks/results/engine.notes.md"
 DEFAULT_SHAPE = "llama-3.1-8b"
 SEED = 20_261_121
-LOAD_S = 3.0  # into a cell under full load, to read the clocks
-GRACE_S = 30.0  # what a cell may take when it starts just before the limit
+CLOCKS_READ_AFTER_S = 3.0  # from the start of a cell under full load
+LAST_CELL_S = 30.0  # a cell that starts just before the limit may take this long
 STARTS = ("start_cold_cache", "start_warm_cache")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit code: 1 when a cell failed or was left out for lack of time, 0 also when targets are missed."""
+    """Return the exit code: 1 when a cell failed or there was no time for it, else 0.
+
+    A missed target is no failure.
+    """
     options = _parse(arguments)
     device = torch.device(options.device)
     facts = describe("benchmarks.engine", arguments, device, commit=options.commit)
@@ -69,7 +72,7 @@ class Run:
         self._started = time.monotonic()
         self._targets = TARGETS.get(options.shape, {})
         self._cells: dict[str, Cell] = {cell.name: cell for cell in (QUICK if options.quick else FULL)}
-        self._prompt = 48 if options.quick else 512  # of the first token after a start
+        self._prompt = 48 if options.quick else 512  # tokens of the first prompt after a start
 
     def table(self) -> None:
         """Measure every cell that `--cells` names, while `--limit-s` lasts."""
@@ -108,7 +111,7 @@ class Run:
             raise SystemExit(f"--profile {name}: known are {', '.join(self._cells)}")
         model, ceilings = self._prepare()
         bench = self._bench(model, ceilings)
-        text = asyncio.run(profile_cell(self._cells[name], bench, read_decoder_config(model)))
+        text = asyncio.run(profile_cell(self._cells[name], bench, read_model_spec(model)))
         (self._options.out / f"profile_{name}.txt").write_text(text)
         print(text, flush=True)
 
@@ -134,7 +137,7 @@ class Run:
         return Bench(
             engine=engine,
             ceilings=ceilings,
-            cost=ModelCost.of(read_decoder_config(model), engine.layout.dtype),
+            cost=ModelCost.of(read_model_spec(model), engine.layout.dtype),
             prompts=Prompts(vocab_size=engine.vocab_size, seed=SEED),
             token_budget=engine.config.max_batch_tokens,
         )
@@ -154,16 +157,16 @@ class Run:
         if self._out_of_time(cell.name):
             return
         if isinstance(cell, PrefillRate) and self._device.type == "cuda":
-            threading.Timer(LOAD_S, lambda: self._page.state("in prefill", clocks(self._device))).start()
+            threading.Timer(CLOCKS_READ_AFTER_S, lambda: self._page.state("in prefill", clocks(self._device))).start()
         try:
-            seconds_left = self._options.limit_s + GRACE_S - self._elapsed()
+            seconds_left = self._options.limit_s + LAST_CELL_S - self._elapsed()
             self._add(asyncio.run(asyncio.wait_for(cell.measure(bench), seconds_left)))
         except Exception as error:
             self._failed(cell.name, error)
 
     def _measure_starts(self, model: Path, ceilings: Ceilings, wanted: Sequence[str]) -> None:
         config = {**dataclasses.asdict(self._config(model)), "model": str(model)}
-        cost = ModelCost.of(decoder := read_decoder_config(model), _dtype(self._device, decoder.dtype))
+        cost = ModelCost.of(spec := read_model_spec(model), _dtype(self._device, spec.dtype))
         floor = upload(cost, ceilings)
         _read_all(model)
         with tempfile.TemporaryDirectory(prefix="triton-cache-") as cache:
@@ -235,9 +238,7 @@ class Run:
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for engine.json, engine.md and profiles")
-    parser.add_argument(
-        "--shape", default="llama-3.1-8b", help="a shape of benchmarks/checkpoint.py, or demo: models/demo"
-    )
+    parser.add_argument("--shape", default="llama-3.1-8b", help="a shape of benchmarks/checkpoint.py, or demo: demo")
     parser.add_argument(
         "--model", type=Path, help="a checkpoint of that shape; else one with random weights is written"
     )
@@ -262,7 +263,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 def _checkpoint(shape: str, folder: Path) -> Path:
     """The folder of a checkpoint of `shape`, written now unless an earlier run did."""
     if shape == "demo":
-        return ROOT / "models/demo"
+        return ROOT / "demo"
     from benchmarks.checkpoint import write_checkpoint
 
     target = folder / shape

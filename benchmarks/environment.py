@@ -1,4 +1,4 @@
-"""What a figure depends on beside the code: when, where, with which versions, started how."""
+"""What a figure depends on besides the code: date, machine, versions, command."""
 
 from __future__ import annotations
 

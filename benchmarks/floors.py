@@ -1,7 +1,7 @@
 """What physics allows: times that no program can beat on a device with the given ceilings, from config.json alone.
 
-A step must read its weights and its KV once and do its arithmetic once; the larger of both times is the floor, as if one hid
-the other perfectly. Left out, because small: activations, logits, norms, and everything that a kernel launch costs.
+A pass must read its weights and its KV once and do its arithmetic once. The larger of both times is the floor, as if one hid
+the other perfectly. Activations, logits, norms and kernel launches are left out, because they cost little.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
-from engine.models.config import DecoderConfig
+from engine.model.spec import LayerSpec, ModelSpec
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -29,35 +29,31 @@ class Ceilings:
 class ModelCost:
     """What one model reads and computes. A position is one token of context."""
 
-    layer_parameters: int  # of all layers: everything but the embedding and the head
+    layer_parameters: int  # everything but the embedding and the head
     head_parameters: int  # V * E; a tied model's table counts here
-    stored_parameters: int  # in the checkpoint
+    stored_parameters: int  # those of the checkpoint
     item_bytes: int
-    kv_bytes: int  # a position's, all layers
-    attention_flops: int  # of one query at one position, all layers
+    kv_bytes: int  # one position, all layers
+    attention_flops: int  # one query at one position, all layers
 
     @classmethod
-    def of(cls, config: DecoderConfig, dtype: str) -> Self:
-        """`dtype` is the one that the engine computes in, for weights and KV."""
-        hidden, intermediate = config.hidden_size, config.intermediate_size
-        qkv = config.q_size + 2 * config.kv_size
-        layer = hidden * qkv + config.q_size * hidden + 3 * hidden * intermediate
-        layer += qkv * config.qkv_bias + hidden * config.output_bias + (2 * intermediate + hidden) * config.mlp_bias
-        layer += 2 * hidden + 2 * config.head_dim * config.qk_norm
-        head = config.vocab_size * hidden
-        layers = layer * config.num_layers + hidden
+    def of(cls, model: ModelSpec, dtype: str) -> Self:
+        """Count what a model has; `dtype` is the one that the engine computes in, for weights and KV."""
+        head = model.vocab_size * model.hidden_size
+        layers = model.hidden_size + sum(_layer_parameters(layer, model.hidden_size) for layer in model.layers)
+        mixers = [layer.mixer for layer in model.layers]
         return cls(
             layer_parameters=layers,
             head_parameters=head,
-            stored_parameters=layers + head * (1 if config.tie_word_embeddings else 2),
+            stored_parameters=layers + head * (1 if model.has_tied_head else 2),
             item_bytes=ITEM_BYTES[dtype],
-            kv_bytes=2 * config.num_layers * config.kv_size * ITEM_BYTES[dtype],
-            attention_flops=4 * config.q_size * config.num_layers,
+            kv_bytes=2 * sum(mixer.kv_size for mixer in mixers) * ITEM_BYTES[dtype],
+            attention_flops=4 * sum(mixer.q_size for mixer in mixers),
         )
 
     @property
     def read_parameters(self) -> int:
-        """What a step reads, however small: not the embedding, of which it reads a few rows."""
+        """What every pass reads: all but the embedding, of which it reads a few rows."""
         return self.layer_parameters + self.head_parameters
 
     @property
@@ -111,3 +107,12 @@ def offline(cost: ModelCost, *, requests: int, prompt: int, output: int) -> Work
 def upload(cost: ModelCost, ceilings: Ceilings) -> float:
     """Seconds to bring the checkpoint to the device."""
     return cost.stored_parameters * cost.item_bytes / ceilings.upload_bytes_per_s
+
+
+def _layer_parameters(layer: LayerSpec, hidden: int) -> int:
+    mixer, mlp = layer.mixer, layer.mlp
+    qkv = mixer.q_size + 2 * mixer.kv_size
+    matrices = hidden * qkv + mixer.q_size * hidden + 3 * hidden * mlp.size
+    biases = qkv * mixer.qkv_bias + hidden * mixer.output_bias + (2 * mlp.size + hidden) * mlp.bias
+    norms = 2 * hidden + 2 * mixer.head_dim * mixer.qk_norm
+    return matrices + biases + norms

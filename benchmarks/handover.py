@@ -1,7 +1,7 @@
-"""What handing a sequence over costs: a prefill and a decode worker beside two that do both, through the gateway's HTTP.
+"""What a handoff costs: a prefill and a decode worker beside two that do both, through the gateway's HTTP.
 
     python -m benchmarks.handover --out DIR                                          on two H200s, in less than 8 minutes
-    python -m benchmarks.handover --out DIR --device cpu --model models/demo --quick       the same code, figures without worth
+    python -m benchmarks.handover --out DIR --device cpu --model demo --quick       the same code; its figures say nothing
 
 Arm `pd`: 1 prefill + 1 decode worker. Arm `both`, the control: the same code and GPUs, two workers that prefill and decode. Each
 arm is a whole Baton (`baton up`): real NATS, Redis, gateway and worker processes. Low load is asked for while both are there, a
@@ -36,13 +36,13 @@ NOTES = ROOT / "benchmarks/results/handover.notes.md"
 DEFAULT_SHAPE = "llama-3.1-8b"
 START_S = 240.0
 ARMS = {"pd": (1, 1), "both": (0, 2)}
-KV_MEMORY_MB = 40960  # of a worker on a GPU: those of both arms fit beside each other, and no load needs more
+KV_MEMORY_MB = 40960  # workers of both arms share a GPU; no load needs more
 
 
 class Cell(NamedTuple):
-    """A load of about 50 seconds and what is compared: our target, vLLM 0.26 as 1P+1D (NIXL).
+    """A load of about 50 seconds, with our targets and what vLLM 0.26 reached as 1P+1D (NIXL).
 
-    Shorter ones tell of their own bursts more than of the load.
+    Figures of shorter loads depend on their bursts more than on the rate.
     """
 
     prompt: int
@@ -85,15 +85,15 @@ CELLS = (
 )
 QUICK_CELLS = (Cell(48, 8, 10, 30, {}),)
 LOW_LOAD = (128, 512, 2048, 8192)
-# of each length, then of the other arm, so many times: a shared machine's processors are slower for minutes now and then
-LOW_COUNT, LOW_ROUNDS = 8, 6
+# The arms take turns, because a shared machine's processors are slower for minutes now and then.
+LOW_COUNT, LOW_ROUNDS = 8, 6  # requests of a length in a turn; turns
 LOW_ANSWER = 8
-SPARE = 0.05  # of the control arm's TTFT, at low load
-MAX_REST = 2.0  # % of the mean TTFT at low load that no part explains
+ALLOWED_EXCESS = 0.05  # over the control arm's TTFT, at low load
+MAX_REST_PERCENT = 2.0  # share of the mean TTFT at low load that no part explains
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit code: 1 when a request failed, 0 also when targets are missed."""
+    """Return the exit code: 1 when a request failed, else 0. A missed target is no failure."""
     options = _parse(arguments)
     device = torch.device("cpu" if options.device == "cpu" else "cuda:0")
     facts = describe("benchmarks.handover", arguments, device, commit=options.commit)
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str]) -> int:
         "vLLM 0.26.0 as 1 prefill + 1 decode over NIXL, two H200s, Llama-3.1-8B shape, bf16 (MEASUREMENTS.md)"
     )
     notes = NOTES.read_text() if NOTES.is_file() and not options.quick else ""
-    page = ResultsPage(options.out, "handover", title="The hand-over on two devices", facts=facts, notes=notes)
+    page = ResultsPage(options.out, "handover", title="The handoff on two devices", facts=facts, notes=notes)
     run = Run(options, page)
     run.measure(options.arms.split(","))
     run.compare()
@@ -136,7 +136,7 @@ class Run:
         return time.monotonic() - self._began
 
     def measure(self, arms: Sequence[str]) -> None:
-        """The cells of the first arm; low load, with the other one beside it; then the cells of that one alone."""
+        """Measure the first arm's cells, then low load with all arms up, then the other arms' cells."""
         with ExitStack() as others, ExitStack() as first:
             servers = [self._start(arms[0], self._options.port, first)]
             self._measure_cells(servers[0])
@@ -147,7 +147,7 @@ class Run:
                 self._measure_cells(server)
 
     def _start(self, arm: str, port: int, until: ExitStack) -> Server:
-        """An arm that has computed prompts of every length that it will be asked for."""
+        """Start an arm and have it compute prompts of every length that it will be asked for."""
         options = self._options
         server = until.enter_context(_serving(options, self._model, arm=arm, port=port))
         self._say(f"{arm}: ready")
@@ -160,7 +160,7 @@ class Run:
             self._cell(server, cell)
 
     def _measure_low_load(self, servers: Sequence[Server]) -> None:
-        """One request after the other; a few of a length at one arm, then at the next one."""
+        """Send one request after the other: a few of one length to one arm, then to the next one."""
         lengths = (32, 100) if self._options.quick else LOW_LOAD
         asked: dict[str, dict[int, list[Sample]]] = {
             server.arm: {prompt: [] for prompt in lengths} for server in servers
@@ -175,7 +175,7 @@ class Run:
             self._low_load(server.arm, asked[server.arm], read_timelines(server.host, server.port))
 
     def _low_load(self, arm: str, low: Mapping[int, list[Sample]], lines: Mapping[str, Mapping[str, Any]]) -> None:
-        """Medians by prompt length, and of what parts they consist."""
+        """Add the medians by prompt length, and the parts that they consist of."""
         for prompt, samples in low.items():
             if not samples:
                 continue
@@ -188,7 +188,7 @@ class Run:
                     value=100 * unexplained,
                     unit="% of the mean TTFT",
                     better="lower",
-                    target=MAX_REST,
+                    target=MAX_REST_PERCENT,
                 )
             )
 
@@ -205,7 +205,7 @@ class Run:
         self._explain(f"{arm}_{cell.name}", samples, read_timelines(server.host, server.port))
 
     def _explain(self, name: str, samples: list[Sample], lines: Mapping[str, Mapping[str, Any]]) -> float:
-        """Means of the TTFT's parts over these requests; return the share of it that they leave unexplained."""
+        """Add the means of the TTFT's parts over these requests; return the share that they leave unexplained."""
         found = explain(samples, lines)
         parts = found.parts
         self._say(f"{name}: {found}, {found.count} of {len(samples)} requests")
@@ -223,7 +223,7 @@ class Run:
         return found.unexplained
 
     def compare(self) -> None:
-        """Disaggregated beside aggregated, at low load: within 5 % is the aim."""
+        """Add the ratio of both arms' TTFT at low load; at most 5 % more is the aim."""
         for (arm, prompt), value in self._low.items():
             control = self._low.get(("both", prompt))
             if arm == "pd" and control:
@@ -233,13 +233,16 @@ class Run:
                         value=100 * value / control,
                         unit="% of the control arm's TTFT",
                         better="lower",
-                        target=100 * (1 + SPARE),
+                        target=100 * (1 + ALLOWED_EXCESS),
                     )
                 )
                 self._say(f"prompt {prompt}: TTFT {value:.1f} ms, control {control:.1f} ms ({value / control:.1%})")
 
     def _load(self, server: Server, *, prompt: int, answer: int, rate: float, count: int, name: str) -> list[Sample]:
-        """The samples without error; errors become a remark. Prompts are `name`'s own: no other load's are cached for it."""
+        """Send a load; return the samples without error, errors become a remark.
+
+        Prompts depend on `name`, so that none is in the cache from another load.
+        """
         load = Load(
             prompt=prompt, answer=answer, rate=rate, count=count, vocab_size=self._vocab_size, seed=hash_of(name)
         )
@@ -272,7 +275,7 @@ class Run:
 
 
 def hash_of(name: str) -> int:
-    """A seed of the name's own: no prompt of one load is another's, whose prefix would be cached."""
+    """Return the seed for a load's name: loads with different names share no prompt, so no prefix is cached."""
     return zlib.crc32(name.encode())
 
 
@@ -333,7 +336,7 @@ def _checkpoint(folder: Path) -> Path:
     if not (target / "served").is_file():
         target.mkdir(parents=True, exist_ok=True)
         write_checkpoint(target, DEFAULT_SHAPE)
-        write_tokenizer(target, SHAPES[DEFAULT_SHAPE]["vocab_size"], base=ROOT / "models/demo")
+        write_tokenizer(target, SHAPES[DEFAULT_SHAPE]["vocab_size"], base=ROOT / "demo")
         (target / "served").touch()
     return target
 

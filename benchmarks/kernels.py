@@ -2,8 +2,8 @@
 
     python -m benchmarks.kernels                the table, within a minute on an H200; also part of `benchmarks.engine`
 
-A time is the median of runs with a cold L2 cache. An error is |kernel - exact| / |exact| over a whole output (of attention over
-some rows); its floor is what rounding the exact result to the output's type costs: nothing that writes bfloat16 has less.
+A time is the median of runs with a cold L2 cache. An error is |kernel - exact| / |exact| over a whole output, for attention over
+some rows. Its floor is the error of rounding the exact result to bfloat16.
 """
 
 from __future__ import annotations
@@ -20,29 +20,30 @@ from benchmarks.ceilings import measure_ceilings
 from benchmarks.floors import Ceilings
 from benchmarks.results_format import Result, number
 from engine.kernels import activation, attention, linear, norm, rope
+from engine.kernels.device import describe
 
 DTYPE = torch.bfloat16
 HEADS, KV_HEADS, HEAD_DIM, FEATURES, HIDDEN = 32, 8, 128, 4096, 14336
 BLOCK = 16
 SCALE = HEAD_DIM**-0.5
-ERROR_ROWS = 48  # of an attention output that are compared
+COMPARED_ROWS = 48  # rows of an attention output
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One kernel at one shape. `exact` returns what the kernel's output should be in float64, `output` the same part of it."""
+    """One kernel at one shape; `exact` returns in float64 what `output` should return of the kernel's result."""
 
     name: str
     run: Callable[[], torch.Tensor]
     exact: Callable[[], torch.Tensor]
     output: Callable[[torch.Tensor], torch.Tensor]
-    num_bytes: float  # that must move
+    num_bytes: float  # to read and write
     flops: float
 
 
 @torch.inference_mode()
 def measure_kernels(device: torch.device, ceilings: Ceilings) -> list[Result]:
-    """A time in microseconds and an error of each kernel."""
+    """Measure a time in microseconds and an error of each kernel."""
     from triton.testing import do_bench
 
     torch.manual_seed(0)
@@ -161,27 +162,31 @@ def _decode_case(device: torch.device, count: int, context: int) -> Case:
     table = torch.randperm(count * width, device=device).int().view(count, width)
     q = _random(count, HEADS, HEAD_DIM, device=device)
     contexts = np.full(count, context)
-    items, parts = attention.deal_out(contexts, window=0, num_kv_heads=KV_HEADS)
+    at_once = attention.items_at_once(describe(device), KV_HEADS)
+    items, parts = attention.deal_out(contexts, window=0, at_once=at_once)
     attention.point(items, 0, width)
     dealt = attention.DecodeItems(torch.from_numpy(items).to(device), torch.from_numpy(parts).to(device))
     plan = attention.AttentionPlan(count, None, {0: dealt}, table, None)
 
     def exact() -> torch.Tensor:
-        rows = [_attended(q[[row]], pool, table[row], context, [context - 1]) for row in range(ERROR_ROWS // 3)]
+        rows = [_attended(q[[row]], pool, table[row], context, [context - 1]) for row in range(COMPARED_ROWS // 3)]
         return torch.cat(rows)
 
     return Case(
         f"decode_b{count}_ctx{context}",
         lambda: attention.paged_attention(q, pool, plan, scale=SCALE, window=0),
         exact,
-        lambda out: out[: ERROR_ROWS // 3],
+        lambda out: out[: COMPARED_ROWS // 3],
         count * context * 2 * KV_HEADS * HEAD_DIM * 2,
         4.0 * count * context * HEADS * HEAD_DIM,
     )
 
 
 def _prefill_case(device: torch.device, new: int, context: int) -> Case:
-    """All tokens new: keys and values from the projection; otherwise gathered from the pool, which counts."""
+    """Make a case of `new` tokens at the end of a context.
+
+    If all are new, attention reads the projection's keys and values; else gathering them from the pool is timed, too.
+    """
     blocks = context // BLOCK
     pool = _random(blocks, 2, BLOCK, KV_HEADS, HEAD_DIM, device=device)
     table = torch.randperm(blocks, device=device).int()[None]
@@ -201,7 +206,7 @@ def _prefill_case(device: torch.device, new: int, context: int) -> Case:
     gathered = torch.stack((table[0], torch.full_like(table[0], BLOCK)), dim=1) if new < context else None
     prompts = attention.PrefillPlan(batch, torch.from_numpy(tiles).to(device), rows, cut.at_once, gathered)
     plan = attention.AttentionPlan(0, None, {}, table, prompts)
-    compared = torch.linspace(0, new - 1, ERROR_ROWS).long().tolist()
+    compared = torch.linspace(0, new - 1, COMPARED_ROWS).long().tolist()
     return Case(
         f"prefill_{new}" if new == context else f"prefill_{new}_after_{context - new}",
         lambda: attention.paged_attention(q, pool, plan, scale=SCALE, window=0, qkv=qkv),

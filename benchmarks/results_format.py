@@ -1,4 +1,4 @@
-"""The one form of a benchmark's results: a JSON list of `Result` for machines, a markdown page beside it for people.
+"""The form of every benchmark's results: a JSON list of `Result` for machines and a markdown page for people.
 
 Both are written anew after every result, each in one step, so whoever kills a run keeps what was measured.
 """
@@ -6,6 +6,7 @@ Both are written anew after every result, each in one step, so whoever kills a r
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal, Self
@@ -13,6 +14,7 @@ from typing import Literal, Self
 import msgspec
 
 MISSING = "–"
+MAX_OTHERS = 30  # rows without a target on the page; the JSON has all
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,8 +27,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     value: float
     unit: str
     better: Literal["lower", "higher"]
-    target: float | None = None  # what we want to reach; 0 only of what should not happen at all
-    floor: float | None = None  # what physics allows at best: a lower bound of a time, an upper bound of a rate
+    target: float | None = None  # what we want to reach; 0: it should never happen
+    floor: float | None = None  # what physics allows: the least time, the highest rate
     reference: float | None = None  # what another engine reached under the same conditions
 
     def __post_init__(self) -> None:
@@ -78,7 +80,7 @@ class ResultsPage:
         self._title, self.notes = title, notes
         self._facts = dict(facts)
         self.results: list[Result] = []
-        self.remarks: list[str] = []  # of this run: what was left out, what failed
+        self.remarks: list[str] = []  # what was left out or failed in this run
 
     def add(self, *results: Result) -> Self:
         """Add results and write both files. Raises ValueError for a name that is there already."""
@@ -98,7 +100,14 @@ class ResultsPage:
     def write(self) -> None:
         """Write both files."""
         _replace(self._json, msgspec.json.format(msgspec.json.encode(self.results), indent=1) + b"\n")
-        page = markdown(self.results, title=self._title, facts=self._facts, remarks=self.remarks, notes=self.notes)
+        page = markdown(
+            self.results,
+            title=self._title,
+            facts=self._facts,
+            remarks=self.remarks,
+            notes=self.notes,
+            file=self._json.name,
+        )
         _replace(self._markdown, page.encode())
 
 
@@ -114,19 +123,29 @@ def markdown(
     facts: Mapping[str, str],
     remarks: Iterable[str] = (),
     notes: str = "",
+    file: str = "the JSON file",
 ) -> str:
-    """The page: facts, the results with a target, the others, those that missed theirs, remarks, notes."""
+    """The page, what a reader wants first: how many targets are met, which are missed, then tables, remarks, notes.
+
+    Figures that should be 0 and are 0 are counted, not listed: they are in `file`.
+    """
     results = list(results)
     aimed = [result for result in results if result.target is not None]
     others = [result for result in results if result.target is None]
     missed = [result for result in aimed if not result.met]
+    silent = [result for result in aimed if result.target == 0 and result.value == 0]
     parts = [f"# {title}\n\n" + "".join(f"- {name}: {fact}\n" for name, fact in facts.items())]
     if aimed:
-        parts.append("## Targets\n\n" + _table(aimed))
-    if others:
-        parts.append("## Also measured\n\n" + _table(others))
+        parts.append(f"**{len(aimed) - len(missed)} of {len(aimed)} targets are met.**\n")
     if missed:
         parts.append("## Missed\n\n" + "".join(map(_miss, missed)))
+    if listed := [result for result in aimed if result not in silent]:
+        parts.append("## Targets\n\n" + _table(listed))
+    if silent:
+        parts.append("## Nothing happened that should not\n\n" + _counted(silent, file))
+    if others:
+        more = f"\n{len(others) - MAX_OTHERS} more are in `{file}`.\n" if len(others) > MAX_OTHERS else ""
+        parts.append("## Also measured\n\n" + _table(others[:MAX_OTHERS]) + more)
     if remarks := list(remarks):
         parts.append("## Remarks\n\n" + "".join(f"- {remark}\n" for remark in remarks))
     if notes:
@@ -140,6 +159,15 @@ def number(value: float | None) -> str:
         return MISSING
     digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
     return f"{value:,.{min(digits, 6)}f}"
+
+
+def _counted(silent: list[Result], file: str) -> str:
+    """What was looked for and how often, by the words behind the case's name."""
+    kinds = Counter(result.name.rpartition(": ")[2] for result in silent)
+    rows = "".join(f"| {kind} | {count} |\n" for kind, count in kinds.most_common(MAX_OTHERS))
+    rest = len(kinds) - min(len(kinds), MAX_OTHERS)
+    tail = f"\nAnd {rest} more kinds" if rest else "\nEach"
+    return f"| 0 of these, as it should be | cases |\n|---|--:|\n{rows}{tail}, case by case, in `{file}`.\n"
 
 
 def _table(results: list[Result]) -> str:

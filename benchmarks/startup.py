@@ -1,4 +1,4 @@
-"""From the start of a process until its engine is ready, in a process of its own with a Triton cache that is empty or not."""
+"""How long a process takes until its engine is ready, with an empty Triton cache or a filled one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StartUp:
 
     imported: float
     ready: float  # the engine is built: weights loaded, pool allocated, graphs captured
-    first_token: float  # of one prompt, which may compile what building did not
+    first_token: float  # computing it may compile what building did not
 
 
 def start_process(config: dict[str, object], *, prompt: int, triton_cache: Path) -> StartUp:

@@ -1,4 +1,4 @@
-"""Where the passes of one cell spend their time: kernels by name and purpose, idle time of the device, the host's part."""
+"""Where the passes of one cell spend their time: in which kernels, idle, or on the host."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from benchmarks.cells import Bench, Cell, Decode, FirstToken, Offline, PrefillRa
 from benchmarks.floors import ModelCost
 from benchmarks.workload import Workload
 from engine.engine import Chunk, Engine, Pass
-from engine.models.config import DecoderConfig
+from engine.model.spec import ModelSpec
 
-TOP = 25
-# What a kernel is for, by the first pattern that its name matches: ours by their whole names, then what libraries call theirs.
+LISTED_KERNELS = 25
+# What a kernel is for: the first pattern that its name matches says it. Ours match by their whole names, libraries' by a part.
 GROUPS = (
     ("attention", r"^_(attend|combine|decode|prefill|gather)$"),
     ("gemm", r"^_(few_rows|linear)$"),
     ("norm, rope, activation", r"^_(norm|rope|silu_and_mul|embed)$"),
-    ("sampling", r"^_(survey|pick|fill_bins|plan|collect|cut|bisect|members|draw_kept|draw|count)$"),
+    ("sampling", r"^_(survey|pick|fill_bins|plan|collect|cut|bisect|members|draw_kept|count)$"),
     ("attention", r"attention|attn|flash|fmha"),
     ("gemm helper", r"splitk.*reduce"),
     ("gemm", r"gemm|gemv|matmul|nvjet|cutlass|cublas|xmma"),
@@ -59,8 +59,11 @@ class TimedEngine:
         return launched
 
 
-async def profile_cell(cell: Cell, bench: Bench, config: DecoderConfig) -> str:
-    """Run a shortened form of the cell three times: to warm up, to see the host's part, under the profiler. Return the report."""
+async def profile_cell(cell: Cell, bench: Bench, model: ModelSpec) -> str:
+    """Run a short form of the cell three times and return the report.
+
+    The runs are a warm-up, one for the host's part, and one under the profiler.
+    """
     cell = _shortened(cell)
     await cell.run(bench)
     host = await _host_part(cell, bench)
@@ -74,7 +77,7 @@ async def profile_cell(cell: Cell, bench: Bench, config: DecoderConfig) -> str:
     with tempfile.NamedTemporaryFile(prefix="trace-", suffix=".json") as trace:
         profiler.export_chrome_trace(trace.name)
         kernels = read_trace(Path(trace.name))
-    return host + report(kernels, passes=counted.launches, cost=bench.cost, config=config, cell=cell)
+    return host + report(kernels, passes=counted.launches, cost=bench.cost, model=model, cell=cell)
 
 
 async def _host_part(cell: Cell, bench: Bench) -> str:
@@ -92,8 +95,11 @@ async def _host_part(cell: Cell, bench: Bench) -> str:
     return f"profile of {cell.name}: {timed.launches} passes; the host's ms a pass: {parts}\n"
 
 
-def report(kernels: list[Kernel], *, passes: int, cost: ModelCost, config: DecoderConfig, cell: Cell) -> str:
-    """The device's part of a profile: groups, then the kernels that take longest. Shares are of the span from first to last."""
+def report(kernels: list[Kernel], *, passes: int, cost: ModelCost, model: ModelSpec, cell: Cell) -> str:
+    """Return the device's part of a profile: groups, then the kernels that take longest.
+
+    Shares are relative to the time from the first kernel to the last.
+    """
     if not kernels:
         return "no kernels seen on the device\n"
     span = max(kernel.start + kernel.duration for kernel in kernels) - min(kernel.start for kernel in kernels)
@@ -109,12 +115,12 @@ def report(kernels: list[Kernel], *, passes: int, cost: ModelCost, config: Decod
         lines.append(f"{name:<28}{duration / 1e3 / passes:>12.4f}{duration / span:>9.1%}{rate}")
     lines.append(f"{'gaps (device idle)':<28}{idle / 1e3 / passes:>12.4f}{idle / span:>9.1%}")
     lines += ["", f"{'count':>8}{'a pass':>9}{'mean us':>10}{'share':>8}{'GB/s':>8}  kernel"]
-    labelled = label_products(kernels, config, passes)
+    labelled = label_products(kernels, model, passes)
     sums: dict[tuple[str, str], list[float]] = defaultdict(list)
     for kernel, label in zip(kernels, labelled, strict=True):
         sums[label, kernel.name].append(kernel.duration)
-    product_bytes = _product_bytes(config, cost.item_bytes) if isinstance(cell, Decode) else {}
-    for (label, name), durations in sorted(sums.items(), key=lambda item: -sum(item[1]))[:TOP]:
+    product_bytes = _product_bytes(model, cost.item_bytes) if isinstance(cell, Decode) else {}
+    for (label, name), durations in sorted(sums.items(), key=lambda item: -sum(item[1]))[:LISTED_KERNELS]:
         total, count = sum(durations), len(durations)
         rate = f"{product_bytes[label] * count / total / 1e3:8.0f}" if label in product_bytes else " " * 8
         lines.append(
@@ -141,11 +147,14 @@ def busy_us(kernels: Iterable[Kernel]) -> float:
     return busy
 
 
-def label_products(kernels: list[Kernel], config: DecoderConfig, passes: int) -> list[str]:
-    """Which weight each matrix product reads: by its place, if a pass has four a layer and one for the head; else ""."""
+def label_products(kernels: list[Kernel], model: ModelSpec, passes: int) -> list[str]:
+    """Say which weight each matrix product reads, by its place in the pass.
+
+    The label is "" where a pass has not four products a layer and one for the head.
+    """
     order = sorted(range(len(kernels)), key=lambda index: kernels[index].start)
     products = [index for index in order if group_of(kernels[index].name) == "gemm"]
-    names = ["qkv", "output", "gate_up", "down"] * config.num_layers + ["head"]
+    names = ["qkv", "output", "gate_up", "down"] * model.num_layers + ["head"]
     labels = [""] * len(kernels)
     if len(products) == len(names) * passes:
         for position, index in enumerate(products):
@@ -190,12 +199,13 @@ def _group_bytes(cost: ModelCost, cell: Cell) -> dict[str, float]:
     return {"gemm": cost.weight_bytes, "attention": cell.batch * cell.context * cost.kv_bytes}
 
 
-def _product_bytes(config: DecoderConfig, item_bytes: int) -> Counter[str]:
-    hidden, intermediate = config.hidden_size, config.intermediate_size
+def _product_bytes(model: ModelSpec, item_bytes: int) -> Counter[str]:
+    """What the products of a layer, all layers being alike, and the head read."""
+    hidden, mixer, mlp = model.hidden_size, model.layers[0].mixer, model.layers[0].mlp
     return Counter(
-        qkv=(config.q_size + 2 * config.kv_size) * hidden * item_bytes,
-        output=config.q_size * hidden * item_bytes,
-        gate_up=2 * intermediate * hidden * item_bytes,
-        down=intermediate * hidden * item_bytes,
-        head=config.vocab_size * hidden * item_bytes,
+        qkv=(mixer.q_size + 2 * mixer.kv_size) * hidden * item_bytes,
+        output=mixer.q_size * hidden * item_bytes,
+        gate_up=2 * mlp.size * hidden * item_bytes,
+        down=mlp.size * hidden * item_bytes,
+        head=model.vocab_size * hidden * item_bytes,
     )

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Yardstick(NamedTuple):
-    """In the cell's unit."""
+    """What a figure is held against, in the cell's unit."""
 
     target: float
     reference: float  # vLLM 0.26.0 with FlashAttention 3, prefix cache off, same kind of GPU

@@ -1,9 +1,9 @@
-"""What traces cost: CPU time of each process for a request that is traced and one that isn't, and of the spans by themselves.
+"""What traces cost: each process's CPU time for requests with and without a trace, and that of spans alone.
 
     python -m benchmarks.tracing [--requests 120] [--rounds 6] [--json FILE]       two cores, about 90 seconds
 
 One Baton with the fake device (`baton up`, 1 prefill and 1 decode worker) serves both in turn: the client's `traceparent` says
-whether a request is traced. So both arms have the same processes, and the machine's mood comes to both.
+whether a request is traced. Both arms have the same processes, and a slow phase of the machine slows both.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -25,18 +26,24 @@ from threading import Thread
 import httpx
 import psutil
 import torch
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.trace import SpanLimits
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from benchmarks.environment import ROOT, describe
-from common.servers import free_port
 from common.tracing import NoTracer, Span, child_of
-from gateway.attainment import ServiceLevels
-from gateway.schema import CompletionRequest
-from gateway.spans import RequestSpans, RequestTrace, TraceRequests, new_trace
-from gateway.timeline import AttemptLine, Timeline
-from services.otlp.tracer import BATCH, OtlpTracer
-from services.otlp.wire import export_request, resource_of
+from gateway.dialects import DIALECTS
+from gateway.dialects.table import DialectTable
+from gateway.http.fields import parse_body
+from gateway.http.request_scope import request_scope
+from gateway.observe.attainment import ServiceLevels
+from gateway.observe.spans import RequestSpans, TraceRequests
+from gateway.request.timeline import AttemptLine, Timeline
+from services.runtime.servers import free_port
+from telemetry.spans import Readable
+from telemetry.tracer import BATCH_SPANS, OtelTracer, resource_of
 
+PATH = "/v1/completions"
 SERVICES = ("gateway", "prefill", "decode")
 PROMPT, ANSWER, CONCURRENCY = 256, 64, 8
 STEP_MS = 5.0
@@ -69,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
         )
     share = (gateway["make_us"] + gateway["encode_us"]) / 10 / requests["gateway"]["untraced_ms"]
     print(f"gateway: its spans are {share:.2f} % of its CPU time for a request")
-    # Of the time that a request of this length takes the device, were it alone in the batch.
+    # Compared with the device's time for a request of this length, were it alone in the batch.
     device_ms = STEP_MS * ANSWER
     for service in ("prefill", "decode"):
         print(f"{service}: {100 * requests[service]['added_ms'] / device_ms:.2f} % of {ANSWER} steps of {STEP_MS:g} ms")
@@ -82,8 +89,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _span_costs(url: str, count: int = 4000) -> dict[str, float]:
     """Microseconds a span: on the caller's thread, and of the whole process until all are sent."""
-    tracer = OtlpTracer(url, service="benchmark", instance="one")
-    parent = new_trace(1.0)
+    tracer = OtelTracer(url, service="benchmark", instance="one")
+    parent = tracer.new_trace(1.0)
     began, began_cpu = time.thread_time(), time.process_time()
     for number in range(count):
         tracer.record(
@@ -102,13 +109,11 @@ def _span_costs(url: str, count: int = 4000) -> dict[str, float]:
             )
         )
     recorded = time.thread_time() - began
-    while tracer.queued:
-        time.sleep(0.1)
+    tracer.flush()
     tracer.close()
     return {
         "record_us": 1e6 * recorded / count,
         "send_us": 1e6 * (time.process_time() - began_cpu - recorded) / count,
-        "lost": float(tracer.dropped),
     }
 
 
@@ -124,8 +129,8 @@ def _gateway_costs(count: int = 2000) -> dict[str, float]:
             spans.append(span)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        trace: RequestTrace = scope["baton.trace"]
-        trace.body = CompletionRequest(model="demo", prompt="a", max_tokens=ANSWER, stream=True)
+        trace = request_scope(scope).trace
+        trace.attributes |= endpoint.describe(body)
         await send({"type": "http.response.start", "status": 200})
         recorder.record(_timeline(trace.context))
 
@@ -133,17 +138,21 @@ def _gateway_costs(count: int = 2000) -> dict[str, float]:
 
     async def serve(middleware: ASGIApp) -> None:
         for _ in range(count):
-            scope = {"type": "http", "path": "/v1/completions", "method": "POST", "headers": []}
+            scope = {"type": "http", "path": PATH, "method": "POST", "headers": []}
             await middleware(scope, nothing, nothing)  # type: ignore[arg-type]
 
+    dialects = DialectTable(DIALECTS)
+    endpoint = dialects.entries[PATH].endpoint
+    asked = {"model": "demo", "prompt": "a", "max_tokens": ANSWER, "stream": True}
+    body = parse_body(json.dumps(asked).encode(), endpoint.body)
     recorder = RequestSpans(Keeps(), "gateway", ServiceLevels())
     began = time.process_time()
-    asyncio.run(serve(TraceRequests(app, tracer=Keeps(), share=1.0)))
+    asyncio.run(serve(TraceRequests(app, tracer=Keeps(), share=1.0, operation=dialects.operation)))
     made, each = time.process_time() - began, len(spans) / count
-    resource = resource_of({"service.name": "baton-gateway"})
+    readable = Readable(resource_of("gateway", "one"), SpanLimits())
     began = time.process_time()
-    for at in range(0, len(spans), BATCH):
-        export_request(resource, spans[at : at + BATCH], offset_ns=0)
+    for at in range(0, len(spans), BATCH_SPANS):
+        encode_spans([readable(span, 0) for span in spans[at : at + BATCH_SPANS]]).SerializeToString()
     encoded = time.process_time() - began
     return {"spans": each, "make_us": 1e6 * made / count, "encode_us": 1e6 * encoded / count}
 
@@ -196,6 +205,11 @@ def _compared(untraced: list[float], traced: list[float]) -> dict[str, float]:
     }
 
 
+def traceparent_of(sampled: bool) -> str:
+    """A client's header, of a trace of its own."""
+    return f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-{int(sampled):02x}"
+
+
 async def _load(client: httpx.AsyncClient, count: int, *, traced: bool) -> None:
     slots = asyncio.Semaphore(CONCURRENCY)
 
@@ -204,7 +218,7 @@ async def _load(client: httpx.AsyncClient, count: int, *, traced: bool) -> None:
             "model": "demo", "prompt": [number % 200 + 1] * PROMPT, "max_tokens": ANSWER, "ignore_eos": True, "stream": True,
         }  # fmt: skip
         async with slots:
-            headers = {"traceparent": new_trace(1.0 if traced else 0.0)}
+            headers = {"traceparent": traceparent_of(traced)}
             answer = await client.post("/v1/completions", json=body, headers=headers)
             answer.raise_for_status()
 

@@ -1,8 +1,8 @@
-"""A transport alone, between two processes: bytes a second from one worker's pool into another's, by size.
+"""One transport between two processes: bytes per second from one worker's pool into another's, by size.
 
     python -m benchmarks.transfer --transport cuda_ipc --device cuda:0,cuda:1
 
-Blocks of Llama-3.1-8B (2 MiB in bfloat16, 16 tokens), scattered in both pools, digested on the way as every hand-over is. The
+Blocks of Llama-3.1-8B (2 MiB in bfloat16, 16 tokens), scattered in both pools, digested on the way as in every handoff. The
 receiver's check, which runs after the last push, is timed beside it.
 """
 
@@ -19,14 +19,15 @@ from collections.abc import Sequence
 import msgspec
 import torch
 
-from common.config import see_one_gpu
 from common.messages import KVLayout, Region
+from engine.cache.pages import pool_dtype, pool_shape
 from kvtransfer.digest import block_digests
 from kvtransfer.select import open_transport
 from kvtransfer.transport import Transport
+from services.worker.gpu import see_one_gpu
 
 SIZES_MIB = (2, 16, 32, 128, 512, 1024)
-REPEATS = 12
+PUSHES_PER_SIZE = 12
 LAYOUT = KVLayout(num_blocks=1100, num_layers=32, block_size=16, num_kv_heads=8, head_dim=128, dtype="bfloat16")
 SMALL = msgspec.structs.replace(LAYOUT, num_blocks=20)
 LEASE = {"lease_id": 1, "generation": 1}
@@ -37,12 +38,11 @@ def _pool(name: str, device: str, layout: KVLayout) -> tuple[Transport, torch.Te
         see_one_gpu(int(device.removeprefix("cuda:")), count=torch.cuda.device_count())
         device = "cuda:0"
     transport = open_transport(name)
-    shape = (layout.num_blocks, layout.num_layers, 2, layout.block_size, layout.num_kv_heads, layout.head_dim)
-    return transport, transport.allocate(shape, torch.bfloat16, device)
+    return transport, transport.allocate(pool_shape(layout), pool_dtype(layout), device)
 
 
 async def _receive(name: str, device: str, layout: KVLayout) -> None:
-    """The other process: opens a pool, says where, digests what it is asked to, until its input ends."""
+    """Be the other process: open a pool, print its region, digest the blocks that each line of input names."""
     transport, pool = _pool(name, device, layout)
     region = await transport.open(pool, layout, 1)
     transport.expect(1, 1, range(layout.num_blocks))
@@ -50,13 +50,13 @@ async def _receive(name: str, device: str, layout: KVLayout) -> None:
     while line := await asyncio.to_thread(sys.stdin.readline):
         blocks = json.loads(line)
         started = time.perf_counter()
-        digests = await asyncio.to_thread(block_digests, pool, blocks)
+        digests = await asyncio.to_thread(block_digests, pool, blocks, layout)
         print(json.dumps([time.perf_counter() - started, digests.hex()]), flush=True)
     await transport.close()
 
 
 async def measure(name: str, devices: Sequence[str], sizes_mib: Sequence[int]) -> list[tuple[int, float, float]]:
-    """For each size in MiB: bytes/s of a push (median), and of the receiver's check."""
+    """Return for each size in MiB the bytes per second of a push (median) and of the receiver's check."""
     layout = LAYOUT if max(sizes_mib) > 32 else SMALL
     other = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "benchmarks.transfer", "--receive", "--transport", name, "--device", devices[1]),
@@ -77,7 +77,7 @@ async def measure(name: str, devices: Sequence[str], sizes_mib: Sequence[int]) -
     for size in sizes_mib:
         count = (size << 20) // layout.block_bytes
         seconds = []
-        for _ in range(REPEATS):
+        for _ in range(PUSHES_PER_SIZE):
             source, target = (random.sample(range(layout.num_blocks), count) for _ in range(2))
             started = time.perf_counter()
             digests = await link.push(source_blocks=source, destination_blocks=target, timeout_s=30.0, **LEASE)
@@ -88,7 +88,7 @@ async def measure(name: str, devices: Sequence[str], sizes_mib: Sequence[int]) -
         checked = json.loads(await other.stdout.readline())
         if checked[1] != digests.hex():
             raise AssertionError("the receiver's digests differ")
-        rows.append((size, (size << 20) / sorted(seconds)[REPEATS // 2], (size << 20) / checked[0]))
+        rows.append((size, (size << 20) / sorted(seconds)[PUSHES_PER_SIZE // 2], (size << 20) / checked[0]))
     other.stdin.close()
     await other.wait()
     await transport.close()
@@ -96,7 +96,7 @@ async def measure(name: str, devices: Sequence[str], sizes_mib: Sequence[int]) -
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print a line a size."""
+    """Print one line for each size."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.transfer", description=__doc__.splitlines()[0])
     parser.add_argument("--transport", default="cuda_ipc")
     parser.add_argument("--device", default="cuda:0,cuda:1", help="the writer's and the receiver's, or cpu")

@@ -1,6 +1,6 @@
-"""What drives the engine in a measurement: the worker's own device loop and decode scheduler, without bus and gateway.
+"""What drives the engine in a measurement: the worker's own pipeline and decode scheduler, without bus and gateway.
 
-Each measurement has a fresh loop, scheduler and block pool over one engine. All times are `time.perf_counter()`.
+Each measurement has its own loop, scheduler and block pool; they share one engine. All times are `time.perf_counter()`.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ from common.blocks import hash_root, pack_tokens
 from common.messages import Job, SamplingParams
 from decode.request import DecodeRequest
 from decode.scheduler import DecodeScheduler
-from engine.block_pool import BlockPool
+from engine.cache.block_pool import BlockPool
 from engine.engine import Chunk, Engine, Sampled
 from engine.sequence import Sequence
-from worker.device import DeviceLoop
-from worker.prefix import publish_computed
+from worker.device.pipeline import Pipeline
+from worker.device.prompt_budget import PromptBudget
+from worker.serving.allocation import publish_computed
 
 ROOT = hash_root(model="benchmark", kv_dtype="any", block_size=1)
-FOREVER_S = 1e9  # no request of a measurement expires
+UNREACHED_S = 1e9  # a deadline that no measurement reaches
 
 
 class Workload:
-    """The decode role's part in the device loop: requests in, tokens out, and when each pass was over."""
+    """The decode role's part in the pipeline: requests in, tokens out, and when each pass was over."""
 
     def __init__(self, engine: Engine) -> None:
         self.pool = BlockPool(num_blocks=engine.layout.num_blocks, block_size=engine.layout.block_size)
         self.scheduler = DecodeScheduler(
             pool=self.pool, max_sequences=engine.config.max_sequences, max_model_len=engine.max_model_len
         )
-        self.passes_left: int | None = None  # None: until there is nothing to do
+        self.passes_left: int | None = None  # None: as many as there is work for
         self.pass_ends: list[float] = []
         self.first_token_at: dict[str, float] = {}
         self.plan_s = self.apply_s = 0.0
@@ -43,12 +44,12 @@ class Workload:
         self._idle = asyncio.Event()
 
     def enqueue(self, request: DecodeRequest) -> None:
-        """A prompt, to be prefilled here."""
+        """Take a prompt, to be prefilled here."""
         self.scheduler.enqueue(request)
         self._idle.clear()
 
     def join(self, request: DecodeRequest) -> None:
-        """A sequence whose KV is there already."""
+        """Take a sequence whose KV is in the pool already."""
         self.scheduler.join(request)
         self._idle.clear()
 
@@ -104,13 +105,13 @@ class Workload:
 
 
 @contextlib.asynccontextmanager
-async def driven(engine: Engine, workload: Workload, *, token_budget: int) -> AsyncIterator[DeviceLoop]:
-    """Run the device loop with `workload` in it."""
-    loop = DeviceLoop(engine=engine, token_budget=token_budget)
-    loop.attach(workload)
-    running = asyncio.create_task(loop.run())
+async def driven(engine: Engine, workload: Workload, *, token_budget: int) -> AsyncIterator[Pipeline]:
+    """Run the pipeline with `workload` in it."""
+    pipeline = Pipeline(engine=engine, budget=PromptBudget(token_budget=token_budget))
+    pipeline.attach(workload)
+    running = asyncio.create_task(pipeline.run())
     try:
-        yield loop
+        yield pipeline
     finally:
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -118,7 +119,7 @@ async def driven(engine: Engine, workload: Workload, *, token_budget: int) -> As
 
 
 class Prompts:
-    """Random prompts, each different from all before: the prefix cache finds nothing."""
+    """Random prompts that have nothing in common, so the prefix cache finds nothing."""
 
     def __init__(self, *, vocab_size: int, seed: int) -> None:
         self._random = random.Random(seed)
@@ -144,7 +145,7 @@ class Prompts:
             hash_root=ROOT,
             sampling=params,
             decode_workers=[],
-            deadline_ms=int(FOREVER_S),
+            deadline_ms=int(UNREACHED_S),
         )
         sequence = Sequence(
             request_id=job.request_id,
@@ -154,5 +155,5 @@ class Prompts:
             sampling=params,
             hash_root=ROOT,
         )
-        deadline_at = time.monotonic() + FOREVER_S
+        deadline_at = time.monotonic() + UNREACHED_S
         return DecodeRequest(job=job, sequence=sequence, deadline_at=deadline_at, first_position=0)

@@ -1,1 +1,1 @@
-"""What the processes of Baton must agree on: wire messages, subjects, block hashes, errors, settings. Never imports torch."""
+"""What the processes of Baton must agree on: messages, subjects, block hashes, errors, settings. Never imports torch."""

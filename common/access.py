@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common import subjects
-from common.config import ConfigError
+from common.settings import ConfigError
 
 MAX_FILE_BYTES = 4096
 
@@ -24,7 +24,7 @@ class Login:
 
 
 def inbox_of(user: str) -> str:
-    """The prefix of the subjects on which a user gets answers: nobody else may listen there."""
+    """The prefix of a user's answer subjects: no other user may listen there."""
     return f"_INBOX.{subjects.check_id(user)}"
 
 

@@ -1,8 +1,7 @@
-"""The one canonical block hash: keyed BLAKE2b-128 over (parent digest, little-endian u32 token ids).
+"""The one block hash: keyed BLAKE2b-128 over (parent digest, little-endian u32 token ids).
 
-The chain is rooted in everything that makes KV bytes incompatible: model fingerprint, KV dtype, block size, adapter, and
-the tenant's salt, so tenants that set a salt never share KV. Gateway and workers compute the same hashes; the readiness
-probe compares them.
+The chain's root covers everything that makes KV bytes incompatible: model fingerprint, KV dtype, block size, adapter, and
+the tenant's salt. The readiness probe compares the hashes of gateway and workers.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import hashlib
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 DIGEST_BYTES = 16
 _KEY = b"baton.block.v1"
@@ -25,6 +25,25 @@ def hash_root(*, model: str, kv_dtype: str, block_size: int, adapter: str = "", 
     return digest.digest()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockKind:
+    """What two workers must share to use each other's blocks."""
+
+    model: str  # fingerprint
+    kv_dtype: str
+    block_size: int
+
+    def __str__(self) -> str:
+        """Its name in Redis."""
+        return f"{self.model}/{self.kv_dtype}/{self.block_size}"
+
+    def root(self, *, adapter: str = "", salt: str = "") -> bytes:
+        """The root of these blocks' hash chain."""
+        return hash_root(
+            model=self.model, kv_dtype=self.kv_dtype, block_size=self.block_size, adapter=adapter, salt=salt
+        )
+
+
 def hash_block(parent: bytes, token_ids: Sequence[int]) -> bytes:
     """Return the digest of one full block whose predecessor has digest `parent`."""
     return hashlib.blake2b(parent + pack_tokens(token_ids), digest_size=DIGEST_BYTES, key=_KEY).digest()
@@ -36,7 +55,7 @@ def hash_blocks(root: bytes, token_ids: Sequence[int], block_size: int) -> list[
 
 
 def iter_hashes(root: bytes, token_ids: Sequence[int], block_size: int) -> Iterator[bytes]:
-    """The same one after the other, for who may need only the first few."""
+    """`hash_blocks`, lazily: a caller may need only the first few."""
     packed = pack_tokens(token_ids)
     stride, parent = 4 * block_size, root
     for end in range(stride, len(packed) + 1, stride):
@@ -53,7 +72,7 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
 
 
 def unpack_tokens(packed: bytes) -> list[int]:
-    """Unpack what `pack_tokens` packed. Raises ValueError when the length is no multiple of 4."""
+    """Reverse `pack_tokens`. Raises ValueError when the length is no multiple of 4."""
     values = array("I")
     values.frombytes(packed)
     return values.tolist()

@@ -1,9 +1,8 @@
 """The message bus: NATS core for requests, frames and heartbeats; a JetStream work queue for jobs (`common.job_queue`).
 
-What the rest of Baton sees is `Bus` and `JobQueue`; `NatsBus` is the implementation.
-Facts behind the settings here (measured, see docs/operations.md): a client without `max_reconnect_attempts=-1` closes for
-good after two minutes, and notices a cut cable after four unless it pings each second; what is published while disconnected
-is stored up to `pending_size` and then refused.
+Facts behind the settings (measured, docs/operations.md): a client without `max_reconnect_attempts=-1` closes for good
+after two minutes, and notices a cut cable after four unless it pings each second. Messages published while disconnected
+are stored up to `pending_size`, then refused.
 """
 
 from __future__ import annotations
@@ -29,32 +28,23 @@ from common import subjects
 from common.access import inbox_of, read_login
 from common.errors import ForeignVersionError, MalformedMessageError, NobodyListensError, UnavailableError
 from common.job_queue import Delivery, JobQueue, JobStream, QueueLimits
-from common.lifecycle import cancel_all
 from common.messages import Ack, Job, decode, encode
+from common.tasks import cancel_all
 from common.tls import Tls, client_context
 from common.tracing import in_trace
 
-__all__ = [
-    "Bus",
-    "Delivery",
-    "JobQueue",
-    "NatsBus",
-    "NatsSettings",
-    "QueueLimits",
-    "Subscription",
-    "connect_bus",
-]
+__all__ = ["Bus", "Delivery", "JobQueue", "NatsBus", "NatsSettings", "QueueLimits", "Subscription", "connect_bus"]
 
 log = logging.getLogger("baton.bus")
 
 M = TypeVar("M")
 
 MAX_HANDLERS = 256  # concurrent handler tasks of one subscription
-# One attempt to reconnect. On a starved host, a hand-shake may take seconds; too short an attempt would never succeed there.
+# On a starved host a handshake takes seconds.
 ATTEMPT_TIMEOUT_S = 5
 PENDING_BYTES = 32 << 20  # stored while disconnected; more is refused
-MAX_FOREIGN = 1_000  # subjects with messages of another protocol version that are named in the log
-COMPLAINTS_A_SECOND = 5  # log lines and dead letters about bad messages and connection errors; all are counted
+MAX_FOREIGN = 1_000
+COMPLAINTS_A_SECOND = 5  # log lines and dead letters about bad messages; all are counted
 
 _ERRORS = (nats.errors.Error, OSError, TimeoutError)
 
@@ -64,7 +54,7 @@ class NatsSettings:
     """How to reach NATS. The URL may carry `user:password@` and start with `tls://`."""
 
     url: str = "nats://127.0.0.1:4222"
-    credentials: Path | None = None  # a file with `user:password`; answers then arrive in an inbox of this user's own
+    credentials: Path | None = None  # a file with `user:password`; answers then use this user's own inbox
     tls: Tls = field(default_factory=Tls)  # used with a URL of `tls://`
     connect_timeout_s: float = 10.0  # at start; afterwards it reconnects for ever
 
@@ -87,7 +77,7 @@ class Bus(Protocol):
 
     @property
     def reconnects(self) -> int:
-        """Grows with each connection that was lost; jobs may have been lost with it."""
+        """Connections lost so far; jobs may have been lost with them."""
         ...
 
     async def publish(self, subject: str, message: msgspec.Struct) -> None:
@@ -95,7 +85,7 @@ class Bus(Protocol):
         ...
 
     async def flush(self, timeout_s: float) -> None:
-        """Return when the server has what was published: it arrives even if this process dies now. Raises UnavailableError."""
+        """Wait until the server has what was published: it then survives this process. Raises UnavailableError."""
         ...
 
     async def request(
@@ -110,13 +100,13 @@ class Bus(Protocol):
         decoder: msgspec.msgpack.Decoder[M],
         handler: Callable[[M], Awaitable[msgspec.Struct | None]],
     ) -> Subscription:
-        """Run `handler` for every message, in its trace, concurrently; its result is the answer if one is asked for."""
+        """Run `handler` for each message, concurrently and in its trace; reply with its result if one is asked for."""
         ...
 
     async def subscribe(
         self, subject: str, decoder: msgspec.msgpack.Decoder[M], handler: Callable[[M], None]
     ) -> Subscription:
-        """Call `handler` for every message, in its trace, in order."""
+        """Call `handler` for each message, in order and in its trace."""
         ...
 
     async def publish_job(self, worker: str, job: Job) -> int:
@@ -124,15 +114,15 @@ class Bus(Protocol):
         ...
 
     async def delete_job(self, stream_seq: int, job: Job) -> None:
-        """Take a job that nobody started out of the queue; best effort. Nothing happens if `stream_seq` is another's by now."""
+        """Remove a job that nobody started; best effort. Leaves the message alone if `stream_seq` is another job's by now."""
         ...
 
     async def bury_job(self, worker: str, job: Job, *, reason: str) -> None:
-        """Copy a job that is given up to the dead letters; best effort."""
+        """Copy an abandoned job to the dead letters; best effort."""
         ...
 
     async def has_job(self, stream_seq: int) -> bool:
-        """Whether a job is in the queue, waiting or in a worker's hands. Raises UnavailableError."""
+        """Whether the queue holds a job, waiting or delivered. Raises UnavailableError."""
         ...
 
     async def jobs(self, worker: str) -> JobQueue:
@@ -144,11 +134,11 @@ class Bus(Protocol):
 async def connect_bus(
     settings: NatsSettings, *, name: str, limits: QueueLimits | None = None, owns_streams: bool = True
 ) -> AsyncIterator[NatsBus]:
-    """Connect and, if it `owns_streams` (gateways do), create them and move jobs delivered too often to the dead letters.
+    """Connect; with `owns_streams` (gateways) create the streams and bury jobs delivered too often.
 
     Raises UnavailableError, naming the server, when it does not answer in time, and ConfigError when a file is wrong.
     """
-    identity = identity_of(settings)  # a wrong file is said before anything is opened
+    identity = identity_of(settings)  # report a wrong file before anything is opened
     bus = NatsBus(limits or QueueLimits(), owns_streams=owns_streams)
     try:
         await bus.connect(settings, name=name, identity=identity)
@@ -163,13 +153,12 @@ class NatsBus:
     def __init__(self, limits: QueueLimits, *, owns_streams: bool = True) -> None:
         self.reconnects = 0
         self.errors = 0
-        self.slow_consumer_drops = 0
         self._malformed = 0
         self._client = Client()
         self._stream = JobStream(self._client, limits, owned=owns_streams)
         self._tasks: set[asyncio.Task[None]] = set()
         self._complaints = _RateLimit(COMPLAINTS_A_SECOND)
-        self._foreign: set[str] = set()  # subjects on which a release spoke that this one doesn't work beside
+        self._foreign: set[str] = set()  # subjects that carried an incompatible protocol version
 
     async def connect(self, settings: NatsSettings, *, name: str, identity: dict[str, Any]) -> None:
         """Connect, or raise UnavailableError."""
@@ -205,7 +194,7 @@ class NatsBus:
 
     @property
     def dead_letters(self) -> int:
-        """What this process gave up and copied to the dead letters."""
+        """Jobs and messages that this process copied to the dead letters."""
         return self._stream.dead_letters
 
     async def close(self) -> None:
@@ -222,7 +211,7 @@ class NatsBus:
     async def publish(self, subject: str, message: msgspec.Struct) -> None:
         try:
             await self._client.publish(subject, encode(message))
-        except _ERRORS as error:  # among them OutboundBufferLimitError: disconnected, and the store is full
+        except _ERRORS as error:  # includes OutboundBufferLimitError: disconnected, and the store is full
             raise UnavailableError(f"could not publish: {_text(error)}") from error
 
     async def flush(self, timeout_s: float) -> None:
@@ -271,7 +260,7 @@ class NatsBus:
         async def receive(raw: Msg) -> None:
             message = self._decode(raw, decoder)
             if message is not None:
-                await slots.acquire()  # meanwhile the client stores what comes
+                await slots.acquire()  # meanwhile the client stores incoming messages
                 self._spawn(answer(raw, message))
 
         return await self._subscribe(subject, receive)
@@ -300,13 +289,13 @@ class NatsBus:
     def _decode(self, raw: Msg, decoder: msgspec.msgpack.Decoder[M]) -> M | None:
         try:
             return decode(decoder, raw.data)
-        except ForeignVersionError as error:  # it will go on speaking so: said once, and not kept
+        except ForeignVersionError as error:  # the peer will go on: log once, keep none
             self._malformed += 1
             if raw.subject not in self._foreign and len(self._foreign) < MAX_FOREIGN:
                 self._foreign.add(raw.subject)
                 log.error("bus.version_refused", extra={"subject": raw.subject, "error": error.message})
             return None
-        except (MalformedMessageError, RecursionError) as error:  # the latter: thousands of nested arrays
+        except (MalformedMessageError, RecursionError) as error:  # RecursionError: thousands of nested arrays
             self._malformed += 1
             reason = _text(error)
             if self._complaints.allows():
@@ -340,8 +329,6 @@ class NatsBus:
 
     async def _on_error(self, error: Exception) -> None:
         self.errors += 1
-        if isinstance(error, nats.errors.SlowConsumerError):
-            self.slow_consumer_drops += 1
         if self._complaints.allows():
             log.warning("bus.error", extra={"error": _text(error), "errors": self.errors})
 
@@ -378,7 +365,7 @@ class _RateLimit:
 
 
 def identity_of(settings: NatsSettings) -> dict[str, Any]:
-    """Who we are and whom to trust, as the client's options. Raises ConfigError."""
+    """The client's options for login and TLS. Raises ConfigError."""
     options: dict[str, Any] = {}
     if settings.credentials:
         login = read_login(settings.credentials)
@@ -389,7 +376,7 @@ def identity_of(settings: NatsSettings) -> dict[str, Any]:
 
 
 def _why(error: BaseException, url: str, user: str | None) -> str:
-    """Why there is no connection, without any secret."""
+    """Why there is no connection, without secrets."""
     if "authorization" in str(error).lower():
         who = f"user {user!r}" if user else "a client without credentials"
         return f"NATS at {_address(url)} refuses {who}: correct --nats-credentials"
@@ -397,7 +384,7 @@ def _why(error: BaseException, url: str, user: str | None) -> str:
 
 
 def _address(url: str) -> str:
-    """The URL without user and password, for messages."""
+    """The URL without user and password."""
     parts = urlsplit(url)
     return f"{parts.hostname}:{parts.port or 4222}"
 

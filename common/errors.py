@@ -1,6 +1,8 @@
-"""Failures that another process must tell apart. Only the gateway knows what HTTP status each becomes."""
+"""Failures that another process must tell apart. Only the gateway maps them to HTTP statuses."""
 
 from __future__ import annotations
+
+from common.words import Refusal
 
 
 class ServingError(Exception):
@@ -22,7 +24,7 @@ class InvalidRequestError(ServingError):
 
 
 class OverloadedError(ServingError):
-    """No room now. `retry_after_s` says when to come back."""
+    """No room now; `retry_after_s` says when to come back."""
 
     code = "overloaded"
     retryable = True
@@ -33,7 +35,7 @@ class OverloadedError(ServingError):
 
 
 class RateLimitedError(OverloadedError):
-    """A tenant's budget is exhausted: of `what`. `headers` are for the HTTP answer."""
+    """A tenant's budget of `what` is exhausted. `headers` are for the HTTP answer."""
 
     code = "rate_limit_exceeded"
 
@@ -44,14 +46,14 @@ class RateLimitedError(OverloadedError):
 
 
 class UnavailableError(ServingError):
-    """A part that the request needs is not there: no live worker, no bus."""
+    """A needed part is missing: no live worker, no bus."""
 
     code = "unavailable"
     retryable = True
 
 
 class NobodyListensError(UnavailableError):
-    """The bus has no listener for what was asked: that process is gone, or connects again just now."""
+    """The bus has no listener for the subject: that process is gone, or reconnecting."""
 
 
 class DeadlineExceededError(ServingError):
@@ -74,27 +76,31 @@ class WorkerFailedError(ServingError):
 
 
 class PlaceAgainError(ServingError):
-    """Nobody tried: the worker doesn't take such work any more. Place the request again; this was no attempt."""
+    """The worker no longer takes such work. Place the request again; this was no attempt."""
 
     code = "place_again"
     retryable = True
 
 
 class HandoffRefusedError(ServingError):
-    """The decode worker refused a reservation or a manifest; `reason` is a `RefusalReason` value."""
+    """A lease or a manifest was refused: code reads `refusal`, people read the message."""
 
     code = "handoff_refused"
     retryable = True
 
+    def __init__(self, refusal: Refusal, what: str = "") -> None:
+        super().__init__(f"{what}: {refusal}" if what else str(refusal))
+        self.refusal = refusal
+
 
 class MalformedMessageError(ServingError):
-    """Bytes on the bus that no decoder accepts. Counted and dead-lettered; no process dies of it."""
+    """Bytes on the bus that no decoder accepts. Counted and dead-lettered."""
 
     code = "malformed_message"
 
 
 class ForeignVersionError(MalformedMessageError):
-    """A message of a release that this one doesn't work beside."""
+    """A message of a release with an incompatible protocol version."""
 
 
 _BY_CODE: dict[str, type[ServingError]] = {
@@ -107,12 +113,11 @@ _BY_CODE: dict[str, type[ServingError]] = {
         QuarantinedError,
         WorkerFailedError,
         PlaceAgainError,
-        HandoffRefusedError,
         OverloadedError,
     )
 }
 
 
 def error_from_code(code: str, message: str) -> ServingError:
-    """Rebuild an error that arrived on the wire; an unknown code (a newer peer's) becomes a plain `ServingError`."""
+    """Rebuild an error from the wire; an unknown code (a newer peer's) becomes a plain `ServingError`."""
     return _BY_CODE.get(code, ServingError)(message)

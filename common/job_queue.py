@@ -1,12 +1,12 @@
 """The work queue of jobs, on JetStream: a memory stream, one durable pull consumer a worker, dead letters.
 
-Facts behind it (measured, see docs/operations.md):
+Measured facts behind it (docs/operations.md):
 - A pull left behind on the server swallows the next job for a whole ack-wait. So pulls are short and never cancelled, and
-  none is sent while disconnected, where the client would store it up.
-- A client's pull for several jobs holds the first back until the others came or the pull expired. So there are two kinds
-  here: take what is there without waiting, or wait for one job.
+  none is sent while disconnected, where the client would store it.
+- A client's pull for several jobs holds the first back until the others came or the pull expired. So a pull takes what is
+  there without waiting, or waits for one job.
 - A job past `max_deliver` stays in the stream for ever unless somebody moves it away.
-- A restarted server has lost memory streams and their consumers; whoever notices creates them again.
+- A restarted server has lost memory streams and their consumers; the first to notice creates them again.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from common.messages import Job, decode, encode, job_decoder
 log = logging.getLogger("baton.job_queue")
 
 API_TIMEOUT_S = 2.0
-RETRY_PAUSE_S = 0.2  # after a failed pull: long enough to be no hot loop, short against any deadline
-MALFORMED_MAX_BYTES = 64 << 10  # of a message that nobody could decode
+RETRY_PAUSE_S = 0.2  # after a failed pull: no hot loop, short against any deadline
+MALFORMED_MAX_BYTES = 64 << 10  # longer malformed messages are cut in the dead letters
 DEAD_MAX_MESSAGES = 10_000
 DEAD_MAX_BYTES = 64 << 20
-BURY_TRIES, BURY_AGAIN_S = 10, 0.5  # a job past its deliveries that stays is there for `max_age_s`
-MESSAGE_ID = "Nats-Msg-Id"  # the server stores the same one once
+BURY_TRIES, BURY_AGAIN_S = 10, 0.5  # an unburied job would stay for `max_age_s`
+MESSAGE_ID = "Nats-Msg-Id"  # the server stores each id once
 ADVISORIES = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{subjects.JOBS_STREAM}.*"
 
 # JetStream's error codes: out of resources, storage, memory, or stream full.
@@ -51,18 +51,18 @@ _ERRORS = (nats.errors.Error, OSError, TimeoutError)
 class QueueLimits:
     """How long and how often jobs are delivered, and how many may wait."""
 
-    ack_wait_s: float = 5.0  # workers say `in_progress` each second
+    ack_wait_s: float = 5.0  # workers send `in_progress` each second
     max_deliver: int = 3
     max_ack_pending: int = 1_000  # unacknowledged deliveries of one worker
     max_jobs: int = 100_000
     max_bytes: int = 128 << 20  # half of what deploy/nats/nats.conf gives to memory streams
     max_age_s: float = 3_600.0
     duplicate_window_s: float = 120.0
-    idle_consumer_s: float = 60.0  # a consumer that nobody pulls from is forgotten; its jobs stay
+    idle_consumer_s: float = 60.0  # forgets a consumer without pulls; its jobs stay
 
 
 class Delivery(Protocol):
-    """One delivery of a job. After `ack` or `term` it is over; without either it comes again after the ack-wait."""
+    """One delivery of a job. Without `ack` or `term` it comes again after the ack-wait."""
 
     job: Job
     num_delivered: int
@@ -85,7 +85,7 @@ class JobStream:
     """The stream of all jobs and the stream of dead letters."""
 
     def __init__(self, client: Client, limits: QueueLimits, *, owned: bool = True) -> None:
-        """`owned`: this process may create the streams; others wait until somebody did."""
+        """`owned`: this process may create the streams; others wait for them."""
         self.owned = owned
         self.limits = limits
         self.malformed = 0
@@ -94,14 +94,14 @@ class JobStream:
         self._jetstream = client.jetstream(timeout=API_TIMEOUT_S)
 
     async def open(self) -> None:
-        """Create the streams and watch for jobs that were delivered too often, if they are ours. Raises UnavailableError."""
+        """Create the streams and watch for jobs delivered too often, if they are ours. Raises UnavailableError."""
         if not self.owned:
             return
         await self.ensure()
         await self._client.subscribe(ADVISORIES, cb=self._on_max_deliveries, queue="baton-dead-letters")
 
     async def ensure(self) -> None:
-        """Create the streams, or bring them to our configuration; nothing if they aren't ours. Raises UnavailableError."""
+        """Create or update the streams if they are ours. Raises UnavailableError."""
         if not self.owned:
             return
         jobs = StreamConfig(
@@ -127,7 +127,7 @@ class JobStream:
             for config in (jobs, dead):
                 try:
                     await self._jetstream.add_stream(config)
-                except nats.js.errors.BadRequestError:  # another release's is there: who starts last decides
+                except nats.js.errors.BadRequestError:  # another release made it: the last to start decides
                     await self._update(config)
         except _ERRORS as error:
             raise UnavailableError(f"JetStream is not ready: {_text(error)}") from error
@@ -143,7 +143,7 @@ class JobStream:
 
     async def publish(self, worker: str, job: Job) -> int:
         """Queue a job and return its sequence. The same (request, attempt) again is stored once."""
-        if not self._client.is_connected:  # the client would store it up and send it later, unasked for
+        if not self._client.is_connected:  # the client would store it and send it later
             raise UnavailableError("not connected to NATS")
         headers = {MESSAGE_ID: _message_id(job)}
         try:
@@ -163,7 +163,7 @@ class JobStream:
         return ack.seq
 
     async def delete(self, stream_seq: int, job: Job) -> None:
-        """Take a job out of the queue; best effort. A restarted server counts from 1 again: look whose number it is."""
+        """Take a job out of the queue; best effort. A restarted server reuses numbers, so check whose message it is."""
         with contextlib.suppress(*_ERRORS):
             message = await self._jetstream.get_msg(subjects.JOBS_STREAM, stream_seq)
             if (message.headers or {}).get(MESSAGE_ID) == _message_id(job):
@@ -182,7 +182,7 @@ class JobStream:
     async def queue(self, worker: str) -> NatsJobQueue:
         """Return `worker`'s queue, its consumer created or updated. Raises UnavailableError if the streams are ours.
 
-        Otherwise no gateway may have made them yet: then the queue opens with the first fetch that can.
+        Otherwise there may be no stream yet: the queue then opens with the first fetch that can.
         """
         queue = NatsJobQueue(self, self._client, worker)
         try:
@@ -193,7 +193,7 @@ class JobStream:
         return queue
 
     async def ensure_consumer(self, name: str, worker: str) -> None:
-        """Create `worker`'s consumer, or bring it to our configuration; the stream as well if it is gone."""
+        """Create or update `worker`'s consumer, and the stream if it is gone."""
         config = ConsumerConfig(
             name=name,
             durable_name=name,
@@ -214,7 +214,7 @@ class JobStream:
             raise UnavailableError(f"could not open the job queue: {_text(error)}") from error
 
     async def dead_letter(self, kind: str, raw: bytes, *, subject: str, reason: str, known_as: str = "") -> None:
-        """Keep what was given up, best effort. `kind` is `job` or `malformed`; of one `known_as` the same, one is kept."""
+        """Keep what was given up, best effort; once for each `known_as`. `kind` is `job` or `malformed`."""
         self.dead_letters += 1
         headers = {"Baton-Subject": subject, "Baton-Reason": reason[:200], "Baton-Bytes": str(len(raw))}
         headers |= {MESSAGE_ID: known_as} if known_as else {}
@@ -223,7 +223,7 @@ class JobStream:
             await self._jetstream.publish(subjects.dead_letter(kind), kept, headers=headers)
 
     async def _on_max_deliveries(self, raw: Msg) -> None:
-        """A job was delivered `max_deliver` times without an end: move it to the dead letters. The server says so once."""
+        """Move a job that was delivered `max_deliver` times to the dead letters. The server reports it once."""
         try:
             advisory = msgspec.json.decode(raw.data, type=_MaxDeliveries)
         except msgspec.MsgspecError as error:
@@ -251,7 +251,7 @@ class JobStream:
 
 
 class NatsJobQueue:
-    """`JobQueue` on a durable pull consumer, which is created again when the server lost it."""
+    """`JobQueue` on a durable pull consumer, created again when the server lost it."""
 
     def __init__(self, stream: JobStream, client: Client, worker: str) -> None:
         self._stream = stream
@@ -262,7 +262,7 @@ class NatsJobQueue:
         self._arrivals: NatsSubscription | None = None
         self._pulls = 0
         self._lost = True
-        self._told = False  # of what keeps it lost
+        self._told = False
 
     async def open(self) -> None:
         """Create or update the consumer. Raises UnavailableError."""
@@ -275,7 +275,7 @@ class NatsJobQueue:
         self._lost = self._told = False
 
     async def fetch(self, max_jobs: int, *, expires_s: float = 1.0) -> list[Delivery]:
-        """Return what is queued, or the next job to come within `expires_s`. Transient errors are logged and give []."""
+        """Return what is queued, or the next job within `expires_s`. Transient errors are logged and give []."""
         if not self._client.is_connected:
             await asyncio.sleep(min(RETRY_PAUSE_S, expires_s))
             return []
@@ -297,7 +297,7 @@ class NatsJobQueue:
         return [delivery for delivery in deliveries if delivery is not None]
 
     async def _arrived(self, max_jobs: int) -> list[Msg]:
-        """What a pull brought after it was given up (a slow or lost connection): delivered, so to be worked on."""
+        """Jobs that came after their pull was given up: they are delivered, so work on them."""
         assert self._arrivals is not None
         jobs: list[Msg] = []
         while self._arrivals.pending_msgs and len(jobs) < max_jobs:
@@ -307,7 +307,7 @@ class NatsJobQueue:
         return jobs
 
     async def _pull(self, batch: int, *, wait_s: float) -> list[Msg]:
-        """Ask for `batch` jobs: those there now, or with `wait_s` until that many came. Ends with the server's word or time."""
+        """Ask for `batch` jobs: what is there now, or with `wait_s` until they came. Ends with the server's status or in time."""
         assert self._arrivals is not None
         self._pulls += 1
         reply = f"{self._inbox}.{self._pulls}"
@@ -321,7 +321,7 @@ class NatsJobQueue:
             try:
                 message = await self._arrivals.next_msg(timeout=max(left, 0.001))
             except TimeoutError:
-                self._lost = True  # the server owes an answer: ask whether it still knows us
+                self._lost = True  # no status came: check that the server still knows the consumer
                 break
             if not self._is_status(message):
                 jobs.append(message)
@@ -348,7 +348,7 @@ class NatsJobQueue:
 
 
 class NatsDelivery:
-    """`Delivery` of JetStream. Ending a delivery that is over already does nothing."""
+    """`Delivery` of JetStream. Ending it twice does nothing."""
 
     def __init__(self, raw: Msg, job: Job) -> None:
         self._raw = raw

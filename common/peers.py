@@ -1,10 +1,9 @@
 """The live worker table, from heartbeats. Gateways place by it when Redis is away; workers learn from it who died.
 
-Silence is suspicion, then death: after 3 s a worker is lost for everybody who placed work on it. A new incarnation under the
-same name means that the old one is gone at once. A worker that beats but whose device loop stands still while it has work is
-stuck, which is as good as dead.
+After 3 s of silence a worker is lost. A new incarnation under the same name ends the old one at once. A worker that beats
+while its device loop stands still with work to do is stuck, which counts as dead.
 
-When all fall silent at once it is rather the bus, or this process that stood still: then they get twice the time, in which
+When all fall silent at once, the bus or this process is the likelier cause: then they get twice the time, in which
 the bus's own pings find out.
 """
 
@@ -17,21 +16,33 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from common import subjects
 from common.bus import Bus, Subscription
 from common.messages import WorkerState, worker_state_decoder
+from common.words import Role, WorkerStatus
 
 log = logging.getLogger("baton.peers")
 
 DEAD_AFTER_S = 3.0
-STUCK_AFTER_S = 20.0  # one pass of the device loop may take long on a CPU
+STUCK_AFTER_S = 20.0  # one pass may take long on a CPU
 CHECK_EVERY_S = 0.25
-QUIET_AFTER_S = 1.2  # each of them beats every 0.5 s
+QUIET_AFTER_S = 1.2  # heartbeats come every 0.5 s
 
-# The last words of a worker that was told to stop, and of one whose device computes no more.
-GONE = ("stopped", "broken")
-MAX_LEFT = 1_000  # remembered incarnations of the former
+MAX_LEFT = 1_000  # remembered incarnations that were told to stop
+
+
+class Incarnation(NamedTuple):
+    """One life of a worker: a restart under the same name has another number."""
+
+    worker: str
+    number: int
+
+
+def incarnation_of(state: WorkerState) -> Incarnation:
+    return Incarnation(state.worker, state.incarnation)
+
 
 LostCallback = Callable[[str, int], None]
 
@@ -44,7 +55,7 @@ class _Seen:
 
 
 class PeerTable:
-    """The table without clock or I/O: `saw` heartbeats in, lost (worker, incarnation) pairs out."""
+    """The table without clock or I/O: heartbeats in, lost (worker, incarnation) pairs out."""
 
     def __init__(self, *, dead_after_s: float = DEAD_AFTER_S, stuck_after_s: float = STUCK_AFTER_S) -> None:
         self._dead_after_s = dead_after_s
@@ -56,43 +67,45 @@ class PeerTable:
         """The last state of every worker that is not lost, by id."""
         return {worker: seen.state for worker, seen in self._seen.items()}
 
-    def saw(self, state: WorkerState, now: float) -> list[tuple[str, int]]:
+    def saw(self, state: WorkerState, now: float) -> list[Incarnation]:
         """Take a heartbeat; return the incarnations that it shows to be gone."""
         known = self._seen.get(state.worker)
-        if state.status in GONE:
+        if state.status.is_gone:
             if known is None or known.state.incarnation != state.incarnation:
                 return []
             del self._seen[state.worker]
-            return [(state.worker, state.incarnation)]
+            return [incarnation_of(state)]
         same = known is not None and known.state.incarnation == state.incarnation
         moved = not (same and known and state.busy and state.steps == known.state.steps)
         moved_at = now if moved or known is None else known.moved_at
         self._seen[state.worker] = _Seen(state, now, moved_at)
-        return [] if same or known is None else [(state.worker, known.state.incarnation)]
+        return [] if same or known is None else [incarnation_of(known.state)]
 
-    def check(self, now: float) -> list[tuple[str, int]]:
-        """Drop the silent; return those lost now. A stuck one stays in the table, but is never `ready`."""
+    def check(self, now: float) -> list[Incarnation]:
+        """Drop the silent and return them. A stuck worker stays in the table, but is never `ready`."""
         everybody = len(self._seen) > 1 and self.silent_s(now) > self._dead_after_s
         dead_after_s = 2 * self._dead_after_s if everybody else self._dead_after_s
         lost = [seen for seen in self._seen.values() if now - seen.at > dead_after_s]
         for seen in lost:
             del self._seen[seen.state.worker]
-        return [(seen.state.worker, seen.state.incarnation) for seen in lost]
+        return [incarnation_of(seen.state) for seen in lost]
 
     def drop(self, worker: str) -> None:
-        """Forget a worker; its next heartbeat is a newcomer's."""
+        """Forget a worker; its next heartbeat joins it anew."""
         self._seen.pop(worker, None)
 
     def silent_s(self, now: float) -> float:
-        """How long nobody was heard; 0 when there is nobody."""
+        """Seconds since the last heartbeat of any worker; 0 without workers."""
         return now - max((seen.at for seen in self._seen.values()), default=now)
 
-    def ready(self, role: str, now: float) -> list[WorkerState]:
+    def ready(self, role: Role, now: float) -> list[WorkerState]:
         """Workers that may get new work of `role`."""
         return [
             seen.state
             for seen in self._seen.values()
-            if role in seen.state.roles and seen.state.status == "ready" and now - seen.moved_at < self._stuck_after_s
+            if role in seen.state.roles
+            and seen.state.status == WorkerStatus.READY
+            and now - seen.moved_at < self._stuck_after_s
         ]
 
 
@@ -111,13 +124,13 @@ class Peers:
         self._bus: Bus | None = None
         self._deaf_since: float | None = None
         self._checked_at = clock()
-        self._left: deque[tuple[str, int]] = deque(maxlen=MAX_LEFT)
+        self._left: deque[Incarnation] = deque(maxlen=MAX_LEFT)
 
     @property
     def states(self) -> dict[str, WorkerState]:
         return self._table.states
 
-    def ready(self, role: str) -> list[WorkerState]:
+    def ready(self, role: Role) -> list[WorkerState]:
         """Workers that may get new work of `role` now."""
         return self._table.ready(role, self._clock())
 
@@ -139,11 +152,11 @@ class Peers:
         self._on_joined.append(callback)
 
     def on_heard(self, callback: Callable[[str], None]) -> None:
-        """Call `callback(worker)` at each heartbeat but its last words."""
+        """Call `callback(worker)` at each heartbeat except a worker's last."""
         self._on_heard.append(callback)
 
     def on_changed(self, callback: Callable[[WorkerState], None]) -> None:
-        """Call `callback(state)` when a known worker takes other work than before: its roles or its status changed."""
+        """Call `callback(state)` when a known worker's roles or status changed."""
         self._on_changed.append(callback)
 
     async def start(self, bus: Bus) -> None:
@@ -162,13 +175,12 @@ class Peers:
             await self._subscription.close()
 
     def saw(self, state: WorkerState) -> None:
-        """Take one heartbeat."""
         known = self._table.states.get(state.worker)
-        if state.status == "stopped":
-            self._left.append((state.worker, state.incarnation))
+        if state.status == WorkerStatus.STOPPED:
+            self._left.append(incarnation_of(state))
         self._tell(self._table.saw(state, self._clock()))
-        if state.status in GONE:
-            return  # whoever was told that it is lost forgot it
+        if state.status.is_gone:
+            return  # listeners were told that it is lost
         for heard in self._on_heard:
             heard(state.worker)
         if known is None or known.incarnation != state.incarnation:
@@ -179,11 +191,11 @@ class Peers:
                 callback(state)
 
     def drop(self, worker: str) -> None:
-        """Count on a worker no more until its next heartbeat. Nobody is told: the caller knows better than this table."""
+        """Drop a worker until its next heartbeat, without telling listeners: the caller knows better than this table."""
         self._table.drop(worker)
 
     def check(self) -> None:
-        """Look for silence. While this process is cut off from the bus, or stands still, it says nothing about the others."""
+        """Look for silence, unless this process itself is cut off from the bus or stood still."""
         now = self._clock()
         before, self._checked_at = self._checked_at, now
         stalled = now - before > DEAD_AFTER_S / 2
@@ -199,7 +211,7 @@ class Peers:
             await asyncio.sleep(CHECK_EVERY_S)
             self.check()
 
-    def _tell(self, lost: list[tuple[str, int]]) -> None:
+    def _tell(self, lost: list[Incarnation]) -> None:
         for worker, incarnation in lost:
             log.warning("peer.lost", extra={"worker": worker})
             for callback in self._on_lost:

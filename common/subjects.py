@@ -1,15 +1,15 @@
-"""Every NATS subject, stream and Redis key, in one place.
+"""Every NATS subject and stream, in one place. Redis keys are named in the Lua functions.
 
-Worker and gateway ids are tokens of `[A-Za-z0-9_-]{1,64}` (checked by `check_id`), so that an id can never widen a subject.
+Worker and gateway ids match `[A-Za-z0-9_-]{1,64}` (`check_id`), so an id can never widen a subject.
 """
 
 from __future__ import annotations
 
 import re
 
-JOBS_STREAM = "BATON_JOBS"  # work queue, memory storage: jobs that were admitted and not yet settled
-DEAD_STREAM = "BATON_DEAD"  # dead letters: jobs given up and messages that could not be decoded
-BATCH_STREAM = "BATON_BATCH"  # on disk, a message a subject: files, batches and results of the Batch API
+JOBS_STREAM = "BATON_JOBS"  # work queue in memory: jobs admitted and not yet settled
+DEAD_STREAM = "BATON_DEAD"  # dead letters: abandoned jobs and unreadable messages
+BATCH_STREAM = "BATON_BATCH"  # Batch API on disk: files, batches, results, one message a subject
 BATCH_WORK_STREAM = "BATON_BATCH_WORK"  # work queue on disk: lines to run, and batches to look after
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
@@ -23,12 +23,12 @@ def check_id(name: str) -> str:
 
 
 def jobs(worker: str) -> str:
-    """JetStream: gateway -> the worker that shall prefill."""
+    """JetStream: gateway -> the chosen prefill worker."""
     return f"baton.jobs.{check_id(worker)}"
 
 
 def worker(worker_id: str) -> str:
-    """Core NATS, requests to one worker: `ToWorker` (reserve, hand-off, cancel, resend, set roles, ...)."""
+    """Core NATS, requests to one worker: `ToWorker` (reserve, handoff, cancel, resend, set roles, ...)."""
     return f"baton.worker.{check_id(worker_id)}"
 
 
@@ -56,7 +56,7 @@ def gateway_heartbeat(gateway_id: str) -> str:
 
 
 def console(gateway_id: str) -> str:
-    """Core NATS, requests to one gateway: what another one's console shows of it (`gateway.console.messages`)."""
+    """Core NATS, requests to one gateway from another one's console (`gateway.console.messages`)."""
     return f"baton.console.{check_id(gateway_id)}"
 
 
@@ -67,12 +67,12 @@ PLANNER = "baton.planner"  # Core NATS: `PlannerState`, with each decision
 
 
 def dead_letter(kind: str) -> str:
-    """JetStream: what was given up; `kind` is `job` or `malformed`."""
+    """JetStream: abandoned work; `kind` is `job` or `malformed`."""
     return f"baton.dead.{check_id(kind)}"
 
 
 def batch_file(tenant: str, file: str) -> str:
-    """JetStream, like all of these: what a file is. `tenant` is its digest."""
+    """JetStream, like all below: a file's description. `tenant` is its digest."""
     return f"baton.batch.file.{tenant}.{file}"
 
 
@@ -82,22 +82,22 @@ def batch_part(file: str, part: int | str) -> str:
 
 
 def batch_record(tenant: str, batch: str) -> str:
-    """What a batch is, and how far."""
+    """A batch's description and progress."""
     return f"baton.batch.record.{tenant}.{batch}"
 
 
 def batch_result(batch: str, line: int | str) -> str:
-    """What became of a line; written once."""
+    """A line's result; written once."""
     return f"baton.batch.result.{batch}.{line}"
 
 
 def batch_failure(batch: str, line: int | str) -> str:
-    """Marks a result that is an error, so that they can be counted."""
+    """Marks a result that is an error, to count them."""
     return f"baton.batch.failure.{batch}.{line}"
 
 
 def batch_start(batch: str, line: int | str) -> str:
-    """How often a line was begun and its gateway did not live to end it."""
+    """How often a line was begun and its gateway died."""
     return f"baton.batch.start.{batch}.{line}"
 
 
@@ -107,5 +107,5 @@ def batch_line(batch: str, line: int | str) -> str:
 
 
 def batch_step(batch: str) -> str:
-    """Work queue: a batch that is not over; it comes again until it is."""
+    """Work queue: an unfinished batch; it comes again until it is over."""
     return f"baton.batchwork.step.{batch}"

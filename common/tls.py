@@ -1,4 +1,4 @@
-"""Certificates: of the connections to NATS and Redis, and of the gateway's HTTPS."""
+"""Certificates for NATS, Redis and the gateway's HTTPS."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.config import ConfigError
+from common.settings import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """Whom to trust and who we are; None: the system's authorities, and no certificate of our own."""
+    """Whom to trust and who we are; None: the system's authorities, no certificate of our own."""
 
     ca: Path | None = None
     cert: Path | None = None

@@ -1,8 +1,7 @@
-"""Spans of one request across processes (OpenTelemetry), made after the fact from times that are measured anyway.
+"""Spans of one request across processes (OpenTelemetry), recorded whole after they ended.
 
-Nothing is started or held open on the way of a token: whoever knows when something began and ended records it as a whole, later.
-A span's context is a W3C `traceparent`, and travels in every message about a request. Instants are `time.monotonic()` here.
-Log lines carry the trace's id: the bus has its handlers run `in_trace` of their message, and tasks begun there are in it, too.
+So no token waits for a span. A span's context is a W3C `traceparent`, carried by every message about a request. Instants are
+`time.monotonic()` here. Handlers run `in_trace` of their message, so log lines and tasks begun there carry the trace's id.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Value = str | bool | int | float | list[str]
 Attributes = Mapping[str, Value]
 
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\Z")
-_random = random.Random()  # seeded by the system; ids need to differ, not to be secret
+_random = random.Random()  # ids need to differ, not to be secret
 trace_id: ContextVar[str] = ContextVar("baton.trace_id", default="")  # 32 hex digits; see `in_trace`
 
 
@@ -36,14 +35,14 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     context: str
-    parent: str = ""  # "" = the first one of its trace
+    parent: str = ""  # "" = the trace's first span
     began_at: float
     ended_at: float
     attributes: Attributes = {}
     events: Sequence[SpanEvent] = ()
     links: Sequence[str] = ()
     kind: Literal["internal", "server", "consumer"] = "internal"
-    error: str = ""  # why it failed; "" = it did not
+    error: str = ""  # "" = it did not fail
 
 
 class Tracer(Protocol):
@@ -52,14 +51,20 @@ class Tracer(Protocol):
     def wants(self, context: str) -> bool:
         """Whether the spans of this trace are recorded here."""
 
+    def parent_of(self, headers: Mapping[str, str]) -> str:
+        """The W3C `traceparent` in a caller's headers (names in lower case), or ""."""
+
+    def new_trace(self, share: float) -> str:
+        """The context of a new trace's first span; sampled with the probability `share`."""
+
     def record(self, span: Span) -> None:
-        """Take a span that ended. Never blocks; drops the oldest ones beyond a bound."""
+        """Take an ended span. Never blocks; drops the oldest ones beyond a bound."""
 
     def keep(self, traces: Iterable[str]) -> None:
-        """These trace ids (32 hex digits) are worth sending, whatever is held back of them. Idempotent."""
+        """Mark traces (32 hex digits) as worth sending although they were held back. Idempotent."""
 
     def close(self) -> None:
-        """Send what is left; within seconds."""
+        """Send what is left, within seconds."""
 
 
 class NoTracer:
@@ -67,6 +72,12 @@ class NoTracer:
 
     def wants(self, context: str) -> bool:
         return False
+
+    def parent_of(self, headers: Mapping[str, str]) -> str:
+        return valid(headers.get("traceparent", ""))
+
+    def new_trace(self, share: float) -> str:
+        return f"00-{_random.getrandbits(128) | 1:032x}-{_random.getrandbits(64) | 1:016x}-00"
 
     def record(self, span: Span) -> None: ...
 
@@ -89,12 +100,12 @@ class Children(msgspec.Struct, frozen=True):
         ended_at: float,
         attributes: Attributes,
         *,
-        context: str = "",  # for whoever told it to others already
+        context: str = "",  # set if a message already carried it
         events: Sequence[SpanEvent] = (),
         links: Sequence[str] = (),
         outcome: str = "",
     ) -> None:
-        """Record one more. `outcome`: how it went; an error unless `is_failure` says that it is none."""
+        """Record one more. `outcome` says how it went; it is an error if `is_failure` says so."""
         span = Span(
             name=name,
             context=context or child_of(self.parent),
@@ -110,7 +121,7 @@ class Children(msgspec.Struct, frozen=True):
 
 
 def is_failure(outcome: str) -> bool:
-    """Whether something broke. What nobody needs any more is cancelled, which is no error."""
+    """Whether something broke. Cancelled work is no error."""
     return outcome not in ("", "ok", "cancelled")
 
 
@@ -120,12 +131,12 @@ def child_of(context: str) -> str:
 
 
 def valid(traceparent: str) -> str:
-    """`traceparent` if it is a W3C one, else "": whoever sent it, a client or a process, is not to be trusted."""
+    """`traceparent` if it is a W3C one, else "": its sender is not trusted."""
     return traceparent if _TRACEPARENT.match(traceparent) else ""
 
 
-class in_trace:  # noqa: N801 - for `with`; a generator would cost every frame of tokens 1 us more
-    """What is logged in here, and by tasks that are begun in here, has the trace's id; none if `traceparent` is none."""
+class in_trace:  # noqa: N801 - used with `with`; a generator costs 1 us more per frame
+    """Give log lines and tasks begun inside the trace's id, or none."""
 
     def __init__(self, traceparent: str | msgspec.UnsetType) -> None:
         self._id = valid(traceparent)[3:35] if traceparent else ""

@@ -9,6 +9,7 @@ from msgspec import UNSET
 
 from common.blocks import pack_tokens
 from common.messages import Job, TokenLogprobs, Tokens
+from common.words import Finish
 from engine.sequence import Sequence
 
 
@@ -19,19 +20,16 @@ class DecodeRequest:
     job: Job
     sequence: Sequence
     deadline_at: float  # `time.monotonic()`
-    first_position: int  # generated tokens before those that can be sent again from here
-    logprobs: list[TokenLogprobs] = field(
-        default_factory=list
-    )  # of the tokens from `first_position` on, when asked for
-    cached_tokens: int = -1  # prompt tokens that the prefill worker's prefix cache held
-    began_at: float = field(default_factory=time.monotonic)  # verified, or claimed when it is prefilled here
-    first_token_at: float = 0.0  # the first that this worker made; 0 = none yet
-    finish: str = ""
+    first_position: int  # the first generated token that can be sent again from here
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # from `first_position` on, if asked for
+    cached_tokens: int = -1  # prompt tokens from the prefill worker's prefix cache
+    began_at: float = field(default_factory=time.monotonic)  # when it was verified, or claimed for local prefill
+    first_token_at: float = 0.0  # the first made here; 0 = none yet
+    finish: Finish = Finish.NONE
     ended_at: float | None = None
     stopped: str = ""
-    in_flight: int = 0  # passes in flight with a chunk of the sequence; its blocks stay as long as there are any
     preemptions: int = 0
-    num_before: int = field(init=False)  # generated tokens that others made, among them a hand-over's first one
+    num_before: int = field(init=False)  # generated tokens made elsewhere, with a handoff's first one
 
     def __post_init__(self) -> None:
         self.num_before = self.sequence.num_generated + bool(self.job.decode_workers)
@@ -46,7 +44,7 @@ class DecodeRequest:
 
     @property
     def is_over(self) -> bool:
-        """Ended or given up: no result of a pass counts any more."""
+        """Ended or given up: later pass results don't count."""
         return bool(self.stopped) or self.ended_at is not None
 
     @property
@@ -54,7 +52,7 @@ class DecodeRequest:
         return time.monotonic() >= self.deadline_at
 
     def tokens_from(self, position: int) -> Tokens | None:
-        """The tokens from generated position `position` on, as far as this worker made them; None if there are none."""
+        """The tokens from generated `position` on that this worker made; None if there are none."""
         position = max(position, self.first_position)
         ids = self.sequence.token_ids[self.sequence.num_prompt_tokens + position :]
         if not ids:

@@ -1,6 +1,6 @@
-"""The decode role of a worker: the continuous batch, its token frames, and everything the gateway may ask of a stream.
+"""The decode role of a worker: the continuous batch, its token frames, and the gateway's questions about streams.
 
-How KV comes in is `decode.intake`; who runs when is `decode.scheduler`.
+KV comes in through `decode.intake` and `decode.reservations`; `decode.scheduler` decides who runs when.
 """
 
 from __future__ import annotations
@@ -30,46 +30,48 @@ from common.messages import (
     WriterDone,
 )
 from common.tracing import in_trace
+from common.words import Finish, Role
 from decode.intake import Intake
 from decode.request import DecodeRequest
 from decode.scheduler import DecodeScheduler
 from decode.spans import record_decode
 from engine.engine import Chunk, Sampled
-from worker.checks import check_job
-from worker.host import WorkerHost
-from worker.jobs import ClaimedJob
-from worker.prefix import publish_computed, sequence_of
-from worker.roles import RoleLoad
-from worker.tombstones import Tombstones
+from worker.context import RoleContext
+from worker.roles import CancelReason, RoleLoad
+from worker.serving.allocation import publish_computed, sequence_of
+from worker.serving.checks import check_job
+from worker.serving.jobs import ClaimedJob
+from worker.serving.tombstones import Tombstones
 
 log = logging.getLogger("baton.decode")
 
-KEEP_ENDED_S = 30.0  # a finished stream is kept for `Resend` until the gateway has it, this long at most
-LATE_S = 1.0  # past its deadline a request is dropped here too, should the gateway's cancel be lost
+KEEP_ENDED_S = 30.0  # longest time that a finished stream waits for `Received`
+LATE_AFTER_S = 1.0  # drops late requests here, should the gateway's cancel be lost
 
 
 class DecodeRole:
-    """Owns the sequences that are decoded here, from the accepted hand-over (or local job) to the last token."""
+    """Owns the sequences decoded here, from the accepted handoff (or local job) to the last token."""
 
-    name = "decode"
+    name = Role.DECODE
 
-    def __init__(self, host: WorkerHost) -> None:
-        self._host = host
-        self._scheduler = DecodeScheduler(
-            pool=host.pool,
-            max_sequences=host.settings.max_sequences,
-            max_model_len=host.max_model_len,
-            prompt_budget=host.device.prompt_budget,
-            expects=lambda: self._intake.num_leases > 0,
-            trials=host.device.trials,
+    def __init__(self, context: RoleContext) -> None:
+        self._context = context
+        self.scheduler = DecodeScheduler(
+            pool=context.pool,
+            max_sequences=context.max_sequences,
+            max_model_len=context.max_model_len,
+            prompt_budget=context.budget.tokens,
+            expects=lambda: self._reservations.num_open > 0,
+            trials=context.trials,
         )
-        self._requests: dict[str, DecodeRequest] = {}  # also ended ones, until received
-        self._local: dict[DecodeRequest, ClaimedJob] = {}  # local jobs whose first token is not out
+        self._requests: dict[str, DecodeRequest] = {}  # includes ended ones until received
+        self._local: dict[DecodeRequest, ClaimedJob] = {}  # local jobs without a first token yet
         self._cancelled = Tombstones()
         self._intake = Intake(
-            host, running=lambda: len(self._scheduler), cancelled=self._cancelled, activate=self._activate
+            context, running=lambda: len(self.scheduler), cancelled=self._cancelled, activate=self.activate
         )
-        self._housekeeping = host.spawn(self._keep_house())
+        self._reservations = self._intake.reservations
+        self._housekeeping = context.background.spawn(self._keep_house())
 
     # -- jobs that are prefilled here ------------------------------------------------------------------------------
 
@@ -77,22 +79,22 @@ class DecodeRole:
         return not job.decode_workers
 
     def room(self) -> int:
-        if self._scheduler.waiting:
+        if self.scheduler.waiting:
             return 0
-        return self._host.settings.max_sequences - len(self._scheduler) - self._intake.num_leases
+        return self._context.max_sequences - len(self.scheduler) - self._reservations.num_open
 
     async def prepare(self) -> None:
-        """Writers have connected to us when we joined."""
+        """Nothing to do: writers connect to us."""
 
     async def start(self, claimed: ClaimedJob) -> None:
         job = claimed.job
         try:
-            check_job(job, vocab_size=self._host.engine.vocab_size, max_model_len=self._host.max_model_len)
+            check_job(job, vocab_size=self._context.vocab_size, max_model_len=self._context.max_model_len)
         except InvalidRequestError as error:
-            await self._host.jobs.fail(claimed, code=error.code, message=error.message, retryable=False)
+            await self._context.jobs.fail(claimed, code=error.code, message=error.message, retryable=False)
             return
         if not self._supersede(job):
-            await self._host.jobs.drop(claimed)
+            await self._context.jobs.drop(claimed)
             return
         sequence = sequence_of(job)
         request = DecodeRequest(
@@ -100,22 +102,22 @@ class DecodeRole:
         )
         self._local[request] = claimed
         self._requests[job.request_id] = request
-        self._host.device.trials.watch(sequence, job.gateway, job.context)
-        self._scheduler.enqueue(request)
-        self._host.device.wake()
+        self._context.trials.watch(sequence, job.gateway, job.context)
+        self.scheduler.enqueue(request)
+        self._context.wake()
 
-    def _activate(self, request: DecodeRequest) -> None:
-        """A verified hand-over: the sequence joins the batch with its next pass."""
+    def activate(self, request: DecodeRequest) -> None:
+        """A verified handoff: the sequence joins the batch with its next pass."""
         if not self._supersede(request.job):
-            self._scheduler.remove(request)
+            self.scheduler.remove(request)
             return
         self._requests[request.id] = request
-        self._host.device.trials.watch(request.sequence, request.job.gateway, request.job.context)
-        self._scheduler.join(request)
-        self._host.device.wake()
+        self._context.trials.watch(request.sequence, request.job.gateway, request.job.context)
+        self.scheduler.join(request)
+        self._context.wake()
 
     def _supersede(self, job: Job) -> bool:
-        """Make way for a newer attempt of the same request; False if `job` itself is over already."""
+        """Make way for a newer attempt of the same request; False if `job` itself is already over."""
         if self._cancelled.covers(job.request_id, job.attempt):
             return False
         older = self._requests.get(job.request_id)
@@ -125,53 +127,53 @@ class DecodeRole:
             self._stop(older, "superseded")
         return True
 
-    # -- the device loop -------------------------------------------------------------------------------------------
+    # -- the pipeline ----------------------------------------------------------------------------------------------
 
     def plan(self, token_budget: int) -> list[Chunk]:
-        for request in [request for request in self._scheduler if request.expired]:
-            if time.monotonic() > request.deadline_at + LATE_S:
+        for request in [request for request in self.scheduler if request.expired]:
+            if time.monotonic() > request.deadline_at + LATE_AFTER_S:
                 self._stop(request, "deadline")
-        return self._scheduler.plan(token_budget)
+        return self.scheduler.plan(token_budget)
 
     def apply(self, results: ListOf[tuple[Chunk, Sampled | None]]) -> None:
         for chunk, sampled in results:
-            request = self._scheduler.landed(chunk)
+            request = self.scheduler.landed(chunk)
             if request.is_over:
-                continue  # planned before its stop token, its cancellation or its failure was known
+                continue  # planned before its stop token, cancellation or failure was known
             chunk.sequence.finish(chunk)
-            publish_computed(self._host.pool, chunk.sequence)
+            publish_computed(self._context.pool, chunk.sequence)
             if chunk.sample and sampled is None:
-                self._host.pool.withdraw(chunk.sequence.block_table)  # else everybody with this prefix would fail
+                self._context.pool.withdraw(chunk.sequence.block_table)  # else everybody with this prefix would fail
                 self._fail(request, "no finite logits")
             elif chunk.sample and sampled is not None:
                 self._append(request, sampled)
-        self._host.jobs.room_changed()
+        self._context.jobs.room_changed()
 
     def failed(self, chunks: ListOf[Chunk], error: Exception) -> None:
         if chunks:
-            self._host.totals.step_failed(error)
+            self._context.totals.step_failed(error)
         for chunk in chunks:
-            request = self._scheduler.landed(chunk)
+            request = self.scheduler.landed(chunk)
             if not request.is_over:
                 self._fail(request, f"step failed: {type(error).__name__}")
-        self._host.jobs.room_changed()
+        self._context.jobs.room_changed()
 
     def _append(self, request: DecodeRequest, sampled: Sampled) -> None:
         sequence = request.sequence
         position = sequence.num_generated
         sequence.append(sampled.token_id)
-        self._host.totals.generated_tokens += 1
+        self._context.totals.generated_tokens += 1
         if sampled.logprobs is not None:
             request.logprobs.append(sampled.logprobs)
         request.first_token_at = request.first_token_at or time.monotonic()
         request.finish = sequence.finish_reason()
-        if not request.finish and len(sequence.token_ids) >= self._host.max_model_len:
-            request.finish = "length"
+        if not request.finish and len(sequence.token_ids) >= self._context.max_model_len:
+            request.finish = Finish.LENGTH
         self._send(request, position)
         if request.finish:
             request.ended_at = time.monotonic()
-            self._scheduler.remove(request)
-            record_decode(self._host.tracer, request, worker=self._host.worker_id)
+            self.scheduler.remove(request)
+            record_decode(self._context.tracer, request, worker=self._context.identity.worker)
 
     def _send(self, request: DecodeRequest, position: int) -> None:
         tokens = request.tokens_from(position)
@@ -180,16 +182,18 @@ class DecodeRole:
         claimed = self._local.pop(request, None)
         if claimed is not None:
             tokens = self._first_local_token(request, claimed, tokens)
-        self._host.outbox.add(request.job.gateway, tokens)
+        self._context.outbox.add(request.job.gateway, tokens)
 
     def _first_local_token(self, request: DecodeRequest, claimed: ClaimedJob, tokens: Tokens) -> Tokens:
-        """The first token of a locally prefilled job: settle the job and say what the prefix cache spared."""
-        self._host.totals.admitted(
+        """Settle a locally prefilled job with its first token, and add its cached tokens."""
+        self._context.totals.admitted(
             prompt_tokens=len(request.sequence.token_ids) - 1, cached_tokens=request.sequence.num_cached
         )
-        self._host.spawn(
-            self._host.jobs.settle(
-                claimed, decode_worker=self._host.worker_id, decode_incarnation=self._host.incarnation
+        self._context.background.spawn(
+            self._context.jobs.settle(
+                claimed,
+                decode_worker=self._context.identity.worker,
+                decode_incarnation=self._context.identity.incarnation,
             )
         )
         return msgspec.structs.replace(
@@ -207,40 +211,37 @@ class DecodeRole:
             del self._requests[request.id]
         claimed = self._local.pop(request, None)
         if claimed is not None:
-            self._host.spawn(self._host.jobs.drop(claimed))
+            self._context.background.spawn(self._context.jobs.drop(claimed))
         if request.ended_at is None:
-            self._scheduler.remove(request)
-            record_decode(self._host.tracer, request, worker=self._host.worker_id)
-        self._host.jobs.room_changed()
-        self._host.device.wake()
+            self.scheduler.remove(request)
+            record_decode(self._context.tracer, request, worker=self._context.identity.worker)
+        self._context.jobs.room_changed()
+        self._context.wake()
 
     def _fail(self, request: DecodeRequest, message: str) -> None:
         claimed = self._local.pop(request, None)
         self._stop(request, message)
         if claimed is not None:
-            self._host.spawn(self._host.jobs.fail(claimed, code="worker_failed", message=message, retryable=True))
+            failing = self._context.jobs.fail(claimed, code="worker_failed", message=message, retryable=True)
+            self._context.background.spawn(failing)
             return
         failed = Failed(
-            request_id=request.id,
-            attempt=request.attempt,
-            traceparent=request.job.context,
-            worker=self._host.worker_id,
-            incarnation=self._host.incarnation,
+            **self._context.identity.head(request.job),
             code="worker_failed",
             message=message,
             retryable=True,
         )
-        self._host.spawn(self._publish_failed(request.job.gateway, failed))
+        self._context.background.spawn(self._publish_failed(request.job.gateway, failed))
 
     async def _publish_failed(self, gateway: str, failed: Failed) -> None:
         try:
-            await self._host.bus.publish(subjects.gateway(gateway), failed)
+            await self._context.bus.publish(subjects.gateway(gateway), failed)
         except UnavailableError:
             with in_trace(failed.traceparent):
                 log.warning("decode.failure_not_told", extra={"request_id": failed.request_id})
 
     async def _keep_house(self) -> None:
-        """Forget finished streams that no gateway asked for, and look after the leases, until cancelled."""
+        """Forget finished streams without a gateway, and look after the leases, until cancelled."""
         while True:
             await asyncio.sleep(0.5)
             now = time.monotonic()
@@ -248,7 +249,7 @@ class DecodeRole:
                 if request.ended_at is not None and now - request.ended_at > KEEP_ENDED_S:
                     del self._requests[request.id]
             try:
-                await self._intake.look_after_leases(now)
+                await self._reservations.look_after(now)
             except Exception:
                 log.exception("decode.housekeeping_failed")
 
@@ -261,7 +262,7 @@ class DecodeRole:
             case Handoff():
                 return await self._intake.hand_over(message)
             case WriterDone():
-                return self._intake.writer_done(message)
+                return self._reservations.writer_done(message)
             case Cancel():
                 return Ack(known=await self._cancel(message))
             case Resend():
@@ -273,7 +274,7 @@ class DecodeRole:
 
     async def _cancel(self, message: Cancel) -> bool:
         self._cancelled.add(message.request_id, message.attempt)
-        known = await self._intake.cancel(message.request_id, message.attempt)
+        known = await self._reservations.cancel(message.request_id, message.attempt)
         request = self._requests.get(message.request_id)
         if request is None or request.attempt > message.attempt:
             return known
@@ -281,13 +282,13 @@ class DecodeRole:
         return True
 
     def _resend(self, message: Resend) -> bool:
-        """Known requests answer with their tokens, if there are any yet; an unknown one is the gateway's to move."""
+        """Send a known request's tokens, if any; moving an unknown one is the gateway's decision."""
         request = self._requests.get(message.request_id)
         if request is None or request.attempt != message.attempt:
             return False
         tokens = request.tokens_from(message.position)
         if tokens is not None and tokens.position >= message.position:
-            self._host.outbox.add(request.job.gateway, tokens)
+            self._context.outbox.add(request.job.gateway, tokens)
         return True
 
     def _received(self, message: Received) -> bool:
@@ -297,30 +298,30 @@ class DecodeRole:
         del self._requests[message.request_id]
         return True
 
-    async def cancel_all(self, reason: str, *, gateway: str | None = None) -> None:
+    async def cancel_all(self, reason: CancelReason, *, gateway: str | None = None) -> None:
         for request in list(self._requests.values()):
             if gateway is None or request.job.gateway == gateway:
-                self._stop(request, reason)
-        await self._intake.cancel_all(gateway=gateway)
+                self._stop(request, reason.value)
+        await self._reservations.cancel_all(gateway=gateway)
 
     def worker_joined(self, state: WorkerState) -> None:
-        """Writers connect to us."""
+        """Nothing to do: writers connect to us."""
 
     def worker_lost(self, worker: str, incarnation: int) -> None:
-        self._intake.worker_lost(worker, incarnation)
+        self._reservations.worker_lost(worker, incarnation)
 
     def load(self) -> RoleLoad:
         return RoleLoad(
-            running=len(self._scheduler.running),
-            waiting=len(self._scheduler.waiting) + self._intake.num_leases,
-            queued_tokens=sum(max(0, request.sequence.num_unscheduled - 1) for request in self._scheduler),
-            held_blocks=self._intake.held_blocks,
-            preemptions=self._scheduler.preemptions,
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting) + self._reservations.num_open,
+            queued_tokens=sum(max(0, request.sequence.num_unscheduled - 1) for request in self.scheduler),
+            held_blocks=self._reservations.held_blocks,
+            preemptions=self.scheduler.preemptions,
             bad_digests=self._intake.bad_digests,
         )
 
     def idle(self) -> bool:
-        return len(self._scheduler) == 0 and self._intake.num_leases == 0
+        return len(self.scheduler) == 0 and self._reservations.num_open == 0
 
     async def close(self) -> None:
         self._housekeeping.cancel()

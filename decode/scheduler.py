@@ -1,14 +1,12 @@
 """Continuous batching: which sequences get tokens in the next pass, and who gives way when blocks run out.
 
-Order of a pass: every running sequence that decodes gets its token; what is left of the budget goes to prompts that are
-computed here (local prefill, or a preempted sequence again), oldest first; then waiting sequences are admitted. When a
-sequence can't grow, the youngest of the lowest priority is preempted: its blocks go back (full ones stay cached) and it
-waits at the front of the queue to be computed again. Sampling depends on (seed, position) alone, so its text goes on as
-it would have.
+Order of a pass: each running sequence that decodes gets its token; the rest of the budget goes to prompts computed here
+(local prefill, or preempted sequences), oldest first; then waiting sequences are admitted. If a sequence can't grow, the
+youngest of the lowest priority is preempted: its blocks go back (full ones stay cached) and it waits at the front of the
+queue. Sampling depends on (seed, position) alone, so its text does not change.
 
-A pass may be in flight while the next one is planned. Blocks that it reads or writes never go back before it is over: a
-sequence that left keeps them until then, and one that should be preempted is left out of the pass being planned, so that
-the plan after that finds it free.
+A pass in flight keeps its sequences' blocks (`HeldBlocks`). A victim in such a pass is therefore left out of the plan, so
+that the next plan finds it free.
 """
 
 from __future__ import annotations
@@ -19,15 +17,15 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from decode.request import DecodeRequest
-from engine.block_pool import BlockPool, OutOfBlocksError
+from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.engine import Chunk
 from engine.sequence import Sequence
-from worker.prefix import admit, blocks_for, grow, surrender
-from worker.trials import Trials
+from worker.device.trials import Trials
+from worker.serving.allocation import HeldBlocks, admit, blocks_for, grow
 
 
-class PromptBudget(Protocol):
-    def __call__(self, backlog: int, *, decoding: int, behind: int | None) -> int: ...
+class PromptTokens(Protocol):
+    def __call__(self, backlog: int, *, decoding: int, context: int | None) -> int: ...
 
 
 class DecodeScheduler:
@@ -39,13 +37,13 @@ class DecodeScheduler:
         pool: BlockPool,
         max_sequences: int,
         max_model_len: int,
-        prompt_budget: PromptBudget | None = None,
+        prompt_budget: PromptTokens | None = None,
         expects: Callable[[], bool] = lambda: False,
         trials: Trials | None = None,
     ) -> None:
-        """`prompt_budget(waiting, decoding=..., behind=...)`: prompt tokens that may join a pass while so many wait; None: any.
+        """`prompt_budget(waiting, decoding=…, context=…)`: prompt tokens that may join a pass; None = any number.
 
-        `expects()`: whether sequences are about to join; then a pass in which nobody decodes has such a bound, too.
+        `expects()`: whether sequences are about to join; then passes without decoding are bounded, too.
         """
         self._trials = trials or Trials()
         self._prompt_budget = prompt_budget
@@ -55,7 +53,7 @@ class DecodeScheduler:
         self._max_model_len = max_model_len
         self.running: list[DecodeRequest] = []  # hold blocks, in order of arrival
         self.waiting: deque[DecodeRequest] = deque()  # hold none
-        self._leaving: set[DecodeRequest] = set()  # out of the batch, but hold blocks until their passes are over
+        self.blocks = HeldBlocks(pool)
         self._in_flight: dict[Sequence, DecodeRequest] = {}
         self.preemptions = 0
 
@@ -67,7 +65,7 @@ class DecodeScheduler:
         return len(self.running) + len(self.waiting)
 
     def join(self, request: DecodeRequest) -> None:
-        """Add a sequence that holds its blocks already (a hand-over)."""
+        """Add a sequence that already holds its blocks (after a handoff)."""
         self.running.append(request)
 
     def enqueue(self, request: DecodeRequest) -> None:
@@ -75,34 +73,28 @@ class DecodeScheduler:
         self.waiting.append(request)
 
     def remove(self, request: DecodeRequest) -> None:
-        """Take a sequence out; its blocks go back when no pass uses them. Unknown ones are none of our business."""
+        """Take a sequence out; its blocks go back when no pass uses them. Unknown ones are ignored."""
         if request in self.running:
             self.running.remove(request)
         elif request in self.waiting:
             self.waiting.remove(request)
-        if request.in_flight:
-            self._leaving.add(request)
-        else:
-            surrender(self._pool, request.sequence)
+        self.blocks.give_back(request.sequence)
 
     def landed(self, chunk: Chunk) -> DecodeRequest:
-        """The chunk's pass is over, with or without a result. Returns whose it is, which may have left meanwhile."""
+        """End the chunk's pass, with or without a result. Its request may have left meanwhile."""
         request = self._in_flight[chunk.sequence]
-        request.in_flight -= 1
-        if request.in_flight == 0:
+        self.blocks.landed(chunk.sequence)
+        if not self.blocks.in_use(chunk.sequence):
             del self._in_flight[chunk.sequence]
-            if request in self._leaving:
-                self._leaving.remove(request)
-                surrender(self._pool, request.sequence)
         return request
 
     def plan(self, token_budget: int) -> list[Chunk]:
         """Choose the next pass. Every chunk's positions are covered by its block table until the chunk has `landed`.
 
-        Without any chunk nothing can be planned until a pass is over, or blocks or requests come.
+        Without a chunk, planning needs a finished pass, blocks or requests.
         """
         draft = self._draft(token_budget)
-        while not draft.shares and draft.has_preempted:  # whoever was in turn gave way itself: the others go on
+        while not draft.shares and draft.has_preempted:  # the one in turn was itself preempted: the others go on
             draft = self._draft(token_budget)
         return [self._schedule(request, num_tokens) for request, num_tokens in draft.shares.items()]
 
@@ -113,12 +105,12 @@ class DecodeScheduler:
         candidates = [request for request in candidates if request.sequence not in held_back]
         for request in sorted(candidates, key=_is_prompt):  # stable
             if _is_prompt(request):
-                self._bound_prompts(draft, behind=request.sequence.num_scheduled)
+                self._bound_prompts(draft, context=request.sequence.num_scheduled)
             num_tokens = min(request.sequence.num_unscheduled, draft.token_budget)
             if num_tokens > 0 and request not in draft.left_out and self._make_room(request, num_tokens, draft):
                 draft.add(request, num_tokens)
         if not draft.is_short:
-            self._bound_prompts(draft, behind=None)  # what of the next prompt is cached is known when it is admitted
+            self._bound_prompts(draft, context=None)  # known when the next prompt is admitted
             self._admit_waiting(draft, held_back)
         return draft
 
@@ -129,16 +121,16 @@ class DecodeScheduler:
         in_turn = sorted(candidates, key=lambda request: request.sequence.num_generated - request.num_before)
         return self._trials.held_back([request.sequence for request in (*in_turn, *self.waiting)])
 
-    def _bound_prompts(self, draft: _Draft, *, behind: int | None) -> None:
-        """Once those that decode have their tokens, prompts get what doesn't make them wait too long."""
+    def _bound_prompts(self, draft: _Draft, *, context: int | None) -> None:
+        """After the decoding sequences, bound prompts so that decoding does not wait too long."""
         if self._prompt_budget is not None and not draft.is_bounded and (draft.shares or self._expects()):
             waiting = sum(request.sequence.num_unscheduled for request in self if request not in draft.shares)
-            budget = self._prompt_budget(waiting, decoding=len(draft.shares), behind=behind)
+            budget = self._prompt_budget(waiting, decoding=len(draft.shares), context=context)
             draft.token_budget = min(draft.token_budget, budget)
         draft.is_bounded = True
 
     def _goes_on(self, request: DecodeRequest) -> bool:
-        """Whether there is a token after the one that a pass in flight samples; if only a stop token can tell, yes."""
+        """Whether a token follows the one in flight. Assume so if only a stop token can tell."""
         sequence = request.sequence
         if not sequence.num_pending:
             return True
@@ -150,19 +142,19 @@ class DecodeScheduler:
         num_positions = request.sequence.num_scheduled + num_tokens
         while True:
             if draft.waits_for_blocks and request.sequence.blocks_needed(num_positions, self._pool.block_size):
-                return False  # somebody before it waits for these blocks
+                return False  # a request before it waits for these blocks
             try:
                 grow(self._pool, request.sequence, num_tokens=num_positions)
                 return True
             except OutOfBlocksError:
                 draft.is_short = True
-            if self._leaving:
-                draft.waits_for_blocks = True  # of those who left, when their pass is over
+            if self.blocks.awaited:
+                draft.waits_for_blocks = True  # they come with the passes of those who left
                 continue
             victim = self._victim()
             draft.leave_out(victim)
-            if victim.in_flight:
-                draft.waits_for_blocks = True  # the victim's: the next plan can preempt it
+            if self.blocks.in_use(victim.sequence):
+                draft.waits_for_blocks = True  # the next plan can preempt the victim
                 continue
             self._preempt(victim)
             draft.has_preempted = True
@@ -175,7 +167,7 @@ class DecodeScheduler:
 
     def _preempt(self, request: DecodeRequest) -> None:
         self.running.remove(request)
-        surrender(self._pool, request.sequence)
+        self.blocks.give_back(request.sequence)
         request.preemptions += 1
         self.preemptions += 1
         self.waiting.appendleft(request)
@@ -186,7 +178,7 @@ class DecodeScheduler:
             if request.sequence in held_back:
                 return
             num_positions = len(request.sequence.token_ids) + 1
-            room_to_grow = len(self.running)  # a block for each running sequence comes first
+            room_to_grow = len(self.running)  # running sequences keep a block each
             if self._pool.num_free < blocks_for(num_positions, self._pool.block_size) + room_to_grow:
                 return
             admit(self._pool, request.sequence, num_tokens=num_positions)
@@ -195,7 +187,7 @@ class DecodeScheduler:
             draft.add(request, min(request.sequence.num_unscheduled, draft.token_budget))
 
     def _schedule(self, request: DecodeRequest, num_tokens: int) -> Chunk:
-        request.in_flight += 1
+        self.blocks.launched(request.sequence)
         self._in_flight[request.sequence] = request
         return request.sequence.schedule(num_tokens)
 
@@ -210,11 +202,11 @@ class _Draft:
 
     token_budget: int  # what is left of it
     shares: dict[DecodeRequest, int] = field(default_factory=dict)  # tokens of each
-    left_out: set[DecodeRequest] = field(default_factory=set)  # preempted, or to be preempted by the next plan
-    is_bounded: bool = False  # what is left is for prompts
-    is_short: bool = False  # somebody found no block
+    left_out: set[DecodeRequest] = field(default_factory=set)  # preempted now, or by the next plan
+    is_bounded: bool = False  # the rest is for prompts
+    is_short: bool = False  # a request found no block
     has_preempted: bool = False
-    waits_for_blocks: bool = False  # and nobody may take the ones that come before
+    waits_for_blocks: bool = False  # keeps coming blocks for the waiting request
 
     def add(self, request: DecodeRequest, num_tokens: int) -> None:
         self.shares[request] = num_tokens

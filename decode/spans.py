@@ -1,4 +1,4 @@
-"""The decode worker's part of a trace: the verification of what came over, and the sequence's time in the batch."""
+"""The decode worker's part of a trace: the verification of a handoff, and the sequence's time in the batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from decode.request import DecodeRequest
 
 
 def record_verification(tracer: Tracer, message: Handoff, *, worker: str, began_at: float, refusal: str) -> None:
-    """Record that a manifest was checked; `refusal`: why it was not accepted, or ""."""
+    """Record a manifest's check; `refusal`: why it was not accepted, or ""."""
     parent = message.traceparent or ""
     if not tracer.wants(parent):
         return
@@ -25,7 +25,7 @@ def record_verification(tracer: Tracer, message: Handoff, *, worker: str, began_
 
 
 def record_decode(tracer: Tracer, request: DecodeRequest, *, worker: str) -> None:
-    """Record a sequence that left the batch: its last token came, or it was stopped. A local one was also prefilled here."""
+    """Record a sequence that left the batch, ended or stopped. A local one was also prefilled here."""
     parent = request.job.traceparent
     if not tracer.wants(parent):
         return

@@ -31,7 +31,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from common.servers import die_with_parent, find_nats_server, find_redis_server, free_port, stop  # noqa: E402
+from services.runtime.servers import die_with_parent, find_nats_server, find_redis_server, free_port, stop  # noqa: E402
 
 KEY = "compose-without-containers"
 PROFILES = ("cpu", "planner", "watch")

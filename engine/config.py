@@ -1,4 +1,4 @@
-"""What an engine is told; resolved values (dtype, number of blocks) are attributes of the engine, never written back."""
+"""What an engine is asked for. Its own decisions (dtype, number of blocks) are attributes of the engine."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """How to run one model on one device. Raises ValueError for a limit that is not positive."""
+    """How to run one model on one device. Raises ValueError for a limit that is not positive.
+
+    With dtype "auto", a GPU computes in the checkpoint's dtype and the CPU in float32.
+    """
 
     model: Path  # folder with config.json and safetensors
     device: str = "cpu"
-    dtype: str = "auto"  # auto: the checkpoint's on a GPU, float32 on the CPU; else "float32", "bfloat16", "float16"
+    dtype: str = "auto"  # "auto", "float32", "bfloat16" or "float16"
     num_blocks: int | None = None  # None: as many as fit into kv_memory_bytes
-    kv_memory_bytes: int | None = None  # None: 256 MiB on the CPU, on a GPU what weights and working memory leave
+    kv_memory_bytes: int | None = None  # None: 256 MiB, or the GPU memory that weights and passes leave
     block_size: int = 16  # token positions
     max_model_len: int | None = None  # None: the model's
-    max_batch_tokens: int = 512  # token budget of a step
+    max_batch_tokens: int = 512  # token budget of a pass
     max_sequences: int = 64
     num_threads: int = 1  # torch's intra-op threads on the CPU
 

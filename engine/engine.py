@@ -1,6 +1,6 @@
 """The engine: a model, its KV pool and a sampler behind one call, `launch`.
 
-It knows nothing of requests' lives: schedulers decide what a pass computes, the worker's loop applies what comes back.
+Schedulers decide what a pass computes; the worker's pipeline applies the results.
 """
 
 from __future__ import annotations
@@ -12,74 +12,74 @@ from dataclasses import dataclass
 import torch
 
 from common.messages import KVLayout
-from engine.batch import GraphSize, Limits, decodes
+from engine.cache.pages import allocate_zeros, plan_layout, pool_dtype, pool_shape
 from engine.config import EngineConfig
-from engine.device_sampler import DeviceSampler, Draw
-from engine.kernels.attention import tiling
+from engine.kernels.attention import items_at_once, tiling
+from engine.kernels.device import describe
 from engine.kernels.launch import compiled_ahead
-from engine.kv_cache import allocate_zeros, plan_layout, pool_shape
-from engine.loader import load_weights, model_fingerprint
-from engine.models.config import read_decoder_config
-from engine.models.decoder import Decoder
-from engine.newest import NewestTokens
+from engine.model.decoder import Decoder
+from engine.model.families import read_model_spec
 from engine.passes import Finished, InvalidChunkError, Pass, Sampled
-from engine.runner import Runner
-from engine.sampler import SampledRow, sample
+from engine.sampling.device import DeviceSampler, Draw
+from engine.sampling.host import SampledRow, sample
 from engine.sequence import Chunk, Sequence
-from engine.warm import time_prompts, warm_up
+from engine.step.layout import GraphSize
+from engine.step.limits import Limits
+from engine.step.newest import NewestTokens
+from engine.step.runner import Runner
+from engine.step.warm import time_prompts, warm_up
+from engine.weights.loader import load_weights, model_fingerprint
 
 __all__ = ["Chunk", "Engine", "InvalidChunkError", "Pass", "Sampled"]
 
-# tokens; a longer prompt keeps the GPU busy for longer than the host needs to launch it
+# Tokens. Longer prompts keep the GPU busy for longer than the host takes to launch them.
 PROMPT_GRAPHS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 512)
-# places for tokens that decode, and tokens in all: whole tiles of the products
+# Places for decoding tokens, and tokens in all: whole tiles of the products.
 MIXED_GRAPHS = ((16, 32, 64, 128), (128, 192, 256, 320, 384, 512))
 
 Allocate = Callable[[tuple[int, ...], torch.dtype, str], torch.Tensor]
 
 
 class Engine:
-    """Loads a model on construction. `launch` is called by one thread at a time, which need not be the constructing one.
+    """Loads a model on construction. `launch` is called by one thread at a time, not always the same one.
 
-    `allocate(shape, dtype, device)` provides the pool's memory (a transport's, so that peers can reach it); it need not
-    be initialised.
+    `allocate(shape, dtype, device)` provides the pool's memory (a transport's, so that peers can reach it), initialised or not.
     """
 
     def __init__(self, config: EngineConfig, *, allocate: Allocate | None = None) -> None:
-        decoder_config = read_decoder_config(config.model)
+        model = read_model_spec(config.model)
         device = torch.device(config.device)
         if device.type == "cpu":
             torch.set_num_threads(config.num_threads)
-        dtype_name = _resolve_dtype(config.dtype, device, decoder_config.dtype)
+        dtype_name = _resolve_dtype(config.dtype, device, model.dtype)
         dtype = getattr(torch, dtype_name)
         self.config = config
-        self.vocab_size = decoder_config.vocab_size
-        self.max_model_len = _resolve_max_model_len(config.max_model_len, decoder_config.max_position_embeddings)
+        self.vocab_size = model.vocab_size
+        self.max_model_len = _resolve_max_model_len(config.max_model_len, model.max_position_embeddings)
         self.fingerprint = model_fingerprint(config.model)
-        self._decoder = Decoder(decoder_config, dtype=dtype, device=device, max_model_len=self.max_model_len)
-        self.layout: KVLayout = plan_layout(decoder_config, config, dtype_name)
-        self.kv = (allocate or allocate_zeros)(pool_shape(self.layout), dtype, config.device)
+        self._decoder = Decoder(model, dtype=dtype, device=device, max_model_len=self.max_model_len)
+        self.layout: KVLayout = plan_layout(model, config, dtype_name)
+        self.kv = (allocate or allocate_zeros)(pool_shape(self.layout), pool_dtype(self.layout), config.device)
         self._newest = NewestTokens.none(device)
-        self._known: dict[Sequence, int] = {}  # the same on the host, where it is known at once
-        self.pass_ms: dict[
-            tuple[int, int], float
-        ] = {}  # by places for tokens that decode (0: none do) and prompts' tokens
+        self._known: dict[Sequence, int] = {}  # newest tokens on the CPU, known at once
+        # Milliseconds of a pass by its places for decoding tokens (0: none) and its prompts' tokens.
+        self.pass_ms: dict[tuple[int, int], float] = {}
         self._sampler = DeviceSampler(self.vocab_size, max(config.max_sequences, config.max_batch_tokens), device)
         if device.type == "cuda":
             self._start_on_gpu()
         else:
-            load_weights(self._decoder, config.model)
+            load_weights(self._decoder.weights, config.model)
             self._runner = self._new_runner(self._decoder)
 
     def _start_on_gpu(self) -> None:
-        """Load the weights while kernels are compiled, capture graphs, compute and time passes of every kind."""
+        """Load the weights while kernels are compiled; capture graphs; compute and time passes of every kind."""
         longest = min(self.config.max_batch_tokens, self.max_model_len)
         sizes = _graph_sizes(self.config.max_sequences, longest)
         with compiled_ahead():
             self._runner = self._new_runner(self._decoder.with_a_layer_of_each_kind())
             self._runner.rehearse(sizes)
             self.warm_up()
-            load_weights(self._decoder, self.config.model)
+            load_weights(self._decoder.weights, self.config.model)
         self._runner = self._new_runner(self._decoder)
         self._runner.capture(sizes)
         self.warm_up()
@@ -89,17 +89,17 @@ class Engine:
         self._forget_newest()
 
     def _new_runner(self, decoder: Decoder) -> Runner:
-        layout, model = self.layout, self._decoder.config
+        layout, model = self.layout, self._decoder.spec
         limits = Limits(
             block_size=layout.block_size,
             num_blocks=layout.num_blocks,
             vocab_size=self.vocab_size,
             max_model_len=self.max_model_len,
-            num_kv_heads=layout.num_kv_heads,
+            items_at_once=items_at_once(describe(self.kv.device), layout.num_kv_heads),
             tiling=tiling(
                 self.kv.device,
                 self.kv.dtype,
-                num_heads=model.num_heads,
+                num_heads=model.attention.num_heads,
                 num_kv_heads=layout.num_kv_heads,
                 head_dim=layout.head_dim,
                 window=any(model.windows),
@@ -111,7 +111,7 @@ class Engine:
         return Runner(decoder, self.kv, limits, max_tokens=config.max_batch_tokens, max_sequences=config.max_sequences)
 
     def warm_up(self) -> None:
-        """Compute passes of every kind, so that no request waits for a kernel's compilation. Nothing may be in the pool yet."""
+        """Compute passes of every kind while the pool is empty, so that no request waits for a compilation."""
         warm_up(
             self.launch,
             self.layout,
@@ -127,17 +127,17 @@ class Engine:
 
     @torch.inference_mode()
     def launch(self, chunks: list[Chunk]) -> Pass:
-        """Start one forward pass over the chunks. Sequences are not changed: that is the caller's, by `Pass.wait`.
+        """Start one forward pass over the chunks. The caller applies the results of `Pass.wait` to the sequences.
 
-        Passes are computed in the order of their launch. A chunk may begin with the token that the pass launched directly
-        before it samples for the same sequence, before anybody knows that token (`Sequence.num_pending`).
+        Passes run in launch order. A chunk may begin with the token that the pass just before samples for its sequence
+        (`Sequence.num_pending`).
 
         Raises InvalidChunkError before anything was computed when a chunk contradicts its sequence or the pool.
         """
         if not chunks:
             return Finished([])
-        ordered = sorted(chunks, key=lambda chunk: not decodes(chunk))  # stable
-        logits = self._runner.forward(ordered, self._newest)
+        ordered = sorted(chunks, key=lambda chunk: not chunk.decodes)  # stable
+        logits = self._runner.execute(self._runner.pack(ordered, self._newest))
         sampling = [chunk for chunk in ordered if chunk.sample]
         if self.kv.is_cuda:
             return self._sample_on_device(chunks, logits, sampling)
@@ -168,9 +168,9 @@ class _DevicePass:
     """A pass that the GPU may still be busy with."""
 
     chunks: list[Chunk]
-    sampling: list[Chunk]  # in the order of the draw's rows
+    sampling: list[Chunk]  # ordered as the draw's rows
     draw: Draw | None
-    over: torch.cuda.Event | None  # for a pass that samples nothing
+    over: torch.cuda.Event | None  # recorded after a pass that samples nothing
 
     def wait(self) -> list[Sampled | None]:
         if self.draw is not None:
@@ -187,9 +187,9 @@ def _in_order(chunks: list[Chunk], sampling: list[Chunk], sampled: SequenceOf[Sa
 
 
 def _graph_sizes(max_sequences: int, longest: int) -> list[GraphSize]:
-    """Decoding: 1, 2, 4, then steps of 8 up to 64, of 16 up to 256, of 32 beyond; the largest is at least `max_sequences`.
+    """Return the sizes to capture: decoding alone, prompts of at most `longest` tokens alone, and both together.
 
-    And prompts of `longest` tokens at most, alone or beside decoding.
+    Decoding sizes are 1, 2, 4, then go in steps of 8 up to 64, 16 up to 256, 32 beyond, until `max_sequences` fit.
     """
     sizes = [1, 2, 4]
     while sizes[-1] < max_sequences:

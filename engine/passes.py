@@ -1,4 +1,4 @@
-"""What comes out of a pass of the model, and when."""
+"""The results of a pass."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ class Sampled:
 
 
 class InvalidChunkError(ValueError):
-    """A chunk that the engine can't compute. Nothing was computed, the pool is as it was."""
+    """A chunk that the engine can't compute. Nothing was computed; the pool is unchanged."""
 
 
 class Pass(Protocol):
-    """A pass that was launched; the device may still be busy with it."""
+    """A launched pass; the device may still be busy with it."""
 
     def wait(self) -> list[Sampled | None]:
-        """Block until the pass is over; return one result for each chunk, in order. May be called again, by any thread.
+        """Block until the pass is over; return one result for each chunk, in order. Any thread may call it again.
 
-        None for a chunk with `sample=False`. None for one with `sample=True` says that the model gave no usable logits
-        (NaN or infinity) for this sequence: fail that request, the others are not affected.
+        None for a chunk with `sample=False`, or without usable logits (NaN or infinity): fail that request alone.
         """
         ...
 

@@ -1,6 +1,6 @@
-"""A request inside a worker: its tokens, its block table and how far its KV is computed; and its share of a pass.
+"""A request inside a worker: its tokens, its blocks, and how far its KV is computed.
 
-Passes overlap: while the device computes one, the next is planned. A sequence therefore knows three frontiers:
+The next pass is planned while the device computes one. A sequence therefore has three frontiers:
 
     num_computed <= num_scheduled <= len(token_ids) + num_pending
     (finished passes)  (launched too)      (tokens that a pass in flight will sample count as known)
@@ -8,14 +8,16 @@ Passes overlap: while the device computes one, the next is planned. A sequence t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from common.messages import SamplingParams
+from common.words import Finish
 
 
 @dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Sequence:
-    """Owned and changed by the worker's event loop alone; the engine reads it, by a chunk's positions, in its own thread.
+    """Changed by the worker's event loop alone; the engine's thread reads it by a chunk's positions.
 
     The block table covers every scheduled position, and keeps its entries while a pass with the sequence is in flight.
     """
@@ -26,16 +28,14 @@ class Sequence:
     num_prompt_tokens: int
     sampling: SamplingParams
     hash_root: bytes
-    block_table: list[int] = field(
-        default_factory=list
-    )  # entry i holds positions [i * block_size, (i + 1) * block_size)
+    block_table: list[int] = field(default_factory=list)  # entry i: positions from i * block_size on
     num_computed: int = 0  # leading tokens whose KV is in the pool
-    num_scheduled: int = 0  # leading tokens whose KV is in the pool or computed by a pass in flight
-    num_pending: int = 0  # tokens that passes in flight sample: one for each that reaches the sequence's end
+    num_scheduled: int = 0  # the same, including passes in flight
+    num_pending: int = 0  # tokens that passes in flight sample
     num_cached: int = 0  # leading tokens whose KV came from the prefix cache
-    digests: list[bytes] = field(default_factory=list)  # of the leading full blocks published so far
-    known_digests: list[bytes] = field(default_factory=list)  # of leading full blocks, hashed at admission
-    suspect_until: int = 0  # generated tokens; see `worker.trials`
+    digests: list[bytes] = field(default_factory=list)  # leading full blocks published so far
+    known_digests: list[bytes] = field(default_factory=list)  # leading full blocks, hashed at admission
+    suspect_until: int = 0  # generated tokens that clear a suspect; see `worker.device.trials`
 
     @property
     def num_tokens(self) -> int:
@@ -54,7 +54,7 @@ class Sequence:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether it may have killed a worker, and has not got further than there yet."""
+        """Whether it may have killed a worker and has not passed `suspect_until`."""
         return self.num_generated < self.suspect_until
 
     def schedule(self, num_tokens: int) -> Chunk:
@@ -70,28 +70,28 @@ class Sequence:
         return chunk
 
     def finish(self, chunk: Chunk) -> None:
-        """A pass with `chunk` is over: its KV is in the pool. A sampled token is given to `append`."""
+        """A pass with `chunk` is over: its KV is in the pool. A sampled token goes to `append`."""
         self.num_computed = max(self.num_computed, chunk.end)
 
     def append(self, token_id: int) -> None:
-        """Add a sampled token; its KV is computed by the next pass."""
+        """Add a sampled token; the next pass computes its KV."""
         self.token_ids.append(token_id)
         self.num_pending = max(0, self.num_pending - 1)
 
     def restart(self, num_computed: int) -> None:
-        """Only the first `num_computed` positions are in the pool, and no pass is in flight."""
+        """Keep only the first `num_computed` positions; no pass is in flight."""
         self.num_computed = self.num_scheduled = num_computed
         self.num_pending = 0
 
     def blocks_needed(self, num_tokens: int, block_size: int) -> int:
-        """Blocks that the table lacks to cover `num_tokens` positions; 0 if it covers them."""
+        """Blocks that the table lacks to cover `num_tokens` positions."""
         return max(0, -(-num_tokens // block_size) - len(self.block_table))
 
-    def finish_reason(self) -> str:
-        """Return "stop" after a stop token, "length" at `max_tokens`, "" while it goes on."""
+    def finish_reason(self) -> Finish:
+        """Return STOP after a stop token, LENGTH at `max_tokens`, else NONE."""
         if self.num_generated > 0 and self.token_ids[-1] in self.sampling.stop_token_ids:
-            return "stop"
-        return "length" if self.num_generated >= self.sampling.max_tokens else ""
+            return Finish.STOP
+        return Finish.LENGTH if self.num_generated >= self.sampling.max_tokens else Finish.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +105,22 @@ class Chunk:
 
     @property
     def end(self) -> int:
-        """Position behind the chunk: the context length after it."""
+        """The position after the chunk, which is the context length then."""
         return self.start + self.num_tokens
 
     @property
+    def decodes(self) -> bool:
+        """Whether it is one token: such chunks come first in a pass."""
+        return self.num_tokens == 1
+
+    def known_tokens(self, newest: Mapping[Sequence, int]) -> list[int]:
+        """Return the sequence's tokens up to the chunk's end; `newest` has the last one if the sequence lacks it."""
+        tokens = self.sequence.token_ids[: self.end]
+        if len(tokens) < self.end:
+            tokens.append(newest[self.sequence])
+        return tokens
+
+    @property
     def sampled_index(self) -> int:
-        """How many generated tokens come before the one that this chunk samples: the counter of its random numbers."""
+        """The number of generated tokens before the sampled one: the counter of its random numbers."""
         return self.end - self.sequence.num_prompt_tokens

@@ -1,231 +1,217 @@
-"""The HTTP application: its routes' table, the envelope of every answer, and what status each error becomes."""
+"""The HTTP application: its parts, and the layers around every request."""
 
 from __future__ import annotations
 
-import logging
-import math
-import re
-import time
-import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from http import HTTPStatus
-from types import MappingProxyType
-from typing import Protocol
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CollectorRegistry
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Receive, Scope, Send
-from starlette.types import Message as AsgiMessage
+from starlette.middleware import Middleware
 
-from common.errors import QuarantinedError, RateLimitedError, ServingError
+from common.errors import ServingError
 from common.tracing import NoTracer, Tracer
-from gateway.admission import RefusedError
+from gateway import openapi
+from gateway.admission.policy import RefusedError
+from gateway.answers.catalogue import Catalogue
+from gateway.answers.start import Answers
 from gateway.batches.routes import BatchRoutes
-from gateway.budgets import Budgets, LocalBudgets
-from gateway.connection import MAX_HEAD_BYTES
 from gateway.console.control import FleetControl
 from gateway.console.routes import ConsoleFacts, ConsoleRoutes
-from gateway.dialect import Dialect
-from gateway.fleet_metrics import FleetMetrics
-from gateway.generation import Generations
-from gateway.metrics import GatewayMetrics
-from gateway.request_metrics import RequestMetrics
-from gateway.responses import error_code, error_response, error_status
-from gateway.routes import VERSION, Endpoint, HttpSettings, Routes
-from gateway.spans import TraceRequests
-from gateway.tenant_metrics import TenantLabels, TenantMetrics
-from gateway.tenants import ADMIN_PATHS, OPERATOR_PATHS, Tenant, Tenants, is_open, is_under
-from gateway.tokenizer import ChatTokenizer
+from gateway.dialects import DIALECTS
+from gateway.dialects.dialect import Dialect
+from gateway.dialects.table import DialectTable
+from gateway.http.api import JSON, ApiPart, get
+from gateway.http.body import BodyLimits
+from gateway.http.connection import MAX_HEAD_BYTES
+from gateway.http.layers import Crashes, HeadSize, KeyCheck, RefusalTimes, RequestIds
+from gateway.http.problem import Problem, problem_of
+from gateway.http.request_scope import request_scope
+from gateway.http.responses import json_response
+from gateway.http.routing import Routes
+from gateway.observe.attainment import ServiceLevels
+from gateway.observe.fleet_metrics import FleetMetrics
+from gateway.observe.metrics import GatewayMetrics
+from gateway.observe.request_metrics import RequestMetrics
+from gateway.observe.spans import TraceRequests
+from gateway.observe.tenant_metrics import TenantLabels, TenantMetrics
+from gateway.request.spec import Generations
+from gateway.routes.operator import OperatorRoutes
+from gateway.routes.serving import ServingRoutes
+from gateway.routes.text import TextRoutes
+from gateway.tenants.budgets import Budgets, LocalBudgets
+from gateway.tenants.tenants import Tenants
 
-__all__ = ["HttpSettings", "create_app"]
+VERSION = "0.1.0"
+OPENAPI_PATH = "/openapi.json"
 
-log = logging.getLogger("baton.http")
+MakeBatches = Callable[[Answers, DialectTable, GatewayMetrics], BatchRoutes]
 
-REFUSALS = (429, 503)  # the statuses that say when to come back
-_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}\Z")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpSettings:
+    """What the HTTP side needs to know."""
+
+    tenants: Tenants = field(default_factory=Tenants)  # by default no key is needed
+    max_body_bytes: int = 10 << 20
+    body_timeout_s: float = 60.0
+    request_timeout_s: float = 600.0
+    gateway_id: str = ""
+    trace_share: float = 1.0  # sampled share of requests without their own trace
+    levels: ServiceLevels = field(default_factory=ServiceLevels)
+    console: bool = True  # serve the page and what it asks for
 
 
 def create_app(
     *,
     generations: Generations,
-    tokenizer: ChatTokenizer,
+    catalogue: Catalogue,
     settings: HttpSettings,
     registry: CollectorRegistry | None = None,
     tracer: Tracer | None = None,
     budgets: Budgets | None = None,
     control: FleetControl | None = None,
-    batches: Callable[[Dialect, GatewayMetrics], BatchRoutes] | None = None,
+    batches: MakeBatches | None = None,
+    dialects: Sequence[Dialect] = DIALECTS,
 ) -> FastAPI:
     """Build the application. It owns no connection: start and stop `generations` around it.
 
-    Tenants' budgets are counted by `budgets`, by default in this process alone. Metrics go to `registry`, by default one of the
-    application's own, which `/metrics` shows. Other gateways are asked, and answered, through `control`: without it there is no
-    console. There is a Batch API where there is `batches`, which makes its routes.
+    `catalogue` has at least one model. `budgets` are counted in this process by default. `registry` takes the metrics of
+    `/metrics`. Other gateways are asked, and answered, through `control`; without it there is no console. `batches` makes the
+    Batch API's routes; without it there are none.
     """
-    app = FastAPI(title="Baton", version=VERSION, docs_url=None, redoc_url=None, openapi_url=None)
+    table = DialectTable(dialects)
     budgets = budgets or LocalBudgets()
-    dialect = Dialect(
+    answers = Answers(
         generations=generations,
-        tokenizer=tokenizer,
+        catalogue=catalogue,
         budgets=budgets,
-        served_model=settings.served_model,
         default_deadline_s=settings.request_timeout_s,
     )
     labels = TenantLabels()
-    metrics = GatewayMetrics(settings.served_model, registry, tenants=labels)
-    generations.timelines.on_end(RequestMetrics(settings.served_model, metrics.registry, settings.levels).observe)
-    tenants = settings.tenants  # read at each use: its file may be read again
-    tenant_metrics = TenantMetrics(
-        settings.served_model,
-        metrics.registry,
-        workers=lambda: generations.fleet,
-        budgets=budgets,
-        limits=lambda: tenants.limits,
-        labels=labels,
-    )
-    generations.timelines.on_end(tenant_metrics.observe)
-    FleetMetrics(lambda: generations.fleet).register(metrics.registry)
+    metrics = GatewayMetrics(catalogue.names, registry, tenants=labels)
+    tenant_metrics = _observe(generations, catalogue, settings, metrics, budgets, labels)
+    body_limits = BodyLimits(max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s)
     elsewhere = control.find if control is not None else None
-    routes = Routes(dialect, metrics, settings, tenant_metrics, elsewhere, has_batches=batches is not None)
-    app.add_exception_handler(ServingError, _on_serving_error)
-    app.add_exception_handler(HTTPException, _on_http_error)
-    app.add_middleware(Envelope, tenants=settings.tenants, on_refused=metrics.told_refusal)
-    app.add_middleware(TraceRequests, tracer=tracer or NoTracer(), share=settings.trace_share)  # around the envelope
-    _add(app, routes.gets, routes.posts)
+    routes = [
+        ServingRoutes(table, answers, metrics, body_limits).routes,
+        TextRoutes(answers, body_limits).routes,
+        OperatorRoutes(generations, metrics, tenant_metrics, version=VERSION, elsewhere=elsewhere).routes,
+    ]
     if batches is not None:
-        found = batches(dialect, metrics)
-        _add(app, found.gets, found.posts, found.deletes)
+        routes.append(batches(answers, table, metrics).routes)
     if control is not None:
-        console = ConsoleRoutes(control, generations, tenant_metrics, _facts(settings))
-        if settings.console:
-            _add(app, console.gets, console.posts)
+        console = ConsoleRoutes(control, generations, tenant_metrics, _facts(catalogue, settings))
+        routes += [console.routes] if settings.console else []
+    routes.append(_document(routes, table, settings.tenants))
+    app = FastAPI(
+        title="Baton",
+        version=VERSION,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        middleware=_layers(settings, table, metrics, tracer or NoTracer()),
+        exception_handlers={ServingError: _on_serving_error(table), HTTPException: _on_http_error(table)},
+    )
+    for each in routes:
+        each.add_to(app)
     return app
 
 
-def _add(
-    app: FastAPI,
-    gets: Mapping[str, Endpoint],
-    posts: Mapping[str, Endpoint],
-    deletes: Mapping[str, Endpoint] = MappingProxyType({}),
-) -> None:
-    for path, endpoint in deletes.items():
-        app.add_route(path, endpoint, methods=["DELETE"])
-    for path, endpoint in posts.items():
-        app.add_route(path, endpoint, methods=["POST"])
-    for path, endpoint in gets.items():
-        app.add_route(path, endpoint, methods=["GET"])  # and HEAD
+def _layers(settings: HttpSettings, table: DialectTable, metrics: GatewayMetrics, tracer: Tracer) -> list[Middleware]:
+    """From the outermost in: answers pass them in reverse."""
+
+    def is_clients(path: str) -> bool:
+        return path.startswith("/v1/") or table.owner(path) is not None
+
+    return [
+        Middleware(TraceRequests, tracer=tracer, share=settings.trace_share, operation=table.operation),
+        Middleware(RequestIds),
+        Middleware(RefusalTimes, is_measured=is_clients, observe=metrics.told_refusal),
+        Middleware(Crashes, refuse=table.refusal),
+        Middleware(HeadSize, max_bytes=MAX_HEAD_BYTES, refuse=table.refusal),
+        Middleware(KeyCheck, tenants=settings.tenants, key_form=table.key_form, refuse=table.refusal),
+    ]
 
 
-def _facts(settings: HttpSettings) -> ConsoleFacts:
-    tenants = settings.tenants  # its keys are read at each use: they may be reloaded
+def _observe(
+    generations: Generations,
+    catalogue: Catalogue,
+    settings: HttpSettings,
+    metrics: GatewayMetrics,
+    budgets: Budgets,
+    labels: TenantLabels,
+) -> TenantMetrics:
+    """Have everything that ends counted, by request, tenant and worker."""
+    models, registry, tenants = catalogue.names, metrics.registry, settings.tenants
+    tenant_metrics = TenantMetrics(
+        models,
+        registry,
+        workers=lambda: generations.fleet,
+        budgets=budgets,
+        limits=lambda: tenants.limits,  # their file may be reloaded
+        labels=labels,
+    )
+    generations.timelines.on_end(RequestMetrics(models, registry, settings.levels).observe)
+    generations.timelines.on_end(tenant_metrics.observe)
+    FleetMetrics(lambda: generations.fleet).register(registry)
+    return tenant_metrics
+
+
+def _facts(catalogue: Catalogue, settings: HttpSettings) -> ConsoleFacts:
+    tenants = settings.tenants
     return ConsoleFacts(
         gateway_id=settings.gateway_id,
-        served_model=settings.served_model,
+        catalogue=catalogue,
         version=VERSION,
         levels=settings.levels,
-        has_admin=lambda: tenants.keys.has_admin,
+        has_admin=lambda: tenants.keys.has_admin,  # keys may be reloaded
     )
 
 
-class RefusalTold(Protocol):
-    """Takes the seconds from a request's last byte to the last byte of its refusal."""
+def _document(routes: Sequence[Routes], table: DialectTable, tenants: Tenants) -> Routes:
+    """The OpenAPI document's route, about all `routes` and itself."""
+    own = ApiPart(paths={OPENAPI_PATH: {"get": get(OPENAPI_PATH, "This document.", JSON)}})
+    parts = [own, *(each.api for each in routes)]
 
-    def __call__(self, seconds: float, *, waited: bool) -> None: ...
+    async def document(request: Request) -> Response:
+        return json_response(
+            openapi.document(
+                parts,
+                version=VERSION,
+                dialects=table,
+                needs_key=not tenants.open_to_all,
+                has_admin=tenants.keys.has_admin,
+            )
+        )
 
-
-class Envelope:
-    """What holds for every answer: a request id, a key where one is configured, an error object even for a crash.
-
-    Plain ASGI: streams pass untouched.
-    """
-
-    def __init__(self, app: ASGIApp, *, tenants: Tenants, on_refused: RefusalTold) -> None:
-        self._app = app
-        self._tenants = tenants
-        self._on_refused = on_refused
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
-        asked = headers.get("x-request-id", "")
-        request_id = asked if _REQUEST_ID.match(asked) else uuid.uuid4().hex
-        started = is_refusal = False
-
-        async def send_with_id(message: AsgiMessage) -> None:
-            nonlocal started, is_refusal
-            if message["type"] == "http.response.start":
-                started = True
-                is_refusal = message["status"] in REFUSALS and scope["path"].startswith("/v1/")
-                MutableHeaders(scope=message)["x-request-id"] = request_id
-            await send(message)
-            if is_refusal and message["type"] == "http.response.body":  # the only one
-                now = time.monotonic()
-                self._on_refused(now - scope.get("baton.read_at", now), waited="baton.waited" in scope)
-
-        tenant = self._who(scope["path"], headers)
-        scope["tenant"] = tenant
-        if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEAD_BYTES:
-            app: ASGIApp = error_response(431, f"the headers are larger than {MAX_HEAD_BYTES} bytes: send less")
-        else:
-            app = self._app if tenant is not None else _refusal(scope["path"])
-        try:
-            await app(scope, receive, send_with_id)
-        except ClientDisconnect:
-            log.info("http.client_left", extra={"request_id": request_id})
-        except Exception:
-            log.exception("http.crash", extra={"request_id": request_id, "path": scope["path"]})
-            if started:
-                raise  # the server cuts the connection: half an answer must not look whole
-            crash = error_response(500, "internal error", kind="server_error", code="internal")
-            await crash(scope, receive, send_with_id)
-
-    def _who(self, path: str, headers: Headers) -> Tenant | None:
-        """Who asks, or None when this key, or none, is not enough for `path`.
-
-        Metrics and timelines tell of all tenants: where there is an admin key, they need it.
-        """
-        tenants = self._tenants
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        key = key.strip() if scheme.lower() == "bearer" else ""
-        if is_open(path):
-            return tenants.default
-        if is_under(path, ADMIN_PATHS) or (tenants.keys.has_admin and is_under(path, OPERATOR_PATHS)):
-            return tenants.default if tenants.keys.is_admin(key) else None
-        return tenants.default if tenants.open_to_all else tenants.keys.tenant_of(key)
+    return Routes(gets={OPENAPI_PATH: document}, api=own)
 
 
-def _refusal(path: str) -> Response:
-    kind = "admin key" if is_under(path, ADMIN_PATHS + OPERATOR_PATHS) else "API key"
-    refusal = error_response(401, f"a valid {kind} is needed: send `Authorization: Bearer KEY`", code="invalid_api_key")
-    refusal.headers["www-authenticate"] = "Bearer"
-    return refusal
+Handle = Callable[[Request, Exception], Coroutine[Any, Any, Response]]
 
 
-async def _on_serving_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ServingError)
-    status, kind = error_status(error)
-    response = error_response(status, error.message, kind=kind, param=error.param, code=error_code(error))
-    if isinstance(error, RefusedError) and error.waited:
-        request.scope["baton.waited"] = True
-    if status in REFUSALS:
-        response.headers["retry-after"] = str(max(1, math.ceil(getattr(error, "retry_after_s", 1.0))))
-    if isinstance(error, RateLimitedError):
-        response.headers.update(error.headers)
-    if isinstance(error, QuarantinedError):
-        response.headers["x-should-retry"] = "false"  # OpenAI's clients try a 500 again: not one that fells workers
-    return response
+def _on_serving_error(table: DialectTable) -> Handle:
+    async def handle(request: Request, error: Exception) -> Response:
+        assert isinstance(error, ServingError)
+        if isinstance(error, RefusedError) and error.waited:
+            request_scope(request.scope).waited = True
+        return table.refusal(request.url.path, problem_of(error))
+
+    return handle
 
 
-async def _on_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    known = {404: f"no route {request.url.path}", 405: f"{request.method} is not allowed on {request.url.path}"}
-    is_plain = error.detail == HTTPStatus(error.status_code).phrase  # raised by the router, or without a word
-    message = known.get(error.status_code, error.detail) if is_plain else error.detail
-    response = error_response(error.status_code, str(message))
-    response.headers.update(error.headers or {})
-    return response
+def _on_http_error(table: DialectTable) -> Handle:
+    async def handle(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        path = request.url.path
+        known = {404: f"no route {path}", 405: f"{request.method} is not allowed on {path}"}
+        is_plain = error.detail == HTTPStatus(error.status_code).phrase  # raised by the router, or without a text
+        message = known.get(error.status_code, error.detail) if is_plain else error.detail
+        problem = Problem(status=error.status_code, message=str(message), headers=error.headers or {})
+        return table.refusal(path, problem)
+
+    return handle

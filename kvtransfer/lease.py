@@ -1,12 +1,13 @@
-"""The decode worker's side of the hand-over, apart from its I/O: who may write into which blocks, until when.
+"""The decode worker's side of the handoff, without I/O: who may write into which blocks, until when.
 
     RESERVED ──begin_verify──▶ VERIFYING ──accept──▶ ACCEPTED      blocks are the sequence's
        │                          └────────reject──▶ RELEASED      blocks are the pool's again
-       ├──writer_done / fence─────────────────────▶ RELEASED
-       └──cancel / expire / give_up──▶ QUARANTINED ──writer_done / fence──▶ RELEASED
+       ├──writer_done─────────────────────────────▶ RELEASED
+       └──cancel / expire / give_up──▶ QUARANTINED ──writer_done──▶ RELEASED
 
 Blocks of a lease that is RESERVED, VERIFYING or QUARANTINED belong to the transfer: a write may still land in them.
-Time alone never frees them. The clock is passed in (seconds, monotonic).
+Time alone never frees them: the writer must be done, or certainly unable to write. The clock is passed in (seconds,
+monotonic).
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from dataclasses import dataclass
 from enum import Enum
 
 from common.errors import HandoffRefusedError
+from common.words import Refusal
 
 
 class LeaseState(Enum):
     RESERVED = "reserved"  # writes may land
-    VERIFYING = "verifying"  # the writer sent its manifest: it writes no more
+    VERIFYING = "verifying"  # the writer sent its manifest and writes no more
     ACCEPTED = "accepted"
     QUARANTINED = "quarantined"  # given up, but the writer may not know yet
     RELEASED = "released"
@@ -33,9 +35,8 @@ _NEXT = {
     LeaseState.ACCEPTED: set[LeaseState](),
     LeaseState.RELEASED: set[LeaseState](),
 }
-HOLDING = frozenset({LeaseState.RESERVED, LeaseState.VERIFYING, LeaseState.QUARANTINED})
 MAX_TOMBSTONES = 10_000
-TOMBSTONE_S = 3600.0  # longer than any message of a cancelled attempt is on its way
+TOMBSTONE_S = 3600.0  # longer than any message of a cancelled attempt travels
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -51,10 +52,10 @@ class Lease:
     blocks: list[int]
     expires_at: float
     state: LeaseState = LeaseState.RESERVED
-    cancelled: bool = False  # while it was being verified: reject it then
+    cancelled: bool = False  # cancelled during verification: the verdict is no
 
     def move(self, state: LeaseState) -> None:
-        """Change the state; raises RuntimeError for a change that the table above doesn't have."""
+        """Change the state; raises RuntimeError for a change that is not in the table above."""
         if state not in _NEXT[self.state]:
             raise RuntimeError(f"lease {self.lease_id} can't go from {self.state.value} to {state.value}")
         self.state = state
@@ -71,15 +72,7 @@ class LeaseTable:
 
     @property
     def held_blocks(self) -> int:
-        """Blocks that nobody else may have."""
         return sum(len(lease.blocks) for lease in self._leases.values())
-
-    def counts(self) -> dict[str, int]:
-        """Leases by state, of those that hold blocks."""
-        counts = dict.fromkeys((state.value for state in HOLDING), 0)
-        for lease in self._leases.values():
-            counts[lease.state.value] += 1
-        return counts
 
     def reserve(
         self,
@@ -92,19 +85,20 @@ class LeaseTable:
         blocks: list[int],
         expires_at: float,
     ) -> Lease:
-        """Open a lease on `blocks`, or return what this writer has for this attempt (then `blocks` are not taken).
+        """Open a lease on `blocks`, or return this writer's lease for this attempt (then `blocks` are not taken).
 
-        A lease of an older attempt, or of another writer of this one, is aborted. Raises
-        HandoffRefusedError("cancelled") for an attempt that was cancelled, and HandoffRefusedError("stale") while a
-        newer one holds a lease or an older one is verified.
+        A lease of an older attempt, or of another writer of this one, is aborted. Raises HandoffRefusedError: `CANCELLED`,
+        `STALE` if a newer attempt holds a lease, or `VERIFYING` during the check of an earlier manifest.
         """
         if self._is_cancelled(request_id, attempt):
-            raise HandoffRefusedError("cancelled")
+            raise HandoffRefusedError(Refusal.CANCELLED)
         for lease in self._of_request(request_id):
             if lease.state is LeaseState.QUARANTINED:
                 continue
-            if lease.attempt > attempt or lease.state is LeaseState.VERIFYING:
-                raise HandoffRefusedError("stale")
+            if lease.attempt > attempt:
+                raise HandoffRefusedError(Refusal.STALE)
+            if lease.state is LeaseState.VERIFYING:
+                raise HandoffRefusedError(Refusal.VERIFYING)
             same_writer = (lease.writer, lease.writer_incarnation) == (writer, writer_incarnation)
             if lease.attempt == attempt and same_writer:
                 return lease
@@ -135,33 +129,33 @@ class LeaseTable:
         writer: str,
         writer_incarnation: int,
     ) -> Lease:
-        """The writer says that everything is written. Raises HandoffRefusedError: `stale`, `expired` or `cancelled`."""
+        """Begin to check a lease whose writer is done. Raises HandoffRefusedError: `STALE`, `EXPIRED` or `CANCELLED`."""
         if self._is_cancelled(request_id, attempt):
-            raise HandoffRefusedError("cancelled")
+            raise HandoffRefusedError(Refusal.CANCELLED)
         lease = self._leases.get(lease_id)
         if lease is None or (
             (lease.generation, lease.request_id, lease.attempt, lease.writer, lease.writer_incarnation)
             != (generation, request_id, attempt, writer, writer_incarnation)
         ):
-            raise HandoffRefusedError("stale")
+            raise HandoffRefusedError(Refusal.STALE)
         if lease.state is not LeaseState.RESERVED:
-            raise HandoffRefusedError("expired" if lease.state is LeaseState.QUARANTINED else "stale")
+            raise HandoffRefusedError(Refusal.EXPIRED if lease.state is LeaseState.QUARANTINED else Refusal.STALE)
         if now >= lease.expires_at:
             lease.move(LeaseState.QUARANTINED)
-            raise HandoffRefusedError("expired")
+            raise HandoffRefusedError(Refusal.EXPIRED)
         lease.move(LeaseState.VERIFYING)
         return lease
 
     def accept(self, lease_id: int) -> list[int]:
-        """The digests fit: the blocks are the sequence's now."""
+        """End the lease with valid digests; its blocks are now the sequence's."""
         return self._end(lease_id, LeaseState.ACCEPTED)
 
     def reject(self, lease_id: int) -> list[int]:
-        """The manifest was refused; its writer writes no more: the blocks may be used again."""
+        """End the lease of a refused manifest, whose writer writes no more; its blocks may be used again."""
         return self._end(lease_id, LeaseState.RELEASED)
 
     def cancel(self, now: float, request_id: str, attempt: int) -> Lease | None:
-        """Give up attempts up to `attempt`, and refuse them from now on; return the lease that was open, if any."""
+        """Give up attempts up to `attempt`, and refuse them from now on; return the open lease, if any."""
         self._bury(now, request_id, attempt)
         found = None
         for lease in self._of_request(request_id):
@@ -176,7 +170,7 @@ class LeaseTable:
         return found
 
     def expire(self, now: float) -> list[Lease]:
-        """Give up the leases whose time is over; return them, so that their writers can be told."""
+        """Give up overdue leases; return them, so that their writers can be told."""
         late = [
             lease for lease in self._leases.values() if lease.state is LeaseState.RESERVED and now >= lease.expires_at
         ]
@@ -185,7 +179,7 @@ class LeaseTable:
         return late
 
     def give_up(self, lease_id: int) -> bool:
-        """Nobody will write under this lease, as far as its writer knows; return whether it was open."""
+        """Quarantine a lease that its writer does not know; return whether it was open."""
         lease = self._leases.get(lease_id)
         if lease is None or lease.state is not LeaseState.RESERVED:
             return False
@@ -193,22 +187,13 @@ class LeaseTable:
         return True
 
     def writer_done(self, *, lease_id: int, generation: int, writer_incarnation: int) -> list[int]:
-        """The writer gave the lease up and no write of it is in flight: return the blocks that are free now."""
+        """No write under this lease is in flight or will follow: return the blocks that are free now."""
         lease = self._leases.get(lease_id)
         if lease is None or (lease.generation, lease.writer_incarnation) != (generation, writer_incarnation):
             return []
         if lease.state is LeaseState.VERIFYING:
             return []  # the verdict ends it
         return self._end(lease_id, LeaseState.RELEASED)
-
-    def fence(self, writer: str, writer_incarnation: int) -> list[int]:
-        """No write of this incarnation can land any more: free all that it could have written."""
-        freed: list[int] = []
-        for lease in list(self._leases.values()):
-            its = (lease.writer, lease.writer_incarnation) == (writer, writer_incarnation)
-            if its and lease.state is not LeaseState.VERIFYING:
-                freed += self._end(lease.lease_id, LeaseState.RELEASED)
-        return freed
 
     def _bury(self, now: float, request_id: str, attempt: int) -> None:
         newest, _ = self._tombstones.pop(request_id, (0, now))

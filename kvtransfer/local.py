@@ -1,4 +1,4 @@
-"""Transport `local`: a pool that no peer reaches, on any device, for a worker that computes its prompts itself."""
+"""Transport `local`: a pool that no peer reaches, for a worker that computes its prompts itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvtransfer.transport import Link, TransferError
 
 
 class LocalTransport:
-    """Nothing is ever written by anybody else."""
+    """A pool that only this worker writes to."""
 
     name = "local"
 
@@ -29,16 +29,16 @@ class LocalTransport:
         raise TransferError("transport local connects to no peer: give the workers another one")
 
     def expect(self, lease_id: int, generation: int, blocks: Sequence[int]) -> None:
-        """Nothing will come: no writer can connect."""
+        """Nothing to do: no writer can connect."""
 
     async def arrived(self, lease_id: int, generation: int, timeout_s: float) -> bool:
         return False
 
     def forget(self, lease_id: int, generation: int) -> None:
-        """There is nothing to forget."""
+        """Nothing to do."""
 
     def writer_gone(self, writer: Region | None) -> bool:
         return True
 
     async def close(self) -> None:
-        """The pool goes with the engine."""
+        """Nothing to do: the pool goes with the engine."""

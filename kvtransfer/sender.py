@@ -1,4 +1,4 @@
-"""The prefill worker's side of one request's hand-over, apart from its I/O: what to push next, what the manifest says.
+"""The prefill worker's side of one handoff, without I/O: what to push next, and the manifest.
 
     COMPUTING ──reserved──▶ STREAMING ──all blocks pushed──▶ COMPLETE ──handed_off──▶ HANDED_OFF
         └───────────────────────┴──────────── abort ────────────┴──▶ ABORTED
@@ -14,6 +14,7 @@ from enum import Enum
 from common.blocks import unpack_tokens
 from common.errors import HandoffRefusedError
 from common.messages import ReserveReply
+from common.words import Refusal
 
 
 class SenderState(Enum):
@@ -35,14 +36,14 @@ _NEXT = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Blocks to push in one go: `indices` into the prompt's block table, and where each goes in the receiver's pool."""
+    """Blocks to push in one go: `indices` into the prompt's block table, and their places in the receiver's pool."""
 
     indices: list[int]
     destination_blocks: list[int]
 
 
 class Sender:
-    """State of one (request, attempt). One run is in flight at most."""
+    """State of one (request, attempt). At most one run is in flight."""
 
     def __init__(self, *, num_tokens: int, block_size: int) -> None:
         self._num_tokens = num_tokens
@@ -51,23 +52,17 @@ class Sender:
         self._num_computed_blocks = 0
         self._first_block = 0
         self._destinations: list[int] = []
-        self._num_pushed = 0  # blocks from `first_block` on
+        self._num_pushed = 0  # blocks, counted from `first_block`
         self._digests = bytearray()
         self._in_flight: Run | None = None
         self.state = SenderState.COMPUTING
-
-    @property
-    def writer_idle(self) -> bool:
-        """Whether no push is in flight."""
-        return self._in_flight is None
 
     def reserved(self, reply: ReserveReply) -> None:
         """A lease was granted. Raises HandoffRefusedError when it doesn't fit this prompt."""
         destinations = unpack_tokens(reply.destination_blocks)
         if reply.first_block + len(destinations) != self._num_blocks:
-            raise HandoffRefusedError(
-                f"the lease has {reply.first_block} + {len(destinations)} blocks, the prompt {self._num_blocks}"
-            )
+            what = f"the lease has {reply.first_block} + {len(destinations)} blocks, the prompt {self._num_blocks}"
+            raise HandoffRefusedError(Refusal.INVALID, what)
         self._first_block = reply.first_block
         self._destinations = destinations
         self._move(SenderState.STREAMING)
@@ -80,7 +75,7 @@ class Sender:
         self._num_computed_blocks = max(self._num_computed_blocks, blocks)
 
     def next_run(self) -> Run | None:
-        """Take everything that is computed, has a destination and was not pushed yet; None when there is nothing."""
+        """Take all blocks that are computed, have a destination and were not pushed; None if there are none."""
         if self.state is not SenderState.STREAMING or self._in_flight is not None:
             return None
         start, end = self._first_block + self._num_pushed, self._num_computed_blocks
@@ -98,13 +93,13 @@ class Sender:
             raise RuntimeError("this run is not in flight")
         self._in_flight = None
         if len(digests) != 8 * len(run.indices):
-            raise HandoffRefusedError("the transport returned a wrong number of digests")
+            raise HandoffRefusedError(Refusal.INCOMPLETE, "the transport returned a wrong number of digests")
         self._digests += digests
         self._num_pushed += len(run.indices)
         self._complete_if_done()
 
     def failed(self) -> None:
-        """The run in flight raised, and no write of it will land any more."""
+        """The run in flight raised, and none of its writes will land."""
         self._in_flight = None
 
     def manifest(self) -> bytes | None:
@@ -116,7 +111,7 @@ class Sender:
         self._move(SenderState.HANDED_OFF)
 
     def abort(self) -> None:
-        """Give up; push nothing more."""
+        """Give up and push nothing more."""
         if self.state not in (SenderState.HANDED_OFF, SenderState.ABORTED):
             self._move(SenderState.ABORTED)
 

@@ -1,7 +1,7 @@
 """Transport `shm`: pools in POSIX shared memory of one host; the writer copies straight into the reader's pool.
 
-One-sided, as CUDA IPC is: the receiver can't refuse a late write, so an aborted lease's blocks stay in quarantine until
-the writer answered or its process is gone, which the lock on its pool's file tells (`kvtransfer.life`).
+The receiver can't refuse a late write. So an aborted lease's blocks stay in quarantine until the writer answered or its
+process is gone, which the lock on its pool's file shows (`kvtransfer.liveness`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import numpy.typing as npt
 import torch
 
 from common.messages import KVLayout, Region
-from kvtransfer.digest import lane_digest, lane_view, multipliers
-from kvtransfer.life import SHM_FOLDER, create_locked, is_locked, is_name, remove_stale
-from kvtransfer.transport import Link, TransferError, check_run
+from kvtransfer.digest import factors_of, lane_digest, lane_view
+from kvtransfer.liveness import SHM_FOLDER, create_locked, is_locked, is_name, remove_stale
+from kvtransfer.plan import Plan
+from kvtransfer.transport import Link, TransferError, check_run, plan_to
 
 PREFIX = "baton-kv"
 PROBE_BYTES = 4 << 20
@@ -36,7 +37,7 @@ class ShmTransport:
         self._pool: torch.Tensor | None = None
         self._layout: KVLayout | None = None
         self._path: Path | None = None
-        self._lock = -1  # descriptor whose lock says that this worker lives
+        self._lock = -1  # descriptor; its lock shows that this worker lives
         self._links: dict[str, ShmLink] = {}  # by file name: a new incarnation has a new file
         remove_stale(PREFIX)
 
@@ -49,7 +50,7 @@ class ShmTransport:
         num_bytes = torch.empty((), dtype=dtype).element_size() * math.prod(shape)
         self._path, self._lock = create_locked(PREFIX)
         try:
-            os.posix_fallocate(self._lock, 0, num_bytes)  # fails now, not with SIGBUS later
+            os.posix_fallocate(self._lock, 0, num_bytes)  # a lack of memory shows now, not as SIGBUS later
             memory = mmap.mmap(self._lock, num_bytes)
         except OSError as error:
             self._unlink()
@@ -67,20 +68,17 @@ class ShmTransport:
         return Region(transport=self.name, incarnation=incarnation, layout=layout, address=address)
 
     async def connect(self, region: Region) -> Link:
-        if region.transport != self.name:
-            raise TransferError(f"the peer uses transport {region.transport}, this worker {self.name}")
-        if self._pool is None or self._layout is None:
-            raise TransferError("this transport has no pool")
-        if not self._layout.compatible_with(region.layout):
-            raise TransferError("the peer's KV layout is another one")
+        plan = plan_to(region, transport=self.name, layout=self._layout)
+        assert self._pool is not None
+        assert self._layout is not None
         await self._drop_dead_links()
         name = region.address.get("file", "")
         if name not in self._links:
-            self._links[name] = ShmLink(self._pool, region)
+            self._links[name] = ShmLink(self._pool, self._layout, region, plan)
         return self._links[name]
 
     async def _drop_dead_links(self) -> None:
-        """Unmap the pools of workers that are gone: the kernel keeps their memory while anybody maps it."""
+        """Unmap dead workers' pools: the kernel keeps mapped memory."""
         for name in [name for name in self._links if not (SHM_FOLDER / name).exists()]:
             await self._links.pop(name).close()
 
@@ -101,7 +99,7 @@ class ShmTransport:
         return is_name(name, PREFIX) and not is_locked(SHM_FOLDER / name)
 
     async def close(self) -> None:
-        """Wait for the copies in flight, then remove the pool: its absence says that nothing is written any more."""
+        """Wait for the copies in flight, then remove the pool: while its file is there, peers expect writes."""
         for link in self._links.values():
             await link.close()
         self._links.clear()
@@ -115,14 +113,16 @@ class ShmTransport:
 
 
 class ShmLink:
-    """The peer's pool mapped into this process."""
+    """The peer's pool mapped into this process. The peer may keep other heads than we do."""
 
-    def __init__(self, pool: torch.Tensor, region: Region) -> None:
+    def __init__(self, pool: torch.Tensor, layout: KVLayout, region: Region, plan: Plan) -> None:
         self._source = lane_view(pool)
-        self._factors = multipliers(self._source.shape[1])
         self._destination: npt.NDArray[np.uint32] | None = np.frombuffer(
             _map(region), dtype=self._source.dtype
-        ).reshape(region.layout.num_blocks, self._source.shape[1])
+        ).reshape(region.layout.num_blocks, -1)
+        self._lanes = None if plan.is_whole else plan.lanes()
+        factors = factors_of(layout)
+        self._factors = factors if self._lanes is None else factors[self._lanes[0]]
         self._copies: set[asyncio.Future[bytes]] = set()
         self.bandwidth = _measure()
 
@@ -157,16 +157,24 @@ class ShmLink:
         source_blocks: Sequence[int],
         destination_blocks: Sequence[int],
     ) -> bytes:
-        """Copy and digest block by block, so that the digest reads what the copy brought into the cache."""
+        """Copy and digest block by block, so that the digest reads from the CPU's cache.
+
+        Digests cover what was copied: part of the block if the peer keeps other heads.
+        """
         digests = np.empty(len(source_blocks), dtype="<u8")
         for index, (source, target) in enumerate(zip(source_blocks, destination_blocks, strict=True)):
-            lanes = self._source[source]
-            destination[target] = lanes
+            if self._lanes is None:
+                lanes = self._source[source]
+                destination[target] = lanes
+            else:
+                ours, theirs = self._lanes
+                lanes = self._source[source, ours]
+                destination[target, theirs] = lanes
             digests[index] = lane_digest(lanes, self._factors)
         return digests.tobytes()
 
     async def close(self) -> None:
-        """Refuse further pushes, wait for those in flight; the mapping goes with the last view of it."""
+        """Refuse further pushes and wait for those in flight; the mapping goes with its last view."""
         self._destination = None
         if self._copies:
             await asyncio.wait(set(self._copies))
@@ -190,7 +198,7 @@ def _map(region: Region) -> mmap.mmap:
 
 
 def _measure() -> float:
-    """Copy private memory: what a copy here can do at best, in bytes/s."""
+    """Return the bytes/s of copying private memory, an upper bound for pushes."""
     source, scratch = np.ones(PROBE_BYTES, np.uint8), np.empty(PROBE_BYTES, np.uint8)
     best = float("inf")
     for _ in range(3):

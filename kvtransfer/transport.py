@@ -1,7 +1,7 @@
 """What a transport does: make a worker's pool reachable, and push blocks into a peer's pool.
 
-The worker introduces engine and transport to each other: it allocates the pool with `allocate`, opens the transport on
-it, and publishes the `Region` that comes back. Writers `connect` to a region and `push`.
+The worker allocates the pool with `allocate`, opens the transport on it, and publishes the returned `Region`. Writers
+`connect` to a region and `push`.
 """
 
 from __future__ import annotations
@@ -12,21 +12,42 @@ from typing import Protocol
 import torch
 
 from common.messages import KVLayout, Region
+from kvtransfer.plan import Plan, plan_copies
 
 
 class TransferError(Exception):
-    """Blocks could not be pushed, or a peer not be reached. No write of the failed push lands any more."""
+    """Blocks could not be pushed, or a peer not be reached. No write of the failed push is in flight."""
 
 
 def check_run(
     source_blocks: Sequence[int], destination_blocks: Sequence[int], *, num_source: int, num_destination: int
 ) -> None:
-    """Raise TransferError unless the two lists pair up and every block is in its pool: nothing was written then."""
+    """Raise TransferError unless the lists pair up and every block is in its pool."""
     if len(source_blocks) != len(destination_blocks):
         raise TransferError(f"{len(source_blocks)} source blocks for {len(destination_blocks)} destinations")
     for blocks, limit, whose in ((source_blocks, num_source, "own"), (destination_blocks, num_destination, "peer's")):
         if blocks and not 0 <= min(blocks) <= max(blocks) < limit:
             raise TransferError(f"a block is outside the {whose} pool of {limit}")
+
+
+def plan_to(region: Region, *, transport: str, layout: KVLayout | None) -> Plan:
+    """Return how blocks of our `layout` move into a peer's pool. Raises TransferError with the reasons against it."""
+    if region.transport != transport:
+        raise TransferError(f"the peer uses transport {region.transport}, this worker {transport}")
+    if layout is None:
+        raise TransferError("this transport has no pool")
+    try:
+        return plan_copies(layout, region.layout)
+    except ValueError as error:
+        raise TransferError(str(error)) from None
+
+
+def check_whole(plan: Plan, *, transport: str) -> None:
+    """Raise TransferError unless blocks move whole, for a transport that copies nothing smaller."""
+    if not plan.is_whole:
+        raise TransferError(
+            f"the peer's KV layout keeps other heads than ours, and transport {transport} moves whole blocks"
+        )
 
 
 class Link(Protocol):
@@ -45,8 +66,7 @@ class Link(Protocol):
     ) -> bytes:
         """Copy blocks of our pool into the peer's and return their digests (packed little-endian u64, one a block).
 
-        Returns when the bytes are there and the source may be reused. Raises TransferError; then no write is in flight
-        any more.
+        Returns when the bytes are there and the source may be reused. Raises TransferError with no write in flight.
         """
         ...
 
@@ -71,19 +91,19 @@ class Transport(Protocol):
         ...
 
     def expect(self, lease_id: int, generation: int, blocks: Sequence[int]) -> None:
-        """Writes under this lease may land in `blocks` (ours) from now on."""
+        """Accept writes under this lease into `blocks` (ours) from now on."""
         ...
 
     async def arrived(self, lease_id: int, generation: int, timeout_s: float) -> bool:
-        """Whether all expected blocks were written, after `timeout_s` at most. One-sided ones say True at once."""
+        """Wait up to `timeout_s` and return whether all expected blocks were written. One-sided transports return True."""
         ...
 
     def forget(self, lease_id: int, generation: int) -> None:
-        """No write under this lease is wanted any more. A transport whose receiver takes part drops late ones."""
+        """Accept no more writes under this lease. A transport whose receiver takes part drops late writes."""
         ...
 
     def writer_gone(self, writer: Region | None) -> bool:
-        """Whether it is certain that no write of this writer can land after `forget`."""
+        """Whether no write of this writer can land after `forget`."""
         ...
 
     async def close(self) -> None: ...

@@ -1,1 +1,1 @@
-"""The prompt role: pull a job, compute its KV in chunks, ship the blocks, hand the sequence to a decode worker."""
+"""The prompt role: pull a job, compute its KV in chunks, push the blocks, pass the sequence on."""

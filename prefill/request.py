@@ -7,29 +7,32 @@ import time
 from dataclasses import dataclass, field
 
 from common.messages import Job, Tokens
+from common.words import Finish
 from engine.sequence import Sequence
-from worker.jobs import ClaimedJob
+from prefill.stop import Stop
+from worker.serving.jobs import ClaimedJob
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class PrefillRequest:
-    """A claimed job with its sequence. `changed` is set whenever its hand-over may have something to do."""
+    """A claimed job with its sequence. `changed` is set whenever its handoff may have something to do."""
 
     claimed: ClaimedJob
     sequence: Sequence
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     admitted: bool = False  # holds blocks
-    in_flight: int = 0  # passes in flight with a chunk of the prompt; its blocks stay as long as there are any
     started_at: float = 0.0  # first chunk planned
     chunks: list[tuple[float, int]] = field(default_factory=list)  # when each was computed, and its tokens
     first_token: int | None = None
     first_token_at: float = 0.0
-    told: Tokens | None = None  # what the gateway was told of the first token
-    finish: str = ""  # set with the first token when the request ends with it
-    dead_worker: str = ""  # the decode worker that fell silent over the hand-over
-    stopped: str = ""  # why the request was given up; "" = it goes on
-
-    lost: set[tuple[str, int]] = field(default_factory=set)  # (worker, incarnation) lost while this request ran
+    told: Tokens | None = None  # the first token as sent to the gateway
+    finish: Finish = Finish.NONE  # set with the first token if the request ends there
+    dead_worker: str = ""  # the decode worker that fell silent over the handoff
+    stopped: Stop | None = None  # why the request was given up; None while it goes on
+    detail: str = ""  # more about the stop, for people
+    lost: set[tuple[str, int]] = field(
+        default_factory=set
+    )  # workers lost while this request ran, each with its incarnation
 
     @property
     def job(self) -> Job:
@@ -43,7 +46,15 @@ class PrefillRequest:
     def expired(self) -> bool:
         return time.monotonic() >= self.claimed.deadline_at
 
-    def stop(self, reason: str) -> None:
+    @property
+    def why_stopped(self) -> str:
+        """The reason and its detail for people; "" while the request goes on."""
+        if self.stopped is None:
+            return ""
+        return f"{self.stopped.text}: {self.detail}" if self.detail else self.stopped.text
+
+    def stop(self, reason: Stop, detail: str = "") -> None:
         """Give the request up; the first reason stands."""
-        self.stopped = self.stopped or reason
+        if self.stopped is None:
+            self.stopped, self.detail = reason, detail
         self.changed.set()

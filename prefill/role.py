@@ -1,7 +1,7 @@
 """The prefill role of a worker: admits prompts to the block pool, computes them in chunks, sends each first token.
 
-`PrefillRole` is called by the device loop (`plan`, `apply`, `failed`) and by the worker's host; what happens to the KV
-afterwards is `prefill.handoff`, one task for each request.
+`PrefillRole` is called by the pipeline (`plan`, `apply`, `failed`) and by the worker's control. `prefill.handoff` sends
+the KV on, one task for each request.
 """
 
 from __future__ import annotations
@@ -26,38 +26,56 @@ from common.messages import (
     WorkerState,
     WriterDone,
 )
-from engine.block_pool import OutOfBlocksError
+from common.words import Role
+from engine.cache.block_pool import OutOfBlocksError
 from engine.engine import Chunk, Sampled
 from engine.sequence import Sequence
 from kvtransfer.transport import TransferError
 from prefill.handoff import hand_over
 from prefill.request import PrefillRequest
 from prefill.scheduler import next_chunks
-from worker.checks import check_job
-from worker.host import WorkerHost
-from worker.jobs import ClaimedJob
-from worker.prefix import admit, blocks_for, publish_computed, sequence_of, surrender
-from worker.roles import RoleLoad
-from worker.tombstones import Tombstones
+from prefill.stop import Stop
+from worker.context import RoleContext
+from worker.roles import CancelReason, RoleLoad
+from worker.serving.allocation import HeldBlocks, admit, blocks_for, publish_computed, sequence_of
+from worker.serving.checks import check_job
+from worker.serving.jobs import ClaimedJob
+from worker.serving.tombstones import Tombstones
 
 log = logging.getLogger("baton.prefill")
 
-LINK_S = 2.0  # longest wait for links before prompts are taken on
+MAX_LINK_WAIT_S = 2.0  # longest wait for links before taking prompts
+_STOPS = {
+    CancelReason.GATEWAY_LOST: Stop.GATEWAY_LOST,
+    CancelReason.BUS_LOST: Stop.BUS_LOST,
+    CancelReason.WORKER_STOPPED: Stop.WORKER_STOPPED,
+}
 
 
 class PrefillRole:
-    """Owns the requests whose prompt is computed here, from the claim to the accepted hand-over."""
+    """Owns the requests whose prompt is computed here, from the claim to the accepted handoff."""
 
-    name = "prefill"
+    name = Role.PREFILL
 
-    def __init__(self, host: WorkerHost, *, max_requests: int) -> None:
-        self._host = host
+    def __init__(self, context: RoleContext, *, max_requests: int) -> None:
+        self._context = context
         self._max_requests = max_requests
-        self._requests: dict[str, PrefillRequest] = {}  # in order of arrival, each one's newest attempt
-        self._tasks: dict[PrefillRequest, asyncio.Task[None]] = {}  # also of older attempts that end
+        self._requests: dict[str, PrefillRequest] = {}  # newest attempts, in order of arrival
+        self._tasks: dict[PrefillRequest, asyncio.Task[None]] = {}  # includes older attempts that are ending
         self._in_flight: dict[Sequence, PrefillRequest] = {}
+        self.blocks = HeldBlocks(context.pool)
         self._cancelled = Tombstones()
-        self._links: dict[tuple[str, int], float] = {}  # bytes/s when it was opened, by worker and incarnation
+        self._links: dict[tuple[str, int], float] = {}  # bytes/s at opening, by worker and incarnation
+
+    @property
+    def requests(self) -> list[PrefillRequest]:
+        """Each request's newest attempt, in order of arrival."""
+        return list(self._requests.values())
+
+    @property
+    def serving(self) -> dict[PrefillRequest, asyncio.Task[None]]:
+        """The tasks that follow requests, including older attempts that are ending."""
+        return dict(self._tasks)
 
     # -- jobs ----------------------------------------------------------------------------------------------------------
 
@@ -65,61 +83,63 @@ class PrefillRole:
         return bool(job.decode_workers)
 
     def room(self) -> int:
-        """Jobs that could start now: none while a prompt waits for blocks, so that it waits where others can see it."""
+        """Jobs that could start now: none while a prompt waits for blocks, so that others can see the queue."""
         if any(not request.admitted for request in self._requests.values()):
             return 0
         return self._max_requests - len(self._tasks)
 
     async def prepare(self) -> None:
-        """Open the links to everybody who may decode; one that doesn't open in time opens with its first push."""
-        others = [state for name, state in self._host.peers.states.items() if name != self._host.worker_id]
+        """Open links to all possible decode workers. A slow link opens with its first push."""
+        others = [state for name, state in self._context.peers.states.items() if name != self._context.identity.worker]
         if others:
-            await asyncio.wait([self._host.spawn(self._connect(state)) for state in others], timeout=LINK_S)
+            await asyncio.wait(
+                [self._context.background.spawn(self._connect(state)) for state in others], timeout=MAX_LINK_WAIT_S
+            )
 
     async def start(self, claimed: ClaimedJob) -> None:
         job = claimed.job
         try:
-            check_job(job, vocab_size=self._host.engine.vocab_size, max_model_len=self._host.max_model_len)
+            check_job(job, vocab_size=self._context.vocab_size, max_model_len=self._context.max_model_len)
         except InvalidRequestError as error:
-            await self._host.jobs.fail(claimed, code=error.code, message=error.message, retryable=False)
+            await self._context.jobs.fail(claimed, code=error.code, message=error.message, retryable=False)
             return
         older = self._requests.get(job.request_id)
         if self._cancelled.covers(job.request_id, job.attempt) or (older and older.job.attempt >= job.attempt):
-            await self._host.jobs.drop(claimed)
+            await self._context.jobs.drop(claimed)
             return
         if older is not None:
-            older.stop("superseded")  # a push of it may take a while to end: nobody waits for that
+            older.stop(Stop.SUPERSEDED)  # its push may take a while to end
             del self._requests[job.request_id]  # the newest comes last
         request = PrefillRequest(claimed=claimed, sequence=sequence_of(job))
         self._requests[job.request_id] = request
-        self._host.device.trials.watch(request.sequence, job.gateway, job.context)
-        self._host.device.wake()  # first: the device begins before the hand-over asks for room
-        self._tasks[request] = self._host.spawn(self._serve(request))
+        self._context.trials.watch(request.sequence, job.gateway, job.context)
+        self._context.wake()  # first: the device begins before the handoff asks for room
+        self._tasks[request] = self._context.background.spawn(self._serve(request))
 
     async def _serve(self, request: PrefillRequest) -> None:
-        """Follow one request to its end, whatever that is; nothing of it is left here afterwards."""
+        """Follow one request to its end and leave nothing of it here."""
         try:
-            await hand_over(request, self._host)
+            await hand_over(request, self._context)
         finally:
-            while request.in_flight:
+            while self.blocks.in_use(request.sequence):
                 request.changed.clear()
                 await request.changed.wait()
-            surrender(self._host.pool, request.sequence)
+            self.blocks.give_back(request.sequence)
             del self._tasks[request]
             if self._requests.get(request.id) is request:
                 del self._requests[request.id]
-            self._host.jobs.room_changed()
-            self._host.device.wake()
+            self._context.jobs.room_changed()
+            self._context.wake()
 
-    # -- the device loop -----------------------------------------------------------------------------------------------
+    # -- the pipeline --------------------------------------------------------------------------------------------------
 
     def plan(self, token_budget: int) -> list[Chunk]:
         self._stop_expired()
         self._admit_waiting()
-        chunks = next_chunks(self._requests.values(), token_budget, trials=self._host.device.trials)
+        chunks = next_chunks(self._requests.values(), token_budget, trials=self._context.trials)
         for chunk in chunks:
             request = self._requests[chunk.sequence.request_id]
-            request.in_flight += 1
+            self.blocks.launched(chunk.sequence)
             self._in_flight[chunk.sequence] = request
             request.started_at = request.started_at or time.monotonic()
         return chunks
@@ -130,30 +150,30 @@ class PrefillRole:
             if not request.stopped:
                 request.sequence.finish(chunk)
                 request.chunks.append((time.monotonic(), chunk.num_tokens))
-                publish_computed(self._host.pool, request.sequence)
+                publish_computed(self._context.pool, request.sequence)
                 if chunk.sample:
                     self._first_token(request, sampled)
-            # A turn of the loop later: the first token's frame is sent before starting the last push holds the thread.
+            # A turn later: the first token's frame goes out before the last push holds the thread.
             asyncio.get_running_loop().call_soon(request.changed.set)
 
     def failed(self, chunks: ListOf[Chunk], error: Exception) -> None:
         if chunks:
-            self._host.totals.step_failed(error)
+            self._context.totals.step_failed(error)
         for chunk in chunks:
-            self._landed(chunk).stop(f"step failed: {type(error).__name__}")
+            self._landed(chunk).stop(Stop.STEP_FAILED, type(error).__name__)
 
     def _landed(self, chunk: Chunk) -> PrefillRequest:
-        """The chunk's pass is over; the hand-over, to be told so, has something to push, or blocks to give back."""
+        """The chunk's pass is over: its handoff may have blocks to push or give back."""
         request = self._in_flight[chunk.sequence]
-        request.in_flight -= 1
-        if request.in_flight == 0:
+        self.blocks.landed(chunk.sequence)
+        if not self.blocks.in_use(chunk.sequence):
             del self._in_flight[chunk.sequence]
         return request
 
     def _stop_expired(self) -> None:
         for request in self._requests.values():
             if request.first_token is None and request.expired:
-                request.stop("deadline")
+                request.stop(Stop.DEADLINE)
 
     def _admit_waiting(self) -> None:
         for request in self._requests.values():
@@ -161,41 +181,41 @@ class PrefillRole:
                 continue
             try:
                 admit(
-                    self._host.pool,
+                    self._context.pool,
                     request.sequence,
                     num_tokens=len(request.sequence.token_ids),
                     spare=self._spare_blocks(),
                 )
             except OutOfBlocksError:
-                return  # in order: a short prompt does not overtake a long one for ever
+                return  # keep the order: short prompts must not starve a long one
             request.admitted = True
-            self._host.totals.admitted(
+            self._context.totals.admitted(
                 prompt_tokens=len(request.sequence.token_ids), cached_tokens=request.sequence.num_cached
             )
             request.changed.set()
-            self._host.jobs.room_changed()
+            self._context.jobs.room_changed()
 
     def _spare_blocks(self) -> int:
-        """What admission leaves to the sequences that are decoded here, too: a block to grow for each, and one for the next.
+        """Blocks that admission leaves free: one for each sequence decoded here, and one for the next.
 
-        That one is what a prompt takes whose other blocks are here already. Else all blocks could be held by prompts that wait
-        for room, here as elsewhere, each until its deadline.
+        The next one's other blocks may be here already. Without it, all blocks could be held by prompts that wait for room,
+        each until its deadline.
         """
-        others = [role.load() for role in self._host.roles.active if role is not self]
-        if not others or self._host.pool.num_used == 0:
+        others = [role.load() for role in self._context.roles.active if role is not self]
+        if not others or self._context.pool.num_used == 0:
             return 0
         return 1 + sum(load.running + load.waiting for load in others)
 
     def _first_token(self, request: PrefillRequest, sampled: Sampled | None) -> None:
         """Send the token to the gateway from here: disaggregation must not cost time to first token."""
         if sampled is None:
-            self._host.pool.withdraw(request.sequence.block_table)  # else everybody with this prefix would fail
-            request.stop("step failed: no finite logits")
+            self._context.pool.withdraw(request.sequence.block_table)  # else everybody with this prefix would fail
+            request.stop(Stop.STEP_FAILED, "no finite logits")
             return
         sequence, now = request.sequence, time.monotonic()
         position = sequence.num_generated
         sequence.append(sampled.token_id)
-        self._host.totals.generated_tokens += 1
+        self._context.totals.generated_tokens += 1
         request.first_token, request.first_token_at = sampled.token_id, now
         request.finish = sequence.finish_reason()
         request.told = Tokens(
@@ -210,7 +230,7 @@ class PrefillRole:
             prefill_ms=(now - request.started_at) * 1000,
             traceparent=request.job.context,
         )
-        self._host.outbox.add(request.job.gateway, request.told)
+        self._context.outbox.add(request.job.gateway, request.told)
 
     # -- control -------------------------------------------------------------------------------------------------------
 
@@ -227,65 +247,59 @@ class PrefillRole:
                 return None
 
     async def _lease_aborted(self, message: LeaseAborted) -> None:
-        """Stop the request that writes under the lease (it answers when its write is over), or say that nobody does."""
+        """Stop the request that writes under the lease (it answers after its write), or say that nobody does."""
         for request in self._tasks:  # an older attempt may still write
             if (request.id, request.job.attempt) == (message.request_id, message.attempt):
-                request.stop(f"lease aborted: {message.reason}")
+                request.stop(Stop.LEASE_ABORTED, message.reason)
                 return
         done = WriterDone(
-            request_id=message.request_id,
-            attempt=message.attempt,
-            traceparent=message.traceparent,
-            worker=self._host.worker_id,
-            incarnation=self._host.incarnation,
+            **self._context.identity.head(message),
             lease_id=message.lease_id,
             generation=message.generation,
         )
-        await self._host.bus.publish(subjects.worker(message.worker), done)
+        await self._context.bus.publish(subjects.worker(message.worker), done)
 
     def _cancel(self, message: Cancel) -> bool:
         self._cancelled.add(message.request_id, message.attempt)
         request = self._requests.get(message.request_id)
         if request is None or request.job.attempt > message.attempt:
             return False
-        request.stop("cancelled")
+        request.stop(Stop.CANCELLED)
         return True
 
     def _resend(self, message: Resend) -> bool:
-        """Say the first token again, which may be lost; an unknown request is the gateway's to move."""
+        """Send the first token again; moving an unknown request is the gateway's decision."""
         request = self._requests.get(message.request_id)
         if request is None or request.stopped or request.job.attempt != message.attempt:
             return False
         if request.told is not None and request.told.position >= message.position:
-            self._host.outbox.add(request.job.gateway, request.told)
+            self._context.outbox.add(request.job.gateway, request.told)
         return True
 
-    async def cancel_all(self, reason: str, *, gateway: str | None = None) -> None:
+    async def cancel_all(self, reason: CancelReason, *, gateway: str | None = None) -> None:
         for request in list(self._tasks):
             if gateway is None or request.job.gateway == gateway:
-                request.stop(reason)
+                request.stop(_STOPS[reason])
 
     def worker_joined(self, state: WorkerState) -> None:
-        """Open the link now, whatever the other's roles: it may decode later, and no request shall pay for the handshake."""
-        if self.name in self._host.roles.names:
-            self._host.spawn(self._connect(state))
+        """Open the link to any newcomer: it may decode later, and no request shall pay for the handshake."""
+        if self.name in self._context.roles.names:
+            self._context.background.spawn(self._connect(state))
 
     async def _connect(self, state: WorkerState) -> None:
         try:
-            link = await self._host.transport.connect(state.region)
+            link = await self._context.transport.connect(state.region)
         except TransferError as error:
             log.warning("prefill.no_link", extra={"worker": state.worker, "error": str(error)})
             return
         self._links[state.worker, state.incarnation] = link.bandwidth
-        self._host.link_bytes_per_s = min(self._links.values())
         log.info("prefill.linked", extra={"worker": state.worker, "gb_per_s": round(link.bandwidth / 1e9, 2)})
 
     def worker_lost(self, worker: str, incarnation: int) -> None:
-        if self._links.pop((worker, incarnation), None) is not None:
-            self._host.link_bytes_per_s = min(self._links.values(), default=0.0)
+        self._links.pop((worker, incarnation), None)
         for request in self._tasks:
             request.lost.add((worker, incarnation))
-            request.changed.set()  # a hand-over to this worker looks again
+            request.changed.set()  # its handoff checks this worker
 
     def load(self) -> RoleLoad:
         requests = list(self._requests.values())
@@ -294,18 +308,19 @@ class PrefillRole:
             for request in requests
             if request.first_token is None
         ]
-        size = self._host.pool.block_size
+        size = self._context.pool.block_size
         return RoleLoad(
             running=sum(request.admitted for request in requests),
             waiting=sum(not request.admitted for request in requests),
             queued_tokens=sum(missing),
             held_blocks=sum(blocks_for(len(r.sequence.token_ids), size) for r in self._tasks if r.admitted),
+            link_bytes_per_s=min(self._links.values(), default=0.0),
         )
 
     def idle(self) -> bool:
         return not self._tasks
 
     async def close(self) -> None:
-        """Wait for the hand-overs, which were told to stop."""
+        """Wait for the handoffs, which were told to stop."""
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()), timeout=5.0)

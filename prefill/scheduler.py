@@ -6,19 +6,21 @@ from collections.abc import Iterable
 
 from engine.engine import Chunk
 from prefill.request import PrefillRequest
-from worker.trials import Trials
+from worker.device.trials import Trials
 
-FULL_PASS = 2048  # tokens from which on a pass computes no faster a token (8B model on an H200)
-LONG_PROMPT = 4096  # tokens; the blocks of such a prompt are pushed while its last few are computed
-TAIL = 256  # tokens that are left for that: computing them takes longer than pushing 8,192 tokens' blocks (H200)
+# From this size on, a pass computes no faster a token (8B model on an H200).
+FULL_PASS_TOKENS = 2048
+# Prompts above this are cut before their tail, so that their blocks are pushed while the tail is computed.
+LONG_PROMPT_TOKENS = 4096
+# Computing the tail takes longer than pushing 8,192 tokens' blocks (H200).
+TAIL_TOKENS = 256
 
 
 def next_chunks(requests: Iterable[PrefillRequest], token_budget: int, *, trials: Trials | None = None) -> list[Chunk]:
-    """Choose a pass of admitted requests, oldest first: the first one's prompt up to `token_budget`, more while it is not full.
+    """Choose a pass of admitted requests, oldest first: up to `token_budget` of the first prompt, then filled up.
 
-    Later prompts get what is missing to a full pass: in larger ones the first token of the first would wait for the others, and
-    theirs come no earlier. Nobody joins the tail of a long prompt. A prompt goes on with its next chunk while the one before is
-    in flight. Of those that may have killed a worker `trials` says who is held back.
+    Later prompts only fill up to a full pass: a larger one would delay the first prompt's token and bring theirs no earlier.
+    Nobody joins the tail of a long prompt. A prompt goes on while its chunk before is in flight. `trials` holds suspects back.
     """
     chunks: list[Chunk] = []
     requests = [request for request in requests if _has_work(request)]
@@ -30,15 +32,15 @@ def next_chunks(requests: Iterable[PrefillRequest], token_budget: int, *, trials
         if request.sequence in held_back:
             continue
         missing = request.sequence.num_unscheduled
-        is_tail = not chunks and missing <= TAIL and request.sequence.num_tokens > LONG_PROMPT
-        num_tokens = missing - TAIL if LONG_PROMPT < missing <= room else min(missing, room)
+        is_tail = not chunks and missing <= TAIL_TOKENS and request.sequence.num_tokens > LONG_PROMPT_TOKENS
+        num_tokens = missing - TAIL_TOKENS if LONG_PROMPT_TOKENS < missing <= room else min(missing, room)
         chunks.append(request.sequence.schedule(num_tokens))
         token_budget -= num_tokens
-        room = 0 if is_tail else min(token_budget, FULL_PASS - sum(chunk.num_tokens for chunk in chunks))
+        room = 0 if is_tail else min(token_budget, FULL_PASS_TOKENS - sum(chunk.num_tokens for chunk in chunks))
     return chunks
 
 
 def _has_work(request: PrefillRequest) -> bool:
-    """Whether a part of the prompt is in no pass yet: after the one that samples, the rest is the decode worker's."""
+    """Whether part of the prompt is in no pass yet. After the sampled token, the rest is the decode worker's."""
     is_sampled = request.first_token is not None or request.sequence.num_pending > 0
     return request.admitted and not request.stopped and not is_sampled

@@ -1,4 +1,4 @@
-"""The prefill worker's part of a trace: how long a job waited here, its chunks, its reservation, the transfer of its blocks."""
+"""The prefill worker's part of a trace: the job's wait, its chunks, its reservation, the transfer of its blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from common.tracing import Attributes, Children, SpanEvent, Tracer, Value
 from prefill.request import PrefillRequest
 
-MAX_EVENTS = 64  # chunks or pushes told of one by one
+MAX_EVENTS = 64  # chunks or pushes recorded one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +22,10 @@ class Push:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class HandoverRecord:
-    """When what happened in one hand-over."""
+class HandoffRecord:
+    """The instants of one handoff."""
 
-    asked_at: float | None = None  # the first candidate, for a reservation
+    asked_at: float | None = None  # at the first candidate
     refusals: int = 0
     granted_at: float | None = None
     accepted_at: float | None = None
@@ -33,22 +33,22 @@ class HandoverRecord:
     link: str = ""  # transport
     link_bytes_per_s: float = 0.0
     pushes: list[Push] = field(default_factory=list)
-    context: str = ""  # of the transfer's span: the decode worker's verification is below it
+    context: str = ""  # the transfer's span, parent of the decode worker's verification
 
     @property
     def push_ms(self) -> float:
-        """All pushes together."""
+        """Milliseconds of all pushes together."""
         return 1000 * sum(push.ended_at - push.began_at for push in self.pushes)
 
     def late_push_ms(self, known_at: float) -> float:
-        """What of them came after the first token was sampled."""
+        """Milliseconds of pushes after the first token was sampled."""
         return 1000 * sum(max(0.0, push.ended_at - max(push.began_at, known_at)) for push in self.pushes)
 
 
 def record_prefill(
-    tracer: Tracer, request: PrefillRequest, handover: HandoverRecord, *, worker: str, block_bytes: int
+    tracer: Tracer, request: PrefillRequest, handoff: HandoffRecord, *, worker: str, block_bytes: int
 ) -> None:
-    """Record the spans of a request that left this worker, whatever became of it."""
+    """Record the spans of a request that left this worker, however it ended."""
     parent = request.job.traceparent
     if not tracer.wants(parent):
         return
@@ -67,9 +67,9 @@ def record_prefill(
             began_at,
             now if ended_at is None else ended_at,
             attributes,
-            context=handover.context if name == "transfer" else "",
+            context=handoff.context if name == "transfer" else "",
             events=events[:MAX_EVENTS],
-            outcome=request.stopped if ended_at is None else "",
+            outcome=request.why_stopped if ended_at is None else "",
         )
 
     record("wait", request.claimed.claimed_at, request.started_at or None, {})
@@ -82,25 +82,25 @@ def record_prefill(
             "baton.prefill.chunks": len(request.chunks),
         }
         record("prefill", request.started_at, request.first_token_at or None, prefill, chunks)
-    if handover.asked_at is not None:
+    if handoff.asked_at is not None:
         reserve: dict[str, Value] = {
-            "baton.decode.worker": handover.decode_worker,
-            "baton.reserve.refusals": handover.refusals,
+            "baton.decode.worker": handoff.decode_worker,
+            "baton.reserve.refusals": handoff.refusals,
         }
-        record("reserve", handover.asked_at, handover.granted_at, reserve)
-    if handover.granted_at is not None and not request.finish:
-        blocks = sum(push.num_blocks for push in handover.pushes)
+        record("reserve", handoff.asked_at, handoff.granted_at, reserve)
+    if handoff.granted_at is not None and not request.finish:
+        blocks = sum(push.num_blocks for push in handoff.pushes)
         transfer: dict[str, Value] = {
-            "baton.decode.worker": handover.decode_worker,
+            "baton.decode.worker": handoff.decode_worker,
             "baton.transfer.blocks": blocks,
             "baton.transfer.bytes": blocks * block_bytes,
-            "baton.transfer.link": handover.link,
-            "baton.transfer.link_bytes_per_s": handover.link_bytes_per_s,
-            "baton.transfer.push_ms": handover.push_ms,
-            "baton.transfer.late_push_ms": handover.late_push_ms(request.first_token_at or now),
+            "baton.transfer.link": handoff.link,
+            "baton.transfer.link_bytes_per_s": handoff.link_bytes_per_s,
+            "baton.transfer.push_ms": handoff.push_ms,
+            "baton.transfer.late_push_ms": handoff.late_push_ms(request.first_token_at or now),
         }
-        pushes = [_push_event(push) for push in handover.pushes]
-        record("transfer", handover.granted_at, handover.accepted_at, transfer, pushes)
+        pushes = [_push_event(push) for push in handoff.pushes]
+        record("transfer", handoff.granted_at, handoff.accepted_at, transfer, pushes)
 
 
 def _push_event(push: Push) -> SpanEvent:

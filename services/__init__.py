@@ -1,1 +1,1 @@
-"""What runs: one folder a process, wiring only. Nobody imports it."""
+"""The processes: one folder each, wiring only; `runtime` is shared. Only `cli` imports it."""

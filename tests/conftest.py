@@ -9,10 +9,20 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 
 import pytest
 import pytest_asyncio
+from hypothesis import settings
 
-from common.servers import run_nats, run_redis
+from services.runtime.servers import run_nats, run_redis
 
 LONGEST_S = 200.0  # of an async test's body
+
+# `make test` tries the same examples each time: a find of chance stops nobody's unrelated change. `make long` searches.
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("search", max_examples=1_000, deadline=None)
+settings.load_profile("same")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seeds", type=int, default=1_000, help="runs of tests/simulation")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-calls
-"""Tiny random checkpoints in Hugging Face's format, one for each family that the engine runs, with a tokenizer of their own.
+"""Tiny random checkpoints in Hugging Face's format, one for each family, with a tokenizer of their own.
 
 Weights are drawn so that greedy decoding wanders instead of repeating one token, and so that no two tensors of a shape
 are alike: a swapped or forgotten weight shows up in the text.
@@ -55,14 +55,15 @@ _FAMILIES: dict[str, tuple[type[transformers.PreTrainedConfig], dict[str, Any]]]
 FAMILIES = tuple(_FAMILIES)
 
 
-def build_tiny_model(folder: Path, family: str, *, seed: int = 0, shards: int = 1) -> Path:
+def build_tiny_model(folder: Path, family: str, *, seed: int = 0, shards: int = 1, **changes: Any) -> Path:
     """Write a random float32 checkpoint of `family` (one of `FAMILIES`) and its tokenizer into `folder`; return `folder`.
 
-    `shards` > 1 writes several safetensors files with an index. The same arguments always give the same weights.
+    `shards` > 1 writes several safetensors files with an index; `changes` are fields of its config.json. The same arguments
+    always give the same weights.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    kind, changes = _FAMILIES[family]
-    config = kind(**(_SHAPE | changes))
+    kind, fields = _FAMILIES[family]
+    config = kind(**(_SHAPE | fields | changes))
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     config.architectures = [type(model).__name__]
     config.dtype = torch.float32

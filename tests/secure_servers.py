@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from common.access import write_secret
-from common.servers import DEPLOY, Server, find_nats_server, find_redis_server, running
 from common.tls import client_context
+from services.runtime.servers import DEPLOY, Server, find_nats_server, find_redis_server, running
 from tests.certificates import Certificates
 
 
@@ -18,7 +18,7 @@ from tests.certificates import Certificates
 async def run_secure_nats(
     *, port: int = 0, data_dir: Path, certificates: Certificates, users: str = "", log_file: Path | None = None
 ) -> AsyncIterator[Server]:
-    """Run nats-server with deploy/nats/secure.conf, as `common.servers.run_nats` does with nats.conf."""
+    """Run nats-server with deploy/nats/secure.conf, as `services.runtime.servers.run_nats` does with nats.conf."""
     data_dir.mkdir(parents=True, exist_ok=True)
     shutil.copy(DEPLOY / "nats" / "nats.conf", data_dir)  # what it includes lies beside it
     write_secret(data_dir / "users.conf", users)
@@ -32,7 +32,7 @@ async def run_secure_nats(
 async def run_secure_redis(
     *, port: int = 0, data_dir: Path, certificates: Certificates, users: str = "", log_file: Path | None = None
 ) -> AsyncIterator[Server]:
-    """Run Redis with deploy/redis/secure.conf, as `common.servers.run_redis` does with index.conf."""
+    """Run Redis with deploy/redis/secure.conf, as `services.runtime.servers.run_redis` does with index.conf."""
     data_dir.mkdir(parents=True, exist_ok=True)
     write_secret(data_dir / "users.acl", users)
     here = {"/etc/redis/index.conf": DEPLOY / "redis" / "index.conf", "/etc/redis/users.acl": data_dir / "users.acl"}

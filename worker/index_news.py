@@ -1,14 +1,14 @@
-"""What the prefix index in Redis has to be told of a pool: everything at first and after a loss, then what came and went."""
+"""What the prefix index in Redis must learn about a pool: everything at first, then the changes."""
 
 from __future__ import annotations
 
-from engine.block_pool import BlockPool
+from engine.cache.block_pool import BlockPool
 
-MAX_GONE = 100_000  # of digests that could not be taken back yet; older ones wait for their TTL
+MAX_GONE = 100_000  # digests to remove; older ones go by their TTL
 
 
 class IndexNews:
-    """Keeps what was not told: an announcement that failed may or may not have arrived."""
+    """Keeps unconfirmed news: a failed announcement may or may not have arrived."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
@@ -16,11 +16,11 @@ class IndexNews:
         self._gone: dict[bytes, None] = {}
 
     def forget(self) -> None:
-        """The index lost what it was told, or may have: tell everything again."""
+        """The index may have lost everything: announce all again."""
         self._is_known = False
 
     def next(self) -> tuple[list[bytes], list[bytes]]:
-        """Digests to add and to remove, both empty when there is nothing to tell. To be followed by `told` once that is done."""
+        """Digests to add and to remove. Call `told` once the index has them."""
         added, removed = self._pool.drain_events()
         if not self._is_known:
             added = self._pool.cached_digests()

@@ -1,21 +1,23 @@
-"""The roles of a worker as state: all of them are there from the start, and each takes new work or not.
+"""The roles of a worker as state: all exist from the start, and each takes new work or not.
 
     active ──lost──▶ retiring ──idle──▶ off
        ▲────────────────┴──gained────────┘
 
-A retiring role finishes what it has begun: hand-overs go on, sequences decode to their end. It is part of every pass and
-answers every message as before; only new work goes elsewhere.
+A retiring role finishes what it has begun: it is part of every pass and answers every message, but gets no new work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
+from common import words
 from common.messages import Job, ToWorker, WorkerReply, WorkerState
-from worker.device import Planner
-from worker.jobs import ClaimedJob
+from common.words import WorkerStatus
+from worker.device.pipeline import Planner
+from worker.serving.jobs import ClaimedJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +30,21 @@ class RoleLoad:
     held_blocks: int = 0
     preemptions: int = 0  # since the start
     bad_digests: int = 0  # likewise
+    link_bytes_per_s: float = 0.0  # the slowest measured link to a decode worker; 0 = none
+
+
+class CancelReason(Enum):
+    """Why a worker gives up requests that it could have continued."""
+
+    GATEWAY_LOST = "gateway lost"
+    BUS_LOST = "worker lost the bus"
+    WORKER_STOPPED = "worker stopped"
 
 
 class Role(Planner, Protocol):
     """Prefill or decode, as state of a worker."""
 
-    name: str
+    name: words.Role
 
     def takes(self, job: Job) -> bool:
         """Whether this role starts such a job."""
@@ -44,7 +55,7 @@ class Role(Planner, Protocol):
         ...
 
     async def prepare(self) -> None:
-        """Get ready for new work, before anybody is told that it may come. Never raises."""
+        """Get ready for new work before it is announced. Never raises."""
         ...
 
     async def start(self, claimed: ClaimedJob) -> None:
@@ -57,7 +68,7 @@ class Role(Planner, Protocol):
 
     def load(self) -> RoleLoad: ...
 
-    async def cancel_all(self, reason: str, *, gateway: str | None = None) -> None:
+    async def cancel_all(self, reason: CancelReason, *, gateway: str | None = None) -> None:
         """Give up every request, or those of one gateway."""
         ...
 
@@ -71,13 +82,17 @@ class Role(Planner, Protocol):
 
 
 class Roles:
-    """All roles of a worker in the order in which they plan, and which of them take new work."""
+    """All roles of a worker in planning order, and which of them take new work.
 
-    def __init__(self, *, hands_over: Callable[[], bool]) -> None:
-        """`hands_over()`: whether the worker's transport reaches other workers."""
+    `status`: starting -> ready, then draining and ready again on order, at the end stopped or broken.
+    """
+
+    def __init__(self, *, hands_over: bool) -> None:
+        """`hands_over`: whether the worker's transport reaches other workers."""
+        self.status: WorkerStatus = WorkerStatus.STARTING
         self._hands_over = hands_over
         self._roles: list[Role] = []
-        self._active: set[str] = set()
+        self._active: set[words.Role] = set()
 
     def attach(self, role: Role, *, active: bool) -> None:
         self._roles.append(role)
@@ -93,14 +108,15 @@ class Roles:
         return [role for role in self._roles if role.name in self._active]
 
     @property
-    def retiring(self) -> list[Role]:
-        """Roles that take no new work and have some left."""
-        return [role for role in self._roles if role.name not in self._active and not role.idle()]
-
-    @property
-    def names(self) -> list[str]:
-        """The active roles' names."""
+    def names(self) -> list[words.Role]:
         return [role.name for role in self.active]
+
+    def takes(self, role: words.Role) -> bool:
+        return self.status == WorkerStatus.READY and role in self.names
+
+    def room(self) -> int:
+        """Jobs that could start now."""
+        return max((role.room() for role in self.active), default=0) if self.status == WorkerStatus.READY else 0
 
     def refusal(self, wanted: Sequence[str]) -> str:
         """Why the worker can't have these roles; "" if it can."""
@@ -110,19 +126,19 @@ class Roles:
         for name in wanted:
             if name not in known:
                 return f"there is no role {name!r} here: choose from {', '.join(known)}"
-        if "decode" not in wanted and not self._hands_over():
+        if words.Role.DECODE not in wanted and not self._hands_over:
             return "prefill alone needs a transport that reaches other workers, and this one's is local"
         return ""
 
     async def change(self, wanted: Sequence[str]) -> bool:
-        """Make `wanted`, which is not refused, the active roles; whether that changed anything.
+        """Make `wanted`, which is not refused, the active roles; return whether that changed anything.
 
-        What is lost stops taking work when what is gained is prepared: until then somebody may need it.
+        A lost role stops only when the gained one is prepared: until then it may be needed.
         """
         if set(wanted) == self._active:
             return False
         gained = [role for role in self._roles if role.name in wanted and role.name not in self._active]
         for role in gained:
             await role.prepare()
-        self._active = set(wanted)
+        self._active = {words.Role(name) for name in wanted}
         return True

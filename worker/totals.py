@@ -1,4 +1,4 @@
-"""What a worker counted since its start; its heartbeats carry it to every gateway's metrics."""
+"""A worker's counters since its start, for its heartbeats."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class Totals:
     refused_handoffs: int = 0
 
     def admitted(self, *, prompt_tokens: int, cached_tokens: int) -> None:
-        """A prompt looked its prefix up."""
+        """Count a prompt's look-up in the prefix cache."""
         self.prompt_tokens += prompt_tokens
         self.cached_tokens += min(prompt_tokens, cached_tokens)
 
     def pushed(self, *, blocks: int, num_bytes: int, seconds: float) -> None:
-        """Blocks were written to a decode worker."""
+        """Count blocks written to a decode worker."""
         self.pushed_blocks += blocks
         self.pushed_bytes += num_bytes
         self.push_s += seconds
 
     def step_failed(self, error: Exception) -> None:
-        """A pass gave no results."""
+        """Count a pass without results."""
         self.failed_steps += 1
         self.out_of_memory += "OutOfMemory" in type(error).__name__ or isinstance(
             error, MemoryError
@@ -49,7 +49,7 @@ class Totals:
         malformed: int,
         dead_letters: int,
     ) -> WorkerTotals:
-        """With what is counted elsewhere in the worker."""
+        """The message, with counts that are kept elsewhere in the worker."""
         return WorkerTotals(
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,

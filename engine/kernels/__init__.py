@@ -1,4 +1,5 @@
-"""Kernels: each file holds the public function, its plain-torch twin `reference` of the same signature, and the Triton version.
+"""Kernels: a public function in plain torch, and its Triton version in a file `triton_…` beside it, joined by `twin`.
 
-The twin is the CPU's product path and what the Triton kernel is tested against.
+`attention` and `sampling` are folders: an `__init__` as face, the values that describe a pass, the plain version, and one file
+for each Triton kernel. Nothing here knows sequences, requests or models.
 """

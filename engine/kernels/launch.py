@@ -1,7 +1,7 @@
-"""Launching the same kernel again and again without Triton's look at every argument, and compiling many of them at once.
+"""Launching a kernel again without Triton's look at every argument, and compiling many kernels at once.
 
-Triton's look takes longer than a small kernel. Its compilation takes 0.1 to 3 s a variant, and a C compiler then builds what
-launches it; most of both goes on without Python's lock.
+That look takes longer than a small kernel. Compilation takes 0.1 to 3 s a variant, then a C compiler builds the launcher; most
+of both runs without Python's lock.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-MOST_THREADS = 16  # of compilation
+MAX_COMPILING_THREADS = 16
 
-_asked: set[tuple[int, object]] | None = None  # kernels and variants to be compiled; None: not within `compiled_ahead`
+_asked: set[tuple[int, object]] | None = None  # kernels and variants to compile; None: outside `compiled_ahead`
 
 
 @contextmanager
 def compiled_ahead() -> Iterator[None]:
-    """Within, kernels are compiled, several at a time, and not launched: whatever they would have written stays as it was.
+    """Within, kernels are compiled, several at a time, and not launched: nothing is written.
 
-    Returns when all are compiled and loaded. Of those that can't be, the launch that needs one says why. One thread at a time.
+    Returns when all are compiled and loaded. A kernel that can't be compiled fails at its first launch. One thread at a time may
+    use this.
     """
     import triton
 
     global _asked
-    threads = min(os.cpu_count() or 1, MOST_THREADS)
+    threads = min(os.cpu_count() or 1, MAX_COMPILING_THREADS)
     with _Compilers(threads, "compile") as compilers, triton.AsyncCompileMode(compilers, ignore_errors=True):
         _asked = set()
         try:
@@ -39,19 +40,20 @@ def compiled_ahead() -> Iterator[None]:
 
 
 def is_compiling_ahead() -> bool:
-    """Whether launches compute nothing now."""
+    """Whether launches only compile now."""
     return _asked is not None
 
 
 class _Compilers(ThreadPoolExecutor):
-    is_needed = True  # else nothing more is begun; Triton waits for every future, and for ever for a cancelled one
+    # False: begin no more. A cancelled future would make Triton wait for ever.
+    is_needed = True
 
     def submit(self, compile: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
         def compile_and_load() -> Any:
             if not self.is_needed:
                 raise RuntimeError("the engine did not get so far")
             kernel = compile(*arguments, **named)
-            assert kernel.run  # asking for it loads the kernel, and compiles the function that launches it
+            assert kernel.run  # loads the kernel, and compiles the function that launches it
             return kernel
 
         return super().submit(compile_and_load)
@@ -60,9 +62,9 @@ class _Compilers(ThreadPoolExecutor):
 class Kernel:
     """A function of `triton.jit` with its options.
 
-    `launch` is told what decides on the compiled variant: everything about the arguments that Triton would look at (types,
-    alignment, divisibility, compile-time values). Whatever is not in that key must be the same in all launches, and arguments
-    are positional, compile-time ones included. With None for a variant Triton looks for itself, and arguments may have names.
+    `launch`'s `variant` must hold all that selects the compiled variant: the arguments' types, alignment, divisibility and
+    compile-time values. Anything else must be the same in all launches, and arguments are positional, compile-time ones
+    included. With None Triton looks for itself, and arguments may have names.
     """
 
     def __init__(self, function: Any, **options: Any) -> None:
@@ -71,7 +73,7 @@ class Kernel:
         self._variants: dict[object, Any] = {}
 
     def launch(self, grid: tuple[int, ...], variant: object, *arguments: Any, **options: Any) -> None:
-        """`options` (warps, stages) count when a variant is compiled; they belong to the key if they vary."""
+        """`options` (warps, stages) count when a variant is compiled; include them in the key if they vary."""
         if _asked is not None:
             if variant is None or (id(self), variant) not in _asked:
                 _asked.add((id(self), variant))

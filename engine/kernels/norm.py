@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.backend import use_triton
+from engine.kernels.twin import twin
 
 
+@twin("engine.kernels.triton_norm")
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return x / rms(x) * weight for `x` [..., E]; the mean square is taken in float32, the product in x's dtype."""
-    if use_triton(x):
-        from engine.kernels.triton_norm import rms_norm as kernel
-
-        return kernel(x, weight, eps)
-    return reference(x, weight, eps)
+    """Return x / rms(x) * weight for `x` [..., E]. The mean square is taken in float32, the product in x's dtype."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
+    return weight * wide.to(x.dtype)
 
 
 def add_rms_norm(
@@ -21,30 +20,19 @@ def add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (rms_norm(x + residual), x + residual), both [..., E] in residual's dtype.
 
-    `x` may have one dimension more than `residual`, [P, ..., E]: partial sums, added up in float32 first (`linear_parts`). None:
-    `residual` is the sum already (`linear_onto`).
+    `x` may be partial sums [P, ..., E], added up in float32 first (`linear_parts`). With None for `x`, `residual` is the sum
+    already (`linear_onto`).
     """
     if x is None:
         return rms_norm(residual, weight, eps), residual
-    if use_triton(x):
-        from engine.kernels.triton_norm import add_rms_norm as kernel
-
-        return kernel(x, residual, weight, eps)
-    return add_reference(x, residual, weight, eps)
+    return add_and_norm(x, residual, weight, eps)
 
 
-def reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """The twin of `rms_norm`."""
-    wide = x.float()
-    wide = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
-    return weight * wide.to(x.dtype)
-
-
-def add_reference(
+@twin("engine.kernels.triton_norm")
+def add_and_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The twin of `add_rms_norm`."""
     if x.dim() > residual.dim():
         x = x.sum(dim=0).to(residual.dtype)
     total = x + residual
-    return reference(total, weight, eps), total
+    return rms_norm.reference(total, weight, eps), total

@@ -1,4 +1,4 @@
-"""Rotary position embedding (rotate-half form), optional QK-norm, and the write into the pool, in one pass.
+"""Rotary position embedding (rotate-half form), optional QK-norm, and the write into the pool, in one kernel.
 
 T tokens, P partial sums, Hq query heads, Hkv key and value heads, D head size, B block size.
 """
@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels import norm
-from engine.kernels.backend import use_triton
+from engine.kernels.norm import rms_norm
+from engine.kernels.twin import twin
 
 
+@twin("engine.kernels.triton_rope")
 def rope_and_write_kv(
     qkv: torch.Tensor,
     positions: torch.Tensor,
@@ -26,41 +27,19 @@ def rope_and_write_kv(
     """Return the rotated queries [T, Hq, D]; write the rotated keys, and the values, into `kv_layer`.
 
     `qkv` [T, (Hq + 2 Hkv) D], or partial sums of it [P, T, ...] in float32: queries, keys, values side by side. `positions`
-    [T] and `slots` [T] (block * B + offset; a token with a negative one is not written) are int32; `cos_sin` [positions, D]
-    float32 holds cos | sin halves; `kv_layer` [num_blocks, 2, B, Hkv, D] is a strided view of the pool, in whose dtype the
-    result is. `q_norm` and `k_norm` [D]: RMSNorm of each head first. `in_place`: the rotated keys replace those in `qkv` too.
+    [T] and `slots` [T] (block * B + offset; negative: not written) are int32; `cos_sin` [positions, D] float32 holds
+    cos | sin halves; `kv_layer` [num_blocks, 2, B, Hkv, D] is a strided view of the pool, and the result has its dtype.
+    `q_norm` and `k_norm` [D]: RMSNorm of each head first. `in_place`: the rotated keys replace those in `qkv` too.
     """
-    if use_triton(qkv):
-        from engine.kernels.triton_rope import rope_and_write_kv as kernel
-
-        return kernel(
-            qkv, positions, cos_sin, slots, kv_layer, q_norm=q_norm, k_norm=k_norm, eps=eps, in_place=in_place
-        )
-    return reference(qkv, positions, cos_sin, slots, kv_layer, q_norm=q_norm, k_norm=k_norm, eps=eps, in_place=in_place)
-
-
-def reference(
-    qkv: torch.Tensor,
-    positions: torch.Tensor,
-    cos_sin: torch.Tensor,
-    slots: torch.Tensor,
-    kv_layer: torch.Tensor,
-    *,
-    q_norm: torch.Tensor | None,
-    k_norm: torch.Tensor | None,
-    eps: float,
-    in_place: bool = False,
-) -> torch.Tensor:
-    """The twin of `rope_and_write_kv`."""
     block_size, num_kv_heads, head_dim = kv_layer.shape[2:]
     if qkv.dim() == 3:
         qkv = qkv.sum(dim=0)
     heads = qkv.to(kv_layer.dtype).unflatten(-1, (-1, head_dim))  # [T, Hq + 2 Hkv, D]
     q, k, v = heads.split((heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads), dim=1)
     if q_norm is not None:
-        q = norm.reference(q, q_norm, eps)
+        q = rms_norm.reference(q, q_norm, eps)
     if k_norm is not None:
-        k = norm.reference(k, k_norm, eps)
+        k = rms_norm.reference(k, k_norm, eps)
     cos, sin = cos_sin[positions.long()].chunk(2, dim=-1)  # [T, D / 2]
     written = slots >= 0 if bool((slots < 0).any()) else slice(None)
     slots = slots[written].long()

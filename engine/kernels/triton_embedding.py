@@ -5,14 +5,14 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.kernels.backend import programmatic_launch
+from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
 
 
 def embed(token_ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     num_features = table.shape[1]
     out = table.new_empty((token_ids.shape[0], num_features))
-    pdl = programmatic_launch(table)
+    pdl = describe(table.device).has_tma
     _EMBED.launch(
         (token_ids.shape[0],), None,
         token_ids, sources, newest, table, out,

@@ -1,10 +1,10 @@
 """Matrix products of few rows (decoding): the weights are streamed once, at memory speed. M rows, N outputs, K inputs.
 
-The weight tile is the tensor core's wide operand and the few rows are its narrow one. Products whose N is too small to fill the
-GPU are split over K: each split writes a float32 partial sum, and the RMSNorm that follows adds them up (`norm.add_rms_norm`).
+The weight tile is the tensor core's wide operand, the few rows its narrow one. If N is too small to fill the GPU, the product is
+split over K: each split writes a float32 partial sum, which the next RMSNorm adds up (`norm.add_rms_norm`).
 
-With programmatic dependent launch a kernel starts while the one before it still runs: it asks for its first weights, which depend
-on nobody, and waits only then (CUDA programming guide, "Programmatic Dependent Launch").
+With programmatic dependent launch a kernel starts while the one before still runs: it asks for its first weights, and only then
+waits (CUDA programming guide, "Programmatic Dependent Launch").
 """
 
 from dataclasses import dataclass
@@ -15,42 +15,48 @@ import triton.language as tl
 from torch.nn.functional import linear as torch_linear
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.kernels import activation
-from engine.kernels.backend import programmatic_launch
+from engine.kernels.activation import silu_and_mul
+from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
 
-PREFETCH = 256  # elements of each weight row asked for before the wait: measured on an H200
+PREFETCH_ELEMENTS = 256  # leading ones of each weight row; measured on an H200
+MAX_ROWS, MAX_GATED_ROWS = 64, 128  # with more, the vendor's library is at least as fast
+INPUTS_MULTIPLE, GATED_INPUTS_MULTIPLE = 256, 128  # K consists of whole loop steps, in each split
 
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
-    """Weight rows and inputs of a loop step, loop stages, warps, splits over K; chosen by measurement on an H200."""
+    """How a product is cut, measured on an H200: by the share of its processors that a shape keeps busy."""
 
-    rows: int
-    inputs: int
-    stages: int
+    rows: int  # weight rows of a program
+    inputs: int  # inputs of a loop step
+    stages: int  # loop steps in flight
     warps: int
-    splits: int = 1
+    splits: int = 1  # over K
 
 
 def linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    *,
-    parts: bool,
-    out: torch.Tensor | None = None,
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    tiles = _choose(x, weight, parts)
+    tiles = _choose(x, weight, parts=False)
     if tiles is None:
         if out is None:
             return torch_linear(x, weight, bias)
         return torch.mm(x, weight.T, out=out) if bias is None else torch.addmm(bias, x, weight.T, out=out)
-    num_rows, num_outputs = x.shape[0], weight.shape[0]
+    if out is None:
+        out = x.new_empty((x.shape[0], weight.shape[0]))
+    _launch(x, weight, bias, out, tiles, gated=False)
+    return out
+
+
+def linear_parts(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    tiles = _choose(x, weight, parts=True)
+    if tiles is None:
+        return torch_linear(x, weight, bias)
+    shape, dtype = (x.shape[0], weight.shape[0]), x.dtype
     if tiles.splits > 1:
-        out = torch.empty((tiles.splits, num_rows, num_outputs), dtype=torch.float32, device=x.device)
-    elif out is None:
-        out = x.new_empty((num_rows, num_outputs))
+        shape, dtype = (tiles.splits, *shape), torch.float32
+    out = torch.empty(shape, dtype=dtype, device=x.device)
     _launch(x, weight, bias, out, tiles, gated=False)
     return out
 
@@ -59,7 +65,7 @@ def linear_onto(
     residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor | None:
     if bias is not None or _choose(x, weight, parts=True) is not None:
-        return linear(x, weight, bias, parts=True)
+        return linear_parts(x, weight, bias)
     residual.addmm_(x, weight.T)
     return None
 
@@ -67,22 +73,22 @@ def linear_onto(
 def gated_linear(x: torch.Tensor, gate_up: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     tiles = _choose_gated(x, gate_up)
     if tiles is None:
-        return activation.silu_and_mul(torch_linear(x, gate_up, bias))
+        return silu_and_mul(torch_linear(x, gate_up, bias))
     out = x.new_empty((x.shape[0], gate_up.shape[0] // 2))
     _launch(x, gate_up, bias, out, tiles, gated=True)
     return out
 
 
-def _choose(x: torch.Tensor, weight: torch.Tensor, parts: bool) -> _Tiles | None:
-    """None: the library's product is at least as fast, or the shape does not suit."""
+def _choose(x: torch.Tensor, weight: torch.Tensor, *, parts: bool) -> _Tiles | None:
+    """The tiles, or None where the library is at least as fast or the shape does not suit."""
     num_rows, (num_outputs, num_inputs) = x.shape[0], weight.shape
-    if num_rows == 0 or num_rows > 64 or x.element_size() != 2 or num_inputs % 256:
+    if num_rows == 0 or num_rows > MAX_ROWS or x.element_size() != 2 or num_inputs % INPUTS_MULTIPLE:
         return None
-    wave = 132  # programs that fill an H200 once
+    processors = describe(x.device).processors
     row_tiles = triton.cdiv(num_outputs, 64)
-    if row_tiles >= wave:
+    if row_tiles >= processors:
         return _Tiles(64, 128, 4, 4)
-    if row_tiles > wave // 2:
+    if row_tiles > processors // 2:
         if num_rows <= 16 and parts:
             return _Tiles(32, 128, 6, 4, splits=2)
         return _Tiles(64, 128, 6, 4) if num_rows <= 32 else _Tiles(64, 64, 8, 4)
@@ -93,7 +99,7 @@ def _choose(x: torch.Tensor, weight: torch.Tensor, parts: bool) -> _Tiles | None
 
 def _choose_gated(x: torch.Tensor, gate_up: torch.Tensor) -> _Tiles | None:
     num_rows, num_inputs = x.shape[0], gate_up.shape[1]
-    if num_rows == 0 or num_rows > 128 or x.element_size() != 2 or num_inputs % 128:
+    if num_rows == 0 or num_rows > MAX_GATED_ROWS or x.element_size() != 2 or num_inputs % GATED_INPUTS_MULTIPLE:
         return None
     return _Tiles(64, 128, 4, 4) if num_rows <= 64 else _Tiles(128, 64, 4, 8)
 
@@ -102,20 +108,20 @@ def _launch(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, tiles: _Tiles, *, gated: bool
 ) -> None:
     num_rows, num_outputs = x.shape[0], out.shape[-1]
-    pdl = programmatic_launch(x)
+    pdl = describe(x.device).has_tma
     _FEW_ROWS.launch(
         (triton.cdiv(num_outputs, tiles.rows), tiles.splits), None,
         x, weight, out, weight if bias is None else bias, num_rows, num_outputs,
         x.stride(0), num_outputs, num_rows * num_outputs,
         K=weight.shape[1], BM=max(16, triton.next_power_of_2(num_rows)), BN=tiles.rows, BK=tiles.inputs,
-        SPLITS=tiles.splits, GATED=gated, HAS_BIAS=bias is not None, PREFETCH=PREFETCH, PDL=pdl, STAGES=tiles.stages,
-        num_warps=tiles.warps, num_stages=tiles.stages, launch_pdl=pdl,
+        SPLITS=tiles.splits, GATED=gated, HAS_BIAS=bias is not None, PREFETCH=PREFETCH_ELEMENTS, PDL=pdl,
+        STAGES=tiles.stages, num_warps=tiles.warps, num_stages=tiles.stages, launch_pdl=pdl,
     )  # fmt: skip
 
 
 @triton.jit
 def _prefetch(pointers):
-    """Ask for the cache lines at `pointers`; nothing waits for them."""
+    """Ask for the cache lines at `pointers` without waiting."""
     tl.inline_asm_elementwise(
         "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
     )

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.kernels.backend import programmatic_launch
+from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
 
 
@@ -16,7 +16,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return out.view(x.shape)
 
 
-def add_rms_norm(
+def add_and_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     parts = x.shape[0] if x.dim() > residual.dim() else 1
@@ -39,7 +39,7 @@ def _launch(
     num_rows, num_features = out.shape
     if num_rows == 0:
         return
-    pdl = programmatic_launch(x)
+    pdl = describe(x.device).has_tma
     width = triton.next_power_of_2(num_features)
     _NORM.launch(
         (num_rows,), (x.dtype, out.dtype, num_features, parts, pdl),

@@ -1,5 +1,5 @@
 # ruff: noqa: SIM102 - Triton decides an outer `if` of constants at compile time, an `and` with one at run time
-"""Triton version of `rope`: a program rotates one head of a few tokens and, for keys and values, writes it into the pool.
+"""Triton version of `rope`: a program rotates one head of a few tokens, and writes keys and values.
 
 T tokens, P partial sums, Hq query heads, Hkv key and value heads, D head size, B block size, ROWS tokens of a program.
 """
@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.kernels.backend import programmatic_launch
+from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
 
 
@@ -30,7 +30,7 @@ def rope_and_write_kv(
     num_heads = width // head_dim - 2 * num_kv_heads
     out = torch.empty((num_tokens, num_heads, head_dim), dtype=kv_layer.dtype, device=qkv.device)
     rows = 1 if num_tokens <= 32 else 4 if num_tokens <= 128 else 16 if num_tokens <= 512 else 32
-    pdl = programmatic_launch(qkv)
+    pdl = describe(qkv.device).has_tma
     assert not in_place or qkv.dim() == 2, "partial sums have no place"
     parts = qkv.shape[0] if qkv.dim() == 3 else 1
     kv_block, kv_plane = kv_layer.stride()[:2]

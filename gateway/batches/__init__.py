@@ -1,1 +1,1 @@
-"""OpenAI's Batch API: files, batches, and the lines that every gateway takes its share of."""
+"""OpenAI's Batch API: files, batches, and lines that all gateways share."""

@@ -1,21 +1,20 @@
-"""JSONL: an upload cut into parts of whole lines, what a line of a batch has to be, and the lines that answer it. No I/O."""
+"""JSONL: parts of whole lines, checks of a batch's lines, and entries of results. No I/O."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import msgspec
 
 from common.errors import InvalidRequestError
 from gateway.batches.records import LineError
-from gateway.responses import error_body
 
-PART_BYTES = 512 << 10  # a part is complete once it has so many bytes, or so many lines
+PART_BYTES = 512 << 10  # a part ends at this size or at PART_LINES
 PART_LINES = 256
 MAX_CUSTOM_ID = 512
-MAX_ERRORS = 100  # that a batch's object tells
+MAX_ERRORS = 100  # listed in a batch's object
 SEALS = {
     "batch_expired": "This request could not be executed before the completion window expired.",
     "batch_cancelled": "This request was not executed: the batch was cancelled.",
@@ -23,18 +22,18 @@ SEALS = {
 
 
 class LineCutter:
-    """Cuts what is fed into parts of whole lines. Joined again, they are the file, byte by byte."""
+    """Cuts a file into parts of whole lines, which joined are the file again."""
 
     def __init__(self, *, file_bytes: int, file_lines: int, line_bytes: int) -> None:
         self._file_bytes, self._file_lines, self._line_bytes = file_bytes, file_lines, line_bytes
         self._whole = bytearray()  # lines of the next part
-        self._rest = bytearray()  # of a line whose end has not come
+        self._rest = bytearray()  # an incomplete line
         self._part_lines = 0
         self.bytes = 0
         self.lines = 0
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Take more of the file; yield the parts that it completes. Raises InvalidRequestError beyond a bound."""
+        """Take more of the file; yield the completed parts. Raises InvalidRequestError beyond a bound."""
         self.bytes += len(data)
         if self.bytes > self._file_bytes:
             raise InvalidRequestError(f"the file is larger than {self._file_bytes} bytes: split it", param="file")
@@ -56,7 +55,7 @@ class LineCutter:
         del self._rest[:start]
 
     def finish(self) -> Iterator[bytes]:
-        """The file is over: yield what is left. Raises InvalidRequestError when there was nothing, or a line too many."""
+        """The file ends: yield what is left. Raises InvalidRequestError for an empty file, or one line too many."""
         if self._rest:
             self._whole += self._rest
             self._rest.clear()
@@ -80,7 +79,7 @@ class LineCutter:
 
 
 class InputLine(msgspec.Struct, forbid_unknown_fields=True):
-    """A line as it has to be."""
+    """A line of an input file."""
 
     custom_id: str
     method: str
@@ -108,12 +107,12 @@ _json = msgspec.json.Encoder()
 
 
 def lines_of(part: bytes) -> list[bytes]:
-    """The lines of a part, those without content left out."""
+    """The lines of a part, without empty ones."""
     return [line for line in part.split(b"\n") if line.strip()]
 
 
-def parse_line(raw: bytes, *, endpoint: str, model: str) -> InputLine:
-    """A line that can be run. Its body's other fields are checked when it runs. Raises WrongLineError."""
+def parse_line(raw: bytes, *, endpoint: str, models: Collection[str]) -> InputLine:
+    """A line that names one of `models`; other fields are checked later. Raises WrongLineError."""
     try:
         raw.decode()
         line = _decoder.decode(raw)
@@ -125,37 +124,44 @@ def parse_line(raw: bytes, *, endpoint: str, model: str) -> InputLine:
         raise WrongLineError("invalid_method", "method: must be POST", "method")
     if line.url != endpoint:
         raise WrongLineError("mismatched_endpoint", f"url: must be the batch's endpoint, {endpoint}", "url")
-    try:
-        named = _model_decoder.decode(line.body).model
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise WrongLineError("invalid_body", f"body: {error}"[:300], "body") from None
-    if named != model:
-        raise WrongLineError(
-            "model_not_found", f"body.model: {named[:100]!r} is not served, {model!r} is", "body.model"
-        )
+    named = model_of(line)
+    if named not in models:
+        known = " or ".join(map(repr, models))
+        raise WrongLineError("model_not_found", f"body.model: {named[:100]!r} is not {known}", "body.model")
     return line
 
 
-class LineChecker:
-    """Checks the lines of a file, part by part."""
+def model_of(line: InputLine) -> str:
+    """The model that a line's body names. Raises WrongLineError."""
+    try:
+        return _model_decoder.decode(line.body).model
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise WrongLineError("invalid_body", f"body: {error}"[:300], "body") from None
 
-    def __init__(self, *, endpoint: str, model: str) -> None:
+
+class LineChecker:
+    """Checks the lines of a file, part by part. All lines name the same model."""
+
+    def __init__(self, *, endpoint: str, models: Collection[str]) -> None:
         self._endpoint = endpoint
-        self._model = model
+        self._models = models
         self._known: set[bytes] = set()  # digests of custom ids
         self._number = 0
+        self.model = ""  # the first valid line's model
         self.total = 0
         self.errors: list[LineError] = []
 
     def check(self, part: bytes) -> None:
-        """Note what is wrong in `part`; line numbers count every line, also empty ones."""
+        """Note what is wrong in `part`; line numbers count empty lines, too."""
         for raw in part.removesuffix(b"\n").split(b"\n"):
             self._number += 1
             if not raw.strip():
                 continue
             self.total += 1
             try:
-                line = parse_line(raw, endpoint=self._endpoint, model=self._model)
+                models = [self.model] if self.model else self._models
+                line = parse_line(raw, endpoint=self._endpoint, models=models)
+                self.model = self.model or model_of(line)
                 digest = hashlib.blake2b(line.custom_id.encode(), digest_size=16).digest()
                 if digest in self._known:
                     text = f"custom_id: {line.custom_id[:100]!r} is there twice"
@@ -168,26 +174,17 @@ class LineChecker:
 
 
 def answered(batch: str, line: int, custom_id: str, *, status: int, body: dict[str, Any]) -> bytes:
-    """The entry of a line that got an answer, be it an error with a status."""
+    """An entry with an answer, or an error with a status."""
     response = {"status_code": status, "request_id": request_id(batch, line), "body": body}
     return _entry(batch, line, custom_id, response=response, error=None)
 
 
-def refused(
-    batch: str, line: int, custom_id: str, *, status: int, kind: str, message: str, param: str | None, code: str | None
-) -> bytes:
-    """The entry of a line whose request failed with an HTTP status."""
-    body = error_body(message, kind=kind, param=param, code=code)
-    return answered(batch, line, custom_id, status=status, body=body)
-
-
 def unanswered(batch: str, line: int, custom_id: str, *, code: str, message: str) -> bytes:
-    """The entry of a line that got no answer."""
+    """An entry without an answer."""
     return _entry(batch, line, custom_id, response=None, error={"code": code, "message": message})
 
 
 def request_id(batch: str, line: int) -> str:
-    """Of the only request that a line gets an answer of."""
     return f"batch_req_{batch.removeprefix('batch_')}_{line}"
 
 
@@ -197,7 +194,7 @@ def _entry(batch: str, line: int, custom_id: str, *, response: object, error: ob
 
 
 class Packer:
-    """Entries as parts of a file: the same entries in the same order make the same parts."""
+    """Cuts entries into parts. The same entries in the same order make the same parts."""
 
     def __init__(self) -> None:
         self._pending = bytearray()
@@ -205,7 +202,7 @@ class Packer:
         self.lines = 0
 
     def add(self, entry: bytes) -> bytes | None:
-        """Take an entry; the part that it completes, if it does."""
+        """Take an entry; return the part that it completes, if any."""
         self._pending += entry + b"\n"
         self.bytes += len(entry) + 1
         self.lines += 1

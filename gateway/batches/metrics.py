@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from gateway.dialect import Answer
-from gateway.metrics import GatewayMetrics
+from gateway.answers.answer import Answer
+from gateway.observe.metrics import GatewayMetrics
+from gateway.observe.model_labels import ModelLabels
 
 STATES = ("completed", "failed", "again", "dropped")
 
 
 class BatchMetrics:
-    """What this gateway did for lines. Their tokens count with everybody's; their times don't: nobody waits for them."""
+    """What this gateway did for lines. Nobody waits for them, so their times are not measured."""
 
-    def __init__(self, model: str, gateway: GatewayMetrics) -> None:
+    def __init__(self, models: Sequence[str], gateway: GatewayMetrics) -> None:
         registry: CollectorRegistry = gateway.registry
-        self._model = model
+        self._models = ModelLabels(models)
         self._gateway = gateway
         self._lines = Counter(
             "baton_batch_lines",
@@ -23,8 +26,9 @@ class BatchMetrics:
             ["model_name", "state"],
             registry=registry,
         )
-        for state in STATES:  # there from the start: a rate sees only what grows
-            self._lines.labels(model, state)
+        for model in self._models.names:  # a rate needs a first sample
+            for state in STATES:
+                self._lines.labels(model, state)
         self._running = Gauge(
             "baton_batch_running_lines", "Lines of batches that run here", ["model_name"], registry=registry
         )
@@ -38,19 +42,18 @@ class BatchMetrics:
         self.running(0)
         self.queued(0)
 
-    def line(self, state: str) -> None:
-        """Count a line: see `STATES`."""
-        self._lines.labels(self._model, state).inc()
+    def line(self, state: str, *, model: str = "") -> None:
+        """Count a line: see `STATES`. No `model`: the line was not read."""
+        self._lines.labels(self._models.of(model), state).inc()
 
     def running(self, number: int) -> None:
-        self._running.labels(self._model).set(number)
+        self._running.labels(self._models.first).set(number)
 
     def queued(self, number: int) -> None:
-        self._queued.labels(self._model).set(number)
+        self._queued.labels(self._models.first).set(number)
 
     def tokens(self, answer: Answer) -> None:
-        """Count an answer's tokens."""
-        metrics, usage = self._gateway, answer.usage()
-        metrics.prompt_tokens.labels(self._model).inc(usage["prompt_tokens"])
-        metrics.generation_tokens.labels(self._model).inc(usage["completion_tokens"])
-        metrics.cached_tokens.labels(self._model).inc(usage["prompt_tokens_details"]["cached_tokens"])
+        usage = answer.usage()
+        self._gateway.tokens.add(
+            answer.model, prompt=usage.prompt_tokens, generated=usage.completion_tokens, cached=usage.cached_tokens
+        )

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
-Json = dict[str, Any]
-_REF = "#/components/schemas/"
+from pydantic import BaseModel
+
+from gateway.http.api import ApiPart, errors, fields, path_parameters, post, ref
+from gateway.http.problem import Json
+
 _WHEN: Json = {"type": ["integer", "null"]}
 _ID: Json = {"type": ["string", "null"]}
-
-
-def _object(fields: Json) -> Json:
-    return {"type": "object", "required": list(fields), "properties": fields}
-
-
 BATCH_SCHEMAS: dict[str, Json] = {
-    "File": _object(
+    "File": fields(
         {
             "id": {"type": "string"},
             "object": {"const": "file"},
@@ -27,7 +24,7 @@ BATCH_SCHEMAS: dict[str, Json] = {
             "status": {"const": "processed"},
         }
     ),
-    "Batch": _object(
+    "Batch": fields(
         {
             "id": {"type": "string"},
             "object": {"const": "batch"},
@@ -42,62 +39,61 @@ BATCH_SCHEMAS: dict[str, Json] = {
             "expires_at": {"type": "integer"},
             **{f"{status}_at": _WHEN for status in ("in_progress", "finalizing", "completed", "failed")},
             **{f"{status}_at": _WHEN for status in ("expired", "cancelling", "cancelled")},
-            "request_counts": _object({name: {"type": "integer"} for name in ("total", "completed", "failed")}),
+            "request_counts": fields({name: {"type": "integer"} for name in ("total", "completed", "failed")}),
             "metadata": {"type": ["object", "null"]},
         }
     ),
 }
 
 
-def batch_paths(create: Json, errors: Json) -> dict[str, Json]:
-    """The routes. `create`: POST /v1/batches, whose body is checked by a class; `errors`: what all routes may answer."""
-
-    def operation(summary: str, answer: Json, *parameters: Json, media: str = "application/json") -> Json:
-        content: Json = {media: {"schema": answer} if answer else {}}
-        responses = {"200": {"description": "OK", "content": content}} | errors
-        return {"summary": summary, "parameters": list(parameters), "responses": responses}
-
-    file, batch = {"$ref": f"{_REF}File"}, {"$ref": f"{_REF}Batch"}
-    upload = operation("Keep a JSONL file of purpose `batch`.", file)
-    form = _object({"purpose": {"const": "batch"}, "file": {"type": "string", "format": "binary"}})
+def batch_api(create: type[BaseModel], endpoints: Sequence[str]) -> ApiPart:
+    """The operations. A batch's `endpoint` is one of `endpoints`; `create` is its body."""
+    file, batch = ref("File"), ref("Batch")
+    upload = _operation("/v1/files", "Keep a JSONL file of purpose `batch`.", file)
+    form = fields({"purpose": {"const": "batch"}, "file": {"type": "string", "format": "binary"}})
     upload["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": form}}}
-    deleted = _object({"id": {"type": "string"}, "object": {"const": "file"}, "deleted": {"const": True}})
+    deleted = fields({"id": {"type": "string"}, "object": {"const": "file"}, "deleted": {"const": True}})
     purpose, order = {"enum": ["batch", "batch_output"]}, {"enum": ["asc", "desc"]}
-    of_file, of_batch = _path("file_id"), _path("batch_id")
-    return {
-        "/v1/files": {
-            "post": upload,
-            "get": operation(
-                "The files of this key's tenant, the newest first.",
-                _listed(file),
-                _query("purpose", purpose),
-                _query("order", order),
-                *_paging(10_000),
-            ),
+    queries = [_query("purpose", purpose), _query("order", order), *_paging(10_000)]
+    files, batches = (
+        "The files of this key's tenant, the newest first.",
+        "The batches of this key's tenant, the newest first.",
+    )
+    one_file, content, one_batch = "/v1/files/{file_id}", "/v1/files/{file_id}/content", "/v1/batches/{batch_id}"
+    cancel = f"{one_batch}/cancel"
+    created = post(create, batch)
+    narrowed = {"allOf": [ref(create.__name__), {"properties": {"endpoint": {"enum": list(endpoints)}}}]}
+    created["requestBody"]["content"]["application/json"]["schema"] = narrowed
+    return ApiPart(
+        paths={
+            "/v1/files": {"post": upload, "get": _operation("/v1/files", files, _listed(file), *queries)},
+            one_file: {
+                "get": _operation(one_file, "One file's description.", file),
+                "delete": _operation(one_file, "Delete a file.", deleted),
+            },
+            content: {"get": _operation(content, "A file, byte by byte.", {}, media="application/octet-stream")},
+            "/v1/batches": {
+                "post": created,
+                "get": _operation("/v1/batches", batches, _listed(batch), *_paging(100)),
+            },
+            one_batch: {"get": _operation(one_batch, "One batch, and how far it is.", batch)},
+            cancel: {"post": _operation(cancel, "Run no more of a batch's lines.", batch)},
         },
-        "/v1/files/{file_id}": {
-            "get": operation("One file's description.", file, of_file),
-            "delete": operation("Delete a file.", deleted, of_file),
-        },
-        "/v1/files/{file_id}/content": {
-            "get": operation("A file, byte by byte.", {}, of_file, media="application/octet-stream")
-        },
-        "/v1/batches": {
-            "post": create,
-            "get": operation("The batches of this key's tenant, the newest first.", _listed(batch), *_paging(100)),
-        },
-        "/v1/batches/{batch_id}": {"get": operation("One batch, and how far it is.", batch, of_batch)},
-        "/v1/batches/{batch_id}/cancel": {"post": operation("Run no more of a batch's lines.", batch, of_batch)},
-    }
+        bodies=(create,),
+        schemas=BATCH_SCHEMAS,
+    )
+
+
+def _operation(path: str, summary: str, answer: Json, *queries: Json, media: str = "application/json") -> Json:
+    content: Json = {media: {"schema": answer} if answer else {}}
+    responses = {"200": {"description": "OK", "content": content}} | errors()
+    return {"summary": summary, "parameters": [*path_parameters(path), *queries], "responses": responses}
 
 
 def _listed(entry: Json) -> Json:
-    fields = {"object": {"const": "list"}, "data": {"type": "array", "items": entry}, "has_more": {"type": "boolean"}}
-    return _object(fields)
-
-
-def _path(name: str) -> Json:
-    return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    return fields(
+        {"object": {"const": "list"}, "data": {"type": "array", "items": entry}, "has_more": {"type": "boolean"}}
+    )
 
 
 def _query(name: str, schema: Json) -> Json:

@@ -1,4 +1,4 @@
-"""Files and batches as they are kept, what may become of a batch, and both in OpenAI's form. No I/O."""
+"""Files and batches as they are stored, a batch's statuses, and OpenAI's form of both. No I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from common import subjects
 
 Status = Literal["validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"]
-# What a status may become. "completed", "failed", "expired" and "cancelled" are the end.
+# The statuses that may follow each.
 NEXT: dict[Status, frozenset[Status]] = {
     "validating": frozenset({"in_progress", "failed", "cancelling"}),
     "in_progress": frozenset({"finalizing", "cancelling"}),
@@ -24,7 +24,6 @@ NEXT: dict[Status, frozenset[Status]] = {
     "cancelled": frozenset(),
 }
 OVER = frozenset(status for status, following in NEXT.items() if not following)
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 
 
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -37,7 +36,7 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bytes: int = 0
     lines: int = 0
     parts: int = 0
-    created_at: int = 0  # seconds of the epoch, as all times here
+    created_at: int = 0  # unix seconds, as are all times here
     expires_at: int = 0
 
     @property
@@ -45,7 +44,6 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return subjects.batch_file(token_of(self.tenant), self.id)
 
     def as_json(self) -> dict[str, Any]:
-        """OpenAI's file object."""
         return {
             "id": self.id,
             "object": "file",
@@ -60,7 +58,7 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LineError(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wrong with a line of an input file; `line` counts from 1."""
+    """An error in a line of an input file; `line` counts from 1."""
 
     code: str
     message: str
@@ -69,7 +67,7 @@ class LineError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A batch, and how far it is. `times` has the moment of each status that it had."""
+    """A batch and its progress. `times` has the moment of each status so far."""
 
     id: str
     tenant: str
@@ -82,13 +80,13 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     created_at: int = 0
     expires_at: int = 0
     times: dict[str, int] = {}
-    parts: int = 0  # of the input file
+    parts: int = 0  # the input file's
     queued_parts: int = 0
     queued: int = 0  # lines of them
     total: int = 0
     completed: int = 0
     failed: int = 0
-    seal: str = ""  # the code of the error that lines without a result get
+    seal: str = ""  # error code of lines without a result
     errors: list[LineError] = []
     output_file_id: str | None = None
     error_file_id: str | None = None
@@ -102,14 +100,13 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         return self.status in OVER
 
     def to(self, status: Status, now: float, **changes: Any) -> BatchRecord:
-        """The record in its next status. Raises ValueError when it can't become that."""
+        """The record in its next status. Raises ValueError when that may not follow."""
         if status not in NEXT[self.status]:
             raise ValueError(f"a batch that is {self.status} can't be {status}")
         times = self.times | {f"{status}_at": int(now)}
         return msgspec.structs.replace(self, status=status, times=times, **changes)
 
     def as_json(self) -> dict[str, Any]:
-        """OpenAI's batch object."""
         ends: tuple[Status, ...] = ("in_progress", "finalizing", "completed", "failed", "expired")
         ends += ("cancelling", "cancelled")
         return {
@@ -134,15 +131,15 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Work: a line to run. Its text stays in the file: a queue of lines is small, however long they are."""
+    """Work: a line to run. Its text stays in the file, so queues stay small."""
 
     batch: str
     tenant: str
-    line: int  # of the batch, from 0
+    line: int  # its number in the batch, from 0
     endpoint: str
     file: str
     part: int
-    place: int  # among the part's lines, as `lines_of` gives them
+    place: int  # position in `lines_of(part)`
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -154,7 +151,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What became of a line: an entry of the output or of the error file, without its newline."""
+    """A line's result: an entry of the output or the error file, without its newline."""
 
     entry: bytes
     failed: bool = False
@@ -170,7 +167,7 @@ encode = msgspec.msgpack.Encoder().encode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
-    """Bounds of what the Batch API takes on."""
+    """Bounds of the Batch API."""
 
     store_bytes: int = 2 << 30
     file_bytes: int = 100 << 20
@@ -179,10 +176,10 @@ class BatchLimits:
     concurrency: int = 16  # lines that run here
     window_s: float = 86_400.0
     keep_s: float = 30 * 86_400.0
-    tenant_share: float = 0.5  # of the store, that one tenant's files may take
+    tenant_share: float = 0.5  # the most of the store for one tenant's files
     tenant_files: int = 1_000
-    tenant_batches: int = 100  # that are not over
-    tenant_kept_batches: int = 10_000  # over or not: they are read before one begins
+    tenant_batches: int = 100  # running at a time
+    tenant_kept_batches: int = 10_000  # ended ones included; all are read before one begins
 
 
 def token_of(tenant: str) -> str:

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import Request, Response
-from pydantic import Field, StrictStr, field_validator
+from pydantic import Field, StrictStr
 from starlette.responses import StreamingResponse
 
 from common.errors import InvalidRequestError, OverloadedError
-from gateway.batches.records import ENDPOINTS, BatchRecord, FileRecord
+from gateway.batches.openapi import batch_api
+from gateway.batches.records import BatchRecord, FileRecord
 from gateway.batches.store import BatchStore, page_of
 from gateway.batches.upload import receive_file
-from gateway.body import read_body
-from gateway.responses import json_response
-from gateway.schema import MetadataKey, MetadataValue, StrictFields, parse_body
+from gateway.http.body import BodyLimits, read_body
+from gateway.http.fields import Metadata, StrictFields, parse_body
+from gateway.http.request_scope import request_scope
+from gateway.http.responses import json_response
+from gateway.http.routing import Routes
 
-Endpoint = Callable[[Request], Awaitable[Response]]
-MAX_UPLOADS = 8  # at a time: each may hold a part and a line in memory
+MAX_UPLOADS = 8  # concurrent uploads; each holds a part and a line in memory
 MAX_TENANT_UPLOADS = 4
-MAX_BODY_BYTES = 64 << 10
-BODY_TIMEOUT_S = 60.0
+BODY_LIMITS = BodyLimits(max_bytes=64 << 10)
 FILES_PAGE = (10_000, 10_000)  # a list's entries: by default, at most
 BATCHES_PAGE = (20, 100)
 
@@ -35,40 +36,37 @@ class BatchRequest(StrictFields):
     input_file_id: Annotated[StrictStr, Field(min_length=1, max_length=64)]
     endpoint: StrictStr
     completion_window: Literal["24h"]
-    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] | None = None
-
-    @field_validator("endpoint")
-    @classmethod
-    def _served(cls, endpoint: str) -> str:
-        if endpoint not in ENDPOINTS:
-            raise ValueError(f"must be {' or '.join(ENDPOINTS)}")
-        return endpoint
+    metadata: Metadata | None = None
 
 
 class BatchRoutes:
-    """Endpoints by path."""
+    """Files and batches. `endpoints`: the paths of batch lines."""
 
-    def __init__(self, store: BatchStore) -> None:
+    def __init__(self, store: BatchStore, endpoints: Sequence[str]) -> None:
         self._store = store
+        self._endpoints = endpoints
         self._uploads = Counter[str]()  # by tenant
-        self.posts: dict[str, Endpoint] = {
-            "/v1/files": self.upload,
-            "/v1/batches": self.create,
-            "/v1/batches/{batch_id}/cancel": self.cancel,
-        }
-        self.gets: dict[str, Endpoint] = {
-            "/v1/files": self.files,
-            "/v1/files/{file_id}": self.file,
-            "/v1/files/{file_id}/content": self.content,
-            "/v1/batches": self.batches,
-            "/v1/batches/{batch_id}": self.batch,
-        }
-        self.deletes: dict[str, Endpoint] = {"/v1/files/{file_id}": self.delete}
+        self.routes = Routes(
+            posts={
+                "/v1/files": self.upload,
+                "/v1/batches": self.create,
+                "/v1/batches/{batch_id}/cancel": self.cancel,
+            },
+            gets={
+                "/v1/files": self.files,
+                "/v1/files/{file_id}": self.file,
+                "/v1/files/{file_id}/content": self.content,
+                "/v1/batches": self.batches,
+                "/v1/batches/{batch_id}": self.batch,
+            },
+            deletes={"/v1/files/{file_id}": self.delete},
+            api=batch_api(BatchRequest, endpoints),
+        )
 
     # -- files -------------------------------------------------------------------------------------------------------
 
     async def upload(self, request: Request) -> Response:
-        """Keep a JSONL file of purpose `batch`; it is on the disk when this answers."""
+        """Keep a JSONL file of purpose `batch`; it is on disk when this answers."""
         tenant = _tenant(request)
         if self._uploads.total() >= MAX_UPLOADS or self._uploads[tenant] >= MAX_TENANT_UPLOADS:
             raise OverloadedError(f"{self._uploads.total()} files are being uploaded here: try again later")
@@ -80,7 +78,6 @@ class BatchRoutes:
         return json_response(record.as_json())
 
     async def files(self, request: Request) -> Response:
-        """The tenant's files, the newest first."""
         query = _query(request, {"purpose", "after", "limit", "order"})
         order = query.get("order", "desc")
         if order not in ("asc", "desc"):
@@ -93,21 +90,20 @@ class BatchRoutes:
         return _list(page, more)
 
     async def file(self, request: Request) -> Response:
-        """One file's description."""
         return json_response((await self._file(request)).as_json())
 
     async def content(self, request: Request) -> Response:
-        """A file, byte by byte."""
         record = await self._file(request)
         headers = {"content-length": str(record.bytes)}
         if request.method == "HEAD":  # nothing is read that isn't sent
             return Response(headers=headers, media_type="application/octet-stream")
         parts = self._store.parts(record.id, record.parts)
-        first = await anext(parts, b"")  # they expire before the record does: that is said before the answer begins
+        # Parts may expire before the record. That is an error only before the answer begins.
+        first = await anext(parts, b"")
         return StreamingResponse(_flow(first, parts), media_type="application/octet-stream", headers=headers)
 
     async def delete(self, request: Request) -> Response:
-        """Delete a file; one that a running batch reads is kept."""
+        """Delete a file, unless a running batch reads it."""
         file_id = request.path_params["file_id"]
         await self._store.delete_file(_tenant(request), file_id)
         return json_response({"id": file_id, "object": "file", "deleted": True})
@@ -118,35 +114,33 @@ class BatchRoutes:
     # -- batches -----------------------------------------------------------------------------------------------------
 
     async def create(self, request: Request) -> Response:
-        """Run a file's lines; the batch is on the disk when this answers."""
-        raw = await read_body(request, max_bytes=MAX_BODY_BYTES, timeout_s=BODY_TIMEOUT_S)
-        body = parse_body(raw, BatchRequest)
+        """Run a file's lines; the batch is on disk when this answers."""
+        body = parse_body(await read_body(request, BODY_LIMITS), BatchRequest)
+        if body.endpoint not in self._endpoints:
+            raise InvalidRequestError(f"endpoint: must be {' or '.join(self._endpoints)}", param="endpoint")
         record = await self._store.new_batch(
             _tenant(request), input_file_id=body.input_file_id, endpoint=body.endpoint, metadata=body.metadata
         )
         return json_response(record.as_json())
 
     async def batches(self, request: Request) -> Response:
-        """The tenant's batches, the newest first."""
         query = _query(request, {"after", "limit"})
         found = await self._store.batches(_tenant(request))
         page, more = page_of(found, after=query.get("after", ""), limit=_limit(query, *BATCHES_PAGE))
         return _list(page, more)
 
     async def batch(self, request: Request) -> Response:
-        """One batch, and how far it is."""
         record = await self._store.batch(_tenant(request), request.path_params["batch_id"])
         return json_response(record.as_json())
 
     async def cancel(self, request: Request) -> Response:
-        """Run no more of a batch's lines; those that ran are in its output file."""
+        """Run no more lines of a batch; finished ones stay in its output file."""
         record = await self._store.cancel(_tenant(request), request.path_params["batch_id"])
         return json_response(record.as_json())
 
 
 def _tenant(request: Request) -> str:
-    name: str = request.scope["tenant"].name
-    return name
+    return request_scope(request.scope).tenant.name
 
 
 def _query(request: Request, known: set[str]) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""Running lines: a bounded number at a time, each as a request of the lowest tier through the gateway's own path.
+"""Running lines, a bounded number at a time, as requests of the lowest tier.
 
-A line is done when its result is kept. A refusal (no room, no budget, no worker) is no result: the line comes again later, for as
-long as its batch lives. A failure is, after `TRIES`. A line whose gateways die is counted where that outlives them.
+A line is done when its result is kept. A refused line (no room, budget or worker) comes again while its batch lives. A failure is
+a result after `MAX_TRIES`. NATS counts the starts of a line, so the count outlives a gateway that dies of it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import contextlib
 import logging
 import random
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -24,33 +26,33 @@ from common.errors import (
     ServingError,
     UnavailableError,
 )
-from common.lifecycle import cancel_all
+from common.tasks import cancel_all
 from common.tracing import NoTracer, Tracer, in_trace
-from gateway.batches.lines import WrongLineError, answered, parse_line, refused
+from gateway.answers.start import Answers, Origin
+from gateway.batches.lines import WrongLineError, answered, model_of, parse_line
 from gateway.batches.metrics import BatchMetrics
 from gateway.batches.records import Line, Result, encode, line_decoder, result_decoder
 from gateway.batches.store import BatchStore
 from gateway.batches.streams import Delivery, TooLargeError
-from gateway.dialect import Answer, Dialect, Origin
-from gateway.responses import NotKeptError, error_code, error_status
-from gateway.schema import ChatRequest, CompletionRequest, parse_body
-from gateway.spans import RequestTrace, line_span, new_trace
-from gateway.tenants import Tenant, Tenants
+from gateway.dialects.table import Entry
+from gateway.http.fields import parse_body
+from gateway.http.problem import NotKeptError, problem_of
+from gateway.http.request_scope import RequestTrace
+from gateway.observe.spans import describe_answer, line_span
+from gateway.tenants.tenants import Tenant, Tenants
 
 log = logging.getLogger("baton.batches")
 
-Body = TypeVar("Body", ChatRequest, CompletionRequest)
-
-TRIES = 3  # of a line that fails
-DEATHS = 4  # of gateways that ran a line: then it is given up
+MAX_TRIES = 3  # tries of a failing line
+MAX_GATEWAY_DEATHS = 4  # a line that this many gateways died of is given up
 RETRY_S = 0.5
 KEEP_RETRY_S = 0.5
 WATCH_S = 1.0
-LONGEST_DELAY_S = 60.0
-NOT_READY_S = 0.5
-ANOTHER_S = 2.0  # until a line is offered again that another gateway has to run
-STATUS_FOR_S = 1.0  # a batch's status is asked for again after this
-MAX_KNOWN = 1_000  # batches whose status is remembered
+MAX_DELAY_S = 60.0
+NOT_READY_CHECK_S = 0.5
+OTHER_MODEL_RETRY_S = 2.0  # until a line of another gateway's model is offered again
+STATUS_FOR_S = 1.0  # how long a batch's status is remembered
+MAX_KNOWN_BATCHES = 1_000
 MAX_ENTRY_BYTES = 4 << 20
 LOWEST_PRIORITY = -1
 
@@ -62,6 +64,7 @@ class Asked:
     line: Line
     custom_id: str
     body: bytes
+    model: str
 
 
 class LaterError(Exception):
@@ -73,12 +76,13 @@ class LaterError(Exception):
 
 
 class LineRunner:
-    """Takes this gateway's share of the lines."""
+    """Takes this gateway's share of the lines. `entries`: endpoints by path."""
 
     def __init__(
         self,
         store: BatchStore,
-        dialect: Dialect,
+        answers: Answers,
+        entries: Mapping[str, Entry],
         tenants: Tenants,
         metrics: BatchMetrics,
         *,
@@ -87,7 +91,8 @@ class LineRunner:
     ) -> None:
         self._store = store
         self._streams = store.streams
-        self._dialect = dialect
+        self._answers = answers
+        self._entries = entries
         self._tenants = tenants
         self._metrics = metrics
         self._tracer = tracer or NoTracer()
@@ -97,7 +102,6 @@ class LineRunner:
         self._stopping = False
 
     async def run(self) -> None:
-        """Take lines until `stop`."""
         most = self._store.limits.concurrency
         watch = asyncio.create_task(self._watch())
         try:
@@ -107,20 +111,20 @@ class LineRunner:
 
     async def _pull(self, most: int) -> None:
         while not self._stopping:
-            if not self._dialect.generations.ready:
-                await asyncio.sleep(NOT_READY_S)
+            if not self._answers.generations.ready:
+                await asyncio.sleep(NOT_READY_CHECK_S)
             elif len(self._tasks) >= most:
                 await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
             else:
                 deliveries = await self._streams.fetch("line", most - len(self._tasks))
                 if self._stopping:
-                    return  # they came too late: `BatchStreams.close` gives them back
+                    return  # too late: `BatchStreams.close` gives them back
                 self._metrics.queued(deliveries[-1].num_waiting if deliveries else 0)
                 for delivery in deliveries:
                     self._start(delivery)
 
     async def _watch(self) -> None:
-        """Stop the lines of batches that were cancelled or expired."""
+        """Stop the lines of cancelled or expired batches."""
         while True:
             await asyncio.sleep(WATCH_S)
             for line in {line.batch: line for line in self._tasks.values() if line is not None}.values():
@@ -134,7 +138,7 @@ class LineRunner:
                 task.cancel()
 
     async def stop(self) -> None:
-        """Take no more, and give back what runs: other gateways do it."""
+        """Take no more lines, and give the running ones to other gateways."""
         self._stopping = True
         await cancel_all(self._tasks)
 
@@ -157,19 +161,18 @@ class LineRunner:
         self._metrics.running(len(self._tasks))
 
     async def _take(self, delivery: Delivery, line: Line) -> None:
-        """One delivery of a line: its result kept, or given back."""
         try:
             if await self._is_wanted(line):
                 await self._once(delivery, line)
             else:
-                self._metrics.line("dropped")  # its batch gave it an error, or has a result
+                self._metrics.line("dropped")  # it has a result, or its batch's error
             await delivery.done()
         except LaterError as later:
             self._metrics.line("again")
             await delivery.later(later.delay_s)
         except NotKeptError:
-            await delivery.done()  # its file is gone: the batch ends with an error for it
-        except ServingError as error:  # NATS is away
+            await delivery.done()  # its file is gone: the batch ends it with an error
+        except ServingError as error:  # NATS can't be reached
             log.warning("batches.line_not_kept", extra={"batch": line.batch, "error": error.message})
             await delivery.later(_delay(delivery.num_delivered, error))
         except asyncio.CancelledError:
@@ -177,7 +180,7 @@ class LineRunner:
             raise
         except Exception:
             log.exception("batches.line_crashed", extra={"batch": line.batch, "line": line.line})
-            await delivery.later(LONGEST_DELAY_S)
+            await delivery.later(MAX_DELAY_S)
 
     async def _is_wanted(self, line: Line) -> bool:
         asked_at, wanted = self._known.get(line.batch, (0.0, False))
@@ -186,7 +189,7 @@ class LineRunner:
                 wanted = (await self._store.batch(line.tenant, line.batch)).status == "in_progress"
             except NotKeptError:
                 wanted = False
-            while len(self._known) >= MAX_KNOWN:
+            while len(self._known) >= MAX_KNOWN_BATCHES:
                 del self._known[next(iter(self._known))]
             self._known[line.batch] = time.monotonic(), wanted
         return wanted
@@ -194,7 +197,7 @@ class LineRunner:
     async def _once(self, delivery: Delivery, line: Line) -> None:
         """Run a line and keep its result, unless it has one. Raises LaterError and UnavailableError."""
         again, started = delivery.num_delivered > 1, 0
-        # also new work may be old: a part of a file that is queued once more, by a step that was done twice
+        # A step that was repeated may queue finished lines again.
         kept = await self._streams.get(subjects.batch_result(line.batch, line.line))
         if kept is not None:
             await self._mark(line, result_decoder.decode(kept.data))
@@ -203,37 +206,38 @@ class LineRunner:
         if again:
             started = await self._count_start(line)
         try:
-            if started >= DEATHS:
-                result = _failure(asked, QuarantinedError("given up: the gateways that ran this line ended"))
+            if started >= MAX_GATEWAY_DEATHS:
+                result = self._failure(asked, QuarantinedError("given up: the gateways that ran this line ended"))
             else:
                 result = await self._result(asked, delivery.num_delivered)
         except (LaterError, asyncio.CancelledError):
-            if again:  # it came to an orderly end: that start does not count
+            if again:  # an orderly end: this start does not count
                 with contextlib.suppress(ServingError):
                     await self._streams.put(subjects.batch_start(line.batch, line.line), b"%d" % (started - 1))
             raise
         if await self._keep(asked, result):
-            self._metrics.line("failed" if result.failed else "completed")
+            self._metrics.line("failed" if result.failed else "completed", model=asked.model)
             await self._mark(line, result)
 
     async def _asked(self, line: Line) -> Asked:
-        """Raises NotKeptError when the file is gone: then its batch ends; LaterError for a line of another gateway's model."""
+        """Read a line. Raises NotKeptError without its file, LaterError for another gateway's model."""
         raw = await self._store.line(line.file, line.part, line.place)
         try:
-            read = parse_line(raw, endpoint=line.endpoint, model=self._dialect.served_model)
-        except WrongLineError as error:  # whoever took the batch on found the line right
+            read = parse_line(raw, endpoint=line.endpoint, models=self._answers.catalogue.names)
+            model = model_of(read)
+        except WrongLineError as error:  # it was checked when the batch was accepted
             log.warning("batches.line_of_another", extra={"batch": line.batch, "error": error.message})
-            raise LaterError(ANOTHER_S) from error
-        return Asked(line, read.custom_id, bytes(read.body))
+            raise LaterError(OTHER_MODEL_RETRY_S) from error
+        return Asked(line, read.custom_id, bytes(read.body), model)
 
     async def _keep(self, asked: Asked, result: Result) -> bool:
-        """Keep a result, however long NATS is away or full: it is not computed again. False: there is one, or nobody wants it."""
+        """Keep a result, however long NATS is away or full. False: the line has one, or its batch is over."""
         line = asked.line
         while True:
             try:
                 return await self._streams.create(subjects.batch_result(line.batch, line.line), encode(result))
             except TooLargeError as error:
-                result = _failure(asked, error)
+                result = self._failure(asked, error)
                 continue
             except (UnavailableError, OverloadedError) as error:
                 log.warning("batches.result_not_kept", extra={"batch": line.batch, "error": error.message})
@@ -247,7 +251,7 @@ class LineRunner:
             await self._streams.create(subjects.batch_failure(line.batch, line.line), b"")
 
     async def _count_start(self, line: Line) -> int:
-        """How often a line was begun, this time included, without an end."""
+        """How often a line was begun without an end, this time included."""
         subject = subjects.batch_start(line.batch, line.line)
         before = await self._streams.get(subject)
         started = int(before.data) + 1 if before is not None else 1
@@ -258,15 +262,15 @@ class LineRunner:
         """Run a line, again where it fails. Raises LaterError where it is refused."""
         line, tenant = asked.line, self._tenants.named(asked.line.tenant)
         if tenant is None:
-            return _failure(asked, InvalidRequestError("this line's API key is not known any more"))
+            return self._failure(asked, InvalidRequestError("this line's API key is not known any more"))
         error: ServingError = UnavailableError("not tried")
-        for number in range(TRIES):
+        for number in range(MAX_TRIES):
             if number:
                 await asyncio.sleep(RETRY_S * 2**number)
             try:
                 return await self._answered(asked, tenant)
             except (InvalidRequestError, QuarantinedError) as final:
-                return _failure(asked, final)
+                return self._failure(asked, final)
             except (OverloadedError, UnavailableError) as refusal:
                 raise LaterError(_delay(num_delivered, refusal)) from refusal
             except ServingError as failure:
@@ -275,84 +279,73 @@ class LineRunner:
                 log.exception("batches.line_crashed", extra={"batch": line.batch, "line": line.line})
                 error = ServingError("internal error")
             log.warning("batches.line_failed", extra={"batch": line.batch, "line": line.line, "error": error.message})
-        return _failure(asked, error)
+        return self._failure(asked, error)
 
     async def _answered(self, asked: Asked, tenant: Tenant) -> Result:
-        """One request. Raises ServingError."""
+        """Raises ServingError."""
         line = asked.line
-        context = new_trace(self._trace_share)
-        trace = RequestTrace(context if self._tracer.wants(context) else "", "", time.monotonic())
+        entry = self._entries[line.endpoint]
+        context = self._tracer.new_trace(self._trace_share)
+        is_recorded = self._tracer.wants(context)
+        trace = RequestTrace(context if is_recorded else "", "", time.monotonic(), is_recorded=is_recorded)
         try:
             with in_trace(trace.context):
-                body = await self._request(asked, tenant, trace)
-            entry = answered(line.batch, line.line, asked.custom_id, status=200, body=body)
-            if len(entry) > MAX_ENTRY_BYTES:
+                body = await self._whole(entry, asked, tenant, trace)
+            result = answered(line.batch, line.line, asked.custom_id, status=200, body=body)
+            if len(result) > MAX_ENTRY_BYTES:
                 raise InvalidRequestError(
-                    f"the answer has {len(entry)} bytes, more than {MAX_ENTRY_BYTES}: ask for less"
+                    f"the answer has {len(result)} bytes, more than {MAX_ENTRY_BYTES}: ask for less"
                 )
             trace.status = 200
-            return Result(entry=entry)
+            return Result(entry=result)
         except ServingError as error:
-            trace.status, trace.error = error_status(error)[0], error_code(error)
+            trace.status, trace.error = problem_of(error).status, error.code
             raise
         finally:
-            if trace.context:
-                self._tracer.record(line_span(trace, url=line.endpoint, batch=line.batch, custom_id=asked.custom_id))
+            if is_recorded:
+                operation = entry.endpoint.operation
+                span = line_span(
+                    trace, url=line.endpoint, operation=operation, batch=line.batch, custom_id=asked.custom_id
+                )
+                self._tracer.record(span)
 
-    async def _request(self, asked: Asked, tenant: Tenant, trace: RequestTrace) -> dict[str, Any]:
+    async def _whole(self, entry: Entry, asked: Asked, tenant: Tenant, trace: RequestTrace) -> dict[str, Any]:
+        """Raises ServingError."""
+        endpoint = entry.endpoint
         origin = Origin(of_batches(tenant), trace.context, trace.began_at)
-        self._dialect.generations.turn_away(origin.tenant, priority=LOWEST_PRIORITY)  # before the work of tokenising
-        if asked.line.endpoint == "/v1/chat/completions":
-            chat = self._checked(parse_body(asked.body, ChatRequest), tenant)
-            return await self._whole(chat, await self._dialect.start_chat(chat, origin), trace)
-        plain = self._checked(parse_body(asked.body, CompletionRequest), tenant)
-        return await self._whole(plain, await self._dialect.start_completion(plain, origin), trace)
-
-    def _checked(self, body: Body, tenant: Tenant) -> Body:
-        self._dialect.check_model(body.model)
-        if body.stream:
+        # Before the work of tokenising.
+        self._answers.generations.turn_away(origin.tenant, priority=LOWEST_PRIORITY, model=asked.model)
+        body = parse_body(asked.body, endpoint.body)
+        ask = endpoint.ask(body)
+        self._answers.model(ask.model)
+        if ask.stream:
             raise InvalidRequestError("stream: a line of a batch can't be streamed", param="stream")
-        body.priority = min(body.priority, LOWEST_PRIORITY, tenant.max_priority)
-        return body
-
-    async def _whole(
-        self, body: ChatRequest | CompletionRequest, answer: Answer, trace: RequestTrace
-    ) -> dict[str, Any]:
-        trace.body, trace.answer = body, answer
+        ask = replace(ask, priority=min(ask.priority, LOWEST_PRIORITY, tenant.max_priority))
+        trace.attributes |= endpoint.describe(body)
+        answer = await self._answers.start(ask, origin)
+        trace.answered = partial(describe_answer, answer)
         try:
-            whole = await self._dialect.whole(body, answer, answer.pieces())
+            whole = await endpoint.whole(body, answer)
             self._metrics.tokens(answer)
             return whole
         finally:
             await answer.cancel("the line was given back")
 
+    def _failure(self, asked: Asked, error: ServingError) -> Result:
+        """The entry of a line that failed with an HTTP status, in its dialect's form."""
+        line = asked.line
+        status, body = self._entries[line.endpoint].dialect.error(problem_of(error))
+        return Result(entry=answered(line.batch, line.line, asked.custom_id, status=status, body=body), failed=True)
+
 
 def of_batches(tenant: Tenant) -> Tenant:
-    """The tenant as lines see it: limits by the minute of their own, so that batches take none of what its clients may ask for,
-    and no limit at a time but the gateway's.
-    """
+    """The tenant for a batch's lines: with budgets apart from its clients', and no limit of concurrent requests."""
     limits = replace(tenant.limits, max_concurrent=0) if tenant.limits.max_concurrent else tenant.limits
     return replace(tenant, name=f"{tenant.name}:batch", limits=limits)
 
 
-def _failure(asked: Asked, error: ServingError) -> Result:
-    line = asked.line
-    status, kind = error_status(error)
-    entry = refused(
-        line.batch,
-        line.line,
-        asked.custom_id,
-        status=status,
-        kind=kind,
-        message=error.message,
-        param=error.param,
-        code=error_code(error),
-    )
-    return Result(entry=entry, failed=True)
-
-
 def _delay(num_delivered: int, error: ServingError) -> float:
-    """Until a line is tried again: longer each time, not shorter than was asked for, and not for all lines the same."""
+    """Seconds until the next try: growing, at least what was asked for, and randomised."""
     asked_s: float = getattr(error, "retry_after_s", 0.0)
     grown_s = RETRY_S * 2.0 ** min(num_delivered - 1, 10)
-    return min(LONGEST_DELAY_S, max(asked_s, grown_s)) * (0.75 + 0.5 * random.random())
+    return min(MAX_DELAY_S, max(asked_s, grown_s)) * (0.75 + 0.5 * random.random())

@@ -1,4 +1,4 @@
-"""The Batch API of one gateway, as a whole: what has to be started and stopped with it."""
+"""One gateway's Batch API, to be started and stopped as a whole."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import logging
 from typing import Protocol
 
 from common.bus import NatsSettings
-from common.lifecycle import cancel_all
+from common.tasks import cancel_all
 from common.tracing import Tracer
+from gateway.answers.start import Answers
 from gateway.batches.metrics import BatchMetrics
 from gateway.batches.records import BatchLimits
 from gateway.batches.routes import BatchRoutes
@@ -16,18 +17,16 @@ from gateway.batches.runner import LineRunner
 from gateway.batches.steps import Steps
 from gateway.batches.store import BatchStore
 from gateway.batches.streams import BatchStreams
-from gateway.dialect import Dialect
-from gateway.metrics import GatewayMetrics
-from gateway.tenants import Tenants
+from gateway.dialects.table import DialectTable
+from gateway.observe.metrics import GatewayMetrics
+from gateway.tenants.tenants import Tenants
 
 log = logging.getLogger("baton.batches")
 
-AGAIN_S = 1.0
+RESTART_DELAY_S = 1.0
 
 
 class Worker(Protocol):
-    """What runs until it is told to stop."""
-
     async def run(self) -> None: ...
 
     async def stop(self) -> None: ...
@@ -47,37 +46,37 @@ class Batches:
         self._workers: list[Worker] = []
         self._loops: list[asyncio.Task[None]] = []
 
-    def connect(self, dialect: Dialect, metrics: GatewayMetrics) -> BatchRoutes:
-        """Lines run through `dialect`. Return the routes."""
+    def connect(self, answers: Answers, dialects: DialectTable, metrics: GatewayMetrics) -> BatchRoutes:
+        """Make the routes. Lines run through `answers`, each in its path's dialect."""
         lines = LineRunner(
             self._store,
-            dialect,
+            answers,
+            dialects.batchable,
             self._tenants,
-            BatchMetrics(dialect.served_model, metrics),
+            BatchMetrics(answers.catalogue.names, metrics),
             tracer=self._tracer,
             trace_share=self._trace_share,
         )
-        self._workers = [lines, Steps(self._store, model=dialect.served_model)]
-        return BatchRoutes(self._store)
+        self._workers = [lines, Steps(self._store, models=answers.catalogue.names)]
+        return BatchRoutes(self._store, tuple(dialects.batchable))
 
     async def start(self) -> None:
-        """Connect and begin. Raises UnavailableError when there is no NATS."""
+        """Connect and begin. Raises UnavailableError without NATS."""
         await self._streams.open()
         self._loops = [asyncio.create_task(keep_running(worker)) for worker in self._workers]
 
     async def stop(self) -> None:
-        """Give back what runs, for other gateways to take."""
         for worker in self._workers:
             await worker.stop()
-        await cancel_all(self._loops)  # a pull that is left behind ends with the connection
+        await cancel_all(self._loops)  # a hanging pull ends with the connection
         await self._streams.close()
 
 
 async def keep_running(worker: Worker) -> None:
-    """Run a worker until it was told to stop: a mistake of ours costs a second, not all batches of this gateway."""
+    """Run a worker until it is told to stop, also after a crash."""
     while True:
         try:
             return await worker.run()
         except Exception:
             log.exception("batches.crashed")
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(RESTART_DELAY_S)

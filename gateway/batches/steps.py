@@ -1,8 +1,8 @@
 """Looking after batches: checking their lines, queueing them bit by bit, ending them.
 
-A batch that is not over is itself a piece of work, which comes again each half second, to any gateway, until it is. So nobody
-owns a batch, and none is forgotten with a gateway that dies. Every step may be done twice, also by two gateways at a time:
-lines are queued once while they are queued, results are written once, and a batch's record only if it still is what was read.
+Every unfinished batch has a step in the queue, which comes to some gateway every half second. So no gateway owns a batch, and
+none is forgotten when a gateway dies. Steps may be repeated, even by two gateways at once: a line is queued once, a result
+written once, and a record replaced only if it is still the one that was read.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import asyncio
 import hashlib
 import logging
 import time
+from collections.abc import Collection
 
 import msgspec
 
 from common import subjects
 from common.errors import ServingError, UnavailableError
-from common.lifecycle import cancel_all
+from common.tasks import cancel_all
 from gateway.batches.lines import SEALS, LineChecker, Packer, lines_of, parse_line, unanswered
 from gateway.batches.records import (
     BatchRecord,
@@ -31,46 +32,44 @@ from gateway.batches.records import (
 )
 from gateway.batches.store import BatchStore, keep_record
 from gateway.batches.streams import Delivery, StoreFullError
-from gateway.responses import NotKeptError
+from gateway.http.problem import NotKeptError
 
 log = logging.getLogger("baton.batches")
 
-STEP_S = 0.5
-CONFLICT_S = 0.05
-FAILED_S = 5.0  # a mistake of ours: not in a hot loop
-ORPHAN_S = 60.0  # a step whose batch was never acknowledged
-AT_A_TIME = 8
-WINDOW = (
-    1024  # lines of a batch that are queued and not done: batches take turns, and a cancelled one leaves little behind
-)
+STEP_INTERVAL_S = 0.5
+CONFLICT_RETRY_S = 0.05
+FAILURE_RETRY_S = 5.0  # pause after a crash
+ORPHAN_AFTER_S = 60.0  # a step whose batch is not there by then is dropped
+MAX_CONCURRENT_STEPS = 8
+# One batch's queued lines. A bound lets batches take turns, and leaves little of a cancelled one.
+MAX_QUEUED_LINES = 1024
 
 
 class Steps:
     """Looks after whichever batches come."""
 
-    def __init__(self, store: BatchStore, *, model: str) -> None:
+    def __init__(self, store: BatchStore, *, models: Collection[str]) -> None:
         self._store = store
         self._streams = store.streams
-        self._model = model
+        self._models = models
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
 
     async def run(self) -> None:
-        """Take steps until `stop`."""
         while not self._stopping:
-            if len(self._tasks) >= AT_A_TIME:
+            if len(self._tasks) >= MAX_CONCURRENT_STEPS:
                 await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
                 continue
-            deliveries = await self._streams.fetch("step", AT_A_TIME - len(self._tasks))
+            deliveries = await self._streams.fetch("step", MAX_CONCURRENT_STEPS - len(self._tasks))
             if self._stopping:
-                return  # they came too late: `BatchStreams.close` gives them back
+                return  # too late: `BatchStreams.close` gives them back
             for delivery in deliveries:
                 task = asyncio.create_task(self._take(delivery))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
     async def stop(self) -> None:
-        """Take no more. What is under way is given up: others do it again."""
+        """Take no more steps, and leave unfinished ones to other gateways."""
         self._stopping = True
         await cancel_all(self._tasks)
 
@@ -81,12 +80,12 @@ class Steps:
             log.error("batches.malformed_step", extra={"error": str(error)[:200]})
             await delivery.done()
             return
-        delay: float | None = FAILED_S
+        delay: float | None = FAILURE_RETRY_S
         try:
             delay = await self.step(step)
         except ServingError as error:  # NATS is away, or full
             log.warning("batches.step_failed", extra={"error": error.message})
-        except Exception:  # also a record that can't be read here: a gateway of another release may
+        except Exception:  # a record of another release, too
             log.exception("batches.step_crashed", extra={"batch": step.batch})
         if delay is None:
             await delivery.done()
@@ -94,19 +93,19 @@ class Steps:
             await delivery.later(delay)
 
     async def step(self, step: Step) -> float | None:
-        """Bring a batch further; seconds until the next look, None when it is over. Raises UnavailableError."""
+        """Bring a batch further; seconds until the next look, None at its end. Raises UnavailableError."""
         try:
             record, seq = await self._store.load(step.tenant, step.batch)
         except NotKeptError:
-            return STEP_S if time.time() - step.created_at < ORPHAN_S else None
+            return STEP_INTERVAL_S if time.time() - step.created_at < ORPHAN_AFTER_S else None
         while not record.is_over:
             before, record = record, await self._next(record)
             if record != before:
                 seq = await self._streams.replace(record.subject, encode(record), seq=seq)
                 if not seq:
-                    return CONFLICT_S  # it was cancelled meanwhile, or somebody else was first
+                    return CONFLICT_RETRY_S  # it was cancelled meanwhile, or another gateway was first
             if record.status == before.status:
-                return STEP_S
+                return STEP_INTERVAL_S
             log.info("batch.status", extra={"batch": record.id, "status": record.status})
         await self._clear(record)
         return None
@@ -121,7 +120,7 @@ class Steps:
     # -- validating ----------------------------------------------------------------------------------------------------
 
     async def _validated(self, record: BatchRecord) -> BatchRecord:
-        checker = LineChecker(endpoint=record.endpoint, model=self._model)
+        checker = LineChecker(endpoint=record.endpoint, models=self._models)
         try:
             async for part in self._store.parts(record.input_file_id, record.parts):
                 await asyncio.to_thread(checker.check, part)
@@ -131,7 +130,7 @@ class Steps:
             return _failed(record, LineError(code="empty_file", message="the file has no lines", param="input_file_id"))
         if checker.errors:
             return _failed(record, *checker.errors)
-        return record.to("in_progress", time.time(), total=checker.total, model=self._model)
+        return record.to("in_progress", time.time(), total=checker.total, model=checker.model)
 
     # -- in progress ---------------------------------------------------------------------------------------------------
 
@@ -149,18 +148,16 @@ class Steps:
             return record.to("finalizing", time.time(), seal="batch_expired")
 
     async def _queue(self, record: BatchRecord, done: int) -> BatchRecord:
-        """Keep some lines queued; the next ones when these are done."""
-        while record.queued_parts < record.parts and record.queued - done < WINDOW:
+        while record.queued_parts < record.parts and record.queued - done < MAX_QUEUED_LINES:
             count = len(lines_of(await self._store.part(record.input_file_id, record.queued_parts)))
             try:
                 await asyncio.gather(*(self._queue_line(record, place) for place in range(count)))
             except StoreFullError:
-                break  # what is queued already will not be queued twice
+                break  # nothing is queued twice
             record = msgspec.structs.replace(record, queued_parts=record.queued_parts + 1, queued=record.queued + count)
         return record
 
     async def _queue_line(self, record: BatchRecord, place: int) -> None:
-        """Queue a line of the next part."""
         line = Line(
             batch=record.id,
             tenant=record.tenant,
@@ -195,7 +192,7 @@ class Steps:
         return record.to("expired" if record.seal else "completed", time.time(), **changes)
 
     async def _seal(self, record: BatchRecord) -> None:
-        """Give every line that has no result an error, so that none gets one later."""
+        """Give every line without a result an error, so that none gets one later."""
         number = 0
         async for part in self._store.parts(record.input_file_id, record.parts):
             raw = lines_of(part)
@@ -203,13 +200,13 @@ class Steps:
             number += len(raw)
 
     async def _seal_line(self, record: BatchRecord, number: int, raw: bytes) -> None:
-        line = parse_line(raw, endpoint=record.endpoint, model=record.model or self._model)
+        line = parse_line(raw, endpoint=record.endpoint, models=[record.model] if record.model else self._models)
         code = record.seal
         entry = unanswered(record.id, number, line.custom_id, code=code, message=SEALS[code])
         await self._streams.create(subjects.batch_result(record.id, number), encode(Result(entry=entry, failed=True)))
 
     async def _files(self, record: BatchRecord) -> tuple[FileRecord | None, FileRecord | None]:
-        """Write all results to the output and the error file. Once all are there, every attempt writes the same."""
+        """Write the output and the error file. Repeating it writes the same files."""
         packers = {kind: Packer() for kind in ("output", "error")}
         parts = dict.fromkeys(packers, 0)
 
@@ -245,7 +242,6 @@ class Steps:
         return await keep_record(self._streams, file, packer, keep_s=self._store.limits.keep_s)
 
     async def _clear(self, record: BatchRecord) -> None:
-        """Forget what the files have by now."""
         await self._streams.purge(subjects.batch_line(record.id, "*"), stream=subjects.BATCH_WORK_STREAM)
         for subject in (subjects.batch_result, subjects.batch_failure, subjects.batch_start):
             await self._streams.purge(subject(record.id, "*"))
@@ -256,5 +252,5 @@ def _failed(record: BatchRecord, *errors: LineError) -> BatchRecord:
 
 
 def _file_id(record: BatchRecord, kind: str) -> str:
-    """The same for every attempt; nobody guesses it who doesn't know the batch."""
+    """The same for every attempt; unguessable without the batch's id."""
     return f"file-{hashlib.sha256(f'{record.id} {kind}'.encode()).hexdigest()[:32]}"

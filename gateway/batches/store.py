@@ -1,4 +1,4 @@
-"""Files and batches of tenants. A tenant finds only its own: its digest is part of their subjects."""
+"""Files and batches of tenants. Subjects have the tenant's digest, so a tenant finds only its own."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from gateway.batches.records import (
     token_of,
 )
 from gateway.batches.streams import BatchStreams, Stored, StoreFullError
-from gateway.responses import ConflictError, NotKeptError
+from gateway.http.problem import ConflictError, NotKeptError
 
 log = logging.getLogger("baton.batches")
 
 CHANGE_TRIES = 20
-READ_PARTS = 8  # half a megabyte or a line each
-UPLOADS_SHARE = 0.7  # of the store, that is filled by uploads: what was taken on has room for its results
-TURN_S = 10.0  # to wait for the batches of the same tenant that begin before
+MAX_CACHED_PARTS = 8  # half a megabyte or a line each
+UPLOADS_SHARE = 0.7  # share of the store; the rest is for results
+TURN_TIMEOUT_S = 10.0  # wait for the tenant's other batches to begin
 R = TypeVar("R", FileRecord, BatchRecord)
 
 
 class FileWriter:
-    """A file on its way in: its parts are kept as they come, the file is there once its record is."""
+    """A file being uploaded: parts are kept as they come, and the record, written last, makes them a file."""
 
     def __init__(self, store: BatchStore, tenant: str, room: int) -> None:
-        """`room`: bytes that it may have at most, whatever it announced."""
+        """`room`: the most bytes that it may have."""
         self.id = new_file_id()
         self._store = store
         self._streams = store.streams
@@ -61,7 +61,7 @@ class FileWriter:
             await self._keep(part)
 
     async def finish(self, filename: str) -> FileRecord:
-        """The file is complete, and acknowledged when this returns. Raises InvalidRequestError and StoreFullError."""
+        """Finish the file; it is acknowledged when this returns. Raises InvalidRequestError and StoreFullError."""
         for part in self._cutter.finish():
             await self._keep(part)
         await self._store.tenant_room(self._tenant, self._cutter.bytes)  # others may have been completed meanwhile
@@ -69,7 +69,7 @@ class FileWriter:
         return await keep_record(self._streams, file, self._cutter, keep_s=self._store.limits.keep_s)
 
     async def drop(self) -> None:
-        """It will not be complete, or nobody knows that it is: its record may be there, and only the answer was lost."""
+        """Remove what was kept, the record too: its acknowledgement may have been lost."""
         await self._streams.purge(subjects.batch_file(token_of(self._tenant), self.id))
         await self._streams.purge(subjects.batch_part(self.id, "*"))
 
@@ -83,7 +83,7 @@ class FileWriter:
 async def keep_record(
     streams: BatchStreams, file: FileRecord, content: LineCutter | Packer, *, keep_s: float
 ) -> FileRecord:
-    """Write a file's record, unless it has one: now its parts, of this content, are a file. Return it as it is if it had none."""
+    """Write the record that makes a file of its parts, unless there is one; return it."""
     now = int(time.time())
     size = {"bytes": content.bytes, "lines": content.lines}
     record = msgspec.structs.replace(file, **size, created_at=now, expires_at=now + int(keep_s))
@@ -92,26 +92,26 @@ async def keep_record(
 
 
 class BatchStore:
-    """What tenants have."""
+    """The files and batches of all tenants."""
 
     def __init__(self, streams: BatchStreams, limits: BatchLimits) -> None:
         self.streams = streams
         self.limits = limits
-        self._read: dict[tuple[str, int], list[bytes]] = {}  # lines of the parts that were read last
+        self._read: dict[tuple[str, int], list[bytes]] = {}  # recently read parts as lines
         self._reading = asyncio.Lock()
-        self._turns: dict[str, asyncio.Lock] = {}  # of configured tenants: few
+        self._turns: dict[str, asyncio.Lock] = {}  # one a configured tenant
 
     # -- files -------------------------------------------------------------------------------------------------------
 
     async def new_file(self, tenant: str, announced_bytes: int) -> FileWriter:
-        """A place for a file. Raises OverloadedError when the tenant has no room for one."""
+        """Begin a file. Raises OverloadedError when the tenant has no room for one."""
         spare = int(UPLOADS_SHARE * self.limits.store_bytes) - await self.streams.used_bytes()
         if announced_bytes > spare:
             raise StoreFullError("files leave room for results")
         return FileWriter(self, tenant, min(spare, await self.tenant_room(tenant, announced_bytes)))
 
     async def tenant_room(self, tenant: str, num_bytes: int) -> int:
-        """Bytes that a tenant may have beside its files. Raises StoreFullError when a file of `num_bytes` is one too many."""
+        """Bytes that a tenant may still have. Raises StoreFullError for `num_bytes` or a file too many."""
         files = await self.files(tenant)
         room = int(self.limits.store_bytes * self.limits.tenant_share) - sum(file.bytes for file in files)
         if len(files) >= self.limits.tenant_files:
@@ -121,47 +121,47 @@ class BatchStore:
         return room
 
     async def files(self, tenant: str) -> list[FileRecord]:
-        """A tenant's files, the oldest first."""
+        """The oldest first."""
         subject = subjects.batch_file(token_of(tenant), "*")
         return [file async for stored in self.streams.scan(subject) for file in _read(file_decoder, stored)]
 
     async def file(self, tenant: str, file_id: str) -> FileRecord:
-        """A tenant's file. Raises NotKeptError."""
+        """Raises NotKeptError."""
         stored = await self.streams.get(subjects.batch_file(token_of(tenant), file_id)) if is_id(file_id) else None
         if stored is None:
             raise NotKeptError(f"no file {file_id[:100]!r}: it was deleted, has expired, or never was", param="file_id")
         return file_decoder.decode(stored.data)
 
     async def parts(self, file_id: str, count: int) -> AsyncGenerator[bytes, None]:
-        """The parts of a file in order. Raises NotKeptError where one is gone."""
+        """Raises NotKeptError if a part is gone."""
         for number in range(count):
             yield await self.part(file_id, number)
 
     async def part(self, file_id: str, number: int) -> bytes:
-        """One part of a file. Raises NotKeptError."""
+        """Raises NotKeptError."""
         stored = await self.streams.get(subjects.batch_part(file_id, number))
         if stored is None:
             raise NotKeptError(f"the file {file_id} was deleted or has expired", param="file_id")
         return stored.data
 
     async def line(self, file_id: str, part: int, place: int) -> bytes:
-        """A line of a part. They are asked for one after the other, so a few parts are remembered. Raises NotKeptError."""
+        """A line of a part; a few parts are remembered. Raises NotKeptError."""
         async with self._reading:
             lines = self._read.pop((file_id, part), None)
             if lines is None:
                 lines = lines_of(await self.part(file_id, part))
-            while len(self._read) >= READ_PARTS:
+            while len(self._read) >= MAX_CACHED_PARTS:
                 del self._read[next(iter(self._read))]
             self._read[file_id, part] = lines
         return lines[place]
 
     async def delete_file(self, tenant: str, file_id: str) -> None:
-        """Forget a file. Raises NotKeptError, or ConflictError while a batch needs it."""
+        """Delete a file. Raises NotKeptError, or ConflictError while a batch needs it."""
         record = await self.file(tenant, file_id)
         for batch in await self.batches(tenant):
             if batch.input_file_id == file_id and not batch.is_over:
                 raise ConflictError(f"batch {batch.id} is {batch.status} and reads this file: cancel it first")
-        await self.streams.purge(subjects.batch_part(file_id, "*"))  # a file that is half deleted can be deleted again
+        await self.streams.purge(subjects.batch_part(file_id, "*"))  # deleting can be repeated
         await self.streams.purge(record.subject)
 
     # -- batches -----------------------------------------------------------------------------------------------------
@@ -192,10 +192,10 @@ class BatchStore:
 
     @contextlib.asynccontextmanager
     async def _turn(self, tenant: str) -> AsyncIterator[None]:
-        """A tenant's batches begin one after the other: all of a crowd would find that there is room for one more."""
+        """A tenant's batches begin one by one: together, each would find room for one more."""
         turn = self._turns.setdefault(tenant, asyncio.Lock())
         try:
-            async with asyncio.timeout(TURN_S):
+            async with asyncio.timeout(TURN_TIMEOUT_S):
                 await turn.acquire()
         except TimeoutError:
             raise OverloadedError("many batches of this API key begin here: try again later") from None
@@ -215,25 +215,25 @@ class BatchStore:
             )
 
     async def _begin(self, record: BatchRecord) -> None:
-        # The work first: work without a batch is dropped after a while, a batch without work would wait for ever.
+        # The step comes first: without a batch it is dropped, but a batch without a step would never end.
         await self.streams.enqueue(subjects.batch_step(record.id), encode(first_step(record)))
         await self.streams.create(record.subject, encode(record))
 
     async def batches(self, tenant: str) -> list[BatchRecord]:
-        """A tenant's batches, the oldest first."""
+        """The oldest first."""
         subject = subjects.batch_record(token_of(tenant), "*")
-        found: dict[str, BatchRecord] = {}  # one that changes while they are read comes again
+        found: dict[str, BatchRecord] = {}  # a batch that changes meanwhile is read twice
         async for stored in self.streams.scan(subject):
             for batch in _read(batch_decoder, stored):
                 found[stored.subject] = batch
         return sorted(found.values(), key=lambda batch: (batch.created_at, batch.id))
 
     async def batch(self, tenant: str, batch_id: str) -> BatchRecord:
-        """A tenant's batch. Raises NotKeptError."""
+        """Raises NotKeptError."""
         return (await self.load(tenant, batch_id))[0]
 
     async def change(self, tenant: str, batch_id: str, to: Callable[[BatchRecord], BatchRecord]) -> BatchRecord:
-        """Change a batch as it is now, whoever else changes it. Raises what `to` raises, and UnavailableError."""
+        """Apply `to` to the newest record until nobody else interferes. Raises what `to` raises, UnavailableError."""
         for _ in range(CHANGE_TRIES):
             record, seq = await self.load(tenant, batch_id)
             changed = to(record)
@@ -242,7 +242,7 @@ class BatchStore:
         raise UnavailableError(f"batch {batch_id} is changed all the time: try again")
 
     async def load(self, tenant: str, batch_id: str) -> tuple[BatchRecord, int]:
-        """A tenant's batch, and the sequence that `BatchStreams.replace` wants. Raises NotKeptError."""
+        """A tenant's batch, and its sequence for `BatchStreams.replace`. Raises NotKeptError."""
         stored = await self.streams.get(subjects.batch_record(token_of(tenant), batch_id)) if is_id(batch_id) else None
         if stored is None:
             raise NotKeptError(f"no batch {batch_id[:100]!r}: it has expired, or never was", param="batch_id")
@@ -260,15 +260,14 @@ class BatchStore:
                 raise ConflictError(f"the batch is {record.status}: it can't be cancelled any more") from None
 
         record = await self.change(tenant, batch_id, cancelling)
-        with contextlib.suppress(
-            UnavailableError, OverloadedError
-        ):  # it is queued: only where it was lost nobody would end the batch
+        # Queue the batch's step again in case it was lost: nobody would end the batch.
+        with contextlib.suppress(UnavailableError, OverloadedError):
             await self.streams.enqueue(subjects.batch_step(record.id), encode(first_step(record)))
         return record
 
 
 def _read(decoder: msgspec.msgpack.Decoder[R], stored: Stored) -> Iterator[R]:
-    """The record, unless another release wrote what this one can't read: a list goes on without it."""
+    """The record, or nothing if this release can't read it: a list leaves it out."""
     try:
         yield decoder.decode(stored.data)
     except msgspec.MsgspecError as error:
@@ -276,7 +275,7 @@ def _read(decoder: msgspec.msgpack.Decoder[R], stored: Stored) -> Iterator[R]:
 
 
 def page_of(records: list[R], *, after: str, limit: int, newest_first: bool = True) -> tuple[list[R], bool]:
-    """A page of a list (the oldest first), and whether there are more. Raises NotKeptError for an unknown `after`."""
+    """A page of a list, oldest first, and whether there are more. Raises NotKeptError for an unknown `after`."""
     ordered = list(reversed(records)) if newest_first else records
     if after:
         places = [place for place, record in enumerate(ordered) if record.id == after]

@@ -1,10 +1,10 @@
-"""What the Batch API keeps in JetStream, and how it is reached: a connection of its own, so that files delay no token.
+"""What the Batch API keeps in JetStream, through its own connection so that files delay no token.
 
-Two streams, both on disk. NATS acknowledges what is on the disk (`sync_interval: always`), and nobody is told of anything before.
+NATS acknowledges what is on disk (`sync_interval: always`), and nothing is reported before. There are two streams:
 
-- `BATON_BATCH` holds one message a subject. `create` writes a subject once, however often and by how many it is tried;
-  `replace` writes it if it is still what was read.
-- `BATON_BATCH_WORK` is a work queue with one message a subject: the same work again is not queued twice.
+- `BATON_BATCH` holds one message a subject. `create` writes a subject once, however often it is tried; `replace` writes it if it
+  is still what was read.
+- `BATON_BATCH_WORK` is a work queue with one message a subject: the same work is not queued twice.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ API_TIMEOUT_S = 5.0  # a disk may be slow
 RETRY_PAUSE_S = 0.5
 FULL_RETRY_S = 30.0
 PULL_S = 1.0
-ACK_WAIT_S = 6.0  # work of a gateway that died goes to another one after this
+ACK_WAIT_S = 6.0  # a dead gateway's work goes elsewhere after this
 BEAT_S = 2.0
 PAGE = 256  # messages that one request reads at most
-PAGE_BYTES = 8 << 20  # after so many it brings no further one
+PAGE_BYTES = 8 << 20  # after these bytes it brings no further one
 WORK_BYTES = 256 << 20
 LAST_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 _WRONG_SEQUENCE = 10071
@@ -53,7 +53,7 @@ _ERRORS = (nats.errors.Error, OSError, TimeoutError)
 
 
 class StoreFullError(OverloadedError):
-    """There is no disk space left for files or batches."""
+    """No disk space is left for files or batches."""
 
     code = "insufficient_storage"
 
@@ -77,7 +77,7 @@ class Stored:
 
 
 class Delivery:
-    """Work in this process's hands: nobody else gets it while it is held. Ends with `done`, or `later`."""
+    """Work that this process holds and nobody else gets, until `done` or `later`."""
 
     def __init__(self, raw: Msg, forget: Callable[[Delivery], None]) -> None:
         self._raw = raw
@@ -87,7 +87,7 @@ class Delivery:
         self.num_waiting: int = raw.metadata.num_pending or 0
 
     async def done(self) -> None:
-        """It never comes again. Should the word be lost it does, and is found to be done."""
+        """It never comes again, unless this acknowledgement is lost: then it is found to be done."""
         self._forget(self)
         with contextlib.suppress(*_ERRORS):
             await self._raw.ack()
@@ -115,13 +115,13 @@ class BatchStreams:
         self._js: JetStreamContext = self._client.jetstream(timeout=API_TIMEOUT_S)
         self._opening = asyncio.Lock()
         self._is_open = False
-        self._told = False  # that no work can be had
+        self._told = False  # logged that no work can be had
         self._pulls: dict[str, JetStreamContext.PullSubscription] = {}
         self._held: set[Delivery] = set()
         self._beating: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Connect. Streams and consumers are made when they are needed, again where the server lost them."""
+        """Connect. Streams and consumers are made when needed, also after the server lost them."""
         try:
             async with asyncio.timeout(self._settings.connect_timeout_s):
                 await self._client.connect(
@@ -140,7 +140,7 @@ class BatchStreams:
         self._beating = asyncio.create_task(self._beat())
 
     async def close(self) -> None:
-        """Give what is held back to the others, and disconnect."""
+        """Give held work back, and disconnect."""
         if self._beating is not None:
             self._beating.cancel()
         for delivery in list(self._held):
@@ -153,15 +153,14 @@ class BatchStreams:
     # -- what is kept ------------------------------------------------------------------------------------------------
 
     async def create(self, subject: str, data: bytes) -> bool:
-        """Write a subject that has nothing yet; False: it has. Raises StoreFullError, or TooLargeError."""
+        """Write an empty subject; False: it has something. Raises StoreFullError, or TooLargeError."""
         return await self._publish(subject, data, headers={LAST_SEQUENCE: "0"}) > 0
 
     async def replace(self, subject: str, data: bytes, *, seq: int) -> int:
-        """Write a subject that still is as it was read; 0: it is not, else its new sequence."""
+        """Write a subject if it is as it was read; return its new sequence, or 0."""
         return await self._publish(subject, data, headers={LAST_SEQUENCE: str(seq)})
 
     async def put(self, subject: str, data: bytes) -> None:
-        """Write a subject, whatever it has."""
         await self._publish(subject, data)
 
     async def get(self, subject: str) -> Stored | None:
@@ -187,7 +186,7 @@ class BatchStreams:
             after = page[-1].seq
 
     async def count(self, subject: str) -> int:
-        """How many messages a subject with wildcards has."""
+        """Number of messages of a subject with wildcards."""
         page = await self._read(subject, after=0, limit=1)
         return 1 + page[0].pending if page else 0
 
@@ -263,7 +262,7 @@ class BatchStreams:
     async def fetch(self, kind: str, number: int) -> list[Delivery]:
         """Up to `number` pieces of work ("line", "step") as soon as there is one; [] after a while.
 
-        Not to be cancelled before the end: what a pull left behind brings would come again only after `ACK_WAIT_S`.
+        Don't cancel it: what an abandoned pull brings comes again only after `ACK_WAIT_S`.
         """
         try:
             await self._ensure()
@@ -290,14 +289,14 @@ class BatchStreams:
             for delivery in list(self._held):
                 try:
                     await delivery.beat()
-                except Exception:  # the others must not be lost for it
+                except Exception:  # the others must not be lost
                     log.exception("batches.beat_failed")
 
     # -- connection --------------------------------------------------------------------------------------------------
 
     async def _ensure(self) -> None:
-        """Make streams and consumers, if that has to be done. Raises UnavailableError."""
-        if not self._client.is_connected:  # the client would store up what is sent
+        """Make missing streams and consumers. Raises UnavailableError."""
+        if not self._client.is_connected:  # the client would buffer what is sent
             raise UnavailableError("not connected to NATS")
         if self._is_open:
             return
@@ -347,7 +346,7 @@ class BatchStreams:
             ack_policy=AckPolicy.EXPLICIT,
             ack_wait=ACK_WAIT_S,
             max_deliver=-1,
-            max_ack_pending=-1,  # what waits for its time counts, too; bounded by what may be queued
+            max_ack_pending=-1,  # delayed messages count, too; the queue itself is bounded
         )
         await self._js.add_consumer(subjects.BATCH_WORK_STREAM, config)
         if kind not in self._pulls:
@@ -360,7 +359,7 @@ class BatchStreams:
         log.debug("batches.connection", extra={"error": _text(error)})
 
     def _unavailable(self, what: str, error: BaseException) -> UnavailableError:
-        self._is_open = False  # a server may have come back without our streams
+        self._is_open = False  # a restarted server may lack our streams
         return UnavailableError(f"{what} batches: {_text(error)}")
 
 

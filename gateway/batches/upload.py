@@ -1,4 +1,4 @@
-"""multipart/form-data as it comes in: the file goes on to where it is kept, and is never whole in memory or on disk here."""
+"""Reading multipart/form-data. The file is passed on in pieces, never held as a whole."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from starlette.exceptions import HTTPException
 from common.errors import InvalidRequestError, OverloadedError, ServingError
 from gateway.batches.records import FileRecord
 from gateway.batches.store import BatchStore
+from gateway.http.body import CLOSE
 
 MAX_FIELD_BYTES = 4 << 10
 MAX_PARTS = 16
-FORM_BYTES = 64 << 10  # of a form, beside the file
-WHOLE_S = 600.0
-SILENCE_S = 30.0
-DISCARD_BYTES = 16 << 20  # of a file that was refused
-DISCARD_S = 5.0
-_CLOSE = {"connection": "close"}  # the rest of the body is not read
-logging.getLogger("python_multipart").setLevel(logging.ERROR)  # what is wrong with a form is told to its sender
+MAX_FORM_BYTES = 64 << 10  # everything but the file
+UPLOAD_TIMEOUT_S = 600.0
+SILENCE_TIMEOUT_S = 30.0
+MAX_DISCARDED_BYTES = 16 << 20  # dropped after a file was refused
+DISCARD_TIMEOUT_S = 5.0
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the sender is told what is wrong
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,255}\Z")
 
 
@@ -63,7 +63,7 @@ class FileForm:
             raise InvalidRequestError(f"the body is no form: {error}"[:300]) from None
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take more of the body; return what of the file is in it. Raises InvalidRequestError."""
+        """Take more of the body; return the file's bytes in it. Raises InvalidRequestError."""
         try:
             self._parser.write(data)
         except FormParserError as error:
@@ -72,7 +72,7 @@ class FileForm:
         return found
 
     def finish(self) -> str:
-        """The body is over; the file's name. Raises InvalidRequestError where something is missing or not as it has to be."""
+        """The body ends: return the file's name. Raises InvalidRequestError for an incomplete or wrong form."""
         if not self._ended:
             raise InvalidRequestError("the form is not complete: its closing boundary is missing")
         if self.filename is None:
@@ -129,7 +129,7 @@ class FileForm:
 
 
 async def receive_file(request: Request, store: BatchStore, tenant: str) -> FileRecord:
-    """Read a request's file and keep it. Raises HTTPException 413 and 408, InvalidRequestError and OverloadedError."""
+    """Keep a request's file. Raises HTTPException 413 and 408, InvalidRequestError and OverloadedError."""
     body = request.stream()
     try:
         return await _received(request, body, store, tenant)
@@ -140,14 +140,14 @@ async def receive_file(request: Request, store: BatchStore, tenant: str) -> File
 
 async def _received(request: Request, body: AsyncGenerator[bytes, None], store: BatchStore, tenant: str) -> FileRecord:
     form = FileForm(request.headers.get("content-type", ""))
-    announced, most = _announced(request), store.limits.file_bytes + FORM_BYTES
+    announced, most = _announced(request), store.limits.file_bytes + MAX_FORM_BYTES
     if announced > most:
         raise _too_large(store.limits.file_bytes)
     writer = await store.new_file(tenant, announced)
     size = 0
     try:
-        async with asyncio.timeout(WHOLE_S):
-            while (chunk := await asyncio.wait_for(anext(body, None), SILENCE_S)) is not None:
+        async with asyncio.timeout(UPLOAD_TIMEOUT_S):
+            while (chunk := await asyncio.wait_for(anext(body, None), SILENCE_TIMEOUT_S)) is not None:
                 size += len(chunk)
                 if size > most:
                     raise _too_large(store.limits.file_bytes)
@@ -158,19 +158,19 @@ async def _received(request: Request, body: AsyncGenerator[bytes, None], store: 
         with contextlib.suppress(ServingError):
             await asyncio.shield(writer.drop())
         if isinstance(error, TimeoutError):
-            text = f"the file was not complete after {WHOLE_S:g} s, or nothing of it came for {SILENCE_S:g} s"
-            raise HTTPException(408, text, _CLOSE) from None
+            text = f"the file was not complete after {UPLOAD_TIMEOUT_S:g} s, or nothing of it came for {SILENCE_TIMEOUT_S:g} s"
+            raise HTTPException(408, text, CLOSE) from None
         raise
 
 
 async def _discard_rest(body: AsyncGenerator[bytes, None]) -> None:
-    """Read some of what still comes: to a client that is sending, closing at once would look like a broken connection."""
+    """Read some of the rest: to a sending client, an early close looks like a broken connection."""
     size = 0
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(DISCARD_S):
+        async with asyncio.timeout(DISCARD_TIMEOUT_S):
             async for chunk in body:
                 size += len(chunk)
-                if size > DISCARD_BYTES:
+                if size > MAX_DISCARDED_BYTES:
                     return
 
 
@@ -180,4 +180,4 @@ def _announced(request: Request) -> int:
 
 
 def _too_large(most: int) -> HTTPException:
-    return HTTPException(413, f"the file is larger than {most} bytes: split it", _CLOSE)
+    return HTTPException(413, f"the file is larger than {most} bytes: split it", CLOSE)

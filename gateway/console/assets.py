@@ -1,4 +1,4 @@
-"""The page's files, read once, with headers that let it load nothing from elsewhere and run no script but these."""
+"""The page's files, read once, with headers that allow no other sources and scripts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _POLICY = "; ".join(
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
-        "require-trusted-types-for 'script'",  # a model's words never become markup, whatever the script does
+        "require-trusted-types-for 'script'",  # a model's words never become markup
         "trusted-types 'none'",
     )
 )
@@ -37,7 +37,7 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-cache",  # asked for again each time, and answered by 304
+    "cache-control": "no-cache",  # revalidated each time, and answered by 304
     "vary": "accept-encoding",
 }
 
@@ -52,7 +52,7 @@ class Asset:
     etag: str
 
     def response(self, request: Request) -> Response:
-        """The file, or 304 where the client has it."""
+        """The file, or 304 if the client has it."""
         headers = _HEADERS | {"etag": self.etag}
         known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
         if self.etag in known:

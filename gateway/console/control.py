@@ -1,4 +1,4 @@
-"""What a console needs of the fleet: workers and gateways as they are heard, what other gateways do, and orders to workers."""
+"""The fleet for a console: workers, gateways and what these do, and orders to workers."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from common.messages import (
     worker_reply_decoder,
 )
 from common.peers import Peers
+from gateway.admission.capacity import HeardGateways
 from gateway.console.messages import ConsoleAsk, ConsoleTold, console_ask_decoder, console_told_decoder
-from gateway.fleet import HeardGateways
 
 log = logging.getLogger("baton.console")
 
-ORDER_TIMEOUT_S = 5.0  # a worker that gains prefill opens links first: 2 s at most
-ASK_TIMEOUT_S = 1.0  # a gateway that is slower is left out of a picture
+ORDER_TIMEOUT_S = 5.0  # a new prefill worker opens links first
+ASK_TIMEOUT_S = 1.0  # slower gateways are left out of a picture
 MAX_TOLD = 2 << 20  # bytes of one answer; the bus carries 8 MiB
 
 
@@ -42,7 +42,7 @@ class FleetControl:
         self._gateways = HeardGateways()
         self._subscription: Subscription | None = None
         self._tell: Callable[[str], Awaitable[Any]] | None = None
-        self.leaving = asyncio.Event()  # whoever watches has to go
+        self.leaving = asyncio.Event()  # set when the gateway stops: watchers have to go
 
     async def start(self) -> None:
         """Listen for gateways, and answer them."""
@@ -69,17 +69,17 @@ class FleetControl:
     # -- other gateways ------------------------------------------------------------------------------------------------
 
     def answer_with(self, tell: Callable[[str], Awaitable[Any]]) -> None:
-        """What other gateways are told: `tell("")` of this one, `tell(id)` of a request, as values of JSON."""
+        """Answer other gateways, as JSON values: `tell("")` of this one, `tell(id)` of a request."""
         self._tell = tell
 
     async def ask(self, request_id: str = "") -> dict[str, Any]:
-        """Gateway -> what it tells; those that don't answer in time, or are of a release that can't, are left out."""
+        """Each other gateway's answer, by its id; silent ones are left out."""
         others = [state.gateway for state in self.gateways() if state.gateway != self._gateway_id]
         told = await asyncio.gather(*(self._ask(name, ConsoleAsk(request_id=request_id)) for name in others))
         return {name: answer for name, answer in zip(others, told, strict=True) if answer is not None}
 
     async def find(self, request_id: str) -> list[dict[str, Any]]:
-        """The time lines of an answer, or of one of its choices, at the gateway that has them."""
+        """The time lines of an answer, or of one choice, from the gateway that has them."""
         return next((lines for lines in (await self.ask(request_id)).values() if lines), [])
 
     async def _ask(self, gateway: str, message: ConsoleAsk) -> Any:
@@ -98,11 +98,11 @@ class FleetControl:
     # -- workers -------------------------------------------------------------------------------------------------------
 
     async def set_roles(self, worker: str, roles: Sequence[str]) -> RolesReply:
-        """Let `worker` take new work of these roles alone. Raises UnavailableError when it does not answer."""
+        """Let `worker` take new work of these roles alone. Raises UnavailableError without an answer."""
         return await self._order(worker, SetRoles(roles=list(roles), reason="operator"))
 
     async def drain(self, worker: str, *, draining: bool) -> RolesReply:
-        """Let `worker` take no new work, or take it again. Raises UnavailableError when it does not answer."""
+        """Let `worker` take no new work, or take it again. Raises UnavailableError without an answer."""
         return await self._order(worker, Drain(draining=draining, reason="operator"))
 
     async def _order(self, worker: str, order: SetRoles | Drain) -> RolesReply:

@@ -1,8 +1,8 @@
 """The console's stream: server-sent events with what changed, as long as somebody watches.
 
-One picture is built twice a second for all who watch, and nothing while nobody does. A watcher has no queue: it gets the newest
-picture when it has taken the last one, so one that reads slowly misses pictures and holds up nobody. One that doesn't read at
-all is cut off by its connection (`gateway.connection`).
+One picture is built twice a second for all watchers. A watcher has no queue: it gets the newest picture once it has taken the
+last one, so a slow reader misses pictures and delays nobody. A client that does not read at all is cut off by its connection
+(`gateway.http.connection`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from common.errors import UnavailableError
 log = logging.getLogger("baton.console")
 
 TICK_S = 0.5
-PING_S = 5.0  # a stream without news says that it is there, and finds out whether anybody is
-LONGEST_S = 300.0  # then a page connects again, and shows its key again
+PING_S = 5.0  # a ping notices that its client left
+MAX_WATCH_S = 300.0  # a page then connects again, with its key
 MAX_WATCHERS = 64
 
 _encoder = msgspec.json.Encoder()
@@ -30,8 +30,6 @@ Sections = Mapping[str, Any]  # event -> what it says
 
 
 class Feed:
-    """Builds sections and hands them to all watchers."""
-
     def __init__(self, build: Callable[[], Awaitable[Sections]], *, leaving: asyncio.Event) -> None:
         self._build = build
         self._leaving = leaving
@@ -43,7 +41,7 @@ class Feed:
         self.watchers = 0
 
     async def watch(self) -> AsyncGenerator[bytes, None]:
-        """The events of one watcher: first all sections, then those that changed. Raises UnavailableError beyond MAX_WATCHERS."""
+        """One watcher's events: all sections, then those that change. Raises UnavailableError beyond MAX_WATCHERS."""
         if self.watchers >= MAX_WATCHERS:
             raise UnavailableError(
                 f"{MAX_WATCHERS} pages watch this gateway already: close one, or ask another gateway"
@@ -52,9 +50,9 @@ class Feed:
 
     async def _watch(self) -> AsyncGenerator[bytes, None]:
         if self.watchers >= MAX_WATCHERS:
-            return  # others began since this one was let in
+            return  # others began meanwhile
         self.watchers += 1
-        ends_at, seen = time.monotonic() + LONGEST_S, 0
+        ends_at, seen = time.monotonic() + MAX_WATCH_S, 0
         try:
             if self._building is None or self._building.done():
                 self._building = asyncio.create_task(self._keep_building())
@@ -75,15 +73,13 @@ class Feed:
             self.watchers -= 1
 
     async def _keep_building(self) -> None:
-        """Until nobody watches. What is then left is old, and not shown to who comes next."""
+        """Build pictures until nobody watches. The next watcher gets a new one."""
         try:
             while self.watchers and not self._leaving.is_set():
                 began = time.monotonic()
                 try:
                     self._take(await self._build())
-                except (
-                    Exception
-                ):  # the next picture may do; nobody would start this task again while there are watchers
+                except Exception:  # nobody would restart this task, and the next picture may succeed
                     log.exception("console.feed_failed")
                 await asyncio.sleep(max(0.0, TICK_S - (time.monotonic() - began)))
         finally:

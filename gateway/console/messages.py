@@ -1,4 +1,4 @@
-"""What gateways ask each other for their consoles: on the bus like all messages, and nobody else's business."""
+"""What gateways ask each other for their consoles."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from common.messages import PROTOCOL_VERSION
 
 
 class ConsoleAsk(msgspec.Struct, frozen=True, kw_only=True, tag="console_ask"):
-    """Gateway -> gateway, request, while somebody watches a console. Answered by `ConsoleTold`."""
+    """Gateway -> gateway, while somebody watches a console. Answered by `ConsoleTold`."""
 
     v: int = PROTOCOL_VERSION
-    request_id: str = ""  # the time line of an answer or of one of its choices; "" = what the gateway does now
+    request_id: str = ""  # an answer's or a choice's; "": what the gateway does now
 
 
 class ConsoleTold(msgspec.Struct, frozen=True, kw_only=True, tag="console_told"):
-    """JSON, as the gateway's own console would show it: of consoles, not of the protocol."""
+    """JSON as the gateway's own console would show it."""
 
     v: int = PROTOCOL_VERSION
     json: bytes

@@ -1,6 +1,6 @@
-"""What each gateway does, and all of them together: a gateway's part is JSON that travels between gateways; pure.
+"""What gateways do, as JSON that travels between them; pure.
 
-A part is made by `own_part`, and `merged` takes those of all gateways. Parts of an older or newer release may lack or add fields.
+`own_part` makes one gateway's part, `merged` one picture of all. Parts of other releases may lack or add fields.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gateway.console.state import MAX_HANDOVERS, WINDOW_S, counted, handovers, percentile, tpot_ms
-from gateway.generation import Generations
-from gateway.timeline import Timeline
+from gateway.console.state import MAX_HANDOFFS, WINDOW_S, counted, handoffs, percentile, tpot_ms
+from gateway.request.spec import Generations
+from gateway.request.timeline import Timeline
 
 LISTS = ("waiting", "running", "latest", "slowest")
-MAX_LISTED = 20  # of each list
+MAX_LISTED = 20  # entries a list
 MAX_TENANTS = 50  # shown, those that cost most
 MAX_LINKS = 200  # shown, those that moved most
 _COUNTS = ("ended", "errors", "cancelled", "prompt_tokens", "cached_tokens", "completion_tokens")
@@ -37,16 +37,16 @@ def own_part(generations: Generations, tenants: list[dict[str, Any]], *, now: fl
 
 
 def activity(lines: Sequence[Timeline], now: float, unix: float) -> dict[str, Any]:
-    """The part of it that is of the last minute."""
-    moved = handovers(lines, now, unix)
-    return {"handovers": moved[:MAX_HANDOVERS], "links": _links(moved), "samples": _samples(lines, now)}
+    """What happened within the last minute."""
+    moved = handoffs(lines, now, unix)
+    return {"handovers": moved[:MAX_HANDOFFS], "links": _links(moved), "samples": _samples(lines, now)}
 
 
 def _links(moved: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Hand-overs by (from, to), as sums that can be added. `pushed_bytes` are those whose `push_ms` is known."""
+    """Handoffs by (from, to), as sums. `pushed_bytes` are those whose `push_ms` is known."""
     by_pair: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
-    for handover in moved:
-        by_pair[handover["from"], handover["to"]].append(handover)
+    for handoff in moved:
+        by_pair[handoff["from"], handoff["to"]].append(handoff)
     return [
         {
             "from": source,
@@ -62,7 +62,7 @@ def _links(moved: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _samples(lines: Iterable[Timeline], now: float) -> dict[str, Any]:
-    """Of the requests that ended within the last minute: how many, and each one's times."""
+    """Requests that ended within the last minute: their number, and each one's times."""
     ended = [line for line in lines if line.ended_at is not None and now - line.ended_at <= WINDOW_S]
     return {
         "ended": len(ended),
@@ -77,14 +77,14 @@ def _samples(lines: Iterable[Timeline], now: float) -> dict[str, Any]:
 
 
 def merged(parts: Mapping[str, Part]) -> dict[str, Any]:
-    """Gateway -> its part, as one picture; docs/console.md describes the fields."""
+    """One picture of gateway -> part; docs/console.md describes the fields."""
     all_parts = list(parts.values())
     moved = [one | {"gateway": name} for name, part in parts.items() for one in part.get("handovers", [])]
     moved.sort(key=lambda one: one["at_unix"], reverse=True)
     return {
         "in_flight": sum(part.get("in_flight", 0) for part in all_parts),
         "waiting": _added_waiting(all_parts),
-        "handovers": moved[:MAX_HANDOVERS],
+        "handovers": moved[:MAX_HANDOFFS],
         "links": _merged_links(all_parts),
         "latencies": _latencies([part.get("samples", {}) for part in all_parts]),
         "placed": _added(part.get("placed", {}) for part in all_parts),
@@ -111,7 +111,7 @@ def _added_waiting(parts: Iterable[Part]) -> dict[str, dict[str, int]]:
 
 
 def _merged_links(parts: Iterable[Part]) -> list[dict[str, Any]]:
-    """`bytes_per_s`: bytes by the time of their pushes, null without any; `transfer_ms`: the median, weighted by hand-overs."""
+    """`bytes_per_s`: null without timed pushes; `transfer_ms`: the median, weighted by handoffs."""
     by_pair: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for part in parts:
         for link in part.get("links", []):
@@ -148,7 +148,7 @@ def _latencies(samples: list[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _merged_tenants(parts: Iterable[Part]) -> list[dict[str, Any]]:
-    """What tenants used, added up; their budgets, which each gateway knows for all of them, as the fullest says."""
+    """Tenants' usage, added up. Each gateway knows all budgets: the fullest figure counts."""
     by_name: dict[str, dict[str, Any]] = {}
     for part in parts:
         for one in part.get("tenants", []):

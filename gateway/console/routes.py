@@ -1,10 +1,10 @@
-"""The console's routes: the page, what it shows, and what an operator may do with it."""
+"""The console's routes: the page, what it shows, and an operator's orders."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -13,26 +13,33 @@ from pydantic import Field, StrictBool, StrictStr
 from starlette.exceptions import HTTPException
 
 from common.messages import RolesReply
-from gateway.attainment import ServiceLevels
-from gateway.body import read_body
+from gateway.answers.catalogue import Catalogue
 from gateway.console.assets import PAGE, load_assets
 from gateway.console.control import FleetControl
 from gateway.console.feed import Feed
 from gateway.console.parts import merged, own_part
 from gateway.console.state import gateway_json, worker_json
-from gateway.generation import Generations
-from gateway.responses import json_response
-from gateway.schema import StrictFields, parse_body
-from gateway.stream import EventStream
-from gateway.tenant_metrics import TenantMetrics
+from gateway.http.api import JSON, ApiPart, fields, get, path_parameters, post
+from gateway.http.body import BodyLimits, read_body
+from gateway.http.fields import StrictFields, parse_body
+from gateway.http.responses import json_response
+from gateway.http.routing import Routes
+from gateway.http.streaming import EVENTS, ByteStream
+from gateway.observe.attainment import ServiceLevels
+from gateway.observe.tenant_metrics import TenantMetrics
+from gateway.request.spec import Generations
 
-FRESH_S = 0.5  # a state that is not older is shown again: many viewers cost as much as one
-MAX_ORDER_BYTES = 4096
-ORDER_BODY_S = 5.0
+FRESH_S = 0.5  # further viewers share a state this new
+ORDER_LIMITS = BodyLimits(max_bytes=4096, timeout_s=5.0)
 
 _FIGURES = ("in_flight", "waiting", "latencies", "placed", "refused", "events", "tenants")
-
-Endpoint = Callable[[Request], Awaitable[Response]]
+_GETS = {
+    "/": ("The console, a page.", "text/html"),
+    "/console/static/{name}": ("A file of the page.", "text/html", "text/css", "text/javascript", "image/svg+xml"),
+    "/console/state": ("The fleet, and what all gateways do: docs/console.md.", JSON),
+    "/console/events": ("The same as server-sent events, as it changes.", EVENTS),
+}
+_ROLES, _DRAIN = "/admin/workers/{worker}/roles", "/admin/workers/{worker}/drain"
 
 
 class RolesOrder(StrictFields):
@@ -49,17 +56,17 @@ class DrainOrder(StrictFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleFacts:
-    """What the console says of its gateway and can't hear."""
+    """Facts about this gateway that no heartbeat has."""
 
     gateway_id: str
-    served_model: str
+    catalogue: Catalogue
     version: str
     levels: ServiceLevels
     has_admin: Callable[[], bool]
 
 
 class ConsoleRoutes:
-    """Endpoints by path."""
+    """The page, its state, and orders to workers."""
 
     def __init__(
         self, control: FleetControl, generations: Generations, tenants: TenantMetrics, facts: ConsoleFacts
@@ -73,16 +80,16 @@ class ConsoleRoutes:
         self._assets = load_assets()
         self._building = asyncio.Lock()
         self._state: tuple[float, dict[str, Any]] | None = None
-        self.gets: dict[str, Endpoint] = {
-            "/": self.page,
-            "/console/static/{name}": self.asset,
-            "/console/state": self.state,
-            "/console/events": self.events,
-        }
-        self.posts: dict[str, Endpoint] = {
-            "/admin/workers/{worker}/roles": self.set_roles,
-            "/admin/workers/{worker}/drain": self.drain,
-        }
+        self.routes = Routes(
+            gets={
+                "/": self.page,
+                "/console/static/{name}": self.asset,
+                "/console/state": self.state,
+                "/console/events": self.events,
+            },
+            posts={_ROLES: self.set_roles, _DRAIN: self.drain},
+            api=_api(),
+        )
 
     async def page(self, request: Request) -> Response:
         """The page."""
@@ -106,12 +113,12 @@ class ConsoleRoutes:
         return json_response(picture)
 
     async def events(self, request: Request) -> Response:
-        """The same as server-sent events, as it changes: `fleet`, `figures` and `requests`; see docs/console.md."""
-        return EventStream(await self._feed.watch(), close=_nothing_to_close, headers={})
+        """The same as server-sent events, as it changes: `fleet`, `figures` and `requests` (docs/console.md)."""
+        return ByteStream(await self._feed.watch(), close=_nothing_to_close, headers={})
 
     async def _sections(self) -> dict[str, Any]:
         picture = await self._picture()
-        del picture["time_unix"]  # with each event
+        del picture["time_unix"]  # each event has its own
         return {
             "requests": picture.pop("requests"),
             "figures": {name: picture.pop(name) for name in _FIGURES},
@@ -119,15 +126,17 @@ class ConsoleRoutes:
         }
 
     async def _picture(self) -> dict[str, Any]:
-        """What all gateways do, and what is heard of everybody."""
-        facts, asked = self._facts, await asyncio.gather(self._own_part(), self._control.ask())
+        """What all gateways do, and the figures of everybody heard."""
+        facts, models = self._facts, self._facts.catalogue.all()
+        asked = await asyncio.gather(self._own_part(), self._control.ask())
         parts = {facts.gateway_id: asked[0]} | asked[1]
         heard = [gateway_json(gateway) for gateway in self._control.gateways()]
         return {
             "gateway": facts.gateway_id,
             "version": facts.version,
-            "model": facts.served_model,
-            "max_model_len": self._generations.max_model_len,
+            "model": models[0].name,
+            "max_model_len": models[0].max_model_len,
+            "models": [{"name": model.name, "max_model_len": model.max_model_len} for model in models],
             "has_admin": facts.has_admin(),
             "not_ready": self._generations.not_ready_reason,
             "time_unix": round(time.time(), 3),
@@ -142,7 +151,7 @@ class ConsoleRoutes:
         return own_part(self._generations, self._tenants.as_json(), now=time.monotonic(), unix=time.time())
 
     async def _tell(self, request_id: str) -> Any:
-        """What other gateways' consoles ask of this one."""
+        """Answer the console of another gateway."""
         if not request_id:
             return await self._own_part()
         return [line.as_json() for line in self._generations.timelines.find(request_id)]
@@ -171,10 +180,22 @@ async def _nothing_to_close() -> None:
 
 
 async def _body(request: Request) -> bytes:
-    return await read_body(request, max_bytes=MAX_ORDER_BYTES, timeout_s=ORDER_BODY_S)
+    return await read_body(request, ORDER_LIMITS)
 
 
 def _answer(worker: str, reply: RolesReply) -> Response:
     if not reply.accepted:
         raise HTTPException(409, f"{worker}: {reply.reason}")
     return json_response({"worker": worker, "roles": reply.roles})
+
+
+def _api() -> ApiPart:
+    answer = fields({"worker": {"type": "string"}, "roles": {"type": "array", "items": {"type": "string"}}})
+    orders = {path: post(body, answer) for path, body in ((_ROLES, RolesOrder), (_DRAIN, DrainOrder))}
+    for path, operation in orders.items():
+        operation["parameters"] = path_parameters(path)
+    orders[_DRAIN]["requestBody"]["required"] = False
+    gets = {path: {"get": get(path, *said)} for path, said in _GETS.items()}
+    return ApiPart(
+        paths=gets | {path: {"post": operation} for path, operation in orders.items()}, bodies=(RolesOrder, DrainOrder)
+    )

@@ -1,4 +1,4 @@
-"""What the console shows of the fleet, as JSON values; pure. docs/console.md describes the fields."""
+"""The fleet as the console shows it, in JSON values; pure. docs/console.md describes the fields."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from common.messages import GatewayState, WorkerState
-from gateway.timeline import AttemptLine, Timeline
+from gateway.request.timeline import AttemptLine, Timeline
 
-WINDOW_S = 60.0  # of hand-overs, links and latencies
-MAX_HANDOVERS = 40  # shown one by one
+WINDOW_S = 60.0  # handoffs, links and latencies this recent are shown
+MAX_HANDOFFS = 40  # shown one by one
 
 
 def worker_json(state: WorkerState) -> dict[str, Any]:
-    """One worker: KV in blocks, rates per second, times in milliseconds. Rates of 0 are not measured yet."""
+    """One worker: KV in blocks, rates per second, times in milliseconds; rate 0: not measured."""
     layout = state.region.layout
     return {
         "id": state.worker,
@@ -42,7 +42,7 @@ def worker_json(state: WorkerState) -> dict[str, Any]:
 
 
 def gateway_json(state: GatewayState) -> dict[str, Any]:
-    """One gateway's part in the service levels, and what waits there."""
+    """One gateway's service levels, and what waits there."""
     return {
         "id": state.gateway,
         "window_s": state.window_s,
@@ -58,8 +58,8 @@ def gateway_json(state: GatewayState) -> dict[str, Any]:
     }
 
 
-def handovers(timelines: Iterable[Timeline], now: float, unix: float) -> list[dict[str, Any]]:
-    """The hand-overs of the last minute, newest first. `push_ms` is null until the prefill worker told it.
+def handoffs(timelines: Iterable[Timeline], now: float, unix: float) -> list[dict[str, Any]]:
+    """The handoffs of the last minute, newest first. `push_ms` is null until the prefill worker reports it.
 
     `now` is of the gateway's monotonic clock, `unix` the same instant.
     """
@@ -70,10 +70,10 @@ def handovers(timelines: Iterable[Timeline], now: float, unix: float) -> list[di
         if attempt.imported_at is not None and now - attempt.imported_at <= WINDOW_S
     ]
     found.sort(key=lambda entry: entry[0], reverse=True)
-    return [_handover(line, attempt, unix - (now - at)) for at, line, attempt in found]
+    return [_handoff(line, attempt, unix - (now - at)) for at, line, attempt in found]
 
 
-def _handover(line: Timeline, attempt: AttemptLine, at_unix: float) -> dict[str, Any]:
+def _handoff(line: Timeline, attempt: AttemptLine, at_unix: float) -> dict[str, Any]:
     assert attempt.imported is not None
     return {
         "id": f"{line.request_id}/{attempt.number}",
@@ -90,14 +90,14 @@ def _handover(line: Timeline, attempt: AttemptLine, at_unix: float) -> dict[str,
 
 
 def tpot_ms(line: Timeline) -> float | None:
-    """The mean time of a further token; None without one."""
+    """The mean time of a further token, or None."""
     if line.ended_at is None or line.first_token_at is None or line.completion_tokens < 2 or line.status == "error":
         return None
     return (line.ended_at - line.first_token_at) * 1000 / (line.completion_tokens - 1)
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least `share` of the values do not exceed; None without any."""
+    """The smallest value that at least `share` of the values do not exceed, or None."""
     if not values:
         return None
     ordered = sorted(values)
@@ -106,6 +106,6 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 
 def counted(counters: Mapping[str, int], kind: str) -> dict[str, int]:
-    """Of `Generations.counters`, those of one kind, by label."""
+    """One kind of `Generations.counters`, by label."""
     prefix = f"{kind}:"
     return {name.removeprefix(prefix): count for name, count in sorted(counters.items()) if name.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""Room for connections: each is a descriptor, and many systems allow a process 1,024 of them unless it asks for more."""
+"""File descriptors for connections: many systems allow a process 1,024 unless it asks for more."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import resource
 
 log = logging.getLogger("baton.gateway")
 
-# What isn't a client: NATS, Redis, files; and 2,048 connections that are accepted in one go before any is refused.
-OTHERS = 2300
+# NATS, Redis, files, and the 2,048 connections that are accepted before any is refused.
+OTHER_DESCRIPTORS = 2300
 
 
 def make_room(max_connections: int) -> None:
-    """Raise the process's own limit as far as the system lets it; say so where that is not enough."""
+    """Raise the process's own limit as far as the system allows; warn where that is not enough."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = max_connections + OTHERS
+    wanted = max_connections + OTHER_DESCRIPTORS
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

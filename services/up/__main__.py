@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from common.config import ConfigError, UpSettings, fail, load_settings
 from common.errors import ServingError
-from common.telemetry import start_logging
-from services.leaving import until_signalled
+from common.log import start_logging
+from common.settings import ConfigError, fail, load_settings
+from services.runtime.signals import until_signalled
+from services.up.settings import UpSettings
 from services.up.stack import Stack
 
 

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from common.config import PREFIX, ROOT
-from common.servers import die_with_parent, stop
+from common.settings import PREFIX, ROOT
+from services.runtime.servers import die_with_parent, stop
 
 
 class Child:
@@ -34,7 +34,7 @@ class Child:
         return self._process.returncode if self._process is not None else None
 
     async def start(self) -> None:
-        """Start the process; the log of an earlier one under this name goes on."""
+        """Start the process; append to an earlier log of this name."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
         with self.log_file.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -50,18 +50,17 @@ class Child:
             )
 
     async def wait(self) -> int:
-        """Return the exit code once the process ended."""
         assert self._process is not None
         return await self._process.wait()
 
     async def stop(self, *, timeout_s: float) -> None:
-        """Let it drain; end it when it takes longer."""
+        """Let it drain; kill it after `timeout_s`."""
         if self._process is not None:
             await stop(self._process, timeout_s=timeout_s)
 
 
 def describe_exit(code: int) -> str:
-    """Say how a process ended: `exit code 2`, `signal SIGKILL`."""
+    """How a process ended: `exit code 2`, `signal SIGKILL`."""
     if code >= 0:
         return f"exit code {code}"
     with contextlib.suppress(ValueError):

@@ -1,4 +1,4 @@
-"""NATS and Redis of `baton up`: started where no address is given, with a user for each service and made-up passwords."""
+"""NATS and Redis of `baton up`: started where no address is given, with a user for each service."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from pathlib import Path
 import redis.asyncio
 import redis.exceptions
 
-from common.config import PREFIX, UpSettings
 from common.errors import UnavailableError
-from common.servers import Server, run_nats, run_redis
+from common.settings import PREFIX
 from common.store import RedisSettings, Store, identity_of
-from services.users.permissions import Member, Users, make_users
+from services.runtime.functions import function_libraries
+from services.runtime.permissions import Member, Users, make_users
+from services.runtime.servers import Server, run_nats, run_redis
+from services.up.settings import UpSettings
 
 INSTALL_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """How services reach the servers. Those started here know each service; for others, all have what `up` was given."""
+    """How services reach the servers: each with its own user on servers started here, else with what `up` was given."""
 
     nats: Server | None
     redis: Server | None
@@ -29,11 +31,10 @@ class Reach:
 
     @property
     def servers(self) -> list[Server]:
-        """Those started here."""
         return [server for server in (self.nats, self.redis) if server is not None]
 
     def variables(self, user: str) -> dict[str, str]:
-        """Addresses and credentials of a service, where they aren't as the settings say."""
+        """A service's addresses and credentials, where they differ from the settings."""
         found: dict[str, str] = {}
         for server, file in ((self.nats, self.users.nats_file(user)), (self.redis, self.users.redis_file(user))):
             if server is not None:
@@ -50,7 +51,7 @@ async def start_servers(
     held: contextlib.AsyncExitStack,
     say: Callable[[str], None],
 ) -> Reach:
-    """Start what has no address; `held` stops it. Raises UnavailableError when a server does not start."""
+    """Start each server without an address; `held` stops it. Raises UnavailableError when one does not start."""
     users = make_users(members, data / "users")
     nats = redis = None
     if not settings.nats_url:
@@ -66,10 +67,10 @@ async def start_servers(
 
 
 async def install_library(settings: RedisSettings) -> None:
-    """Install the functions as an admin, so that nobody has to wait for a gateway. Raises UnavailableError."""
+    """Install the functions as an admin, so that workers need not wait for a gateway. Raises UnavailableError."""
     options = identity_of(settings) | {"protocol": 2, "socket_timeout": INSTALL_TIMEOUT_S}
     async with redis.asyncio.Redis.from_url(settings.url, **options) as client:
         try:
-            await Store(client, settings).load_library()
+            await Store(client, settings, libraries=function_libraries()).load_libraries()
         except (redis.exceptions.RedisError, OSError) as error:
             raise UnavailableError(f"Redis: {type(error).__name__} {error}") from error

@@ -1,4 +1,4 @@
-"""The processes of `baton up`: servers first, then workers and the gateway. What dies is restarted; all stop together."""
+"""The processes of `baton up`: servers first, then workers and the gateway. Dead ones restart; all stop together."""
 
 from __future__ import annotations
 
@@ -13,23 +13,20 @@ from typing import Any
 
 import httpx
 
-from common.config import (
-    PREFIX,
-    ConfigError,
-    GatewaySettings,
-    PlannerSettings,
-    UpSettings,
-    WorkerOptions,
-    as_environment,
-)
 from common.errors import UnavailableError
-from common.servers import Server, port_is_free
+from common.settings import PREFIX, ConfigError, as_environment
+from kvtransfer.transports import reaches_others
+from services.gateway.settings import GatewaySettings
+from services.planner.settings import PlannerSettings
+from services.runtime.permissions import WORKERS, Member
+from services.runtime.servers import Server, port_is_free
 from services.up.child import Child, describe_exit, last_lines
 from services.up.servers import Reach, start_servers
-from services.users.permissions import WORKERS, Member
+from services.up.settings import UpSettings
+from services.worker.options import WorkerOptions
 
 START_TIMEOUT_S = 180.0
-MAX_RESTARTS = 5  # of one service, within the window; then everything stops
+MAX_RESTARTS = 5  # per service and window; then everything stops
 RESTART_WINDOW_S = 60.0
 FIRST_PAUSE_S = 0.5  # doubled with each death in the window
 LONGEST_PAUSE_S = 5.0
@@ -38,7 +35,7 @@ STOP_MARGIN_S = 10.0  # beyond the time to drain, before a process is killed
 
 
 class Stack:
-    """Starts and watches. Used as a context: whatever happens inside, leaving it stops every process it started."""
+    """Starts and watches. Leaving the context stops every process that it started."""
 
     def __init__(self, settings: UpSettings, *, say: Callable[[str], None]) -> None:
         self._settings = settings
@@ -100,7 +97,7 @@ class Stack:
     async def watch(self, stopping: asyncio.Event) -> None:
         """Restart services that die, with growing pauses, until `stopping`.
 
-        Raises UnavailableError when a service dies again and again, or when NATS or Redis ends: then everything has to stop.
+        Raises UnavailableError, to stop everything, when a service keeps dying, or NATS or Redis ends.
         """
         watchers = [asyncio.create_task(self._keep(child)) for child in self._children]
         watchers += [asyncio.create_task(self._guard(server)) for server in self._servers]
@@ -143,9 +140,9 @@ class Stack:
         ]
 
     async def _until_ready(self, stopping: asyncio.Event) -> None:
-        """Wait for the gateway to say that a request would be served; give up when a process ends."""
+        """Wait until the gateway reports ready; give up when a process ends."""
         give_up_at, told = time.monotonic() + START_TIMEOUT_S, ""
-        # Not verified: it is our own child, and its certificate is for the name that clients know it by.
+        # Not verified: it is our own child, and its certificate names the address for clients.
         async with httpx.AsyncClient(base_url=self.url, timeout=2.0, verify=False) as client:
             while not stopping.is_set():
                 for child in self._children:
@@ -194,7 +191,7 @@ def members_of(settings: UpSettings) -> list[Member]:
 
 
 def devices_of(devices: str, count: int) -> list[str]:
-    """The device of each of `count` workers: `cuda` is a GPU for each, a list is dealt out in turn."""
+    """Each worker's device: `cuda` is a GPU for each, a list is dealt out in turn."""
     if devices == "cuda":
         return [f"cuda:{index}" for index in range(count)]
     named = devices.split(",")
@@ -208,7 +205,7 @@ def restart_pause_s(deaths: int) -> float:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold `path`, so that two `baton up` never share servers' data. The lock goes with the process, however it ends."""
+    """Hold `path`, so that two `baton up` never share servers' data. The process's end releases the lock."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -222,9 +219,10 @@ def _locked(path: Path) -> Iterator[None]:
 def _check(settings: UpSettings) -> None:
     if not (settings.model / "config.json").is_file():
         raise ConfigError(f"--model {settings.model}: no config.json there; give a Hugging Face model folder")
-    if settings.transport == "local" and settings.prefill:
+    if not reaches_others(settings.kv_transport) and settings.prefill:
         raise ConfigError(
-            f"--transport local: {settings.prefill} prefill workers have to hand their KV over; use --prefill 0, or another one"
+            f"--transport {settings.kv_transport}: {settings.prefill} prefill workers have to hand their KV over; "
+            "use --prefill 0, or another one"
         )
     devices = devices_of(settings.device, settings.prefill + settings.decode)
     if settings.device != "cpu" and len(set(devices)) < len(devices) and not settings.kv_memory_mb:
@@ -236,7 +234,7 @@ def _check(settings: UpSettings) -> None:
 
 
 async def _reason_not_ready(client: httpx.AsyncClient, *, prefill: int, decode: int) -> str | None:
-    """Why a request would not be served as asked for yet; None when it would."""
+    """Why a request would not be served yet; None when it would."""
     try:
         response = await client.get("/ready")
     except httpx.TransportError:

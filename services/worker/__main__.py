@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from services.worker_process import main
+from services.runtime.worker_process import main
 
 if __name__ == "__main__":
     sys.exit(main("worker", ("decode", "prefill")))

@@ -29,12 +29,13 @@ from common.messages import (
     to_worker_decoder,
     worker_reply_decoder,
 )
-from engine.kv_cache import pool_shape
+from common.words import WorkerStatus
+from engine.cache.pages import pool_dtype, pool_shape
 from kvtransfer.select import open_transport
 from kvtransfer.transport import Link
 from tests.chaos.cluster import ChaosCluster
 from tests.integration.waiting import eventually
-from worker.host import HEARTBEAT_S
+from worker.heartbeat import HEARTBEAT_S
 
 NAME, GATEWAY = "liar", "nobody"
 PROMPT = list(range(20, 60))
@@ -49,8 +50,7 @@ class Liar:
         self._transport = open_transport("shm")
         self._incarnation = secrets.randbits(63)
         self._layout = msgspec.structs.replace(self._target.region.layout, num_blocks=16)
-        dtype: torch.dtype = getattr(torch, self._layout.dtype)
-        self._pool = self._transport.allocate(pool_shape(self._layout), dtype, "cpu")
+        self._pool = self._transport.allocate(pool_shape(self._layout), pool_dtype(self._layout), "cpu")
         self._link: Link
         self._beating: asyncio.Task[None]
         self.requests = 0
@@ -59,7 +59,12 @@ class Liar:
         """Open the data plane, be heard, and answer aborted leases as an honest worker would."""
         region = await self._transport.open(self._pool, self._layout, self._incarnation)
         state = msgspec.structs.replace(
-            self._target, worker=NAME, incarnation=self._incarnation, roles=[], status="starting", region=region
+            self._target,
+            worker=NAME,
+            incarnation=self._incarnation,
+            roles=[],
+            status=WorkerStatus.STARTING,
+            region=region,
         )
         await self._bus.serve(subjects.worker(NAME), to_worker_decoder, self._answer)
         self._beating = asyncio.create_task(self._beat(state))

@@ -13,11 +13,11 @@ from typing import Any
 
 from common.messages import SamplingParams
 from engine.config import EngineConfig
-from engine.fake import FakeEngine
-from gateway.detokenizer import Detokenizer
-from gateway.dialect import choice_seed
-from gateway.stop import StopMatcher
-from gateway.tokenizer import ChatTokenizer
+from engine.fake.engine import FakeEngine
+from gateway.answers.detokenizer import Detokenizer
+from gateway.answers.start import choice_seed
+from gateway.answers.stop import StopMatcher
+from gateway.answers.tokenizer import ChatTokenizer
 
 SPECIAL = 3  # token ids below this end or open messages
 VOCABULARY = 500

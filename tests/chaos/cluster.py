@@ -14,7 +14,7 @@ import httpx
 
 from common.bus import NatsSettings, connect_bus
 from common.peers import Peers
-from common.servers import free_port
+from services.runtime.servers import free_port
 from tests.chaos.checks import held
 from tests.e2e.cluster import READY_S, Cluster
 

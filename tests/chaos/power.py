@@ -23,7 +23,7 @@ from typing import Any
 
 import httpx
 
-from common.servers import DEPLOY, run_nats
+from services.runtime.servers import DEPLOY, run_nats
 from tests.chaos.asks import SPECIAL, VOCABULARY, Oracle
 from tests.chaos.cluster import ChaosCluster, FaultDidNotHappenError
 from tests.e2e.cluster import READY_S

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.results_format import Result
 from common.messages import KVLayout, Region, WorkerState
+from common.words import WorkerStatus
 from tests.chaos import checks
 from tests.chaos.__main__ import merged
 from tests.chaos.asks import KINDS, Ask, Oracle, Seen, ask
@@ -84,7 +85,7 @@ def state(**load: int) -> WorkerState:
     layout = KVLayout(num_blocks=8, num_layers=1, block_size=16, num_kv_heads=1, head_dim=8, dtype="float32")
     region = Region(transport="shm", incarnation=1, layout=layout, address={})
     return WorkerState(
-        worker="w", incarnation=1, roles=["decode"], status="ready", model="tiny", model_fingerprint="",
+        worker="w", incarnation=1, roles=["decode"], status=WorkerStatus.READY, model="tiny", model_fingerprint="",
         tokenizer_fingerprint="", vocab_size=512, max_model_len=512, region=region, **({"free_blocks": 8} | load),
     )  # fmt: skip
 

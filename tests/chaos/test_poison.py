@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from engine.fake_faults import EXIT_CODE
+from engine.fake.faults import EXIT_CODE
 from tests.chaos import checks
 from tests.chaos.asks import Oracle
 from tests.chaos.cluster import FAKE, ChaosCluster
@@ -16,6 +16,7 @@ from tests.chaos.load import Load
 from tests.chaos.poison import FAULTS, KILLS, KILLS_DECODING, Supervisor, dead_jobs, poisoned, send
 
 STREAMS = 24
+DEADLINE_S = 120.0  # starting two workers again takes long on a busy machine
 NAMES = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 
 
@@ -33,7 +34,8 @@ async def cluster(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Asyn
 async def test_a_request_that_kills_its_worker_is_tried_twice_however_many_are_beside_it(
     token: int, role: str, cluster: ChaosCluster, oracle: Oracle
 ) -> None:
-    async with Supervisor(cluster) as supervisor, Load(cluster.url, oracle, streams=STREAMS, first=10 * token) as load:
+    load = Load(cluster.url, oracle, streams=STREAMS, first=10 * token, deadline_s=DEADLINE_S)
+    async with Supervisor(cluster) as supervisor, load:
         await load.until_answered(STREAMS // 2)
         outcome = await send(cluster, poisoned(1, oracle, token))
         await load.until_answered(STREAMS // 2)

@@ -35,6 +35,7 @@ def test_a_line_that_is_lost_or_there_twice_or_wrong_is_found(oracle: Oracle) ->
         assert (found.lost, found.again, found.wrong) == expected
 
 
+@pytest.mark.long
 @needs_mounts
 async def test_every_acknowledged_line_has_one_result_after_power_cuts(
     tmp_path: Path, model: Path, oracle: Oracle

@@ -25,7 +25,7 @@ async def cluster(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Asyn
         "step_timeout_s": 2,
         "gateways": 2,
         "gateway_options": patient,
-        "drain_s": 0.1,  # five tokens: some answer takes longer
+        "drain_s": 0.1,  # five tokens: answers of up to 400 outlast it, also where the machine is busy
     }
     faulty = dict.fromkeys(("prefill-0", "decode-0"), FAULTY)
     async with ChaosCluster(folder, model=model, prefill=2, decode=2, fake_faults=faulty, **options) as cluster:
@@ -44,7 +44,7 @@ async def test_a_rolling_restart_loses_nothing_also_of_answers_that_take_longer_
     cluster: ChaosCluster, oracle: Oracle
 ) -> None:
     names = ["prefill-1", "decode-1", "gateway-1"]
-    verdict = await rolling_restart(cluster, oracle, names, streams=STREAMS, first=20_000, longest_answer=100)
+    verdict = await rolling_restart(cluster, oracle, names, streams=STREAMS, first=20_000, longest_answer=400)
     assert (verdict.violations, verdict.broken, dict(verdict.errors)) == ([], [], {})
     assert cluster.faults[-3:] == [f"SIGTERM {name}" for name in names]
     assert moved(cluster) > 0

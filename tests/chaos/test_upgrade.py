@@ -13,7 +13,7 @@ from tests.chaos.upgrade import LAST, HistoryIsMissingError, UpgradeCluster, che
 OLD = ("gateway", "prefill-0", "decode-0")
 
 
-@pytest.mark.parametrize("transport", ["shm", "ucx"])
+@pytest.mark.parametrize("transport", ["shm", pytest.param("ucx", marks=pytest.mark.long)])
 async def test_the_last_release_and_this_one_serve_together(
     transport: str, model: Path, oracle: Oracle, tmp_path: Path
 ) -> None:
@@ -22,7 +22,7 @@ async def test_the_last_release_and_this_one_serve_together(
     except HistoryIsMissingError as error:
         pytest.skip(str(error))
     options = {"prefill": 2, "decode": 2, **FAKE, "fake_step_ms": 20, "transport": transport}
-    cluster = UpgradeCluster(tmp_path / "cluster", model=model, release=LAST, code=code, old=OLD, **options)
+    cluster = UpgradeCluster(tmp_path / "cluster", model=model, code=code, old=OLD, **options)
     async with cluster:
         verdict = await roll(cluster, oracle, ["decode-0"], old=False, streams=16, first=30_000)
         assert cluster.old == {"gateway", "prefill-0"}

@@ -11,7 +11,7 @@ from tests.chaos.cluster import ChaosCluster, FaultDidNotHappenError
 from tests.chaos.kills import Verdict, judge
 from tests.chaos.load import Load
 from tests.chaos.poison import Supervisor, poisoned, send
-from worker.host import EXIT_DEVICE_BROKEN
+from worker.worker import EXIT_DEVICE_BROKEN
 
 STRIKES = {"hang": 507, "fail": 508, "oom": 509, "hang-decoding": 503, "fail-decoding": 504}
 FAULTY = ",".join(f"{kind}:{token}" for kind, token in STRIKES.items())

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.needs import needs
+
 if TYPE_CHECKING:
     from playwright.async_api import Browser, BrowserContext, Page, Request
 
@@ -19,13 +21,13 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 @contextlib.asynccontextmanager
 async def run_browser() -> AsyncIterator[Browser]:
     """Start it; skip the test where there is none."""
+    needs("playwright")
+    from playwright.async_api import async_playwright
+
     path = next((found for name in NAMES if (found := shutil.which(name))), None)
     if path is None:
         pytest.skip("no Chromium is installed here (apt-get install chromium): the page is tested over HTTP only")
-    playwright = pytest.importorskip(
-        "playwright.async_api", reason="playwright is not installed: make test installs it"
-    )
-    async with playwright.async_playwright() as driver:
+    async with async_playwright() as driver:
         # No sandbox: tests run as root in containers, and the only page is ours.
         browser = await driver.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"])
         try:

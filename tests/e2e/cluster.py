@@ -8,16 +8,17 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 import httpx
 
-from common.servers import Server, die_with_parent, free_port, run_nats, run_redis, stop
 from common.store import RedisSettings
 from common.tls import Tls
+from services.runtime.permissions import Member, Role, make_users
+from services.runtime.servers import Server, die_with_parent, free_port, run_nats, run_redis, stop
 from services.up.servers import install_library
-from services.users.permissions import Member, Role, make_users
 from tests.certificates import Certificates
 from tests.secure_servers import run_secure_nats, run_secure_redis
 
@@ -43,11 +44,14 @@ class Cluster:
         gateway_options: tuple[str, ...] = (),
         planner_options: tuple[str, ...] = (),
         certificates: Certificates | None = None,
+        others: Mapping[str, tuple[str, Path]] = MappingProxyType({}),
         **worker_options: object,
     ) -> None:
         """Each process has its own user on NATS and Redis; the URLs of `nats` and `redis` are the admin's.
 
         With `certificates` both servers run as deploy/ ships them for use between hosts: who comes without one stays out.
+
+        `others`: worker -> name and folder of the model that it has instead of the cluster's.
 
         `url` is the first gateway's; with several, `urls` has each one's by its name: `gateway`, `gateway-1`, …
         """
@@ -61,6 +65,7 @@ class Cluster:
         self.url = ""
         self.urls: dict[str, str] = {}
         self._model = model
+        self._others = others
         self._gateway_options = gateway_options
         self._planner_options = planner_options
         self._worker_options = {"transport": transport, "kv_memory_mb": 32, **worker_options}
@@ -211,7 +216,8 @@ class Cluster:
 
     def _common(self, user: str) -> list[str]:
         servers = [*self.reach("nats", user), *self.reach("redis", user)]
-        return [*servers, "--model", str(self._model), "--served-model-name", "tiny", "--drain-s", f"{self._drain_s:g}"]
+        name, folder = self._others.get(user, ("tiny", self._model))
+        return [*servers, "--model", str(folder), "--served-model-name", name, "--drain-s", f"{self._drain_s:g}"]
 
     def reach(self, server: str, user: str, name: str = "") -> list[str]:
         """How a process, `name` if not `user`, reaches NATS or Redis as `user`."""

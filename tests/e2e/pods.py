@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from common.servers import die_with_parent, free_port, stop
+from services.runtime.servers import die_with_parent, free_port, stop
 from tests.e2e.cluster import ROOT
 
 Manifest = Mapping[str, Any]

@@ -77,15 +77,17 @@ async def test_two_tenants_that_wait_share_by_weight(client: httpx.AsyncClient) 
         assert (await ask(client, tenant)).status_code == 200
         ended.append(tenant)
 
-    light = [asyncio.create_task(asked("light")) for _ in range(16)]
-    async with asyncio.timeout(30):
+    light: list[asyncio.Task[None]] = []
+    async with asyncio.timeout(60):
         while await figure(client, "vllm:num_requests_waiting") < 5:  # the light one is there first
+            if all(task.done() for task in light):  # on a busy machine they may be through before anybody looks
+                light += [asyncio.create_task(asked("light")) for _ in range(16)]
             await asyncio.sleep(0.02)
         present = len(ended)
         await asyncio.gather(*light, *(asked("heavy") for _ in range(16)))
     first = Counter(ended[present + 4 : present + 16])  # after those that had started: while both wait
     assert first["heavy"] >= 7, ended  # of 12: 9 by weight, two in the window
-    assert await figure(client, "baton_tenant_tokens_total") >= 32 * (PROMPT + 1)
+    assert await figure(client, "baton_tenant_tokens_total") >= (len(light) + 16) * (PROMPT + 1)
 
 
 async def test_beyond_capacity_everybody_is_told_at_once_and_who_is_admitted_is_served(

@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
-from common.servers import run_nats, run_redis
-from services.users.permissions import Member, make_users
+from services.runtime.permissions import Member, make_users
+from services.runtime.servers import run_nats, run_redis
 from tests.certificates import make_certificates
+from tests.e2e.asking import expected
 from tests.e2e.pods import Pod, from_files
-from tests.e2e.test_cluster import expected
 from tests.models import build_tiny_model
 from tests.secure_servers import redis_speaks_tls, run_secure_nats, run_secure_redis
 from tests.unit.deploy.chart import manifests, values

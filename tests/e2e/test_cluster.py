@@ -1,12 +1,11 @@
 """What holds between processes: placement by prefix, cancellation, and life without some of the parts.
 
-The workers run the fake device: real gateway, bus, scheduler, hand-over and bytes; answers are right only if every byte is.
+The workers run the fake device: real gateway, bus, scheduler, handoff and bytes; answers are right only if every byte is.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
 from collections.abc import AsyncIterator
@@ -16,26 +15,12 @@ import httpx
 import pytest
 import redis.asyncio
 
-from common.bus import NatsBus, NatsSettings, connect_bus
-from common.messages import SamplingParams, WorkerState
-from common.peers import Peers
+from common.messages import SamplingParams
 from engine.config import EngineConfig
-from engine.fake import FakeEngine
+from engine.fake.engine import FakeEngine
+from tests.e2e.asking import FAKE, all_idle, client_of, complete, expected, until, watching
 from tests.e2e.cluster import Cluster
 from tests.models import build_tiny_model
-
-FAKE = {"fake": True, "kv_memory_mb": 8, "fake_step_ms": 5}
-TOKENS = 24
-
-
-def oracle(model: Path) -> FakeEngine:
-    """The fake device that the workers run, to ask what the answer must be."""
-    return FakeEngine(EngineConfig(model=model, kv_memory_bytes=8 << 20))
-
-
-def expected(model: Path, prompt: list[int], count: int = TOKENS, **sampling: object) -> list[int]:
-    params = SamplingParams(max_tokens=count, temperature=0.0, **sampling)  # type: ignore[arg-type]
-    return oracle(model).expected(prompt, count, params)
 
 
 @pytest.fixture(scope="module")
@@ -43,46 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny_model(tmp_path_factory.mktemp("model") / "tiny", "llama")
 
 
-@contextlib.asynccontextmanager
-async def client_of(cluster: Cluster) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
-        yield client
-
-
-async def complete(client: httpx.AsyncClient, prompt: list[int], **options: object) -> dict[str, object]:
-    body = {"model": "tiny", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-    response = await client.post("/v1/completions", json=body | {"return_token_ids": True} | options)
-    assert response.status_code == 200, response.text
-    answer = response.json()
-    return {"tokens": answer["choices"][0]["token_ids"], "usage": answer["usage"]}
-
-
-@contextlib.asynccontextmanager
-async def watching(cluster: Cluster) -> AsyncIterator[tuple[NatsBus, Peers]]:
-    """A bystander on the bus that hears the workers' heartbeats."""
-    async with connect_bus(NatsSettings(url=cluster.nats.url), name="bystander") as bus:
-        peers = Peers()
-        await peers.start(bus)
-        yield bus, peers
-        await peers.close()
-
-
-async def until(peers: Peers, holds, timeout_s: float = 15.0) -> None:  # type: ignore[no-untyped-def]
-    """Wait until `holds(states)`, looking at each heartbeat period."""
-    async with asyncio.timeout(timeout_s):
-        while not holds(list(peers.states.values())):
-            await asyncio.sleep(0.05)
-
-
-def all_idle(states: list[WorkerState]) -> bool:
-    """Nothing runs, waits or is held, and every block can be had."""
-    return bool(states) and all(
-        state.running == state.waiting == state.held_blocks == 0 and state.free_blocks == state.region.layout.num_blocks
-        for state in states
-    )
-
-
-@pytest.mark.parametrize(("transport", "pairs"), [("shm", 4), ("ucx", 2)])
+@pytest.mark.parametrize(("transport", "pairs"), [("shm", 4), pytest.param("ucx", 2, marks=pytest.mark.long)])
 async def test_many_workers_answer_a_burst_and_hold_nothing_afterwards(
     transport: str, pairs: int, model: Path, tmp_path: Path
 ) -> None:
@@ -130,22 +76,29 @@ async def test_without_redis_answers_go_on(model: Path, tmp_path: Path) -> None:
             assert (await client.get("/ready")).status_code == 200
 
 
+@pytest.fixture(scope="module")
+async def slow_pair(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+    """A prefill and a decode worker with slow steps; each test leaves them with nothing to do."""
+    async with Cluster(tmp_path_factory.mktemp("slow"), model=model, **{**FAKE, "fake_step_ms": 30}) as cluster:
+        yield cluster
+
+
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_hangs_up_frees_both_workers(stream: bool, model: Path, tmp_path: Path) -> None:
-    async with Cluster(tmp_path, model=model, **{**FAKE, "fake_step_ms": 30}) as cluster:
-        async with client_of(cluster) as client, watching(cluster) as (_, peers):
-            body = {"model": "tiny", "prompt": [5] * 200, "max_tokens": 2000, "ignore_eos": True, "stream": stream}
-            if stream:
-                async with client.stream("POST", "/v1/completions", json=body) as response:
-                    async for line in response.aiter_lines():
-                        if line.startswith("data: "):
-                            break
-            else:
-                asking = asyncio.create_task(client.post("/v1/completions", json=body))
-                await until(peers, lambda states: sum(state.running for state in states) > 0)
-                asking.cancel()
-                await asyncio.wait([asking])
-            await until(peers, all_idle)
+async def test_a_client_that_hangs_up_frees_both_workers(stream: bool, slow_pair: Cluster) -> None:
+    async with client_of(slow_pair) as client, watching(slow_pair) as (_, peers):
+        body = {"model": "tiny", "prompt": [5] * 200, "max_tokens": 2000, "ignore_eos": True, "stream": stream}
+        if stream:
+            async with client.stream("POST", "/v1/completions", json=body) as response:
+                async for line in response.aiter_lines():
+                    if line.startswith("data: "):
+                        await until(peers, lambda states: any("decode" in s.roles and s.running for s in states))
+                        break
+        else:
+            asking = asyncio.create_task(client.post("/v1/completions", json=body))
+            await until(peers, lambda states: sum(state.running for state in states) > 0)
+            asking.cancel()
+            await asyncio.wait([asking])
+        await until(peers, lambda states: len(states) == 2 and all_idle(states))
 
 
 async def test_a_decode_worker_killed_mid_stream_is_replaced_without_a_wrong_token(model: Path, tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from common import subjects
 from common.bus import NatsBus
 from common.messages import RolesReply, SetRoles, worker_reply_decoder
 from common.peers import Peers
+from tests.e2e.asking import FAKE, all_idle, client_of, complete, expected, until, watching
 from tests.e2e.cluster import Cluster
-from tests.e2e.test_cluster import FAKE, all_idle, client_of, complete, expected, until, watching
 from tests.models import build_tiny_model
 
 SWITCH_S = 10.0

@@ -54,7 +54,7 @@ async def test_requests_are_placed_by_redis_and_handed_over_with_tls_to_both_ser
 async def doctor(cluster: Cluster) -> list[dict[str, str]]:
     """What `baton doctor` finds as the observer."""
     flags = [*cluster.reach("nats", "observer"), *cluster.reach("redis", "observer")]
-    words = [sys.executable, "-m", "services.doctor", "--json", *flags]
+    words = [sys.executable, "-m", "cli.doctor", "--json", *flags]
     process = await asyncio.create_subprocess_exec(*words, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
     said, _ = await process.communicate()
     found: list[dict[str, str]] = json.loads(said)

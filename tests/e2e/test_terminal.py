@@ -35,7 +35,7 @@ async def start(service: str, *options: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        f"services.{service}",
+        f"cli.{service}",
         *options,
         cwd=ROOT,
         env=ENVIRONMENT,
@@ -136,7 +136,7 @@ async def test_what_tells_of_everybody_needs_the_admin_key_and_says_so(cluster: 
 async def test_top_lives_in_a_terminal_until_q(cluster: Cluster) -> None:
     master, slave = pty.openpty()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.top", "--nats-url", cluster.nats.url, "--interval-s", "0.1"),
+        *(sys.executable, "-m", "cli.top", "--nats-url", cluster.nats.url, "--interval-s", "0.1"),
         cwd=ROOT,
         env=ENVIRONMENT,
         stdin=slave,

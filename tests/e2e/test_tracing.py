@@ -6,12 +6,15 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
 import nats
 import pytest
+import pytest_asyncio
 from nats.aio.msg import Msg
 
 from tests.e2e.cluster import ROOT, Cluster
@@ -21,6 +24,7 @@ from tests.models import build_tiny_model
 FAKE = {"fake": True, "kv_memory_mb": 8, "fake_step_ms": 5}
 CLIENT = ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")
 PROMETHEUS = ROOT / "deploy" / "prometheus"
+QUERIES = sorted([*PROMETHEUS.glob("*.yml"), *(ROOT / "deploy/grafana/dashboards").glob("*.json")])
 VLLM = [
     "num_requests_running",
     "num_requests_waiting",
@@ -42,7 +46,8 @@ VLLM = [
     "request_prompt_tokens_bucket",
     "request_generation_tokens_bucket",
 ]
-PARENTS = {  # of an undisturbed request with a hand-over
+# The parent of each span of an undisturbed request with a handoff.
+PARENTS = {
     "admission": "server", "attempt": "server",
     "placement": "attempt", "queue": "attempt",
     "wait": "attempt", "prefill": "attempt", "reserve": "attempt", "transfer": "attempt", "verify": "transfer",
@@ -73,83 +78,144 @@ def traced(cluster_folder: Path, model: Path, url: str, **options: object) -> Cl
     )
 
 
-async def test_one_trace_from_the_http_request_to_the_last_token_and_metrics_for_every_query(
-    model: Path, tmp_path: Path
-) -> None:
-    async with otlp_sink() as sink, traced(tmp_path, model, sink.url, max_batch_tokens=128) as cluster:
-        body = {"model": "tiny", "prompt": [5] * 300, "max_tokens": 12, "ignore_eos": True, "seed": 7}
-        async with httpx.AsyncClient(base_url=cluster.url, timeout=30) as client:
-            header = f"00-{CLIENT[0]}-{CLIENT[1]}-01"
+@dataclass(frozen=True)
+class TracedRun:
+    """What a client, a collector and a scrape got from one Baton."""
+
+    first: dict[str, Any]
+    """The answer to the request that brought a trace of the client's."""
+    again: dict[str, Any]
+    """The answer to the same request without a trace."""
+    spans: list[SunkSpan]
+    """All spans of the first request."""
+    later: list[SunkSpan]
+    """The spans of all requests."""
+    metrics: str
+
+    @property
+    def one(self) -> dict[str, SunkSpan]:
+        """The first request's spans by name."""
+        return {name: found[0] for name, found in named(self.spans).items()}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> TracedRun:
+    """The same request three times: with a trace, with one that is not sampled, without."""
+    folder = tmp_path_factory.mktemp("traced")
+    body = {"model": "tiny", "prompt": [5] * 300, "max_tokens": 12, "ignore_eos": True, "seed": 7}
+    header = f"00-{CLIENT[0]}-{CLIENT[1]}-01"
+    async with otlp_sink() as sink:
+        async with (
+            traced(folder, model, sink.url, max_batch_tokens=128) as cluster,
+            httpx.AsyncClient(base_url=cluster.url, timeout=30) as client,
+        ):
             first = (await client.post("/v1/completions", json=body, headers={"traceparent": header})).json()
             spans = await sink.until(lambda spans: len(spans) >= len(PARENTS) + 1)
-            assert (
-                await client.post("/v1/completions", json=body, headers={"traceparent": header[:-1] + "0"})
-            ).is_success
-            again = (await client.post("/v1/completions", json=body)).json()  # without a trace of the client's
-            later = await sink.until(lambda spans: len(spans) >= 2 * (len(PARENTS) + 1))
+            unsampled = {"traceparent": header[:-1] + "0"}
+            assert (await client.post("/v1/completions", json=body, headers=unsampled)).is_success
+            again = (await client.post("/v1/completions", json=body)).json()
+            await sink.until(lambda spans: len(spans) >= 2 * (len(PARENTS) + 1))
             metrics = (await client.get("/metrics")).text
+        later = list(sink.spans)  # every process has ended and sent what it had
+    return TracedRun(first, again, spans, later, metrics)
 
-        assert {span.trace for span in spans} == {CLIENT[0]}
-        by_name = named(spans)
-        assert set(by_name) == {*PARENTS, "server"}
-        one = {name: found[0] for name, found in by_name.items()}
-        assert one["server"].parent == CLIENT[1]
-        assert {name: one[name].parent for name in PARENTS} == {name: one[PARENTS[name]].id for name in PARENTS}
-        services = {name: (span.service, span.instance.partition("-")[0]) for name, span in one.items()}
-        assert {services[name] for name in ("server", "admission", "attempt", "placement", "queue")} == {
-            ("baton-gateway", "gateway")
-        }
-        assert {services[name] for name in ("wait", "prefill", "reserve", "transfer")} == {("baton-prefill", "prefill")}
-        assert {services[name] for name in ("verify", "decode")} == {("baton-decode", "decode")}
-        for span in spans:
-            assert span.began <= span.ended
-            assert not span.error
-            assert span.attributes.get("baton.attempt", 1) == 1
 
-        request = one["server"].attributes
-        assert request["gen_ai.operation.name"] == "text_completion"
-        assert request["gen_ai.request.model"] == "tiny"
-        assert (request["gen_ai.request.max_tokens"], request["gen_ai.request.seed"]) == (12, 7)
-        assert request["gen_ai.response.id"] == first["id"]
-        assert request["gen_ai.response.finish_reasons"] == ["length"]
-        assert (request["gen_ai.usage.input_tokens"], request["gen_ai.usage.output_tokens"]) == (300, 12)
-        assert request["http.response.status_code"] == 200
-        placement = dict(one["placement"].events)["placement"]
-        assert placement["baton.placement.reason"]
-        assert placement["baton.placement.decode"] == ["decode-0"]
-        assert placement["baton.placement.candidates"] >= 1
-        assert placement["baton.placement.predicted_ms"] == -1  # nobody has measured anything yet
-        prefill = one["prefill"]
-        assert prefill.attributes["baton.prefill.chunks"] == 3  # of 128 tokens at most
-        assert [event["baton.tokens"] for _, event in prefill.events] == [128, 128, 44]
-        assert prefill.attributes["baton.cached_tokens"] == 0
-        transfer = one["transfer"].attributes
-        assert transfer["baton.transfer.blocks"] == 19
-        assert transfer["baton.transfer.link"] == "shm"
-        assert transfer["baton.transfer.bytes"] > 0
-        assert sum(event["baton.transfer.blocks"] for _, event in one["transfer"].events) == 19
-        assert one["decode"].attributes["baton.tokens"] == 11  # the first one is the prefill worker's
-        assert (one["attempt"].attributes["baton.tokens"], one["attempt"].attributes["baton.outcome"]) == (12, "ok")
+def test_one_trace_goes_from_the_http_request_to_the_last_token(run: TracedRun) -> None:
+    assert {span.trace for span in run.spans} == {CLIENT[0]}
+    one = run.one
+    assert set(one) == {*PARENTS, "server"}
+    assert one["server"].parent == CLIENT[1]
+    assert {name: one[name].parent for name in PARENTS} == {name: one[PARENTS[name]].id for name in PARENTS}
 
-        unasked = named([span for span in later if span.trace != CLIENT[0]])
-        assert len(later) == 2 * (len(PARENTS) + 1)  # who said "not sampled" is not
-        assert unasked["server"][0].parent == ""
-        assert unasked["server"][0].attributes["gen_ai.response.id"] == again["id"]
-        assert unasked["prefill"][0].attributes["baton.cached_tokens"] == 288
 
-        # What rules, alerts and dashboards ask for exists: in this scrape, or as a rule's record.
-        exposed = families(metrics)
-        recorded = set(re.findall(r"record: (\S+)", (PROMETHEUS / "rules.yml").read_text()))
-        for file in [*PROMETHEUS.glob("*.yml"), *(ROOT / "deploy/grafana/dashboards").glob("*.json")]:
-            asked = set(re.findall(r"\b(?:vllm:|baton:|baton_)[a-zA-Z0-9_:]+", file.read_text()))
-            assert asked <= exposed | recorded, f"{file}: {asked - exposed - recorded}"
-        assert {f"vllm:{name}" for name in VLLM} <= exposed
-        for sample in (
-            'baton_worker_transfer_bytes_total{model_name="tiny",worker="prefill-0"}',
-            "baton_slo_requests_total{",
-        ):
-            value = next(line for line in metrics.splitlines() if line.startswith(sample)).split()[-1]
-            assert float(value) > 0
+def test_each_span_comes_from_the_process_that_did_the_work(run: TracedRun) -> None:
+    services = {name: (span.service, span.instance.partition("-")[0]) for name, span in run.one.items()}
+    assert {services[name] for name in ("server", "admission", "attempt", "placement", "queue")} == {
+        ("baton-gateway", "gateway")
+    }
+    assert {services[name] for name in ("wait", "prefill", "reserve", "transfer")} == {("baton-prefill", "prefill")}
+    assert {services[name] for name in ("verify", "decode")} == {("baton-decode", "decode")}
+
+
+def test_an_undisturbed_request_has_one_attempt_and_no_error(run: TracedRun) -> None:
+    for span in run.spans:
+        assert span.began <= span.ended
+        assert not span.error
+        assert span.attributes.get("baton.attempt", 1) == 1
+
+
+def test_the_server_span_tells_what_was_asked_and_answered(run: TracedRun) -> None:
+    request = run.one["server"].attributes
+    assert request["gen_ai.operation.name"] == "text_completion"
+    assert request["gen_ai.request.model"] == "tiny"
+    assert (request["gen_ai.request.max_tokens"], request["gen_ai.request.seed"]) == (12, 7)
+    assert request["gen_ai.response.id"] == run.first["id"]
+    assert request["gen_ai.response.finish_reasons"] == ["length"]
+    assert (request["gen_ai.usage.input_tokens"], request["gen_ai.usage.output_tokens"]) == (300, 12)
+    assert request["http.response.status_code"] == 200
+
+
+def test_the_placement_span_tells_why_these_workers(run: TracedRun) -> None:
+    placement = dict(run.one["placement"].events)["placement"]
+    assert placement["baton.placement.reason"]
+    assert placement["baton.placement.decode"] == ["decode-0"]
+    assert placement["baton.placement.candidates"] >= 1
+    assert placement["baton.placement.predicted_ms"] == -1  # nobody has measured anything yet
+
+
+def test_the_prefill_span_has_an_event_for_each_chunk(run: TracedRun) -> None:
+    prefill = run.one["prefill"]
+    assert prefill.attributes["baton.prefill.chunks"] == 3  # at most 128 tokens each
+    assert [event["baton.tokens"] for _, event in prefill.events] == [128, 128, 44]
+    assert prefill.attributes["baton.cached_tokens"] == 0
+
+
+def test_the_transfer_span_counts_the_blocks_that_moved(run: TracedRun) -> None:
+    transfer = run.one["transfer"].attributes
+    assert transfer["baton.transfer.blocks"] == 19
+    assert transfer["baton.transfer.link"] == "shm"
+    assert transfer["baton.transfer.bytes"] > 0
+    assert sum(event["baton.transfer.blocks"] for _, event in run.one["transfer"].events) == 19
+
+
+def test_the_attempt_span_counts_all_tokens_and_the_decode_span_its_own(run: TracedRun) -> None:
+    one = run.one
+    assert one["decode"].attributes["baton.tokens"] == 11  # the first one is the prefill worker's
+    assert (one["attempt"].attributes["baton.tokens"], one["attempt"].attributes["baton.outcome"]) == (12, "ok")
+
+
+def test_a_request_without_a_trace_gets_its_own_and_an_unsampled_one_sends_no_spans(run: TracedRun) -> None:
+    unasked = named([span for span in run.later if span.trace != CLIENT[0]])
+    assert len(run.later) == 2 * (len(PARENTS) + 1)  # none of the unsampled request
+    assert unasked["server"][0].parent == ""
+    assert unasked["server"][0].attributes["gen_ai.response.id"] == run.again["id"]
+    assert unasked["prefill"][0].attributes["baton.cached_tokens"] == 288
+
+
+@pytest.mark.parametrize("file", QUERIES, ids=lambda file: file.name)
+def test_every_series_that_rules_alerts_and_dashboards_query_exists(run: TracedRun, file: Path) -> None:
+    """In this scrape, or as the record of a rule."""
+    exposed = families(run.metrics)
+    recorded = set(re.findall(r"record: (\S+)", (PROMETHEUS / "rules.yml").read_text()))
+    asked = set(re.findall(r"\b(?:vllm:|baton:|baton_)[a-zA-Z0-9_:]+", file.read_text()))
+    assert asked <= exposed | recorded, f"{file}: {asked - exposed - recorded}"
+
+
+def test_there_are_queries_to_compare() -> None:
+    assert {file.suffix for file in QUERIES} == {".yml", ".json"}
+
+
+def test_the_scrape_has_vllm_s_names(run: TracedRun) -> None:
+    assert {f"vllm:{name}" for name in VLLM} <= families(run.metrics)
+
+
+@pytest.mark.parametrize(
+    "sample",
+    ['baton_worker_transfer_bytes_total{model_name="tiny",worker="prefill-0"}', "baton_slo_requests_total{"],
+)
+def test_what_was_moved_and_judged_is_counted(run: TracedRun, sample: str) -> None:
+    value = next(line for line in run.metrics.splitlines() if line.startswith(sample)).split()[-1]
+    assert float(value) > 0
 
 
 def families(metrics: str) -> set[str]:

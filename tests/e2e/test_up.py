@@ -17,7 +17,7 @@ import httpx
 import psutil
 import pytest
 
-from common.servers import free_port
+from services.runtime.servers import free_port
 from tests.models import build_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,7 +66,7 @@ async def all_gone(processes: list[psutil.Process]) -> list[psutil.Process]:
 async def ask(url: str, lines: str) -> str:
     """What `baton chat` prints for these lines of input."""
     chat = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.chat", "--url", url, "--max-tokens", "4", "--temperature", "0"),
+        *(sys.executable, "-m", "cli.chat", "--url", url, "--max-tokens", "4", "--temperature", "0"),
         cwd=ROOT,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,

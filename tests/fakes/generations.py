@@ -1,4 +1,4 @@
-"""`gateway.generation.Generations` without workers: every request is answered with a scripted list of tokens."""
+"""`gateway.request.spec.Generations` without workers: every request is answered with a scripted list of tokens."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import math
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from common.errors import ServingError
-from common.messages import TokenLogprobs, WorkerState
-from gateway.generation import GenerationSpec, TokenEvent
-from gateway.tenants import Tenant
-from gateway.timeline import Timeline, Timelines
+from common.messages import KVLayout, Region, TokenLogprobs, WorkerState
+from gateway.answers.catalogue import Catalogue
+from gateway.answers.tokenizer import ChatTokenizer
+from gateway.request.spec import GenerationSpec, Load, TokenEvent
+from gateway.request.timeline import Timeline, Timelines
+from gateway.tenants.tenants import Tenant
 
 
 class ScriptedGenerations:
@@ -20,6 +22,7 @@ class ScriptedGenerations:
     cancelled or `release` is set. `per_event` tokens travel in one event.
     """
 
+    model = "scripted"
     max_model_len: int | None = 256
     not_ready_reason = ""
     waiting = {"low": (0, 0), "normal": (2, 300), "high": (1, 5)}  # noqa: RUF012 - read only
@@ -54,7 +57,27 @@ class ScriptedGenerations:
     def in_flight(self) -> int:
         return len(self.running)
 
-    def turn_away(self, tenant: Tenant, *, priority: int, first_token_s: float = math.inf) -> None:
+    def catalogue(self, tokenizer: ChatTokenizer, *, name: str = "") -> Catalogue:
+        """One model, for which a worker is ready that reads `max_model_len` tokens."""
+        return Catalogue({name or self.model: tokenizer}, self._ready)
+
+    def _ready(self, role: str) -> list[WorkerState]:
+        layout = KVLayout(num_blocks=1, num_layers=1, block_size=16, num_kv_heads=1, head_dim=8, dtype="float32")
+        worker = WorkerState(
+            worker=f"scripted-{role}", incarnation=1, roles=[role], status="ready", model=self.model,
+            model_fingerprint="scripted", tokenizer_fingerprint="", vocab_size=1 << 20,
+            max_model_len=self.max_model_len or 1 << 30,
+            region=Region(transport="shm", incarnation=1, layout=layout, address={}),
+        )  # fmt: skip
+        return [worker]
+
+    @property
+    def loads(self) -> dict[str, Load]:
+        return {self.model: Load(in_flight=self.in_flight, waiting=self.waiting, counters=self.counters)}
+
+    def turn_away(
+        self, tenant: Tenant, *, priority: int, first_token_s: float = math.inf, model: str | None = None
+    ) -> None:
         self.asked.append((priority, first_token_s))
         if self.turned_away is not None:
             raise self.turned_away

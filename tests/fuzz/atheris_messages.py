@@ -17,7 +17,7 @@ with atheris.instrument_imports():
     from common.errors import MalformedMessageError
     from common.messages import decode
 
-from tests.fuzz.test_messages import DECODERS, kinds_of, values_of
+from tests.fuzz.messages import DECODERS, kinds_of, values_of
 
 VALID = [
     (decoder, msgspec.msgpack.encode(find(values_of(kind), lambda _: True)))

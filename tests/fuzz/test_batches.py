@@ -29,7 +29,7 @@ LINES = (
 def is_taken(raw: bytes) -> bool:
     """Whether a line is taken; then its custom id comes back as it was."""
     try:
-        line = parse_line(raw, endpoint="/v1/completions", model="tiny")
+        line = parse_line(raw, endpoint="/v1/completions", models=["tiny"])
     except WrongLineError:
         return False
     entry = json.loads(answered("batch_1", 0, line.custom_id, status=200, body={}))
@@ -65,7 +65,7 @@ def test_a_file_is_cut_and_nothing_is_lost(tried: Counter[str]) -> None:
             return
         kept["files"] += 1
         assert b"".join(parts) == raw
-        checker = LineChecker(endpoint="/v1/completions", model="tiny")
+        checker = LineChecker(endpoint="/v1/completions", models=["tiny"])
         for part in parts:
             checker.check(part)
         assert checker.total == sum(len(lines_of(part)) for part in parts)

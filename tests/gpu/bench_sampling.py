@@ -1,4 +1,4 @@
-"""DeviceSampler on a GPU: the same tokens as `engine.sampler` on the CPU, then times. `python -m tests.gpu.bench_sampling`."""
+"""DeviceSampler on a GPU: the tokens of `engine.sampling.host` on the CPU, then times. `python -m tests.gpu.bench_sampling`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from engine.device_sampler import DeviceSampler, NewestTokens
-from engine.sampler import SampledRow, sample
+from engine.sampling.device import DeviceSampler
+from engine.sampling.host import SampledRow, sample
 from engine.sequence import Chunk, Sequence
+from engine.step.newest import NewestTokens
 from tests.unit.engine.generate import new_sequence
 from tests.unit.kernels.sampling_checks import CHECKS, run
 
@@ -101,7 +102,7 @@ def measure(name: str, parameters: dict[str, Any], rows: int, logits: torch.Tens
         chunks = scheduled(sequences)
         torch.cuda.synchronize()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(1_500_000)  # so that the launches are queued before the device comes to them
+        torch.cuda._sleep(1_500_000)  # keeps the device busy until all launches are queued
         start.record()
         began = time.perf_counter()
         draw = sampler.launch(logits, chunks, newest)

@@ -1,4 +1,4 @@
-"""Start an engine of the model in this folder on a GPU; print as JSON what was compiled meanwhile, see `tests.compilations`."""
+"""Starts an engine on a GPU and prints as JSON what was compiled meanwhile, see `tests.compilations`."""
 
 from __future__ import annotations
 

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.batch import GraphSize
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.newest import NewestTokens
 from engine.passes import Finished, Sampled
 from engine.sequence import Chunk, Sequence
+from engine.step.layout import Packed
 from tests.unit.engine.generate import Generator, new_sequence
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,16 +37,12 @@ class Record:
 def _run(engine: Engine, monkeypatch: pytest.MonkeyPatch, *, with_graphs: bool, like: Record | None = None) -> Record:
     """Waves of prompts beside decoding. With `like`, sequences go on with its tokens: every pass has the same inputs as there."""
     record, runner = Record(), engine._runner
-    forward, choose = runner.forward, runner._graph_size
+    execute = runner.execute
 
-    def spy_on_choice(chunks: list[Chunk]) -> GraphSize | None:
-        size = choose(chunks)
-        if size is not None:
-            record.graphs.add((size.decoding, size.prompts))
-        return size
-
-    def spy_on_logits(chunks: list[Chunk], newest: NewestTokens) -> torch.Tensor | None:
-        logits = forward(chunks, newest)
+    def spy(packed: Packed) -> torch.Tensor | None:
+        if (graph := packed.size.graph) is not None:
+            record.graphs.add((graph.decoding, graph.prompts))
+        logits = execute(packed)
         record.logits.append(torch.empty(0) if logits is None else logits.float().cpu())
         return logits
 
@@ -56,10 +51,9 @@ def _run(engine: Engine, monkeypatch: pytest.MonkeyPatch, *, with_graphs: bool, 
         return Finished((like or record).results[len(record.results) - 1])
 
     with monkeypatch.context() as patched:
-        patched.setattr(runner, "forward", spy_on_logits)
-        patched.setattr(runner, "_graph_size", spy_on_choice)
+        patched.setattr(runner, "execute", spy)
         if not with_graphs:
-            patched.setattr(runner, "_sizes", [])
+            patched.setattr(runner.graphs, "sizes", [])
         generator, everybody = Generator(engine, chunk_size=100), list[Sequence]()
         patched.setattr(generator, "launch", launch)
         for wave in WAVES:
@@ -82,7 +76,7 @@ def _step(generator: Generator, everybody: list[Sequence]) -> None:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.05), ("float16", 0.01)])
 def test_graphs_answer_alike(dtype: str, tolerance: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = ROOT / "models/demo"
+    model = ROOT / "demo"
     engine = Engine(EngineConfig(model=model, device="cuda", dtype=dtype, num_blocks=600, max_sequences=32))
     plain = _run(engine, monkeypatch, with_graphs=False)
     replayed = _run(engine, monkeypatch, with_graphs=True, like=plain)

@@ -16,7 +16,7 @@ pytestmark = [
 
 
 def test_everything_is_compiled_ahead(tmp_path: Path) -> None:
-    first, again = (told_by("tests.gpu.starting", "models/demo", cache=tmp_path, timeout_s=180) for _ in range(2))
+    first, again = (told_by("tests.gpu.starting", "demo", cache=tmp_path, timeout_s=180) for _ in range(2))
     assert len({name for name, _, _ in first}) > 10
     late = [(name, thread) for name, thread, cached in first if thread != "compile"]
     assert not late, "a launch had to wait for these"

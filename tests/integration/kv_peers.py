@@ -16,6 +16,7 @@ import msgspec
 import torch
 
 from common.messages import KVLayout, Region
+from engine.cache.pages import pool_dtype, pool_shape
 from kvtransfer.select import open_transport
 from kvtransfer.transport import Link, Transport
 
@@ -52,15 +53,12 @@ class Receiver:
 
 
 @asynccontextmanager
-async def start_receiver(
-    name: str, layout: KVLayout = SMALL, incarnation: int = 1, *, code: Path = ROOT
-) -> AsyncIterator[Receiver]:
-    """`code`: the tree whose `kvtransfer` it runs."""
+async def start_receiver(name: str, layout: KVLayout = SMALL, incarnation: int = 1) -> AsyncIterator[Receiver]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, Path(__file__).with_name("kv_receiver.py")),
         *(name, msgspec.json.encode(layout), str(incarnation)),
-        cwd=code,
-        env=os.environ | {"PYTHONPATH": str(code)},
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         limit=1 << 26,
@@ -87,11 +85,10 @@ class Writer:
     """This process's transport and pool, full of random bits (NaN and all)."""
 
     def __init__(self, transport: Transport, layout: KVLayout) -> None:
-        shape = (layout.num_blocks, layout.num_layers, 2, layout.block_size, layout.num_kv_heads, layout.head_dim)
         self.transport = transport
         self.layout = layout
         self.region = SMALL_REGION
-        self.pool = transport.allocate(shape, getattr(torch, layout.dtype), "cpu")
+        self.pool = transport.allocate(pool_shape(layout), pool_dtype(layout), "cpu")
         bits = torch.randint(0, 256, (layout.num_blocks, layout.block_bytes), dtype=torch.uint8)
         self.pool.view(torch.uint8).reshape(bits.shape).copy_(bits)
 

@@ -1,7 +1,6 @@
 """One end of a transport as a process: `kv_receiver.py <transport> <layout> <incarnation>`, run by `kv_peers.start_receiver`.
 
-It runs an older release's transports, too, so it uses what they all have. Reads one JSON command a line from stdin and answers
-each with one JSON line; ends when stdin does.
+Reads one JSON command a line from stdin and answers each with one JSON line; ends when stdin does.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ from typing import Any
 import msgspec
 import torch
 
-from common.messages import KVLayout, Region
+from common.messages import KVLayout
+from engine.cache.pages import pool_dtype, pool_shape
 from kvtransfer.digest import block_digests
 from kvtransfer.select import open_transport
 
@@ -23,8 +23,7 @@ from kvtransfer.select import open_transport
 async def main(name: str, layout: KVLayout, incarnation: int) -> None:
     torch.set_num_threads(1)
     transport = open_transport(name)
-    shape = (layout.num_blocks, layout.num_layers, 2, layout.block_size, layout.num_kv_heads, layout.head_dim)
-    pool = transport.allocate(shape, getattr(torch, layout.dtype), "cpu")
+    pool = transport.allocate(pool_shape(layout), pool_dtype(layout), "cpu")
     region = await transport.open(pool, layout, incarnation)
     reader = asyncio.StreamReader(limit=1 << 24)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -42,18 +41,10 @@ async def main(name: str, layout: KVLayout, incarnation: int) -> None:
             case "arrived":
                 _print(await transport.arrived(*lease, command["timeout_s"]))
             case "digests":
-                _print(base64.b64encode(block_digests(pool, command["blocks"])).decode())
+                _print(base64.b64encode(block_digests(pool, command["blocks"], layout)).decode())
             case "bytes":
                 raw = pool[command["blocks"]].view(torch.uint8).numpy().tobytes()
                 _print(base64.b64encode(raw).decode())
-            case "push":
-                link = await transport.connect(msgspec.convert(command["region"], Region))
-                blocks = {"source_blocks": command["source"], "destination_blocks": command["destination"]}
-                digests = await link.push(lease_id=lease[0], generation=lease[1], timeout_s=10.0, **blocks)
-                _print(base64.b64encode(digests).decode())
-            case "fill":
-                pool[command["blocks"]] = command["value"]
-                _print(True)
     await transport.close()
     _print("closed")
 

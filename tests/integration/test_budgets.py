@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from common.servers import run_redis
 from common.store import RedisSettings, Store, connect_store
-from gateway.budgets import Grant, Limits, LocalBudgets, SharedBudgets
+from gateway.tenants.budgets import Grant, Limits, LocalBudgets, SharedBudgets, budgets_library
+from services.runtime.servers import run_redis
 
 LIMITS = Limits(requests_per_minute=60, tokens_per_minute=6000, max_concurrent=3)
 PATIENT_S = 10.0  # a busy machine fails no test
@@ -33,7 +33,9 @@ class PatientStore:
 async def store(redis_url: str) -> AsyncIterator[Any]:
     async with redis.asyncio.Redis.from_url(redis_url) as client:
         await client.flushall()
-    async with connect_store(RedisSettings(url=redis_url, timeout_s=PATIENT_S)) as store:
+    async with connect_store(
+        RedisSettings(url=redis_url, timeout_s=PATIENT_S), libraries=(budgets_library(),)
+    ) as store:
         yield PatientStore(store)
 
 

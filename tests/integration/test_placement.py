@@ -1,110 +1,213 @@
-"""The Lua functions and the gateway's own choice without Redis weigh alike: both choose the same in random fleets."""
+"""What the choice weighs: queues, prefixes, steps, handoffs, and prompts on decode workers."""
 
 from __future__ import annotations
 
-import random
+from collections import Counter
 from typing import Any
 
 import pytest
+import redis.asyncio
 
-from common.messages import KVLayout, Region, WorkerState
-from common.store import PlacementRequest, Store, connect_store
-from gateway.placement import Candidate, Prompt, choose
-from tests.integration.test_store import BLOCK_SIZE, TTL_MS, a_prompt, a_worker, patient
-
-FLEETS = 250
-NOW_MS = 4_102_444_800_000  # charges must not have expired
-
-
-def a_fleet(chance: random.Random) -> list[WorkerState]:
-    """Up to seven workers; small numbers, so that ties and zeros come up."""
-
-    def one_of(*values: float) -> float:
-        return chance.choice(values)
-
-    fleet = []
-    for number in range(chance.choice([1, 2, 3, 4, 5, 7])):
-        layout = KVLayout(
-            num_blocks=chance.choice([20, 100]),
-            num_layers=chance.choice([1, 32]),
-            block_size=BLOCK_SIZE,
-            num_kv_heads=8,
-            head_dim=128,
-            dtype="bfloat16",
-        )
-        roles = chance.choice([["prefill"], ["decode"], ["prefill", "decode"]])
-        changes: dict[str, Any] = {
-            "region": Region(transport="shm", incarnation=1, layout=layout, address={}),
-            "running": chance.choice([0, 0, 1, 3, 7]) if "decode" in roles else 0,
-            "waiting": chance.choice([0, 0, 1]) if "decode" in roles else 0,
-            "queued_tokens": chance.choice([0, 0, 40, 500]),
-            "free_blocks": chance.choice([layout.num_blocks, layout.num_blocks // 2, 3]),
-            "max_sequences": chance.choice([4, 8]),
-            "prefill_tokens_per_s": one_of(0.0, 1000.0, 1000.0, 4000.5),
-            "prefill_fixed_ms": one_of(0.0, 1.5, 20.0),
-            "prefill_bare_tokens_per_s": one_of(0.0, 0.0, 1500.0, 5000.0),
-            "prefill_bare_fixed_ms": one_of(0.0, 2.5),
-            "prefill_double_tokens": one_of(0.0, 100.0, 19_000.0),
-            "local_tokens_per_s": one_of(0.0, 300.0, 990.0),
-            "decode_step_ms": one_of(0.0, 0.1, 5.25, 9.0),
-            "link_bytes_per_s": one_of(0.0, 1e6, 3e9),
-        }
-        fleet.append(a_worker(f"w{number}", *roles, **changes))
-    return fleet
+from common.policy import placement_policy
+from common.store import Store
+from gateway.placement.ledger import Ledger
+from gateway.request.placement import Placement, Reason
+from tests.integration.fleet import TTL_MS, a_prompt, a_request, a_worker, doubt, now_ms, two_and_two
 
 
-async def test_both_choose_the_same(redis_url: str) -> None:
-    async with connect_store(patient(redis_url)) as store:
-        chance = random.Random(20261121)
-        reasons = set()
-        for number in range(FLEETS):
-            await store._client.flushall()
-            reasons.add(await agree(store, chance, number))
-    assert reasons >= {"load", "prefix", "full", "local: earlier", "local: short", "local: same worker"}
-    assert reasons >= {"local: no prefill worker", "no decode worker"}
+async def test_a_long_queue_outweighs_a_prefix(store: Store, ledger: Ledger, raw: redis.asyncio.Redis) -> None:
+    await two_and_two(store)
+    prompt = a_prompt()
+    await store.announce("p0", 1, prompt, [])
+    await store.register(a_worker("p0", "prefill", queued_tokens=1000))
+    await doubt(raw, "p0")
+    assert (await ledger.place(a_request(digests=prompt))).prefill == "p1"
 
 
-async def agree(store: Store, chance: random.Random, number: int) -> str:
-    """A few requests to one fleet, whose charges add up; the reason of the last."""
-    fleet, prompt = a_fleet(chance), a_prompt(blocks=12)
-    candidates, held = {state.worker: Candidate(state=state) for state in fleet}, dict[str, int]()
-    for state in fleet:
-        await store.register(state, ttl_ms=TTL_MS)
-        held[state.worker] = chance.choice([0, 0, 3, 8, 12])
-        await store.announce(state.worker, 1, prompt[: held[state.worker]], [])
-    reason = ""
-    for turn in range(chance.randint(1, 6)):
-        blocks = chance.choice([2, 5, 12])
-        request = PlacementRequest(
-            request_id=f"{number}-{turn}",
-            attempt=1,
-            digests=prompt[:blocks],
-            num_tokens=blocks * BLOCK_SIZE + chance.randrange(BLOCK_SIZE),
-            block_size=BLOCK_SIZE,
-            reserve_tokens=blocks * BLOCK_SIZE + 100,
-            deadline_ms=TTL_MS,
-            model_fingerprint="model",
-            cut_over_tokens=chance.choice([-1, -1, -1, 0, 60]),
-            now_ms=NOW_MS,  # no time goes by: without Redis nobody knows how far a prompt is
-        )
-        fitting = Prompt(
-            num_tokens=request.num_tokens,
-            block_size=BLOCK_SIZE,
-            reserve_tokens=request.reserve_tokens,
-            cut_over_tokens=request.cut_over_tokens,
-        )
-        for state in fleet:
-            candidates[state.worker].matched_blocks = min(held[state.worker], blocks)
-        prefill, decode, reason = choose(list(candidates.values()), fitting)
-        if not prefill:
-            with pytest.raises(Exception, match=reason):
-                await store.place(request)
-            return reason
-        placement = await store.place(request)
-        assert (placement.prefill, placement.decode, placement.reason) == (prefill, decode, reason), fleet
-        candidates[prefill].prefill_tokens += candidates[prefill].effort
-        candidates[prefill].prefill_count += 1
-        decoder = candidates[decode[0] if decode else prefill]
-        decoder.decode_tokens += request.reserve_tokens
-        decoder.decode_count += 1
-    return reason
+async def test_the_faster_worker_takes_the_longer_queue(store: Store, ledger: Ledger) -> None:
+    await two_and_two(store)
+    await store.register(a_worker("p0", "prefill", prefill_tokens_per_s=8000.0))
+    chosen = Counter([(await ledger.place(a_request(f"request-{number}"))).prefill for number in range(24)])
+    assert chosen == {"p0": 23, "p1": 1}
+
+
+async def test_who_has_measured_nothing_is_not_taken_for_faster_than_the_others(store: Store, ledger: Ledger) -> None:
+    """A worker without a request so far must not win by a fixed cost that it doesn't know yet."""
+    await two_and_two(store)
+    prompt = a_prompt()
+    await store.register(a_worker("p0", "prefill", prefill_fixed_ms=100.0))
+    await store.register(a_worker("p1", "prefill", prefill_tokens_per_s=0.0))
+    await store.announce("p0", 1, prompt[:2], [])
+    assert (await ledger.place(a_request(digests=prompt))).prefill == "p0"
+
+
+async def test_a_short_uncached_rest_is_prefilled_on_the_decode_worker(store: Store, ledger: Ledger) -> None:
+    await two_and_two(store)
+    prompt = a_prompt()
+    assert (await ledger.place(a_request("long", digests=prompt, cut_over_tokens=20))).reason == "load"
+    await store.announce("d1", 1, prompt[:3], [])
+    placement = await ledger.place(a_request("short", digests=prompt, cut_over_tokens=20))
+    assert placement == Placement(
+        prefill="d1",
+        decode=[],
+        prefill_incarnation=1,
+        matched_blocks_prefill=3,
+        matched_blocks_decode=3,
+        reason=Reason.LOCAL_SHORT,
+    )
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "num_tokens", "reason"),
+    [
+        ({}, {}, 48, "local: earlier"),  # nobody decodes there: the hand-over is spared
+        ({}, {}, 64, "load"),  # a pass of 64 ms is too long for those who join
+        ({}, {"running": 1}, 48, "load"),  # beside others it is thought to be four times as slow
+        ({"queued_tokens": 300}, {"running": 1}, 48, "local: earlier"),  # but the queue is longer than that
+        ({"queued_tokens": 300}, {"running": 1, "local_tokens_per_s": 120.0}, 48, "load"),  # what was measured counts
+        ({}, {"running": 1, "local_tokens_per_s": 990.0, "decode_step_ms": 100.0}, 48, "load"),
+        ({"prefill_fixed_ms": 500.0}, {"running": 1, "prefill_tokens_per_s": 1000.0}, 48, "local: earlier"),
+        ({"prefill_tokens_per_s": 0.0}, {}, 48, "load"),  # nothing was measured
+        (  # the part of a pass that its rate leaves out is the one fitted with it
+            {"prefill_bare_tokens_per_s": 1000.0, "prefill_bare_fixed_ms": 500.0},
+            {"running": 1},
+            48,
+            "local: earlier",
+        ),
+    ],
+)
+async def test_a_prompt_is_prefilled_where_its_first_token_is_predicted_earlier(
+    store: Store, ledger: Ledger, prefill: dict[str, Any], decode: dict[str, Any], num_tokens: int, reason: str
+) -> None:
+    await store.register(a_worker("p0", "prefill", **prefill))
+    await store.register(a_worker("d0", "decode", **({"prefill_tokens_per_s": 0.0} | decode)))
+    placement = await ledger.place(a_request(num_tokens=num_tokens, cut_over_tokens=-1))
+    assert (placement.reason, placement.prefill) == (reason, "d0" if reason.startswith("local") else "p0")
+
+
+@pytest.mark.parametrize(
+    ("share", "age_ms", "reason"), [(0.5, 0, "load"), (1.0, 0, "local: earlier"), (1.0, 60_000, "load")]
+)
+async def test_a_busy_prefill_worker_is_spared_for_those_who_come_next(
+    store: Store, ledger: Ledger, raw: redis.asyncio.Redis, share: float, age_ms: int, reason: str
+) -> None:
+    """What is idle at the moment, but was given work for most of the last seconds, will have a queue again."""
+    for state in (a_worker("p0", "prefill"), a_worker("d0", "decode", prefill_tokens_per_s=0.0)):
+        await store.register(state)
+    at_ms = await now_ms(raw)
+    await raw.hset("baton:load:busy:p0", mapping={"share": share, "at": at_ms - age_ms})
+    placement = await ledger.place(a_request(num_tokens=64, cut_over_tokens=-1))
+    assert placement.reason == reason
+    assert (placement.costs["crowding_ms"] > 0) == (reason != "load")
+
+
+async def test_a_queue_takes_its_passes_fixed_parts_too(store: Store, ledger: Ledger) -> None:
+    await store.register(a_worker("p0", "prefill", prefill_fixed_ms=100.0))
+    await store.register(a_worker("d0", "decode"))
+    await ledger.place(a_request("first", num_tokens=500))
+    placement = await ledger.place(a_request("second", num_tokens=48))
+    assert placement.costs["prefill_ms"] == pytest.approx(100 + 500 + 100 + 48, abs=60)  # less what passed meanwhile
+
+
+async def test_no_figure_is_told_where_nobody_measured_anything(store: Store, ledger: Ledger) -> None:
+    await store.register(a_worker("p0", "prefill", prefill_tokens_per_s=0.0))
+    await store.register(a_worker("d0", "decode", prefill_tokens_per_s=0.0))
+    placement = await ledger.place(a_request(num_tokens=48, cut_over_tokens=-1))
+    assert (placement.reason, placement.costs["predicted_ms"], placement.costs["prefill_ms"]) == ("load", -1, -1)
+
+
+async def test_a_burst_is_shared_between_prefill_and_decode_workers(store: Store, ledger: Ledger) -> None:
+    """Each prompt is charged where it is computed, so the next one sees it, whichever gateway places it."""
+    await store.register(a_worker("p0", "prefill"))
+    await store.register(a_worker("d0", "decode", running=1, local_tokens_per_s=500.0, max_sequences=50))
+    chosen = Counter(
+        [
+            (await ledger.place(a_request(f"r{number}", num_tokens=16, cut_over_tokens=-1))).prefill
+            for number in range(12)
+        ]
+    )
+    assert chosen == {"p0": 9, "d0": 3}
+
+
+async def test_a_long_prompt_is_not_computed_where_many_would_wait_for_it(store: Store, ledger: Ledger) -> None:
+    """Two seconds of queue are no reason to stop eight sequences for one."""
+    await store.register(a_worker("p0", "prefill", queued_tokens=2000))
+    await store.register(a_worker("d0", "decode", running=8, max_sequences=50, local_tokens_per_s=900.0))
+    assert (await ledger.place(a_request("long", num_tokens=1000, cut_over_tokens=-1))).reason == "load"
+    assert (await ledger.place(a_request("short", num_tokens=100, cut_over_tokens=-1))).reason == "local: earlier"
+
+
+async def test_a_rate_measured_beside_decoding_stands_for_the_one_that_nobody_has(store: Store, ledger: Ledger) -> None:
+    """Without any prefill rate the prefill worker is taken for as fast as that, not for one token a second."""
+    await store.register(a_worker("p0", "prefill", prefill_tokens_per_s=0.0))
+    await store.register(a_worker("d0", "decode", running=1, prefill_tokens_per_s=0.0, local_tokens_per_s=500.0))
+    placement = await ledger.place(a_request(cut_over_tokens=-1))
+    assert (placement.reason, placement.costs["prefill_ms"]) == ("load", 128.0)
+
+
+async def test_the_compared_costs_come_with_the_answer(store: Store, ledger: Ledger) -> None:
+    await store.register(a_worker("p0", "prefill", queued_tokens=100, prefill_fixed_ms=1.0))
+    await store.register(a_worker("d0", "decode", running=1, local_tokens_per_s=500.0, decode_step_ms=7.0))
+    placement = await ledger.place(a_request(num_tokens=20, cut_over_tokens=-1))
+    assert placement.reason == "local: earlier"
+    assert placement.costs == {
+        "predicted_ms": 47.0,
+        "prefill_ms": 121.0,
+        "local_ms": 47.0,
+        "transfer_ms": 2.0,
+        "crowding_ms": 0.0,
+        "matched_tokens": 0,
+        "candidates": 2,
+    }
+
+
+async def test_a_worker_with_both_roles_serves_alone(store: Store, ledger: Ledger) -> None:
+    await store.register(a_worker("w", "prefill", "decode"))
+    placement = await ledger.place(a_request())
+    assert (placement.prefill, placement.decode, placement.reason) == ("w", [], "local: same worker")
+
+
+@pytest.mark.parametrize(
+    ("d0", "d1", "chosen"),
+    [
+        ({"running": 2, "decode_step_ms": 9.0}, {"running": 2, "decode_step_ms": 8.0}, "d1"),
+        ({"running": 6, "decode_step_ms": 8.6}, {"running": 2, "decode_step_ms": 8.5}, "d0"),  # the faster device
+        ({"running": 4, "decode_step_ms": 9.0}, {"decode_step_ms": 30.0}, "d1"),  # idle: that was its last full batch
+        ({"running": 2, "decode_step_ms": 5.0, "free_blocks": 5}, {"running": 7, "decode_step_ms": 9.0}, "d1"),  # room
+    ],
+)
+async def test_decode_goes_where_there_is_room_and_the_step_is_predicted_shortest(
+    store: Store, ledger: Ledger, d0: dict[str, Any], d1: dict[str, Any], chosen: str
+) -> None:
+    await store.register(a_worker("p0", "prefill"))
+    await store.register(a_worker("d0", "decode", **d0))
+    await store.register(a_worker("d1", "decode", **d1))
+    assert (await ledger.place(a_request())).decode[0] == chosen
+
+
+async def test_what_the_prefill_does_not_hide_of_the_hand_over_decides_between_decode_workers(
+    store: Store, ledger: Ledger
+) -> None:
+    """A slow link makes the holder of the prefix the better place, although its step is longer."""
+    prompt = a_prompt()
+    for link, chosen in ((1e9, "d0"), (1e3, "d1")):
+        await store.register(a_worker("p0", "prefill", link_bytes_per_s=link))
+        await store.register(a_worker("d0", "decode", running=1, decode_step_ms=8.0))
+        await store.register(a_worker("d1", "decode", running=1, decode_step_ms=12.0))
+        await store.announce("d1", 1, prompt, [])
+        placement = await ledger.place(a_request(f"{link}", digests=prompt))
+        assert placement.decode[0] == chosen
+        await ledger.release(f"{link}", 1, stage="all")
+
+
+async def test_a_call_reads_a_bounded_number_of_workers(store: Store, ledger: Ledger, raw: redis.asyncio.Redis) -> None:
+    """However many of the least loaded can't be chosen: the gateway then chooses by heartbeats."""
+    most = int(placement_policy()["candidates"]["max_read"])
+    await store.register(a_worker("d0", "decode"), ttl_ms=TTL_MS)
+    for number in range(2 * most):
+        await store.register(a_worker(f"other-{number}", "prefill", v=9), ttl_ms=TTL_MS)
+    await store.register(a_worker("p0", "prefill", queued_tokens=100), ttl_ms=TTL_MS)
+    await raw.config_resetstat()
+    assert (await ledger.place(a_request())).reason is Reason.LOCAL_NO_PREFILL
+    reads = (await raw.info("commandstats"))["cmdstat_hmget"]["calls"]
+    assert reads <= most + int(placement_policy()["candidates"]["per_role"]) + 1

@@ -20,10 +20,10 @@ from common.messages import (
     to_worker_decoder,
 )
 from common.peers import Peers
-from common.servers import run_nats
-from services.planner.plan import PlanSettings
-from services.planner.planner import Planner, PlannerConfig
-from tests.unit.gateway.test_placement import a_worker
+from planner.planner import Planner, PlannerConfig
+from planner.settings import PlanSettings
+from services.runtime.servers import run_nats
+from tests.fakes.workers import a_worker
 
 AT_ONCE = PlanSettings(hold_s=0.0, cooldown_s=0.0, reverse_s=0.0)
 PRESSED = GatewayState(gateway="g", incarnation=1, window_s=30.0, arriving_tokens_per_s=5000.0)
@@ -37,6 +37,7 @@ class Fleet:
         self._stubborn = stubborn
         self.gateway = PRESSED
         self.batch: dict[str, object] = {}  # what decode workers say of theirs
+        self.weights: dict[str, str] = {}  # fingerprints, where they are not the usual one
         self.roles = {"p0": ["prefill"], "d0": ["decode"], "d1": ["decode"], "d2": ["decode"]}
         self.told: list[tuple[str, list[str]]] = []
         self.heard: list[PlannerState] = []
@@ -50,8 +51,9 @@ class Fleet:
 
     async def beat(self) -> None:
         for worker, roles in self.roles.items():
-            batch = self.batch if "decode" in roles else {}
-            await self._bus.publish(subjects.heartbeat(worker), a_worker(worker, *roles, **batch))
+            facts = dict(self.batch) if "decode" in roles else {}
+            facts["model_fingerprint"] = self.weights.get(worker, "model")
+            await self._bus.publish(subjects.heartbeat(worker), a_worker(worker, *roles, **facts))
         await self._bus.publish(subjects.gateway_heartbeat("g"), self.gateway)
 
     def go(self) -> None:
@@ -168,6 +170,17 @@ async def test_of_two_planners_the_one_with_the_smaller_name_acts(nats_url: str)
         since = [state for state in fleet.heard if state.moves]
     assert [worker for worker, _ in fleet.told] == ["d0", "d1"]
     assert {state.planner for state in since} == {"a"}
+
+
+async def test_workers_of_several_models_are_left_where_they_are(nats_url: str) -> None:
+    """The load that gateways tell is a sum over models: it says nothing about one model's roles."""
+    async with fleet_of(nats_url) as fleet, planning(nats_url, "planner"):
+        fleet.weights = {"d2": "other weights"}
+        fleet.go()
+        await fleet.until(lambda: sum("2 are on this bus" in state.reason for state in fleet.heard) >= 3)
+        assert fleet.told == []
+        fleet.weights = {}
+        await fleet.until(lambda: fleet.heard[-1].workers == {"prefill": 3, "decode": 1})
 
 
 async def test_an_empty_fleet_is_told_of_too(nats_url: str) -> None:

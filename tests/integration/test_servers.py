@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from common import servers
 from common.errors import UnavailableError
-from common.servers import Server, find_redis_server, run_nats, run_redis
+from services.runtime import servers
+from services.runtime.servers import Server, find_redis_server, run_nats, run_redis
 
 
 @pytest.mark.parametrize("run", [run_nats, run_redis])

@@ -15,11 +15,12 @@ import pytest
 import pytest_asyncio
 
 from common.bus import NatsSettings, connect_bus
-from common.config import ConfigError
 from common.errors import UnavailableError
-from common.servers import Server, die_with_parent, free_port, run_redis, stop
+from common.settings import ConfigError
 from common.store import RedisSettings, connect_store
 from common.tls import Tls
+from services.runtime.functions import function_libraries
+from services.runtime.servers import Server, die_with_parent, free_port, run_redis, stop
 from tests.certificates import Certificates, make_certificates
 from tests.integration.waiting import LIMIT_S
 from tests.models import build_tiny_model
@@ -104,7 +105,9 @@ async def test_redis_over_tls_answers_and_another_authority_is_not_trusted(
     redis_port: int, ours: Certificates, theirs: Certificates
 ) -> None:
     url = f"rediss://127.0.0.1:{redis_port}"
-    async with connect_store(RedisSettings(url=url, tls=ours.of_client, timeout_s=LIMIT_S)) as store:
+    async with connect_store(
+        RedisSettings(url=url, tls=ours.of_client, timeout_s=LIMIT_S), libraries=function_libraries()
+    ) as store:
         assert await store.workers() == []
     for other in (Tls(ca=theirs.ca, cert=ours.client, key=ours.client_key), Tls(ca=ours.ca)):
         async with connect_store(RedisSettings(url=url, tls=other, timeout_s=LIMIT_S)) as store:

@@ -10,13 +10,17 @@ import stat
 from collections.abc import Iterator
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
+from common.pages import KVLayout, PagePart
+from engine.cache.pages import part_views
 from kvtransfer.digest import block_digests
-from kvtransfer.life import SHM_FOLDER, remove_stale
+from kvtransfer.liveness import SHM_FOLDER, remove_stale
 from kvtransfer.shm import PREFIX
 from kvtransfer.transport import TransferError
+from kvtransfer.transports import TRANSPORTS
 from tests.integration.kv_peers import (
     BOUND_S,
     LARGE,
@@ -27,14 +31,17 @@ from tests.integration.kv_peers import (
     start_receiver,
     start_writer,
 )
+from tests.needs import needs
+
+STATE = PagePart(layers=2, planes=1, heads=2, dim=8, dtype="float32", per_token=False)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # UCX belongs to one event loop
 
 
-@pytest.fixture(params=["shm", "ucx"])
+@pytest.fixture(params=[name for name, kind in TRANSPORTS.items() if kind.suits("cpu") and kind.reaches_others])
 def name(request: pytest.FixtureRequest) -> str:
     if request.param == "ucx":
-        pytest.importorskip("ucxx")
+        needs("ucxx")
     return str(request.param)
 
 
@@ -114,7 +121,7 @@ async def test_a_late_write_is_refused_or_its_writer_is_known_to_live(name: str)
 
 @pytest.mark.parametrize(("lease", "generation", "block"), [(1, 8, 3), (2, 7, 3), (1, 7, 5)])
 async def test_ucx_refuses_what_no_lease_allows(lease: int, generation: int, block: int) -> None:
-    pytest.importorskip("ucxx")
+    needs("ucxx")
     async with start_receiver("ucx") as receiver, start_writer("ucx") as writer:
         link = await writer.transport.connect(receiver.region)
         await receiver.call("expect", lease=[1, 7], blocks=[3, 4])
@@ -127,7 +134,7 @@ async def test_ucx_refuses_what_no_lease_allows(lease: int, generation: int, blo
 
 
 async def test_ucx_turns_away_a_writer_without_the_token() -> None:
-    pytest.importorskip("ucxx")
+    needs("ucxx")
     async with start_receiver("ucx") as receiver, start_writer("ucx") as writer:
         forged = msgspec.structs.replace(receiver.region, address=receiver.region.address | {"token": "00" * 16})
 
@@ -147,8 +154,67 @@ async def test_blocks_outside_a_pool_are_refused_before_anything_is_sent(name: s
 async def test_pools_of_another_layout_are_not_connected(name: str) -> None:
     other = msgspec.structs.replace(SMALL, num_kv_heads=4)
     async with start_receiver(name, other) as receiver, start_writer(name) as writer:
-        with pytest.raises(TransferError, match="layout"):
+        with pytest.raises(TransferError, match="KV layout differs: all_heads is 2 here, 4 at the peer"):
             await writer.transport.connect(receiver.region)
+
+
+async def test_pages_of_several_parts_arrive_bit_for_bit_with_their_digests(name: str) -> None:
+    layout = KVLayout.of([*SMALL.pages, STATE], num_blocks=64, block_size=16)
+    async with start_receiver(name, layout) as receiver, start_writer(name, layout) as writer:
+        link = await writer.transport.connect(receiver.region)
+        await receiver.call("expect", lease=[1, 7], blocks=[9, 3])
+
+        digests = await push(link, [1, 2], [9, 3])
+
+        assert await receiver.bytes_of([9, 3]) == writer.bytes_of([1, 2])
+        assert digests == base64.b64decode(await receiver.call("digests", blocks=[9, 3]))
+
+
+async def test_shm_joins_the_heads_of_two_writers_in_one_pool() -> None:
+    whole = KVLayout.of([*SMALL.pages, STATE], num_blocks=64, block_size=16)
+    left, right = with_heads(whole, 0), with_heads(whole, 1)
+    async with (
+        start_receiver("shm", whole) as receiver,
+        start_writer("shm", left) as first,
+        start_writer("shm", right) as second,
+    ):
+        links = [await writer.transport.connect(receiver.region) for writer in (first, second)]
+
+        digests = [await push(link, [1, 2], [9, 3]) for link in links]
+
+        keys, state = part_views(
+            torch.frombuffer(bytearray(await receiver.bytes_of([9, 3])), dtype=torch.uint8).view(2, -1), whole
+        )
+        for head, writer in enumerate((first, second)):
+            sent = part_views(writer.pool, writer.layout)
+            assert torch.equal(keys[..., head, :].view(torch.int32), sent[0][[1, 2]][..., 0, :].view(torch.int32))
+            assert torch.equal(state[..., head, :].view(torch.int32), sent[1][[1, 2]][..., 0, :].view(torch.int32))
+        sums = np.frombuffer(digests[0], "<u8") + np.frombuffer(digests[1], "<u8")
+        assert sums.tobytes() == base64.b64decode(await receiver.call("digests", blocks=[9, 3]))
+
+
+async def test_shm_sends_a_pool_the_heads_that_it_keeps() -> None:
+    whole = KVLayout.of([*SMALL.pages, STATE], num_blocks=64, block_size=16)
+    async with start_receiver("shm", with_heads(whole, 1)) as receiver, start_writer("shm", whole) as writer:
+        link = await writer.transport.connect(receiver.region)
+
+        digests = await push(link, [1, 2], [9, 3])
+
+        assert digests == base64.b64decode(await receiver.call("digests", blocks=[9, 3]))
+        assert not any(await receiver.bytes_of([block for block in range(64) if block not in (9, 3)]))
+
+
+async def test_ucx_refuses_a_pool_of_other_heads_by_name() -> None:
+    needs("ucxx")
+    async with start_receiver("ucx", with_heads(SMALL, 1)) as receiver, start_writer("ucx") as writer:
+        with pytest.raises(TransferError, match="keeps other heads than ours, and transport ucx moves whole blocks"):
+            await writer.transport.connect(receiver.region)
+
+
+def with_heads(whole: KVLayout, head: int) -> KVLayout:
+    """The layout of a worker that keeps one of the two heads."""
+    parts = [msgspec.structs.replace(part, heads=1, first_head=head, all_heads=2) for part in whole.pages]
+    return KVLayout.of(parts, num_blocks=whole.num_blocks, block_size=whole.block_size)
 
 
 async def test_after_a_killed_receiver_pushes_fail_and_its_next_incarnation_is_reached(name: str) -> None:
@@ -173,7 +239,7 @@ async def test_after_a_killed_receiver_pushes_fail_and_its_next_incarnation_is_r
 
 
 async def test_ucx_does_not_wait_for_a_hung_receiver() -> None:
-    pytest.importorskip("ucxx")
+    needs("ucxx")
     async with start_receiver("ucx", LARGE) as receiver, start_writer("ucx", LARGE) as writer:
         link = await writer.transport.connect(receiver.region)
         blocks = list(range(80))

@@ -12,14 +12,18 @@ from common.bus import NatsBus, NatsSettings, connect_bus
 from common.messages import WorkerState, worker_state_decoder
 from common.peers import Peers
 from common.store import RedisSettings, connect_store
+from common.words import WorkerStatus
 from decode.role import DecodeRole
 from engine.config import EngineConfig
-from engine.fake import FakeEngine
+from engine.fake.engine import FakeEngine
 from kvtransfer.shm import ShmTransport
 from prefill.role import PrefillRole
+from services.runtime.functions import function_libraries
 from tests.integration.waiting import LIMIT_S
 from tests.models import build_tiny_model
-from worker.host import WorkerHost, WorkerSettings
+from worker.identity import Identity
+from worker.settings import WorkerSettings
+from worker.worker import Worker
 
 
 async def test_links_are_open_before_a_prefill_worker_is_ready_also_to_workers_heard_before_it_began(
@@ -31,9 +35,8 @@ async def test_links_are_open_before_a_prefill_worker_is_ready_also_to_workers_h
         new_worker(bus, redis_url, model, "start-decode") as decode,
         new_worker(bus, redis_url, model, "start-prefill") as prefill,
     ):
-        decode.region = await decode.transport.open(decode.engine.kv, decode.engine.layout, decode.incarnation)
-        decode.status = "ready"
-        prefill.peers.saw(decode.state())  # before `run` asks to be told of those who join
+        decode.context.roles.status = WorkerStatus.READY
+        prefill.context.peers.saw(decode.heartbeat.state())  # before `run` asks to be told of those who join
         told: asyncio.Queue[WorkerState] = asyncio.Queue()
         beats = await bus.subscribe(subjects.heartbeat("start-prefill"), worker_state_decoder, told.put_nowait)
         stopping = asyncio.Event()
@@ -44,32 +47,33 @@ async def test_links_are_open_before_a_prefill_worker_is_ready_also_to_workers_h
         await running
         await beats.close()
 
-    assert first.status == "ready"
+    assert first.status == WorkerStatus.READY
     assert first.link_bytes_per_s > 0
 
 
 @asynccontextmanager
-async def new_worker(bus: NatsBus, redis_url: str, model: Path, name: str) -> AsyncIterator[WorkerHost]:
+async def new_worker(bus: NatsBus, redis_url: str, model: Path, name: str) -> AsyncIterator[Worker]:
     """A worker in this process, not yet running."""
     transport, role = ShmTransport(), name.rpartition("-")[2]
     engine = FakeEngine(EngineConfig(model=model, kv_memory_bytes=1 << 20), allocate=transport.allocate)
     peers = Peers()
-    async with connect_store(RedisSettings(url=redis_url)) as store:
-        host = WorkerHost(
+    async with connect_store(RedisSettings(url=redis_url), libraries=function_libraries()) as store:
+        identity = Identity(name, 7)
+        worker = Worker(
+            identity=identity,
             bus=bus,
             store=store,
             peers=peers,
             engine=engine,
             transport=transport,
+            region=await transport.open(engine.kv, engine.layout, identity.incarnation),
             settings=WorkerSettings(
                 served_model="tiny", tokenizer_fingerprint="", max_batch_tokens=64, max_sequences=4
             ),
-            worker_id=name,
-            incarnation=7,
         )
-        host.attach(DecodeRole(host), active=role == "decode")
-        host.attach(PrefillRole(host, max_requests=4), active=role == "prefill")
+        worker.attach(DecodeRole(worker.context), active=role == "decode")
+        worker.attach(PrefillRole(worker.context, max_requests=4), active=role == "prefill")
         try:
-            yield host
+            yield worker
         finally:
             await transport.close()

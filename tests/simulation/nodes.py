@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.messages import GatewayState, SetRoles, Tokens
+import msgspec
+
+from common import subjects
+from common.messages import Frame, GatewayState, SetRoles, Tokens
 from common.peers import Peers
 from decode.role import DecodeRole
 from engine.config import EngineConfig
 from engine.engine import Chunk
-from engine.fake import FakeEngine
+from engine.fake.engine import FakeEngine
 from engine.passes import Finished, Pass
-from gateway.active import ActiveRequest
-from gateway.owner import Worker
-from gateway.requests import Requests
+from gateway.lifecycle.requests import Requests
 from prefill.role import PrefillRole
 from tests.simulation.bus import SimBus
 from tests.simulation.clock import Process
 from tests.simulation.store import SimStore
 from tests.simulation.transport import SimTransport
-from worker.host import WorkerHost, WorkerSettings
+from worker.device.launcher import Threads
+from worker.device.step_policy import StepTargets
+from worker.identity import Identity
+from worker.settings import WorkerSettings
+from worker.worker import Worker
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -117,85 +123,82 @@ class WorkerNode(Node):
         super().__init__(world, name)
         self.roles = roles
         self.num_blocks = num_blocks
-        self.host: Any = None
+        self.worker: Worker | None = None
         self.intake: Any = None
 
     async def main(self) -> None:
         world, dice = self.world, self.world.random
-        transport = SimTransport(world.fabric, self.process, one_sided=world.one_sided)
+        self.transport = transport = SimTransport(world.fabric, self.process, one_sided=world.one_sided)
         engine = WatchedEngine(self, transport)
         peers = Peers(clock=world.loop.time)
         await peers.start(self.bus)
-        self.host = host = MortalHost(
+        settings = WorkerSettings(
+            served_model="sim",
+            tokenizer_fingerprint="",
+            max_batch_tokens=8,
+            max_sequences=dice.choice([2, 4]),
+            step_targets=StepTargets(5.0 if engine.as_on_gpus else 0.0),  # many steps take longer: prompts pause
+        )
+        identity = Identity(self.name, dice.getrandbits(62))
+        worker = Worker(
+            identity=identity,
             bus=self.bus,
             store=SimStore(world.ledger),  # type: ignore[arg-type]
             peers=peers,
             engine=engine,
             transport=transport,
-            settings=WorkerSettings(
-                served_model="sim",
-                tokenizer_fingerprint="",
-                max_batch_tokens=8,
-                max_sequences=dice.choice([2, 4]),
-                step_target_ms=5.0 if engine.as_on_gpus else 0.0,  # many a step is longer: the next has no prompt then
-            ),
-            worker_id=self.name,
-            incarnation=dice.getrandbits(62),
+            region=await transport.open(engine.kv, engine.layout, identity.incarnation),
+            settings=settings,
+            threads=Threads(VirtualThread(self), VirtualThread(self)),
+            end_process=self._device_broke,
         )
-        host.node = self
-        threads = VirtualThread(self), VirtualThread(self)
-        host.device._device_thread, host.device._waiting_thread = threads  # type: ignore[assignment]
-        self.decode = DecodeRole(host)
-        self.prefill = PrefillRole(host, max_requests=4)
-        self.intake = self.decode._intake if self.decode else None
-        self.pool = host.pool
-        transport.host = self
+        self.decode = DecodeRole(worker.context)
+        self.prefill = PrefillRole(worker.context, max_requests=4)
+        self.intake = self.decode._intake
+        self.pool = worker.context.pool
+        transport.node = self
         for role in (self.decode, self.prefill):
-            host.attach(role, active=role.name in self.roles)
-        await host.run(asyncio.Event())
+            worker.attach(role, active=role.name in self.roles)
+        self.worker = worker
+        await worker.run(asyncio.Event())
+
+    def _device_broke(self) -> None:
+        """The worker ends its own simulated process; a supervisor starts it again."""
+        self.world.faults["device broken"] += 1
+        self.comes_back_s = self.comes_back_s or 0.5
+        self.die()
 
     def switch(self, roles: list[str]) -> None:
         """Somebody tells the worker to take new work of these roles alone."""
-        if self.process.alive and self.host is not None and self.host.status == "ready":
+        worker = self.worker
+        if self.process.alive and worker is not None and worker.context.roles.status == "ready":
             self.world.faults["switched roles"] += 1
             self.world.tell(f"{self.name} becomes {roles}")
-            self.process.at(0.0, lambda: self.host.spawn(self.host._set_roles(SetRoles(roles=roles))))
+            spawn, handle = worker.context.background.spawn, worker.control.handle
+            self.process.at(0.0, lambda: spawn(handle(SetRoles(roles=roles))))
 
     def remains(self) -> list[str]:
         """What of the requests is left here; nothing when the process is dead."""
-        if not self.process.alive or self.host is None:
+        if not self.process.alive or self.worker is None:
             return []
-        host, pool = self.host, self.host.pool
+        context, pool = self.worker.context, self.pool
         left: dict[str, Any] = {
             "held blocks": pool.num_used,
-            "claimed jobs": len(host.jobs._held) + host.jobs._claiming + len(host.jobs._tasks),
-            "passes": len(host.device._outstanding),
-            "expected runs": len(host.transport.expected),
-            "frames": sum(map(len, host.outbox._pending.values())),
-            "tasks": _unusual(host._tasks, _WORKER_TASKS),
+            "claimed jobs": len(context.jobs._held) + context.jobs._claiming + len(context.jobs._tasks),
+            "passes": self.worker.passes_in_flight,
+            "expected runs": len(self.transport.expected),
+            "frames": sum(map(len, context.outbox._pending.values())),
+            "tasks": _unusual(context.background.tasks, _WORKER_TASKS),
         }
-        if self.decode is not None:
-            decode, intake, scheduler = self.decode, self.decode._intake, self.decode._scheduler
-            left["leases"] = intake.held_blocks + len(intake._reservations)
-            left["sequences"] = len(scheduler) + len(scheduler._leaving) + len(scheduler._in_flight)
-            left["streams"] = len(decode._requests) + len(decode._local)
-        if self.prefill is not None:
-            prefill = self.prefill
-            left["prompts"] = len(prefill._requests) + len(prefill._tasks) + len(prefill._in_flight)
+        decode, intake, scheduler = self.decode, self.decode._intake, self.decode.scheduler
+        left["leases"] = intake.reservations.held_blocks + len(intake.reservations)
+        left["sequences"] = len(scheduler) + scheduler.blocks.awaited + len(scheduler._in_flight)
+        left["streams"] = len(decode._requests) + len(decode._local)
+        prefill = self.prefill
+        left["prompts"] = len(prefill._requests) + len(prefill._tasks) + len(prefill._in_flight)
         if pool.num_used == 0 and len({*pool._free, *pool._cached, *pool._spared}) != pool.num_blocks:
             left["pool"] = "blocks are missing or there twice"
         return [f"{what}: {amount}" for what, amount in left.items() if amount]
-
-
-class MortalHost(WorkerHost):
-    """Ends its own simulated process only; a supervisor starts it again."""
-
-    node: WorkerNode
-
-    def _end_process(self) -> None:
-        self.node.world.faults["device broken"] += 1
-        self.node.comes_back_s = self.node.comes_back_s or 0.5
-        self.node.die()
 
 
 class GatewayNode(Node):
@@ -210,40 +213,30 @@ class GatewayNode(Node):
         world = self.world
         peers = Peers(clock=world.loop.time)
         await peers.start(self.bus)
-        bus: Any = MutedBus(self, self.bus)
-        store: Any = SimStore(world.ledger)
-        self.requests = WatchedRequests(
-            self, bus=bus, store=store, peers=peers, gateway_id=self.name, incarnation=world.random.getrandbits(62)
+        bus: Any = WatchedBus(self, self.bus)
+        self.requests = Requests(
+            bus=bus,
+            store=SimStore(world.ledger),
+            peers=peers,
+            gateway_id=self.name,
+            incarnation=world.random.getrandbits(62),
+            clock=world.loop.time,
         )
         await self.requests.start()
 
     def remains(self) -> list[str]:
         if not self.process.alive:
             return []
-        requests = self.requests
-        left = {"requests": len(requests._active), "tasks": _unusual(requests._tasks, _GATEWAY_TASKS)}
+        parts = self.requests.parts
+        left = {"requests": len(parts.running), "tasks": _unusual(parts.background, _GATEWAY_TASKS)}
         return [f"{what}: {amount}" for what, amount in left.items() if amount]
 
 
-class WatchedRequests(Requests):
-    """Looks whether an answer gets tokens of the current attempt only: all attempts say the same here, so no answer shows it."""
+class WatchedBus:
+    """The gateway's bus. Its heartbeats may be lost for a while, and frames are checked for what the gateway takes of them.
 
-    def __init__(self, node: GatewayNode, **options: Any) -> None:
-        super().__init__(**options)
-        self._node = node
-
-    def _take(self, active: ActiveRequest, tokens: Tokens, sender: Worker) -> None:
-        state = active.state
-        attempt, before = state.attempt, state.next_position
-        super()._take(active, tokens, sender)
-        if tokens.attempt != attempt and state.next_position != before:
-            what = f"{tokens.request_id} got tokens of attempt {tokens.attempt} in attempt {attempt}"
-            self._node.world.violate(what)
-        self._node.world.faults["stale tokens"] += tokens.attempt != attempt
-
-
-class MutedBus:
-    """The gateway's bus, whose heartbeats may be lost for a while."""
+    An answer must get tokens of the current attempt only. All attempts say the same here, so no answer would show it.
+    """
 
     def __init__(self, node: GatewayNode, bus: SimBus) -> None:
         self._node = node
@@ -258,6 +251,27 @@ class MutedBus:
             return
         await self._bus.publish(subject, message)
 
+    async def subscribe(self, subject: str, decoder: Any, handler: Callable[[Any], None]) -> Any:
+        def checked(frame: Frame) -> None:
+            for tokens in frame.tokens:
+                with self._checking(tokens):
+                    handler(msgspec.structs.replace(frame, tokens=[tokens]))
+
+        is_frames = subject == subjects.frames(self._node.name)
+        return await self._bus.subscribe(subject, decoder, checked if is_frames else handler)
+
+    @contextlib.contextmanager
+    def _checking(self, tokens: Tokens) -> Iterator[None]:
+        world, request = self._node.world, self._node.requests.parts.running.find(tokens.request_id)
+        if request is None:
+            yield
+            return
+        attempt, before = request.state.attempt, request.state.next_position
+        yield
+        if tokens.attempt != attempt and request.state.next_position != before:
+            world.violate(f"{tokens.request_id} got tokens of attempt {tokens.attempt} in attempt {attempt}")
+        world.faults["stale tokens"] += tokens.attempt != attempt
+
 
 class VirtualThread:
     """An executor of one thread: work is done one after another, each at the end of the time that it takes."""
@@ -267,12 +281,12 @@ class VirtualThread:
         self._process = node.process
         self._free_at = 0.0
 
-    def submit(self, function: Callable[..., object], *arguments: object) -> None:
+    def submit(self, function: Callable[..., object], /, *arguments: object) -> None:
         world = self._node.world
         self._free_at = max(self._free_at, world.loop.now) + world.random.uniform(0.001, 0.03)
         self._process.at(self._free_at - world.loop.now, function, *arguments)
 
-    def shutdown(self, *, wait: bool) -> None:
+    def shutdown(self, wait: bool = True) -> None:
         """Nothing is waited for at the end of a world."""
 
 
@@ -292,7 +306,7 @@ class WatchedEngine(FakeEngine):
         node, weather = self._node, self._node.world.weather
         leased = set[int]()
         if node.intake is not None:
-            leased = {block for lease in node.intake._table._leases.values() for block in lease.blocks}
+            leased = {block for lease in node.intake.reservations._table._leases.values() for block in lease.blocks}
         for chunk in chunks:
             table = chunk.sequence.block_table[: -(-chunk.end // BLOCK)]
             if leased.intersection(table):
@@ -315,13 +329,13 @@ class Waited:
         self.wait = done.wait
 
 
-_WORKER_TASKS = Counter({"WorkerHost._every": 5, "DeviceLoop.run": 1, "FrameOutbox.run": 1, "JobIntake.keep_alive": 1})
+_WORKER_TASKS = Counter({"every": 5, "Pipeline.run": 1, "FrameOutbox.run": 1, "JobIntake.keep_alive": 1})
 _WORKER_TASKS["DecodeRole._keep_house"] = 1
-_GATEWAY_TASKS = Counter({"Watching._beat": 1, "Watching._watch": 1})
+_GATEWAY_TASKS = Counter({"Heartbeat.run": 1, "Watchdog.run": 1})
 
 
-def _unusual(tasks: set[asyncio.Task[Any]], usual: Counter[str]) -> str:
+def _unusual(tasks: Iterable[asyncio.Task[Any]], usual: Counter[str]) -> str:
     """Names of running tasks beyond the usual ones; a heartbeat out of turn is nobody's request."""
     found = Counter(task.get_coro().__qualname__ for task in tasks if not task.done())  # type: ignore[union-attr]
     found.subtract(usual)
-    return ", ".join(name for name, number in found.items() if number > 0 and name != "WorkerHost._beat_once")
+    return ", ".join(name for name, number in found.items() if number > 0 and name != "Heartbeat.beat_if_possible")

@@ -1,4 +1,4 @@
-"""The store in memory: registry and load ledger of `common.store.Store`; places by the dice, as any hint could be."""
+"""The registry and the load ledger in memory. Places are chosen by the dice, as any hint could be."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 
 from common.errors import UnavailableError
 from common.messages import WorkerState
-from common.store import Placement, PlacementRequest, RedisSettings
+from common.store import RedisSettings
+from gateway.placement.ledger import PLACE_TIMEOUT_S, PlacementRequest
+from gateway.request.placement import Placement, Reason
 from tests.simulation.clock import VirtualLoop
 from tests.simulation.weather import Weather
 
-PLACE_TIMEOUT_S, TIMEOUT_S = RedisSettings().place_timeout_s, RedisSettings().timeout_s
+TIMEOUT_S = RedisSettings().timeout_s
 Charge = tuple[str, str, str]  # request:attempt, stage, worker
 
 
@@ -133,7 +135,7 @@ class SimStore:
         ledger.charge(name, prefill, "prefill", until)
         ledger.charge(name, decoders[0], "decode", until)
         is_local = prefill == decoders[0]
-        return Placement(prefill=prefill, decode=[] if is_local else decoders, reason="local" if is_local else "dice")
+        return Placement(prefill=prefill, decode=[] if is_local else decoders, reason=Reason.OTHER)
 
     async def release(self, request_id: str, attempt: int, *, stage: str, workers: Sequence[str] = ()) -> None:
         await self._ledger.call(lambda: self._ledger.discharge(f"{request_id}:{attempt}", stage), TIMEOUT_S)

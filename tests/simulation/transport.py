@@ -51,7 +51,7 @@ class SimTransport:
         self.name = "one-sided" if one_sided else "two-sided"
         self.process = process
         self.one_sided = one_sided
-        self.host: Any = None  # the worker, for `landing`
+        self.node: Any = None  # the worker's, for `landing`
         self.fabric = fabric
         self.expected: dict[tuple[int, int], tuple[set[int], asyncio.Event]] = {}
         self.lanes: Any = None

@@ -22,8 +22,8 @@ import decode.role
 from common.errors import DeadlineExceededError, ServingError
 from common.messages import SamplingParams
 from engine.config import EngineConfig
-from engine.fake import FakeEngine
-from gateway.generation import GenerationSpec
+from engine.fake.engine import FakeEngine
+from gateway.request.spec import GenerationSpec
 from tests.simulation.bus import Network
 from tests.simulation.clock import EndlessError, Process, VirtualLoop, monotonic_is
 from tests.simulation.nodes import BLOCK, GatewayNode, WorkerNode
@@ -207,8 +207,8 @@ class World:
         self, near: SimTransport, far: SimTransport, lease_id: int, generation: int, origin: int, block: int
     ) -> None:
         """A write lands in `block` of a live worker: it must be the lease's, and nobody else's."""
-        host = far.host
-        lease = host.intake._table._leases.get(lease_id)
+        node = far.node
+        lease = node.intake.reservations._table._leases.get(lease_id)
         where = f"a write under lease {lease_id} lands in block {block} of {far.process.name}"
         if lease is None or lease.generation != generation:
             self.violate(f"{where}: the lease is over")
@@ -216,9 +216,9 @@ class World:
             self.violate(f"{where}: the lease is {lease.state.value}")
         elif block not in lease.blocks:
             self.violate(f"{where}: not the lease's")
-        elif host.pool._references[block] != 1 or host.pool._digests[block] is not None:
+        elif node.pool._references[block] != 1 or node.pool._digests[block] is not None:
             self.violate(f"{where}: others hold it")
-        if origin >= 0 and near.host.pool._references[origin] < 1:
+        if origin >= 0 and near.node.pool._references[origin] < 1:
             self.violate(f"{where} from block {origin}, which its writer gave back")
         self.faults["landed in quarantine"] += lease is not None and lease.state.value == "quarantined"
 

@@ -13,7 +13,7 @@ from tests.models import build_tiny_model
 
 
 def test_on_the_cpu_every_token_is_the_references() -> None:
-    agreement = compare(ROOT / "models/demo", "demo", device="cpu", seed=1)
+    agreement = compare(ROOT / "demo", "demo", device="cpu", seed=1)
     assert agreement.tokens == 8 * 32
     assert agreement.as_reference == agreement.as_float32 == agreement.tokens
     assert agreement.gaps == agreement.explained == ()
@@ -28,7 +28,7 @@ def test_every_family_agrees(tmp_path: Path, family: str) -> None:
 def test_only_what_rounding_can_do_is_explained() -> None:
     exact = torch.tensor([[3.0, 2.9, 0.0], [3.0, 2.9, 0.0], [3.0, 2.9, 0.0], [1.0, 1.0, 0.0]])
     rounded = torch.tensor([[2.9, 2.95, 0.0], [2.9, 2.95, 0.0], [3.0, 2.9, 0.0], [1.0, 1.0, 0.0]])
-    ours = torch.tensor([1, 2, 1, 1])  # as the reference rounds; nowhere near; a near-tie that nothing rounds; a tie
+    ours = torch.tensor([1, 2, 1, 1])  # rounded alike, far off, a near-tie without rounding, a tie
     agreement = judge("made up", ours=ours, exact=exact, rounded=rounded)
     assert agreement.as_reference == 1
     assert agreement.as_float32 == 0

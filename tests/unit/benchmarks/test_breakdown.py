@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.breakdown import explain
-from services.bench.client import Sample
+from cli.bench.client import Sample
 
 PHASES = {"http": 1.0, "admission": 2.0, "queue": 3.0, "prefill": 4.0, "first_frame": 5.0, "push": 9.0}
 
@@ -37,7 +37,7 @@ def test_rests_of_both_signs_do_not_cancel() -> None:
     [
         ({}, "no timeline of these 1 requests"),
         ({"a": line(first_sent_at=None)}, "a-0 sent no token"),
-        ({"a": line(phases_ms={"http": 1.0})}, "does not tell admission, queue, prefill, first_frame"),
+        ({"a": line(phases_ms={"http": 1.0})}, "does not say admission, queue, prefill, first_frame"),
     ],
 )
 def test_what_is_missing_is_said(lines: dict[str, dict[str, Any]], error: str) -> None:

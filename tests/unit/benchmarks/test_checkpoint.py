@@ -9,9 +9,9 @@ import torch
 
 from benchmarks import checkpoint
 from benchmarks.checkpoint import SHAPES, write_checkpoint
-from engine.loader import load_weights
-from engine.models.config import read_decoder_config
-from engine.models.decoder import Decoder
+from engine.model.decoder import Decoder
+from engine.model.families import read_model_spec
+from engine.weights.loader import load_weights
 
 TINY = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 128, "num_hidden_layers": 2, "head_dim": 16}
 TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -21,7 +21,7 @@ TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2}
 def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, fields in SHAPES.items():
         monkeypatch.setitem(SHAPES, name, fields | TINY)
-    monkeypatch.setattr(checkpoint, "PERIOD", 10_007)  # fewer than the largest matrix has: the noise repeats
+    monkeypatch.setattr(checkpoint, "NOISE_ELEMENTS", 10_007)  # the noise repeats within a matrix
 
 
 @pytest.mark.usefixtures("_tiny")
@@ -29,10 +29,9 @@ def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("shards", [1, 3])
 def test_every_shape_loads(tmp_path: Path, shape: str, shards: int) -> None:
     write_checkpoint(tmp_path, shape, shards=shards)
-    config = read_decoder_config(tmp_path)
-    decoder = Decoder(config, dtype=torch.bfloat16, device=torch.device("cpu"), max_model_len=64)
-    load_weights(decoder, tmp_path)
-    weights = decoder.destinations()
+    decoder = Decoder(read_model_spec(tmp_path), dtype=torch.bfloat16, device=torch.device("cpu"), max_model_len=64)
+    load_weights(decoder.weights, tmp_path)
+    weights = {name: destination.tensor for name, destination in decoder.weights.destinations.items()}
     assert all(bool((weight == 1).all()) for name, weight in weights.items() if name.endswith("norm.weight"))
     matrices = [weight.float() for name, weight in weights.items() if not name.endswith("norm.weight")]
     assert all(weight.std() == pytest.approx(0.02, rel=0.3) for weight in matrices)

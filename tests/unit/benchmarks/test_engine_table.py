@@ -14,6 +14,7 @@ from benchmarks.targets import TARGETS
 SMALL = ["--shape", "demo", "--device", "cpu", "--quick", "--commit", "abc"]
 
 
+@pytest.mark.long
 def test_the_small_table_measures_every_cell(tmp_path: Path) -> None:
     assert main([*SMALL, "--out", str(tmp_path)]) == 0
     results = {result.name: result for result in read_results(tmp_path / "engine.json")}

@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from benchmarks.environment import ROOT
 from benchmarks.floors import Ceilings, ModelCost, Work, decode_step, offline, prefill, upload
-from engine.models.config import decoder_config
+from engine.model.families import model_spec
 
 LLAMA_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -27,7 +27,7 @@ H200 = Ceilings(bytes_per_s=4.16e12, read_bytes_per_s=4.3e12, flops_per_s=790e12
 
 
 def llama_8b() -> ModelCost:
-    return ModelCost.of(decoder_config(LLAMA_8B), "bfloat16")
+    return ModelCost.of(model_spec(LLAMA_8B), "bfloat16")
 
 
 def test_llama_8b_has_as_many_parameters_as_its_card_says() -> None:
@@ -80,8 +80,8 @@ def test_uploading_the_checkpoint() -> None:
 
 
 def test_parameters_of_the_demo_model_are_counted_as_its_file_has_them() -> None:
-    folder = ROOT / "models/demo"
-    cost = ModelCost.of(decoder_config(json.loads((folder / "config.json").read_bytes())), "float32")
+    folder = ROOT / "demo"
+    cost = ModelCost.of(model_spec(json.loads((folder / "config.json").read_bytes())), "float32")
     with safe_open(folder / "model.safetensors", framework="pt") as tensors:
         stored = sum(tensors.get_tensor(name).numel() for name in tensors.keys())  # noqa: SIM118 - not a mapping
     assert cost.stored_parameters == stored
@@ -99,10 +99,10 @@ def test_parameters_of_the_demo_model_are_counted_as_its_file_has_them() -> None
 def test_biases_and_head_norms_are_counted(changes: dict[str, Any]) -> None:
     import torch
 
-    from engine.models.decoder import Decoder
+    from engine.model.decoder import Decoder
 
     small = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 512}
-    config = decoder_config(LLAMA_8B | small | {"num_attention_heads": 4, "num_key_value_heads": 2} | changes)
-    decoder = Decoder(config, dtype=torch.float32, device=torch.device("cpu"), max_model_len=16)
-    held = sum(tensor.numel() for tensor in decoder.destinations().values())
-    assert ModelCost.of(config, "float32").stored_parameters == held
+    spec = model_spec(LLAMA_8B | small | {"num_attention_heads": 4, "num_key_value_heads": 2} | changes)
+    decoder = Decoder(spec, dtype=torch.float32, device=torch.device("cpu"), max_model_len=16)
+    held = sum(destination.tensor.numel() for destination in decoder.weights.destinations.values())
+    assert ModelCost.of(spec, "float32").stored_parameters == held

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from benchmarks.results_format import Result, ResultsPage, markdown, number, read_results
+from benchmarks.results_format import MAX_OTHERS, Result, ResultsPage, markdown, number, read_results
 
 STEP = Result(name="step", value=5.0, unit="ms", better="lower", target=4.0, floor=2.0, reference=6.0)
 RATE = Result(name="rate", value=45.0, unit="req/s", better="higher", target=40.0, floor=90.0, reference=50.0)
@@ -95,12 +96,29 @@ def test_a_file_of_another_form_is_refused(tmp_path: Path) -> None:
 
 def test_the_page_says_what_was_missed_and_by_how_much() -> None:
     text = markdown([STEP, RATE, PLAIN], title="T", facts={})
-    targets, rest = text.split("## Also measured")
+    missed, rest = text.split("## Targets")
+    targets, others = rest.split("## Also measured")
     assert "| step | 5.00 | ms | 4.00 | **missed** | 2.00 | 40% | 6.00 | 16.7% better |" in targets
     assert "| rate | 45.0 | req/s | 40.0 | met | 90.0 | 50% | 50.0 | 10.0% worse |" in targets
-    others, missed = rest.split("## Missed")
     assert "| plain | 0 |" in others
-    assert missed.strip() == "- step: 5.00 ms, target 4.00: 1.00 ms (25.0%) short"
+    assert missed.startswith("# T\n\n\n**1 of 2 targets are met.**")
+    assert missed.endswith("## Missed\n\n- step: 5.00 ms, target 4.00: 1.00 ms (25.0%) short\n\n")
+
+
+def test_what_should_not_happen_and_did_not_is_counted_by_kind() -> None:
+    none = [Result(name=f"case {n}: lost", value=0, unit="tokens", better="lower", target=0) for n in range(3)]
+    some = Result(name="case 3: lost", value=2, unit="tokens", better="lower", target=0)
+    text = markdown([*none, some], title="T", facts={}, file="t.json")
+    assert "| lost | 3 |" in text
+    assert "case 0" not in text
+    assert "| case 3: lost | 2.00 |" in text
+
+
+def test_a_page_shows_one_screen_of_figures_without_a_target() -> None:
+    many = [Result(name=f"r{n}", value=1, unit="ms", better="lower") for n in range(MAX_OTHERS + 5)]
+    text = markdown(many, title="T", facts={}, file="t.json")
+    assert len(re.findall(r"\| r\d+ ", text)) == MAX_OTHERS
+    assert "5 more are in `t.json`" in text
 
 
 def test_a_target_that_physics_forbids_is_named() -> None:

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import simulate_fleet
 from benchmarks.results_format import read_results
-from benchmarks.simulate import main
-from benchmarks.simulate_costs import prefill_ms, step_ms
-from benchmarks.simulate_fleet import Run, Worker
-from benchmarks.simulate_policies import LeastLoaded, PrefixOnly, RoundRobin
-from benchmarks.simulate_regret import first_token_ms, regret_ms
-from benchmarks.simulate_run import Simulation, ideal
-from benchmarks.simulate_trace import TraceRequest, a_day, conversations, read_trace, replicate, speed_up
-from worker import device
+from benchmarks.simulate import fleet as simulate_fleet
+from benchmarks.simulate.__main__ import main
+from benchmarks.simulate.costs import prefill_ms, step_ms
+from benchmarks.simulate.fleet import Run, Worker
+from benchmarks.simulate.policies import least_loaded, prefix_only, round_robin
+from benchmarks.simulate.regret import first_token_ms, regret_ms
+from benchmarks.simulate.run import Simulation, ideal
+from benchmarks.simulate.trace import TraceRequest, a_day, conversations, read_trace, replicate, speed_up
+from worker.device.step_policy import StepPolicy
 
 
 @pytest.mark.parametrize(("tokens", "milliseconds"), [(512, 13.0), (2048, 48.8), (8192, 219.0)])
@@ -52,11 +52,8 @@ def test_copies_share_no_prefix_and_keep_their_order() -> None:
     assert sorted(r.arrival_ms for r in copies) == [r.arrival_ms for r in copies]
 
 
-def test_simulated_workers_bound_prompts_beside_a_batch_as_real_ones_do() -> None:
-    names = ["PATIENT_TOKENS", "BACKLOG_STEPS", "FEWEST_PROMPT_TOKENS", "LEAST_TURNS", "PASS_STEP", "NEARLY"]
-    for name in names:
-        assert getattr(simulate_fleet, name) == getattr(device, name), name
-    assert device.step_targets({})[0] == pytest.approx(simulate_fleet.STEP_TARGET_MS, rel=0.01)
+def test_a_simulated_worker_keeps_the_step_target_of_a_real_one() -> None:
+    assert StepPolicy().targets({}).shared_ms == pytest.approx(simulate_fleet.STEP_TARGET_MS, rel=0.01)
 
 
 def test_a_day_has_a_busy_noon_and_another_mix_behind_it() -> None:
@@ -84,7 +81,7 @@ def fleet() -> list[Worker]:
 def test_one_prompt_waits_for_the_other_and_finds_its_prefix() -> None:
     requests = [a_request(0, 1124, b"a", b"b"), a_request(1, 1124, b"a", b"c")]
     workers = [Worker("p0", "prefill"), Worker("d0", "decode")]
-    first, second = Simulation(requests, workers, LeastLoaded(workers)).run().runs
+    first, second = Simulation(requests, workers, least_loaded(workers)).run().runs
     assert first.ttft_ms == pytest.approx(prefill_ms(0, 1124))
     assert second.cached_tokens == 512
     assert second.first_token_ms == pytest.approx(first.first_token_ms + prefill_ms(512, 612))
@@ -93,7 +90,7 @@ def test_one_prompt_waits_for_the_other_and_finds_its_prefix() -> None:
 def test_tokens_come_at_the_pace_of_the_batch() -> None:
     requests = [a_request(0, 1000, b"a", answer=101)]
     workers = fleet()
-    (run,) = Simulation(requests, workers, RoundRobin(workers)).run().runs
+    (run,) = Simulation(requests, workers, round_robin(workers)).run().runs
     assert 100 * step_ms(1, 1001) < run.end_ms - run.first_token_ms < 100 * step_ms(1, 1101) + 5
     assert [worker.pool.num_used for worker in workers] == [0, 0, 0]
 
@@ -101,10 +98,11 @@ def test_tokens_come_at_the_pace_of_the_batch() -> None:
 def test_the_prefix_rule_piles_up_where_the_least_loaded_rule_spreads() -> None:
     requests = [a_request(0, 600, b"a")] + [a_request(1000 + n, 600, b"a") for n in range(10)]
     used = {}
-    for rule in (PrefixOnly, LeastLoaded):
+    for rule in (prefix_only, least_loaded):
         workers = fleet()
-        Simulation(requests, workers, rule(workers)).run()
-        used[rule.name] = [worker.busy_ms > 0 for worker in workers[:2]]
+        policy = rule(workers)
+        Simulation(requests, workers, policy).run()
+        used[policy.name] = [worker.busy_ms > 0 for worker in workers[:2]]
     assert used == {"prefix-only": [True, False], "least-loaded": [True, True]}
 
 
@@ -140,7 +138,7 @@ def test_a_first_token_is_foreseen_by_the_true_state(batch: int) -> None:
 def test_who_is_placed_best_has_no_regret() -> None:
     workers = fleet()
     outcome = Simulation(
-        [a_request(0, 3000), a_request(1, 600), a_request(2, 600)], workers, LeastLoaded(workers)
+        [a_request(0, 3000), a_request(1, 600), a_request(2, 600)], workers, least_loaded(workers)
     ).run()
     behind_nobody = [prefill_ms(0, tokens) for tokens in (3000, 600, 600)]
     assert outcome.regrets_ms[:2] == pytest.approx([0, 0])  # the decode worker idles as well, and is as fast

@@ -12,11 +12,13 @@ from benchmarks.cells import Decode
 from benchmarks.environment import ROOT
 from benchmarks.floors import ModelCost
 from benchmarks.step_profile import Kernel, busy_us, group_of, label_products, read_trace, report
-from engine.models.config import DecoderConfig, read_decoder_config
+from engine.model.families import read_model_spec
+from engine.model.spec import ModelSpec
 
 
-def two_layers() -> DecoderConfig:
-    return replace(read_decoder_config(ROOT / "models/demo"), num_layers=2, windows=(0, 0))
+def two_layers() -> ModelSpec:
+    model = read_model_spec(ROOT / "demo")
+    return replace(model, layers=model.layers[:2])
 
 
 def one_pass(start: float) -> list[Kernel]:
@@ -41,19 +43,19 @@ def test_products_stay_unlabelled_when_their_number_is_another() -> None:
 
 
 def test_the_report_shows_shares_gaps_and_rates() -> None:
-    config = two_layers()
-    cost = ModelCost.of(config, "float32")
-    text = report(one_pass(0), passes=1, cost=cost, config=config, cell=Decode(1, 100))
+    model = two_layers()
+    cost = ModelCost.of(model, "float32")
+    text = report(one_pass(0), passes=1, cost=cost, model=model, cell=Decode(1, 100))
     rows = {line.split("  ")[0]: line.split() for line in text.splitlines()}
     assert rows["gemm"][1:] == ["0.0900", "91.8%", f"{cost.weight_bytes / 90e3:.0f}"]
     assert rows["gaps (device idle)"][-2:] == ["0.0080", "8.2%"]
-    assert f"{4 * config.vocab_size * config.hidden_size / 10e3:.0f}  head" in text
+    assert f"{4 * model.vocab_size * model.hidden_size / 10e3:.0f}  head" in text
 
 
 def test_a_device_that_ran_nothing_is_said_so() -> None:
-    config = two_layers()
-    cost = ModelCost.of(config, "float32")
-    assert "no kernels" in report([], passes=1, cost=cost, config=config, cell=Decode(1, 100))
+    model = two_layers()
+    cost = ModelCost.of(model, "float32")
+    assert "no kernels" in report([], passes=1, cost=cost, model=model, cell=Decode(1, 100))
 
 
 @pytest.mark.parametrize(

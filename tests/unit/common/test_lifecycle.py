@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from common.lifecycle import cancel_all
+from common.tasks import cancel_all
 
 
 async def test_all_have_ended_however_they_did_when_cancel_all_returns() -> None:

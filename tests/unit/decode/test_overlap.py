@@ -10,21 +10,21 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from typing import Any, cast
 
 import pytest
 
 from common.messages import Cancel, SamplingParams
 from decode.request import DecodeRequest
 from decode.role import DecodeRole
-from engine.block_pool import OutOfBlocksError
+from engine.cache.block_pool import OutOfBlocksError
 from engine.engine import Chunk, Pass, Sampled
-from engine.fake import FakeEngine
+from engine.fake.engine import FakeEngine
 from engine.passes import Finished
 from engine.sequence import Sequence
 from prefill.role import PrefillRole
-from tests.unit.decode.stub_host import BLOCK, StubHost, claim, new_fake_engine, new_job
-from worker.device import MAX_OUTSTANDING
+from prefill.stop import Stop
+from tests.fakes.worker import BLOCK, Bench, claim, new_fake_engine, new_job
+from worker.device.pipeline import MAX_IN_FLIGHT
 
 STEPS = 600
 
@@ -76,13 +76,14 @@ class Worker:
         self.unsteady = UnsteadyEngine(
             self.engine, rng, is_late=bool(seed % 2), failure_rate=rng.choice([0.0, 0.0, 0.02])
         )
-        self.host = StubHost(
+        self.bench = Bench(
             self.engine, launcher=self.unsteady, token_budget=rng.randint(6, 30), max_sequences=rng.randint(1, 8)
         )
-        self.decode = DecodeRole(cast(Any, self.host))
-        self.prefill = PrefillRole(cast(Any, self.host), max_requests=100)
-        self.host.device.attach(self.decode)
-        self.host.device.attach(self.prefill)
+        self.gateway, self.pipeline = self.bench.gateway, self.bench.pipeline
+        self.decode = DecodeRole(self.bench.context)
+        self.prefill = PrefillRole(self.bench.context, max_requests=100)
+        for role in (self.decode, self.prefill):
+            self.pipeline.attach(role)
         self.expected: dict[str, list[int]] = {}
         self.cancelled: set[str] = set()
         self.sequences: list[Sequence] = []
@@ -94,16 +95,16 @@ class Worker:
         """Do one thing that may happen to a worker at this moment."""
         actions = ["arrive", "hand over", "cancel", "launch", "launch", "launch", "wait", "wait", "wait"]
         match self.rng.choice(actions):
-            case "arrive" if len(self.expected) - len(self.host.ended) < 10:
+            case "arrive" if len(self.expected) - len(self.gateway.ended) < 10:
                 await self._arrive()
             case "hand over":
                 self._hand_over()
             case "cancel" if self.expected and self.rng.random() < 0.3:
                 await self._cancel(self.rng.choice(list(self.expected)))
-            case "launch" if self.host.launching:
-                self.host.launching.run_next()
-            case "wait" if self.host.waiting:
-                self.host.waiting.run_next()
+            case "launch" if self.bench.launching:
+                self.bench.launching.run_next()
+            case "wait" if self.bench.waiting:
+                self.bench.waiting.run_next()
         await self.settle()
         self.check()
 
@@ -114,9 +115,10 @@ class Worker:
     async def finish(self) -> None:
         """Run the device until nothing is left to do."""
         for _ in range(20_000):
-            if self.decode.idle() and self.prefill.idle() and not self.host.device._outstanding:
+            if self.decode.idle() and self.prefill.idle() and not self.pipeline.busy:
+                await self.bench.context.outbox.flush()
                 return
-            for thread in (self.host.launching, self.host.waiting):
+            for thread in (self.bench.launching, self.bench.waiting):
                 if thread:
                     thread.run_next()
             for _ in range(12):
@@ -126,18 +128,21 @@ class Worker:
 
     async def abandon(self) -> None:
         """Leave nothing behind, also when a check failed in the middle."""
-        self.host.launching.shutdown(wait=True)
-        self.host.waiting.shutdown(wait=True)
+        self.bench.launching.shutdown(wait=True)
+        self.bench.waiting.shutdown(wait=True)
         await self.decode.close()
-        for request in list(self.prefill._tasks):
-            request.in_flight = 0
-            request.stop("the test is over")
-        await asyncio.gather(*self.host.tasks, return_exceptions=True)
+        serving = self.prefill.serving
+        for request in serving:
+            while self.prefill.blocks.in_use(request.sequence):
+                self.prefill.blocks.landed(request.sequence)
+            request.stop(Stop.WORKER_STOPPED)
+        await asyncio.gather(*serving.values(), return_exceptions=True)
+        await self.bench.stop()
 
     def check(self) -> None:
-        launches = self.host.device._outstanding
-        assert len(launches) <= MAX_OUTSTANDING
-        in_flight = [chunk for launch in launches for chunk in launch.chunks]
+        passes = self.pipeline.in_flight
+        assert len(passes) <= MAX_IN_FLIGHT
+        in_flight = [chunk for chunks in passes for chunk in chunks]
         self._tables = {
             chunk: self._tables.get(chunk) or chunk.sequence.block_table[: -(-chunk.end // BLOCK)]
             for chunk in in_flight
@@ -145,22 +150,23 @@ class Worker:
         for chunk, blocks in self._tables.items():
             assert len(blocks) * BLOCK >= chunk.end
             assert chunk.sequence.block_table[: len(blocks)] == blocks, "a pass in flight lost its blocks"
-        self.seen["two passes outstanding"] += len(launches) == MAX_OUTSTANDING
-        self.seen["left while in flight"] += len(self.decode._scheduler._leaving)
+        self.seen["two passes in flight"] += len(passes) == MAX_IN_FLIGHT
+        self.seen["left while in flight"] += self.decode.scheduler.blocks.awaited
         self.seen["a pending token was scheduled"] += any(
             chunk.num_tokens == 1 and chunk.end > len(chunk.sequence.token_ids) for chunk in in_flight
         )
         self._note_sequences()
         held = Counter(block for sequence in self.sequences for block in sequence.block_table)
-        references = self.host.pool._references
+        references = self.bench.pool._references
         assert [held[block] for block in range(len(references))] == references
-        for name, stream in self.host.streams.items():
+        for name, stream in self.gateway.streams.items():
             assert stream == self.expected[name][: len(stream)]
 
     def _note_sequences(self) -> None:
-        requests: list[Any] = [*self.decode._scheduler, *self.decode._scheduler._leaving, *self.prefill._tasks]
+        decoding = [request.sequence for request in self.decode.scheduler] + self.decode.scheduler.blocks.leaving
+        present = decoding + [request.sequence for request in self.prefill.serving]
         known = set(self.sequences)
-        self.sequences += [request.sequence for request in requests if request.sequence not in known]
+        self.sequences += [sequence for sequence in present if sequence not in known]
         self.sequences = [sequence for sequence in self.sequences if sequence.block_table or sequence not in known]
 
     async def _arrive(self) -> None:
@@ -168,14 +174,14 @@ class Worker:
         prompt, sampling = self._new_request(max_tokens=1 if is_prefill else None)
         name, priority = self._expect(prompt, sampling), self.rng.randint(0, 2)
         job = new_job(name, prompt, sampling, prefill=is_prefill, priority=priority)
-        await (self.prefill if is_prefill else self.decode).start(claim(job))
+        await (self.prefill if is_prefill else self.decode).start(claim(job, self.gateway))
 
     def _hand_over(self) -> None:
         """What `decode.intake` does with a lease, in one go: blocks, foreign bytes, the sequence with its first token."""
         prompt, sampling = self._new_request(max_tokens=None)
-        scheduler, pool = self.decode._scheduler, self.host.pool
+        scheduler, pool = self.decode.scheduler, self.bench.pool
         needed = -(-(len(prompt) + 1) // BLOCK)
-        if sampling.max_tokens == 1 or len(scheduler) >= self.host.settings.max_sequences:
+        if sampling.max_tokens == 1 or len(scheduler) >= self.bench.context.max_sequences:
             return
         if pool.num_free < needed + len(scheduler):
             return
@@ -197,23 +203,23 @@ class Worker:
         assert sampled is not None
         sequence.restart(len(prompt))
         sequence.append(sampled.token_id)
-        self.host.streams[name] = [sampled.token_id]  # sent by the prefill worker
+        self.gateway.streams[name] = [sampled.token_id]  # sent by the prefill worker
         if sequence.finish_reason():
-            self.host.ended[name] = sequence.finish_reason()
+            self.gateway.ended[name] = sequence.finish_reason()
             pool.release(sequence.block_table)
             return
         request = DecodeRequest(job=job, sequence=sequence, deadline_at=float("inf"), first_position=1)
-        self.decode._activate(request)
+        self.decode.activate(request)
 
     async def _cancel(self, name: str) -> None:
-        if name not in self.host.ended or self.host.ended[name] == "settled":
+        if name not in self.gateway.ended or self.gateway.ended[name] == "settled":
             self.cancelled.add(name)
         for role in (self.decode, self.prefill):
             await role.handle(Cancel(request_id=name, attempt=1))
 
     def _new_request(self, *, max_tokens: int | None) -> tuple[list[int], SamplingParams]:
         rng = self.rng
-        prompt = self.rng.choice(self._prompts)[: rng.randint(1, min(30, self.host.max_model_len - 2))]
+        prompt = self.rng.choice(self._prompts)[: rng.randint(1, min(30, self.bench.context.max_model_len - 2))]
         limit = rng.randint(1, 40)  # at times more than the worker's longest sequence
         sampling = SamplingParams(
             max_tokens=max_tokens or limit, temperature=rng.choice([0.0, 1.0]), seed=rng.getrandbits(64)
@@ -230,13 +236,14 @@ class Worker:
 
     def _expect(self, prompt: list[int], sampling: SamplingParams) -> str:
         name = f"r{len(self.expected)}"
-        self.expected[name] = self.engine.expected(prompt, self.host.max_model_len - len(prompt), sampling)
+        self.expected[name] = self.engine.expected(prompt, self.bench.context.max_model_len - len(prompt), sampling)
         return name
 
 
 async def run(seed: int) -> Worker:
     worker = Worker(seed)
-    loop = asyncio.create_task(worker.host.device.run())
+    await worker.bench.start()
+    loop = asyncio.create_task(worker.pipeline.run())
     try:
         for _ in range(STEPS):
             await worker.act()
@@ -255,12 +262,12 @@ async def test_chance_finds_what_matters() -> None:
         worker = await run(seed)
         seen += worker.seen
         seen += {
-            "preempted": worker.decode._scheduler.preemptions,
+            "preempted": worker.decode.scheduler.preemptions,
             "cancelled": len(worker.cancelled),
             "failed": worker.unsteady.failures,
-            **Counter(worker.host.ended.values()),
+            **Counter(worker.gateway.ended.values()),
         }
-    wanted = ["two passes outstanding", "left while in flight", "a pending token was scheduled"]
+    wanted = ["two passes in flight", "left while in flight", "a pending token was scheduled"]
     wanted += ["preempted", "cancelled", "failed", "stop", "length"]
     assert [what for what in wanted if seen[what] < 5] == []
 
@@ -268,13 +275,13 @@ async def test_chance_finds_what_matters() -> None:
 @pytest.mark.parametrize("seed", range(20))
 async def test_every_answer_is_the_oracles_and_every_block_comes_back(seed: int) -> None:
     worker = await run(seed)
-    host = worker.host
+    gateway = worker.gateway
     for name, expected in worker.expected.items():
-        end = host.ended.get(name, "nothing")
+        end = gateway.ended.get(name, "nothing")
         if name in worker.cancelled or "lost a pass" in end or end.startswith("step failed"):
             continue  # `check` has seen that what came before was right
         assert end in ("stop", "length"), (name, end)
-        assert host.streams[name] == expected
-    assert host.pool.num_used == 0
+        assert gateway.streams[name] == expected
+    assert worker.bench.pool.num_used == 0
     if not worker.unsteady.failure_rate:
-        assert not [end for end in host.ended.values() if end.startswith("step failed")]
+        assert not [end for end in gateway.ended.values() if end.startswith("step failed")]

@@ -9,68 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.messages import Job, SamplingParams
 from decode.request import DecodeRequest
 from decode.scheduler import DecodeScheduler
-from engine.block_pool import BlockPool
+from engine.cache.block_pool import BlockPool
 from engine.engine import Chunk
-from engine.sequence import Sequence
-from worker.prefix import blocks_for, publish_computed
-from worker.trials import Trials
-
-BLOCK = 4
-
-
-def make_request(name: str, *, prompt: int, max_tokens: int, priority: int = 0, salt: int = 0) -> DecodeRequest:
-    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
-    job = Job(
-        request_id=name,
-        attempt=1,
-        gateway="gw",
-        token_ids=b"",
-        num_prompt_tokens=prompt,
-        hash_root=bytes(16),
-        sampling=sampling,
-        decode_workers=[],
-        deadline_ms=60_000,
-        priority=priority,
-    )
-    sequence = Sequence(
-        request_id=name,
-        attempt=1,
-        token_ids=[(salt + index) % 97 for index in range(prompt)],
-        num_prompt_tokens=prompt,
-        sampling=sampling,
-        hash_root=bytes(16),
-    )
-    return DecodeRequest(job=job, sequence=sequence, deadline_at=float("inf"), first_position=0)
-
-
-def new_scheduler(
-    *, num_blocks: int, max_sequences: int = 8, trials: Trials | None = None
-) -> tuple[DecodeScheduler, BlockPool]:
-    pool = BlockPool(num_blocks=num_blocks, block_size=BLOCK)
-    limit = num_blocks * BLOCK
-    return DecodeScheduler(pool=pool, max_sequences=max_sequences, max_model_len=limit, trials=trials), pool
-
-
-def land(scheduler: DecodeScheduler, pool: BlockPool, chunks: list[Chunk], *, token: int = 7) -> list[DecodeRequest]:
-    """Give every sequence of a pass its result as the role does; returns the requests that finished with it."""
-    finished = []
-    for chunk in chunks:
-        request = scheduler.landed(chunk)
-        if request.is_over:
-            continue
-        sequence = chunk.sequence
-        sequence.finish(chunk)
-        publish_computed(pool, sequence)
-        if chunk.sample:
-            sequence.append(token)
-            if sequence.finish_reason():
-                request.ended_at = 1.0
-                scheduler.remove(request)
-                finished.append(request)
-    return finished
+from tests.unit.decode.scheduling import BLOCK, land, make_request, new_scheduler
+from worker.device.trials import Trials
+from worker.serving.allocation import blocks_for
 
 
 def join(scheduler: DecodeScheduler, pool: BlockPool, *names: str) -> list[DecodeRequest]:
@@ -293,7 +238,7 @@ def test_prompts_computed_here_don_t_make_a_decode_batch_wait() -> None:
         pool=pool,
         max_sequences=8,
         max_model_len=256,
-        prompt_budget=lambda waiting, decoding, behind: 5 if waiting <= 30 else 9,
+        prompt_budget=lambda waiting, decoding, context: 5 if waiting <= 30 else 9,
     )
     (running,) = join(scheduler, pool, "a")
     assert [chunk.num_tokens for chunk in plan(scheduler, 40)] == [7]
@@ -314,7 +259,7 @@ def test_prompts_alone_are_bounded_while_a_hand_over_is_on_its_way() -> None:
         pool=BlockPool(num_blocks=64, block_size=BLOCK),
         max_sequences=8,
         max_model_len=256,
-        prompt_budget=lambda waiting, decoding, behind: 12 if decoding == 0 else 5,
+        prompt_budget=lambda waiting, decoding, context: 12 if decoding == 0 else 5,
         expects=lambda: expected,
     )
     scheduler.enqueue(make_request("a", prompt=40, max_tokens=2))
@@ -326,8 +271,8 @@ def test_prompts_alone_are_bounded_while_a_hand_over_is_on_its_way() -> None:
 def test_the_bound_is_told_how_far_the_prompt_is() -> None:
     told: list[int | None] = []
 
-    def budget(waiting: int, *, decoding: int, behind: int | None) -> int:
-        told.append(behind)
+    def budget(waiting: int, *, decoding: int, context: int | None) -> int:
+        told.append(context)
         return 8
 
     pool = BlockPool(num_blocks=64, block_size=BLOCK)

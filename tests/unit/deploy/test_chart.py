@@ -9,39 +9,16 @@ from typing import Any
 import pytest
 import yaml
 
-from common.config import GatewaySettings, PlannerSettings, UpSettings, WorkerServiceSettings, load_settings
+from common.settings import load_settings
+from services.gateway.settings import GatewaySettings
+from services.planner.settings import PlannerSettings
+from services.up.settings import UpSettings
+from services.worker.settings import WorkerServiceSettings
+from tests.needs import needs
 from tests.unit.deploy.chart import CHART, manifests, values
+from tests.unit.deploy.chart_values import EVERYTHING, VARIANTS, WRONG
 
 KUBERNETES = "1.34"  # the first in which resource.k8s.io/v1 is on by default
-EVERYTHING: dict[str, Any] = {
-    "tlsSecret": "tls",
-    "natsUrl": "tls://nats:4222",
-    "redisUrl": "rediss://redis:6379",
-    "tenantsSecret": "tenants",
-    "cacheClaim": "cache",
-    "otlpEndpoint": "http://otel-collector:4318",
-    "topology": {"required": True},
-    "gpuNodes": {"runtimeClass": "nvidia", "selector": {"nvidia.com/gpu.product": "NVIDIA-H200"}},
-    "image": {"pullSecrets": [{"name": "registry"}]},
-    "pair": {"replicas": 1},
-    "monitoring": {"enabled": True},
-    "autoscaling": {"enabled": True},
-}
-NOTHING: dict[str, Any] = {"usersSecret": "", "networkPolicies": False, "planner": {"enabled": False}}
-VARIANTS = [
-    pytest.param({}, id="default"),
-    pytest.param(EVERYTHING, id="everything"),
-    pytest.param(NOTHING, id="nothing"),
-]
-WRONG: list[dict[str, Any]] = [
-    {"natsUrl": "nats:4222"},
-    {"tlsSecret": "tls", "natsUrl": "tls://nats:4222"},  # and Redis in the clear
-    {"topology": {"requird": True}},
-    {"gateway": {"replicas": 0}},
-    {"pair": {"memory": "64"}},
-    {"autoscaling": {"missedShare": 5}},
-    {"image": {"pullSecrets": ["registry"]}},
-]
 KINDS = {"gateway": GatewaySettings, "planner": PlannerSettings}
 # Kinds of others, which no schema here knows, with the keys of `spec` that we use.
 CUSTOM = {
@@ -61,7 +38,9 @@ def pods(changed: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, An
 
 @pytest.mark.parametrize("changed", VARIANTS)
 def test_kubernetes_would_take_every_manifest(changed: dict[str, Any]) -> None:
-    kubernetes = pytest.importorskip("kubernetes_validate")
+    needs("kubernetes_validate")
+    import kubernetes_validate as kubernetes
+
     made = manifests(values(**changed))
     for manifest in made:
         if manifest["kind"] in CUSTOM:
@@ -73,7 +52,9 @@ def test_kubernetes_would_take_every_manifest(changed: dict[str, Any]) -> None:
 
 
 def test_the_schemas_refuse_what_is_wrong() -> None:
-    kubernetes = pytest.importorskip("kubernetes_validate")
+    needs("kubernetes_validate")
+    import kubernetes_validate as kubernetes
+
     deployment = manifests(values(), "gateway")[0]
     deployment["spec"]["template"]["spec"]["terminationGracePeriod"] = 1
     with pytest.raises(kubernetes.ValidationError):
@@ -109,7 +90,9 @@ def test_containers_mount_what_the_pod_has_and_what_their_settings_name(changed:
 
 def refused(given: dict[str, Any]) -> list[str]:
     """Where helm would refuse values, by the chart's schema."""
-    jsonschema = pytest.importorskip("jsonschema")
+    needs("jsonschema")
+    import jsonschema
+
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     return [error.message for error in jsonschema.Draft7Validator(schema).iter_errors(given)]
 

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from common.config import GatewaySettings, PlannerSettings, WorkerServiceSettings, load_settings
+from common.settings import load_settings
+from services.gateway.settings import GatewaySettings
+from services.planner.settings import PlannerSettings
+from services.worker.settings import WorkerServiceSettings
 from tests.unit.deploy.chart import manifests, values
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.unit.deploy.chart import CHART, manifests, values
-from tests.unit.deploy.test_chart import VARIANTS, WRONG
+from tests.unit.deploy.chart_values import VARIANTS, WRONG
 
 pytestmark = pytest.mark.skipif(shutil.which("helm") is None, reason="no helm: make chart")
 

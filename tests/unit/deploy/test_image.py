@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from services.requirements import requirements
+from cli.requirements import requirements
 
 ROOT = Path(__file__).resolve().parents[3]
 IMPORTS = """
 import importlib, pathlib, sys
-for package in ("gateway", "prefill", "decode", "services"):
+for package in ("gateway", "prefill", "decode", "services", "planner", "cli"):
     for file in sorted(pathlib.Path(package).rglob("*.py")):
         name = ".".join(file.with_suffix("").parts).removesuffix(".__init__")
         importlib.import_module(name)
         assert pathlib.Path(sys.modules[name].__file__).is_relative_to(pathlib.Path.cwd())
-from common.servers import DEPLOY
+from services.runtime.servers import DEPLOY
 assert (DEPLOY / "nats" / "nats.conf").is_file() and (DEPLOY / "redis" / "index.conf").is_file()
 print("all there")
 """
@@ -59,5 +59,5 @@ def test_every_service_is_there_with_what_it_imports_and_reads(image: Path) -> N
         [sys.executable, "-c", IMPORTS], cwd=image, env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.stdout == "all there\n", done.stderr
-    assert (image / "models" / "demo" / "config.json").is_file()
+    assert (image / "demo" / "config.json").is_file()
     assert os.access(image / "baton", os.X_OK)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from common.blocks import hash_blocks, hash_root
 from common.messages import SamplingParams
-from engine.block_pool import BlockPool
+from engine.cache.block_pool import BlockPool
 from engine.engine import Chunk, Engine, Pass, Sampled
 from engine.sequence import Sequence
 

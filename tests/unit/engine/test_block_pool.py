@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.block_pool import BlockPool, OutOfBlocksError
+from engine.cache.block_pool import BlockPool, OutOfBlocksError
 
 
 def digest(number: int) -> bytes:
@@ -135,7 +135,7 @@ def test_the_first_publisher_of_a_digest_wins() -> None:
         pool.publish(first, digest(2))
 
 
-@pytest.mark.parametrize("misuse", ["release", "retain", "publish"])
+@pytest.mark.parametrize("misuse", ["release", "publish"])
 def test_touching_a_block_that_nobody_holds_raises(misuse: str) -> None:
     pool = BlockPool(num_blocks=2, block_size=16)
     blocks = pool.allocate(1)
@@ -243,15 +243,11 @@ class PoolMachine(RuleBasedStateMachine):
             self.content.pop(block, None)
 
     @precondition(lambda self: self.holds)
-    @rule(choice=st.randoms(use_true_random=False), retain=st.booleans())
-    def release_or_retain(self, choice: object, retain: bool) -> None:
+    @rule(choice=st.randoms(use_true_random=False))
+    def release(self, choice: object) -> None:
         hold = choice.choice(self.holds)  # type: ignore[attr-defined]
-        if retain:
-            self.pool.retain(hold)
-            self.holds.append(list(hold))
-        else:
-            self.pool.release(hold)
-            self.holds.remove(hold)
+        self.pool.release(hold)
+        self.holds.remove(hold)
 
     @rule()
     def listen(self) -> None:

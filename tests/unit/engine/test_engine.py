@@ -13,10 +13,10 @@ import torch
 
 from engine.config import EngineConfig
 from engine.engine import Chunk, Engine, InvalidChunkError, Pass
-from engine.models.config import read_decoder_config
-from engine.models.decoder import Decoder
+from engine.model.decoder import Decoder
+from engine.model.families import read_model_spec
 from engine.sequence import Sequence
-from engine.warm import time_prompts
+from engine.step.warm import time_prompts
 from tests.models import FAMILIES
 from tests.unit.engine.generate import Generator, new_sequence
 
@@ -209,11 +209,13 @@ def test_prompts_as_long_as_the_model_reads_are_timed(tiny_model: Callable[[str]
     [((0,), [0]), ((0, 0), [0, 1]), ((7,) * 5, [0, 1, 4]), ((0, 0, 7, 0, 7, 7), [0, 1, 2, 5]), ((7, 0, 0), [0, 1, 2])],
 )
 def test_a_layer_of_each_kind(windows: tuple[int, ...], kept: list[int], tiny_model: Callable[[str], Path]) -> None:
-    config = replace(read_decoder_config(tiny_model("mistral")), num_layers=len(windows), windows=windows)
-    whole = Decoder(config, dtype=torch.float32, device=torch.device("cpu"), max_model_len=16)
+    spec = read_model_spec(tiny_model("mistral"))
+    layer = spec.layers[0]
+    layers = tuple(replace(layer, mixer=replace(layer.mixer, window=window)) for window in windows)
+    whole = Decoder(replace(spec, layers=layers), dtype=torch.float32, device=torch.device("cpu"), max_model_len=16)
     part = whole.with_a_layer_of_each_kind()
     numbers = {id(layer): number for number, layer in enumerate(whole._layers)}
     assert [numbers[id(layer)] for layer in part._layers] == kept
-    assert part.config.windows == tuple(windows[index] for index in kept)
+    assert part.spec.windows == tuple(windows[index] for index in kept)
     assert len(whole._layers) == len(windows)
-    assert whole.config.windows == windows
+    assert whole.spec.windows == windows

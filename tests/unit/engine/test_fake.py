@@ -1,4 +1,4 @@
-"""The fake engine answers what its oracle says, as long as every byte that it reads is the byte that was written."""
+"""The fake engine answers what its oracle says, if every byte that it reads is what was written."""
 
 from __future__ import annotations
 
@@ -8,13 +8,26 @@ import pytest
 import torch
 
 from common.messages import SamplingParams
+from common.pages import PagePart
 from engine.config import EngineConfig
 from engine.engine import Chunk, InvalidChunkError
-from engine.fake import FakeCosts, FakeEngine
+from engine.fake.engine import FakeCosts, FakeEngine
 from engine.sequence import Sequence
 
 PROMPT = [(7 * index + 3) % 512 for index in range(45)]  # three blocks, the last one partial
 LAYOUTS = ("float32", "bfloat16", "float16")
+HYBRIDS = {
+    "keys, values and states": [
+        PagePart(layers=2, planes=2, heads=2, dim=4, dtype="bfloat16"),
+        PagePart(layers=3, planes=1, heads=2, dim=4, dtype="float32", per_token=False),
+    ],
+    "8-bit keys with their scales": [
+        PagePart(layers=2, planes=2, heads=2, dim=4, dtype="float8_e4m3fn"),
+        PagePart(layers=2, planes=2, heads=2, dim=1, dtype="float32"),
+    ],
+    "latents": [PagePart(layers=2, planes=1, heads=1, dim=24, dtype="bfloat16")],
+    "states alone": [PagePart(layers=2, planes=1, heads=1, dim=8, dtype="float32", per_token=False)],
+}
 
 
 def new_engine(dtype: str = "float32", **changes: object) -> FakeEngine:
@@ -78,6 +91,44 @@ def test_blocks_copied_into_another_pool_continue_the_sequence_there(dtype: str)
     sequence.block_table = [20, 3, 11, 12, 13]
 
     assert generate(decode, sequence) == decode.expected(PROMPT, 20, sequence.sampling)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 512])
+@pytest.mark.parametrize("kind", HYBRIDS)
+def test_other_kinds_of_pages_answer_as_the_oracle_however_the_prompt_is_cut(kind: str, chunk: int) -> None:
+    engine = new_engine(parts=HYBRIDS[kind])
+    sequence = new_sequence(PROMPT, [9, 4, 30, 1, 0])
+
+    assert generate(engine, sequence, chunk=chunk) == engine.expected(PROMPT, 20, sequence.sampling)
+
+
+@pytest.mark.parametrize("kind", HYBRIDS)
+def test_other_kinds_of_pages_continue_a_sequence_in_another_pool(kind: str) -> None:
+    prefill, decode = new_engine(parts=HYBRIDS[kind]), new_engine(parts=HYBRIDS[kind])
+    sequence = new_sequence(PROMPT, [5, 6, 7])
+    advance(prefill, sequence, len(PROMPT))
+
+    decode.kv[[20, 3, 11]] = prefill.kv[[5, 6, 7]]
+    sequence.block_table = [20, 3, 11, 12, 13]
+
+    assert generate(decode, sequence) == decode.expected(PROMPT, 20, sequence.sampling)
+
+
+@pytest.mark.parametrize("byte", [0, 33, -1])
+@pytest.mark.parametrize("kind", HYBRIDS)
+def test_a_wrong_byte_of_any_part_changes_the_answer(kind: str, byte: int) -> None:
+    engine = new_engine(parts=HYBRIDS[kind])
+    sequence = new_sequence(PROMPT[:32], [5, 6, 7, 8])
+    advance(engine, sequence, 32)
+
+    engine.kv[6].view(torch.uint8).reshape(-1)[byte] ^= 1
+
+    assert generate(engine, sequence) != engine.expected(PROMPT[:32], 20, sequence.sampling)
+
+
+def test_a_fingerprint_without_parts_is_what_release_010_says() -> None:
+    """Fake workers of two releases hand sequences to each other only if their fingerprints are equal."""
+    assert new_engine().fingerprint == "dd2000df0ea83cb96505ee7802f2bf12"
 
 
 @pytest.mark.parametrize("lane", [(0, 0, 0, 0, 0), (1, 1, 12, 0, 7), (0, 1, 5, 0, 3)])

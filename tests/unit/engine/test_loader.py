@@ -11,21 +11,25 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine import loader
-from engine.checkpoint import stored_tensors
-from engine.loader import CheckpointError, load_weights, model_fingerprint, tokenizer_fingerprint, weight_files
-from engine.models.config import read_decoder_config
-from engine.models.decoder import Decoder
+from engine.model.decoder import Decoder
+from engine.model.families import read_model_spec
+from engine.weights import loader
+from engine.weights.checkpoint import stored_tensors
+from engine.weights.loader import CheckpointError, load_weights, model_fingerprint, tokenizer_fingerprint, weight_files
 from tests.models import FAMILIES, build_tiny_model
 
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 
 
 def load(folder: Path) -> Decoder:
-    config = read_decoder_config(folder)
-    decoder = Decoder(config, dtype=torch.float32, device=torch.device("cpu"), max_model_len=64)
-    load_weights(decoder, folder)
+    decoder = Decoder(read_model_spec(folder), dtype=torch.float32, device=torch.device("cpu"), max_model_len=64)
+    load_weights(decoder.weights, folder)
     return decoder
+
+
+def loaded(folder: Path) -> dict[str, torch.Tensor]:
+    """Where each of the checkpoint's tensors went, once they are loaded."""
+    return {name: destination.tensor for name, destination in load(folder).weights.destinations.items()}
 
 
 @pytest.fixture
@@ -44,13 +48,13 @@ def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], obj
 def test_every_weight_lands_where_it_belongs(tiny_model: Callable[[str], Path], family: str) -> None:
     folder = tiny_model(family)
     stored = {name: weight for file in weight_files(folder) for name, weight in load_file(file).items()}
-    destinations = load(folder).destinations()
+    destinations = loaded(folder)
     assert stored.keys() == destinations.keys()
     assert all(torch.equal(destinations[name], weight) for name, weight in stored.items())
 
 
 def test_query_key_and_value_are_parts_of_one_matrix(tiny_model: Callable[[str], Path]) -> None:
-    views = load(tiny_model("qwen2")).destinations()
+    views = loaded(tiny_model("qwen2"))
     for kind in ("weight", "bias"):
         q, k, v = (views[f"model.layers.1.self_attn.{name}_proj.{kind}"] for name in "qkv")
         assert q.untyped_storage().data_ptr() == k.untyped_storage().data_ptr() == v.untyped_storage().data_ptr()
@@ -58,8 +62,11 @@ def test_query_key_and_value_are_parts_of_one_matrix(tiny_model: Callable[[str],
 
 def test_a_tied_head_in_the_checkpoint_is_not_needed(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_model("qwen2"), tmp_path / "tied"))
-    change_weights(folder, lambda weights: weights.update({"lm_head.weight": torch.zeros(512, 64)}))
-    load(folder)
+    change_weights(folder, lambda weights: weights.update({"lm_head.weight": torch.full((512, 64), 7.0)}))
+    stored = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    views = loaded(folder)
+    assert "lm_head.weight" not in views
+    assert torch.equal(views["model.embed_tokens.weight"], stored), "the head's tensor replaced the embedding"
 
 
 def test_a_second_copy_under_another_name_is_left_alone(folder: Path) -> None:
@@ -76,6 +83,16 @@ def test_a_missing_weight_is_named(folder: Path) -> None:
 def test_an_unexpected_weight_is_named(folder: Path) -> None:
     change_weights(folder, lambda weights: weights.update({"model.layers.7.mlp.extra": torch.zeros(1)}))
     with pytest.raises(CheckpointError, match=r"unexpected weights model\.layers\.7\.mlp\.extra"):
+        load(folder)
+
+
+def test_a_weight_in_two_files_is_named(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_model("qwen3"), tmp_path / "doubled"))
+    file = folder / "model-00002-of-00003.safetensors"
+    weights = load_file(folder / "model-00001-of-00003.safetensors") | load_file(file)
+    twice = sorted(weights.keys() - load_file(file).keys())[0]
+    save_file({name: weight for name, weight in weights.items() if name == twice or name in load_file(file)}, file)
+    with pytest.raises(CheckpointError, match=f"weights {twice} are in several files"):
         load(folder)
 
 
@@ -122,8 +139,8 @@ def test_weights_are_cut_and_converted_wherever_they_lie(
     misalign(folder / "model.safetensors")
     stored = load_file(folder / "model.safetensors")
     monkeypatch.setattr(loader, "CPU_BUFFER_BYTES", limit)
-    loaded = load(folder).destinations()
-    assert all(torch.equal(loaded[name], weight.float()) for name, weight in stored.items())
+    views = loaded(folder)
+    assert all(torch.equal(views[name], weight.float()) for name, weight in stored.items())
 
 
 def misalign(file: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.sampler import _adjust, _filter, choose_tokens, sample
+from engine.sampling.host import _adjust, _filter, choose_tokens, sample
 from engine.sequence import Sequence
 from tests.unit.engine.generate import new_sequence
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 import httpx
@@ -14,9 +14,12 @@ import pytest
 import uvicorn
 from tokenizers import Tokenizer, decoders, models, normalizers
 
+from common.tracing import Tracer
+from gateway.answers.tokenizer import ChatTokenizer
 from gateway.app import HttpSettings, create_app
-from gateway.connection import BoundedProtocol
-from gateway.tokenizer import ChatTokenizer
+from gateway.dialects import DIALECTS
+from gateway.dialects.dialect import Dialect
+from gateway.http.connection import BoundedProtocol
 from tests.fakes.generations import ScriptedGenerations
 from tests.models import build_tokenizer
 
@@ -77,10 +80,14 @@ async def run_gateway(
     *,
     key: str = "none",
     protocol: type[BoundedProtocol] = BoundedProtocol,
+    dialects: Sequence[Dialect] = DIALECTS,
+    tracer: Tracer | None = None,
 ) -> AsyncIterator[Gateway]:
     """Serve on an ephemeral port of the loopback address."""
     script = ScriptedGenerations(lambda spec: [*tokenizer.encode(TEXT), *tokenizer.eos_ids])
-    app = create_app(generations=script, tokenizer=tokenizer, settings=settings)
+    app = create_app(
+        generations=script, catalogue=script.catalogue(tokenizer), settings=settings, dialects=dialects, tracer=tracer
+    )
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     server = uvicorn.Server(
@@ -98,7 +105,7 @@ async def run_gateway(
 
 @pytest.fixture(scope="module")
 async def served(tokenizer: ChatTokenizer) -> AsyncIterator[Gateway]:
-    async with run_gateway(tokenizer, HttpSettings(served_model=MODEL, max_body_bytes=200_000)) as gateway:
+    async with run_gateway(tokenizer, HttpSettings(max_body_bytes=200_000)) as gateway:
         yield gateway
 
 

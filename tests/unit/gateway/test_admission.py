@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.messages import KVLayout, Region, WorkerState
-from gateway.admission import (
-    LONGEST_RETRY_S,
-    SPARE,
+from common.words import WorkerStatus
+from gateway.admission.policy import (
+    ADMISSION_HEADROOM,
+    MAX_RETRY_AFTER_S,
     Admission,
     Capacity,
     Prefiller,
@@ -20,7 +21,7 @@ from gateway.admission import (
     RequestLimits,
     prefillers,
 )
-from gateway.admission_queue import HIGH, Ticket
+from gateway.admission.queue import HIGH, Ticket
 
 LAYOUT = KVLayout(num_blocks=1, num_layers=1, block_size=16, num_kv_heads=1, head_dim=8, dtype="float32")
 LIMITS = RequestLimits(max_requests=10, max_queued_tokens=1000, reserved=0.0)
@@ -258,14 +259,14 @@ def test_who_is_refused_would_be_late_and_who_comes_in_is_not(
         by += more
         in_worker = fleet(100.0, queued=(queued + admission.window_work,))
         refusal = refused(admission, ticket(work, by=by), in_worker)
-        needs_s = busy_until * (1 + SPARE) + work / 100
+        needs_s = busy_until * (1 + ADMISSION_HEADROOM) + work / 100
         assert (refusal is None) == (needs_s <= by) or needs_s == pytest.approx(by)
         if refusal is None:
             busy_until += work / 100
             start_all(admission, in_worker)
         else:
             assert refusal.reason == "deadline"
-            assert 1.0 <= refusal.retry_after_s <= LONGEST_RETRY_S
+            assert 1.0 <= refusal.retry_after_s <= MAX_RETRY_AFTER_S
 
 
 def test_a_waiting_request_is_refused_as_soon_as_it_can_t_be_served_in_time() -> None:
@@ -285,7 +286,7 @@ def test_a_waiting_request_is_refused_as_soon_as_it_can_t_be_served_in_time() ->
 def test_what_can_never_be_in_time_comes_back_late() -> None:
     refusal = refused(Admission(LIMITS), ticket(900, by=1.0), fleet(100.0))
     assert refusal is not None
-    assert refusal.retry_after_s == LONGEST_RETRY_S
+    assert refusal.retry_after_s == MAX_RETRY_AFTER_S
 
 
 def test_other_gateways_count() -> None:
@@ -307,7 +308,8 @@ def test_other_gateways_count() -> None:
 
 def worker(name: str, prefill_rate: float = 0.0, local_rate: float = 0.0, queued: int = 0) -> WorkerState:
     return WorkerState(
-        worker=name, incarnation=1, roles=[], status="ready", model="m", model_fingerprint="m", tokenizer_fingerprint="t",
+        worker=name, incarnation=1, roles=[], status=WorkerStatus.READY, model="m", model_fingerprint="m",
+        tokenizer_fingerprint="t",
         vocab_size=10, max_model_len=100, region=Region(transport="shm", incarnation=1, layout=LAYOUT, address={}),
         prefill_tokens_per_s=prefill_rate, local_tokens_per_s=local_rate, queued_tokens=queued,
     )  # fmt: skip

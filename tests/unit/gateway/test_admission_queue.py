@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admission_queue import FLOOR_SHARE, HIGH, FairQueue, Ticket, TieredQueue, tier_of
+from gateway.admission.queue import FLOOR_SHARE, HIGH, FairQueue, Ticket, TieredQueue, tier_of
 
 _names = count()
 works = st.integers(1, 500)

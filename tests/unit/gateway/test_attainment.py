@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from common.errors import DeadlineExceededError, InvalidRequestError
 from common.messages import GatewayState, SamplingParams, Tokens
-from gateway.active import ActiveRequest
-from gateway.attainment import Attainment, ServiceLevels
-from gateway.generation import GenerationSpec
-from gateway.owner import Phase, RequestState
-from gateway.timeline import AttemptLine
+from gateway.observe.attainment import Attainment, ServiceLevels
+from gateway.request.active import ActiveRequest
+from gateway.request.spec import GenerationSpec
+from gateway.request.state import Phase, RequestState
+from gateway.request.timeline import AttemptLine
 
 
 def attainment(window_s: float = 30.0) -> Attainment:

@@ -38,9 +38,9 @@ from gateway.batches.records import (
 from gateway.batches.runner import of_batches
 from gateway.batches.store import page_of
 from gateway.batches.upload import FileForm
-from gateway.budgets import Limits
-from gateway.responses import NotKeptError
-from gateway.tenants import Tenant
+from gateway.http.problem import NotKeptError
+from gateway.tenants.budgets import Limits
+from gateway.tenants.tenants import Tenant
 
 RECORD = BatchRecord(id="batch_1", tenant="acme", endpoint="/v1/completions", input_file_id="file-1", created_at=5)
 LINE = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "tiny", "prompt": "x"}}
@@ -150,9 +150,9 @@ def test_a_line_at_a_bound_is_taken() -> None:
 )
 def test_what_a_line_must_be(changes: dict[str, object], code: str) -> None:
     with pytest.raises(WrongLineError) as raised:
-        parse_line(json.dumps(LINE | changes).encode(), endpoint="/v1/completions", model="tiny")
+        parse_line(json.dumps(LINE | changes).encode(), endpoint="/v1/completions", models=["tiny"])
     assert raised.value.code == code
-    assert parse_line(json.dumps(LINE).encode(), endpoint="/v1/completions", model="tiny").custom_id == "a"
+    assert parse_line(json.dumps(LINE).encode(), endpoint="/v1/completions", models=["tiny"]).custom_id == "a"
 
 
 @pytest.mark.parametrize(
@@ -160,12 +160,12 @@ def test_what_a_line_must_be(changes: dict[str, object], code: str) -> None:
 )
 def test_what_is_no_json_is_said(raw: bytes) -> None:
     with pytest.raises(WrongLineError) as raised:
-        parse_line(raw, endpoint="/v1/completions", model="tiny")
+        parse_line(raw, endpoint="/v1/completions", models=["tiny"])
     assert raised.value.code == "invalid_json_line"
 
 
 def test_a_checker_counts_all_parts_and_names_lines_as_an_editor_does() -> None:
-    checker = LineChecker(endpoint="/v1/completions", model="tiny")
+    checker = LineChecker(endpoint="/v1/completions", models=["tiny"])
     good = [json.dumps(LINE | {"custom_id": str(number)}).encode() for number in range(3)]
     checker.check(good[0] + b"\n\n" + good[1] + b"\n")
     checker.check(good[2] + b"\n" + good[0] + b"\n  \n{")
@@ -175,6 +175,19 @@ def test_a_checker_counts_all_parts_and_names_lines_as_an_editor_does() -> None:
         (7, "invalid_json_line"),
     ]
     assert lines_of(b"a\n\n b \n\t\n") == [b"a", b" b "]
+
+
+def test_the_lines_of_a_batch_name_one_of_the_served_models_and_all_the_same() -> None:
+    def line(number: int, model: str) -> bytes:
+        return json.dumps(LINE | {"custom_id": str(number), "body": LINE["body"] | {"model": model}}).encode()
+
+    checker = LineChecker(endpoint="/v1/completions", models=["tiny", "large"])
+    checker.check(b"\n".join([line(1, "gpt"), line(2, "large"), line(3, "large"), line(4, "tiny")]))
+    assert checker.model == "large"
+    assert [(error.line, error.message) for error in checker.errors] == [
+        (1, "body.model: 'gpt' is not 'tiny' or 'large'"),
+        (4, "body.model: 'tiny' is not 'large'"),
+    ]
 
 
 def test_entries_have_openai_s_form() -> None:
@@ -285,7 +298,7 @@ async def test_a_worker_that_crashes_runs_again(monkeypatch: pytest.MonkeyPatch)
 
         async def stop(self) -> None: ...
 
-    monkeypatch.setattr(service, "AGAIN_S", 0.0)
+    monkeypatch.setattr(service, "RESTART_DELAY_S", 0.0)
     worker = Crashing()
     await asyncio.wait_for(service.keep_running(worker), 5)
     assert worker.runs == 3

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from common.errors import InvalidRequestError
-from gateway import template
+from gateway.answers import template
+from gateway.answers.template import ChatTemplate
+from gateway.answers.tokenizer import ChatTokenizer
 from gateway.app import HttpSettings
-from gateway.connection import MAX_HEAD_BYTES, BoundedProtocol
-from gateway.template import ChatTemplate
-from gateway.tokenizer import ChatTokenizer
+from gateway.http.connection import MAX_HEAD_BYTES, BoundedProtocol
 from tests.unit.gateway.conftest import MODEL, Gateway, run_gateway
 
 CHAT = "/v1/chat/completions"
@@ -37,7 +37,7 @@ class Curt(Small):
 @pytest.fixture(scope="module")
 async def hurried(tokenizer: ChatTokenizer) -> AsyncIterator[Gateway]:
     """A gateway that waits for little."""
-    settings = HttpSettings(served_model=MODEL, body_timeout_s=0.2, max_body_bytes=2_000_000)
+    settings = HttpSettings(body_timeout_s=0.2, max_body_bytes=2_000_000)
     async with run_gateway(tokenizer, settings, protocol=Hurried) as gateway:
         yield gateway
 
@@ -68,7 +68,7 @@ async def test_a_client_that_never_completes_its_head_is_told_and_closed(hurried
 
 
 async def test_connections_beyond_the_bound_are_told_until_one_is_closed(tokenizer: ChatTokenizer) -> None:
-    async with run_gateway(tokenizer, HttpSettings(served_model=MODEL), protocol=Small) as gateway:
+    async with run_gateway(tokenizer, HttpSettings(), protocol=Small) as gateway:
         port = int(gateway.url.rpartition(":")[2])
         (_, first), (_, second) = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         refusal = await gateway.http.get("/health")
@@ -82,7 +82,7 @@ async def test_connections_beyond_the_bound_are_told_until_one_is_closed(tokeniz
 
 
 async def test_a_crowd_beyond_the_bound_is_cut_off(tokenizer: ChatTokenizer) -> None:
-    async with run_gateway(tokenizer, HttpSettings(served_model=MODEL), protocol=Curt) as gateway:
+    async with run_gateway(tokenizer, HttpSettings(), protocol=Curt) as gateway:
         port = int(gateway.url.rpartition(":")[2])
         connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
         async with asyncio.timeout(LIMIT_S):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.dialect import choice_seed
+from gateway.answers.start import choice_seed
 from tests.unit.gateway.conftest import MODEL, TEXT, Gateway
 
 MESSAGES: list[Any] = [{"role": "user", "content": "Hello"}]

@@ -14,14 +14,14 @@ import pytest
 from common.errors import UnavailableError
 from common.messages import Imported, Settle
 from common.peers import Peers
+from gateway.answers.tokenizer import ChatTokenizer
 from gateway.app import HttpSettings, create_app
 from gateway.console.assets import FOLDER
 from gateway.console.control import FleetControl
 from gateway.console.feed import MAX_WATCHERS, Feed
 from gateway.console.parts import activity, merged, own_part
-from gateway.console.state import counted, handovers, percentile
-from gateway.timeline import AttemptLine, Timeline, Timelines
-from gateway.tokenizer import ChatTokenizer
+from gateway.console.state import counted, handoffs, percentile
+from gateway.request.timeline import AttemptLine, Timeline, Timelines
 from tests.fakes.generations import ScriptedGenerations
 
 NOW = 1000.0
@@ -66,7 +66,7 @@ def handed_over(name: str, *, at: float, blocks: int, push_ms: float | None) -> 
 def test_handovers_are_of_the_last_minute_and_newest_first() -> None:
     lines = [handed_over("old", at=NOW - 61, blocks=1, push_ms=1.0), line("none", received=NOW, first=None, ended=None)]
     lines += [handed_over("a", at=NOW - 5, blocks=2, push_ms=2.0), handed_over("b", at=NOW - 1, blocks=3, push_ms=None)]
-    found = handovers(lines, NOW, UNIX)
+    found = handoffs(lines, NOW, UNIX)
     assert [(one["id"], UNIX - one["at_unix"], one["bytes"], one["push_ms"]) for one in found] == [
         ("b/1", 1.0, 3000, None),
         ("a/1", 5.0, 2000, 2.0),
@@ -215,7 +215,7 @@ async def test_streams_end_when_the_gateway_leaves_and_are_bounded_in_number(
     pictures.leaving.set()
     assert await news(streams[0]) == {}  # the end
     await streams[1].aclose()
-    monkeypatch.setattr("gateway.console.feed.LONGEST_S", 0.0)
+    monkeypatch.setattr("gateway.console.feed.MAX_WATCH_S", 0.0)
     pictures.leaving.clear()
     assert await news(await pictures.feed.watch()) == {}
     for stream in streams:
@@ -237,7 +237,9 @@ class SlowControl(FleetControl):
 
 async def test_a_crowd_that_asks_for_the_state_costs_as_much_as_one(tokenizer: ChatTokenizer) -> None:
     control, script = SlowControl(), ScriptedGenerations(lambda _: [])
-    app = create_app(generations=script, tokenizer=tokenizer, settings=HttpSettings(served_model="m"), control=control)
+    app = create_app(
+        generations=script, catalogue=script.catalogue(tokenizer, name="m"), settings=HttpSettings(), control=control
+    )
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
         crowd = [asyncio.create_task(http.get("/console/state")) for _ in range(20)]
         while not control.asked:

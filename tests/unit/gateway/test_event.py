@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from gateway.stream import event
+from gateway.http.streaming import event
 
 TEXT = "a\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029\r\n\U0001f389 \xc5 b"
 

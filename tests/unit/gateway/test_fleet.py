@@ -5,24 +5,24 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import msgspec
 import pytest
 
 from common.messages import GatewayState, KVLayout, Region, SamplingParams, WorkerState
 from common.peers import Peers
-from gateway.active import ActiveRequest
-from gateway.fleet import SILENT_S, TOLD_AFTER_S, Fleet, HeardGateways
-from gateway.generation import GenerationSpec
-from gateway.owner import Phase, RequestState
-from gateway.placer import Placer
-from gateway.requests import Requests
+from common.words import WorkerStatus
+from gateway.admission.capacity import HEARTBEAT_LAG_S, SILENT_S, Fleet, HeardGateways
+from gateway.placement.placer import Placer
+from gateway.request.active import ActiveRequest
+from gateway.request.spec import GenerationSpec
+from gateway.request.state import Phase, RequestState
+from tests.fakes.ledger import MemoryLedger
 
 LAYOUT = KVLayout(num_blocks=1, num_layers=1, block_size=16, num_kv_heads=1, head_dim=8, dtype="float32")
 
 
 def worker(name: str, role: str, *, rate: float, queued: int = 0) -> WorkerState:
     return WorkerState(
-        worker=name, incarnation=1, roles=[role], status="ready", model="m", model_fingerprint="m",
+        worker=name, incarnation=1, roles=[role], status=WorkerStatus.READY, model="m", model_fingerprint="m",
         tokenizer_fingerprint="t", vocab_size=10, max_model_len=100,
         region=Region(transport="shm", incarnation=1, layout=LAYOUT, address={}),
         prefill_tokens_per_s=rate, local_tokens_per_s=rate, queued_tokens=queued,
@@ -38,7 +38,7 @@ def peers() -> Peers:
 
 
 def fleet(peers: Peers, *, local: bool = True) -> Fleet:
-    placer = Placer(store=None, peers=peers, cut_over_tokens=0)  # type: ignore[arg-type]
+    placer = Placer(store=MemoryLedger(), peers=peers, cut_over_tokens=0)
     return Fleet(placer, gateway_id="here", local=local)
 
 
@@ -56,7 +56,7 @@ def request(phase: Phase, *, assigned: str = "p", claimed_s_ago: float | None = 
         (Phase.QUEUED, {}, 57, 0),  # no worker says so yet
         (Phase.QUEUED, {"assigned": ""}, 7, 50),  # it is being placed
         (Phase.CLAIMED, {"claimed_s_ago": -60.0}, 57, 0),
-        (Phase.CLAIMED, {"claimed_s_ago": TOLD_AFTER_S + 1}, 7, 0),  # the worker's heartbeat has it
+        (Phase.CLAIMED, {"claimed_s_ago": HEARTBEAT_LAG_S + 1}, 7, 0),  # the worker's heartbeat has it
         (Phase.PREFILLED, {"claimed_s_ago": 1.0}, 7, 0),
         (Phase.DECODING, {"claimed_s_ago": 1.0}, 7, 0),
     ],
@@ -100,20 +100,6 @@ def test_other_gateways_count_while_they_are_heard(peers: Peers, monkeypatch: py
     later = time.monotonic() + SILENT_S
     monkeypatch.setattr(time, "monotonic", lambda: later)
     assert seen.capacity([]).gateways == 1
-
-
-def test_nothing_is_kept_of_workers_that_are_gone(peers: Peers) -> None:
-    """Names may be new each time, as pods' are. Their last words come after everybody was told that they are lost."""
-    owner = Requests(bus=None, store=None, peers=peers, gateway_id="here", incarnation=1)  # type: ignore[arg-type]
-    peers.on_heard(owner._heard)
-    peers.on_lost(owner._on_lost)
-    for number in range(20):
-        state = worker(f"p-{number}", "prefill", rate=100.0)
-        peers.saw(state)
-        assert len(owner._fleet.capacity([]).workers) == 3
-        assert (len(owner._fleet), len(owner._pulse)) == (3, 1)  # of the two others one heartbeat is taken apart
-        peers.saw(msgspec.structs.replace(state, status="stopped" if number % 2 else "broken"))
-        assert (len(owner._fleet), len(owner._pulse)) == (2, 0)
 
 
 def test_nothing_is_kept_of_gateways_that_are_silent_even_if_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:

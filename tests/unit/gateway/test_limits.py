@@ -12,10 +12,10 @@ import openai
 import pytest
 
 from common.errors import OverloadedError
+from gateway.answers.tokenizer import ChatTokenizer
 from gateway.app import HttpSettings
-from gateway.charge import duration
-from gateway.tenants import Tenants, hash_key
-from gateway.tokenizer import ChatTokenizer
+from gateway.tenants.charge import duration
+from gateway.tenants.tenants import Tenants, hash_key
 from tests.unit.gateway.conftest import MODEL, Gateway, run_gateway
 
 COMPLETIONS = "/v1/completions"
@@ -42,7 +42,7 @@ def bearer(key: str) -> dict[str, str]:
 async def gateway(tokenizer: ChatTokenizer, tmp_path: Path) -> AsyncIterator[Gateway]:
     path = tmp_path / "tenants.toml"
     path.write_text(FILE)
-    settings = HttpSettings(served_model=MODEL, tenants=Tenants(path=path))
+    settings = HttpSettings(tenants=Tenants(path=path))
     async with run_gateway(tokenizer, settings, key=ACME) as gateway:
         gateway.http.headers.update(bearer(ACME))
         yield gateway

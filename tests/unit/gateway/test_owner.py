@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from common.blocks import pack_tokens
 from common.messages import SamplingParams, Tokens
-from gateway.generation import GenerationSpec
-from gateway.owner import MAX_ATTEMPTS, MAX_MOVES, Phase, RequestState
+from common.peers import Incarnation
+from gateway.request.spec import GenerationSpec
+from gateway.request.state import MAX_ATTEMPTS, MAX_MOVES, Phase, RequestState
 
-PREFILL, DECODE, OTHER = ("p", 1), ("d", 1), ("d", 2)
+PREFILL, DECODE, OTHER = Incarnation("p", 1), Incarnation("d", 1), Incarnation("d", 2)
 ANSWER = [100 + index for index in range(30)]
 
 

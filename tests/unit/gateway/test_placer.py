@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
+import msgspec
 import pytest
 
 from common.errors import UnavailableError
-from common.messages import SamplingParams, WorkerState
+from common.messages import Region, SamplingParams, WorkerState
 from common.peers import Peers
-from common.store import Placement, PlacementRequest
-from gateway.generation import GenerationSpec
-from gateway.owner import RequestState
-from gateway.placer import Placer
-from tests.unit.gateway.test_placement import a_worker
+from gateway.placement.ledger import PlacementRequest
+from gateway.placement.placer import Placer
+from gateway.request.placement import Placement, Reason
+from gateway.request.spec import GenerationSpec
+from gateway.request.state import RequestState
+from tests.fakes.workers import LAYOUT, a_worker
+
+ROLES = ("prefill", "decode")
 
 
 class LateStore:
@@ -31,14 +37,17 @@ class LateStore:
             raise UnavailableError("Redis is away")
         return self._placement
 
+    async def release(self, request_id: str, attempt: int, *, stage: str, workers: Sequence[str] = ()) -> None:
+        """Nothing is charged here."""
+
 
 async def place(prefill: str | None, decode: list[str], *meanwhile: WorkerState) -> tuple[str, list[str], str]:
     peers = Peers(clock=lambda: 0.0)
     for state in (a_worker("p0", "prefill"), a_worker("p1", "prefill"), a_worker("d0", "decode")):
         peers.saw(state)
-    placement = Placement(prefill=prefill, decode=decode, reason="redis") if prefill else None
+    placement = Placement(prefill=prefill, decode=decode, reason=Reason.LOAD) if prefill else None
     store = LateStore(placement, peers, list(meanwhile))
-    placer = Placer(store=cast(Any, store), peers=peers, cut_over_tokens=0)
+    placer = Placer(store=store, peers=peers, cut_over_tokens=0)
     spec = GenerationSpec(
         request_id="r", token_ids=[1] * 64, sampling=SamplingParams(max_tokens=8, temperature=0.0), deadline_s=60
     )
@@ -46,9 +55,61 @@ async def place(prefill: str | None, decode: list[str], *meanwhile: WorkerState)
     return placement.prefill, placement.decode, placement.reason
 
 
+def a_placer(*states: WorkerState) -> Placer:
+    """Without Redis."""
+    peers = Peers(clock=lambda: 0.0)
+    for state in states:
+        peers.saw(state)
+    return Placer(store=LateStore(None, peers, []), peers=peers, cut_over_tokens=0)
+
+
+def a_request_for(model: str) -> RequestState:
+    spec = GenerationSpec(
+        request_id="r",
+        token_ids=[1] * 64,
+        sampling=SamplingParams(max_tokens=8, temperature=0.0),
+        deadline_s=60,
+        model_fingerprint=model,
+    )
+    return RequestState(spec=spec, deadline_at=1e12)
+
+
+def with_blocks(dtype: str) -> dict[str, Any]:
+    layout = msgspec.structs.replace(LAYOUT, dtype=dtype)
+    return {"region": Region(transport="shm", incarnation=1, layout=layout, address={})}
+
+
+async def test_a_request_goes_to_workers_of_its_model_alone() -> None:
+    models = [a_worker(f"{model}-{role}", role, model_fingerprint=model) for model in "ab" for role in ROLES]
+    placer = a_placer(*models)
+    for model in "ab":
+        placement = await placer.place(a_request_for(model), [])
+        assert (placement.prefill, placement.decode) == (f"{model}-prefill", [f"{model}-decode"])
+    assert placer.root(a_request_for("a").spec) != placer.root(a_request_for("b").spec)
+    with pytest.raises(UnavailableError, match="no decode worker"):
+        await placer.place(a_request_for("c"), [])
+
+
+def test_requests_of_different_adapters_never_share_kv() -> None:
+    placer = a_placer(a_worker("d0", "decode"))
+    spec = a_request_for("").spec
+    roots = {placer.root(dataclasses.replace(spec, adapter=name)) for name in ("", "sql", "legal")}
+    assert len(roots) == 3
+
+
+async def test_while_a_model_s_blocks_change_its_requests_stay_with_most_decode_workers() -> None:
+    """Prefill and decode workers of one request must have the same kind of blocks."""
+    new = [a_worker(f"new-{role}", role, **with_blocks("bfloat16")) for role in ROLES]
+    old = [a_worker(f"old-{role}", role) for role in ROLES]
+    placer = a_placer(*new, *old, a_worker("new-decode-2", "decode", **with_blocks("bfloat16")))
+    placement = await placer.place(a_request_for("model"), [])
+    assert placement.prefill == "new-prefill"
+    assert set(placement.decode) == {"new-decode", "new-decode-2"}
+
+
 async def test_a_choice_among_present_roles_is_taken() -> None:
-    assert await place("p0", ["d0"]) == ("p0", ["d0"], "redis")
-    assert await place("d0", []) == ("d0", [], "redis")
+    assert await place("p0", ["d0"]) == ("p0", ["d0"], Reason.LOAD)
+    assert await place("d0", []) == ("d0", [], Reason.LOAD)
 
 
 async def test_a_worker_that_changed_its_role_meanwhile_is_not_taken() -> None:

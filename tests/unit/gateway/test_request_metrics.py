@@ -7,15 +7,17 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from common.messages import KVLayout, Region, Tokens, WorkerState, WorkerTotals
-from gateway.attainment import ServiceLevels
-from gateway.fleet_metrics import FleetMetrics
-from gateway.metrics import GatewayMetrics
-from gateway.request_metrics import RequestMetrics, missed_target
-from gateway.timeline import AttemptLine, Timeline
+from common.words import WorkerStatus
+from gateway.observe.attainment import ServiceLevels
+from gateway.observe.fleet_metrics import FleetMetrics
+from gateway.observe.metrics import GatewayMetrics
+from gateway.observe.request_metrics import RequestMetrics, missed_target
+from gateway.request.spec import Load
+from gateway.request.timeline import AttemptLine, Timeline
 
 LAYOUT = KVLayout(num_blocks=100, num_layers=1, block_size=16, num_kv_heads=1, head_dim=8, dtype="float32")
 STATE = WorkerState(
-    worker="d0", incarnation=1, roles=["decode"], status="ready", model="m", model_fingerprint="f",
+    worker="d0", incarnation=1, roles=["decode"], status=WorkerStatus.READY, model="m", model_fingerprint="f",
     tokenizer_fingerprint="t", vocab_size=10, max_model_len=100,
     region=Region(transport="shm", incarnation=1, layout=LAYOUT, address={}),
     free_blocks=25, held_blocks=5, decode_step_ms=4.0,
@@ -50,7 +52,7 @@ def test_which_target_was_missed(line: Timeline, missed: str) -> None:
 
 def test_phases_of_a_request_add_up_and_cancelled_ones_are_neither_good_nor_bad() -> None:
     registry = CollectorRegistry()
-    metrics = RequestMetrics("m", registry, ServiceLevels(ttft_s=1.0, tpot_s=0.05))
+    metrics = RequestMetrics(["m"], registry, ServiceLevels(ttft_s=1.0, tpot_s=0.05))
     for line in (ended(), ended(ttft_s=2.0), ended(status="cancelled"), ended(status="error")):
         metrics.observe(line)
 
@@ -71,7 +73,7 @@ def test_phases_of_a_request_add_up_and_cancelled_ones_are_neither_good_nor_bad(
 
 def test_hits_are_told_apart_by_who_knew_of_them() -> None:
     registry = CollectorRegistry()
-    metrics = RequestMetrics("m", registry, ServiceLevels())
+    metrics = RequestMetrics(["m"], registry, ServiceLevels())
     for promised, cached in ((32, 32), (0, 16), (32, 48), (64, 16), (16, None)):
         line = ended()
         line.attempts[0].promised_tokens, line.attempts[0].cached_tokens = promised, cached
@@ -112,8 +114,38 @@ def test_a_heartbeat_of_an_older_worker_has_totals_of_nothing() -> None:
 
 
 def test_who_waits_is_not_running() -> None:
-    metrics = GatewayMetrics("m")
-    text = metrics.render(in_flight=7, counts={}, waiting={"low": (0, 0), "normal": (2, 300), "high": (1, 5)}).decode()
+    metrics = GatewayMetrics(["m"])
+    text = metrics.render(
+        {"m": Load(in_flight=7, waiting={"low": (0, 0), "normal": (2, 300), "high": (1, 5)})}
+    ).decode()
     assert 'vllm:num_requests_running{model_name="m"} 4.0' in text
     assert 'vllm:num_requests_waiting{model_name="m"} 3.0' in text
     assert 'baton_waiting_prompt_tokens{model_name="m",tier="normal"} 300.0' in text
+
+
+def test_each_model_is_counted_under_its_own_name_and_unknown_ones_under_the_first() -> None:
+    metrics = GatewayMetrics(["m", "n"])
+    requests = RequestMetrics(["m", "n"], metrics.registry, ServiceLevels())
+    for model in ("n", "n", "whatever a client writes"):
+        line = ended()
+        line.model = model
+        requests.observe(line)
+        metrics.failed("overloaded", model=model)
+    loads = {"m": Load(counters={"placed:load": 1}), "n": Load(in_flight=3, counters={"placed:load": 4, "retries": 2})}
+    for _ in range(2):  # counters are told as sums since the start
+        text = metrics.render(loads).decode()
+    for name, m, n in (
+        ("baton_requests_total", 1, 2),
+        ("baton_request_errors_total", 1, 2),
+        ("baton_placements_total", 1, 4),
+        ("vllm:num_requests_running", 0, 3),
+    ):
+        labels = {"baton_requests_total": {"status": "length"}, "baton_request_errors_total": {"code": "overloaded"}}
+        labels |= {"baton_placements_total": {"reason": "load"}}
+        values = [
+            metrics.registry.get_sample_value(name, {"model_name": model} | labels.get(name, {}))
+            for model in ("m", "n")
+        ]
+        assert values == [m, n], name
+    assert 'baton_gateway_events_total{event="retries",model_name="n"} 2.0' in text
+    assert "whatever" not in text

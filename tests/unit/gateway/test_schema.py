@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import InvalidRequestError
-from gateway.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse_body
+from gateway.dialects.openai.schema import ChatRequest, CompletionRequest
+from gateway.http.fields import parse_body
+from gateway.routes.text import DetokenizeRequest, TokenizeRequest
 
 MODELS = [ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest]
 FIELDS = sorted({name for model in MODELS for name in [*model.model_fields, *model.unsupported]})

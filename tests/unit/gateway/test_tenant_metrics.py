@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
 from common.messages import Settle, Tokens, WorkerState
-from gateway.budgets import Limits, LocalBudgets
-from gateway.costs import Rates, device_seconds
-from gateway.metrics import GatewayMetrics
-from gateway.tenant_metrics import MAX_TENANTS, OTHERS, TenantLabels, TenantMetrics
-from gateway.timeline import AttemptLine, Timeline
-from tests.unit.gateway.test_request_metrics import STATE
+from gateway.observe.costs import Rates, device_seconds
+from gateway.observe.metrics import GatewayMetrics
+from gateway.observe.tenant_metrics import MAX_TENANTS, OTHERS, TenantLabels, TenantMetrics
+from gateway.request.spec import Load
+from gateway.request.timeline import AttemptLine, Timeline
+from gateway.tenants.budgets import Limits, LocalBudgets
+from tests.fakes.workers import a_worker
 
-PREFILL = msgspec.structs.replace(STATE, worker="p", prefill_tokens_per_s=1000.0, decode_step_ms=0.0)
-DECODE = msgspec.structs.replace(STATE, worker="d", decode_step_ms=20.0, running=4)
-FAST = msgspec.structs.replace(STATE, worker="fast", prefill_tokens_per_s=3000.0, decode_step_ms=5.0, running=0)
+PREFILL = a_worker("p", "prefill", prefill_tokens_per_s=1000.0, decode_step_ms=0.0)
+DECODE = a_worker("d", "decode", prefill_tokens_per_s=0.0, decode_step_ms=20.0, running=4)
+FAST = a_worker("fast", "prefill", "decode", prefill_tokens_per_s=3000.0, decode_step_ms=5.0, running=0)
 
 
 def attempt(number: int = 1, *, prompt: int = 100, cached: int = 40, tokens: int = 11, by: str = "p") -> AttemptLine:
@@ -74,7 +74,7 @@ def metrics_of(
 async def test_budgets_are_shown_as_they_are_now_and_only_those_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     budgets = LocalBudgets(clock=lambda: now)
-    monkeypatch.setattr("gateway.tenant_metrics.FRESH_S", 0.0)
+    monkeypatch.setattr("gateway.observe.tenant_metrics.FRESH_S", 0.0)
     acme = Limits(requests_per_minute=60, tokens_per_minute=6000, max_concurrent=3)
     limits = {"acme": acme, "free": Limits(tokens_per_minute=600)}
     metrics, registry = metrics_of([], limits, budgets)
@@ -119,10 +119,10 @@ async def test_what_was_used_is_counted_by_tenant() -> None:
 
 def test_labels_are_bounded_and_a_tenant_keeps_its_own() -> None:
     labels = TenantLabels()
-    metrics = GatewayMetrics("m", tenants=labels)
+    metrics = GatewayMetrics(["m"], tenants=labels)
     counts = {f"work:t{index}": 1 for index in range(MAX_TENANTS + 50)}
     for _ in range(2):
-        text = metrics.render(in_flight=0, counts=counts, waiting={}).decode()
+        text = metrics.render({"m": Load(counters=counts)}).decode()
     tokens = [line for line in text.splitlines() if line.startswith("baton_tenant_tokens_total{")]
     assert len(tokens) == MAX_TENANTS + 1
     assert f'baton_tenant_tokens_total{{model_name="m",tenant="{OTHERS}"}} 50.0' in tokens

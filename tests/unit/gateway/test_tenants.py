@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from common.config import ROOT, ConfigError
-from gateway.budgets import Limits
-from gateway.tenants import Tenant, Tenants, hash_key, new_key
+from common.settings import ROOT, ConfigError
+from gateway.tenants.budgets import Limits
+from gateway.tenants.tenants import Tenant, Tenants, hash_key, new_key
 
 KEY, OTHER, ADMIN = "first-key-of-acme", "second-key-of-acme", "the-admin-s-own-key"
 FILE = f"""
@@ -122,7 +122,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_a_new_key_is_another_each_time_and_its_lines_are_a_file(tmp_path: Path) -> None:
     assert new_key() != new_key()
-    command = [sys.executable, "-m", "services.keys", "new"]
+    command = [sys.executable, "-m", "cli.keys", "new"]
     printed = [
         subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True, check=True).stdout
         for more in (["acme"], ["--admin"])

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.detokenizer import Detokenizer
-from gateway.stop import StopMatcher
-from gateway.tokenizer import ChatTokenizer
+from gateway.answers.detokenizer import Detokenizer
+from gateway.answers.stop import StopMatcher
+from gateway.answers.tokenizer import ChatTokenizer
 
 
 @settings(max_examples=200, deadline=None)

@@ -6,7 +6,7 @@ import pytest
 
 from common.errors import OverloadedError
 from common.messages import Imported, Settle, Tokens
-from gateway.timeline import (
+from gateway.request.timeline import (
     MAX_ATTEMPTS,
     MAX_FRAMES,
     MAX_RECENT,

@@ -12,8 +12,8 @@ import pytest
 from tokenizers import Tokenizer, processors
 
 from common.errors import InvalidRequestError
-from gateway.template import ChatTemplate
-from gateway.tokenizer import ChatTokenizer
+from gateway.answers.template import ChatTemplate
+from gateway.answers.tokenizer import ChatTokenizer
 from tests.models import build_tokenizer
 
 MESSAGES = [{"role": "user", "content": "Grüß <dich>"}]

@@ -7,12 +7,12 @@ import asyncio
 import pytest
 
 from common.errors import UnavailableError
-from common.messages import GatewayState, SamplingParams
-from gateway.admission import Capacity, Prefiller, RefusedError, RequestLimits
-from gateway.generation import GenerationSpec
-from gateway.prefixes import RecentPrefixes
-from gateway.tenants import ANYBODY
-from gateway.waiting import CAPACITY_FOR_S, WaitingRoom
+from common.messages import ModelLoad, SamplingParams
+from gateway.admission.policy import Capacity, Prefiller, RefusedError, RequestLimits
+from gateway.admission.waiting_room import CAPACITY_FOR_S, WaitingRoom
+from gateway.placement.recent_prefixes import RecentPrefixes
+from gateway.request.spec import GenerationSpec
+from gateway.tenants.tenants import ANYBODY
 
 
 def spec(name: str, *, tokens: int = 100, priority: int = 0, deadline_s: float = 60.0) -> GenerationSpec:
@@ -39,9 +39,23 @@ def fleet() -> Fleet:
     return Fleet()
 
 
+class Clock:
+    """Stands still until it is told to go on."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 @pytest.fixture
-def room(fleet: Fleet) -> WaitingRoom:
-    return WaitingRoom(RequestLimits(window_s=1.0), fleet)
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def room(fleet: Fleet, clock: Clock) -> WaitingRoom:
+    return WaitingRoom(RequestLimits(window_s=1.0), fleet, clock=clock)
 
 
 async def enter(room: WaitingRoom, *specs: GenerationSpec) -> asyncio.Task[float]:
@@ -108,12 +122,14 @@ async def test_a_drain_answers_all_who_wait(room: WaitingRoom) -> None:
     assert (room.in_flight, room.waiting["normal"]) == (1, (0, 0))
 
 
-async def test_who_can_t_be_in_time_any_more_is_sent_away(room: WaitingRoom, fleet: Fleet) -> None:
+async def test_who_can_t_be_in_time_any_more_is_sent_away(room: WaitingRoom, fleet: Fleet, clock: Clock) -> None:
     await (await enter(room, spec("first")))
     waits = await enter(room, spec("waits", deadline_s=5.0))
     patient = await enter(room, spec("patient"))
-    await asyncio.sleep(0.06)  # the fleet is looked at again
     fleet.queued = 1000
+    room.look_again()
+    assert not waits.done()  # what was seen last is still fresh
+    clock.now += 2 * CAPACITY_FOR_S
     room.look_again()
     with pytest.raises(RefusedError, match="the first token would come in"):
         await waits
@@ -135,7 +151,7 @@ async def test_who_is_turned_away_would_be_refused_however_short(room: WaitingRo
     assert (later.refused, full.refused) == ({"deadline": 1}, {"requests": 1})
 
 
-async def test_who_is_let_in_has_time_to_spare(room: WaitingRoom, fleet: Fleet) -> None:
+async def test_who_is_let_in_has_time_to_spare(room: WaitingRoom, fleet: Fleet, clock: Clock) -> None:
     """What is predicted for it may become a little later, and it is served all the same."""
     await (await enter(room, spec("first")))
     refused = await enter(room, spec("tight", deadline_s=2.1))  # 2 s and half of what is to spare
@@ -143,7 +159,7 @@ async def test_who_is_let_in_has_time_to_spare(room: WaitingRoom, fleet: Fleet) 
         await refused
     waiting = await enter(room, spec("spare", deadline_s=2.4))
     fleet.queued = 120
-    await asyncio.sleep(CAPACITY_FOR_S)
+    clock.now += 2 * CAPACITY_FOR_S
     room.look_again()
     assert not waiting.done()
     room.computed(spec("first"))
@@ -156,8 +172,7 @@ async def test_what_is_cached_is_no_work(fleet: Fleet) -> None:
     waits = await enter(room, spec("waits", tokens=100_000, deadline_s=5.0))
     assert room.waiting["normal"] == (1, 10)
     room.placed(spec("first"), 20)  # its prefix was found
-    state = room.tell(GatewayState(gateway="g", incarnation=1), [])
-    assert (state.queued_requests, state.waiting_tokens, state.started_tokens) == (1, 10, 20)
+    assert (room.queued_requests, room.load([])) == (1, ModelLoad(waiting_tokens=10, started_tokens=20))
     room.pump()
     await waits
 

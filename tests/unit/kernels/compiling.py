@@ -1,8 +1,8 @@
-"""Compile kernels for a GPU on a machine without one, in a process of its own: only the driver is pretended.
+"""Compiles kernels in a process of its own, for a GPU that isn't there: only the driver is fake.
 
     python -m tests.unit.kernels.compiling
 
-Prints as JSON, of four steps, what was compiled, [kernel, thread, in the cache], and the names of what was launched.
+Prints as JSON, for each of four steps, what was compiled ([kernel, thread, in the cache]) and what was launched.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _launch_some() -> None:
         _norm(size)
     weight = torch.ones(128, 512, dtype=torch.bfloat16)
     for num_rows in (1, 20):
-        triton_linear.linear(torch.ones(num_rows, 512, dtype=torch.bfloat16), weight, None, parts=False)
+        triton_linear.linear(torch.ones(num_rows, 512, dtype=torch.bfloat16), weight, None)
 
 
 def _norm(size: int) -> None:

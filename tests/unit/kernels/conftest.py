@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 
 import pytest
 
+from tests.needs import needs
 from tests.unit.kernels.interpreter import Interpreter
 
 
 @pytest.fixture(scope="session")
 def interpreter() -> Iterator[Interpreter]:
-    if find_spec("triton") is None:
-        pytest.skip("triton is not installed: it is for Linux only")
+    needs("triton")
     running = Interpreter()
     yield running
     running.end()

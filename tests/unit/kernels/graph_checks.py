@@ -1,22 +1,25 @@
-"""A pass laid out for a graph with more room gives the logits and the KV of the same pass laid out as it is.
+"""A pass laid out for a larger graph gives the same logits and KV as laid out tightly.
 
 In Triton's interpreter (`interpreter`), for a checkpoint; the graphs themselves need a GPU.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from unittest import mock
 
 import torch
 
-import engine.batch
-from engine.batch import BlockTables, GraphSize, Limits, graph_layout, pack, unpack, unpack_graph
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.kernels.attention import copies_in_bulk
-from engine.newest import NewestTokens
 from engine.sequence import Chunk
+from engine.step.batch import batch_of
+from engine.step.block_tables import BlockTables
+from engine.step.layout import FIELDS, GraphSize, Packed
+from engine.step.limits import Limits
+from engine.step.newest import NewestTokens
+from engine.step.pack import graph_size, pack
 from tests.unit.engine.generate import new_sequence
 
 BLOCKS = 40
@@ -34,14 +37,12 @@ def interpret(folder: str) -> None:
     """For `interpreter`: all passes with a checkpoint."""
     loaded = Engine(EngineConfig(model=Path(folder), dtype="float16", num_blocks=BLOCKS))
     assert copies_in_bulk(loaded.kv), "this would check the twin"
-    # the interpreter takes its time for room that nobody uses
-    with mock.patch.object(engine.batch, "GRAPH_CONTEXT", 256):
-        for parts, room in PASSES:
-            _check_pass(loaded, parts, room)
+    limits = replace(loaded._runner._limits, graph_context=256)  # the interpreter takes its time for unused room
+    for parts, room in PASSES:
+        _check_pass(loaded, limits, parts, room)
 
 
-def _check_pass(loaded: Engine, parts: tuple[tuple[int, int], ...], room: GraphSize) -> None:
-    limits: Limits = loaded._runner._limits
+def _check_pass(loaded: Engine, limits: Limits, parts: tuple[tuple[int, int], ...], room: GraphSize) -> None:
     tables = BlockTables(max_blocks=BLOCKS, num_blocks=BLOCKS)
     nobody, newest = NewestTokens.none(torch.device("cpu")), torch.zeros(8, dtype=torch.int64)
     places = torch.randperm(BLOCKS).tolist()
@@ -54,15 +55,13 @@ def _check_pass(loaded: Engine, parts: tuple[tuple[int, int], ...], room: GraphS
     results = []
     for size in (None, room):
         loaded.kv.copy_(before)
-        packed = pack(chunks, nobody, tables, limits, room=size)
-        buffer = torch.zeros(packed.size, dtype=torch.int32)
-        packed.write(buffer.numpy())
-        if size is None:
-            batch = unpack(packed, buffer, newest, chunks, limits)
-        else:
-            layout = graph_layout(size, limits)
-            assert all(layout.offset(name) == packed.offset(name) for name in layout.names)
-            batch = unpack_graph(layout, size, buffer, newest, limits)
+        packed = pack(chunks, nobody, tables, limits, graph=size)
+        captured = packed if size is None else Packed.empty(graph_size(size, limits))
+        places = captured.layout.places
+        tables_apart = ("decode_tables", "final_tables")
+        assert all(places[f.name] == packed.layout.places[f.name] for f in FIELDS if f.name not in tables_apart)
+        buffer = torch.from_numpy(packed.words)
+        batch = batch_of(captured.size, captured.layout, buffer, newest)
         with torch.inference_mode():
             logits = loaded._decoder.forward(batch, loaded.kv)
         assert logits is not None

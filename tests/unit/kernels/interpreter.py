@@ -1,8 +1,8 @@
-"""Checks in Triton's interpreter, one after the other: the switch holds for a process, whose start takes longer than most checks.
+"""Checks in Triton's interpreter, one after the other in one process: its start takes longer than most checks.
 
     echo '["triton_checks", "norm"]' | TRITON_INTERPRET=1 python -m tests.unit.kernels.interpreter
 
-Lines of a module of this folder and what its `interpret` is to check come in; for each a line goes out: "" or what was wrong.
+In: lines that name a module of this folder and what its `interpret` checks. Out: a line for each, "" or what was wrong.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from unittest import mock
 
 import torch
 
-from engine.kernels.backend import use_triton
+from engine.kernels.device import use_triton
 
 ROOT = Path(__file__).resolve().parents[3]
 TIMEOUT_S = 120

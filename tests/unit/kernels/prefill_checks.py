@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.kernels import triton_paged_prefill
-from engine.kernels.attention import deal_out_tiles
+from engine.kernels.attention import deal_out_tiles, triton_paged_prefill
 from tests.unit.kernels.references import close
 
 Lengths = list[tuple[int, int]]  # new tokens, context
@@ -20,7 +19,7 @@ Lengths = list[tuple[int, int]]  # new tokens, context
 @dataclass(frozen=True)
 class Case:
     q: torch.Tensor  # [T, Hq, D], a view of a fused projection
-    kv_layer: torch.Tensor  # [num_blocks, 2, B, Hkv, D], a view of a pool of three layers
+    kv_layer: torch.Tensor  # [num_blocks, 2, B, Hkv, D], one layer of a pool of three
     block_table: torch.Tensor
     lengths: Lengths
     window: int

@@ -12,10 +12,12 @@ from engine.kernels.attention import (
     PrefillPlan,
     Tiling,
     deal_out,
+    items_at_once,
     max_items,
     point,
     tiling,
 )
+from engine.kernels.device import describe
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -105,9 +107,10 @@ def plan_of(
         )
         return AttentionPlan(0, None, {}, batch.block_table, _prefill_plan(batch, cut, block_size))
     contexts = batch.context_len.cpu().long().numpy()
-    items, parts = deal_out(contexts, window=window, num_kv_heads=num_kv_heads)
+    at_once = items_at_once(describe(q.device), num_kv_heads)
+    items, parts = deal_out(contexts, window=window, at_once=at_once)
     point(items, 0, batch.block_table.stride(0))
-    assert len(items) <= max_items(num_sequences, num_kv_heads)
+    assert len(items) <= max_items(num_sequences, at_once)
     nothing = torch.full((2, 8), -1, dtype=torch.int32)  # as in a graph that is larger than the pass
     padded = torch.cat((torch.from_numpy(items), nothing)).to(batch.block_table.device)
     dealt = DecodeItems(padded, torch.from_numpy(parts).to(batch.block_table.device))

@@ -12,17 +12,17 @@ import numpy as np
 import torch
 
 from engine.kernels import sampling
-from engine.kernels.backend import use_triton
-from engine.kernels.sampling import Choice, Chosen, Word
-from tests.unit.engine.test_device_sampler import check_mixture, check_overlap
+from engine.kernels.device import use_triton
+from engine.kernels.sampling import RowWord, SampledTokens, SamplingInputs
+from tests.unit.engine.device_sampler_checks import check_mixture, check_overlap
 from tests.unit.kernels.triton_checks import poisoned
 
 Row = dict[str, float]
 
 
-def choice_of(rows: list[Row], vocab_size: int, device: str, *, logprobs: bool = True) -> Choice:
-    """The words for these rows: names of `Word`s, `bias` and `bans` (how many), `counts` (whether it has a line)."""
-    words = np.zeros((len(rows), len(Word)), dtype=np.int64)
+def choice_of(rows: list[Row], vocab_size: int, device: str, *, logprobs: bool = True) -> SamplingInputs:
+    """The words for these rows: names of words, `bias` and `bans` (how many), `counts` (whether it has a line)."""
+    words = np.zeros((len(rows), len(RowWord)), dtype=np.int64)
     lists: list[int] = []
     filtered = [
         row for row, asked in enumerate(rows) if asked.get("temperature") and asked.keys() & {"top_k", "top_p", "min_p"}
@@ -30,25 +30,25 @@ def choice_of(rows: list[Row], vocab_size: int, device: str, *, logprobs: bool =
     start = words.size + len(filtered)
     for row, asked in enumerate(rows):
         numbers = words[row].view(np.float64)
-        numbers[Word.TEMPERATURE] = asked.get("temperature", 0.0)
-        words[row, Word.TOP_K] = asked.get("top_k", vocab_size)
-        numbers[Word.TOP_P], numbers[Word.MIN_P] = asked.get("top_p", 1.0), asked.get("min_p", 0.0)
-        words[row, Word.SEED] = random.randrange(-(2**63), 2**63)
-        words[row, Word.POSITION] = random.randrange(2**31)
-        words[row, Word.COUNTS] = row if asked.get("counts") else -1
-        numbers[Word.REPETITION] = asked.get("repetition", 1.0)
-        numbers[Word.PRESENCE], numbers[Word.FREQUENCY] = asked.get("presence", 0.0), asked.get("frequency", 0.0)
-        words[row, Word.BIAS] = start + len(lists)
+        numbers[RowWord.TEMPERATURE] = asked.get("temperature", 0.0)
+        words[row, RowWord.TOP_K] = asked.get("top_k", vocab_size)
+        numbers[RowWord.TOP_P], numbers[RowWord.MIN_P] = asked.get("top_p", 1.0), asked.get("min_p", 0.0)
+        words[row, RowWord.SEED] = random.randrange(-(2**63), 2**63)
+        words[row, RowWord.POSITION] = random.randrange(2**31)
+        words[row, RowWord.COUNTS] = row if asked.get("counts") else -1
+        numbers[RowWord.REPETITION] = asked.get("repetition", 1.0)
+        numbers[RowWord.PRESENCE], numbers[RowWord.FREQUENCY] = asked.get("presence", 0.0), asked.get("frequency", 0.0)
+        words[row, RowWord.BIAS] = start + len(lists)
         biased = random.sample(range(vocab_size), int(asked.get("bias", 0)))
         bits = np.array([random.uniform(-5, 5) for _ in biased], dtype=np.float32).view(np.uint32)
         lists += [token << 32 | int(value) for token, value in zip(biased, bits, strict=True)]
-        words[row, Word.BANNED] = start + len(lists)
+        words[row, RowWord.BANNED] = start + len(lists)
         lists += random.sample(range(vocab_size), int(asked.get("bans", 0)))
-        words[row, Word.END] = start + len(lists)
-        words[row, Word.FILTERED] = row in filtered
+        words[row, RowWord.END] = start + len(lists)
+        words[row, RowWord.FILTERED] = row in filtered
     counts = torch.randint(0, 4, (len(rows), vocab_size), dtype=torch.int16)
     counts[torch.rand(len(rows), vocab_size) < 0.3] |= -0x8000
-    return Choice(
+    return SamplingInputs(
         words=torch.cat((torch.from_numpy(words).flatten(), torch.tensor([*filtered, *lists]).long())).to(device),
         counts=counts.to(device),
         filtered=len(filtered),
@@ -59,17 +59,17 @@ def choice_of(rows: list[Row], vocab_size: int, device: str, *, logprobs: bool =
     )
 
 
-def compare(logits: torch.Tensor, choice: Choice) -> Chosen:
+def compare(logits: torch.Tensor, inputs: SamplingInputs) -> SampledTokens:
     """Assert that the kernels and their twin choose the same; return what the kernels chose."""
     report = torch.full((len(logits), 3), -1, dtype=torch.int32, device=logits.device)
     before = logits.clone()
-    actual = sampling.choose(logits, choice, report)
-    expected = sampling.reference_choose(logits, choice, torch.zeros_like(report))
+    actual = sampling.choose(logits, inputs, report)
+    expected = sampling.choose_rows.reference(logits, inputs, torch.zeros_like(report))
     assert torch.equal(before.nan_to_num(), logits.nan_to_num())
     assert actual.token_ids.tolist() == expected.token_ids.tolist()
     assert torch.equal(actual.report[:, :2], expected.report[:, :2])
     assert actual.report[:, 1].tolist() == actual.token_ids.tolist()
-    if choice.logprobs:
+    if inputs.logprobs:
         usable = expected.report[:, 0] == 1
         one, other = (chosen.report[usable, 2].view(torch.float32) for chosen in (actual, expected))
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
@@ -91,10 +91,10 @@ def check_greedy(device: str, large: bool) -> None:
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         for rows, vocab_size in [(1, 50), (3, 4096), (2, 9001)] + [(64, 128256)] * large:
             for logprobs in (False, True):
-                choice = Choice(
+                inputs = SamplingInputs(
                     words=none, counts=None, filtered=0, filtered_at=0, random=False, extras=False, logprobs=logprobs
                 )
-                compare(random_logits(rows, vocab_size, dtype, device), choice)
+                compare(random_logits(rows, vocab_size, dtype, device), inputs)
 
 
 def check_drawn(device: str, large: bool) -> None:
@@ -173,14 +173,14 @@ def check_rows_alone(device: str, large: bool) -> None:
     expected = compare(logits, together)
     assert together.counts is not None
     for row in range(len(asked)):
-        words = together.words[row * len(Word) : (row + 1) * len(Word)].clone()
-        words[Word.BIAS : Word.END + 1] = 0
-        words[Word.COUNTS] = words[Word.COUNTS].clamp(max=0)
-        single = Choice(
+        words = together.words[row * len(RowWord) : (row + 1) * len(RowWord)].clone()
+        words[RowWord.BIAS : RowWord.END + 1] = 0
+        words[RowWord.COUNTS] = words[RowWord.COUNTS].clamp(max=0)
+        single = SamplingInputs(
             words=torch.cat((words, words.new_zeros(1))),
             counts=together.counts[row : row + 1],
-            filtered=int(words[Word.FILTERED]),
-            filtered_at=len(Word),
+            filtered=int(words[RowWord.FILTERED]),
+            filtered_at=len(RowWord),
             random="temperature" in asked[row],
             extras="counts" in asked[row],
             logprobs=True,
@@ -190,14 +190,14 @@ def check_rows_alone(device: str, large: bool) -> None:
 
 
 def check_counts(device: str, large: bool) -> None:
-    """Known tokens and those of a pass in flight; a count stays at the most, and the prompt's bit beside it."""
+    """Known tokens and those of a pass in flight. A full count stays as it is, and so does the prompt's bit."""
     counts = torch.zeros((5, 40), dtype=torch.int16, device=device)
     counts[1, 7], counts[2, 7], counts[3, 7] = -0x8000, 0x7FFF, -1
     places = torch.tensor([[0, 3], [40, 7], [80, -1], [120, -2], [160, -3]], device=device)
     expected = counts.clone()
     newest = torch.tensor([7, 7, 39], device=device)
     sampling.count_tokens(counts, places, newest)
-    sampling.reference_count_tokens(expected, places, newest)
+    sampling.count_tokens.reference(expected, places, newest)
     assert torch.equal(counts, expected)
     values = [int(counts[0, 3]), int(counts[1, 7]), int(counts[2, 7]), int(counts[3, 7]), int(counts[4, 39])]
     assert values == [1, -0x7FFF, 0x7FFF, -1, 1]

@@ -4,29 +4,25 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.kernels.attention import (
-    DECODE_PROGRAMS,
-    HOPPER_STEP,
-    LARGE_TILE,
-    LEAST_STEPS,
-    Tiling,
-    deal_out,
-    deal_out_tiles,
-    max_items,
-    point,
-)
+from engine.kernels.attention import Tiling, deal_out, deal_out_tiles, items_at_once, max_items, point
+from engine.kernels.attention.tiles import HOPPER_STEP, LARGE_TILE, MIN_STEPS_PER_PART
+from engine.kernels.device import Device
+
+H200 = Device(processors=132, has_tma=True, is_hopper=True)
 
 
 @given(
     contexts=st.lists(st.integers(1, 20_000), min_size=1, max_size=80),
     window=st.sampled_from([0, 1, 100, 4096]),
     num_kv_heads=st.sampled_from([1, 2, 8, 32]),
+    processors=st.sampled_from([108, 132, 148]),
 )
 def test_items_cover_every_position_once_and_are_over_as_early_as_whole_contexts(
-    contexts: list[int], window: int, num_kv_heads: int
+    contexts: list[int], window: int, num_kv_heads: int, processors: int
 ) -> None:
     lengths, offsets = np.array(contexts), np.arange(len(contexts)) * 10_000
-    items, parts = deal_out(lengths, window=window, num_kv_heads=num_kv_heads)
+    at_once = items_at_once(Device(processors=processors, has_tma=True, is_hopper=False), num_kv_heads)
+    items, parts = deal_out(lengths, window=window, at_once=at_once)
     point(items, 0, 10_000)
     for sequence, (context, (first, count)) in enumerate(zip(contexts, parts, strict=True)):
         own = items[first : first + count]
@@ -37,16 +33,15 @@ def test_items_cover_every_position_once_and_are_over_as_early_as_whole_contexts
         assert (own[:, 0] == sequence).all()
         assert (own[:, 3] == (count == 1)).all()
         assert (own[:, 4] == offsets[sequence]).all()
-    assert len(items) == parts[:, 1].sum() <= max_items(len(contexts), num_kv_heads)
-    at_once = DECODE_PROGRAMS // num_kv_heads
+    assert len(items) == parts[:, 1].sum() <= max_items(len(contexts), at_once)
     steps = np.ceil((items[:, 2] - items[:, 1]) / 64).max() + 1
     whole = np.ceil(np.minimum(lengths, window or 20_000).max() / 64) + 1
     assert np.ceil(len(items) / at_once) * steps <= np.ceil(len(contexts) / at_once) * whole
 
 
 def test_a_number_of_contexts_that_fills_no_round_is_cut_further() -> None:
-    """17 contexts are 136 programs of 8 heads, which leave half of a GPU idle: in three pieces each they take two full rounds."""
-    items, _ = deal_out(np.full(17, 2112), window=0, num_kv_heads=8)
+    """17 contexts are 136 programs of 8 heads, half of what a GPU computes at once. Three pieces each take two full rounds."""
+    items, _ = deal_out(np.full(17, 2112), window=0, at_once=items_at_once(H200, 8))
     assert len(items) == 3 * 17
 
 
@@ -71,8 +66,8 @@ def test_few_tiles_behind_long_contexts_are_cut_into_parts_of_which_every_query_
         assert (own[:, :5] == tile[:5]).all()
         assert list(own[:, 5]) == list(range(parts))
         assert (own[:, 6] == parts).all()
-        steps = -(-(tile[2] + tile[1]) // HOPPER_STEP)  # of which part p has [steps p / parts, steps (p + 1) / parts)
-        assert parts == 1 or steps // parts >= LEAST_STEPS
+        steps = -(-(tile[2] + tile[1]) // HOPPER_STEP)  # part p has [steps p / parts, steps (p + 1) / parts)
+        assert parts == 1 or steps // parts >= MIN_STEPS_PER_PART
         assert parts == 1 or steps * (parts - 1) // parts * HOPPER_STEP <= tile[2]
     assert at == len(tiles)
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
-
 from tests.compilations import told_by
+from tests.needs import needs
 
 LAUNCHES = ["_norm", "_norm", "_few_rows", "_few_rows"]
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: it is for Linux only")
 def test_kernels_are_compiled_once_and_ahead(tmp_path: Path) -> None:
+    needs("triton")
     broken, ahead, wrong, after = told_by("tests.unit.kernels.compiling", cache=tmp_path, timeout_s=120)
     assert len(broken[0]) < 39, "after an error nothing more is begun"
     assert broken[1] == []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.models import build_tiny_model
 from tests.unit.kernels import sampling_checks, triton_checks
@@ -16,16 +18,23 @@ def test_triton_kernel(interpreter: Interpreter, name: str) -> None:
     interpreter.check("triton_checks", name)
 
 
-@pytest.mark.parametrize("name", sampling_checks.CHECKS)
+LONG = {"device_sampler", "filters", "random", "mistral"}  # a minute or so each in the interpreter: `make long`
+
+
+def cases(names: Iterable[str]) -> list[ParameterSet]:
+    return [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in names]
+
+
+@pytest.mark.parametrize("name", cases(sampling_checks.CHECKS))
 def test_sampling_kernel(interpreter: Interpreter, name: str) -> None:
     interpreter.check("sampling_checks", name)
 
 
-@pytest.mark.parametrize("name", ["ragged", "windows", "head_sizes", "random"])
+@pytest.mark.parametrize("name", cases(["ragged", "windows", "head_sizes", "random"]))
 def test_paged_prefill(interpreter: Interpreter, name: str) -> None:
     interpreter.check("prefill_checks", name)
 
 
-@pytest.mark.parametrize("family", ["mistral", "qwen3"])
+@pytest.mark.parametrize("family", cases(["mistral", "qwen3"]))
 def test_a_pass_in_a_larger_graph(interpreter: Interpreter, family: str, tmp_path: Path) -> None:
     interpreter.check("graph_checks", str(build_tiny_model(tmp_path / family, family)))

@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 
-from engine.kernels import activation, attention, norm, rope, sampling
-from engine.philox import gumbel_noise
+from engine.kernels import activation, norm, rope
+from engine.kernels.attention.reference import attend
 from tests.unit.kernels import references
 from tests.unit.kernels.references import close
 
@@ -28,8 +28,8 @@ def test_norm(draw: random.Random, dtype: torch.dtype) -> None:
     shape = (draw.randint(1, 9), draw.randint(1, 5), draw.randint(1, 300))
     x, residual = torch.randn(2, *shape).to(dtype).unbind(0)
     weight = torch.randn(shape[-1]).to(dtype)
-    close(norm.reference(x, weight, 1e-5), references.rms_norm(x, weight, 1e-5))
-    normed, total = norm.add_reference(x, residual, weight, 1e-5)
+    close(norm.rms_norm.reference(x, weight, 1e-5), references.rms_norm(x, weight, 1e-5))
+    normed, total = norm.add_and_norm.reference(x, residual, weight, 1e-5)
     close(total, x.double() + residual.double())
     close(normed, references.rms_norm(total, weight, 1e-5))
 
@@ -37,7 +37,7 @@ def test_norm(draw: random.Random, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_activation(draw: random.Random, dtype: torch.dtype) -> None:
     gate_up = (3 * torch.randn(draw.randint(1, 9), 2 * draw.randint(1, 300))).to(dtype)
-    close(activation.reference(gate_up), references.silu_and_mul(gate_up))
+    close(activation.silu_and_mul.reference(gate_up), references.silu_and_mul(gate_up))
 
 
 @pytest.mark.parametrize("with_norm", [False, True])
@@ -53,7 +53,7 @@ def test_rope(draw: random.Random, dtype: torch.dtype, with_norm: bool) -> None:
     slots = torch.randperm(num_blocks * block_size)[:tokens].int()
     pool = torch.full((num_blocks, 3, 2, block_size, kv_heads, 2 * half), 7.0).to(dtype)
     q_norm, k_norm = torch.randn(2, 2 * half).to(dtype).unbind(0) if with_norm else (None, None)
-    out = rope.reference(
+    out = rope.rope_and_write_kv.reference(
         fused.flatten(1), positions, cos_sin, slots, pool[:, 1], q_norm=q_norm, k_norm=k_norm, eps=1e-6
     )
     if q_norm is not None and k_norm is not None:
@@ -84,23 +84,5 @@ def test_attention(draw: random.Random, dtype: torch.dtype, decode: bool) -> Non
         block_size=draw.choice([1, 4, 16]),
         dtype=dtype,
     )
-    out = attention.reference(q, kv_layer, batch, scale=0.2, window=window)
+    out = attend(q, kv_layer, batch, scale=0.2, window=window)
     close(out, references.attention(q, kv_layer, batch, 0.2, window))
-
-
-def test_gumbel_argmax(draw: random.Random) -> None:
-    rows, vocab_size = draw.randint(1, 8), draw.randint(1, 500)
-    scores = torch.randn(rows, vocab_size)
-    seeds, positions = torch.randint(-(2**63), 2**63 - 1, (rows,)), torch.randint(0, 10_000, (rows,))
-    tokens = sampling.reference(scores, seeds, positions)
-    for row in range(rows):  # a row alone gives what it gives in the batch
-        noise = gumbel_noise(seeds[row : row + 1], positions[row : row + 1], vocab_size)[0]
-        assert int(tokens[row]) == int((scores[row].double() + noise.double()).argmax())
-
-
-def test_gumbel_argmax_draws_from_the_distribution() -> None:
-    draws = 20_000
-    scores = torch.tensor([0.5, 0.2, 0.2, 0.1, 0.0]).log().expand(draws, 5)
-    tokens = sampling.reference(scores, torch.full((draws,), 42), torch.arange(draws))
-    shares = torch.bincount(tokens, minlength=5) / draws
-    torch.testing.assert_close(shares, torch.tensor([0.5, 0.2, 0.2, 0.1, 0.0]), atol=0.015, rtol=0)

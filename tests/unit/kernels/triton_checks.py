@@ -15,10 +15,12 @@ from unittest import mock
 import numpy as np
 import torch
 
-from engine.kernels import activation, attention, embedding, linear, norm, rope, sampling
-from engine.kernels.backend import use_triton
-from kvtransfer import digest, triton_blocks
-from kvtransfer.blocks import BlockMover, Move
+from common.pages import KVLayout, PagePart
+from engine.kernels import activation, attention, embedding, linear, norm, rope
+from engine.kernels.device import use_triton
+from kvtransfer import digest
+from kvtransfer.cuda import triton_blocks
+from kvtransfer.cuda.mover import BlockMover, Move
 from tests.unit.kernels import references
 from tests.unit.kernels.references import close
 
@@ -112,7 +114,7 @@ def _check_rope(
     out = rope.rope_and_write_kv(qkv, positions, cos_sin, slots, pool[:, 1], q_norm=q_norm, k_norm=k_norm, eps=1e-6)
     assert torch.equal(fused, before)
     if q_norm is not None and k_norm is not None:
-        q, k = norm.reference(q, q_norm, 1e-6), norm.reference(k, k_norm, 1e-6)
+        q, k = norm.rms_norm.reference(q, q_norm, 1e-6), norm.rms_norm.reference(k, k_norm, 1e-6)
     close(out, references.rotated(q, positions, cos_sin))
     slots_given, wanted, slots = slots, slots >= 0, slots[slots >= 0].long()
     written = pool[slots // block_size, 1, :, slots % block_size]
@@ -252,6 +254,19 @@ def check_blocks(device: str, large: bool) -> None:
             _check_moves(host.contiguous())
 
 
+def check_shards_of_blocks(device: str, large: bool) -> None:
+    """Digests of a worker that keeps some of the heads count lanes as the whole model's block does."""
+    heads = 8 if large else 2
+    parts = [PagePart(layers=3, planes=2, heads=heads, dim=16, dtype="bfloat16", first_head=heads, all_heads=4 * heads)]
+    layout = KVLayout.of(parts, num_blocks=6, block_size=16)
+    pool = torch.randint(-(2**31), 2**31 - 1, (6, layout.block_bytes // 4), device=device, dtype=torch.int32)
+    if pool.is_cuda:
+        torch.cuda.synchronize()
+
+    assert BlockMover(pool, layout).digests([4, 0, 4]) == digest.block_digests(pool.cpu(), [4, 0, 4], layout)
+    assert BlockMover(pool).digests([4]) != digest.block_digests(pool.cpu(), [4], layout)
+
+
 def _check_moves(pool: torch.Tensor) -> None:
     mover, count = BlockMover(pool), len(pool) - 2
     ids, others = (torch.randperm(len(pool))[:count] for _ in range(2))
@@ -268,7 +283,7 @@ def _check_moves(pool: torch.Tensor) -> None:
     assert _run(push, others[:1], ids[:1]) == digest.block_digests(pool.cpu(), others[:1].tolist())
     moved[ids[0]] = bits[others[0]]
     assert torch.equal(peer.view(torch.int32), moved)
-    assert _run(push, ids, others) == expected  # of the last move alone
+    assert _run(push, ids, others) == expected  # the last move's digests alone
     assert mover.digests(ids.tolist()) == expected
     staging = torch.zeros(pool[0].numel() * count, dtype=pool.dtype, device=pool.device)
     if pool.is_cuda:
@@ -287,22 +302,6 @@ def _run(move: Move, source: torch.Tensor | None, target: torch.Tensor | None) -
     return move.digests()
 
 
-def check_sampling(device: str, large: bool) -> None:
-    for rows, vocab_size in [(5, 50), (3, 2048), (4, 5000)] + [(64, 128256)] * large:
-        scores = 2 * torch.randn(rows, vocab_size, device=device)
-        scores[0, ::2] = float("-inf")
-        seeds = torch.randint(-(2**63), 2**63 - 1, (rows,), device=device)
-        positions = torch.randint(0, 2**31 - 1, (rows,), device=device)
-        tokens = sampling.gumbel_argmax(scores, seeds, positions)
-        assert tokens.dtype == torch.int64
-        assert torch.equal(tokens, sampling.reference(scores, seeds, positions))
-    nothing = torch.full((2, 3000), float("-inf"), device=device)
-    nothing[1] = float("nan")
-    tokens = sampling.gumbel_argmax(nothing, seeds[:2], positions[:2])
-    assert tokens[0] == 0
-    assert 0 <= tokens[1] < 3000
-
-
 CHECKS: dict[str, Callable[[str, bool], None]] = {
     "norm": check_norm,
     "activation": check_activation,
@@ -313,7 +312,7 @@ CHECKS: dict[str, Callable[[str, bool], None]] = {
     "linear": check_linear,
     "embedding": check_embedding,
     "blocks": check_blocks,
-    "sampling": check_sampling,
+    "shards_of_blocks": check_shards_of_blocks,
 }
 
 

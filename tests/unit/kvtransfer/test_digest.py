@@ -7,8 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
+from common.pages import KVLayout, PagePart
 from kvtransfer.digest import block_digests, lane_view, multipliers
+from kvtransfer.plan import plan_copies
 
 SHAPE = (6, 2, 2, 4, 2, 8)  # num_blocks, layers, 2, block_size, heads, head_dim
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -75,6 +78,36 @@ def test_partial_digests_of_head_shards_add_up_to_the_whole() -> None:
     shards = [((lanes[3, ..., head, :] + np.uint64(1)) * factors[..., head, :]).sum() for head in range(2)]
 
     assert sum(map(int, shards)) % 2**64 == int.from_bytes(block_digests(pool, [3]), "little")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
+def test_digests_of_workers_with_different_heads_add_up_to_the_whole_blocks(dtype: str) -> None:
+    keys = PagePart(layers=2, planes=2, heads=4, dim=8, dtype=dtype)
+    state = PagePart(layers=1, planes=1, heads=4, dim=8, dtype="float32", per_token=False)
+    whole = KVLayout.of([keys, state], num_blocks=3, block_size=4)
+    pool = torch.randint(0, 256, (3, whole.block_bytes), dtype=torch.uint8)
+    halves = [
+        KVLayout.of(
+            [structs.replace(part, heads=2, first_head=first, all_heads=4) for part in (keys, state)],
+            num_blocks=3,
+            block_size=4,
+        )
+        for first in (0, 2)
+    ]
+    pools = []
+    for half in halves:
+        lanes = plan_copies(whole, half).lanes()[0]
+        kept = np.ascontiguousarray(lane_view(pool)[:, lanes])
+        pools.append(torch.from_numpy(kept.view(np.uint8)))
+
+    digests = [words(block_digests(*pair)) for pair in zip(pools, ([0, 1, 2],) * 2, halves, strict=True)]
+
+    assert [(a + b) % 2**64 for a, b in zip(*digests, strict=True)] == words(block_digests(pool, [0, 1, 2]))
+    assert words(block_digests(pool, [0, 1, 2], whole)) == words(block_digests(pool, [0, 1, 2]))
+
+
+def words(packed: bytes) -> list[int]:
+    return [int.from_bytes(packed[start : start + 8], "little") for start in range(0, len(packed), 8)]
 
 
 def test_no_blocks_have_no_digests() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from common.errors import HandoffRefusedError
+from common.words import Refusal
 from kvtransfer.lease import MAX_TOMBSTONES, TOMBSTONE_S, Lease, LeaseState, LeaseTable
 
 LEASE_S = 10.0
@@ -89,6 +90,18 @@ def test_an_older_attempt_is_stale(table: LeaseTable) -> None:
         reserve(table, [2], attempt=1)
 
 
+def test_who_asks_while_an_earlier_manifest_is_checked_is_told_to_ask_again(table: LeaseTable) -> None:
+    lease = reserve(table, [1], attempt=1)
+    begin_verify(table, lease)
+
+    with pytest.raises(HandoffRefusedError) as refused:
+        reserve(table, [2], attempt=2)
+    assert refused.value.refusal is Refusal.VERIFYING
+    assert not refused.value.refusal.is_final
+    table.reject(lease.lease_id)
+    assert reserve(table, [2], attempt=2).state is LeaseState.RESERVED
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -113,7 +126,7 @@ def test_a_late_manifest_is_expired_and_its_blocks_stay_in_quarantine(table: Lea
 
     with pytest.raises(HandoffRefusedError, match="expired"):
         begin_verify(table, lease, now=LEASE_S)
-    assert table.counts()["quarantined"] == 1
+    assert lease.state is LeaseState.QUARANTINED
     assert writer_done(table, lease) == [1]
 
 
@@ -165,15 +178,17 @@ def test_a_lease_that_is_verified_is_not_given_up(table: LeaseTable) -> None:
     assert table.accept(lease.lease_id) == [1]
 
 
-def test_a_fence_frees_what_that_incarnation_could_write_and_nothing_else(table: LeaseTable) -> None:
-    reserve(table, [1], request_id="a")
+def test_a_writer_that_is_gone_frees_open_and_quarantined_leases_but_not_one_that_is_verified(
+    table: LeaseTable,
+) -> None:
+    cancelled, opened = reserve(table, [1], request_id="a"), reserve(table, [2], request_id="b")
     table.cancel(0.0, "a", 1)
-    reserve(table, [2], request_id="b")
-    begin_verify(table, reserve(table, [3], request_id="c"))
-    reserve(table, [4], request_id="d", writer_incarnation=6)
+    verified = begin_verify(table, reserve(table, [3], request_id="c"))
 
-    assert sorted(table.fence("p", 5)) == [1, 2]
-    assert table.counts() == {"reserved": 1, "verifying": 1, "quarantined": 0}
+    assert [writer_done(table, lease) for lease in (cancelled, opened, verified)] == [[1], [2], []]
+    assert [lease.state for lease in (cancelled, opened)] == [LeaseState.RELEASED, LeaseState.RELEASED]
+    assert verified.state is LeaseState.VERIFYING
+    assert table.held_blocks == 1
 
 
 def test_a_manifest_is_not_undone_by_its_writers_goodbye(table: LeaseTable) -> None:
@@ -319,10 +334,11 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(writer=writers)
     def fence(self, writer: tuple[str, int]) -> None:
+        """The writer's process is gone: each of its leases ends."""
         for lease in self.leases:
             if (lease.writer, lease.writer_incarnation) == writer:
                 self.writing.pop(lease.lease_id, None)
-        self.give_back(self.table.fence(*writer))
+                self.give_back(writer_done(self.table, lease))
 
     @rule()
     def finish(self) -> None:
@@ -343,7 +359,8 @@ class AnyOrder(RuleBasedStateMachine):
         for writer in (("p", 1), ("p", 2), ("q", 1)):
             self.fence(writer)
         assert self.table.held_blocks == 0
-        assert self.table.counts() == {"reserved": 0, "verifying": 0, "quarantined": 0}
+        ended = {LeaseState.ACCEPTED, LeaseState.RELEASED}
+        assert {lease.state for lease in self.leases} <= ended
 
 
 AnyOrder.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)

@@ -3,21 +3,50 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from common.messages import KVLayout, Region
-from kvtransfer.cuda_ipc import FORGOTTEN_S, GONE_AFTER_S, PREFIX, CudaIpcTransport, _host
-from kvtransfer.life import create_locked
+from kvtransfer.cuda.ipc import FORGOTTEN_S, GONE_AFTER_S, PREFIX, CudaIpcTransport, _host
+from kvtransfer.liveness import create_locked
 from kvtransfer.select import open_transport
 from kvtransfer.transport import TransferError
+from kvtransfer.transports import TRANSPORTS, TransportName, automatic, reaches_others
+from tests.needs import needs
 
 
 def test_an_unknown_transport_is_an_error_that_lists_the_known_ones() -> None:
     with pytest.raises(ValueError, match="shm, cuda_ipc, ucx, local"):
         open_transport("pigeon")
+
+
+@pytest.mark.parametrize("name", TRANSPORTS)
+def test_each_transport_of_the_list_opens_under_its_name(name: TransportName) -> None:
+    if name == "ucx":
+        needs("ucxx")
+
+    assert open_transport(name).name == name
+
+
+@pytest.mark.parametrize(("device", "name"), [("cpu", "shm"), ("cuda", "cuda_ipc"), ("cuda:3", "cuda_ipc")])
+def test_the_automatic_transport_moves_the_devices_memory(device: str, name: str) -> None:
+    assert automatic(device) == name
+
+
+def test_only_workers_with_the_local_transport_hand_nothing_over() -> None:
+    assert [name for name in TRANSPORTS if not reaches_others(name)] == ["local"]
+    assert reaches_others("one-sided")  # a simulated one
+
+
+def test_knowing_the_transports_loads_no_torch() -> None:
+    """`baton up` reads its settings without it."""
+    check = "import sys, kvtransfer.transports; sys.exit('torch' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 
 
 async def test_a_local_pool_is_zeroed_memory_that_no_peer_can_reach() -> None:
@@ -53,7 +82,7 @@ async def test_a_peer_that_cuda_ipc_can_t_reach_is_refused_with_the_reason(wrong
 async def test_a_writer_is_gone_a_moment_after_its_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernels may outlive the lock by as long as the driver takes to end them."""
     now = 100.0
-    monkeypatch.setattr("kvtransfer.cuda_ipc.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("kvtransfer.cuda.ipc.time", SimpleNamespace(monotonic=lambda: now))
     transport = CudaIpcTransport()
     layout = KVLayout(num_blocks=2, num_layers=1, block_size=16, num_kv_heads=1, head_dim=8, dtype="float32")
     path, lock = create_locked(PREFIX)

@@ -1,23 +1,24 @@
-"""The prefill role while passes overlap: what it plans, what its hand-over may see, and when its blocks go back."""
+"""The prefill role while passes overlap: what it plans, what its handoff may see, and when its blocks go back."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
-from typing import Any, cast
 
 import msgspec
 import pytest
 
-from common.messages import Ack, Cancel, Job, LeaseAborted, Reserve, ReserveReply, SamplingParams, WriterDone
+from common.messages import Ack, Cancel, Job, LeaseAborted, Reserve, ReserveReply, SamplingParams, ToWorker, WriterDone
+from common.words import Refusal
+from decode.role import DecodeRole
 from engine.engine import Chunk, Sampled
-from prefill import handoff
+from prefill import reserving
 from prefill.request import PrefillRequest
 from prefill.role import PrefillRole
-from tests.unit.decode.stub_host import BLOCK, StubHost, claim, new_fake_engine, new_job
-from worker.jobs import ClaimedJob
-from worker.roles import RoleLoad
+from prefill.stop import Stop
+from tests.fakes.device import settled
+from tests.fakes.worker import BLOCK, Bench, claim, new_fake_engine, new_job, running_bench
 
 PROMPT = list(range(20, 40))  # five blocks
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)  # a request that ends with its prefill needs no decode worker
@@ -26,40 +27,44 @@ ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)  # a request that ends
 class Prefill:
     """The role with one request, and passes that the test gives results to."""
 
-    def __init__(self) -> None:
-        self.engine = new_fake_engine(16)
-        self.host = StubHost(self.engine, token_budget=8)
-        self.role = PrefillRole(cast(Any, self.host), max_requests=4)
+    def __init__(self, bench: Bench) -> None:
+        self.bench, self.engine, self.pool = bench, bench.engine, bench.pool
+        self.streams, self.ended = bench.gateway.streams, bench.gateway.ended
+        self.role = PrefillRole(bench.context, max_requests=4)
 
     async def start(self) -> PrefillRequest:
-        await self.role.start(claim(new_job("r", PROMPT, ONE_TOKEN, prefill=True)))
+        await self.claim(new_job("r", PROMPT, ONE_TOKEN, prefill=True))
         await settled()
-        return self.role._requests["r"]
+        return self.role.requests[0]
+
+    async def claim(self, job: Job) -> None:
+        await self.role.start(claim(job, self.bench.gateway))
 
     def launch(self, budget: int = 8) -> list[tuple[Chunk, Sampled | None]]:
         """Plan and compute a pass; its results are for `apply`."""
         chunks = self.role.plan(budget)
         return list(zip(chunks, self.engine.launch(chunks).wait(), strict=True))
 
+    async def end(self) -> None:
+        """Leave no task behind, also when a test fails with passes in flight."""
+        serving = self.role.serving
+        for request in serving:
+            while self.role.blocks.in_use(request.sequence):
+                self.role.blocks.landed(request.sequence)
+            request.stop(Stop.WORKER_STOPPED)
+        await asyncio.gather(*serving.values())
+
 
 @pytest.fixture
 async def prefill() -> AsyncIterator[Prefill]:
-    """A role that leaves no task behind, also when a test fails with passes in flight."""
-    prefill = Prefill()
-    yield prefill
-    for request in list(prefill.role._tasks):
-        request.in_flight = 0
-        request.stop("the test is over")
-    await asyncio.gather(*prefill.host.tasks)
+    async with running_bench(new_fake_engine(16)) as bench:
+        prefill = Prefill(bench)
+        yield prefill
+        await prefill.end()
 
 
 def another_attempt(attempt: int) -> Job:
     return msgspec.structs.replace(new_job("r", PROMPT, ONE_TOKEN, prefill=True), attempt=attempt)
-
-
-async def settled() -> None:
-    for _ in range(12):
-        await asyncio.sleep(0)
 
 
 async def test_the_next_chunk_is_planned_while_the_one_before_is_in_flight(prefill: Prefill) -> None:
@@ -68,7 +73,7 @@ async def test_the_next_chunk_is_planned_while_the_one_before_is_in_flight(prefi
     first, second = prefill.launch(), prefill.launch()
 
     assert [(chunk.start, chunk.num_tokens) for chunk, _ in first + second] == [(0, 8), (8, 8)]
-    assert request.sequence.num_computed == 0  # what the hand-over pushes from
+    assert request.sequence.num_computed == 0  # what the handoff pushes from
     prefill.role.apply(first)
     assert request.sequence.num_computed == 8
     assert len(request.sequence.digests) == 8 // BLOCK  # a block that is being computed is nobody else's yet
@@ -82,66 +87,71 @@ async def test_the_first_token_comes_when_its_pass_ends_and_nothing_is_planned_b
 
     assert prefill.role.plan(8) == []
     prefill.role.apply(first)
-    assert prefill.host.streams == {}
-    prefill.role.apply(last)
-    assert prefill.host.streams["r"] == prefill.engine.expected(PROMPT, 1, ONE_TOKEN)
     await settled()
-    assert prefill.host.ended["r"] == "length"
-    assert prefill.host.pool.num_used == 0
+    assert prefill.streams == {}
+    prefill.role.apply(last)
+    await settled()
+    assert prefill.streams["r"] == prefill.engine.expected(PROMPT, 1, ONE_TOKEN)
+    assert prefill.ended["r"] == "length"
+    assert prefill.pool.num_used == 0
     assert prefill.role.idle()
 
 
-async def test_the_first_token_is_on_its_way_before_the_hand_over_goes_on(prefill: Prefill) -> None:
+async def test_the_first_token_is_sent_before_the_handoff_goes_on(prefill: Prefill) -> None:
+    """Starting the last push holds the thread, and the client waits for the token."""
     request = await prefill.start()
     first, last = prefill.launch(16), prefill.launch(16)
     prefill.role.apply(first)
     await settled()
+    woken: list[bool] = []
+    prefill.bench.gateway.on_frame = lambda: woken.append(request.changed.is_set())
 
     prefill.role.apply(last)
+    await settled()
 
-    assert prefill.host.streams["r"]
-    assert not request.changed.is_set()
-    await asyncio.sleep(0)
-    assert request.changed.is_set()
+    assert woken == [False]
+    assert prefill.streams["r"]
+    assert prefill.ended["r"] == "length"  # which the handoff sees when it is woken
 
 
 async def test_who_was_asked_for_room_is_told_when_the_request_ends_before_the_answer(prefill: Prefill) -> None:
     """Its lease would be held until the deadline: the answer comes to nobody. Seed 8786 of the simulation."""
-    asked: list[object] = []
+    asked: list[ToWorker] = []
 
-    async def ask(subject: str, message: object, *_: object, **__: object) -> Ack:
+    async def answer(message: ToWorker) -> Ack:
         asked.append(message)
         if isinstance(message, Reserve):
             await asyncio.Future()
         return Ack(known=True)
 
-    prefill.host.bus.request = ask
+    await prefill.bench.serve("elsewhere", answer)
     [stop] = prefill.engine.expected(PROMPT, 1, ONE_TOKEN)
     sampling = SamplingParams(max_tokens=4, temperature=0.0, stop_token_ids=[stop])
-    await prefill.role.start(claim(new_job("r", PROMPT, sampling, prefill=True)))
+    await prefill.claim(new_job("r", PROMPT, sampling, prefill=True))
     await settled()
     for results in (prefill.launch(16), prefill.launch(16)):
         prefill.role.apply(results)
         await settled()
 
-    assert prefill.host.ended["r"] == "stop"
+    assert prefill.ended["r"] == "stop"
     assert [type(message) for message in asked] == [Reserve, Cancel]
-    assert prefill.host.pool.num_used == 0
+    assert prefill.pool.num_used == 0
 
 
 async def test_room_elsewhere_is_asked_for_once_the_prompt_has_its_blocks_here(prefill: Prefill) -> None:
     """Else one prompt could have room there and wait for blocks here, and another the other way round. Seed 617157, once."""
     asked: list[str] = []
 
-    async def ask(subject: str, message: object, *_: object, **__: object) -> None:
+    async def answer(message: ToWorker) -> Ack:
         if isinstance(message, Reserve):
             asked.append(message.job.request_id)
             await asyncio.Future()
+        return Ack(known=True)
 
-    prefill.host.bus.request = ask
+    await prefill.bench.serve("elsewhere", answer)
     sampling = SamplingParams(max_tokens=4, temperature=0.0)
     for name, prompt in (("long", list(range(52))), ("short", list(range(60, 76)))):  # 13 blocks of 16, and four
-        await prefill.role.start(claim(new_job(name, prompt, sampling, prefill=True)))
+        await prefill.claim(new_job(name, prompt, sampling, prefill=True))
     in_flight = prefill.launch()
     await settled()
     assert asked == ["long"]
@@ -162,22 +172,32 @@ async def test_a_worker_that_decodes_too_has_a_block_left_for_who_is_handed_over
     prefill: Prefill, decoding: int, admitted: list[str]
 ) -> None:
     """Else all blocks could be held by prompts that wait for room, which would be here."""
-    others = RoleLoad(running=decoding - 1, waiting=1)
-    prefill.host.roles.active = [prefill.role, SimpleNamespace(load=lambda: others)]
+    await decode_too(prefill, decoding)
     for name, num_blocks in (("first", 5), ("second", 9)):
-        await prefill.role.start(claim(new_job(name, [7] * (num_blocks * BLOCK), ONE_TOKEN, prefill=True)))
+        await prefill.claim(new_job(name, [7] * (num_blocks * BLOCK), ONE_TOKEN, prefill=True))
     prefill.role.plan(0)  # of 16 blocks 2 would be left: one for the next, one for each that is decoded
 
-    assert [request.id for request in prefill.role._requests.values() if request.admitted] == admitted
+    assert [request.id for request in prefill.role.requests if request.admitted] == admitted
 
 
-async def test_who_finds_all_blocks_free_may_take_them_all(prefill: Prefill) -> None:
-    prefill.host.roles.active = [prefill.role, SimpleNamespace(load=RoleLoad)]
-    prefill.host.max_model_len = prefill.engine.max_model_len = 64
-    await prefill.role.start(claim(new_job("r", list(range(16 * BLOCK - 1)), ONE_TOKEN, prefill=True)))
-    prefill.role.plan(0)
+async def decode_too(prefill: Prefill, sequences: int) -> None:
+    """Give the worker a decode role with so many sequences that hold no blocks yet."""
+    decode = DecodeRole(prefill.bench.context)
+    prefill.bench.roles.attach(decode, active=True)
+    prefill.bench.roles.attach(prefill.role, active=True)
+    for number in range(sequences):
+        await decode.start(claim(new_job(f"decoding {number}", [1, 2], ONE_TOKEN), prefill.bench.gateway))
 
-    assert prefill.host.pool.num_free == 0
+
+async def test_who_finds_all_blocks_free_may_take_them_all() -> None:
+    async with running_bench(new_fake_engine(16, max_model_len=64)) as bench:
+        prefill = Prefill(bench)
+        await decode_too(prefill, 0)
+        await prefill.claim(new_job("r", list(range(16 * BLOCK - 1)), ONE_TOKEN, prefill=True))
+        prefill.role.plan(0)
+
+        assert prefill.pool.num_free == 0
+        await prefill.end()
 
 
 @pytest.mark.parametrize("teller", ["a candidate", "the gateway", "nobody"])
@@ -185,36 +205,36 @@ async def test_who_waits_for_room_hears_that_its_attempt_is_over(
     prefill: Prefill, monkeypatch: pytest.MonkeyPatch, teller: str
 ) -> None:
     """It may have been cut off when its gateway said so; else it would ask, and hold its blocks, until its deadline."""
-    told, rounds = asyncio.Event(), 0
+    told, rounds, gateway = asyncio.Event(), 0, prefill.bench.gateway
 
-    async def ask(subject: str, message: object, *_: object, **__: object) -> ReserveReply | Ack:
+    async def answer(message: ToWorker, *, cancelled: bool = False) -> ReserveReply | Ack:
         nonlocal rounds
         if not isinstance(message, Reserve):
             return Ack(known=True)
         rounds += 1
         if rounds > 5:
             told.set()
-        said = teller == "a candidate" and rounds > 3 and subject.endswith("other")
-        return ReserveReply(granted=False, reason="cancelled" if said else "full")
+        if teller == "the gateway" and rounds > 2:
+            gateway.unwanted.add("r")
+        said = cancelled and teller == "a candidate" and rounds > 3
+        return ReserveReply(granted=False, reason=Refusal.CANCELLED if said else Refusal.FULL)
 
-    async def is_wanted(claimed: ClaimedJob) -> bool:
-        return teller != "the gateway" or rounds < 3
-
-    prefill.host.bus.request, prefill.host.jobs.is_wanted = ask, is_wanted
-    monkeypatch.setattr(handoff, "WANTED_S", 0.0)
-    monkeypatch.setattr(handoff, "RESERVE_AGAIN_S", 0.0)
+    await prefill.bench.serve("elsewhere", answer)
+    await prefill.bench.serve("other", functools.partial(answer, cancelled=True))
+    monkeypatch.setattr(reserving, "WANTED_CHECK_S", 0.0)
+    monkeypatch.setattr(reserving, "ASK_AGAIN_S", 0.0)
     job = new_job("r", PROMPT, SamplingParams(max_tokens=4, temperature=0.0), prefill=True)
     job = msgspec.structs.replace(job, decode_workers=["elsewhere", "other"])
-    await prefill.role.start(claim(job))
+    await prefill.claim(job)
     prefill.role.apply(prefill.launch())
-    [serving] = prefill.role._tasks.values()
+    [serving] = prefill.role.serving.values()
     if teller == "nobody":
         await told.wait()
-        assert prefill.host.ended == {}
+        assert prefill.ended == {}
         await prefill.role.handle(Cancel(request_id="r", attempt=1))
     await serving
-    assert prefill.host.ended == {"r": "dropped"}
-    assert prefill.host.pool.num_used == 0
+    assert prefill.ended == {"r": "dropped"}
+    assert prefill.pool.num_used == 0
 
 
 @pytest.mark.parametrize(("cancelled", "left"), [(0, [3]), (2, [3]), (3, [])])
@@ -223,7 +243,7 @@ async def test_newer_attempts_leave_the_newest(prefill: Prefill, cancelled: int,
     await prefill.start()
     in_flight = [prefill.launch()]
     for attempt in (2, 3):
-        await prefill.role.start(claim(another_attempt(attempt)))
+        await prefill.claim(another_attempt(attempt))
         await settled()
         in_flight.append(prefill.launch())
     assert [chunk.sequence.attempt for [(chunk, _)] in in_flight] == [1, 2, 3], "a newer attempt doesn't wait"
@@ -232,27 +252,27 @@ async def test_newer_attempts_leave_the_newest(prefill: Prefill, cancelled: int,
     for results in in_flight:
         prefill.role.apply(results)
     await settled()
-    assert [request.job.attempt for request in prefill.role._tasks] == left
-    assert [request.job.attempt for request in prefill.role._requests.values()] == left
-    assert prefill.host.pool.num_used == len(PROMPT) // BLOCK * len(left)
+    assert [request.job.attempt for request in prefill.role.serving] == left
+    assert [request.job.attempt for request in prefill.role.requests] == left
+    assert prefill.pool.num_used == len(PROMPT) // BLOCK * len(left)
 
 
 async def test_a_lease_of_an_older_attempt_is_given_up_when_its_push_is_over(prefill: Prefill) -> None:
     """Its receiver gives the blocks to others then; a newer attempt of the request is no reason to say so before."""
     request = await prefill.start()
     in_flight = prefill.launch()
-    await prefill.role.start(claim(another_attempt(2)))
+    await prefill.claim(another_attempt(2))
     aborted = LeaseAborted(
         request_id="r", attempt=1, worker="decode", incarnation=1, lease_id=7, generation=1, reason="expired"
     )
 
     await prefill.role.handle(aborted)
-    assert prefill.host.told == []
+    assert prefill.bench.said(WriterDone) == []
     assert request.stopped
     prefill.role.apply(in_flight)
     await settled()
     await prefill.role.handle(aborted)
-    assert [type(message) for message in prefill.host.told] == [WriterDone]
+    assert len(prefill.bench.said(WriterDone)) == 1
 
 
 @pytest.mark.parametrize("end", ["apply", "failed"])
@@ -264,15 +284,15 @@ async def test_a_cancelled_prompt_keeps_its_blocks_until_both_its_passes_are_ove
 
     for results in passes:
         await settled()
-        assert prefill.host.pool.num_used == len(PROMPT) // BLOCK
+        assert prefill.pool.num_used == len(PROMPT) // BLOCK
         if end == "apply":
             prefill.role.apply(results)
         else:
             prefill.role.failed([chunk for chunk, _ in results], RuntimeError("lost"))
     await settled()
-    assert prefill.host.pool.num_used == 0
-    assert prefill.host.ended["r"] == "dropped"
-    assert prefill.host.pool.num_cached == 0  # nothing was published after the cancellation
+    assert prefill.pool.num_used == 0
+    assert prefill.ended["r"] == "dropped"
+    assert prefill.pool.num_cached == 0  # nothing was published after the cancellation
 
 
 async def test_a_failed_pass_fails_the_request_once_the_next_is_over_too(prefill: Prefill) -> None:
@@ -282,11 +302,11 @@ async def test_a_failed_pass_fails_the_request_once_the_next_is_over_too(prefill
     prefill.role.failed([chunk for chunk, _ in first], RuntimeError("lost"))
     await settled()
     assert prefill.role.plan(8) == []
-    assert prefill.host.pool.num_used == len(PROMPT) // BLOCK
+    assert prefill.pool.num_used == len(PROMPT) // BLOCK
     prefill.role.failed([chunk for chunk, _ in second], RuntimeError("lost"))
     await settled()
-    assert prefill.host.ended["r"] == "step failed: RuntimeError"
-    assert prefill.host.pool.num_used == 0
+    assert prefill.ended["r"] == "step failed: RuntimeError"
+    assert prefill.pool.num_used == 0
 
 
 async def test_a_prompt_past_its_deadline_is_stopped_with_its_passes_in_flight(prefill: Prefill) -> None:
@@ -296,10 +316,10 @@ async def test_a_prompt_past_its_deadline_is_stopped_with_its_passes_in_flight(p
 
     assert prefill.role.plan(8) == []
     await settled()
-    assert prefill.host.pool.num_used == len(PROMPT) // BLOCK
+    assert prefill.pool.num_used == len(PROMPT) // BLOCK
     prefill.role.apply(first)
     await settled()
-    assert prefill.host.pool.num_used == 0
+    assert prefill.pool.num_used == 0
 
 
 async def test_a_prompt_without_finite_logits_leaves_nothing_in_the_prefix_cache(prefill: Prefill) -> None:
@@ -308,9 +328,9 @@ async def test_a_prompt_without_finite_logits_leaves_nothing_in_the_prefix_cache
     first, last = prefill.launch(16), prefill.launch(16)
 
     prefill.role.apply(first)
-    assert prefill.host.pool.cached_digests()
+    assert prefill.pool.cached_digests()
     prefill.role.apply([(chunk, None) for chunk, _ in last])
     await settled()
-    assert prefill.host.ended["r"] == "step failed: no finite logits"
-    assert prefill.host.pool.cached_digests() == []
-    assert prefill.host.pool.num_free == 16
+    assert prefill.ended["r"] == "step failed: no finite logits"
+    assert prefill.pool.cached_digests() == []
+    assert prefill.pool.num_free == 16

@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from common.messages import SamplingParams
-from prefill.request import PrefillRequest
-from prefill.scheduler import FULL_PASS, LONG_PROMPT, TAIL, next_chunks
-from tests.unit.decode.stub_host import claim, new_job
-from worker.prefix import sequence_of
-
-
-def waiting(*lengths: int) -> list[PrefillRequest]:
-    requests = []
-    for index, length in enumerate(lengths):
-        claimed = claim(new_job(f"r{index}", list(range(length)), SamplingParams(max_tokens=4), prefill=True))
-        requests.append(PrefillRequest(claimed=claimed, sequence=sequence_of(claimed.job), admitted=True))
-    return requests
+from prefill.scheduler import FULL_PASS_TOKENS, LONG_PROMPT_TOKENS, TAIL_TOKENS, next_chunks
+from tests.unit.prefill.scheduling import waiting
 
 
 @pytest.mark.parametrize(
     ("lengths", "budget", "planned"),
     [
         ((100, 200, 300), 8192, [100, 200, 300]),  # short ones together
-        ((FULL_PASS, 10), 8192, [FULL_PASS]),  # a full pass makes nobody wait for the next prompt
-        ((FULL_PASS - 8, 100, 5), 8192, [FULL_PASS - 8, 8]),  # filled up with a part of the next
-        ((LONG_PROMPT, 10), 8192, [LONG_PROMPT]),  # a prompt in one go
-        ((5000, 10), 8192, [5000 - TAIL]),  # a long one but for its tail, so that its blocks are pushed meanwhile
+        ((FULL_PASS_TOKENS, 10), 8192, [FULL_PASS_TOKENS]),  # a full pass makes nobody wait for the next prompt
+        ((FULL_PASS_TOKENS - 8, 100, 5), 8192, [FULL_PASS_TOKENS - 8, 8]),  # filled up with a part of the next
+        ((LONG_PROMPT_TOKENS, 10), 8192, [LONG_PROMPT_TOKENS]),  # a prompt in one go
+        ((5000, 10), 8192, [5000 - TAIL_TOKENS]),  # all but the tail, which hides the push
         ((9000, 10), 8192, [8192]),  # or in chunks
         ((300, 300), 512, [300, 212]),  # a small device's budget
     ],
@@ -39,7 +28,7 @@ def test_nobody_joins_the_tail_of_a_long_prompt() -> None:
     requests = waiting(5000, 10)
     next_chunks(requests, 8192)
     assert [(chunk.start, chunk.num_tokens, chunk.sample) for chunk in next_chunks(requests, 8192)] == [
-        (5000 - TAIL, TAIL, True)
+        (5000 - TAIL_TOKENS, TAIL_TOKENS, True)
     ]
     assert [chunk.num_tokens for chunk in next_chunks(requests, 8192)] == [10]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.requirements import requirements
+from cli.requirements import requirements
 from services.up.child import describe_exit, last_lines
 from services.up.stack import LONGEST_PAUSE_S, devices_of, restart_pause_s
 

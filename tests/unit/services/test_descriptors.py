@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from services.gateway.descriptors import OTHERS
+from services.gateway.descriptors import OTHER_DESCRIPTORS
 
 SCRIPT = """
 import logging, resource
@@ -20,7 +20,8 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 @pytest.mark.parametrize(
-    ("hard", "raised_to", "warned"), [(OTHERS + 200, OTHERS + 100, ""), (1000, 1000, "gateway.few_descriptors 1000\n")]
+    ("hard", "raised_to", "warned"),
+    [(OTHER_DESCRIPTORS + 200, OTHER_DESCRIPTORS + 100, ""), (1000, 1000, "gateway.few_descriptors 1000\n")],
 )
 def test_the_limit_is_raised_as_far_as_it_may_be(hard: int, raised_to: int, warned: str) -> None:
     done = subprocess.run(

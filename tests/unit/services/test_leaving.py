@@ -9,7 +9,7 @@ import pytest
 
 HANGS = """
 import asyncio, logging, time
-from services.leaving import ending_in_time
+from services.runtime.signals import ending_in_time
 
 async def waits_for_ever():
     await asyncio.Event().wait()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import socket
 
-from services.gateway.__main__ import _listen
+from services.gateway.server import listen
 
 
 def test_nothing_that_the_gateway_sends_waits_for_an_acknowledgement() -> None:
-    with _listen("127.0.0.1", 0) as listener:
+    with listen("127.0.0.1", 0) as listener:
         listener.listen()
         with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.telemetry import start_logging
+from common.log import start_logging
 from common.tracing import in_trace
 
 CONTEXT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

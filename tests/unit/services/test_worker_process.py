@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from common.config import WorkerServiceSettings
 from kvtransfer.shm import ShmTransport
-from services.worker_process import build_engine
+from services.runtime.worker_process import build_engine
+from services.worker.settings import WorkerServiceSettings
 
 
 @pytest.mark.parametrize(("config", "vocab_size"), [('{"vocab_size": 4096}', 4096), ("{}", 512), ("", 512)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from engine.block_pool import BlockPool
+from engine.cache.block_pool import BlockPool
 from worker.index_news import IndexNews
 
 BLOCKS = 8

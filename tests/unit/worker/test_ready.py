@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.ready import forget, shown
+from worker.probe_file import forget, shown
 
 
 def test_it_is_there_while_work_is_taken_and_gone_after_a_failure(tmp_path: Path) -> None:

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
 from common.messages import SamplingParams
 from decode.role import DecodeRole
 from prefill.role import PrefillRole
-from tests.unit.decode.stub_host import StubHost, claim, new_fake_engine, new_job
+from tests.fakes.device import settled
+from tests.fakes.transport import LinkingTransport
+from tests.fakes.worker import Bench, claim, new_fake_engine, new_job, running_bench
 from worker.roles import Roles
 
 
 @pytest.fixture
-async def host() -> AsyncIterator[StubHost]:
-    host = StubHost(new_fake_engine(16), token_budget=8)
-    yield host
-    for task in list(host.tasks):
-        task.cancel()
+async def bench() -> AsyncIterator[Bench]:
+    async with running_bench(new_fake_engine(16)) as bench:
+        yield bench
 
 
-def worker(host: StubHost, *active: str, hands_over: bool = True) -> tuple[Roles, DecodeRole]:
-    roles = Roles(hands_over=lambda: hands_over)
-    decode = DecodeRole(cast(Any, host))
+def worker(bench: Bench, *active: str, hands_over: bool = True) -> tuple[Roles, DecodeRole]:
+    roles = Roles(hands_over=hands_over)
+    decode = DecodeRole(bench.context)
     roles.attach(decode, active="decode" in active)
-    roles.attach(PrefillRole(cast(Any, host), max_requests=4), active="prefill" in active)
+    roles.attach(PrefillRole(bench.context, max_requests=4), active="prefill" in active)
     return roles, decode
 
 
@@ -42,52 +40,66 @@ def worker(host: StubHost, *active: str, hands_over: bool = True) -> tuple[Roles
         (["prefill", "decode"], ""),
     ],
 )
-async def test_a_worker_without_peers_refuses_what_it_can_t_be(host: StubHost, wanted: list[str], reason: str) -> None:
-    roles, _ = worker(host, "decode", hands_over=False)
+async def test_a_worker_without_peers_refuses_what_it_can_t_be(bench: Bench, wanted: list[str], reason: str) -> None:
+    roles, _ = worker(bench, "decode", hands_over=False)
     refusal = roles.refusal(wanted)
     assert reason in refusal
     assert bool(refusal) == bool(reason)
 
 
-async def test_a_lost_role_retires_until_what_it_began_is_over_and_can_come_back_meanwhile(host: StubHost) -> None:
-    roles, decode = worker(host, "decode")
-    await decode.start(claim(new_job("r", [1, 2, 3], SamplingParams(max_tokens=2, temperature=0.0))))
+async def test_a_lost_role_retires_until_what_it_began_is_over_and_can_come_back_meanwhile(bench: Bench) -> None:
+    roles, decode = worker(bench, "decode")
+    await decode.start(claim(new_job("r", [1, 2, 3], SamplingParams(max_tokens=2, temperature=0.0)), bench.gateway))
 
     assert await roles.change(["prefill"])
     assert roles.names == ["prefill"]
-    assert roles.retiring == [decode]
+    assert not decode.idle()
     assert decode in roles.all  # its sequence is part of the passes
+    assert decode not in roles.active
     assert await roles.change(["prefill", "decode"])
     assert roles.names == ["decode", "prefill"]
-    assert roles.retiring == []
+    assert decode in roles.active
 
     await roles.change(["prefill"])
     for _ in range(2):
         chunks = decode.plan(8)
-        decode.apply(list(zip(chunks, host.engine.launch(chunks).wait(), strict=True)))
-    assert host.ended["r"] == "length"
-    assert roles.retiring == []
+        decode.apply(list(zip(chunks, bench.engine.launch(chunks).wait(), strict=True)))
+    await settled()
+    assert bench.gateway.ended["r"] == "length"
+    assert decode.idle()
+    assert roles.names == ["prefill"]
 
 
-async def test_the_same_roles_again_change_nothing(host: StubHost) -> None:
-    roles, _ = worker(host, "decode")
+async def test_the_same_roles_again_change_nothing(bench: Bench) -> None:
+    roles, _ = worker(bench, "decode")
     assert not await roles.change(["decode"])
     assert await roles.change(["decode", "prefill"])
     assert not await roles.change(["prefill", "decode", "prefill"])
 
 
-async def test_links_are_open_before_prompts_may_come(host: StubHost) -> None:
-    roles, _ = worker(host, "decode")
+async def test_no_work_is_taken_unless_the_worker_is_ready(bench: Bench) -> None:
+    roles, decode = worker(bench, "decode")
+    for status in ("starting", "draining", "stopped", "broken"):
+        roles.status = status
+        assert roles.room() == 0
+        assert not roles.takes("decode")
+    roles.status = "ready"
+    assert roles.room() == decode.room() > 0
+    assert (roles.takes("decode"), roles.takes("prefill")) == (True, False)
+
+
+async def test_links_are_open_before_prompts_may_come() -> None:
     seen: list[tuple[str, list[str]]] = []
+    transport = LinkingTransport(lambda region: seen.append((region.address["at"], roles.names)))
+    async with running_bench(new_fake_engine(16), transport=transport) as bench:
+        roles, _ = worker(bench, "decode")
+        for name in ("w", "a", "b"):
+            bench.peers.saw(bench.state(name))
 
-    async def connect(region: str) -> Any:
-        seen.append((region, roles.names))
-        return SimpleNamespace(bandwidth=1e9)
-
-    host.transport = SimpleNamespace(connect=connect)  # type: ignore[attr-defined]
-    host.link_bytes_per_s = 0.0  # type: ignore[attr-defined]
-    host.peers.states = {name: SimpleNamespace(worker=name, region=name) for name in ("w", "a", "b")}
-
-    await roles.change(["prefill"])
+        await roles.change(["prefill"])
 
     assert seen == [("a", ["decode"]), ("b", ["decode"])]
+    assert [role.load().link_bytes_per_s for role in roles.all] == [0.0, 1e9]  # the slowest
+    [prefill] = roles.active
+    prefill.worker_lost("b", 1)
+    assert prefill.load().link_bytes_per_s == 2e9

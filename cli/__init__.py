@@ -1,0 +1,1 @@
+"""Tools for people, one folder a command, and the make targets' scripts."""

@@ -1,0 +1,99 @@
+"""What is sent, and when: prompts and arrivals from a seed, pure but for the file of prompts."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from cli.bench.settings import BenchSettings
+from common.settings import ConfigError
+
+
+def bodies(settings: BenchSettings, model: str, count: int, seed: int) -> list[bytes]:
+    """`count` request bodies, the same for the same seed. Raises ConfigError for an unusable file."""
+    random_ = random.Random(seed)
+    if settings.dataset_path:
+        prompts = read_prompts(Path(settings.dataset_path), settings.output_len)
+        random_.shuffle(prompts)
+        chosen = [prompts[index % len(prompts)] for index in range(count)]
+        return [_body(settings, model, prompt, answer) for prompt, answer in chosen]
+    shared = random.Random(settings.seed)
+    prefix = [shared.randrange(settings.vocab_size) for _ in range(settings.prefix_len)]
+    return [_random_body(settings, model, prefix, random_) for _ in range(count)]
+
+
+def arrivals(settings: BenchSettings, seed: int) -> list[float]:
+    """Seconds after the start at which each request is due; all 0 without a rate."""
+    count, rate = settings.num_prompts, settings.request_rate
+    if rate and settings.arrivals == "constant":
+        return [index / rate for index in range(count)]
+    return poisson(count, rate, random.Random(seed))
+
+
+def poisson(count: int, rate: float, random_: random.Random) -> list[float]:
+    """Seconds from the first of `count` arrivals: Poisson gaps, scaled to take `count / rate` seconds in all.
+
+    So does `vllm bench serve`: unscaled, a few hundred arrivals miss the rate by up to a tenth. All 0 for a rate of 0.
+    """
+    if not rate:
+        return [0.0] * count
+    ends = list(itertools.accumulate(random_.expovariate(rate) for _ in range(count)))
+    scale = count / rate / ends[-1]
+    return [0.0, *(scale * end for end in ends[:-1])]
+
+
+def read_prompts(path: Path, default_len: int) -> list[tuple[str, int]]:
+    """Prompts and answers' lengths: JSON lines of {"prompt": …, "output_len": …}, ShareGPT conversations, or a list of such.
+
+    Raises ConfigError when the file can't be read or has no prompts.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        rows = (
+            json.loads(text) if text.lstrip().startswith("[") else [json.loads(row) for row in text.split("\n") if row]
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--dataset-path {path}: {error}") from None
+    prompts = [found for row in rows if (found := _prompt(row, default_len))]
+    if not prompts:
+        raise ConfigError(f'--dataset-path {path}: no row has a "prompt" or "conversations"')
+    return prompts
+
+
+def _prompt(row: Any, default_len: int) -> tuple[str, int] | None:
+    if not isinstance(row, dict):
+        return None
+    turns = row.get("conversations") or row.get("messages") or []
+    text = row.get("prompt") or (turns and (turns[0].get("value") or turns[0].get("content")))
+    length = row.get("output_len") or row.get("output_tokens") or default_len
+    return (str(text), int(length)) if text else None
+
+
+def _random_body(settings: BenchSettings, model: str, prefix: list[int], random_: random.Random) -> bytes:
+    length, answer = (
+        _length(mean, settings.range_ratio, random_) for mean in (settings.input_len, settings.output_len)
+    )
+    shares = random_.random() < settings.prefix_share
+    tokens = [*(prefix if shares else []), *(random_.randrange(settings.vocab_size) for _ in range(length))]
+    if settings.endpoint == "chat":
+        return _body(settings, model, " ".join(f"w{token}" for token in tokens), answer)
+    return _body(settings, model, tokens, answer)
+
+
+def _length(mean: int, ratio: float, random_: random.Random) -> int:
+    return max(1, random_.randint(round(mean * (1 - ratio)), round(mean * (1 + ratio))))
+
+
+def _body(settings: BenchSettings, model: str, prompt: str | list[int], answer: int) -> bytes:
+    request: dict[str, Any] = {"model": model, "max_tokens": answer, "temperature": 0, "stream": True}
+    request["stream_options"] = {"include_usage": True}
+    if settings.ignore_eos:
+        request["ignore_eos"] = True
+    if settings.endpoint == "chat":
+        request["messages"] = [{"role": "user", "content": prompt}]
+    else:
+        request["prompt"] = prompt
+    return json.dumps(request).encode()

@@ -1,0 +1,89 @@
+"""Sends the load, bounded by the concurrency. `Run.samples` always has the ended requests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cli.bench.client import ERRORS, Connection, Sample, Target
+from cli.bench.load import arrivals, bodies
+from cli.bench.settings import BenchSettings
+
+
+@dataclass(slots=True)
+class Run:
+    """One run: samples of ended requests, and the number of open ones."""
+
+    started: float = 0.0
+    ended: float = 0.0
+    samples: list[Sample] = field(default_factory=list)
+    in_flight: int = 0
+    interrupted: bool = False
+
+
+class LoadGenerator:
+    """Sends `settings`' load to `target` on connections that are reused."""
+
+    def __init__(
+        self, settings: BenchSettings, target: Target, model: str, on_ended: Callable[[Run, Sample], None]
+    ) -> None:
+        self._settings, self._target, self._model = settings, target, model
+        self._on_ended = on_ended
+        self._idle: list[Connection] = []
+        self.run = Run()
+
+    async def warm_up(self) -> list[Sample]:
+        """Send the requests that do not count, one by one, with other prompts than the load's."""
+        warm = bodies(self._settings, self._model, self._settings.num_warmups, self._settings.seed - 1)
+        return [await self._ask(body) for body in warm]
+
+    async def send(self) -> None:
+        """Send the whole load and wait for its answers. When cancelled, `run` keeps the ended ones."""
+        settings, run = self._settings, self.run
+        load = bodies(settings, self._model, settings.num_prompts, settings.seed)
+        places = asyncio.Semaphore(settings.max_concurrency or len(load))
+        run.started = time.monotonic()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for body, due in zip(load, arrivals(settings, settings.seed), strict=True):
+                    await asyncio.sleep(max(0.0, run.started + due - time.monotonic()))
+                    await places.acquire()
+                    if settings.duration_s and time.monotonic() - run.started > settings.duration_s:
+                        break
+                    group.create_task(self._count(body, places))
+        finally:
+            run.ended = time.monotonic()
+            for connection in self._idle:
+                connection.close()
+
+    async def _count(self, body: bytes, places: asyncio.Semaphore) -> None:
+        self.run.in_flight += 1
+        try:
+            sample = await self._ask(body)
+            self.run.samples.append(sample)
+            self._on_ended(self.run, sample)
+        finally:
+            self.run.in_flight -= 1
+            places.release()
+
+    async def _ask(self, body: bytes) -> Sample:
+        sample = Sample(arrived=time.monotonic())
+        connection = None
+        whole = False
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                connection = self._idle.pop() if self._idle else await Connection.open(self._target)
+                await connection.complete(body, sample)
+            whole = True
+        except TimeoutError:
+            sample.error = f"timed out after {self._settings.timeout_s:g} s"
+        except ERRORS as error:
+            sample.error = str(error) or type(error).__name__
+        finally:
+            if connection is not None:
+                with contextlib.suppress(OSError):
+                    self._idle.append(connection) if whole else connection.close()
+        return sample

@@ -1,0 +1,52 @@
+"""Print docs/configuration.md from the settings classes: `python -m cli.settings_table > docs/configuration.md`."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from common.settings import COMMANDS, PREFIX, flag_of, settings_of
+from services.gateway.settings import GatewaySettings
+from services.planner.settings import PlannerSettings
+from services.up.settings import UpSettings
+from services.worker.settings import WorkerServiceSettings
+
+_HEAD = """# Configuration
+
+Made by `python -m cli.settings_table`; a test keeps it up to date.
+
+Precedence: flag, then variable, then file (`--config FILE` or `BATON_CONFIG`; TOML, the variables' names in lower case without
+the prefix), then default. An unknown name stops the start. `baton up` hands its settings on to the services.
+"""
+
+
+def render() -> str:
+    commands: dict[type[BaseModel], list[str]] = {}
+    for command in COMMANDS:
+        commands.setdefault(settings_of(command), []).append(f"baton {command}")
+    shared = {
+        name
+        for kind in (GatewaySettings, WorkerServiceSettings, PlannerSettings)
+        for name, field in kind.model_fields.items()
+        if name in UpSettings.model_fields and field.description == UpSettings.model_fields[name].description
+    }
+    parts = [_HEAD]
+    for kind, names in commands.items():
+        title, skip = ", ".join(names), set[str]()
+        if kind is UpSettings:
+            title, skip = f"{title}: all of the above but --worker-id, and", shared
+        parts.append(f"## {title}\n\n{_table(kind, skip)}\n")
+    return "\n".join(parts)
+
+
+def _table(kind: type[BaseModel], skip: set[str]) -> str:
+    rows = ["| flag | variable | default | what |", "|---|---|---|---|"]
+    for name, field in kind.model_fields.items():
+        if name not in skip:
+            flag, variable = flag_of(name), f"{PREFIX}{name.upper()}"
+            default = f"`{field.default}`" if str(field.default) else ""
+            rows.append(f"| `{flag}` | `{variable}` | {default} | {field.description} |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    print(render(), end="")

@@ -1,0 +1,71 @@
+"""Where the time of a request went, in the terminal: `baton trace [REQUEST]`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+
+from cli.trace.settings import TraceSettings
+from cli.trace.view import table, waterfall
+from common.settings import ConfigError, fail, load_settings
+
+
+def main() -> int:
+    """Entry point; returns the exit code."""
+    try:
+        settings = load_settings(TraceSettings, command="trace", arguments=_named(sys.argv[1:]))
+        code = trace(settings)
+        sys.stdout.flush()
+        return code
+    except (ConfigError, ValueError) as error:
+        return fail(error)
+    except BrokenPipeError:  # the reader closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except httpx.HTTPError as error:
+        return fail(f"no answer from {settings.url}: {error}; is `baton up` running?")
+
+
+def trace(settings: TraceSettings) -> int:
+    """Print one request's waterfall (all choices of an answer), or without a request the lists to choose from."""
+    path = f"/debug/requests/{settings.request}" if settings.request else "/debug/requests?limit=10"
+    told = _get(settings, path)
+    if settings.print_json:
+        print(json.dumps(told, indent=2))
+        return 0
+    columns = shutil.get_terminal_size((160, 24)).columns
+    if settings.request:
+        pictures = ["\n".join(waterfall(request, columns)) for request in told["requests"]]
+        print("\n\n".join(pictures))
+    else:
+        print("\n".join(table(told, columns)))
+    return 0
+
+
+def _get(settings: TraceSettings, path: str) -> Any:
+    headers = {"authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
+    with httpx.Client(base_url=settings.url, headers=headers, timeout=httpx.Timeout(10, connect=5)) as client:
+        response = client.get(path)
+    if response.status_code == 200:
+        return response.json()
+    try:
+        message = str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        message = f"status {response.status_code}"
+    raise ConfigError(f"{settings.url}: {message}")
+
+
+def _named(arguments: Sequence[str]) -> list[str]:
+    """`baton trace ID …` is `baton trace --request ID …`."""
+    first = list(arguments[:1])
+    return ["--request", *arguments] if first and not first[0].startswith("-") else list(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

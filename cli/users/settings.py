@@ -1,0 +1,18 @@
+"""Settings of `baton users`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from common.settings import Options
+
+
+class UsersSettings(Options):
+    """`baton users`: make up users and passwords for NATS and Redis."""
+
+    folder: Path = Field(Path("users"), description="where the files go, readable by their owner alone")
+    members: str = Field(
+        "", description="processes as ROLE:ID by commas, a user for each; a role without any has one user for all"
+    )

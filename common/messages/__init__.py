@@ -1,0 +1,113 @@
+"""Every message on the bus, with its direction and its promise.
+
+A message is a msgpack map and carries the protocol version `v`. Fields are only ever added, with defaults; unknown fields are
+ignored; types and names never change. Token ids travel packed (`blocks.pack_tokens`). Times are *remaining* or elapsed
+milliseconds, never wall-clock instants: hosts' clocks differ.
+
+    base      the protocol's version, and the head of each message about a request
+    jobs      gateway -> worker: what to compute; claims, and how it ended
+    handoff   prefill worker <-> decode worker: leases and manifests
+    frames    worker -> gateway: tokens; gateway -> worker: resend, received, cancel
+    states    heartbeats
+    control   orders to a worker
+    codec     one union and one decoder for each receiver
+"""
+
+from common.messages.base import (
+    MAX_PROTOCOL_VERSION,
+    MIN_PROTOCOL_VERSION,
+    PROTOCOL_VERSION,
+    AttemptMessage,
+    WorkerMessage,
+)
+from common.messages.codec import (
+    GatewayReply,
+    Message,
+    ToGateway,
+    ToWorker,
+    WorkerReply,
+    decode,
+    encode,
+    frame_decoder,
+    gateway_reply_decoder,
+    gateway_state_decoder,
+    job_decoder,
+    planner_state_decoder,
+    to_gateway_decoder,
+    to_worker_decoder,
+    worker_reply_decoder,
+    worker_state_decoder,
+)
+from common.messages.control import Ack, Drain, RolesReply, SetRoles
+from common.messages.frames import ANYBODY_THERE, Cancel, Frame, Received, Resend, TokenLogprobs, Tokens
+from common.messages.handoff import (
+    Handoff,
+    HandoffReply,
+    Imported,
+    LeaseAborted,
+    Region,
+    Reserve,
+    ReserveReply,
+    WriterDone,
+)
+from common.messages.jobs import Claim, ClaimReply, Failed, Job, SamplingParams, Settle, SettleReply, Trying
+from common.messages.states import GatewayState, ModelLoad, PlannerState, WorkerState, WorkerTotals
+from common.pages import KVLayout, PagePart
+
+__all__ = [
+    "ANYBODY_THERE",
+    "MAX_PROTOCOL_VERSION",
+    "MIN_PROTOCOL_VERSION",
+    "PROTOCOL_VERSION",
+    "Ack",
+    "AttemptMessage",
+    "Cancel",
+    "Claim",
+    "ClaimReply",
+    "Drain",
+    "Failed",
+    "Frame",
+    "GatewayReply",
+    "GatewayState",
+    "Handoff",
+    "HandoffReply",
+    "Imported",
+    "Job",
+    "KVLayout",
+    "LeaseAborted",
+    "Message",
+    "ModelLoad",
+    "PagePart",
+    "PlannerState",
+    "Received",
+    "Region",
+    "Resend",
+    "Reserve",
+    "ReserveReply",
+    "RolesReply",
+    "SamplingParams",
+    "SetRoles",
+    "Settle",
+    "SettleReply",
+    "ToGateway",
+    "ToWorker",
+    "TokenLogprobs",
+    "Tokens",
+    "Trying",
+    "WorkerMessage",
+    "WorkerReply",
+    "WorkerState",
+    "WorkerTotals",
+    "WriterDone",
+    "decode",
+    "encode",
+    "frame_decoder",
+    "gateway_reply_decoder",
+    "gateway_state_decoder",
+    "job_decoder",
+    "planner_state_decoder",
+    "to_gateway_decoder",
+    "to_worker_decoder",
+    "worker_reply_decoder",
+    "worker_state_decoder",
+]  # fmt: skip

@@ -1,0 +1,66 @@
+"""Tokens on their way to the gateway, and the gateway's messages about a stream."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from common.messages.base import PROTOCOL_VERSION, AttemptMessage
+from common.words import Finish
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Natural logarithms of the model's distribution before temperature and penalties."""
+
+    logprob: float
+    top_ids: list[int] = []
+    top_logprobs: list[float] = []
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True):
+    """New tokens of one sequence. `position` counts generated tokens of the whole request from 0, across attempts."""
+
+    request_id: str
+    attempt: int
+    position: int
+    token_ids: bytes
+    finish: Finish = Finish.NONE
+    logprobs: list[TokenLogprobs] = []
+    cached_tokens: int = -1  # with a prefill worker's first token: prompt tokens from its cache
+    queue_ms: float = 0.0  # with the first token: claimed -> first chunk started
+    prefill_ms: float = 0.0  # with the first token: first chunk started -> token sampled
+    traceparent: str | UnsetType = UNSET  # only with the worker's first token of an attempt
+
+
+class Frame(msgspec.Struct, frozen=True, kw_only=True, tag="frame"):
+    """Worker -> gateway, one way: the new tokens of one step for all of that gateway's sequences."""
+
+    v: int = PROTOCOL_VERSION
+    worker: str
+    incarnation: int
+    tokens: list[Tokens]
+
+
+class Resend(AttemptMessage, frozen=True, kw_only=True, tag="resend"):
+    """Gateway -> worker, request (`Ack`): send the tokens from `position` on again.
+
+    `Ack.known` says whether the worker still works on the attempt.
+    """
+
+    position: int
+
+
+class Received(AttemptMessage, frozen=True, kw_only=True, tag="received"):
+    """Gateway -> worker, one way: every token up to the final one arrived; the worker may forget the stream."""
+
+
+class Cancel(AttemptMessage, frozen=True, kw_only=True, tag="cancel"):
+    """Gateway -> prefill and decode worker, request (`Ack`): stop attempts up to `attempt`, and leave a tombstone.
+
+    Also prefill -> decode worker, one way, when `Reserve` had no answer and the attempt no longer needs it.
+    """
+
+    reason: str = "client"
+
+
+ANYBODY_THERE = Resend(request_id="", attempt=0, position=0)  # about no request: any answer shows that the worker lives

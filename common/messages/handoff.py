@@ -1,0 +1,94 @@
+"""The handoff of a sequence from a prefill worker to a decode worker: lease, manifest, end of the lease."""
+
+from __future__ import annotations
+
+import msgspec
+
+from common.messages.base import PROTOCOL_VERSION, WorkerMessage
+from common.messages.frames import TokenLogprobs
+from common.messages.jobs import Job
+from common.pages import KVLayout
+from common.words import Refusal
+
+
+class Region(msgspec.Struct, frozen=True, kw_only=True):
+    """How a peer reaches a worker's registered pool. `address` is the transport's own (a shm name, host and port, ...)."""
+
+    transport: str  # "shm", "ucx", "cuda_ipc"
+    incarnation: int
+    layout: KVLayout
+    address: dict[str, str]
+
+
+class Reserve(msgspec.Struct, frozen=True, kw_only=True, tag="reserve"):
+    """Prefill -> decode worker, request: reserve room for the whole job. Answered by `ReserveReply`. Idempotent per attempt."""
+
+    v: int = PROTOCOL_VERSION
+    job: Job
+    worker: str  # the writer
+    incarnation: int
+    remaining_ms: int
+    layout: KVLayout
+
+    @property
+    def traceparent(self) -> str:
+        return self.job.traceparent
+
+
+class ReserveReply(msgspec.Struct, frozen=True, kw_only=True, tag="reserve_reply"):
+    """A lease on destination blocks, or a refusal."""
+
+    granted: bool
+    reason: Refusal = Refusal.NONE
+    incarnation: int = 0  # the decode worker's
+    lease_id: int = 0
+    generation: int = 0
+    first_block: int = 0  # blocks [0, first_block) of the prompt are here already, verified
+    destination_blocks: bytes = b""  # packed u32: where blocks [first_block, ceil(tokens / block_size)) go
+    lease_ms: int = 0
+    region: Region | None = None
+    detail: str = ""  # shown to people
+
+
+class Handoff(WorkerMessage, frozen=True, kw_only=True, tag="handoff"):
+    """Prefill -> decode worker, request: the manifest, sent after every block was pushed. Answered by `HandoffReply`."""
+
+    decode_incarnation: int
+    lease_id: int
+    generation: int
+    digests: bytes  # packed little-endian u64, one for each pushed block, in order
+    first_token: int
+    remaining_ms: int
+    num_cached_tokens: int = 0  # the prefill worker's prefix hit, for usage and traces
+    first_logprobs: TokenLogprobs | None = None  # the first token's, if asked for
+
+
+class HandoffReply(msgspec.Struct, frozen=True, kw_only=True, tag="handoff_reply"):
+    """Accepted: the decode worker owns the sequence. Otherwise the lease is over, and `reason` says why."""
+
+    accepted: bool
+    reason: Refusal = Refusal.NONE
+
+
+class Imported(WorkerMessage, frozen=True, kw_only=True, tag="imported"):
+    """Decode worker -> gateway, one way: the KV is verified, and this worker decodes the sequence from now on."""
+
+    transferred_blocks: int
+    transferred_bytes: int
+    reused_blocks: int  # prompt blocks that the decode worker already had
+    transfer_ms: float  # reservation granted -> manifest verified
+
+
+class WriterDone(WorkerMessage, frozen=True, kw_only=True, tag="writer_done"):
+    """Prefill -> decode worker, request (`Ack`): the writer gave this lease up; no write is in flight or will follow."""
+
+    lease_id: int
+    generation: int
+
+
+class LeaseAborted(WorkerMessage, frozen=True, kw_only=True, tag="lease_aborted"):
+    """Decode -> prefill worker, one way: stop writing under this lease, then answer with `WriterDone`."""
+
+    lease_id: int
+    generation: int
+    reason: str

@@ -1,0 +1,97 @@
+"""Jobs: what to compute, which worker may compute it, and how it ended."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from common.messages.base import PROTOCOL_VERSION, WorkerMessage
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How to choose tokens. Sampling is a pure function of (logits, seed, position, tokens so far)."""
+
+    temperature: float = 1.0  # 0 = greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 = off
+    min_p: float = 0.0
+    seed: int = 0  # u64, always set by the gateway: a resumed request continues identically
+    presence_penalty: float = 0.0  # over generated tokens
+    frequency_penalty: float = 0.0  # over generated tokens
+    repetition_penalty: float = 1.0  # over prompt and generated tokens
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None  # None = off; k = also the k most likely tokens
+    max_tokens: int  # generated tokens of the whole request, not of this attempt
+    min_tokens: int = 0  # stop tokens are banned before this many were generated
+    stop_token_ids: list[int] = []  # the model's EOS (unless ignore_eos) and the client's; output includes it
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
+    """Gateway -> prefill worker, through JetStream. Starts after a granted `Claim`; answered by token frames or `Failed`.
+
+    In a resumed request (attempt > 1) the tokens that the client already has follow its prompt:
+    `token_ids = prompt + generated`, and the next sampled token has position `len(token_ids) - num_prompt_tokens`.
+    """
+
+    v: int = PROTOCOL_VERSION
+    request_id: str
+    attempt: int
+    gateway: str
+    token_ids: bytes
+    num_prompt_tokens: int
+    hash_root: bytes
+    sampling: SamplingParams
+    decode_workers: list[str]  # candidates, best first; empty = decode where the prompt is computed
+    deadline_ms: int  # remaining when published; `ClaimReply` brings it up to date
+    priority: int = 0
+    traceparent: str = ""
+    # > 0: a suspect (it may have killed a worker). Compute it alone and send `Trying` until it has this many tokens.
+    suspect_until: int = 0
+
+    @property
+    def context(self) -> str | UnsetType:
+        """The `traceparent` of messages about this attempt."""
+        return self.traceparent or UNSET
+
+
+class Claim(WorkerMessage, frozen=True, kw_only=True, tag="claim"):
+    """Worker -> gateway, request: may this worker start this attempt? Answered by `ClaimReply`. Idempotent."""
+
+    is_held: bool = False  # already granted: the worker asks if the request is still wanted
+
+
+class ClaimReply(msgspec.Struct, frozen=True, kw_only=True, tag="claim_reply"):
+    """Not granted: `term` the job. Another worker owns the request, or it is no longer wanted."""
+
+    granted: bool
+    reason: str = ""
+    remaining_ms: int = 0
+
+
+class Settle(WorkerMessage, frozen=True, kw_only=True, tag="settle"):
+    """Prefill worker -> gateway, request: the decode worker accepted the manifest, or the request ended here."""
+
+    decode_worker: str = ""  # the new owner; empty = ended on the sender
+    decode_incarnation: int = 0
+    push_ms: float = 0.0  # all pushes together
+    late_push_ms: float = 0.0  # the part that prefill did not hide
+    handover_ms: float = 0.0  # first token sampled -> accepted by the decode worker
+
+
+class SettleReply(msgspec.Struct, frozen=True, kw_only=True, tag="settle_reply"):
+    """`ack`: ack the job in JetStream. Otherwise the attempt is stale: `term` the delivery, never ack it."""
+
+    ack: bool
+
+
+class Failed(WorkerMessage, frozen=True, kw_only=True, tag="failed"):
+    """Worker -> gateway, one way: this attempt failed here. The gateway decides about another."""
+
+    code: str  # `ServingError.code`
+    message: str
+    retryable: bool
+    dead_worker: str = ""  # the decode worker whose silence ended the attempt, if any
+
+
+class Trying(WorkerMessage, frozen=True, kw_only=True, tag="trying"):
+    """Worker -> gateway, request (`Ack`): the next pass computes this suspect (`Job.suspect_until`) alone."""

@@ -1,0 +1,109 @@
+"""Heartbeats of workers, gateways and planners."""
+
+from __future__ import annotations
+
+import msgspec
+
+from common.messages.base import PROTOCOL_VERSION
+from common.messages.handoff import Region
+from common.words import Role, WorkerStatus
+
+
+class WorkerTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's counters since its start, for metrics."""
+
+    prompt_tokens: int = 0  # looked up in the prefix cache
+    cached_tokens: int = 0  # found there
+    generated_tokens: int = 0
+    pushed_blocks: int = 0
+    pushed_bytes: int = 0
+    push_s: float = 0.0  # pushes overlap: bytes / seconds is one push's rate
+    preemptions: int = 0
+    failed_steps: int = 0
+    out_of_memory: int = 0  # part of failed_steps
+    refused_handoffs: int = 0  # stale, expired, incomplete or wrong
+    bad_digests: int = 0  # part of refused_handoffs: a byte was wrong
+    expired_jobs: int = 0  # claimed too late to begin
+    lost_frames: int = 0  # not taken by the bus; gateways ask for their tokens
+    malformed: int = 0  # messages that no decoder accepts
+    dead_letters: int = 0
+
+
+class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="worker_state"):
+    """Worker -> everybody, every 500 ms; also the record in Redis. Facts first, then load, then rates."""
+
+    v: int = PROTOCOL_VERSION
+    worker: str
+    incarnation: int
+    roles: list[Role]  # taking new work; `running` also counts what a lost role still runs
+    status: WorkerStatus
+    model: str  # served name
+    model_fingerprint: str
+    tokenizer_fingerprint: str
+    vocab_size: int
+    max_model_len: int
+    region: Region
+    parity_hash: bytes = b""  # block hash of the probe prompt; must equal the gateway's (docs/architecture.md)
+    steps: int = 0  # passes of the device loop: alive but stuck counts as dead
+    busy: bool = False  # a step is running or work is waiting; `steps` must then move
+    running: int = 0  # sequences in the batch
+    waiting: int = 0  # claimed or imported, not in the batch
+    queued_tokens: int = 0  # prompt tokens claimed and not yet computed
+    free_blocks: int = 0  # free or evictable
+    held_blocks: int = 0  # under a lease, a hold or in quarantine
+    max_sequences: int = 0
+    prefill_tokens_per_s: float = 0.0  # exponential average; 0 = not measured, here and below
+    decode_step_ms: float = 0.0
+    prefill_fixed_ms: float = 0.0  # a pass with a prompt: cost besides its tokens at that rate
+    prefill_bare_tokens_per_s: float = 0.0  # rate for tokens without context
+    prefill_bare_fixed_ms: float = 0.0  # cost of a pass besides tokens and attention
+    prefill_double_tokens: float = 0.0  # context length at which attention doubles a token's cost
+    local_tokens_per_s: float = 0.0  # prompt tokens computed beside decoding, within the step target
+    link_bytes_per_s: float = 0.0  # the slowest measured link to a decode worker
+    totals: WorkerTotals = WorkerTotals()
+
+
+class ModelLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """What a gateway holds of one model's prompts, in tokens."""
+
+    waiting_tokens: int = 0  # kept by the gateway
+    started_tokens: int = 0  # started, without a first token yet
+    unclaimed_tokens: int = 0  # started, not yet claimed by a worker
+
+
+class GatewayState(msgspec.Struct, frozen=True, kw_only=True, tag="gateway_state"):
+    """Gateway -> workers and gateways, every second. A worker drops the requests of a gateway that was silent for 5 s.
+
+    Planners read the service levels that a recent window met, and what waits.
+    """
+
+    v: int = PROTOCOL_VERSION
+    gateway: str
+    incarnation: int
+    window_s: float = 0.0  # length for the next five fields; 0 = not counted
+    ttft_met: int = 0  # first tokens in time
+    ttft_count: int = 0  # first tokens, and requests that are late already
+    tpot_met: int = 0  # stream samples (each second, and at the end) within the level
+    tpot_count: int = 0
+    arriving_tokens_per_s: float = 0.0  # prompt tokens for prefill workers, by their recent share
+    queued_requests: int = 0  # no worker has taken them yet
+    queued_tokens: int = 0  # their prompt tokens, by the same share
+    handing_over: int = 0  # requests with a first token that no decode worker has yet
+    waiting_tokens: int = 0  # prompt tokens in the gateway; other gateways' admission reads the three
+    started_tokens: int = 0  # prompt tokens started without a first token yet
+    unclaimed_tokens: int = 0  # the started ones that no worker has claimed yet
+    models: dict[str, ModelLoad] = {}  # the three by model; empty from older releases
+    kept_traces: bytes = b""  # 16-byte ids: recently ended requests whose traces tail sampling keeps
+
+
+class PlannerState(msgspec.Struct, frozen=True, kw_only=True, tag="planner_state"):
+    """Planner -> anybody, with each decision. Of several planners, the one with the smallest name acts."""
+
+    v: int = PROTOCOL_VERSION
+    planner: str
+    acts: bool  # False: a dry run, or another planner acts
+    workers: dict[str, int]  # taking new work, by role
+    desired: dict[str, int]  # enough for the load, by role: an autoscaler's target
+    pressures: dict[str, float]  # load as a share of capacity, by role
+    reason: str  # why it last decided so
+    moves: int = 0

@@ -1,0 +1,98 @@
+"""What a block of a worker's KV pool holds, as data: sizes, memory layout and compatibility follow from it.
+
+A block is one contiguous run of bytes with the layout's parts one after the other. A part is an array
+[layers, planes, slots, heads, dim] of one dtype; it has `block_size` slots, or one if it is kept per sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "uint8": 1}
+LANE_BYTES = 4  # digests and copies count 32-bit words
+
+
+class PagePart(msgspec.Struct, frozen=True, kw_only=True):
+    """What some layers keep in each block."""
+
+    layers: int
+    planes: int  # 2: keys and values; 1: a latent, or a state
+    heads: int  # on this worker
+    dim: int
+    dtype: str
+    per_token: bool = True  # False: one state a block, after its last computed token
+    first_head: int = 0  # first head of this worker in the whole model
+    all_heads: int = 0  # heads of the whole model; 0: as many as here
+
+    @property
+    def num_all_heads(self) -> int:
+        return self.all_heads or self.heads
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of one head in one slot. Raises ValueError for an unknown dtype."""
+        if self.dtype not in ITEM_BYTES:
+            raise ValueError(f"unknown dtype {self.dtype!r} of a KV pool: one of {', '.join(ITEM_BYTES)}")
+        return self.dim * ITEM_BYTES[self.dtype]
+
+    def slots(self, block_size: int) -> int:
+        return block_size if self.per_token else 1
+
+    def rows(self, block_size: int) -> int:
+        """Groups of neighbouring heads in a block: one a layer, plane and slot."""
+        return self.layers * self.planes * self.slots(block_size)
+
+    def block_bytes(self, block_size: int) -> int:
+        """Bytes of this part in a block."""
+        return self.rows(block_size) * self.heads * self.head_bytes
+
+
+class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """Shape of a pool: how many blocks, and what is in one.
+
+    Without `parts`: `kv[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]`. With `parts`, the fields from
+    `num_layers` to `dtype` describe the first of them, for older peers.
+    """
+
+    num_blocks: int
+    num_layers: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str  # a key of `ITEM_BYTES`
+    parts: tuple[PagePart, ...] = ()
+
+    @classmethod
+    def of(cls, parts: Sequence[PagePart], *, num_blocks: int, block_size: int) -> KVLayout:
+        """Return the layout of these parts. Plain keys and values of whole layers are written without `parts`."""
+        first = parts[0]
+        plain = cls(
+            num_blocks=num_blocks,
+            num_layers=first.layers,
+            block_size=block_size,
+            num_kv_heads=first.heads,
+            head_dim=first.dim,
+            dtype=first.dtype,
+        )
+        layout = msgspec.structs.replace(plain, parts=tuple(parts))
+        return plain if layout.pages == plain.pages else layout
+
+    @property
+    def pages(self) -> tuple[PagePart, ...]:
+        """The parts of a block, in the order of its bytes; equal for layouts whose blocks are equal."""
+        keys_and_values = PagePart(
+            layers=self.num_layers, planes=2, heads=self.num_kv_heads, dim=self.head_dim, dtype=self.dtype
+        )
+        return tuple(
+            msgspec.structs.replace(part, all_heads=part.num_all_heads) for part in self.parts or (keys_and_values,)
+        )
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(part.block_bytes(self.block_size) for part in self.pages)
+
+    def compatible_with(self, other: KVLayout) -> bool:
+        """Whether blocks can move between the two pools unchanged (pool sizes may differ)."""
+        return (self.block_size, self.pages) == (other.block_size, other.pages)

@@ -1,0 +1,30 @@
+"""The constants of placement, from `policy.toml`: one file for Lua, the gateway, the planner and the simulation."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+FILE = Path(__file__).with_name("policy.toml")
+
+
+@functools.cache
+def placement_policy() -> Mapping[str, Mapping[str, float]]:
+    """Section -> name -> value."""
+    return tomllib.loads(FILE.read_text())
+
+
+def kv_read_bytes_per_s() -> float:
+    """The speed at which a decode step is assumed to read its context."""
+    return float(placement_policy()["decode"]["kv_read_bytes_per_s"])
+
+
+def as_lua() -> str:
+    """The policy as a Lua table: `POLICY.section.name`."""
+    sections = (
+        f"{section} = {{ {', '.join(f'{name} = {value!r}' for name, value in values.items())} }}"
+        for section, values in placement_policy().items()
+    )
+    return f"local POLICY = {{ {', '.join(sections)} }}"

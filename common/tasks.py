@@ -1,0 +1,17 @@
+"""The end of tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+
+async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks until all have ended: Python 3.11's `wait_for` can swallow a cancellation."""
+    ending = set(tasks)
+    while ending:
+        for task in ending:
+            task.cancel()
+        ended, ending = await asyncio.wait(ending, timeout=1.0)
+        await asyncio.gather(*ended, return_exceptions=True)  # their outcomes don't matter

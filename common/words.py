@@ -1,0 +1,83 @@
+"""Words on the wire that decide what a process does.
+
+An unknown word (a newer peer's) reads as OTHER, so the rest of the message is still understood.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """What a worker takes new work of."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    OTHER = "other"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Role:
+        return cls.OTHER
+
+
+class WorkerStatus(StrEnum):
+    """How far a worker is. Only a READY one takes new work."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    STOPPED = "stopped"  # last heartbeat of a worker that was told to stop
+    BROKEN = "broken"  # last heartbeat of a worker whose device failed
+    OTHER = "other"
+
+    @classmethod
+    def _missing_(cls, value: object) -> WorkerStatus:
+        return cls.OTHER
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the worker says that it is gone."""
+        return self in (WorkerStatus.STOPPED, WorkerStatus.BROKEN)
+
+
+class Finish(StrEnum):
+    """Why a sequence ended with its last token."""
+
+    NONE = ""  # it goes on
+    STOP = "stop"  # the last token is a stop token, or completes a stop text
+    LENGTH = "length"
+    OTHER = "other"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Finish:
+        return cls.OTHER
+
+
+class Refusal(StrEnum):
+    """Why a decode worker refuses a lease or a sequence."""
+
+    NONE = ""  # it was not refused
+    FULL = "full"
+    DRAINING = "draining"
+    INCOMPATIBLE = "incompatible"  # another model or pool layout
+    CANCELLED = "cancelled"
+    HANDED_OVER = "handed over"  # it already has this attempt's sequence
+    UNKNOWN_WRITER = "unknown writer"  # the writer's heartbeat has not arrived yet
+    STALE = "stale"  # a newer attempt or another lease took its place
+    VERIFYING = "verifying"  # an earlier manifest of the request is being checked
+    INVALID = "invalid"  # the job itself, for this worker
+    EXPIRED = "expired"  # the manifest came after the lease's end
+    INCOMPLETE = "incomplete"  # blocks are missing
+    DIGEST = "digest"  # a block's bytes are wrong
+    OTHER = "other"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Refusal:
+        """Releases before 0.1.0 appended the detail: `invalid: max_tokens must be at least 1`."""
+        word = str(value).partition(":")[0]
+        return next((refusal for refusal in cls if refusal.value == word), cls.OTHER)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the same worker would refuse again."""
+        return self not in (Refusal.FULL, Refusal.UNKNOWN_WRITER, Refusal.VERIFYING)

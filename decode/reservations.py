@@ -1,0 +1,268 @@
+"""Leases on blocks for one prompt each, from the grant until no write can land.
+
+The rules are the sans-IO `kvtransfer.lease.LeaseTable`: blocks under a lease belong to the *transfer* until it ended;
+after an abort they stay in quarantine until no write can land. This file adds the memory and the questions to writers.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from common import subjects
+from common.blocks import pack_tokens
+from common.errors import UnavailableError
+from common.messages import (
+    Ack,
+    Handoff,
+    Job,
+    LeaseAborted,
+    Region,
+    Resend,
+    Reserve,
+    ReserveReply,
+    WriterDone,
+    worker_reply_decoder,
+)
+from engine.sequence import Sequence
+from kvtransfer.lease import Lease, LeaseState, LeaseTable
+from worker.context import RoleContext
+from worker.serving.allocation import blocks_for
+
+log = logging.getLogger("baton.intake")
+
+LEASE_S = 30.0  # longest time from a reservation to its manifest
+ASK_WRITER_S = 2.0  # how often a writer must confirm that it knows its lease
+ANSWER_TIMEOUT_S = 1.0
+NO_TOKENS = 2**31  # above any stream's position: a `Resend` from here sends nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """Where a prompt's blocks are in this worker's pool: `cached` ones first (verified before), then `fresh` ones."""
+
+    cached: list[int]  # the reservation holds one reference on each
+    digests: list[bytes]  # one for each of `cached`
+    fresh: list[int]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Reservation:
+    """What a lease stands for: the job, and its prompt's blocks in order."""
+
+    lease: Lease
+    job: Job
+    sequence: Sequence  # without blocks until the lease is accepted
+    room: Room
+    num_pushed: int  # leading blocks that the writer fills
+    deadline_at: float
+    granted_at: float
+    ask_at: float  # when to ask the writer about the lease
+    reply: ReserveReply
+    writer_region: Region | None  # fences a lost writer, which the live table forgets
+
+
+class Reservations:
+    """All reservations of one decode worker that may still be written under."""
+
+    def __init__(self, context: RoleContext) -> None:
+        self._context = context
+        self._table = LeaseTable(incarnation=context.identity.incarnation)
+        self._by_lease: dict[int, Reservation] = {}  # until the lease ended
+
+    def __len__(self) -> int:
+        return len(self._by_lease)
+
+    def __iter__(self) -> Iterator[Reservation]:
+        return iter(list(self._by_lease.values()))
+
+    @property
+    def num_open(self) -> int:
+        """Reservations that may still become sequences."""
+        return sum(one.lease.state in (LeaseState.RESERVED, LeaseState.VERIFYING) for one in self)
+
+    @property
+    def held_blocks(self) -> int:
+        return self._table.held_blocks
+
+    # -- from the grant to the verdict -------------------------------------------------------------------------------
+
+    def granted(self, message: Reserve) -> Reservation | None:
+        """An earlier grant to this writer for this attempt."""
+        asked = (message.job.request_id, message.job.attempt, message.worker, message.incarnation)
+        for one in self:
+            lease = one.lease
+            its = (lease.request_id, lease.attempt, lease.writer, lease.writer_incarnation)
+            if its == asked and lease.state is LeaseState.RESERVED:
+                return one
+        return None
+
+    def grant(self, message: Reserve, sequence: Sequence, room: Room) -> ReserveReply:
+        """Open a lease on the room. Raises HandoffRefusedError, and the room stays the caller's."""
+        job, now, context = message.job, time.monotonic(), self._context
+        lease_s = min(LEASE_S, message.remaining_ms / 1000)
+        lease = self._table.reserve(
+            now,
+            request_id=job.request_id,
+            attempt=job.attempt,
+            writer=message.worker,
+            writer_incarnation=message.incarnation,
+            blocks=room.fresh,
+            expires_at=now + lease_s,
+        )
+        num_pushed = blocks_for(len(sequence.token_ids), context.pool.block_size) - len(room.cached)
+        context.transport.expect(lease.lease_id, lease.generation, room.fresh[:num_pushed])
+        reply = ReserveReply(
+            granted=True,
+            incarnation=context.identity.incarnation,
+            lease_id=lease.lease_id,
+            generation=lease.generation,
+            first_block=len(room.cached),
+            destination_blocks=pack_tokens(room.fresh[:num_pushed]),
+            lease_ms=int(lease_s * 1000),
+            region=context.region,
+        )
+        self._by_lease[lease.lease_id] = Reservation(
+            lease=lease,
+            job=job,
+            sequence=sequence,
+            room=room,
+            num_pushed=num_pushed,
+            deadline_at=now + message.remaining_ms / 1000,
+            granted_at=now,
+            ask_at=now + ASK_WRITER_S,
+            reply=reply,
+            writer_region=self.writer_region(message.worker, message.incarnation),
+        )
+        return reply
+
+    def begin_verify(self, message: Handoff) -> Reservation:
+        """Begin to check a lease whose writer finished. Raises HandoffRefusedError."""
+        self._table.begin_verify(
+            time.monotonic(),
+            lease_id=message.lease_id,
+            generation=message.generation,
+            request_id=message.request_id,
+            attempt=message.attempt,
+            writer=message.worker,
+            writer_incarnation=message.incarnation,
+        )
+        return self._by_lease[message.lease_id]
+
+    def accept(self, reservation: Reservation) -> list[int]:
+        """End the lease with the sequence's blocks, which become the caller's."""
+        blocks = self._table.accept(reservation.lease.lease_id)
+        del self._by_lease[reservation.lease.lease_id]
+        return reservation.room.cached + blocks
+
+    def reject(self, reservation: Reservation) -> None:
+        """End a refused lease and return its blocks: its writer writes no more."""
+        self._give_back(reservation, self._table.reject(reservation.lease.lease_id))
+
+    # -- abort, quarantine, release ----------------------------------------------------------------------------------
+
+    def writer_done(self, message: WriterDone) -> Ack:
+        """The writer gave the lease up: free its blocks at once."""
+        freed = self._table.writer_done(
+            lease_id=message.lease_id, generation=message.generation, writer_incarnation=message.incarnation
+        )
+        reservation = self._by_lease.get(message.lease_id)
+        if reservation is None or reservation.lease.state is not LeaseState.RELEASED:
+            return Ack(known=False)
+        self._context.transport.forget(message.lease_id, message.generation)
+        self._give_back(reservation, freed)
+        return Ack(known=True)
+
+    async def cancel(self, request_id: str, attempt: int) -> bool:
+        """Abort the request's lease; its blocks stay in quarantine until no write can land."""
+        lease = self._table.cancel(time.monotonic(), request_id, attempt)
+        if lease is None:
+            return False
+        await self._abort(lease, "cancelled")
+        return True
+
+    async def cancel_all(self, *, gateway: str | None) -> None:
+        """Abort every lease, or those for one gateway's requests."""
+        for reservation in self:
+            if gateway is None or reservation.job.gateway == gateway:
+                await self.cancel(reservation.job.request_id, reservation.job.attempt)
+
+    async def look_after(self, now: float) -> None:
+        """Expire leases, and ask writers of quarantined ones to stop until they answer or are gone.
+
+        Writers of open leases are asked too: one may have given up before its question was taken, or its `WriterDone` was lost.
+        """
+        self._table.expire(now)
+        for reservation in self:
+            state = reservation.lease.state
+            if state is LeaseState.QUARANTINED:
+                await self._abort(reservation.lease, "expired or cancelled")
+            elif state is LeaseState.RESERVED and now >= reservation.ask_at:
+                reservation.ask_at = now + ASK_WRITER_S
+                self._context.background.spawn(self._ask_writer(reservation))
+
+    def worker_lost(self, worker: str, incarnation: int) -> None:
+        """Free a lost writer's blocks once its writes can't land: a silent writer may still write."""
+        for reservation in self:
+            lease = reservation.lease
+            if (lease.writer, lease.writer_incarnation) == (worker, incarnation):
+                self._release_if_writer_gone(reservation)
+
+    def writer_region(self, worker: str, incarnation: int) -> Region | None:
+        """The writer's region while its process is the one that asks; None once another process took its name."""
+        state = self._context.peers.states.get(worker)
+        return state.region if state is not None and state.incarnation == incarnation else None
+
+    async def _ask_writer(self, reservation: Reservation) -> None:
+        lease = reservation.lease
+        question = Resend(
+            request_id=lease.request_id,
+            attempt=lease.attempt,
+            traceparent=reservation.job.context,
+            position=NO_TOKENS,
+        )
+        try:
+            reply = await self._context.bus.request(
+                subjects.worker(lease.writer), question, worker_reply_decoder, timeout_s=ANSWER_TIMEOUT_S
+            )
+        except UnavailableError:
+            return  # `worker_lost` handles a writer that is gone
+        if isinstance(reply, Ack) and not reply.known and self._table.give_up(lease.lease_id):
+            await self._abort(lease, "its writer does not know of it")
+
+    async def _abort(self, lease: Lease, reason: str) -> None:
+        self._context.transport.forget(lease.lease_id, lease.generation)
+        reservation = self._by_lease.get(lease.lease_id)
+        if reservation is None or self._release_if_writer_gone(reservation):
+            return
+        message = LeaseAborted(
+            **self._context.identity.head(reservation.job),
+            lease_id=lease.lease_id,
+            generation=lease.generation,
+            reason=reason,
+        )
+        try:
+            await self._context.bus.publish(subjects.worker(lease.writer), message)
+        except UnavailableError:
+            log.debug("intake.abort_not_told", extra={"writer": lease.writer})
+
+    def _release_if_writer_gone(self, reservation: Reservation) -> bool:
+        """End this lease alone if no write can land under it once it is forgotten."""
+        lease = reservation.lease
+        if lease.state is LeaseState.VERIFYING or not self._context.transport.writer_gone(reservation.writer_region):
+            return False
+        self._context.transport.forget(lease.lease_id, lease.generation)
+        freed = self._table.writer_done(
+            lease_id=lease.lease_id, generation=lease.generation, writer_incarnation=lease.writer_incarnation
+        )
+        self._give_back(reservation, freed)
+        return True
+
+    def _give_back(self, reservation: Reservation, blocks: list[int]) -> None:
+        """Return fresh blocks and the references on cached ones after a lease without a sequence."""
+        if self._by_lease.pop(reservation.lease.lease_id, None) is not None:
+            self._context.pool.release(reservation.room.cached + blocks)
+            self._context.jobs.room_changed()
+            self._context.wake()

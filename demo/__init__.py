@@ -1,0 +1,1 @@
+"""The demo model: made-up text, its training and its weights."""

@@ -1,0 +1,1 @@
+"""KV memory: the block pool and the tensor it hands out."""

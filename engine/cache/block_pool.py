@@ -1,0 +1,182 @@
+"""Which blocks of the KV pool are held, and which have contents to share. No tensors, no locks: one owner thread.
+
+A block is in exactly one of three states:
+
+    free     no references, no meaningful content
+    used     referenced; published (its digest is known) or not
+    cached   published, without references; can be matched again, or evicted when room is needed
+
+Every operation costs O(1) a block.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+MAX_SPARED_SHARE = 0.5  # the pool's largest share that eviction spares
+
+
+class OutOfBlocksError(Exception):
+    """Fewer blocks are free or evictable than were asked for. Nothing was taken."""
+
+
+class BlockPool:
+    """Reference counts, prefix reuse and eviction of `num_blocks` blocks.
+
+    Eviction takes the block released longest ago, but spares blocks that `match_prefix` found, up to `MAX_SPARED_SHARE` of the
+    pool. Beyond that the spared block released longest ago counts as never found. `release` goes through a block table from its
+    end, so a sequence's last blocks are evicted first, and what stays cached is always a prefix.
+    """
+
+    def __init__(self, *, num_blocks: int, block_size: int) -> None:
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError(f"a pool of {num_blocks} blocks of {block_size} tokens can hold nothing")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._references = [0] * num_blocks
+        self._digests: list[bytes | None] = [None] * num_blocks  # None: not published
+        self._by_digest: dict[bytes, int] = {}
+        self._free = list(range(num_blocks - 1, -1, -1))  # a stack: block 0 first
+        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently released first
+        self._spared: OrderedDict[int, None] = OrderedDict()  # cached and found again; in the same order
+        self._found = [False] * num_blocks  # published blocks that were matched
+        self._added: dict[bytes, None] = {}
+        self._removed: dict[bytes, None] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be allocated now: free or cached."""
+        return len(self._free) + self.num_cached
+
+    @property
+    def num_cached(self) -> int:
+        """Published blocks without a reference."""
+        return len(self._cached) + len(self._spared)
+
+    @property
+    def num_used(self) -> int:
+        """Blocks with a reference."""
+        return self.num_blocks - self.num_free
+
+    def match_prefix(self, digests: Sequence[bytes]) -> list[int]:
+        """Return the blocks of the longest cached prefix of `digests`, with one reference taken on each."""
+        blocks = []
+        for digest in digests:
+            block = self._by_digest.get(digest)
+            if block is None:
+                break
+            if self._references[block] == 0:
+                del (self._spared if self._found[block] else self._cached)[block]
+            self._references[block] += 1
+            self._found[block] = True
+            blocks.append(block)
+        return blocks
+
+    def count_prefix(self, digests: Sequence[bytes]) -> int:
+        """How many blocks `match_prefix` would return; takes none and counts as no use."""
+        return next((at for at, digest in enumerate(digests) if digest not in self._by_digest), len(digests))
+
+    def allocate(self, count: int, *, spare: int = 0) -> list[int]:
+        """Return `count` blocks with one reference each and unknown content, evicting cached ones if need be.
+
+        Raises OutOfBlocksError, and takes and evicts nothing, unless `spare` more are free or evictable after that.
+        """
+        if count < 0:
+            raise ValueError(f"can't allocate {count} blocks")
+        if count + spare > self.num_free:
+            usable = f"{self.num_free} of {self.num_blocks} free or evictable"
+            raise OutOfBlocksError(f"{count} blocks wanted, {usable}, {spare} to be left")
+        blocks = [self._free.pop() if self._free else self._evict() for _ in range(count)]
+        for block in blocks:
+            self._references[block] = 1
+        return blocks
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Drop one reference on each, in reverse order. Unreferenced blocks become cached if published, else free.
+
+        Raises ValueError for an unheld block: a double release is the caller's bug.
+        """
+        for block in reversed(blocks):
+            self._check_used(block)
+            self._references[block] -= 1
+            if self._references[block] > 0:
+                continue
+            if self._digests[block] is None:
+                self._free.append(block)
+            elif self._found[block]:
+                self._spare(block)
+            else:
+                self._cached[block] = None
+
+    def publish(self, block: int, digest: bytes) -> None:
+        """Declare the content of a held block final and shareable under `digest`.
+
+        The first publisher of a digest wins: a later block of the same content stays private and is freed on release.
+        Raises ValueError for an unheld block, or one published under another digest.
+        """
+        self._check_used(block)
+        known = self._digests[block]
+        if known is not None and known != digest:
+            raise ValueError(f"block {block} is published under another digest already")
+        if digest in self._by_digest:
+            return
+        self._by_digest[digest] = block
+        self._digests[block] = digest
+        _note(digest, happened=self._added, undone=self._removed)
+
+    def withdraw(self, blocks: Sequence[int]) -> None:
+        """Stop sharing the contents of these held blocks, which proved wrong. Unpublished blocks stay as they are.
+
+        Raises ValueError for an unheld block.
+        """
+        for block in blocks:
+            self._check_used(block)
+            digest = self._digests[block]
+            if digest is not None:
+                self._forget(block, digest)
+
+    def drain_events(self) -> tuple[list[bytes], list[bytes]]:
+        """Return (digests added, digests removed) since the last call, without those that came and went between."""
+        events = list(self._added), list(self._removed)
+        self._added.clear()
+        self._removed.clear()
+        return events
+
+    def cached_digests(self) -> list[bytes]:
+        """Return every digest that `match_prefix` would find now, oldest publication first."""
+        return list(self._by_digest)
+
+    def _spare(self, block: int) -> None:
+        self._spared[block] = None
+        if len(self._spared) > MAX_SPARED_SHARE * self.num_blocks:
+            oldest, _ = self._spared.popitem(last=False)
+            self._found[oldest] = False
+            self._cached[oldest] = None
+
+    def _evict(self) -> int:
+        block, _ = (self._cached or self._spared).popitem(last=False)
+        digest = self._digests[block]
+        assert digest is not None  # cached blocks are published
+        self._forget(block, digest)
+        return block
+
+    def _forget(self, block: int, digest: bytes) -> None:
+        self._digests[block] = None
+        self._found[block] = False
+        del self._by_digest[digest]
+        _note(digest, happened=self._removed, undone=self._added)
+
+    def _check_used(self, block: int) -> None:
+        if not 0 <= block < self.num_blocks:
+            raise ValueError(f"block {block} is not in a pool of {self.num_blocks}")
+        if self._references[block] == 0:
+            raise ValueError(f"nobody holds block {block}")
+
+
+def _note(digest: bytes, *, happened: dict[bytes, None], undone: dict[bytes, None]) -> None:
+    """Record an event, or remove its unreported opposite."""
+    if digest in undone:
+        del undone[digest]
+    else:
+        happened[digest] = None

@@ -1,0 +1,1 @@
+"""An engine without a model: tokens by formula, passes that take modelled time."""

@@ -1,0 +1,187 @@
+"""An engine without a model, for tests and load experiments: the real pool, real bytes, arithmetic for attention.
+
+Every slot gets a pattern from a running hash of the tokens up to it. The next token depends on the whole context *read back*
+through the block table, so a wrong, stale or missing lane changes the answer. `FakeEngine.expected` computes the right answer
+from the tokens alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import numpy as np
+
+from common.messages import SamplingParams, TokenLogprobs
+from common.pages import KVLayout, PagePart
+from engine.cache.pages import DEFAULT_CPU_BYTES, allocate_zeros, layout_of, part_views, pool_dtype, pool_shape
+from engine.config import EngineConfig
+from engine.engine import Allocate, Chunk, InvalidChunkError, Pass, Sampled
+from engine.fake.faults import FakeFaults
+from engine.fake.pattern import MASK, ROOT, FakePart, mix, running_hashes
+from engine.passes import Finished
+from engine.sequence import Sequence
+
+DEFAULT_MAX_MODEL_LEN = 4096
+FAKE_VOCAB = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeCosts:
+    """Milliseconds of a pass: a fixed part, each prefilled token, each sequence that decodes."""
+
+    step_ms: float = 0.0
+    prefill_token_ms: float = 0.0
+    decode_sequence_ms: float = 0.0
+
+    def seconds(self, chunks: SequenceOf[Chunk]) -> float:
+        decoding = sum(chunk.num_tokens == 1 and chunk.sample for chunk in chunks)
+        prefilled = sum(chunk.num_tokens for chunk in chunks) - decoding
+        return (self.step_ms + self.prefill_token_ms * prefilled + self.decode_sequence_ms * decoding) / 1000
+
+
+class FakeEngine:
+    """Takes the place of `Engine`: same attributes, same `launch`. `config.model` is only the fingerprint.
+
+    `sleep(seconds)` spends what `costs` say; None spends nothing. `parts`: what a block holds; None: keys and values of
+    `num_layers` layers.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        vocab_size: int = FAKE_VOCAB,
+        num_layers: int = 2,
+        num_kv_heads: int = 1,
+        head_dim: int = 8,
+        parts: SequenceOf[PagePart] | None = None,
+        costs: FakeCosts | None = None,
+        faults: FakeFaults | None = None,
+        sleep: Callable[[float], object] | None = time.sleep,
+        allocate: Allocate | None = None,
+    ) -> None:
+        self.config = config
+        self.vocab_size = vocab_size
+        self.max_model_len = config.max_model_len or DEFAULT_MAX_MODEL_LEN
+        dtype = "float32" if config.dtype == "auto" else config.dtype
+        plain = PagePart(layers=num_layers, planes=2, heads=num_kv_heads, dim=head_dim, dtype=dtype)
+        self.layout = _layout(config, parts or [plain])
+        self.fingerprint = _fingerprint(str(config.model), vocab_size, self.layout)
+        self.kv = (allocate or allocate_zeros)(pool_shape(self.layout), pool_dtype(self.layout), config.device)
+        self.pass_ms: dict[tuple[int, int], float] = {}  # it has no graphs
+        self._costs = costs or FakeCosts()
+        self._faults = faults or FakeFaults("")
+        self._newest: dict[Sequence, tuple[int, int]] = {}  # sampled by the last launch: position, token
+        self._sleep = sleep
+        views = part_views(self.kv, self.layout)
+        self._parts = [
+            FakePart(part, view, index=index, block_size=config.block_size)
+            for index, (part, view) in enumerate(zip(self.layout.pages, views, strict=True))
+        ]
+
+    def launch(self, chunks: list[Chunk]) -> Pass:
+        """Write each chunk's slots, then read each sampled sequence's whole context; the pass is over on return.
+
+        A chunk may begin with the token that the launch before sampled. Raises InvalidChunkError before anything was
+        written when a chunk contradicts its sequence, the pool or what is known.
+        """
+        self._faults.strike(chunks)
+        newest, self._newest = self._newest, {}
+        tokens = {chunk: self._tokens(chunk, newest) for chunk in chunks}
+        for chunk in chunks:
+            self._write(chunk, tokens[chunk])
+        results = [self._sample(chunk) if chunk.sample else None for chunk in chunks]
+        for chunk, sampled in zip(chunks, results, strict=True):
+            if sampled is not None:
+                self._newest[chunk.sequence] = (chunk.end, sampled.token_id)
+        if self._sleep is not None:
+            self._sleep(self._costs.seconds(chunks))
+        return Finished(results)
+
+    def expected(
+        self, token_ids: SequenceOf[int], n: int, sampling: SamplingParams, *, num_generated: int = 0
+    ) -> list[int]:
+        """Return the `n` tokens that follow `token_ids`, computed without the pool; fewer if a stop token ends them.
+
+        The last `num_generated` of `token_ids` count for `max_tokens` and `min_tokens`.
+        """
+        hashes, start = running_hashes(ROOT, token_ids), 0
+        tokens = 0  # checksum of the parts that are kept per token
+        answer: list[int] = []
+        while len(answer) < min(n, sampling.max_tokens - num_generated):
+            tokens += sum(part.expected(hashes, start=start) for part in self._parts if part.per_token)
+            states = sum(part.expected(hashes) for part in self._parts if not part.per_token)
+            token = self._choose((tokens + states) & MASK, sampling, num_generated + len(answer))
+            answer.append(token)
+            if token in sampling.stop_token_ids:
+                break
+            start = len(hashes)
+            hashes = np.append(hashes, running_hashes(int(hashes[-1]), [token]))
+        return answer
+
+    def _tokens(self, chunk: Chunk, newest: dict[Sequence, tuple[int, int]]) -> list[int]:
+        """The chunk's tokens, the last one perhaps sampled by the pass before. Raises InvalidChunkError."""
+        sequence, end = chunk.sequence, chunk.end
+        known, table = sequence.token_ids[:end], list(sequence.block_table)
+        sampled_at, sampled = newest.get(sequence, (-1, -1))
+        if sampled_at == len(known) == end - 1:
+            known.append(sampled)
+        if chunk.num_tokens < 1 or chunk.start < 0 or end > len(known):
+            problem = f"a chunk of {chunk.num_tokens} at {chunk.start} of {len(known)} tokens"
+        elif chunk.sample and end < len(sequence.token_ids):
+            problem = f"asked to sample at position {end} of {len(sequence.token_ids)} known tokens"
+        elif end > self.max_model_len:
+            problem = f"{end} tokens, the model takes {self.max_model_len}"
+        elif end > len(table) * self.layout.block_size:
+            problem = f"{len(table)} blocks don't cover {end} positions"
+        elif not all(0 <= block < self.layout.num_blocks for block in table):
+            problem = "a block outside the pool"
+        elif not all(0 <= token < self.vocab_size for token in known[chunk.start :]):
+            problem = "a token outside the vocabulary"
+        elif sampled_at == end - 1 and known[-1] != sampled:
+            problem = f"token {end - 1} is {known[-1]}, but {sampled} was sampled"
+        else:
+            return known[chunk.start :]
+        raise InvalidChunkError(f"request {sequence.request_id}: {problem}")
+
+    def _write(self, chunk: Chunk, token_ids: list[int]) -> None:
+        table = chunk.sequence.block_table
+        previous = self._parts[0].hash_at(table, chunk.start - 1) if chunk.start else ROOT
+        hashes = running_hashes(previous, token_ids)
+        for part in self._parts:
+            part.write(table, chunk.start, hashes)
+
+    def _sample(self, chunk: Chunk) -> Sampled:
+        sampling, table = chunk.sequence.sampling, chunk.sequence.block_table
+        checksum = sum(part.checksum(table, chunk.end) for part in self._parts) & MASK
+        token = self._choose(checksum, sampling, chunk.sampled_index)
+        if sampling.logprobs is None:
+            return Sampled(token, None)
+        top_ids = [(token + rank) % self.vocab_size for rank in range(sampling.logprobs)]
+        top = [-1.0 - rank for rank in range(sampling.logprobs)]
+        return Sampled(token, TokenLogprobs(logprob=-1.0, top_ids=top_ids, top_logprobs=top))
+
+    def _choose(self, checksum: int, sampling: SamplingParams, num_generated: int) -> int:
+        """The token for a context's checksum; the seed counts only with a temperature."""
+        word = mix(checksum + (mix(sampling.seed) if sampling.temperature > 0 else 0))
+        banned = sampling.stop_token_ids if num_generated < sampling.min_tokens else ()
+        while word % self.vocab_size in banned:
+            word = mix(word)
+        return word % self.vocab_size
+
+
+def _layout(config: EngineConfig, parts: SequenceOf[PagePart]) -> KVLayout:
+    memory = config.kv_memory_bytes or DEFAULT_CPU_BYTES
+    return layout_of(parts, config, memory)
+
+
+def _fingerprint(model: str, vocab_size: int, layout: KVLayout) -> str:
+    """The fingerprint. Without parts it must be the same text in every release: workers of two releases exchange sequences."""
+    names = [name for name in layout.__struct_fields__ if name != "parts" or layout.parts]
+    fields = ", ".join(f"{name}={getattr(layout, name)!r}" for name in names)
+    text = f"fake {model} {vocab_size} KVLayout({fields})"
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

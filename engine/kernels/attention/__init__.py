@@ -1,0 +1,27 @@
+"""Attention of new tokens to their context in a paged pool: variable lengths, chunks, grouped queries, a window.
+
+Reading order: `plan` (what a pass attends to), `decode_items` and `tiles` (how its work is cut), `dispatch` (which kernel
+computes it), `reference` (the same in plain torch), and one file for each Triton kernel.
+"""
+
+from engine.kernels.attention.decode_items import deal_out, items_at_once, max_items, point
+from engine.kernels.attention.dispatch import copies_in_bulk, needs_qkv, paged_attention, tiling
+from engine.kernels.attention.plan import AttentionBatch, AttentionPlan, DecodeItems, PrefillPlan
+from engine.kernels.attention.tiles import Tiling, deal_out_tiles
+
+__all__ = [
+    "AttentionBatch",
+    "AttentionPlan",
+    "DecodeItems",
+    "PrefillPlan",
+    "Tiling",
+    "copies_in_bulk",
+    "deal_out",
+    "deal_out_tiles",
+    "items_at_once",
+    "max_items",
+    "needs_qkv",
+    "paged_attention",
+    "point",
+    "tiling",
+]

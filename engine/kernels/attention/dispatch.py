@@ -1,0 +1,160 @@
+"""Which kernel computes a pass's attention: by the tensors, the device, and whether there is a window."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+
+from engine.kernels.attention import reference
+from engine.kernels.attention.hopper_trial import hopper_works, tiles_at_once
+from engine.kernels.attention.plan import AttentionPlan, PrefillPlan
+from engine.kernels.attention.tiles import LARGE_TILE, SMALL_TILE, Tiling
+from engine.kernels.device import describe, use_triton
+
+
+def tiling(
+    device: torch.device, dtype: torch.dtype, *, num_heads: int, num_kv_heads: int, head_dim: int, window: bool
+) -> Tiling:
+    """The tiling for the kernel that computes prompts of this shape here; `window`: some layers have one."""
+    if head_dim > 128:
+        return Tiling(LARGE_TILE, LARGE_TILE)
+    if not window and hopper_works(device, dtype, num_heads, num_kv_heads, head_dim):
+        return Tiling(SMALL_TILE, LARGE_TILE, tiles_at_once(device, num_heads))
+    return Tiling(SMALL_TILE, LARGE_TILE)
+
+
+def needs_qkv(plan: AttentionPlan, q: torch.Tensor) -> bool:
+    """Whether the prefill kernel reads the new tokens' keys and values where the projection wrote them."""
+    return plan.prefill is not None and plan.prefill.blocks is None and copies_in_bulk(q)
+
+
+def copies_in_bulk(q: torch.Tensor) -> bool:
+    """Whether the kernel with bulk copies suits: 16-bit numbers on Hopper or later (or in the interpreter)."""
+    return (
+        use_triton(q) and q.element_size() == 2 and q.shape[-1] <= 256 and (not q.is_cuda or describe(q.device).has_tma)
+    )
+
+
+def paged_attention(
+    q: torch.Tensor,
+    kv_layer: torch.Tensor,
+    plan: AttentionPlan,
+    *,
+    scale: float,
+    window: int,
+    qkv: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return [T, Hq, D]: the i-th new token of a sequence attends to all positions up to its own.
+
+    `q` [T, Hq, D]; `kv_layer` [num_blocks, 2, B, Hkv, D] is a strided view of the pool with the new tokens' KV.
+    `window` > 0: only the last `window` positions, its own included. Sums are in float32. `qkv` [T, (Hq + 2 Hkv) D], its keys
+    rotated, if `needs_qkv`.
+    """
+    out = torch.empty_like(q)
+    if use_triton(q):
+        both = plan.num_decode > 0 and plan.prefill is not None
+        with _beside_each_other(q.device) if both and _is_captured(q) else nullcontext() as second:
+            if plan.num_decode:
+                _decode(q, kv_layer, plan, out, scale=scale, window=window)
+            if plan.prefill is not None:
+                rows = slice(plan.num_decode, None)
+                new = None if qkv is None else qkv[rows]
+                with torch.cuda.stream(second):
+                    _prefill(q[rows], new, kv_layer, plan.prefill, out[rows], scale=scale, window=window)
+        return out
+    prompts = None if plan.prefill is None else plan.prefill.batch
+    for rows, batch in ((slice(plan.num_decode), plan.decode), (slice(plan.num_decode, None), prompts)):
+        if batch is not None:
+            out[rows] = reference.attend(q[rows], kv_layer, batch, scale=scale, window=window)
+    return out
+
+
+def _is_captured(q: torch.Tensor) -> bool:
+    return q.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+@contextmanager
+def _beside_each_other(device: torch.device) -> Iterator[torch.cuda.Stream]:
+    """A second stream for work that is independent of the current stream's within the block; later work waits for both.
+
+    Decoding waits for memory, prompts for the tensor cores, and neither fills a GPU alone. Launch decoding first: behind a
+    prompt's programs, one of which fills a processor, its many small ones would wait for a second round.
+    """
+    first, second = torch.cuda.current_stream(device), _second_stream(device)
+    second.wait_stream(first)
+    yield second
+    first.wait_stream(second)
+
+
+@functools.cache
+def _second_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def _decode(
+    q: torch.Tensor,
+    kv_layer: torch.Tensor,
+    plan: AttentionPlan,
+    out: torch.Tensor,
+    *,
+    scale: float,
+    window: int,
+) -> None:
+    from engine.kernels.attention import triton_decode
+
+    items = plan.items[window]
+    triton_decode.paged_decode(q, kv_layer, items.items, items.parts, plan.tables, out, scale=scale)
+
+
+def _prefill(
+    q: torch.Tensor,
+    qkv: torch.Tensor | None,
+    kv_layer: torch.Tensor,
+    plan: PrefillPlan,
+    out: torch.Tensor,
+    *,
+    scale: float,
+    window: int,
+) -> None:
+    if not copies_in_bulk(q):
+        from engine.kernels.attention import triton_paged_prefill
+
+        triton_paged_prefill.paged_prefill(
+            q, kv_layer, plan.batch.block_table, plan.tiles, out, rows=plan.rows, scale=scale, window=window
+        )
+        return
+    from engine.kernels.attention import triton_prefill
+
+    num_kv_heads, head_dim = kv_layer.shape[3:]
+    if not window and plan.rows == LARGE_TILE and hopper_works(q.device, q.dtype, q.shape[1], num_kv_heads, head_dim):
+        from engine.kernels.attention import triton_prefill_hopper
+
+        in_pool = plan.blocks is not None and triton_prefill_hopper.reads_pages(kv_layer.shape[2])
+        if in_pool:
+            keys, values = kv_layer[:, 0].flatten(2), kv_layer[:, 1].flatten(2)
+        else:
+            keys, values = _in_a_row(qkv, kv_layer, plan)
+        triton_prefill_hopper.prefill(
+            q, keys, values, plan.tiles, out, num_kv_heads=num_kv_heads, scale=scale, at_once=plan.at_once,
+            blocks=plan.blocks if in_pool else None,
+        )  # fmt: skip
+        return
+    keys, values = _in_a_row(qkv, kv_layer, plan)
+    triton_prefill.prefill(
+        q, keys, values, plan.tiles, out,
+        rows=plan.rows, num_kv_heads=num_kv_heads, scale=scale, window=window, max_context_len=plan.batch.max_context_len,
+    )  # fmt: skip
+
+
+def _in_a_row(qkv: torch.Tensor | None, kv_layer: torch.Tensor, plan: PrefillPlan) -> tuple[torch.Tensor, torch.Tensor]:
+    """The contexts' keys and values [C, Hkv D], contiguous: the projection's own, or copied from the pool."""
+    from engine.kernels.attention import triton_prefill
+
+    if plan.blocks is not None:
+        return triton_prefill.gather_context(kv_layer, plan.blocks)
+    assert qkv is not None, "needs_qkv"
+    width = kv_layer.shape[3] * kv_layer.shape[4]
+    return qkv[:, -2 * width : -width], qkv[:, -width:]

@@ -1,0 +1,52 @@
+"""What a pass attends to, and how its work is dealt out: values on the device.
+
+T tokens of S sequences in a row: decoding sequences (one new token each) first, then prompts or parts of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """Sequences whose new tokens follow one another."""
+
+    query_start: torch.Tensor  # [S + 1] int32: first row of each sequence, and the end
+    context_len: torch.Tensor  # [S] int32: positions in the pool, new tokens included
+    block_table: torch.Tensor  # [S, most blocks] int32
+    max_query_len: int
+    max_context_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeItems:
+    """A decode pass's work from `decode_items.deal_out`. I items, S sequences."""
+
+    items: torch.Tensor  # [I, 8] int32, columns as in `deal_out`
+    parts: torch.Tensor  # [S, 2] int32: each sequence's first item and number of items
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillPlan:
+    """The prompts of a pass, or parts of them."""
+
+    batch: AttentionBatch
+    tiles: torch.Tensor  # [I, 8] int32, columns as in `tiles.deal_out_tiles`
+    rows: int  # queries of a tile
+    at_once: int  # the limit with which `deal_out_tiles` cut tiles into parts
+    blocks: torch.Tensor | None  # [I, 2] int32: contexts' block ids and positions; None: no context
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """What one pass attends to: `num_decode` sequences of one new token each, then prompts or parts of them."""
+
+    num_decode: int
+    decode: AttentionBatch | None  # None in a captured graph, where the items say everything
+    items: Mapping[int, DecodeItems]  # by window
+    tables: torch.Tensor  # [...] int32: the items' table offsets count from its start
+    prefill: PrefillPlan | None

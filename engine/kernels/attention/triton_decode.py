@@ -1,0 +1,156 @@
+"""Paged attention of one new token a sequence, split over the context: the KV is streamed once, at memory speed.
+
+S sequences, Hq query heads, Hkv key and value heads, G = Hq / Hkv, D head size, B block size, I work items. An item is a run of
+one sequence's positions (`decode_items.deal_out`), so work is even for any lengths. A program streams one item of one key head
+for all G queries of the group, which share the tensor core's rows, with an online softmax (Milakov and Gimelshein, 2018). A
+sequence of one item is written at once; other items' parts go through `_combine` (flash decoding: Dao, Haziza, Massa and
+Sizov, 2023).
+"""
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from engine.kernels.attention.decode_items import STEP_POSITIONS
+from engine.kernels.device import describe
+from engine.kernels.launch import Kernel
+
+# Warps, loop step and stages: measured on an H200 with head size 128 in bfloat16.
+WARPS = 2
+MAX_KEY_BYTES = 256  # longer keys halve the positions of a loop step
+
+
+def paged_decode(
+    q: torch.Tensor,
+    kv_layer: torch.Tensor,
+    items: torch.Tensor,
+    parts: torch.Tensor,
+    tables: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    scale: float,
+) -> None:
+    """Write the leading S rows of `out` [T, Hq, D]. `items` [I, 8] and `parts` [S, 2] are those of `plan.DecodeItems`."""
+    num_heads, head_dim = q.shape[1:]
+    block_size, num_kv_heads = kv_layer.shape[2:4]
+    padded = max(16, triton.next_power_of_2(head_dim))
+    partial = torch.empty((items.shape[0], num_heads, head_dim), dtype=torch.float32, device=q.device)
+    stats = torch.empty((items.shape[0], num_heads, 2), dtype=torch.float32, device=q.device)
+    group = num_heads // num_kv_heads
+    device = describe(q.device)
+    stages, pdl = _stages(parts.shape[0] * num_kv_heads, device.processors), device.has_tma
+    step = STEP_POSITIONS if padded * q.element_size() <= MAX_KEY_BYTES else STEP_POSITIONS // 2
+    kv_block, kv_plane = kv_layer.stride()[:2]
+    fixed = (
+        num_heads, num_kv_heads, group, max(16, triton.next_power_of_2(group)), head_dim, padded,
+        block_size, step, stages, pdl,
+    )  # fmt: skip
+    _DECODE.launch(
+        (num_kv_heads, items.shape[0]), (q.dtype, kv_block, kv_plane, *fixed),
+        q, kv_layer, items, tables, out, partial, stats, scale * 1.4426950408889634, kv_block, kv_plane, *fixed,
+        num_warps=WARPS, num_stages=stages, launch_pdl=pdl,
+    )  # fmt: skip
+    # One head a program while that fills the GPU: programs without anything to add up cost time.
+    heads = 1 if parts.shape[0] <= 32 else min(8, num_heads & -num_heads)
+    _COMBINE.launch(
+        (parts.shape[0], num_heads // heads), (out.dtype, num_heads, heads, head_dim, pdl),
+        partial, stats, parts, out, num_heads, heads, head_dim, padded, pdl,
+        num_warps=1 if heads == 1 else 4, launch_pdl=pdl,
+    )  # fmt: skip
+
+
+def _stages(num_programs: int, processors: int) -> int:
+    """Seven stages hide more latency but let two programs share a processor; five let three. Take what fills waves better.
+
+    With more waves five stages are ahead within a model, though not for the kernel alone.
+    """
+
+    def filled(at_once: int) -> float:
+        return num_programs / (-(-num_programs // at_once) * at_once)
+
+    return 7 if num_programs <= 4 * processors and filled(2 * processors) > filled(3 * processors) else 5
+
+
+@triton.jit
+def _decode(
+    q_SHD, kv, items_I8, tables, out_SHD, partial_IHD, stats_IH2, scale_log2, kv_block, kv_plane,
+    HQ: tl.constexpr, HKV: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr,
+    B: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    kv_at, item = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    sequence = tl.load(items_I8 + item * 8)
+    if sequence >= 0:
+        start, end = tl.load(items_I8 + item * 8 + 1), tl.load(items_I8 + item * 8 + 2)
+        alone = tl.load(items_I8 + item * 8 + 3)
+        row = tl.arange(0, ROWS)
+        head = kv_at * G + row
+        d = tl.arange(0, D_PADDED)
+        mask = (row < G)[:, None] & (d < D)[None, :]
+        q = tl.load(q_SHD + sequence.to(tl.int64) * (HQ * D) + head[:, None] * D + d[None, :], mask=mask, other=0.0)
+        table = tables + tl.load(items_I8 + item * 8 + 4)
+        kv_head = kv + kv_at * D + d[None, :]
+
+        top = tl.full((ROWS,), float("-inf"), tl.float32)
+        total = tl.zeros((ROWS,), tl.float32)
+        sums = tl.zeros((ROWS, D_PADDED), tl.float32)
+        for key_start in tl.range(start, end, KEYS, num_stages=STAGES):
+            at = key_start + tl.arange(0, KEYS)
+            known = at < end
+            block = tl.load(table + at // B, mask=known, other=0).to(tl.int64)
+            where = (block * kv_block + (at % B) * (HKV * D))[:, None]
+            inside = known[:, None] & (d < D)[None, :]
+            keys = tl.load(kv_head + where, mask=inside, other=0.0)
+            values = tl.load(kv_head + kv_plane + where, mask=inside, other=0.0)
+            scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale_log2
+            scores = tl.where(known[None, :], scores, float("-inf"))
+            new_top = tl.maximum(top, tl.max(scores, axis=1))
+            weights = tl.exp2(scores - new_top[:, None])
+            decay = tl.exp2(top - new_top)
+            total = total * decay + tl.sum(weights, axis=1)
+            sums = tl.dot(weights.to(values.dtype), values, sums * decay[:, None], input_precision="ieee")
+            top = new_top
+
+        if alone != 0:
+            target = out_SHD + sequence.to(tl.int64) * (HQ * D) + head[:, None] * D + d[None, :]
+            tl.store(target, (sums / total[:, None]).to(out_SHD.dtype.element_ty), mask=mask)
+        else:
+            base = item * HQ + head
+            tl.store(partial_IHD + base[:, None] * D + d[None, :], sums, mask=mask)
+            tl.store(stats_IH2 + base * 2, top, mask=row < G)
+            tl.store(stats_IH2 + base * 2 + 1, total, mask=row < G)
+
+
+@triton.jit
+def _combine(
+    partial_IHD, stats_IH2, parts_S2, out_SHD,
+    HQ: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    sequence = tl.program_id(0).to(tl.int64)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    first, count = tl.load(parts_S2 + sequence * 2), tl.load(parts_S2 + sequence * 2 + 1)
+    if count > 1:
+        head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+        d = tl.arange(0, D_PADDED)[None, :]
+        top = tl.full((HEADS,), float("-inf"), tl.float32)
+        total = tl.zeros((HEADS,), tl.float32)
+        sums = tl.zeros((HEADS, D_PADDED), tl.float32)
+        for part in range(count):
+            base = (first + part).to(tl.int64) * HQ + head
+            part_top, part_total = tl.load(stats_IH2 + base * 2), tl.load(stats_IH2 + base * 2 + 1)
+            new_top = tl.maximum(top, part_top)
+            old, new = tl.exp2(top - new_top), tl.exp2(part_top - new_top)
+            values = tl.load(partial_IHD + base[:, None] * D + d, mask=d < D, other=0.0)
+            sums = sums * old[:, None] + values * new[:, None]
+            total = total * old + part_total * new
+            top = new_top
+        out = out_SHD + (sequence * HQ + head)[:, None] * D + d
+        tl.store(out, (sums / total[:, None]).to(out_SHD.dtype.element_ty), mask=d < D)
+
+
+_DECODE, _COMBINE = Kernel(_decode), Kernel(_combine)

@@ -1,0 +1,159 @@
+"""Attention of prompts, or of parts of them, straight from the pool: causal, variable lengths, grouped queries, a window.
+
+T tokens of S sequences, Hq query heads, Hkv key and value heads, D head size, B block size. A program computes M queries of one
+head, N positions a loop step, with an online softmax (Milakov and Gimelshein, 2018). Only steps at the diagonal or the window's
+edge pay for a mask; steps beyond are never read. It runs on every GPU and in float32; `triton_prefill` is faster where there is
+a bulk copy engine.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels.launch import Kernel
+
+# Queries of a program, positions of a loop step, warps, stages: by (largest head size, bytes of an element). None spills.
+SHAPES = {
+    (64, 2): (128, 128, 8, 3),
+    (128, 2): (128, 64, 8, 5),  # block ids are loaded before keys: this keeps two steps in flight
+    (256, 2): (128, 32, 8, 3),
+    (64, 4): (32, 32, 8, 1),
+    (128, 4): (32, 16, 8, 1),
+    (256, 4): (32, 16, 8, 1),
+}
+Shape = tuple[int, int, int, int]
+
+
+def paged_prefill(
+    q: torch.Tensor,
+    kv_layer: torch.Tensor,
+    block_table: torch.Tensor,
+    tiles: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    rows: int,
+    scale: float,
+    window: int,
+    shape: Shape | None = None,
+) -> None:
+    """Write every row of `out` [T, Hq, D]. A sequence's i-th new token attends to all positions up to its own.
+
+    `kv_layer` [num_blocks, 2, B, Hkv, D] holds the new tokens already. `block_table` [S, most blocks] int32. `tiles` [I, 8]
+    int32 of `rows` queries each, a power of two, from `tiles.deal_out_tiles`. `window` > 0: only the last `window`
+    positions, its own included. `shape` replaces the one in `SHAPES`.
+    """
+    num_heads, head_dim = q.shape[1:]
+    size = q.element_size()
+    if shape is None:
+        shape = next(shape for (most, of), shape in SHAPES.items() if head_dim <= most and of == size)
+    m, step, warps, stages = min(shape[0], rows), *shape[1:]
+    _PREFILL.launch(
+        (num_heads, tiles.shape[0] * (rows // m)), None,
+        q, kv_layer, block_table, tiles, out, scale * 1.4426950408889634, window,
+        q.stride(0), q.stride(1), out.stride(0), out.stride(1), block_table.stride(0),
+        kv_layer.stride(0), kv_layer.stride(1), kv_layer.stride(2), kv_layer.stride(3),
+        G=num_heads // kv_layer.shape[3], B=kv_layer.shape[2], D=head_dim, D_PADDED=max(16, triton.next_power_of_2(head_dim)),
+        M=m, PIECES=rows // m, N=step, STAGES=stages, HAS_WINDOW=window > 0, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+
+
+@triton.jit
+def _prefill(
+    q_THD, kv, block_table, tiles_I8, out_THD, scale_log2, window,
+    q_token, q_head, out_token, out_head, table_row, kv_block, kv_plane, kv_slot, kv_head,
+    G: tl.constexpr, B: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr,
+    M: tl.constexpr, PIECES: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr, HAS_WINDOW: tl.constexpr,
+):  # fmt: skip
+    head, tile = tl.program_id(0), tiles_I8 + tl.program_id(1) // PIECES * 8
+    skipped = tl.program_id(1) % PIECES * M
+    num_rows = tl.minimum(M, tl.load(tile + 1) - skipped)
+    if num_rows <= 0:
+        return
+    first_row, first_position = tl.load(tile) + skipped, tl.load(tile + 2) + skipped
+    table = block_table + tl.load(tile + 4).to(tl.int64) * table_row
+    head_kv = kv + head // G * kv_head
+
+    m, d = tl.arange(0, M), tl.arange(0, D_PADDED)
+    token = (first_row + m).to(tl.int64)
+    there = (m < num_rows)[:, None] & (d < D)[None, :]
+    q = tl.load(q_THD + token[:, None] * q_token + head * q_head + d[None, :], mask=there, other=0.0)
+
+    end = first_position + num_rows  # after the last row's own position
+    seen_by_all = (first_position + 1) // N * N
+    if HAS_WINDOW:
+        begin = tl.maximum(0, first_position - window + 1)
+        first = begin // N * N
+        inner = tl.minimum(tl.cdiv(tl.maximum(0, first_position + M - window), N) * N, tl.cdiv(end, N) * N)
+        seen_by_all = tl.maximum(seen_by_all, inner)
+    else:
+        begin, inner = 0, 0
+
+    sums = tl.zeros((M, D_PADDED), tl.float32)
+    top = tl.full((M,), float("-inf"), tl.float32)
+    total = tl.zeros((M,), tl.float32)
+    if HAS_WINDOW:
+        sums, top, total = _span(
+            first, inner, begin, end, q, sums, top, total, head_kv, table, first_position, window, scale_log2,
+            kv_block, kv_plane, kv_slot, B, D, D_PADDED, M, N, STAGES, True, True,
+        )  # fmt: skip
+    sums, top, total = _span(
+        inner, seen_by_all, begin, end, q, sums, top, total, head_kv, table, first_position, window, scale_log2,
+        kv_block, kv_plane, kv_slot, B, D, D_PADDED, M, N, STAGES, False, HAS_WINDOW,
+    )  # fmt: skip
+    sums, top, total = _span(
+        seen_by_all, end, begin, end, q, sums, top, total, head_kv, table, first_position, window, scale_log2,
+        kv_block, kv_plane, kv_slot, B, D, D_PADDED, M, N, 1, True, HAS_WINDOW,
+    )  # fmt: skip
+    target = out_THD + token[:, None] * out_token + head * out_head + d[None, :]
+    tl.store(target, (sums / total[:, None]).to(out_THD.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _span(
+    at_first, at_end, begin, end, q, sums, top, total, head_kv, table, first_position, window, scale_log2,
+    kv_block, kv_plane, kv_slot, B: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    STAGES: tl.constexpr, MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr,
+):  # fmt: skip
+    """Positions [at_first, at_end), N a step. `MASKED`: a row may not see all of a step; only [begin, end) is read."""
+    d, position = tl.arange(0, D_PADDED), first_position + tl.arange(0, M)
+    for at in tl.range(at_first, at_end, N, num_stages=STAGES):
+        n = at + tl.arange(0, N)
+        if MASKED:
+            known = (n >= begin) & (n < end)
+            block = tl.load(table + n // B, mask=known, other=0)
+        else:
+            block = tl.load(table + n // B)
+        place = block.to(tl.int64) * kv_block + n % B * kv_slot
+        where = head_kv + place[:, None] + d[None, :]
+        if MASKED:
+            inside = known[:, None] & (d < D)[None, :]
+            k = tl.load(where, mask=inside, other=0.0)
+        elif D < D_PADDED:
+            k = tl.load(where, mask=(d < D)[None, :], other=0.0)
+        else:
+            k = tl.load(where)
+        scores = tl.dot(q, k.T, input_precision="ieee")
+        if MASKED:
+            seen = n[None, :] <= position[:, None]
+            if HAS_WINDOW:
+                seen = seen & (n[None, :] > position[:, None] - window)
+            scores = tl.where(seen, scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, axis=1) * scale_log2)
+        safe_top = new_top
+        if MASKED and HAS_WINDOW:  # a row may have seen nothing so far
+            safe_top = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weights = tl.exp2(scores * scale_log2 - safe_top[:, None])
+        decay = tl.exp2(top - safe_top)
+        if MASKED:
+            v = tl.load(where + kv_plane, mask=inside, other=0.0)
+        elif D < D_PADDED:
+            v = tl.load(where + kv_plane, mask=(d < D)[None, :], other=0.0)
+        else:
+            v = tl.load(where + kv_plane)
+        sums = tl.dot(weights.to(v.dtype), v, sums * decay[:, None], input_precision="ieee")
+        total = total * decay + tl.sum(weights, axis=1)
+        top = new_top
+    return sums, top, total
+
+
+_PREFILL = Kernel(_prefill)

@@ -1,0 +1,180 @@
+"""Attention of prompts, or of parts of them: causal, variable lengths, loads by the GPU's bulk copy engine (TMA).
+
+T tokens of S sequences, C positions of their contexts, Hq query heads, Hkv key and value heads, D head size, B block size; a
+program computes M queries of one head, N positions a loop step, with an online softmax (Milakov and Gimelshein, 2018). The copy
+engine needs rows at regular distances: prompts without a cached prefix are read where the projection wrote them, others are
+gathered from the pool first, which costs little.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from engine.kernels.attention.tiles import SMALL_TILE
+from engine.kernels.device import describe
+from engine.kernels.launch import Kernel
+
+LONG_CONTEXT = 2048  # positions; larger loop steps win beyond (measured on an H200)
+GATHERS_PER_PROCESSOR = 2  # programs; a captured graph's room for blocks is mostly empty
+
+
+def prefill(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tiles: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    rows: int,
+    num_kv_heads: int,
+    scale: float,
+    window: int,
+    max_context_len: int,
+) -> None:
+    """Write every row of `out` [T, Hq, D] for `q` of the same shape, both contiguous.
+
+    `keys` and `values` [C, Hkv D]: rows at a regular distance. `tiles` [I, 8] int32 of `rows` queries, from
+    `tiles.deal_out_tiles`.
+    """
+    num_heads, head_dim = q.shape[1:]
+    step, warps, stages = _shape(head_dim, rows, max_context_len)
+    padded = max(16, triton.next_power_of_2(head_dim))
+    shape, strides = list(keys.shape), list(keys.stride())
+    fixed = (num_heads, num_kv_heads, head_dim, padded, rows, step, stages, window > 0)
+    _PREFILL.launch(
+        (num_heads, tiles.shape[0]), (q.dtype, *fixed),
+        q, TensorDescriptor(keys, shape, strides, [step, padded]), TensorDescriptor(values, shape, strides, [step, padded]),
+        tiles, out, scale * 1.4426950408889634, window, *fixed,
+        num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+
+
+def _shape(head_dim: int, rows: int, max_context_len: int) -> tuple[int, int, int]:
+    """Positions of a loop step, warps and stages with this many queries in a tile."""
+    if head_dim > 128:
+        return (64, 8, 2)
+    return (64 if max_context_len <= LONG_CONTEXT else 128, 4 if rows == SMALL_TILE else 8, 3)
+
+
+def gather_context(kv_layer: torch.Tensor, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the keys and values [I B, Hkv D] of `blocks` [I, 2] int32: id, written positions. Others become 0.
+
+    A negative id is no block: nothing is written there.
+    """
+    block_size, num_kv_heads, head_dim = kv_layer.shape[2:]
+    width = num_kv_heads * head_dim
+    out = torch.empty((2, blocks.shape[0] * block_size, width), dtype=kv_layer.dtype, device=kv_layer.device)
+    programs = GATHERS_PER_PROCESSOR * describe(kv_layer.device).processors
+    _GATHER.launch(
+        (min(blocks.shape[0], programs), 2), None,
+        kv_layer, blocks, blocks.shape[0], out, kv_layer.stride(0), kv_layer.stride(1), out.stride(0),
+        SIZE=block_size * width, WIDTH=width, PADDED=triton.next_power_of_2(block_size * width), num_warps=8,
+    )  # fmt: skip
+    return out[0], out[1]
+
+
+@triton.jit
+def _gather(
+    kv, blocks_I2, num_blocks, out, kv_block, kv_plane, out_plane, SIZE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr
+):  # fmt: skip
+    plane, at = tl.program_id(1), tl.arange(0, PADDED)
+    for index in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
+        item = tl.cast(index, tl.int64)
+        block, written = tl.load(blocks_I2 + item * 2).to(tl.int64), tl.load(blocks_I2 + item * 2 + 1)
+        if block >= 0:
+            values = tl.load(kv + block * kv_block + plane * kv_plane + at, mask=at < written * WIDTH, other=0.0)
+            tl.store(out + plane * out_plane + item * SIZE + at, values, mask=at < SIZE)
+
+
+@triton.jit(do_not_specialize=["window"])
+def _prefill(
+    q_THD, keys, values, tiles_I8, out_THD, scale_log2, window,
+    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr, HAS_WINDOW: tl.constexpr,
+):  # fmt: skip
+    head, tile = tl.program_id(0), tiles_I8 + tl.program_id(1) * 8
+    first_row, num_rows = tl.load(tile), tl.load(tile + 1)
+    first_position, context = tl.load(tile + 2), tl.load(tile + 3)
+    m, d = tl.arange(0, M), tl.arange(0, D_PADDED)
+    offsets = (first_row + m).to(tl.int64)[:, None] * (HQ * D) + head * D + d[None, :]
+    there = (m < num_rows)[:, None] & (d < D)[None, :]
+    q = tl.load(q_THD + offsets, mask=there, other=0.0)
+    position = first_position + m
+    column = head // (HQ // HKV) * D
+
+    sums = tl.zeros((M, D_PADDED), tl.float32)
+    top = tl.full((M,), float("-inf"), tl.float32)
+    total = tl.zeros((M,), tl.float32)
+    end = first_position + num_rows  # positions up to the last row's own
+    if HAS_WINDOW:
+        masked = tl.maximum(0, first_position - window + 1) // N * N
+    else:
+        masked = (first_position + 1) // N * N  # up to here every row sees everything
+        for at in tl.range(0, masked, N, num_stages=STAGES):
+            sums, top, total = _attend(
+                q,
+                keys,
+                values,
+                context,
+                at,
+                column,
+                position,
+                end,
+                window,
+                scale_log2,
+                sums,
+                top,
+                total,
+                N,
+                False,
+                False,
+            )
+    for at in tl.range(masked, end, N, num_stages=STAGES if HAS_WINDOW else 1):
+        sums, top, total = _attend(
+            q,
+            keys,
+            values,
+            context,
+            at,
+            column,
+            position,
+            end,
+            window,
+            scale_log2,
+            sums,
+            top,
+            total,
+            N,
+            True,
+            HAS_WINDOW,
+        )
+    tl.store(out_THD + offsets, (sums / total[:, None]).to(out_THD.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _attend(
+    q, keys, values, context, at, column, position, end, window, scale_log2, sums, top, total,
+    N: tl.constexpr, MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr,
+):  # fmt: skip
+    """One loop step: positions [at, at + N) of a context."""
+    k = keys.load([context + at, column])
+    scores = tl.dot(q, k.T, input_precision="ieee")
+    if MASKED:
+        n = at + tl.arange(0, N)
+        seen = n[None, :] <= position[:, None]
+        if HAS_WINDOW:
+            seen = seen & (n[None, :] > position[:, None] - window)
+        scores = tl.where(seen, scores, float("-inf"))
+    new_top = tl.maximum(top, tl.max(scores, axis=1) * scale_log2)
+    safe_top = tl.where(new_top == float("-inf"), 0.0, new_top) if HAS_WINDOW else new_top  # nothing seen so far
+    weights = tl.exp2(scores * scale_log2 - safe_top[:, None])
+    decay = tl.exp2(top - safe_top)
+    v = values.load([context + at, column])
+    if MASKED:  # later positions are another request's: 0 * NaN would be NaN
+        v = tl.where((at + tl.arange(0, N) < end)[:, None], v, 0.0)
+    sums = tl.dot(weights.to(v.dtype), v, sums * decay[:, None], input_precision="ieee")
+    return sums, new_top, total * decay + tl.sum(weights, axis=1)
+
+
+_GATHER, _PREFILL = Kernel(_gather), Kernel(_prefill)

@@ -1,0 +1,38 @@
+"""What kernels must know of their device, and which of a kernel's two versions runs there."""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass
+
+import torch
+
+_INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's interpreter, for tests on the CPU
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A device's description. Grids and tile tables take the number of processors from here."""
+
+    processors: int  # streaming multiprocessors: H200 132, B200 148, A100 108
+    has_tma: bool  # copies in bulk; kernels that start while the one before still runs
+    is_hopper: bool  # instructions that only this generation has
+
+
+# Without a GPU, deal work out as for an H200, so that the interpreter checks its shapes.
+_NO_GPU = Device(processors=132, has_tma=False, is_hopper=False)
+
+
+@functools.cache
+def describe(device: torch.device) -> Device:
+    if device.type != "cuda":
+        return _NO_GPU
+    major, _ = torch.cuda.get_device_capability(device)
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return Device(processors=processors, has_tma=major >= 9, is_hopper=major == 9)
+
+
+def use_triton(x: torch.Tensor) -> bool:
+    """Whether the Triton version computes this tensor; else plain torch does."""
+    return x.is_cuda or _INTERPRET

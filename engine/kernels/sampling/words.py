@@ -1,0 +1,57 @@
+"""The inputs and results of sampling a pass's rows. R sampled rows, V vocabulary.
+
+Inputs are one tensor of 64-bit `words`: first `len(RowWord)` words for each row, then lists that the rows' words point into.
+`counts` [S, V] int16 has one row for each sequence with penalties: 0 = not seen, low 15 bits = times generated, sign bit =
+in the prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+
+GENERATED = 0x7FFF  # bits of a count: how often the token was generated
+MAX_VOCAB = 1 << 20  # ranks keep 20 bits for a token id
+
+
+class RowWord(IntEnum):
+    """The words of one row. "f": the bits of a float64."""
+
+    TEMPERATURE = 0  # f; 0 = greedy
+    TOP_K = 1  # at least V = off
+    TOP_P = 2  # f; 1 = off
+    MIN_P = 3  # f; 0 = off
+    SEED = 4
+    POSITION = 5
+    COUNTS = 6  # row of `counts`; -1 = no penalties
+    REPETITION = 7  # f
+    PRESENCE = 8  # f
+    FREQUENCY = 9  # f
+    BIAS = 10  # index of its first bias word: id << 32 | float32 bits
+    BANNED = 11  # index of its first banned id; its bias ends here
+    END = 12  # index after its last banned id
+    FILTERED = 13  # 1 = drawn at random, with top_k, top_p or min_p
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingInputs:
+    """What a pass asks for. Flags let a kernel leave out what no row needs."""
+
+    words: torch.Tensor  # int64, on the device; empty if all rows are greedy without extras
+    counts: torch.Tensor | None  # [S, V] int16
+    filtered: int  # rows with filters
+    filtered_at: int  # index in `words` of their row numbers
+    random: bool  # some row has a temperature
+    extras: bool  # some row has bias, bans or penalties
+    logprobs: bool  # the chosen tokens' log probabilities are wanted
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """A pass's chosen tokens, on the device."""
+
+    token_ids: torch.Tensor  # [R] int64, always inside the vocabulary
+    report: torch.Tensor  # [R, 3] int32: usable, token id, log probability's bits
+    normalizer: torch.Tensor | None  # [R] float32: logsumexp of the raw logits, if logprobs are wanted

@@ -1,0 +1,66 @@
+"""The forward pass: a loop over layers on a residual stream, whatever their kinds."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+
+import torch
+
+from engine.model.layers.building import Rotations, Surroundings
+from engine.model.layers.embedding import Embedding, Head
+from engine.model.layers.kinds import MIXERS, MLPS, Mixer, Mlp
+from engine.model.parameters import Weights
+from engine.model.spec import LayerSpec, ModelSpec
+from engine.step.batch import ForwardBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    mixer: Mixer
+    mlp: Mlp
+
+
+class Decoder:
+    """Layers and their weights, uninitialised until a loader has filled them. One thread at a time."""
+
+    def __init__(self, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, max_model_len: int) -> None:
+        self.spec = spec
+        self.weights = Weights(dtype, device)
+        self._embedding = Embedding(spec, self.weights)
+        rotations = Rotations(max_model_len, device)
+        self._layers = [
+            _layer(layer, Surroundings(spec, self.weights, rotations, f"model.layers.{index}."))
+            for index, layer in enumerate(spec.layers)
+        ]
+        self._head = Head(spec, self.weights, self._embedding)
+
+    def forward(
+        self, batch: ForwardBatch, kv: torch.Tensor, *, logits: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        """Compute the batch, write its KV into the pool, return the sampled rows' logits [R, V]; None for R = 0.
+
+        `kv` is [num_blocks, num_layers, 2, block_size, Hkv, D] in the model's dtype, as are the logits. The result is in `logits`
+        if that is given.
+        """
+        stream, last = self._embedding(batch), len(self._layers) - 1
+        for index, layer in enumerate(self._layers):
+            layer.mixer(stream, batch, kv[:, index], is_last=index == last)
+            if stream.is_empty:
+                return None
+            layer.mlp(stream)
+        return self._head(stream, batch, out=logits)
+
+    def with_a_layer_of_each_kind(self) -> Decoder:
+        """Return a decoder that launches every kernel: one layer of each distinct spec, first, last and between."""
+        last, kinds = len(self._layers) - 1, dict[tuple[LayerSpec, bool, bool], int]()
+        for index, spec in enumerate(self.spec.layers):
+            kinds.setdefault((spec, index == 0, index == last), index)
+        decoder = copy.copy(self)
+        decoder.spec = replace(self.spec, layers=tuple(self.spec.layers[index] for index in kinds.values()))
+        decoder._layers = [self._layers[index] for index in kinds.values()]
+        return decoder
+
+
+def _layer(spec: LayerSpec, around: Surroundings) -> Layer:
+    return Layer(MIXERS[type(spec.mixer)](spec.mixer, around), MLPS[type(spec.mlp)](spec.mlp, around))

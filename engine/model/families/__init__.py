@@ -1,0 +1,54 @@
+"""config.json -> `ModelSpec`. A family is one file that reads its own fields; nothing else asks for the family.
+
+Unsupported settings are refused with the field's name; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.model.families import llama, mistral, qwen2, qwen3
+from engine.model.families.fields import Fields
+from engine.model.layers.linear import FORMATS
+from engine.model.spec import ModelSpec, UnsupportedModelError
+
+FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
+    "LlamaForCausalLM": llama.read,
+    "MistralForCausalLM": mistral.read,
+    "Qwen2ForCausalLM": qwen2.read,
+    "Qwen3ForCausalLM": qwen3.read,
+}
+
+
+def read_model_spec(folder: Path) -> ModelSpec:
+    """Read `folder/config.json`. Raises UnsupportedModelError naming the field, or FileNotFoundError."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} holds no config.json: is it a model folder in Hugging Face's format?")
+    try:
+        fields = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise UnsupportedModelError(f"{path} is not JSON: {error}") from error
+    return model_spec(fields)
+
+
+def model_spec(fields: Fields) -> ModelSpec:
+    """Translate a config.json of transformers 4 or 5."""
+    spec = FAMILIES[_architecture(fields)](fields)
+    if spec.quantization not in FORMATS:
+        raise UnsupportedModelError(
+            f"config.json: quantization_config ({spec.quantization}) is not supported; use unquantised weights"
+        )
+    return spec
+
+
+def _architecture(fields: Fields) -> str:
+    named = fields.get("architectures") or ["none"]
+    for name in named:
+        if name in FAMILIES:
+            return str(name)
+    raise UnsupportedModelError(
+        f"config.json: architectures = {', '.join(map(str, named))} is not supported; supported: {', '.join(FAMILIES)}"
+    )

@@ -1,0 +1,1 @@
+"""Layer kinds, each a class that computes its spec, and their parts."""

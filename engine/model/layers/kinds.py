@@ -1,0 +1,36 @@
+"""Layer kinds: which class computes which spec."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from engine.model.layers.attention import GroupedQueryAttention
+from engine.model.layers.building import Surroundings
+from engine.model.layers.mlp import GatedMlp
+from engine.model.spec import AttentionSpec, GatedMlpSpec
+from engine.model.stream import Stream
+from engine.step.batch import ForwardBatch
+
+
+class Mixer(Protocol):
+    """The part of a layer in which tokens attend to earlier ones."""
+
+    def __call__(self, stream: Stream, batch: ForwardBatch, kv: torch.Tensor, *, is_last: bool) -> None:
+        """Read the stream, write what later tokens need into `kv`, add to the stream.
+
+        `is_last`: only the sampled rows go on from here, if any.
+        """
+        ...
+
+
+class Mlp(Protocol):
+    """The part of a layer that works on each token alone."""
+
+    def __call__(self, stream: Stream) -> None: ...
+
+
+MIXERS: dict[type, Callable[[Any, Surroundings], Mixer]] = {AttentionSpec: GroupedQueryAttention}
+MLPS: dict[type, Callable[[Any, Surroundings], Mlp]] = {GatedMlpSpec: GatedMlp}

@@ -1,0 +1,160 @@
+"""Weights as declarations: a parameter's tensors in the checkpoint, how ranks share it, how it is stored.
+
+A layer declares its parameters to `Weights` as it is built and gets this rank's share of each, uninitialised. The loader then
+asks `Weights` where each tensor goes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+
+import torch
+
+
+class Shard(Enum):
+    """How the ranks of a tensor-parallel group share a parameter."""
+
+    NONE = auto()  # every rank has all of it
+    OUTPUTS = auto()  # some rows of every part: the ranks' results lie side by side
+    INPUTS = auto()  # some columns: the ranks' results are summed up
+    HEADS = auto()  # whole heads; with fewer heads than ranks, several ranks have the same
+    EXPERTS = auto()  # some experts, whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One of the checkpoint's tensors, and its rows in the parameter."""
+
+    name: str
+    rows: slice
+    expert: int | None = None  # whose rows they are, in a parameter of several experts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A weight of the whole model. Its parts follow one another along the rows, without gaps.
+
+    Rows are the first dimension, or the second after the experts.
+    """
+
+    shape: tuple[int, ...]
+    parts: tuple[Part, ...]
+    shard: Shard = Shard.NONE
+    unit: int = 1  # rows or columns that stay together, such as a head's
+    format: torch.dtype | None = None  # None: the dtype that the model computes in
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Which part of a checkpoint's tensor goes to which region of a rank's share."""
+
+    name: str
+    stored_shape: tuple[int, ...]
+    source: tuple[slice, ...]
+    target: tuple[int | slice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One rank's share of a parameter."""
+
+    shape: tuple[int, ...]
+    placements: tuple[Placement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where a tensor of the checkpoint goes on this rank."""
+
+    stored_shape: tuple[int, ...]
+    source: tuple[slice, ...]  # the wanted part of it
+    tensor: torch.Tensor  # a contiguous view of the share
+
+
+class Weights:
+    """Allocates this rank's share of every parameter and knows what of the checkpoint goes there."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, *, rank: int = 0, size: int = 1) -> None:
+        self.dtype, self.device = dtype, device
+        self.destinations: dict[str, Destination] = {}  # by the tensor's name
+        self.unused: set[str] = set()  # a checkpoint may have these tensors; the model does not need them
+        self._rank, self._size = rank, size
+
+    def new(self, parameter: Parameter, *, under: str = "") -> torch.Tensor:
+        """Return the share of a parameter, whose parts' names in the checkpoint begin with `under`."""
+        share = share_of(parameter, self._rank, self._size)
+        tensor = torch.empty(share.shape, dtype=parameter.format or self.dtype, device=self.device)
+        for placement in share.placements:
+            name = under + placement.name
+            if name in self.destinations:
+                raise ValueError(f"two parameters are made of {name}")
+            view = tensor[placement.target]
+            self.destinations[name] = Destination(placement.stored_shape, placement.source, view)
+        return tensor
+
+
+def whole(name: str, *shape: int) -> Parameter:
+    """Return a parameter that is one of the checkpoint's tensors and that every rank has whole."""
+    return Parameter(shape=shape, parts=stacked({name: shape[0]}))
+
+
+def stacked(rows: Mapping[str, int], *, expert: int | None = None) -> tuple[Part, ...]:
+    """Return parts with these numbers of rows, one after another."""
+    parts, begin = [], 0
+    for name, count in rows.items():
+        parts.append(Part(name=name, rows=slice(begin, begin + count), expert=expert))
+        begin += count
+    return tuple(parts)
+
+
+def share_of(parameter: Parameter, rank: int, size: int) -> Share:
+    """Cut a parameter for one of `size` ranks. Raises ValueError, naming a part, where it can't be cut evenly."""
+    num_experts = parameter.shape[0] if parameter.parts[0].expert is not None else 0
+    parts, axis = parameter.parts, _CUT_AXIS[parameter.shard]
+    if num_experts and parameter.shard is Shard.EXPERTS:
+        mine = _kept(num_experts, parameter, rank, size)
+        parts, axis, num_experts = _of_experts(parts, mine), None, mine.stop - mine.start
+    placements, filled, lengths = list[Placement](), Counter[int | None](), list[int]()
+    for part in parts:
+        stored_shape = (part.rows.stop - part.rows.start, *parameter.shape[2 if num_experts else 1 :])
+        source = [slice(0, length) for length in stored_shape]
+        if axis is not None:
+            source[axis] = _kept(stored_shape[axis], parameter, rank, size)
+        lengths = [each.stop - each.start for each in source]
+        target: list[int | slice] = [slice(0, length) for length in lengths]
+        target[0] = slice(filled[part.expert], filled[part.expert] + lengths[0])
+        filled[part.expert] += lengths[0]
+        if part.expert is not None:
+            target.insert(0, part.expert)
+        placements.append(Placement(part.name, stored_shape, tuple(source), tuple(target)))
+    experts = (num_experts,) if num_experts else ()
+    return Share((*experts, max(filled.values()), *lengths[1:]), tuple(placements))
+
+
+# Dimension along which ranks cut a stored tensor. All experts may be stored as one tensor.
+_CUT_AXIS = {Shard.NONE: None, Shard.OUTPUTS: 0, Shard.INPUTS: -1, Shard.HEADS: 0, Shard.EXPERTS: 0}
+
+
+def _kept(length: int, parameter: Parameter, rank: int, size: int) -> slice:
+    """One rank's slice of a dimension."""
+    num_units, unit = length // parameter.unit, parameter.unit
+    if num_units * unit == length and num_units % size == 0:
+        count = length // size
+        return slice(rank * count, (rank + 1) * count)
+    if parameter.shard is Shard.HEADS and num_units * unit == length and size % num_units == 0:
+        head = rank // (size // num_units)
+        return slice(head * unit, (head + 1) * unit)
+    name = parameter.parts[0].name
+    raise ValueError(f"{name}: {size} ranks can't share {length} {parameter.shard.name.lower()} in units of {unit}")
+
+
+def _of_experts(parts: tuple[Part, ...], experts: slice) -> tuple[Part, ...]:
+    """The parts of these experts, renumbered from 0."""
+    return tuple(
+        replace(part, expert=part.expert - experts.start)
+        for part in parts
+        if part.expert is not None and experts.start <= part.expert < experts.stop
+    )

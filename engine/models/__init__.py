@@ -1,1 +1,0 @@
-"""Model code: one parameterised decoder for the families that carry the traffic."""

@@ -1,0 +1,1 @@
+"""From logits to tokens: the same draw on the host and on the device."""

@@ -1,0 +1,136 @@
+"""How often each sequence used each token, on the device: for repetition, presence and frequency penalties.
+
+A count row belongs to one living sequence. It is built once from the host's tokens and then follows the sequence token by
+token, including tokens that the host does not know yet. A restarted sequence (preempted, resumed) is built anew.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from engine.arrays import Longs
+from engine.kernels.sampling import GENERATED, count_tokens
+from engine.sequence import Chunk, Sequence
+from engine.step.newest import NewestTokens
+
+_PROMPT = -0x8000  # the sign bit of an int16
+
+
+@dataclass(slots=True)
+class CountChanges:
+    """What a pass does to the counts. The arrays travel with the pass's other words."""
+
+    rows: list[int] = field(default_factory=list)  # each chunk's count row
+    cleared: list[int] = field(default_factory=list)  # count rows that start from zero
+    entries: list[Longs] = field(default_factory=list)  # index in flat `counts` << 16 | value
+    # Pairs: start of a row in flat `counts`, and the token to count. A token that only the device knows is
+    # -1 - its row of NewestTokens.
+    places: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _CountRow:
+    index: int
+    end: int  # tokens that are counted
+    turn: int  # the last pass that used it
+    finalizer: weakref.finalize[[int], Sequence]
+
+
+class TokenCounts:
+    """Rows for at most `max_rows` sequences; more take turns and rebuild theirs."""
+
+    def __init__(self, vocab_size: int, max_rows: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._max_rows = max_rows
+        self.counts = torch.zeros((0, vocab_size), dtype=torch.int16, device=device)
+        self._free: list[int] = []
+        self._dead: deque[int] = deque()  # ids of dropped sequences; any thread may append
+        self._rows: dict[int, _CountRow] = {}  # by id of the sequence
+        self._turn = 0
+
+    def plan(self, chunks: SequenceOf[Chunk], newest: NewestTokens) -> CountChanges:
+        """Plan how these chunks' rows come to count exactly the tokens before each chunk's end. Plans apply in order."""
+        while self._dead:  # first: a new sequence may have the id of a dead one
+            self._free.append(self._rows.pop(self._dead.popleft()).index)
+        changes = CountChanges()
+        self._turn += 1
+        rows: list[_CountRow] = []
+        for chunk in chunks:
+            row = self._rows.get(id(chunk.sequence)) or self._new_row(chunk)
+            row.turn = self._turn
+            rows.append(row)
+            if row.end != chunk.start or chunk.num_tokens != 1:
+                self._build(chunk, row.index, newest, changes)
+            else:
+                self._follow(chunk, row.index, newest, changes)
+        for chunk, row in zip(chunks, rows, strict=True):  # only once all chunks are known to be right
+            row.end = chunk.end
+        changes.rows = [row.index for row in rows]
+        return changes
+
+    def apply(self, changes: CountChanges, entries: torch.Tensor, places: torch.Tensor, newest: NewestTokens) -> None:
+        """Change the counts: `entries` [E] and `places` [P, 2] are the changes' arrays on the device."""
+        flat = self.counts.view(-1)
+        for row in changes.cleared:
+            self.counts[row].zero_()
+        if len(entries):
+            flat.index_copy_(0, entries >> 16, ((entries << 48) >> 48).to(torch.int16))
+        if len(places):
+            count_tokens(self.counts, places, newest.tensor)
+
+    def _new_row(self, chunk: Chunk) -> _CountRow:
+        if not self._free and len(self.counts) < self._max_rows:
+            self._grow()
+        if not self._free:
+            key = min(self._rows, key=lambda key: self._rows[key].turn)
+            if self._rows[key].turn == self._turn:
+                raise ValueError(f"more than {self._max_rows} sequences with penalties in one pass")
+            oldest = self._rows.pop(key)
+            oldest.finalizer.detach()
+            self._free.append(oldest.index)
+        finalizer = weakref.finalize(chunk.sequence, self._dead.append, id(chunk.sequence))
+        finalizer.atexit = False
+        row = self._rows[id(chunk.sequence)] = _CountRow(self._free.pop(), -1, self._turn, finalizer)
+        return row
+
+    def _grow(self) -> None:
+        before = self.counts
+        num_rows = min(self._max_rows, max(8, 2 * len(before)))
+        self.counts = before.new_empty((num_rows, self._vocab_size))
+        self.counts[: len(before)] = before
+        self._free.extend(range(len(before), num_rows))
+
+    def _follow(self, chunk: Chunk, index: int, newest: NewestTokens, changes: CountChanges) -> None:
+        known, last = chunk.sequence.token_ids, chunk.end - 1
+        if last < len(known):
+            token = known[last]
+            if not 0 <= token < self._vocab_size:
+                return
+        else:
+            row = newest.row_of(chunk.sequence)
+            if row is None:
+                raise ValueError(f"request {chunk.sequence.request_id}: nobody samples token {last}")
+            token = -1 - row
+        changes.places += (index * self._vocab_size, token)
+
+    def _build(self, chunk: Chunk, index: int, newest: NewestTokens, changes: CountChanges) -> None:
+        sequence = chunk.sequence
+        known = np.array(sequence.token_ids[: chunk.end], dtype=np.int64)
+        inside = (known >= 0) & (known < self._vocab_size)
+        generated = known[sequence.num_prompt_tokens :][inside[sequence.num_prompt_tokens :]]
+        prompt = np.unique(known[: sequence.num_prompt_tokens][inside[: sequence.num_prompt_tokens]])
+        tokens, counts = np.unique(generated, return_counts=True)
+        values = np.minimum(counts, GENERATED)
+        both = np.isin(tokens, prompt, assume_unique=True)
+        ids = np.concatenate((prompt[~np.isin(prompt, tokens, assume_unique=True)], tokens))
+        values = np.concatenate((np.full(len(ids) - len(tokens), _PROMPT), values + np.where(both, _PROMPT, 0)))
+        changes.cleared.append(index)
+        changes.entries.append((index * self._vocab_size + ids) << 16 | (values & 0xFFFF))
+        if chunk.end > len(sequence.token_ids):
+            self._follow(chunk, index, newest, changes)

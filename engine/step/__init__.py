@@ -1,0 +1,1 @@
+"""One pass of the model: packing, launching, captured graphs, results."""

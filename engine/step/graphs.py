@@ -1,0 +1,75 @@
+"""Captured passes: a pass that fits into one is replayed, in one launch instead of hundreds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+
+import torch
+
+from engine.sequence import Chunk
+from engine.step.layout import MAX_GRAPH_PROMPTS, GraphSize
+from engine.step.limits import Limits
+
+MEASURED_PASSES = 3
+
+
+class Graphs:
+    """The CUDA graphs of one decoder, in one memory pool. All write their logits to the same place."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.sizes: list[GraphSize] = []  # the cheapest first
+        self._limits = limits
+        self._graphs: dict[GraphSize, torch.cuda.CUDAGraph] = {}
+        self._logits: torch.Tensor | None = None  # [largest graph, V]
+
+    def choose(self, chunks: SequenceOf[Chunk]) -> GraphSize | None:
+        """The smallest graph that holds these chunks, decoding ones first; None if there is none."""
+        if not self.sizes:
+            return None
+        decoding = [chunk for chunk in chunks if chunk.decodes]
+        prompts = chunks[len(decoding) :]
+        if not all(chunk.sample for chunk in decoding) or not self._hold(prompts):
+            return None
+        tokens = sum(chunk.num_tokens for chunk in prompts)
+        is_whole = len(prompts) == 1 and not prompts[0].start
+        for size in self.sizes:
+            has_room = size.decoding >= len(decoding) and size.prompts >= tokens
+            if has_room and bool(size.prompts) == bool(prompts) and (size.decoding or is_whole):
+                return size
+        return None
+
+    def _hold(self, prompts: SequenceOf[Chunk]) -> bool:
+        """Whether graphs have room for this many prompts and for the blocks of their contexts."""
+        num_blocks = sum(-(-chunk.end // self._limits.block_size) for chunk in prompts)
+        return len(prompts) <= MAX_GRAPH_PROMPTS and num_blocks <= self._limits.graph_blocks
+
+    def capture(self, size: GraphSize, forward: Callable[[torch.Tensor | None], torch.Tensor | None]) -> None:
+        """Capture `forward(logits)`. The largest size comes first: its memory serves all others."""
+        logits = forward(None)  # the first pass of a kind does more than launch
+        assert logits is not None
+        if self._logits is None:
+            self._logits = torch.empty_like(logits)
+        graph = torch.cuda.CUDAGraph()
+        pool = next(iter(self._graphs.values())).pool() if self._graphs else None
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            forward(self._logits[: size.num_sampled])
+        self._graphs[size] = graph
+        self.sizes = sorted(self._graphs, key=lambda size: (size.tokens, size.decoding))
+
+    def replay(self, size: GraphSize) -> torch.Tensor:
+        """Launch the graph; returns its logits, which the next one overwrites."""
+        self._graphs[size].replay()
+        assert self._logits is not None
+        return self._logits
+
+    def measure(self, size: GraphSize) -> float:
+        """Milliseconds of a replay with the present inputs."""
+        began, over = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._graphs[size].replay()
+        began.record()
+        for _ in range(MEASURED_PASSES):
+            self._graphs[size].replay()
+        over.record()
+        over.synchronize()
+        return began.elapsed_time(over) / MEASURED_PASSES

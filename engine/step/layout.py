@@ -1,0 +1,193 @@
+"""A pass as a message: one run of int32 words, and a header that fixes every place in it.
+
+`FIELDS` alone lists what a pass consists of; packing, views and captured graphs follow from it. Every field is int32, so that
+one copy brings all of them to the device, and begins at a multiple of 16 bytes.
+
+T tokens, decoding ones first; S sequences; R sampled rows; I items or tiles of attention.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+import numpy as np
+import torch
+
+from engine.arrays import Integers, Ints
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+ALIGNMENT = 4  # words: kernels are compiled for fields at 16-byte boundaries
+MAX_GRAPH_PROMPTS = 4  # prompts beside decoding in a captured graph
+
+
+class GraphSize(msgspec.Struct, frozen=True):
+    """The room of a captured pass: `decoding` tokens, then `prompts` tokens of prompts.
+
+    Without decoding tokens, the room is for one whole prompt.
+    """
+
+    decoding: Count
+    prompts: Count = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.decoding + self.prompts
+
+    @property
+    def num_prompts(self) -> int:
+        return 0 if not self.prompts else MAX_GRAPH_PROMPTS if self.decoding else 1
+
+    @property
+    def num_sampled(self) -> int:
+        return self.decoding + self.num_prompts
+
+
+class SinglesSize(msgspec.Struct, frozen=True, kw_only=True):
+    """Sequences with one query each: decoding ones, or (in the last layer) sampled ones."""
+
+    places: Count = 0  # room for sequences
+    items: Count = 0  # items of attention for each window
+    sequences: Count = 0  # rows of the block table
+    width: Count = 0  # blocks in a row of the block table
+    longest: Count = 0  # positions of the longest context
+
+
+class PromptsSize(msgspec.Struct, frozen=True, kw_only=True):
+    """Prompts, or parts of them. In a captured graph the tiles say everything, and no sequence is listed."""
+
+    sequences: Count = 0  # listed ones
+    width: Count = 0  # blocks in a row of their block table
+    blocks: Count = 0  # contexts' blocks; 0: all tokens are new
+    tiles: Count
+    tile_rows: Count  # queries of a tile
+    tiles_at_once: Count  # the limit with which tiles were cut into parts
+    max_query_len: Count
+    max_context_len: Count
+
+
+class PassSize(msgspec.Struct, frozen=True, kw_only=True):
+    """The header of a pass: how much of everything it has."""
+
+    graph: GraphSize | None = None  # the captured pass that computes it
+    tokens: Count
+    num_sampled: Count  # sequences whose logits are wanted
+    sampled_rows: Count  # entries that say where they are
+    windows: tuple[int, ...]  # distinct windows of the model's layers
+    last_window: int  # window of the last layer
+    decode: SinglesSize
+    prompts: PromptsSize | None = None
+    final: SinglesSize = SinglesSize()  # the sampled rows, where the pass has prompts
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One array of a pass, or several of one shape."""
+
+    name: str
+    shape: Callable[[PassSize], tuple[int, ...]]
+    empty: int = 0  # the value of unused places
+    copies: Callable[[PassSize], int] = lambda size: 1
+
+
+def _prompts(shape: Callable[[PromptsSize], tuple[int, ...]]) -> Callable[[PassSize], tuple[int, ...]]:
+    return lambda size: (0,) if size.prompts is None else shape(size.prompts)
+
+
+# The block tables of single queries come last: only their width is unknown to a captured graph.
+FIELDS = (
+    Field("token_ids", lambda size: (size.tokens,)),
+    Field("sources", lambda size: (size.tokens,), empty=-1),
+    Field("positions", lambda size: (size.tokens,)),
+    Field("slots", lambda size: (size.tokens,), empty=-1),
+    Field("sampled_rows", lambda size: (size.sampled_rows,)),
+    Field("query_start", _prompts(lambda size: (size.sequences + 1 if size.sequences else 0,))),
+    Field("context_blocks", _prompts(lambda size: (size.blocks, 2)), empty=-1),
+    Field("tiles", _prompts(lambda size: (size.tiles, 8))),
+    Field("context_len", _prompts(lambda size: (size.sequences,))),
+    Field("prompt_tables", _prompts(lambda size: (size.sequences, size.width))),
+    Field("decode_items", lambda size: (size.decode.items, 8), empty=-1, copies=lambda size: len(size.windows)),
+    Field("decode_parts", lambda size: (size.decode.places, 2), copies=lambda size: len(size.windows)),
+    Field("decode_ends", lambda size: (size.decode.places,)),
+    Field("final_items", lambda size: (size.final.items, 8), empty=-1),
+    Field("final_parts", lambda size: (size.final.places, 2)),
+    Field("final_ends", lambda size: (size.final.places,)),
+    Field("decode_tables", lambda size: (size.decode.sequences, size.decode.width)),
+    Field("final_tables", lambda size: (size.final.sequences, size.final.width)),
+)
+
+
+class Layout:
+    """Where the fields of a pass lie: first word, number of words, shape, words from one copy to the next."""
+
+    __slots__ = ("places", "words")
+
+    def __init__(self, size: PassSize) -> None:
+        self.places: dict[str, tuple[int, int, tuple[int, ...], int]] = {}
+        at = 0
+        for field in FIELDS:
+            shape = field.shape(size)
+            count = math.prod(shape)
+            step = -(-count // ALIGNMENT) * ALIGNMENT
+            self.places[field.name] = (at, count, shape, step)
+            at += step * field.copies(size)
+        self.words = at
+
+    def view(self, buffer: torch.Tensor, name: str, copy: int = 0) -> torch.Tensor:
+        """The field's place in a buffer that holds the pass's words."""
+        start, count, shape, step = self.places[name]
+        start += copy * step
+        return buffer[start : start + count].view(shape)
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True):
+    size: PassSize
+    words: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """All that a device needs for one pass, without its sequences. Any rank can execute it."""
+
+    size: PassSize
+    layout: Layout
+    words: Ints
+
+    @classmethod
+    def empty(cls, size: PassSize) -> Packed:
+        """A pass of this size with nothing to do, to capture a graph with."""
+        layout = Layout(size)
+        packed = cls(size, layout, np.zeros(layout.words, dtype=np.int32))
+        for field in FIELDS:
+            if field.empty:
+                start, _, _, step = layout.places[field.name]
+                packed.words[start : start + step * field.copies(size)] = field.empty
+        return packed
+
+    def put(self, name: str, values: Integers, *, at: int = 0, copy: int = 0) -> None:
+        """Write `values` into a field, from row `at` of its first dimension on; other rows stay empty."""
+        start, count, shape, step = self.layout.places[name]
+        start += copy * step
+        self.words[start : start + count].reshape(shape)[at : at + len(values)] = values
+
+    def encode(self) -> bytes:
+        return msgspec.msgpack.encode(_Message(self.size, self.words.astype("<i4", copy=False).tobytes()))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Packed:
+        """The pass that `encode` wrote. Raises ValueError for anything else."""
+        try:
+            message = msgspec.msgpack.decode(data, type=_Message)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"not a packed pass: {error}; both ends must run the same release") from None
+        layout = Layout(message.size)
+        if len(message.words) != 4 * layout.words:
+            raise ValueError(
+                f"a packed pass with {len(message.words)} bytes of words, its header asks for {4 * layout.words}:"
+                " send it whole, and run the same release at both ends"
+            )
+        return cls(message.size, layout, np.frombuffer(message.words, dtype="<i4"))

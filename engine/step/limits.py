@@ -1,0 +1,50 @@
+"""What a chunk may ask for, and what a model's passes share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.kernels.attention import Tiling
+from engine.passes import InvalidChunkError
+from engine.sequence import Chunk
+from engine.step.newest import NewestTokens
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a chunk may ask for, and how its attention is cut."""
+
+    block_size: int
+    num_blocks: int
+    vocab_size: int
+    max_model_len: int
+    items_at_once: int  # items of decode attention that the device computes at once
+    tiling: Tiling
+    windows: tuple[int, ...]  # distinct windows of the model's layers
+    last_window: int  # window of the last layer
+    graph_context: int = 16384  # positions of prompts' contexts in a graph that also decodes
+
+    @property
+    def graph_blocks(self) -> int:
+        return self.graph_context // self.block_size
+
+
+def check(chunk: Chunk, newest: NewestTokens, limits: Limits) -> None:
+    """Raise InvalidChunkError when a chunk contradicts its sequence or the limits.
+
+    On a GPU, an id out of range would destroy the device's context.
+    """
+    sequence = chunk.sequence
+    num_known, end = len(sequence.token_ids), chunk.end
+    pending = end == num_known + 1 and newest.row_of(sequence) is not None
+    if chunk.num_tokens < 1 or chunk.start < 0 or end > num_known + pending:
+        problem = f"a chunk of {chunk.num_tokens} at {chunk.start} of {num_known + pending} tokens"
+    elif chunk.sample and end < num_known:
+        problem = f"asked to sample at position {end} of {num_known} known tokens"
+    elif end > limits.max_model_len:
+        problem = f"{end} tokens, the model takes {limits.max_model_len}"
+    elif end > len(sequence.block_table) * limits.block_size:
+        problem = f"{len(sequence.block_table)} blocks don't cover {end} positions"
+    else:
+        return
+    raise InvalidChunkError(f"request {sequence.request_id}: {problem}")

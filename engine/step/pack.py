@@ -1,0 +1,272 @@
+"""Chunks -> the words of one pass. The only part of a pass that knows sequences.
+
+T tokens of S chunks follow one another, decoding ones (one token each) first. Only block tables, items of attention and a
+captured graph's room are padded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.arrays import Integers, Ints, Longs
+from engine.kernels.attention import deal_out, max_items, point
+from engine.passes import InvalidChunkError
+from engine.sequence import Chunk
+from engine.step.block_tables import BlockTables
+from engine.step.layout import GraphSize, Packed, PassSize, PromptsSize, SinglesSize
+from engine.step.limits import Limits, check
+from engine.step.newest import NewestTokens
+
+
+def pack(
+    chunks: SequenceOf[Chunk],
+    newest: NewestTokens,
+    tables: BlockTables,
+    limits: Limits,
+    *,
+    graph: GraphSize | None = None,
+) -> Packed:
+    """Check the chunks, decoding ones first, and lay out their inputs, for a captured graph if one is given.
+
+    Raises InvalidChunkError.
+    """
+    for chunk in chunks:
+        check(chunk, newest, limits)
+    num_decode = sum(chunk.decodes for chunk in chunks)
+    rows = np.array(tables.rows_of(chunks), dtype=np.int64)
+    lengths = np.array([chunk.num_tokens for chunk in chunks], dtype=np.int64)
+    ends = np.array([chunk.end for chunk in chunks], dtype=np.int64)
+    sampled = np.flatnonzero([chunk.sample for chunk in chunks])
+    token_ends = np.cumsum(lengths)
+    tokens = _tokens(chunks, newest, tables, rows, lengths, ends - token_ends, limits)
+
+    decode = _Singles.of(ends[:num_decode], rows[:num_decode], tables, limits, limits.windows)
+    prompts, final = None, _NO_SINGLES
+    if num_decode < len(chunks):
+        some = slice(num_decode, None)
+        matrix = _block_tables(tables, rows[some], ends[some], limits)
+        prompts = _Prompts.of(lengths[some], ends[some], matrix, limits, graph)
+        final = _Singles.of(ends[sampled], rows[sampled], tables, limits, (limits.last_window,))
+    if graph is not None:
+        size = graph_size(graph, limits, decode, final, num_sampled=len(sampled))
+    else:
+        size = _tight_size(int(token_ends[-1]), len(sampled), limits, decode, prompts, final)
+
+    packed = Packed.empty(size)
+    for name, values in tokens.items():
+        packed.put(name, values[:num_decode])
+        if prompts is not None:
+            packed.put(name, values[num_decode:], at=size.decode.places)
+    if size.sampled_rows:
+        last = token_ends[sampled] - 1
+        last[sampled >= num_decode] += size.decode.places - num_decode
+        packed.put("sampled_rows", last)
+    if prompts is not None:
+        prompts.put(packed)
+    decode.put(packed, "decode")
+    final.put(packed, "final")
+    return packed
+
+
+@dataclass(frozen=True, slots=True)
+class _Singles:
+    """Sequences with one query each, and how their attention is dealt out for each window."""
+
+    ends: Longs
+    tables: Ints
+    items: list[tuple[Integers, Integers]]
+
+    @classmethod
+    def of(cls, ends: Longs, rows: Longs, tables: BlockTables, limits: Limits, windows: SequenceOf[int]) -> _Singles:
+        if not len(ends):
+            return _NO_SINGLES
+        items = [deal_out(ends, window=window, at_once=limits.items_at_once) for window in windows]
+        return cls(ends, _block_tables(tables, rows, ends, limits), items)
+
+    def size(self, places: int, limits: Limits) -> SinglesSize:
+        return SinglesSize(
+            places=places,
+            items=max_items(places, limits.items_at_once) if places else 0,
+            sequences=len(self.ends),
+            width=self.tables.shape[1],
+            longest=int(self.ends.max(initial=0)),
+        )
+
+    def put(self, packed: Packed, name: str) -> None:
+        if not len(self.ends):
+            return
+        first = packed.layout.places[f"{name}_tables"][0]
+        for copy, (items, parts) in enumerate(self.items):
+            point(items, first, self.tables.shape[1])
+            packed.put(f"{name}_items", items, copy=copy)
+            packed.put(f"{name}_parts", parts, copy=copy)
+        packed.put(f"{name}_ends", self.ends)
+        packed.put(f"{name}_tables", self.tables)
+
+
+_NO_SINGLES = _Singles(np.zeros(0, dtype=np.int64), np.zeros((0, 0), dtype=np.int32), [])
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompts:
+    """Prompts, or parts of them, and the tiles of their attention."""
+
+    lengths: Longs
+    ends: Longs
+    tables: Ints
+    tiles: Integers
+    rows: int
+    blocks: Longs | None  # the contexts' blocks; None: all tokens are new
+    is_captured: bool
+
+    @classmethod
+    def of(cls, lengths: Longs, ends: Longs, tables: Ints, limits: Limits, graph: GraphSize | None) -> _Prompts:
+        """A graph of prompts alone reads them from the projection; others read contexts from the pool."""
+        if graph is not None:
+            has_context, rows = graph.decoding > 0, _graph_tile_rows(graph, limits)
+        else:
+            has_context = bool(np.any(lengths < ends))
+            rows = limits.tiling.rows(int(lengths.max()), behind=has_context)
+        starts, blocks = np.cumsum(lengths) - lengths, None
+        if has_context:
+            blocks, starts = _context_blocks(ends, tables, limits)
+        tiles = limits.tiling.deal_out(lengths, ends, starts, rows=rows)
+        return cls(lengths, ends, tables, tiles, rows, blocks, graph is not None)
+
+    def size(self, limits: Limits) -> PromptsSize:
+        return PromptsSize(
+            sequences=len(self.ends),
+            width=self.tables.shape[1],
+            blocks=0 if self.blocks is None else len(self.blocks),
+            tiles=len(self.tiles),
+            tile_rows=self.rows,
+            tiles_at_once=limits.tiling.at_once,
+            max_query_len=int(self.lengths.max()),
+            max_context_len=int(self.ends.max()),
+        )
+
+    def put(self, packed: Packed) -> None:
+        packed.put("tiles", self.tiles)
+        if self.blocks is not None:
+            packed.put("context_blocks", self.blocks)
+        if not self.is_captured:
+            packed.put("query_start", np.cumsum(self.lengths), at=1)
+            packed.put("context_len", self.ends)
+            packed.put("prompt_tables", self.tables)
+
+
+def _tight_size(
+    num_tokens: int, num_sampled: int, limits: Limits, decode: _Singles, prompts: _Prompts | None, final: _Singles
+) -> PassSize:
+    """The header of a pass without a graph, with exact room."""
+    return PassSize(
+        tokens=num_tokens,
+        num_sampled=num_sampled,
+        sampled_rows=num_sampled,
+        windows=limits.windows,
+        last_window=limits.last_window,
+        decode=decode.size(len(decode.ends), limits),
+        prompts=None if prompts is None else prompts.size(limits),
+        final=final.size(len(final.ends), limits),
+    )
+
+
+def graph_size(
+    graph: GraphSize,
+    limits: Limits,
+    decode: _Singles = _NO_SINGLES,
+    final: _Singles = _NO_SINGLES,
+    *,
+    num_sampled: int | None = None,
+) -> PassSize:
+    """The header of a pass for this graph. All places but those of single queries' block tables depend on the graph alone."""
+    prompts, sampled_rows = None, 0
+    if graph.prompts:
+        sampled_rows, rows = graph.num_sampled, _graph_tile_rows(graph, limits)
+        tiles = -(-graph.prompts // rows) + (graph.num_prompts - 1)  # each prompt but the first may start a tile more
+        prompts = PromptsSize(
+            blocks=limits.graph_blocks if graph.decoding else 0,
+            tiles=max(tiles, limits.tiling.at_once),
+            tile_rows=rows,
+            tiles_at_once=limits.tiling.at_once,
+            max_query_len=graph.prompts,
+            max_context_len=limits.graph_context if graph.decoding else 0,
+        )
+    return PassSize(
+        graph=graph,
+        tokens=graph.tokens,
+        num_sampled=graph.num_sampled if num_sampled is None else num_sampled,
+        sampled_rows=sampled_rows,
+        windows=limits.windows,
+        last_window=limits.last_window,
+        decode=decode.size(graph.decoding, limits),
+        prompts=prompts,
+        final=final.size(sampled_rows, limits),
+    )
+
+
+def _graph_tile_rows(graph: GraphSize, limits: Limits) -> int:
+    """Queries of a tile in a graph, whatever its contexts are."""
+    return limits.tiling.rows(1, behind=graph.decoding > 0)
+
+
+def _tokens(
+    chunks: SequenceOf[Chunk],
+    newest: NewestTokens,
+    tables: BlockTables,
+    rows: Longs,
+    lengths: Longs,
+    shifts: Longs,
+    limits: Limits,
+) -> dict[str, Longs]:
+    """The fields [T] of each token; its position is its row of T plus its chunk's `shifts` [S]."""
+    owner = np.repeat(np.arange(len(chunks)), lengths)  # [T]: the chunk of each token
+    token_ids, sources = _token_ids(chunks, newest)
+    _check_ids(token_ids, chunks, owner, limits)
+    positions = np.arange(len(owner)) + shifts[owner]
+    column, offset = np.divmod(positions, limits.block_size)
+    slots = tables.table[rows[owner], column] * limits.block_size + offset
+    return {"token_ids": token_ids, "sources": sources, "positions": positions, "slots": slots}
+
+
+def _token_ids(chunks: SequenceOf[Chunk], newest: NewestTokens) -> tuple[Longs, Longs]:
+    """[T] ids that the host knows, else 0; [T] rows of `newest` for the others, else -1."""
+    token_ids: list[int] = []
+    pending: list[tuple[int, int]] = []
+    for chunk in chunks:
+        known = chunk.sequence.token_ids[chunk.start : chunk.end]
+        token_ids += known
+        if len(known) < chunk.num_tokens:
+            row = newest.row_of(chunk.sequence)
+            assert row is not None, "checked"
+            pending.append((len(token_ids), row))
+            token_ids.append(0)
+    sources = np.full(len(token_ids), -1, dtype=np.int64)
+    for at, row in pending:
+        sources[at] = row
+    return np.array(token_ids, dtype=np.int64), sources
+
+
+def _check_ids(token_ids: Longs, chunks: SequenceOf[Chunk], owner: Longs, limits: Limits) -> None:
+    if wrong := np.flatnonzero((token_ids < 0) | (token_ids >= limits.vocab_size)).tolist():
+        request_id = chunks[owner[wrong[0]]].sequence.request_id
+        raise InvalidChunkError(
+            f"request {request_id}: token id {token_ids[wrong[0]]} is not in [0, {limits.vocab_size})"
+        )
+
+
+def _context_blocks(ends: Longs, tables: Ints, limits: Limits) -> tuple[Longs, Longs]:
+    """The contexts' blocks [I, 2], ids and written positions; and the row of each context's first key [S]."""
+    counts = -(-ends // limits.block_size)
+    column = np.arange(tables.shape[1])
+    written = np.minimum(ends[:, None] - column * limits.block_size, limits.block_size)
+    used = column < counts[:, None]
+    return np.stack((tables[used], written[used]), axis=1), (np.cumsum(counts) - counts) * limits.block_size
+
+
+def _block_tables(tables: BlockTables, rows: Longs, ends: Longs, limits: Limits) -> Ints:
+    width = -(-int(ends.max(initial=0)) // limits.block_size)
+    return tables.table[rows, :width]

@@ -1,0 +1,118 @@
+"""One forward pass after another on one device, without waiting for it: inputs in one copy, decoding in captured graphs.
+
+Packing needs a pass's sequences, executing only the packed words: with several ranks, the first one packs and all execute.
+
+A pass that decodes, computes one short prompt, or both, replays the CUDA graph of the next size up. Others are launched kernel
+by kernel, which takes the host as long as a GPU computes a few hundred tokens of an 8B model. Passes share one device
+buffer for inputs: the stream orders a pass's copy after the pass before it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
+
+import torch
+
+from engine.kernels.attention import copies_in_bulk
+from engine.model.decoder import Decoder
+from engine.sequence import Chunk
+from engine.step.batch import ForwardBatch, batch_of
+from engine.step.block_tables import BlockTables
+from engine.step.graphs import Graphs
+from engine.step.layout import MAX_GRAPH_PROMPTS, GraphSize, Packed
+from engine.step.limits import Limits
+from engine.step.newest import NewestTokens
+from engine.step.pack import graph_size, pack
+from engine.step.staging import Staging
+
+INPUT_WORDS = 1 << 16  # room for everything but block tables
+
+
+class Runner:
+    """Owns a device's input buffers and graphs. One thread at a time."""
+
+    def __init__(
+        self, decoder: Decoder, kv: torch.Tensor, limits: Limits, *, max_tokens: int, max_sequences: int
+    ) -> None:
+        self.graphs = Graphs(limits)
+        self._decoder = decoder
+        self._kv = kv
+        self._limits = limits
+        self._device = kv.device
+        self._tables = BlockTables(
+            max_blocks=-(-limits.max_model_len // limits.block_size),
+            num_blocks=limits.num_blocks,
+            num_rows=2 * max_sequences,
+        )
+        self._staging = Staging(kv.device, torch.int32, capacity=INPUT_WORDS)
+        # Graphs read their inputs here alone, so every pass of a graph must fit.
+        room = INPUT_WORDS + (2 * max_sequences + MAX_GRAPH_PROMPTS) * self._tables.max_blocks
+        self._inputs = torch.zeros(room, dtype=torch.int32, device=self._device)
+        self._newest = torch.zeros(max(max_sequences, max_tokens), dtype=torch.int64, device=self._device)
+
+    def pack(self, chunks: SequenceOf[Chunk], newest: NewestTokens) -> Packed:
+        """Lay out one pass over the chunks, decoding ones first; `newest`: the samples of the pass before.
+
+        Raises InvalidChunkError; nothing was launched then.
+        """
+        return pack(chunks, newest, self._tables, self._limits, graph=self.graphs.choose(chunks))
+
+    @torch.inference_mode()
+    def execute(self, packed: Packed) -> torch.Tensor | None:
+        """Launch one pass. Returns the logits [R, V] of the sampled sequences; the next pass may overwrite them."""
+        inputs, size = self._upload(packed), packed.size
+        if size.graph is not None:
+            logits = self.graphs.replay(size.graph)
+            return logits[: size.num_sampled] if size.num_sampled else None
+        return self._decoder.forward(batch_of(size, packed.layout, inputs, self._newest), self._kv)
+
+    def keep_newest(self, token_ids: torch.Tensor) -> None:
+        """Let the next pass begin with `token_ids` [R] int64."""
+        self._newest[: len(token_ids)].copy_(token_ids)
+
+    @torch.inference_mode()
+    def rehearse(self, sizes: SequenceOf[GraphSize]) -> None:
+        """Launch kernel by kernel what `capture` will."""
+        for _, batch in self._empty_passes(sizes):
+            self._decoder.forward(batch, self._kv)
+
+    @torch.inference_mode()
+    def capture(self, sizes: SequenceOf[GraphSize]) -> None:
+        """Capture a pass of each size; those with prompts only where attention copies in bulk."""
+        for size, batch in self._empty_passes(sizes):
+            self.graphs.capture(size, functools.partial(self._forward_into, batch))
+
+    def _forward_into(self, batch: ForwardBatch, logits: torch.Tensor | None) -> torch.Tensor | None:
+        if logits is None:
+            return self._decoder.forward(batch, self._kv)
+        return self._decoder.forward(batch, self._kv, logits=logits)
+
+    def _empty_passes(self, sizes: SequenceOf[GraphSize]) -> Iterator[tuple[GraphSize, ForwardBatch]]:
+        wanted = [size for size in sizes if not size.prompts or copies_in_bulk(self._kv)]
+        for graph in sorted(wanted, key=lambda size: (size.num_sampled, size.tokens), reverse=True):
+            packed = self._empty_pass(graph)
+            yield graph, batch_of(packed.size, packed.layout, self._upload(packed), self._newest)
+
+    def _empty_pass(self, graph: GraphSize) -> Packed:
+        return Packed.empty(graph_size(graph, self._limits))
+
+    @torch.inference_mode()
+    def measure(self) -> dict[GraphSize, float]:
+        """Milliseconds of each captured pass that decodes, without contexts: the cost of more tokens in it."""
+        times = {}
+        for graph in self.graphs.sizes:
+            if graph.decoding:
+                self._upload(self._empty_pass(graph))
+                times[graph] = self.graphs.measure(graph)
+        return times
+
+    def _upload(self, packed: Packed) -> torch.Tensor:
+        """Copy the inputs to the device; returns the buffer that holds them."""
+        count, inputs = len(packed.words), self._inputs
+        self._staging.write(count)[:] = packed.words
+        if count > len(inputs):
+            inputs = torch.empty(count, dtype=torch.int32, device=self._device)
+        self._staging.send(count, inputs)
+        return inputs

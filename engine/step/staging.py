@@ -1,0 +1,43 @@
+"""Words on their way to the device, in pinned buffers that take turns: one is filled while others are copied."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.arrays import Integers
+
+STAGING_BUFFERS = 3  # two passes may be in flight while a third is prepared
+
+
+class Staging:
+    """Used by one thread. `write`, fill, `send`: one copy to the device, without waiting for it."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, *, capacity: int = 4096) -> None:
+        self._device = device
+        self._dtype = dtype
+        self._pinned = device.type == "cuda"
+        self._buffers = [self._allocate(capacity) for _ in range(STAGING_BUFFERS)]
+        self._arrays: list[Integers] = [buffer.numpy() for buffer in self._buffers]
+        self._copied = [torch.cuda.Event() if self._pinned else None for _ in range(STAGING_BUFFERS)]
+        self._turn = 0
+
+    def write(self, count: int) -> Integers:
+        """Return room for `count` words, to be filled and sent before the next call."""
+        self._turn = turn = (self._turn + 1) % STAGING_BUFFERS
+        if event := self._copied[turn]:
+            event.synchronize()  # waits only if the host is three passes ahead
+        if len(self._arrays[turn]) < count:
+            self._buffers[turn] = self._allocate(max(count, 2 * len(self._arrays[turn])))
+            self._arrays[turn] = self._buffers[turn].numpy()
+        return self._arrays[turn][:count]
+
+    def send(self, count: int, into: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the first `count` written words on the device: in new memory, or the beginning of `into`."""
+        words = torch.empty(count, dtype=self._dtype, device=self._device) if into is None else into[:count]
+        words.copy_(self._buffers[self._turn][:count], non_blocking=True)
+        if event := self._copied[self._turn]:
+            event.record()
+        return words
+
+    def _allocate(self, count: int) -> torch.Tensor:
+        return torch.empty(count, dtype=self._dtype, pin_memory=self._pinned)

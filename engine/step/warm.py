@@ -1,0 +1,84 @@
+"""Passes before the first request, which compile or load its kernels.
+
+Kernels are compiled by shape: few rows or many, with or without a cached prefix, short or long contexts, prompts beside
+decoding, each way to sample. One pass of each kind runs on unused blocks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from common.messages import KVLayout, SamplingParams
+from engine.passes import Pass
+from engine.sequence import Chunk, Sequence
+
+PROMPT_TOKENS = (8, 24, 48, 100, 300, 1500, 3000)  # the limits that select a kernel lie between these
+TIMED_PROMPTS = (256, 512, 1024, 2048, 8192)  # tokens of a pass with one prompt alone
+CACHED_TOKENS = (32, 500, 2500)  # positions before a chunk
+CHUNK_TOKENS = (24, 300)  # tokens of a chunk after them
+SAMPLINGS = (
+    SamplingParams(max_tokens=4, temperature=0.0),
+    SamplingParams(max_tokens=4, temperature=0.8, seed=1),
+    SamplingParams(max_tokens=4, temperature=0.8, top_p=0.9, top_k=50, min_p=0.01, seed=1),
+    SamplingParams(max_tokens=4, temperature=0.8, top_p=0.9, seed=1, logprobs=5),
+    SamplingParams(max_tokens=4, temperature=0.0, repetition_penalty=1.1, presence_penalty=0.5, frequency_penalty=0.5),
+    SamplingParams(max_tokens=4, temperature=0.0, logit_bias={1: 1.0}, stop_token_ids=[2], min_tokens=2),
+)
+
+
+def warm_up(
+    launch: Callable[[list[Chunk]], Pass], layout: KVLayout, *, vocab_size: int, max_model_len: int, max_tokens: int
+) -> None:
+    """Compute a pass of each kind that fits into `max_tokens`, a sequence's limit and the pool; wait for each."""
+    room = min(max_model_len, layout.num_blocks * layout.block_size // 2)
+
+    def sequence(num_tokens: int, sampling: SamplingParams = SAMPLINGS[0], *, first_block: int = 0) -> Sequence:
+        return _sequence(num_tokens, sampling, layout, vocab_size, first_block)
+
+    for num_tokens in PROMPT_TOKENS:
+        if num_tokens <= max_tokens and num_tokens + 2 <= room:
+            launch([sequence(num_tokens).schedule(num_tokens)]).wait()
+    for before in CACHED_TOKENS:
+        for num_tokens in CHUNK_TOKENS:
+            if before + num_tokens + 2 <= room and num_tokens < max_tokens:
+                continued = sequence(before + num_tokens)
+                continued.restart(before)
+                launch([continued.schedule(num_tokens)]).wait()
+    if room < 40 or max_tokens < 40:
+        return
+    for sampling in SAMPLINGS:
+        decoding, prompt = sequence(12, sampling), sequence(24, sampling, first_block=layout.num_blocks // 2)
+        launch([decoding.schedule(12)]).wait()
+        launch([decoding.schedule(1), prompt.schedule(24)]).wait()
+
+
+def time_prompts(
+    launch: Callable[[list[Chunk]], Pass], layout: KVLayout, *, vocab_size: int, max_tokens: int
+) -> dict[int, float]:
+    """Milliseconds of a pass with one prompt alone, by its tokens: placement's first estimates."""
+    times = {}
+    room = min(max_tokens, layout.num_blocks * layout.block_size)
+    for num_tokens in (tokens for tokens in TIMED_PROMPTS if tokens <= room):
+        for _ in range(2):  # the first one may find something cold
+            prompt = _sequence(num_tokens, SAMPLINGS[0], layout, vocab_size, 0, more=0)
+            began = time.perf_counter()
+            launch([prompt.schedule(num_tokens)]).wait()
+            times[num_tokens] = 1000 * (time.perf_counter() - began)
+    return times
+
+
+def _sequence(
+    num_tokens: int, sampling: SamplingParams, layout: KVLayout, vocab_size: int, first_block: int, *, more: int = 2
+) -> Sequence:
+    """A sequence with blocks for its tokens and `more`."""
+    num_blocks = -(-(num_tokens + more) // layout.block_size)
+    return Sequence(
+        request_id="warm-up",
+        attempt=1,
+        token_ids=[index % vocab_size for index in range(num_tokens)],
+        num_prompt_tokens=num_tokens,
+        sampling=sampling,
+        hash_root=b"",
+        block_table=list(range(first_block, first_block + num_blocks)),
+    )

@@ -1,0 +1,1 @@
+"""Reading checkpoints and placing their tensors on a device."""

@@ -1,0 +1,278 @@
+# mypy: allow-untyped-calls
+"""Safetensors -> a model's weights, and the fingerprints of models and tokenizers.
+
+Nothing here unpickles. Threads read pieces of the files into a few buffers (pinned for a GPU) and copy them to their places
+while the next pieces are read, converting other dtypes there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import os
+import queue
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.model.parameters import Destination, Weights
+from engine.weights.checkpoint import (
+    CheckpointError,
+    StoredTensor,
+    characteristic_bytes,
+    some,
+    stored_tensors,
+    weight_files,
+)
+
+__all__ = ["CheckpointError", "load_weights", "model_fingerprint", "tokenizer_fingerprint", "weight_files"]
+
+_FINGERPRINT_BYTES = 16
+_FLOATS = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+# A GPU copies faster than one thread reads from the page cache. Pinning takes start-up time, so buffers are few.
+THREADS = 8
+BUFFER_BYTES = 16 << 20
+CPU_BUFFER_BYTES = 1 << 20  # stays in a core's cache between reading and copying
+_BUFFERS_PER_THREAD = 2  # one is read into while the other is copied
+_ALIGNMENT = 16  # tensors are cut at multiples of it, never within an element
+_ROTATIONS = ".rotary_emb.inv_freq"  # tables in old checkpoints; the model computes its own
+
+
+def load_weights(weights: Weights, folder: Path) -> None:
+    """Copy every tensor of the checkpoint, or this rank's share of it, to its destination.
+
+    Raises CheckpointError before any copy unless the checkpoint has exactly the declared tensors, each once and in its shape.
+    """
+    runs = _match(folder, weights)
+    _stream(runs, weights.device, BUFFER_BYTES if weights.device.type == "cuda" else CPU_BUFFER_BYTES)
+
+
+def model_fingerprint(folder: Path) -> str:
+    """Return 32 hex digits over config.json and each safetensors file's size, header and a sample of every tensor."""
+    digest = hashlib.blake2b(digest_size=_FINGERPRINT_BYTES, key=b"baton.model.v1")
+    _update(digest, (folder / "config.json").read_bytes())
+    for file in weight_files(folder):
+        for part in characteristic_bytes(file):
+            _update(digest, part)
+    return digest.hexdigest()
+
+
+def tokenizer_fingerprint(file: Path) -> str:
+    """Return 32 hex digits over the bytes of a tokenizer.json."""
+    return hashlib.blake2b(file.read_bytes(), digest_size=_FINGERPRINT_BYTES, key=b"baton.tokenizer.v1").hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Elements of a stored tensor that are contiguous in the file and at their destination."""
+
+    file: Path
+    begin: int  # first byte in the file
+    end: int
+    dtype: torch.dtype  # as stored
+    flat: torch.Tensor  # destination, [num_elements]
+
+
+def _match(folder: Path, weights: Weights) -> list[_Run]:
+    """All runs to copy."""
+    runs, found, doubled, unexpected = list[_Run](), set[str](), list[str](), list[str]()
+    for stored in stored_tensors(folder):
+        destination = weights.destinations.get(stored.name)
+        if destination is None:
+            if stored.name not in weights.unused and not stored.name.endswith(_ROTATIONS):
+                unexpected.append(stored.name)
+        elif stored.name in found:
+            doubled.append(stored.name)
+        else:
+            found.add(stored.name)
+            runs += _runs(stored, destination)
+    if unexpected:
+        raise CheckpointError(f"{folder}: unexpected weights {some(unexpected)}: config.json describes another model")
+    if missing := sorted(weights.destinations.keys() - found):
+        raise CheckpointError(f"{folder}: missing weights {some(missing)}: is the download complete?")
+    if doubled:
+        raise CheckpointError(f"{folder}: weights {some(doubled)} are in several files: remove those of another model")
+    return runs
+
+
+def _runs(stored: StoredTensor, destination: Destination) -> Iterator[_Run]:
+    """Cut out the destination's part: whole rows are one run, columns are one run in each row."""
+    shape, source = stored.shape, destination.source
+    if shape != destination.stored_shape:
+        raise CheckpointError(
+            f"{stored.name} has shape {list(shape)}, config.json asks for {list(destination.stored_shape)}"
+        )
+    if stored.dtype not in _FLOATS:
+        raise CheckpointError(f"{stored.name} holds {stored.dtype}: quantised weights are not supported")
+    dtype, flat = _FLOATS[stored.dtype], destination.tensor.view(-1)
+    if len(shape) == 1 or source[-1] == slice(0, shape[-1]):
+        starts, length = [source[0].start * math.prod(shape[1:])], flat.numel()
+    else:
+        starts = [row * shape[-1] + source[-1].start for row in range(math.prod(shape[:-1]))]
+        length = source[-1].stop - source[-1].start
+    for target, start in zip(flat.split(length), starts, strict=True):
+        begin = stored.begin + start * dtype.itemsize
+        yield _Run(stored.file, begin, begin + length * dtype.itemsize, dtype, target)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some elements of a run, in a buffer."""
+
+    run: _Run
+    at: int  # bytes into the buffer
+    size: int  # bytes
+    first: int  # element of the run
+
+    def copy(self, buffer: torch.Tensor) -> None:
+        """Copy out of the buffer: on a GPU, in the current stream and without waiting."""
+        source = buffer[self.at : self.at + self.size]
+        count = self.size // self.run.dtype.itemsize
+        target = self.run.flat[self.first : self.first + count]
+        if target.dtype is self.run.dtype:
+            target.view(torch.uint8).copy_(source, non_blocking=True)
+        else:  # the file's bytes may not be aligned
+            aligned = torch.empty(self.size, dtype=torch.uint8, device=target.device)
+            aligned.copy_(source, non_blocking=True)
+            target.copy_(aligned.view(self.run.dtype))
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Bytes that are read at once."""
+
+    file: Path
+    begin: int
+    end: int
+    parts: list[_Part]
+
+
+def _pieces(runs: Iterable[_Run], limit: int) -> Iterator[_Piece]:
+    """Cut the files into pieces of at most `limit` bytes. Unwanted bytes are not read."""
+    piece: _Piece | None = None
+    for run in sorted(runs, key=lambda run: (run.file, run.begin)):
+        begin = run.begin
+        while begin < run.end:
+            if (
+                piece is None
+                or piece.file != run.file
+                or piece.end != begin
+                or limit - (begin - piece.begin) < _ALIGNMENT
+            ):
+                if piece is not None:
+                    yield piece
+                piece = _Piece(run.file, begin, begin, [])
+            room = limit - (begin - piece.begin)
+            size = min(run.end - begin, room - room % _ALIGNMENT)
+            first = (begin - run.begin) // run.dtype.itemsize
+            piece.parts.append(_Part(run, begin - piece.begin, size, first))
+            begin += size
+            piece.end = begin
+    if piece is not None:
+        yield piece
+
+
+def _stream(runs: Iterable[_Run], device: torch.device, buffer_bytes: int) -> None:
+    """Read and place all runs; return when all are in place."""
+    with ExitStack() as opened:
+        files: dict[Path, int] = {}
+        waiting: queue.SimpleQueue[_Piece] = queue.SimpleQueue()
+        for piece in _pieces(runs, buffer_bytes):
+            if piece.file not in files:
+                files[piece.file] = os.open(piece.file, os.O_RDONLY | os.O_CLOEXEC)
+                opened.callback(os.close, files[piece.file])
+            waiting.put(piece)
+        before = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        num_threads = min(THREADS, os.cpu_count() or 1, waiting.qsize()) or 1
+        with ThreadPoolExecutor(num_threads, thread_name_prefix="weights") as threads:
+            work = [threads.submit(_work, waiting, files, before, buffer_bytes) for _ in range(num_threads)]
+        for thread in work:
+            thread.result()
+
+
+def _work(
+    waiting: queue.SimpleQueue[_Piece],
+    files: Mapping[Path, int],
+    before: torch.cuda.Stream | None,
+    buffer_bytes: int,
+) -> None:
+    """Take pieces until there are none."""
+    with _stream_behind(before):
+        buffers = [_Buffer(buffer_bytes, pinned=before is not None) for _ in range(_BUFFERS_PER_THREAD)]
+        try:
+            for buffer in itertools.cycle(buffers):
+                buffer.carry(waiting.get_nowait(), files)
+        except queue.Empty:
+            return
+        except BaseException:
+            _drain(waiting)  # the others need not go on
+            raise
+
+
+@contextmanager
+def _stream_behind(before: torch.cuda.Stream | None) -> Iterator[None]:
+    """On a GPU, make a new stream the current one, and wait for it at the end."""
+    if before is None:
+        yield
+        return
+    stream = torch.cuda.Stream(before.device)
+    stream.wait_stream(before)  # work before may still use the destinations' memory
+    with torch.cuda.stream(stream):
+        try:
+            yield
+        finally:
+            stream.synchronize()  # the buffers outlive the copies
+
+
+class _Buffer:
+    """Memory between file and destination."""
+
+    def __init__(self, size: int, *, pinned: bool) -> None:
+        self._bytes = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+        self._view = memoryview(self._bytes.numpy())  # type: ignore[arg-type]
+        self._copied = torch.cuda.Event() if pinned else None
+
+    def carry(self, piece: _Piece, files: Mapping[Path, int]) -> None:
+        """Read the piece once the last one's copies are over, and start its copies."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        size = piece.end - piece.begin
+        filled = 0
+        while filled < size:
+            try:
+                count = os.preadv(files[piece.file], [self._view[filled:size]], piece.begin + filled)
+            except OSError as error:
+                raise CheckpointError(f"{piece.file} can't be read as safetensors: {error}") from error
+            if count == 0:
+                raise CheckpointError(f"{piece.file} can't be read as safetensors: it has become shorter")
+            filled += count
+        for part in piece.parts:
+            part.copy(self._bytes)
+        if self._copied is not None:
+            self._copied.record()
+
+
+def _drain(waiting: queue.SimpleQueue[_Piece]) -> None:
+    try:
+        while True:
+            waiting.get_nowait()
+    except queue.Empty:
+        pass
+
+
+def _update(digest: hashlib.blake2b, part: bytes) -> None:
+    digest.update(struct.pack("<Q", len(part)))
+    digest.update(part)

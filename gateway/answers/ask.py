@@ -1,0 +1,70 @@
+"""What a client asks for, in no dialect's words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from common.messages import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A prompt to tokenise."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """A prompt that is tokenised already."""
+
+    ids: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """A prompt for the model's chat template. Messages are mappings with role, content, …"""
+
+    messages: Sequence[Mapping[str, Any]]
+    opens_answer: bool = True  # the template begins the assistant's message
+    continues_final_message: bool = False
+    variables: Mapping[str, Any] | None = None  # the client's own, for the template
+
+
+Prompt = Text | TokenIds | Conversation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextRules:
+    """How generated tokens become the answer's text."""
+
+    stops: Sequence[str] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One request: a dialect makes it of a body, and `gateway.answers.start` answers it."""
+
+    model: str
+    answer_prefix: str  # prefix of the answer's id, before 32 hex digits
+    prompts: Sequence[Prompt]
+    stream: bool = False
+    n: int = 1  # choices for each prompt
+    # As far as the client said; `max_tokens` 0: the rest of the context. Seed and the model's stop tokens are filled in.
+    sampling: SamplingParams
+    seed: int | None = None
+    ignore_eos: bool = False
+    text: TextRules = TextRules()
+    priority: int = 0
+    cache_salt: str = ""
+    deadline_s: float | None = None
+    first_token_s: float | None = None  # a later first token is useless
+    field_names: Mapping[str, str] = field(default_factory=dict)  # our names -> the dialect's, where they differ
+
+    def name_of(self, name: str) -> str:
+        """The client's name for our field `name`, for errors."""
+        return self.field_names.get(name, name)

@@ -1,0 +1,83 @@
+"""The models that this gateway serves: their names, and what their workers say of them now.
+
+Names and tokenizers are configured, because text becomes tokens here. Fingerprint and longest context come from heartbeats. A
+worker belongs to the model whose name it announces.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from common.messages import WorkerState
+from common.words import Role
+from gateway.answers.tokenizer import ChatTokenizer
+
+ReadyWorkers = Callable[[Role], Iterable[WorkerState]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A model as it is served now."""
+
+    name: str
+    tokenizer: ChatTokenizer
+    fingerprint: str = ""  # the weights' fingerprint; empty without a decode worker
+    adapter: str = ""  # joins the hash root; "": the weights alone
+    max_model_len: int | None = None  # longest prompt and answer in tokens; None: no worker ready
+
+    @property
+    def is_ready(self) -> bool:
+        return bool(self.fingerprint)
+
+
+class Catalogue:
+    """Finds models by name. `ready(role)`: the workers that take new work of a role."""
+
+    def __init__(self, tokenizers: Mapping[str, ChatTokenizer], ready: ReadyWorkers) -> None:
+        self._tokenizers = dict(tokenizers)
+        self._ready = ready
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """In configured order."""
+        return tuple(self._tokenizers)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tokenizers
+
+    def find(self, name: str) -> Served | None:
+        tokenizer = self._tokenizers.get(name)
+        if tokenizer is None:
+            return None
+        fingerprint = self.fingerprint(name)
+        return Served(
+            name=name, tokenizer=tokenizer, fingerprint=fingerprint, max_model_len=self._max_model_len(fingerprint)
+        )
+
+    def all(self) -> list[Served]:
+        return [served for name in self._tokenizers if (served := self.find(name)) is not None]
+
+    def fingerprint(self, name: str) -> str:
+        """The weights that most decode workers of the model have; "" when none is ready.
+
+        They differ only while weights are being replaced.
+        """
+        if name not in self:
+            return ""
+        counts = Counter(state.model_fingerprint for state in self._decode_workers(name))
+        return min(counts, key=lambda weights: (-counts[weights], weights), default="")
+
+    def _decode_workers(self, name: str) -> list[WorkerState]:
+        decode = list(self._ready(Role.DECODE))
+        named = [state for state in decode if state.model == name]
+        if named or len(self._tokenizers) > 1:
+            return named
+        # A gateway of a single model may name it as it likes.
+        return decode if len({state.model_fingerprint for state in decode}) == 1 else []
+
+    def _max_model_len(self, fingerprint: str) -> int | None:
+        """The longest context that every worker with these weights can serve."""
+        workers = [*self._ready(Role.DECODE), *self._ready(Role.PREFILL)]
+        return min((state.max_model_len for state in workers if state.model_fingerprint == fingerprint), default=None)

@@ -1,0 +1,223 @@
+"""From what a client asks to an answer: tokenise, check, charge, submit. The same for all dialects."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import time
+import uuid
+from dataclasses import dataclass
+from typing import assert_never
+
+import msgspec
+
+from common.errors import InvalidRequestError
+from common.messages import SamplingParams
+from gateway.answers.answer import Answer
+from gateway.answers.ask import Ask, Conversation, Prompt, Text, TokenIds
+from gateway.answers.catalogue import Catalogue, Served
+from gateway.answers.choice import Choice
+from gateway.answers.tokenizer import ChatTokenizer
+from gateway.http.problem import ContextLengthError, ModelNotFoundError
+from gateway.request.spec import Generations, GenerationSpec
+from gateway.tenants.budgets import Budgets
+from gateway.tenants.charge import charge
+from gateway.tenants.tenants import ANYBODY, Tenant
+
+MAX_SEQUENCES = 64  # prompts times choices of one request
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A request's tenant, W3C trace context, and time of arrival (`time.monotonic()`)."""
+
+    tenant: Tenant = ANYBODY
+    traceparent: str = ""
+    received_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """What clients may know of a served model."""
+
+    name: str
+    created: int
+    max_model_len: int | None
+
+
+class Answers:
+    """Starts answers. `default_deadline_s` is for requests that name no deadline."""
+
+    def __init__(
+        self,
+        *,
+        generations: Generations,
+        catalogue: Catalogue,
+        budgets: Budgets,
+        default_deadline_s: float,
+    ) -> None:
+        self._budgets = budgets
+        self._default_deadline_s = default_deadline_s
+        self._started_at = int(time.time())
+        self.generations = generations
+        self.catalogue = catalogue
+
+    def models(self) -> list[ModelCard]:
+        """The served models, also those without a ready worker."""
+        return [self._card(served) for served in self.catalogue.all()]
+
+    def model(self, name: str) -> ModelCard:
+        """Raises ModelNotFoundError."""
+        return self._card(self.find(name))
+
+    def _card(self, served: Served) -> ModelCard:
+        return ModelCard(name=served.name, created=self._started_at, max_model_len=served.max_model_len)
+
+    def find(self, name: str) -> Served:
+        """Raises ModelNotFoundError, which lists the names."""
+        served = self.catalogue.find(name)
+        if served is None:
+            names = ", ".join(map(repr, self.catalogue.names))
+            raise ModelNotFoundError(f"the model {name!r} does not exist; this gateway serves {names}", param="model")
+        return served
+
+    def check(self, ask: Ask, tenant: Tenant) -> None:
+        """Raise the ServingError that `start` would raise in any case, before the work of tokenising."""
+        served = self.find(ask.model)
+        deadline_s = ask.deadline_s or self._default_deadline_s
+        first_token_s = min(deadline_s, ask.first_token_s or deadline_s)
+        self.generations.turn_away(tenant, priority=ask.priority, first_token_s=first_token_s, model=served.name)
+
+    async def start(self, ask: Ask, origin: Origin) -> Answer:
+        """Tokenise and submit; return when all choices may start. Raises ServingError."""
+        if len(ask.prompts) * ask.n > MAX_SEQUENCES:
+            raise InvalidRequestError(
+                f"at most {MAX_SEQUENCES} prompts times n are allowed", param=ask.name_of("prompt")
+            )
+        served = self.find(ask.model)
+        prompts = [await _tokenised(prompt, served.tokenizer) for prompt in ask.prompts]
+        answer = Answer(
+            id=f"{ask.answer_prefix}-{uuid.uuid4().hex}",
+            model=served.name,
+            tokenizer=served.tokenizer,
+            prompts=prompts,
+        )
+        specs = self._specs(ask, origin, answer, served)
+        answer.charge = await charge(
+            self._budgets,
+            origin.tenant,
+            answer.id,
+            tokens=sum(map(len, prompts)) + sum(spec.sampling.max_tokens for spec in specs),
+            ttl_s=specs[0].deadline_s,
+        )
+        try:
+            generations = await self.generations.submit(specs)
+        except BaseException:
+            if answer.charge is not None:
+                answer.charge.settle(None)
+            raise
+        answer.choices = [
+            Choice(generation, served.tokenizer, index=index, rules=ask.text, sampling=specs[index].sampling)
+            for index, generation in enumerate(generations)
+        ]
+        return answer
+
+    def _specs(self, ask: Ask, origin: Origin, answer: Answer, served: Served) -> list[GenerationSpec]:
+        """A specification for each choice of each prompt. Raises InvalidRequestError."""
+        for prompt in answer.prompts:
+            _check_prompt(ask, prompt, served)
+        if ask.priority > origin.tenant.max_priority:
+            name, most = ask.name_of("priority"), origin.tenant.max_priority
+            raise InvalidRequestError(f"{name}: at most {most} is allowed with this API key", param=name)
+        seed = ask.seed if ask.seed is not None else secrets.randbits(64)
+        specs: list[GenerationSpec] = []
+        for prompt in answer.prompts:
+            sampling = _sampling(ask, prompt, served)
+            for _ in range(ask.n):
+                spec = GenerationSpec(
+                    request_id=f"{answer.id}-{len(specs)}",
+                    token_ids=prompt,
+                    sampling=msgspec.structs.replace(sampling, seed=choice_seed(seed, len(specs))),
+                    deadline_s=ask.deadline_s or self._default_deadline_s,
+                    first_token_s=ask.first_token_s or 0.0,
+                    model=served.name,
+                    model_fingerprint=served.fingerprint,
+                    adapter=served.adapter,
+                    salt=origin.tenant.salt(ask.cache_salt),
+                    tenant=origin.tenant,
+                    priority=ask.priority,
+                    traceparent=origin.traceparent,
+                    received_at=origin.received_at,
+                )
+                specs.append(spec)
+        return specs
+
+
+async def _tokenised(prompt: Prompt, tokenizer: ChatTokenizer) -> list[int]:
+    match prompt:
+        case TokenIds():
+            return prompt.ids
+        case Text():
+            return await asyncio.to_thread(tokenizer.encode, prompt.text)
+        case Conversation():
+            return await asyncio.to_thread(
+                tokenizer.encode_chat,
+                prompt.messages,
+                add_generation_prompt=prompt.opens_answer,
+                continue_final_message=prompt.continues_final_message,
+                variables=prompt.variables,
+            )
+        case _:
+            assert_never(prompt)
+
+
+def _check_prompt(ask: Ask, prompt: list[int], served: Served) -> None:
+    name = ask.name_of("prompt")
+    if not prompt:
+        raise InvalidRequestError("the prompt has no tokens", param=name)
+    if max(prompt) >= served.tokenizer.vocab_size:
+        raise InvalidRequestError(f"a token id is not below {served.tokenizer.vocab_size}", param=name)
+    limit = served.max_model_len
+    if limit is not None and len(prompt) >= limit:
+        raise ContextLengthError(
+            f"this model's context has {limit} tokens, the prompt {len(prompt)}: shorten it", param=name
+        )
+
+
+def _sampling(ask: Ask, prompt: list[int], served: Served) -> SamplingParams:
+    """The client's wishes for one prompt, completed with defaults. Raises InvalidRequestError."""
+    asked, vocab_size = ask.sampling, served.tokenizer.vocab_size
+    outside = [token for token in asked.logit_bias if token >= vocab_size]
+    if outside:
+        raise InvalidRequestError(f"token {outside[0]} is not in the vocabulary", param=ask.name_of("logit_bias"))
+    if any(token >= vocab_size for token in asked.stop_token_ids):
+        raise InvalidRequestError("a token is not in the vocabulary", param=ask.name_of("stop_token_ids"))
+    max_tokens = _max_tokens(ask, prompt, served)
+    eos = [] if ask.ignore_eos else served.tokenizer.eos_ids
+    return msgspec.structs.replace(
+        asked,
+        max_tokens=max_tokens,
+        min_tokens=min(asked.min_tokens, max_tokens),
+        stop_token_ids=list(dict.fromkeys([*eos, *asked.stop_token_ids])),
+    )
+
+
+def _max_tokens(ask: Ask, prompt: list[int], served: Served) -> int:
+    """The wanted number, else the rest of the context."""
+    limit, wanted = served.max_model_len, ask.sampling.max_tokens
+    room = limit - len(prompt) if limit is not None else 2**31
+    if wanted > room:
+        raise ContextLengthError(
+            f"this model's context has {limit} tokens; the prompt has {len(prompt)} and {wanted} were asked for",
+            param=ask.name_of("max_tokens"),
+        )
+    return wanted or room
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """The client's seed for the first choice, hashed with the index for the others."""
+    if index == 0:
+        return seed
+    digest = hashlib.blake2b(seed.to_bytes(8, "little") + index.to_bytes(4, "little"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")

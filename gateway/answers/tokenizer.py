@@ -1,0 +1,116 @@
+"""Text to tokens by the model folder's tokenizer and chat template, without transformers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Unpack
+
+from tokenizers import Tokenizer
+
+from common.errors import InvalidRequestError
+from gateway.answers.template import RenderOptions, read_template
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
+
+
+class ChatTokenizer:
+    """Tokenizer, chat template and stop tokens of a model folder. Thread-safe."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise FileNotFoundError(f"{folder} has no tokenizer.json: name a Hugging Face model folder")
+        raw = path.read_bytes()
+        self.tokenizer = Tokenizer.from_str(raw.decode("utf-8"))
+        self.fingerprint = hashlib.blake2b(raw, digest_size=16).hexdigest()
+        self.is_byte_level = _is_byte_level(json.loads(raw).get("decoder"))
+        config = _read(folder / "tokenizer_config.json")
+        model_config = _read(folder / "config.json")
+        self._special = {
+            name: _content(config[name])
+            for name in ("bos_token", "eos_token", "pad_token", "unk_token")
+            if config.get(name)
+        }
+        self.special_ids = frozenset(
+            index for index, token in self.tokenizer.get_added_tokens_decoder().items() if token.special
+        )
+        self.eos_ids = self._eos_ids(_read(folder / "generation_config.json"), model_config)
+        self.vocab_size = int(model_config.get("vocab_size") or self.tokenizer.get_vocab_size())
+        self._template = read_template(folder, config, self._special)
+        self._bytes: dict[int, bytes] = {}  # filled as tokens are met
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[RenderOptions]) -> list[int]:
+        """Render the chat template, which writes BOS itself, and tokenise it."""
+        return self.encode(self.render(messages, **options), add_special_tokens=False)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[RenderOptions]) -> str:
+        """See `ChatTemplate.render`. Raises InvalidRequestError."""
+        if self._template is None:
+            raise InvalidRequestError("this model has no chat template: use /v1/completions", param="messages")
+        return self._template.render(messages, **options)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return self.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """One token by itself: perhaps part of a character, and with the space that decoding strips."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            known = self._bytes[token_id] = self._bytes_of(token_id)
+        return known
+
+    def token_text(self, token_id: int) -> str:
+        """One token as text, for logprobs; part of a character becomes U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        token = self.tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""  # models pad their vocabulary
+        if self.is_byte_level:
+            known = [_BYTE_OF_CHAR.get(character) for character in token]
+            return token.encode() if None in known else bytes(byte for byte in known if byte is not None)
+        if token_id in self.special_ids:
+            return token.encode()
+        byte = _BYTE_TOKEN.match(token)
+        return bytes([int(byte[1], 16)]) if byte else token.replace("\u2581", " ").encode()
+
+    def _eos_ids(self, generation: Mapping[str, Any], model: Mapping[str, Any]) -> list[int]:
+        found: list[int] = []
+        for source in (generation.get("eos_token_id"), model.get("eos_token_id")):
+            found += source if isinstance(source, list) else [source] if source is not None else []
+        named = self._special.get("eos_token")
+        by_name = self.tokenizer.token_to_id(named) if named else None
+        return list(dict.fromkeys([*found, *([by_name] if by_name is not None else [])]))
+
+
+def _is_byte_level(decoder: Mapping[str, Any] | None) -> bool:
+    """Whether tokens are GPT-2's bytes, so that decoding joins bytes."""
+    if decoder is not None and decoder["type"] == "Sequence":
+        return len(decoder["decoders"]) == 1 and _is_byte_level(decoder["decoders"][0])
+    return decoder is not None and decoder["type"] == "ByteLevel"
+
+
+def _byte_of_char() -> dict[str, int]:
+    """GPT-2's table: printable bytes stand for themselves, others for characters from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+_BYTE_OF_CHAR = _byte_of_char()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _content(token: Any) -> str:
+    return str(token["content"]) if isinstance(token, dict) else str(token)

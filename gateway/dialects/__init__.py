@@ -1,0 +1,8 @@
+"""Ways of asking over HTTP, one folder each. The rest of the gateway needs only their entries in `DIALECTS`."""
+
+from __future__ import annotations
+
+from gateway.dialects.dialect import Dialect
+from gateway.dialects.openai import DIALECT as OPENAI
+
+DIALECTS: tuple[Dialect, ...] = (OPENAI,)

@@ -1,0 +1,69 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+from common.tracing import Attributes
+from gateway.answers.answer import Answer
+from gateway.answers.ask import Ask, Text, TokenIds
+from gateway.answers.choice import Choice, Piece
+from gateway.dialects.openai import framing
+from gateway.dialects.openai.objects import completion_logprobs, head
+from gateway.dialects.openai.schema import CompletionRequest
+from gateway.http.problem import Json
+from gateway.http.streaming import EVENTS
+
+KIND = "text_completion"
+
+
+class Completions:
+    """Prompts in, texts out."""
+
+    body = CompletionRequest
+    operation = "text_completion"
+    stream_type = EVENTS
+    is_batchable = True
+    stream_error = staticmethod(framing.stream_error)
+
+    def ask(self, body: CompletionRequest) -> Ask:
+        prompts = [Text(prompt) if isinstance(prompt, str) else TokenIds(prompt) for prompt in body.prompts]
+        return framing.asked(
+            body, answer_prefix="cmpl", prompts=prompts, max_tokens=body.max_tokens, logprobs=body.logprobs
+        )
+
+    def events(self, body: CompletionRequest, answer: Answer) -> AsyncGenerator[bytes, None]:
+        return framing.chunks(body, answer, head(answer, KIND), opening=_opening, content=_text)
+
+    async def whole(self, body: CompletionRequest, answer: Answer) -> Json:
+        return await framing.whole(body, answer, head(answer, KIND), _whole_text)
+
+    def describe(self, body: CompletionRequest) -> Attributes:
+        return framing.described(body, body.max_tokens)
+
+
+def _opening(body: CompletionRequest, answer: Answer, choice: Choice) -> Json | None:
+    echo = _echo(body, answer, choice.index)
+    return {"index": choice.index, "logprobs": None, "finish_reason": None, "text": echo} if echo else None
+
+
+def _text(body: CompletionRequest, answer: Answer, piece: Piece) -> Json:
+    return {"text": piece.text, "logprobs": _logprobs(body, answer, piece)}
+
+
+def _whole_text(body: CompletionRequest, answer: Answer, index: int, piece: Piece) -> Json:
+    return {"text": _echo(body, answer, index) + piece.text, "logprobs": _logprobs(body, answer, piece)}
+
+
+def _echo(body: CompletionRequest, answer: Answer, index: int) -> str:
+    """The text of a choice's prompt, for `echo`."""
+    if not body.echo:
+        return ""
+    prompt = body.prompts[index // answer.choices_per_prompt]
+    return prompt if isinstance(prompt, str) else answer.tokenizer.decode(prompt, skip_special_tokens=False)
+
+
+def _logprobs(body: CompletionRequest, answer: Answer, piece: Piece) -> Json | None:
+    if body.logprobs is None:
+        return None
+    return completion_logprobs(answer.tokenizer, piece.token_ids, piece.logprobs, offset=piece.offset)

@@ -1,0 +1,80 @@
+"""OpenAI's dialect as one entry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.answers.start import Answers, ModelCard
+from gateway.dialects.dialect import Dialect, Endpoint, View
+from gateway.dialects.openai.chat import Chat
+from gateway.dialects.openai.completions import Completions
+from gateway.dialects.openai.objects import USAGE
+from gateway.dialects.openai.schema import ChatRequest, CompletionRequest
+from gateway.http.api import JSON, ApiPart, fields, get, post, ref
+from gateway.http.keys import BEARER
+from gateway.http.problem import Json, Problem, error_object
+from gateway.http.streaming import EVENTS
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+MODELS = "/v1/models"
+
+
+class OpenAi:
+    """Chat and completions. The gateway's own form of errors is OpenAI's."""
+
+    name = "openai"
+    key = BEARER
+    endpoints: Mapping[str, Endpoint[Any]] = {CHAT: Chat(), COMPLETIONS: Completions()}
+
+    def __init__(self) -> None:
+        self.views: Mapping[str, View] = {MODELS: _listed, f"{MODELS}/{{model:path}}": _one}
+        self.api = ApiPart(
+            paths={
+                CHAT: {"post": post(ChatRequest, _completion("chat.completion"), stream_type=EVENTS)},
+                COMPLETIONS: {"post": post(CompletionRequest, _completion("text_completion"), stream_type=EVENTS)},
+                MODELS: {"get": get(MODELS, "The served model, as a list.", JSON)},
+                f"{MODELS}/{{model}}": {"get": get(f"{MODELS}/{{model}}", "One model.", JSON)},
+            },
+            bodies=(ChatRequest, CompletionRequest),
+            schemas={"Usage": USAGE},
+        )
+
+    def error(self, problem: Problem) -> tuple[int, Json]:
+        return problem.status, error_object(problem)
+
+
+def _listed(answers: Answers, parameters: Mapping[str, str]) -> Json:
+    return {"object": "list", "data": [_card(model) for model in answers.models()]}
+
+
+def _one(answers: Answers, parameters: Mapping[str, str]) -> Json:
+    return _card(answers.model(parameters["model"]))
+
+
+def _card(model: ModelCard) -> Json:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "baton",
+        "max_model_len": model.max_model_len,
+    }
+
+
+def _completion(kind: str) -> Json:
+    """The schema of a whole answer."""
+    choice = {"type": "object", "required": ["index", "finish_reason"]}
+    return fields(
+        {
+            "id": {"type": "string"},
+            "object": {"const": kind},
+            "created": {"type": "integer"},
+            "model": {"type": "string"},
+            "choices": {"type": "array", "minItems": 1, "items": choice},
+            "usage": ref("Usage"),
+        }
+    )
+
+
+DIALECT: Dialect = OpenAi()

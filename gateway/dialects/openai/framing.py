@@ -1,0 +1,135 @@
+"""What chat and completions share: common fields, the chunks of a stream, the whole object."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from common.messages import SamplingParams
+from common.tracing import Attributes
+from gateway.answers.answer import Answer
+from gateway.answers.ask import Ask, Prompt, TextRules
+from gateway.answers.choice import Choice, Piece
+from gateway.dialects.openai.objects import usage_object
+from gateway.dialects.openai.schema import CommonFields
+from gateway.http.problem import Json, Problem, error_object
+from gateway.http.streaming import event
+
+DONE = b"data: [DONE]\n\n"
+Body = TypeVar("Body", bound=CommonFields)
+_SAME_NAMES = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+
+
+def asked(
+    body: CommonFields,
+    *,
+    answer_prefix: str,
+    prompts: Sequence[Prompt],
+    max_tokens: int | None,
+    logprobs: int | None,
+    field_names: Mapping[str, str] | None = None,
+) -> Ask:
+    """What a body asks for, given its prompts and the fields that chat and completions name differently."""
+    return Ask(
+        model=body.model,
+        answer_prefix=answer_prefix,
+        prompts=prompts,
+        stream=body.stream,
+        n=body.n or 1,
+        sampling=_sampling(body, max_tokens, logprobs),
+        seed=None if body.seed is None else body.seed % 2**64,
+        ignore_eos=body.ignore_eos,
+        text=TextRules(
+            stops=body.stop or [],
+            include_stop=body.include_stop_str_in_output,
+            skip_special_tokens=body.skip_special_tokens,
+        ),
+        priority=body.priority,
+        cache_salt=body.cache_salt or "",
+        deadline_s=body.timeout,
+        first_token_s=body.ttft_timeout,
+        field_names=field_names or {},
+    )
+
+
+def _sampling(body: CommonFields, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    """How to choose tokens, as far as the body says."""
+    given: dict[str, Any] = {name: float(value) for name in _SAME_NAMES if (value := getattr(body, name)) is not None}
+    return SamplingParams(
+        **given,
+        top_k=max(0, body.top_k or 0),
+        logit_bias={int(token): float(bias) for token, bias in (body.logit_bias or {}).items()},
+        logprobs=logprobs,
+        max_tokens=max_tokens or 0,
+        min_tokens=body.min_tokens or 0,
+        stop_token_ids=body.stop_token_ids or [],
+    )
+
+
+def described(body: CommonFields, max_tokens: int | None) -> Attributes:
+    """The request as attributes of its span, by GenAI's semantic conventions."""
+    said = {
+        "gen_ai.request.choice.count": body.n,
+        "gen_ai.request.max_tokens": max_tokens,
+        "gen_ai.request.temperature": body.temperature,
+        "gen_ai.request.top_p": body.top_p,
+        "gen_ai.request.seed": body.seed,
+    }
+    return {
+        "gen_ai.request.model": body.model,
+        "gen_ai.request.stream": body.stream,
+        **{name: value for name, value in said.items() if value is not None},
+    }
+
+
+def stream_error(problem: Problem) -> bytes:
+    """An error in the middle of a stream is an event, and no `[DONE]` follows."""
+    return event(error_object(problem))
+
+
+async def chunks(
+    body: Body,
+    answer: Answer,
+    head: Json,
+    *,
+    opening: Callable[[Body, Answer, Choice], Json | None],
+    content: Callable[[Body, Answer, Piece], Json],
+) -> AsyncGenerator[bytes, None]:
+    """The events of a stream. `opening` is a choice's first entry, `content` a piece's addition."""
+    usage: Json = {"usage": None} if body.include_usage else {}
+    for choice in answer.choices:
+        first = opening(body, answer, choice)
+        if first is not None:
+            yield event(head | {"choices": [first]} | usage)
+    async with contextlib.aclosing(answer.pieces()) as pieces:
+        async for choice, piece in pieces:
+            if not (piece.text or piece.finish or piece.logprobs or body.return_token_ids):
+                continue  # held back: it may become a stop string
+            if body.continuous_usage:
+                usage["usage"] = usage_object(answer.usage())
+            entry: Json = {"index": choice.index}
+            entry.update(content(body, answer, piece))
+            entry["finish_reason"] = piece.finish or None
+            if body.return_token_ids:
+                entry["token_ids"] = piece.token_ids
+            yield event(head | {"choices": [entry]} | usage)
+    if body.include_usage:
+        yield event(head | {"choices": [], "usage": usage_object(answer.usage())})
+    yield DONE
+
+
+async def whole(body: Body, answer: Answer, head: Json, content: Callable[[Body, Answer, int, Piece], Json]) -> Json:
+    """The object of a whole answer. `content` is what a choice, by its index, says."""
+    choices = [
+        {"index": index} | content(body, answer, index, piece) | _ending(body, piece)
+        for index, piece in enumerate(await answer.whole())
+    ]
+    return head | {"choices": choices, "usage": usage_object(answer.usage()), "system_fingerprint": None}
+
+
+def _ending(body: CommonFields, piece: Piece) -> Json:
+    """The end of an entry of `choices`."""
+    if body.return_token_ids:
+        return {"finish_reason": piece.finish or None, "token_ids": piece.token_ids}
+    return {"finish_reason": piece.finish or None}

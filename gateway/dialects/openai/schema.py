@@ -1,0 +1,322 @@
+"""The bodies of OpenAI's dialect, field by field. What can't be honoured is refused by name."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, StrictBool, StrictInt, StrictStr, field_validator, model_validator
+
+from gateway.http.fields import Count, Metadata, Number, StrictFields, TokenId
+
+MAX_STOPS = 16
+MAX_STOP_CHARS = 1_000
+MAX_LOGIT_BIAS = 1_024
+MAX_N = 16
+MAX_MESSAGES = 4_096
+
+Label = Annotated[StrictStr, Field(max_length=1_024)]
+
+# Known fields that are not served: refused with these words unless they are off.
+_TOOLS = "tools are not supported yet"
+_SHARED_UNSUPPORTED = {
+    "allowed_token_ids": "", "bad_words": "", "guided_choice": "", "guided_grammar": "", "guided_json": "",
+    "guided_regex": "", "length_penalty": "", "logits_processors": "", "prompt_logprobs": "", "structured_outputs": "",
+    "truncate_prompt_tokens": "", "use_beam_search": "",
+}  # fmt: skip
+_CHAT_UNSUPPORTED = _SHARED_UNSUPPORTED | {
+    "audio": "only text is supported", "chat_template": "the model's own is used", "documents": "",
+    "function_call": _TOOLS, "functions": _TOOLS, "moderation": "", "prediction": "", "reasoning_effort": "",
+    "tools": _TOOLS, "verbosity": "", "web_search_options": "", "best_of": "use n", "echo": "", "suffix": "",
+}  # fmt: skip
+_MESSAGE_UNSUPPORTED = {
+    "annotations": "", "audio": "only text is supported", "function_call": _TOOLS, "tool_call_id": _TOOLS,
+    "tool_calls": _TOOLS,
+}  # fmt: skip
+
+# JSON schemas of the fields that validators check in code.
+_NULL = {"type": "null"}
+_STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
+_TEXT = {"type": "string", "minLength": 1}
+_TOKEN_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}}
+_TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+    "additionalProperties": False,
+}
+_SHARED_SCHEMAS: dict[str, dict[str, Any]] = {
+    "stop": {"anyOf": [_STOP, {"type": "array", "maxItems": MAX_STOPS, "items": _STOP}, _NULL]},
+    "logit_bias": {
+        "anyOf": [
+            {
+                "type": "object",
+                "maxProperties": MAX_LOGIT_BIAS,
+                "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+                "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+            },
+            _NULL,
+        ]
+    },
+    "store": {"enum": [None, False]},
+    "service_tier": {"enum": [None, "auto", "default"]},
+}
+_CHAT_SCHEMAS = _SHARED_SCHEMAS | {
+    "response_format": {"enum": [None, {"type": "text"}]},
+    "tool_choice": {"enum": [None, "none", "auto"]},
+}
+_COMPLETION_SCHEMAS = _SHARED_SCHEMAS | {
+    "prompt": {
+        "anyOf": [_TEXT, _TOKEN_IDS, *({"type": "array", "minItems": 1, "items": one} for one in (_TEXT, _TOKEN_IDS))]
+    }
+}
+_MESSAGE_SCHEMAS: dict[str, dict[str, Any]] = {
+    "role": {"enum": ["system", "developer", "user", "assistant"]},
+    "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}, _NULL]},
+}
+
+
+class StreamOptions(StrictFields):
+    include_usage: StrictBool = False
+    continuous_usage_stats: StrictBool = False  # vLLM's: usage in every chunk
+    include_obfuscation: StrictBool = False  # accepted: Baton never pads chunks
+
+
+class Message(StrictFields):
+    """One message of a chat. `content` may be parts; only text parts are served, and they are joined."""
+
+    unsupported = _MESSAGE_UNSUPPORTED
+    schemas = _MESSAGE_SCHEMAS
+
+    role: StrictStr
+    content: StrictStr | None = None
+    name: StrictStr | None = None
+    refusal: StrictStr | None = None
+    reasoning_content: StrictStr | None = None
+
+    @field_validator("role")
+    @classmethod
+    def _served_role(cls, role: str) -> str:
+        if role in ("tool", "function"):
+            raise ValueError(_TOOLS)
+        if role not in ("system", "developer", "user", "assistant"):
+            raise ValueError("must be system, developer, user or assistant")
+        return role
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _joined_parts(cls, content: Any) -> Any:
+        if not isinstance(content, list):
+            return content
+        texts = []
+        for part in content:
+            if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+                raise ValueError("a part must be an object with a type")
+            if part["type"] != "text":
+                raise ValueError(f"only text is supported, not {part['type']!r} parts")
+            if set(part) != {"type", "text"} or not isinstance(part["text"], str):
+                raise ValueError("a text part has a string `text` and nothing else")
+            texts.append(part["text"])
+        return "".join(texts)
+
+    @model_validator(mode="after")
+    def _has_content(self) -> Message:
+        if self.content is None and self.role != "assistant":
+            raise ValueError(f"content: a {self.role} message needs it")
+        if self.role != "assistant" and (self.refusal is not None or self.reasoning_content is not None):
+            raise ValueError("refusal and reasoning_content belong to assistant messages")
+        return self
+
+    def as_template_input(self) -> dict[str, Any]:
+        """What chat templates expect: `developer` is their `system`, a refusal an assistant's content."""
+        content = self.content if self.content is not None else self.refusal or ""
+        plain = {"role": "system" if self.role == "developer" else self.role, "content": content}
+        extra = {"name": self.name, "reasoning_content": self.reasoning_content}
+        return plain | {name: value for name, value in extra.items() if value is not None}
+
+
+class CommonFields(StrictFields):
+    """What chat and completions have in common."""
+
+    schemas: ClassVar[dict[str, dict[str, Any]]] = _SHARED_SCHEMAS
+
+    model: StrictStr
+    stream: StrictBool = False
+    stream_options: StreamOptions | None = None
+    n: Annotated[StrictInt, Field(ge=1, le=MAX_N)] | None = None
+    max_tokens: Count | None = None
+    temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**64)] | None = None
+    stop: list[str] | None = None
+    presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    logit_bias: dict[str, Annotated[Number, Field(ge=-100, le=100)]] | None = None
+
+    # Accepted because they change nothing here (docs/http-api.md).
+    user: Label | None = None
+    metadata: Metadata | None = None
+    store: StrictBool | None = None
+    service_tier: StrictStr | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+
+    # Not OpenAI's; named as vLLM and others do.
+    top_k: Annotated[StrictInt, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[Number, Field(gt=0, le=100)] | None = None
+    min_tokens: Annotated[StrictInt, Field(ge=0)] | None = None
+    ignore_eos: StrictBool = False
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = None
+    skip_special_tokens: StrictBool = True
+    include_stop_str_in_output: StrictBool = False
+    return_token_ids: StrictBool = False
+    cache_salt: Annotated[StrictStr, Field(max_length=256)] | None = None
+    priority: Annotated[StrictInt, Field(ge=-100, le=100)] = 0
+    timeout: Annotated[Number, Field(gt=0, le=3600)] | None = None
+    ttft_timeout: Annotated[Number, Field(gt=0, le=3600)] | None = None
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _bounded_stops(cls, stop: Any) -> list[str]:
+        stops = [stop] if isinstance(stop, str) else stop
+        if not isinstance(stops, list) or not all(isinstance(text, str) for text in stops):
+            raise ValueError("must be a string or a list of strings")
+        if len(stops) > MAX_STOPS:
+            raise ValueError(f"at most {MAX_STOPS} stop strings are allowed")
+        if any(not text or len(text) > MAX_STOP_CHARS for text in stops):
+            raise ValueError(f"a stop string must have 1 to {MAX_STOP_CHARS} characters")
+        return stops
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _bounded_bias(cls, bias: dict[str, float] | None) -> dict[str, float] | None:
+        if bias and len(bias) > MAX_LOGIT_BIAS:
+            raise ValueError(f"at most {MAX_LOGIT_BIAS} tokens can be biased")
+        if bias and not all(key.isascii() and key.isdigit() and len(key) < 11 for key in bias):
+            raise ValueError("keys must be token ids")
+        return bias
+
+    @field_validator("store")
+    @classmethod
+    def _stores_nothing(cls, store: bool | None) -> bool | None:
+        if store:
+            raise ValueError("nothing is stored here: only false is accepted")
+        return store
+
+    @field_validator("service_tier")
+    @classmethod
+    def _one_tier(cls, tier: str | None) -> str | None:
+        if tier not in (None, "auto", "default"):
+            raise ValueError("only 'auto' and 'default' are accepted")
+        return tier
+
+    @model_validator(mode="after")
+    def _stream_options_need_stream(self) -> CommonFields:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options: only allowed when stream is true")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+
+class ChatRequest(CommonFields):
+    """Body of POST /v1/chat/completions."""
+
+    unsupported = _CHAT_UNSUPPORTED
+    schemas = _CHAT_SCHEMAS
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: Count | None = None
+    logprobs: StrictBool | None = None
+    top_logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
+    add_generation_prompt: StrictBool | None = None
+    continue_final_message: StrictBool = False
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
+    response_format: dict[str, Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: StrictBool | None = None  # says nothing without tools
+    modalities: list[Literal["text"]] | None = None
+
+    @field_validator("response_format")
+    @classmethod
+    def _text_only(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if value is not None and value != {"type": "text"}:
+            raise ValueError('only {"type": "text"} is supported yet; json_object and json_schema are not')
+        return value
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _no_tool_choice(cls, value: Any) -> Any:
+        if value not in (None, "none", "auto"):
+            raise ValueError(_TOOLS)
+        return value
+
+    @model_validator(mode="after")
+    def _combinations(self) -> ChatRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs: only allowed when logprobs is true")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message: not allowed together with add_generation_prompt")
+        if self.continue_final_message and self.messages[-1].role != "assistant":
+            raise ValueError("continue_final_message: the final message must be the assistant's")
+        return self
+
+    @property
+    def opens_answer(self) -> bool:
+        """Whether the template begins the assistant's message."""
+        return not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
+
+    @property
+    def wanted_tokens(self) -> int | None:
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class CompletionRequest(CommonFields):
+    """Body of POST /v1/completions."""
+
+    unsupported: ClassVar[dict[str, str]] = _SHARED_UNSUPPORTED | {"suffix": "not supported"}
+    schemas: ClassVar[dict[str, dict[str, Any]]] = _COMPLETION_SCHEMAS
+
+    prompt: Any  # a validator makes it a list of prompts
+    logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
+    echo: StrictBool = False
+    best_of: StrictInt | None = None
+
+    @field_validator("prompt")
+    @classmethod
+    def _list_of_prompts(cls, prompt: Any) -> list[str | list[int]]:
+        if _is_token_ids(prompt):
+            return [prompt]
+        prompts = prompt if isinstance(prompt, list) else [prompt]
+        if not prompts or any(entry in ("", []) for entry in prompts):
+            raise ValueError("must not be empty")
+        if not all(isinstance(entry, str) for entry in prompts) and not all(map(_is_token_ids, prompts)):
+            raise ValueError("must be a string, a list of strings, a list of token ids or a list of lists of token ids")
+        return prompts
+
+    @model_validator(mode="after")
+    def _combinations(self) -> CompletionRequest:
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise ValueError("best_of: only best_of equal to n is supported")
+        if self.echo and self.logprobs is not None:
+            raise ValueError("echo: not supported together with logprobs")
+        return self
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        return self.prompt
+
+
+def _is_token_ids(value: Any) -> bool:
+    """Checked in C: a prompt may have 100,000 tokens. `type` because true is not a token id."""
+    return isinstance(value, list) and set(map(type, value)) == {int} and min(value) >= 0 and max(value) < 2**32

@@ -1,0 +1,1 @@
+"""Connections, bodies and event streams below the application."""

@@ -1,0 +1,33 @@
+"""How clients send their key. Each dialect has its way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.datastructures import Headers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyForm:
+    """Where a key is, and the answer to a client without one."""
+
+    read: Callable[[Headers], str]  # "" where there is none
+    hint: str  # how to send one, for error messages
+    challenge: str = ""  # `WWW-Authenticate` of a 401, if any
+    scheme: Mapping[str, Any]  # OpenAPI's security scheme
+
+
+def bearer_key(headers: Headers) -> str:
+    """The key of an `Authorization: Bearer` header."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
+
+
+BEARER = KeyForm(
+    read=bearer_key,
+    hint="`Authorization: Bearer KEY`",
+    challenge="Bearer",
+    scheme={"type": "http", "scheme": "bearer", "description": "an API key"},
+)

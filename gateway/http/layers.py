@@ -1,0 +1,160 @@
+"""The layers around every request, one class for each concern; `gateway.app` lists them.
+
+Plain ASGI. Only `RequestIds` wraps `send`, so that a streamed token passes one function of ours and not five; the other layers
+look at the status that it notes.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable
+from typing import Protocol
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.http.keys import BEARER, KeyForm
+from gateway.http.problem import INTERNAL, REFUSALS, Problem
+from gateway.http.request_scope import request_scope
+from gateway.tenants.tenants import ADMIN_PATHS, OPERATOR_PATHS, Tenant, Tenants, is_open, is_under
+
+log = logging.getLogger("baton.http")
+
+Refuse = Callable[[str, Problem], Response]  # an error in the form of the path's dialect
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}\Z")
+
+
+class RequestIds:
+    """Gives every request an id, the client's or a new one, and notes the answer's status."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        state = request_scope(scope)
+        asked = Headers(scope=scope).get("x-request-id", "")
+        state.request_id = asked if _REQUEST_ID.match(asked) else uuid.uuid4().hex
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                state.status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = state.request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+class ObserveRefusal(Protocol):
+    """Takes the seconds from a request's last byte to the last byte of its refusal."""
+
+    def __call__(self, seconds: float, *, waited: bool) -> None: ...
+
+
+class RefusalTimes:
+    """Measures how long refusals take, on clients' paths."""
+
+    def __init__(self, app: ASGIApp, *, is_measured: Callable[[str], bool], observe: ObserveRefusal) -> None:
+        self._app = app
+        self._is_measured = is_measured
+        self._observe = observe
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+        if scope["type"] != "http":
+            return
+        state = request_scope(scope)
+        if state.status in REFUSALS and self._is_measured(scope["path"]):
+            self._observe(time.monotonic() - state.read_at, waited=state.waited)
+
+
+class Crashes:
+    """Turns a crash into an error object. A client that left is none."""
+
+    def __init__(self, app: ASGIApp, *, refuse: Refuse) -> None:
+        self._app = app
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except ClientDisconnect:
+            log.info("http.client_left", extra={"request_id": request_scope(scope).request_id})
+        except Exception:
+            if scope["type"] != "http":
+                raise
+            state, path = request_scope(scope), scope["path"]
+            log.exception("http.crash", extra={"request_id": state.request_id, "path": path})
+            if state.status:
+                raise  # the server cuts the connection: half an answer must not look whole
+            await self._refuse(path, INTERNAL)(scope, receive, send)
+
+
+class HeadSize:
+    """Refuses requests with too large headers."""
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int, refuse: Refuse) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if (
+            scope["type"] == "http"
+            and sum(len(name) + len(value) for name, value in scope["headers"]) > self._max_bytes
+        ):
+            message = f"the headers are larger than {self._max_bytes} bytes: send less"
+            app = self._refuse(scope["path"], Problem(status=431, message=message))
+        await app(scope, receive, send)
+
+
+class KeyCheck:
+    """Finds the tenant of a request's key; refuses a key that is not enough for the path."""
+
+    def __init__(self, app: ASGIApp, *, tenants: Tenants, key_form: Callable[[str], KeyForm], refuse: Refuse) -> None:
+        self._app = app
+        self._tenants = tenants
+        self._key_form = key_form
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if scope["type"] == "http":
+            path = scope["path"]
+            needs_admin = is_under(path, ADMIN_PATHS + OPERATOR_PATHS)
+            form = BEARER if needs_admin else self._key_form(path)
+            tenant = self._tenant(path, form.read(Headers(scope=scope)))
+            if tenant is None:
+                kind = "admin key" if needs_admin else "API key"
+                app = self._refuse(path, _unauthorized(kind, form))
+            else:
+                request_scope(scope).tenant = tenant
+        await app(scope, receive, send)
+
+    def _tenant(self, path: str, key: str) -> Tenant | None:
+        """The tenant; None when the key is not enough for `path`.
+
+        Metrics and timelines tell of all tenants, so they need the admin key if there is one.
+        """
+        tenants = self._tenants
+        if is_open(path):
+            return tenants.default
+        if is_under(path, ADMIN_PATHS) or (tenants.keys.has_admin and is_under(path, OPERATOR_PATHS)):
+            return tenants.default if tenants.keys.is_admin(key) else None
+        return tenants.default if tenants.open_to_all else tenants.keys.tenant_of(key)
+
+
+def _unauthorized(kind: str, form: KeyForm) -> Problem:
+    return Problem(
+        status=401,
+        message=f"a valid {kind} is needed: send {form.hint}",
+        code="invalid_api_key",
+        headers={"www-authenticate": form.challenge} if form.challenge else {},
+    )

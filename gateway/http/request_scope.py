@@ -1,0 +1,48 @@
+"""What the gateway knows of an HTTP request: one typed value in its ASGI scope."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from common.tracing import Value
+from gateway.tenants.tenants import ANYBODY, Tenant
+
+_KEY = "baton"
+
+
+@dataclass(slots=True, eq=False)
+class RequestTrace:
+    """The open span around a request. Whoever serves it says what was asked and what answers."""
+
+    context: str = ""  # W3C `traceparent`; the client's if no span is recorded
+    parent: str = ""
+    began_at: float = 0.0
+    is_recorded: bool = False
+    status: int = 0
+    error: str = ""
+    attributes: dict[str, Value] = field(default_factory=dict)
+    answered: Callable[[], Mapping[str, Value]] | None = None  # describes the answer, once it has ended
+
+
+@dataclass(slots=True, eq=False)
+class RequestScope:
+    """Instants are `time.monotonic()`."""
+
+    received_at: float = field(default_factory=time.monotonic)  # the head was complete
+    read_at: float = field(default_factory=time.monotonic)  # the newest byte was read
+    request_id: str = ""
+    tenant: Tenant = ANYBODY
+    trace: RequestTrace = field(default_factory=RequestTrace)
+    status: int = 0  # the answer's; 0: not begun
+    waited: bool = False  # refused after waiting
+
+
+def request_scope(scope: MutableMapping[str, Any]) -> RequestScope:
+    """The value in `scope`, made on first use."""
+    state: RequestScope | None = scope.get(_KEY)
+    if state is None:
+        state = scope[_KEY] = RequestScope()
+    return state

@@ -1,0 +1,1 @@
+"""The owner of every request: attempts, what workers say, what time brings."""

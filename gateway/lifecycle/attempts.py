@@ -1,0 +1,292 @@
+"""The attempts of requests: placed, queued, moved, given up, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from common.bus import Bus
+from common.errors import OverloadedError, QuarantinedError, ServingError, UnavailableError
+from common.messages import Cancel, Job, WorkerState
+from common.peers import Peers
+from common.tracing import in_trace
+from common.words import Role, WorkerStatus
+from gateway.admission.rooms import WaitingRooms
+from gateway.lifecycle.background import Background
+from gateway.lifecycle.outbox import Orders
+from gateway.lifecycle.records import Event, Records
+from gateway.lifecycle.running import Running
+from gateway.lifecycle.suspects import Death, Suspects
+from gateway.placement.placer import Placer
+from gateway.request.active import ActiveRequest, job_of, within_deadline
+from gateway.request.placement import Placement
+from gateway.request.spec import GenerationSpec
+from gateway.request.state import Phase, RequestState
+from gateway.request.timeline import AttemptLine, Timeline
+
+log = logging.getLogger("baton.requests")
+
+REPLACE_PERIOD_S = 0.1  # pause before an unplaceable request is placed again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Why:
+    """Why an attempt is given up."""
+
+    reason: str
+    blame: str = ""  # the next attempts avoid this worker
+    tried: bool = True  # a worker began the attempt, so it counts
+    death: Death | None = None  # the worker that computed the attempt died
+
+
+class Attempts:
+    """Starts, moves and ends the attempts of requests in flight."""
+
+    def __init__(
+        self,
+        *,
+        gateway_id: str,
+        running: Running,
+        bus: Bus,
+        peers: Peers,
+        placer: Placer,
+        orders: Orders,
+        suspects: Suspects,
+        rooms: WaitingRooms,
+        records: Records,
+        background: Background,
+        counters: Counter[Event],
+        weights: Callable[[str], str],
+        clock: Callable[[], float],
+    ) -> None:
+        self._gateway_id = gateway_id
+        self._running = running
+        self._bus = bus
+        self._peers = peers
+        self._placer = placer
+        self._orders = orders
+        self._suspects = suspects
+        self._rooms = rooms
+        self._records = records
+        self._background = background
+        self._counters = counters
+        self._weights = weights
+        self._clock = clock
+
+    # -- begin ---------------------------------------------------------------------------------------------------------
+
+    async def begin(self, spec: GenerationSpec, timeline: Timeline, waited_s: float) -> ActiveRequest:
+        """Place and queue an admitted request's first attempt. Raises ServingError."""
+        received = timeline.submitted_at
+        state = RequestState(spec=spec, deadline_at=received + spec.deadline_s)
+        request = ActiveRequest(state, received, self._cancel, waited_s=waited_s, timeline=timeline)
+        self._running.add(request)
+        self._records.started(request)
+        try:
+            async with within_deadline(state, self._clock()):
+                await self._attempt(request)
+        except BaseException as error:
+            if isinstance(error, UnavailableError) and (state.attempt > 1 or state.phase is not Phase.QUEUED):
+                return request  # only the answer was lost: a worker has the job
+            state.phase = Phase.ENDED
+            self._records.not_started(request, error)
+            if self._running.remove(request):
+                self._abandon(request, "failed")  # the job may be queued although no answer came
+            raise
+        return request
+
+    async def _attempt(self, request: ActiveRequest, because: str = "") -> None:
+        """Place and queue another attempt. Raises ServingError."""
+        state, now = request.state, self._clock()
+        if not state.begin_attempt(now):
+            raise QuarantinedError(f"given up after {state.num_tried} attempts")
+        attempt = state.attempt
+        self._choose_weights(state)
+        placement = await self._placer.place(state, self._running.states)
+        self._note_placement(request, placement)
+        if state.is_over or state.attempt != attempt:  # it ended before there were charges to give back
+            self._release(state, "prefill", "decode")
+            return
+        job = job_of(
+            state,
+            gateway=self._gateway_id,
+            root=self._placer.root(state.spec),
+            decode_workers=placement.decode,
+            traceparent=self._records.context_for(state.spec.traceparent),
+            now=now,
+        )
+        state.placed(placement.prefill, placement.decode)
+        line = AttemptLine.of(job, placement, because=because, began_at=now, promised_tokens=state.cached_tokens)
+        request.timeline.began(line)
+        line.published_at = self._clock()
+        if request.queued_at is None:
+            request.queued_at = line.published_at
+            request.timings["admission"] = (request.queued_at - request.started_at - request.waited_s) * 1000
+        request.job, request.stream_seq = job, 0
+        request.stream_seq = await self._bus.publish_job(placement.prefill, job)
+
+    def _choose_weights(self, state: RequestState) -> None:
+        """Take the model's newest weights, unless the client has tokens of older ones."""
+        weights = self._weights(state.spec.model)
+        if weights and state.next_position == 0:
+            state.spec = replace(state.spec, model_fingerprint=weights)
+
+    def _note_placement(self, request: ActiveRequest, placement: Placement) -> None:
+        state = request.state
+        self._counters[Event(state.spec.model, f"placed:{placement.reason}")] += 1
+        request.work = max(1, len(state.token_ids) - state.cached_tokens)
+        self._rooms.placed(state.spec, request.work)
+        log.debug(
+            "request.placed",
+            extra={
+                "request_id": state.spec.request_id,
+                "prefill": placement.prefill,
+                "decode": placement.decode,
+                "reason": placement.reason,
+            },
+        )
+
+    # -- move ----------------------------------------------------------------------------------------------------------
+
+    def move_soon(self, request: ActiveRequest, why: Why) -> None:
+        self._background.spawn(self.move(request, why))
+
+    async def move(self, request: ActiveRequest, why: Why) -> None:
+        """Give the current attempt up and start another, from what the client has already."""
+        with in_trace(request.state.spec.traceparent):  # a worker's message may be the cause
+            await self._move(request, why)
+
+    async def _move(self, request: ActiveRequest, why: Why) -> None:
+        state = request.state
+        if state.is_over:
+            return
+        state.moves += not why.tried
+        if request.retrying:
+            request.lost_attempt = state.attempt  # it failed before its queueing was acknowledged
+            return
+        request.retrying, queued = True, False
+        request.timeline.gave_up(why.reason, self._clock())
+        self._counters[Event(state.spec.model, "retries")] += 1
+        log.warning(
+            "request.retry",
+            extra={"request_id": state.spec.request_id, "reason": why.reason, "blame": why.blame},
+        )
+        try:
+            self._abandon(request, "retry")
+            if why.death is not None and self._suspects.convict(state, why.death):
+                self._quarantine(request, f"{state.deaths} workers died of it")
+                return
+            state.exclude(
+                why.blame, [worker.worker for worker in self._placer.workers(Role.DECODE, state.spec.model_fingerprint)]
+            )
+            queued = await self._place_again(request, why.reason)
+        finally:
+            request.retrying = False
+            if queued:  # the worker's roles may have changed meanwhile
+                self.take_back(request, self._peers.states.get(state.assigned))
+
+    async def _place_again(self, request: ActiveRequest, reason: str) -> bool:
+        """Try until an attempt is queued, or the request is over or late. Whether one is queued."""
+        state = request.state
+        while self._clock() < state.deadline_at and not state.is_over:
+            try:
+                await self._attempt(request, reason)
+                if request.lost_attempt != state.attempt:
+                    return True
+                request.timeline.gave_up("worker lost", self._clock())
+                self._abandon(request, "retry")
+            except (UnavailableError, OverloadedError) as error:
+                request.timeline.gave_up(f"not queued: {error.message}", self._clock())
+                self._abandon(request, "not queued")
+                state.untried += 1  # its number is spent: the job may be queued nevertheless
+                await asyncio.sleep(REPLACE_PERIOD_S)
+            except ServingError as error:
+                self._quarantine(request, f"{error.message}; last: {reason}")
+                return False
+        return False
+
+    def take_back(self, request: ActiveRequest, worker: WorkerState | None) -> None:
+        """Move the request if it waits in the queue of a worker that no longer takes such work."""
+        if worker is None or request.retrying:
+            return
+        if request.state.is_misplaced(worker.worker, worker.roles if worker.status == WorkerStatus.READY else []):
+            self.move_soon(request, Why(reason=f"{worker.worker} takes no such work any more", tried=False))
+
+    async def queue_again(self) -> None:
+        """Queue unclaimed jobs again after the bus was lost: a restarted server forgets them.
+
+        A server that kept them stores none of them twice.
+        """
+        for request in self._running:
+            job = request.job
+            if job is None or request.retrying or request.state.phase not in (Phase.QUEUED, Phase.CLAIMED):
+                continue
+            stream_seq = await self._publish_again(request, job)
+            if stream_seq and job is request.job:
+                request.stream_seq = stream_seq
+
+    async def _publish_again(self, request: ActiveRequest, job: Job) -> int:
+        """The job's place in the queue; 0: it could not be queued, and the request moves."""
+        try:
+            return await self._bus.publish_job(request.state.assigned, job)
+        except ServingError as error:
+            with in_trace(job.traceparent):
+                log.warning("request.not_queued_again", extra={"request_id": job.request_id, "error": error.message})
+            if job is request.job:
+                self.move_soon(request, Why(reason="the bus was lost"))
+            return 0
+
+    # -- end -----------------------------------------------------------------------------------------------------------
+
+    def end(self, request: ActiveRequest, error: ServingError | None, *, cancel: str = "") -> None:
+        """The request is over: with its last token, with `error`, or cancelled."""
+        state = request.state
+        if not self._running.remove(request):
+            return
+        if cancel or error is not None:
+            self._abandon(request, cancel or "failed")
+        else:
+            self._release(state, "decode")
+        self._records.ended(request, error, cancelled=cancel)
+        state.phase = Phase.ENDED
+        self._rooms.ended(state.spec, len(state.generated))
+        self._suspects.heard(state)
+        request.finish(error)
+
+    async def _cancel(self, request: ActiveRequest, reason: str) -> None:
+        self.end(request, None, cancel=reason)
+
+    def _quarantine(self, request: ActiveRequest, reason: str) -> None:
+        """Give the request up for good; its job goes to the dead letters."""
+        self._counters[Event(request.state.spec.model, "quarantined")] += 1
+        if request.job is not None:
+            assigned = request.state.assigned or "none"
+            self._background.spawn(self._bus.bury_job(assigned, request.job, reason=reason))
+        self.end(request, QuarantinedError(f"the request was given up: {reason}"))
+
+    def _abandon(self, request: ActiveRequest, reason: str) -> None:
+        """Stop the current attempt on all workers, in the background, and give its charges back."""
+        state = request.state
+        cancel = Cancel(
+            request_id=state.spec.request_id, attempt=state.attempt, traceparent=request.context, reason=reason
+        )
+        for worker in state.workers():
+            self._background.spawn(self._orders.cancel(worker, cancel))
+        if request.job is not None and request.stream_seq and (state.claimed_by is None or reason == "retry"):
+            self._background.spawn(self._bus.delete_job(request.stream_seq, request.job))
+        self._release(state, "prefill", "decode")
+
+    def release_prefill(self, request: ActiveRequest) -> None:
+        """The prompt is computed: give back its worker's charge."""
+        self._release(request.state, "prefill")
+
+    def _release(self, state: RequestState, *stages: str) -> None:
+        """Give back the current attempt's charges. Its workers are unknown if Redis's answer was lost."""
+        workers = [name for name in dict.fromkeys([state.assigned, *state.candidates, *state.workers()]) if name]
+        for stage in stages:
+            self._background.spawn(
+                self._placer.release(state.spec.request_id, state.attempt, stage=stage, workers=workers)
+            )

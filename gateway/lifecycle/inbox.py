@@ -1,0 +1,186 @@
+"""Messages from workers: claims, tokens, handoffs, failures, heartbeats."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from msgspec import UnsetType
+
+from common.errors import PlaceAgainError, error_from_code
+from common.messages import (
+    Ack,
+    Claim,
+    ClaimReply,
+    Failed,
+    Frame,
+    GatewayReply,
+    Imported,
+    Received,
+    Settle,
+    SettleReply,
+    ToGateway,
+    Tokens,
+    Trying,
+    WorkerState,
+)
+from common.peers import Incarnation, Peers
+from gateway.admission.capacity import Fleet
+from gateway.admission.rooms import WaitingRooms
+from gateway.lifecycle.attempts import Attempts, Why
+from gateway.lifecycle.background import Background
+from gateway.lifecycle.losses import Losses
+from gateway.lifecycle.outbox import Orders
+from gateway.lifecycle.pulse import Pulse
+from gateway.lifecycle.records import Event
+from gateway.lifecycle.running import Running
+from gateway.lifecycle.suspects import Suspects
+from gateway.request.active import ActiveRequest
+
+
+class Inbox:
+    def __init__(
+        self,
+        *,
+        running: Running,
+        attempts: Attempts,
+        losses: Losses,
+        peers: Peers,
+        orders: Orders,
+        suspects: Suspects,
+        pulse: Pulse,
+        rooms: WaitingRooms,
+        fleet: Fleet,
+        background: Background,
+        counters: Counter[Event],
+        clock: Callable[[], float],
+    ) -> None:
+        self._running = running
+        self._attempts = attempts
+        self._losses = losses
+        self._peers = peers
+        self._orders = orders
+        self._suspects = suspects
+        self._pulse = pulse
+        self._rooms = rooms
+        self._fleet = fleet
+        self._background = background
+        self._counters = counters
+        self._clock = clock
+
+    # -- messages ------------------------------------------------------------------------------------------------------
+
+    async def answer(self, message: ToGateway) -> GatewayReply | None:
+        request = self._running.find(message.request_id)
+        sender = Incarnation(message.worker, message.incarnation)
+        self._pulse.heard(message.worker, self._clock())
+        match message:
+            case Claim():
+                return self._claim(request, message, sender)
+            case Settle():
+                return self._settle(request, message, sender)
+            case Imported():
+                if request is not None and request.state.imported(message.attempt, sender):
+                    request.imported(message, self._clock())
+            case Trying():
+                self._suspects.trying(sender, message.request_id)
+            case Failed():
+                if request is not None:
+                    self._failed(request, message)
+        return Ack(known=request is not None)
+
+    def _claim(self, request: ActiveRequest | None, message: Claim, sender: Incarnation) -> ClaimReply:
+        if request is None:
+            return ClaimReply(granted=False, reason="unknown")
+        now = self._clock()
+        refusal = request.state.claim(message.attempt, sender, now)
+        if refusal:
+            self._counters[Event(request.state.spec.model, "claims_refused")] += 1
+            return ClaimReply(granted=False, reason=refusal)
+        if not message.is_held:
+            request.claimed_at = now
+            request.timeline.claimed(sender.worker, now)
+        return ClaimReply(granted=True, remaining_ms=max(0, int((request.state.deadline_at - now) * 1000)))
+
+    def _settle(self, request: ActiveRequest | None, message: Settle, sender: Incarnation) -> SettleReply:
+        if request is None:
+            return SettleReply(ack=True)  # the request is over: its job must not come again
+        decoder = Incarnation(message.decode_worker, message.decode_incarnation) if message.decode_worker else None
+        request.settled(message)
+        return SettleReply(ack=request.state.settle(message.attempt, sender, decoder))
+
+    def _failed(self, request: ActiveRequest, message: Failed) -> None:
+        if message.attempt != request.state.attempt:
+            return
+        if not message.retryable:
+            self._attempts.end(request, error_from_code(message.code, message.message))
+            return
+        tried = message.code != PlaceAgainError.code
+        why = Why(
+            reason=message.message,
+            blame=message.dead_worker or (message.worker if tried else ""),
+            tried=tried,
+            death=self._losses.death_of(message.dead_worker, is_certain=True) if message.dead_worker else None,
+        )
+        self._attempts.move_soon(request, why)
+
+    # -- frames --------------------------------------------------------------------------------------------------------
+
+    def take_frame(self, frame: Frame) -> None:
+        sender = Incarnation(frame.worker, frame.incarnation)
+        self._pulse.heard(frame.worker, self._clock())
+        for tokens in frame.tokens:
+            request = self._running.find(tokens.request_id)
+            if request is not None:
+                self._take(request, tokens, sender)
+            elif tokens.finish:
+                self._acknowledge(frame.worker, tokens, tokens.traceparent)
+
+    def _take(self, request: ActiveRequest, tokens: Tokens, sender: Incarnation) -> None:
+        state, now = request.state, self._clock()
+        if tokens.attempt != state.attempt:
+            self._counters[Event(state.spec.model, "stale_tokens")] += 1
+            return
+        was_first = state.next_position == 0
+        events = state.take(tokens, sender, now)
+        if events and was_first:
+            request.explain_first_token(tokens, now)
+        for event in events:  # first: the client's token must not wait for the rest
+            request.timeline.took(tokens, len(event.token_ids), event.finish, now)
+            request.events.put_nowait(event)
+        if events and was_first:
+            self._rooms.computed(state.spec)
+        if events and request.prefilled != state.attempt:
+            request.prefilled = state.attempt
+            self._attempts.release_prefill(request)
+        self._suspects.heard(state, sender)
+        if state.is_over:
+            self._acknowledge(sender.worker, tokens, request.context)
+            # End it before the loop turns: the reader of the last event cancels what has not ended.
+            self._attempts.end(request, None)
+
+    def _acknowledge(self, worker: str, last: Tokens, traceparent: str | UnsetType) -> None:
+        """The worker may forget the stream: its last tokens are here."""
+        received = Received(request_id=last.request_id, attempt=last.attempt, traceparent=traceparent)
+        self._background.spawn(self._orders.received(worker, received))
+
+    # -- heartbeats ----------------------------------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """Follow workers' heartbeats, changes of roles, and losses."""
+        self._peers.on_lost(self._on_lost)
+        self._peers.on_heard(self._on_heard)
+        self._peers.on_changed(self._on_changed)
+
+    def _on_heard(self, worker: str) -> None:
+        now = self._clock()
+        self._pulse.heard(worker, now)
+        self._fleet.heard(worker, now)
+
+    def _on_changed(self, worker: WorkerState) -> None:
+        for request in self._running:
+            self._attempts.take_back(request, worker)
+
+    def _on_lost(self, worker: str, incarnation: int) -> None:
+        died = not self._peers.left(worker, incarnation)
+        self._losses.lost(Incarnation(worker, incarnation), "worker lost", died=died)

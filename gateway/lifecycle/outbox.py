@@ -1,0 +1,76 @@
+"""What this gateway says: orders to workers, and its heartbeat to everybody."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from common import subjects
+from common.bus import Bus
+from common.errors import UnavailableError
+from common.messages import ANYBODY_THERE, Ack, Cancel, Received, Resend, worker_reply_decoder
+from common.peers import Peers
+from gateway.admission.rooms import WaitingRooms
+from gateway.lifecycle.records import Records
+from gateway.lifecycle.running import Running
+
+CANCEL_TRIES = 3
+CANCEL_TIMEOUT_S = 0.3
+PROBE_TIMEOUT_S = 0.5
+HEARTBEAT_PERIOD_S = 1.0
+
+
+class Orders:
+    """Messages to workers, with time-outs and repetitions."""
+
+    def __init__(self, bus: Bus, peers: Peers) -> None:
+        self._bus = bus
+        self._peers = peers
+
+    async def cancel(self, worker: str, cancel: Cancel) -> None:
+        """Repeat it until the worker has acked it or is gone."""
+        for _ in range(CANCEL_TRIES):
+            with contextlib.suppress(UnavailableError):
+                await self._bus.request(
+                    subjects.worker(worker), cancel, worker_reply_decoder, timeout_s=CANCEL_TIMEOUT_S
+                )
+                return
+            if worker not in self._peers.states:
+                return
+
+    async def received(self, worker: str, received: Received) -> None:
+        """The worker may forget the stream: its last token is here."""
+        with contextlib.suppress(UnavailableError):
+            await self._bus.publish(subjects.worker(worker), received)
+
+    async def resend(self, worker: str, resend: Resend, *, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
+        """Ask for the tokens from a position on. Whether the worker knows the stream; raises UnavailableError."""
+        reply = await self._bus.request(subjects.worker(worker), resend, worker_reply_decoder, timeout_s=timeout_s)
+        return isinstance(reply, Ack) and reply.known
+
+    async def ask(self, worker: str, *, timeout_s: float) -> None:
+        """Return if the worker is there. Raises NobodyListensError, or UnavailableError without an answer in time."""
+        await self.resend(worker, ANYBODY_THERE, timeout_s=timeout_s)
+
+
+class Heartbeat:
+    """Publishes this gateway's state. Workers drop the requests of a silent gateway."""
+
+    def __init__(
+        self, *, bus: Bus, gateway_id: str, incarnation: int, running: Running, rooms: WaitingRooms, records: Records
+    ) -> None:
+        self._bus = bus
+        self._gateway_id = gateway_id
+        self._incarnation = incarnation
+        self._running = running
+        self._rooms = rooms
+        self._records = records
+
+    async def run(self) -> None:
+        """Beat until cancelled."""
+        while True:
+            with contextlib.suppress(UnavailableError):
+                state = self._records.heartbeat(self._gateway_id, self._incarnation, self._running)
+                state = self._rooms.tell(state, self._running)
+                await self._bus.publish(subjects.gateway_heartbeat(self._gateway_id), state)
+            await asyncio.sleep(HEARTBEAT_PERIOD_S)

@@ -1,0 +1,205 @@
+"""The owner of every request of this gateway, as HTTP sees it.
+
+`gateway.request.state` is a request's state. `attempts` (place, queue, move, end), `inbox` (messages from workers) and `watchdog`
+(time) change it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from common import subjects
+from common.bus import Bus
+from common.errors import DeadlineExceededError, InvalidRequestError, UnavailableError
+from common.messages import WorkerState, frame_decoder, gateway_state_decoder, to_gateway_decoder
+from common.peers import Peers
+from common.tracing import NoTracer, Tracer
+from common.words import Role
+from gateway.admission.policy import RequestLimits
+from gateway.answers.catalogue import Catalogue
+from gateway.lifecycle.parts import Parts, assemble
+from gateway.observe.attainment import ServiceLevels
+from gateway.placement.placer import PlacementStore, usable_workers
+from gateway.request.active import ActiveRequest, timeline_of
+from gateway.request.spec import GenerationSpec, Load
+from gateway.request.timeline import Timelines
+from gateway.tenants.tenants import Tenant
+
+DRAIN_CHECK_S = 0.02
+CLOSE_TIMEOUT_S = 2.0
+
+
+class Requests:
+    """Implements `gateway.request.spec.Generations` over the bus."""
+
+    def __init__(
+        self,
+        *,
+        bus: Bus,
+        store: PlacementStore,
+        peers: Peers,
+        gateway_id: str,
+        incarnation: int,
+        limits: RequestLimits | None = None,
+        levels: ServiceLevels | None = None,
+        tracer: Tracer | None = None,
+        catalogue: Catalogue | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._bus = bus
+        self._peers = peers
+        self.catalogue = catalogue or Catalogue({}, lambda role: usable_workers(peers, role))
+        self._gateway_id = gateway_id
+        self._clock = clock
+        self._draining = False
+        self._loops: list[asyncio.Task[None]] = []
+        self.parts: Parts = assemble(
+            bus=bus,
+            store=store,
+            peers=peers,
+            gateway_id=gateway_id,
+            incarnation=incarnation,
+            limits=limits or RequestLimits(),
+            levels=levels or ServiceLevels(),
+            tracer=tracer or NoTracer(),
+            weights=self.catalogue.fingerprint,
+            clock=clock,
+        )
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Listen for workers; from now on requests can be submitted."""
+        inbox, background = self.parts.inbox, self.parts.background
+        await self._bus.serve(subjects.gateway(self._gateway_id), to_gateway_decoder, inbox.answer)
+        await self._bus.subscribe(subjects.frames(self._gateway_id), frame_decoder, inbox.take_frame)
+        await self._bus.subscribe(subjects.ALL_GATEWAY_HEARTBEATS, gateway_state_decoder, self.parts.fleet.saw)
+        inbox.listen()
+        self._loops = [background.spawn(loop.run()) for loop in (self.parts.heartbeat, self.parts.watchdog)]
+
+    async def drain(self, timeout_s: float) -> None:
+        """Admit no more, let the others finish, and after `timeout_s` end them with an error."""
+        self._draining = True
+        give_up_at = self._clock() + timeout_s
+        while (self.parts.running or self.parts.rooms.in_flight) and self._clock() < give_up_at:
+            await asyncio.sleep(DRAIN_CHECK_S)
+        self.parts.rooms.refuse_all(UnavailableError(self.not_ready_reason))
+        for request in self.parts.running:
+            self.parts.attempts.end(request, UnavailableError("the gateway is shutting down"), cancel="gateway drained")
+
+    async def close(self) -> None:
+        for loop in self._loops:
+            loop.cancel()
+        await self.parts.background.settle(CLOSE_TIMEOUT_S)
+
+    # -- what HTTP sees ------------------------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> int:
+        return self.parts.rooms.in_flight
+
+    @property
+    def waiting(self) -> Mapping[str, tuple[int, int]]:
+        return self.parts.rooms.waiting
+
+    @property
+    def counters(self) -> Counter[str]:
+        return sum((Counter(load.counters) for load in self.loads.values()), Counter[str]())
+
+    @property
+    def loads(self) -> dict[str, Load]:
+        names = self.catalogue.names or ("",)
+        return {name: self._load(name, is_first=name == names[0]) for name in names}
+
+    def _load(self, model: str, *, is_first: bool) -> Load:
+        """`is_first`: what belongs to no model counts as this one's."""
+        counters = self.parts.rooms.counters(model)
+        for event, count in self.parts.counters.items():
+            if event.model == model or (is_first and not event.model):
+                counters[event.name] += count
+        room = self.parts.rooms.of(model)
+        return Load(in_flight=room.in_flight, waiting=room.waiting, counters=counters)
+
+    @property
+    def timelines(self) -> Timelines:
+        return self.parts.records.timelines
+
+    @property
+    def fleet(self) -> list[WorkerState]:
+        return list(self._peers.states.values())
+
+    @property
+    def ready_workers(self) -> dict[str, int]:
+        return {role: len(self.parts.placer.workers(role)) for role in (Role.PREFILL, Role.DECODE)}
+
+    def _longest(self, weights: str) -> int | None:
+        workers = [state for role in (Role.DECODE, Role.PREFILL) for state in self.parts.placer.workers(role, weights)]
+        return min((state.max_model_len for state in workers), default=None)
+
+    @property
+    def ready(self) -> bool:
+        return not self.not_ready_reason
+
+    @property
+    def not_ready_reason(self) -> str:
+        if self._draining:
+            return "the gateway is shutting down"
+        if not self._bus.connected:
+            return "no connection to NATS"
+        if not self.parts.placer.workers(Role.DECODE):
+            return "no decode worker is ready"
+        return ""
+
+    def turn_away(
+        self, tenant: Tenant, *, priority: int, first_token_s: float = math.inf, model: str | None = None
+    ) -> None:
+        if self.not_ready_reason:
+            raise UnavailableError(self.not_ready_reason)
+        names = self.catalogue.names or ("",)
+        if model is None and len(names) > 1:
+            return  # another model may have room
+        name = names[0] if model is None else model
+        self._check_model(name, self.catalogue.fingerprint(name))
+        self.parts.rooms.turn_away(name, tenant, priority=priority, first_token_s=first_token_s)
+
+    def _check_model(self, name: str, weights: str) -> None:
+        """Raise UnavailableError while nobody decodes the model."""
+        if name and not (weights and self.parts.placer.workers(Role.DECODE, weights)):
+            raise UnavailableError(f"no decode worker of model {name!r} is ready")
+
+    async def submit(self, specs: Sequence[GenerationSpec]) -> list[ActiveRequest]:
+        received = self._clock()
+        for spec in specs:
+            self._check(spec)
+        lines = [timeline_of(spec, received) for spec in specs]
+        with self.timelines.waiting(lines):
+            waited_s = await self.parts.rooms.enter(specs)
+            begun: list[ActiveRequest] = []
+            try:
+                for spec, line in zip(specs, lines, strict=True):
+                    begun.append(await self.parts.attempts.begin(spec, line, waited_s))
+            except BaseException:
+                for request in begun:
+                    self.parts.attempts.end(request, None, cancel="not all choices could start")
+                for spec in specs:
+                    self.parts.rooms.ended(spec, 0)
+                raise
+        return begun
+
+    def _check(self, spec: GenerationSpec) -> None:
+        """Raise ServingError if the request can't be served, however long it waits."""
+        if self.not_ready_reason:
+            raise UnavailableError(self.not_ready_reason)
+        if spec.deadline_s <= 0:
+            raise DeadlineExceededError("the deadline has passed")
+        self._check_model(spec.model, spec.model_fingerprint)
+        limit = self._longest(spec.model_fingerprint)
+        if limit is not None and len(spec.token_ids) >= limit:
+            raise InvalidRequestError(
+                f"the prompt has {len(spec.token_ids)} tokens, the context {limit}", param="prompt"
+            )
+        self.parts.running.refuse_twin(spec.request_id)

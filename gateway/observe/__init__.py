@@ -1,0 +1,1 @@
+"""Metrics, spans, service levels and costs of requests."""

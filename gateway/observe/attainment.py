@@ -1,0 +1,141 @@
+"""How many requests met their service levels lately: the part of a heartbeat that planners read.
+
+Nothing is done per token: requests are looked at with each heartbeat and when they end. Times to first token count from the
+receipt of the HTTP request. Each heartbeat samples the time per token of every running stream, so a long answer counts before its
+end. The lowest tier has no service levels.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from common.errors import InvalidRequestError, ServingError
+from common.messages import GatewayState
+from gateway.request.active import ActiveRequest
+from gateway.request.state import Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceLevels:
+    """Targets in seconds, and the window over which requests are counted."""
+
+    ttft_s: float = 1.0  # receipt to first token
+    tpot_s: float = 0.05  # between two tokens, on average
+    window_s: float = 30.0
+
+
+class _Window:
+    """Sums over the last seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._buckets: deque[tuple[float, Counter[str]]] = deque()  # by the second in which they began
+        self._sums: Counter[str] = Counter()
+
+    def add(self, name: str, amount: int, now: float) -> None:
+        if not self._buckets or now - self._buckets[-1][0] >= 1.0:
+            self._buckets.append((now, Counter()))
+        self._buckets[-1][1][name] += amount
+        self._sums[name] += amount
+
+    def sums(self, now: float) -> Counter[str]:
+        while self._buckets and now - self._buckets[0][0] > self._seconds:
+            self._sums.subtract(self._buckets.popleft()[1])
+        return self._sums
+
+
+@dataclass(slots=True)
+class _Seen:
+    """How far a request's figures are counted."""
+
+    first_token: bool = False
+    tokens: int = 0
+    at: float | None = None  # when `tokens` was
+
+
+class Attainment:
+    """Counts for one gateway. Instants are of its monotonic clock."""
+
+    def __init__(self, levels: ServiceLevels, *, started_at: float) -> None:
+        self._levels = levels
+        self._started_at = started_at
+        self._window = _Window(levels.window_s)
+        self._seen: dict[str, _Seen] = {}
+
+    def ended(self, active: ActiveRequest, error: ServingError | None, now: float) -> None:
+        """The request ended, failed, or its client left."""
+        seen, line = self._arrived(active, now), active.timeline
+        del self._seen[active.state.spec.request_id]
+        self._count_first_token(active, seen, now)
+        if line.first_token_at is None:
+            if error is not None and not isinstance(error, InvalidRequestError) and not line.patient:
+                self._window.add("ttft", 1, now)
+        elif error is None and line.completion_tokens > 1 and not line.patient:
+            self._count_tokens(line.completion_tokens - 1, now - line.first_token_at, now)
+
+    def state(self, gateway: str, incarnation: int, requests: Iterable[ActiveRequest], now: float) -> GatewayState:
+        """The heartbeat. `requests`: those in flight."""
+        late, waiting = 0, Counter[str]()
+        seen, self._seen = self._seen, {}  # never queued
+        for active in requests:
+            name = active.state.spec.request_id
+            if name in seen:
+                self._seen[name] = seen[name]
+            self._look(active, now)
+            if active.timeline.first_token_at is None and not active.timeline.patient:
+                late += now - active.timeline.received_at > self._levels.ttft_s
+            if active.state.phase is Phase.QUEUED:
+                waiting["requests"] += 1
+                waiting["tokens"] += len(active.state.spec.token_ids)
+            waiting["handing over"] += active.state.phase is Phase.PREFILLED
+        sums = self._window.sums(now)
+        share = sums["prefilled tokens"] / sums["prompt tokens"] if sums["prompt tokens"] else 1.0
+        seconds = max(1.0, min(self._levels.window_s, now - self._started_at))
+        return GatewayState(
+            gateway=gateway,
+            incarnation=incarnation,
+            window_s=self._levels.window_s,
+            ttft_met=sums["ttft met"],
+            ttft_count=sums["ttft"] + late,
+            tpot_met=sums["tpot met"],
+            tpot_count=sums["tpot"],
+            arriving_tokens_per_s=share * sums["arrived tokens"] / seconds,
+            queued_requests=waiting["requests"],
+            queued_tokens=int(share * waiting["tokens"]),
+            handing_over=waiting["handing over"],
+        )
+
+    def _look(self, active: ActiveRequest, now: float) -> None:
+        seen = self._arrived(active, now)
+        self._count_first_token(active, seen, now)
+        tokens = active.timeline.completion_tokens
+        if seen.at is not None and not active.timeline.patient:
+            self._count_tokens(tokens - seen.tokens, now - seen.at, now)
+        if seen.first_token:
+            seen.tokens, seen.at = tokens, now
+
+    def _arrived(self, active: ActiveRequest, now: float) -> _Seen:
+        name = active.state.spec.request_id
+        if name not in self._seen:
+            self._seen[name] = _Seen()
+            self._window.add("arrived tokens", active.timeline.prompt_tokens, now)
+        return self._seen[name]
+
+    def _count_first_token(self, active: ActiveRequest, seen: _Seen, now: float) -> None:
+        """Count once whether it came in time, and its computed prompt tokens."""
+        line = active.timeline
+        if seen.first_token or line.first_token_at is None:
+            return
+        seen.first_token = True
+        if not line.patient:
+            self._window.add("ttft", 1, now)
+            self._window.add("ttft met", line.first_token_at - line.received_at <= self._levels.ttft_s, now)
+        handed_over = line.attempt is not None and bool(line.attempt.decode)
+        self._window.add("prompt tokens", line.prompt_tokens, now)
+        self._window.add("prefilled tokens", handed_over * max(0, line.prompt_tokens - line.cached_tokens), now)
+
+    def _count_tokens(self, tokens: int, seconds: float, now: float) -> None:
+        self._window.add("tpot", 1, now)
+        self._window.add("tpot met", seconds <= tokens * self._levels.tpot_s, now)

@@ -1,0 +1,138 @@
+"""Metrics of the workers, from their heartbeats: workers need no port or key for scraping.
+
+Every gateway shows all workers, so sums need `max by (worker)` first (deploy/prometheus/rules.yml).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from common.messages import WorkerState, WorkerTotals
+from common.words import WorkerStatus
+
+LABELS = ["model_name", "worker"]
+DEVICE_TIER = "device"
+# Tiers of cached blocks, and the prompt tokens that came from each.
+TIERS: dict[str, Callable[[WorkerTotals], int]] = {DEVICE_TIER: lambda totals: totals.cached_tokens}
+GAUGES: dict[str, tuple[str, Callable[[WorkerState], float]]] = {
+    "baton_worker_running_sequences": ("Sequences that hold blocks", lambda state: state.running),
+    "baton_worker_waiting_sequences": ("Sequences claimed or imported, not in the batch", lambda state: state.waiting),
+    "baton_worker_queued_prompt_tokens": ("Prompt tokens claimed, not yet computed", lambda state: state.queued_tokens),
+    "baton_worker_kv_blocks": ("Blocks of the pool", lambda state: state.region.layout.num_blocks),
+    "baton_worker_kv_free_blocks": ("Blocks free, or cached and evictable", lambda state: state.free_blocks),
+    "baton_worker_kv_held_blocks": (
+        "Blocks under a lease, a handoff's hold or in quarantine",
+        lambda state: state.held_blocks,
+    ),
+    "baton_worker_prefill_tokens_per_second": ("Measured rate of prompts", lambda state: state.prefill_tokens_per_s),
+    # A pass is predicted as fixed + tokens / bare rate, and attention on top.
+    "baton_worker_prefill_fixed_seconds": ("Fitted, of a pass of prompts", lambda state: state.prefill_fixed_ms / 1000),
+    "baton_worker_prefill_bare_tokens_per_second": (
+        "Fitted, of tokens with nothing before them",
+        lambda state: state.prefill_bare_tokens_per_s,
+    ),
+    "baton_worker_prefill_double_tokens": (
+        "Fitted: behind so many a token takes twice the time",
+        lambda state: state.prefill_double_tokens,
+    ),
+    "baton_worker_local_tokens_per_second": (
+        "Prompt tokens beside the batch within the step target",
+        lambda state: state.local_tokens_per_s,
+    ),
+    "baton_worker_decode_step_seconds": ("Measured step of the batch", lambda state: state.decode_step_ms / 1000),
+    "baton_worker_link_bytes_per_second": ("Slowest measured link", lambda state: state.link_bytes_per_s),
+    "baton_worker_busy": ("1: a pass runs or work waits", lambda state: state.busy),
+    "baton_worker_ready": ("1: takes work", lambda state: state.status == WorkerStatus.READY),
+}
+COUNTERS: dict[str, tuple[str, Callable[[WorkerState], float]]] = {
+    "baton_worker_steps": ("Forward passes", lambda state: state.steps),
+    "baton_worker_prompt_tokens": ("Prompt tokens that looked for a prefix", lambda state: state.totals.prompt_tokens),
+    "baton_worker_cached_tokens": ("Prompt tokens found in the cache", lambda state: state.totals.cached_tokens),
+    "baton_worker_generated_tokens": ("Generated tokens", lambda state: state.totals.generated_tokens),
+    "baton_worker_transfer_blocks": ("Blocks pushed", lambda state: state.totals.pushed_blocks),
+    "baton_worker_transfer_bytes": ("Bytes pushed", lambda state: state.totals.pushed_bytes),
+    "baton_worker_transfer_seconds": ("Time of all pushes", lambda state: state.totals.push_s),
+    "baton_worker_preemptions": (
+        "Sequences that had to give their blocks back",
+        lambda state: state.totals.preemptions,
+    ),
+    "baton_worker_failed_steps": ("Forward passes without results", lambda state: state.totals.failed_steps),
+    "baton_worker_out_of_memory": ("Those of them for lack of memory", lambda state: state.totals.out_of_memory),
+    "baton_worker_refused_handoffs": (
+        "Hand-overs refused: stale, expired, incomplete or wrong",
+        lambda state: state.totals.refused_handoffs,
+    ),
+    "baton_worker_bad_digests": ("Hand-overs with a wrong byte, refused", lambda state: state.totals.bad_digests),
+    "baton_worker_expired_jobs": ("Jobs claimed too late to begin", lambda state: state.totals.expired_jobs),
+    "baton_worker_lost_frames": ("Token frames that the bus did not take", lambda state: state.totals.lost_frames),
+    "baton_worker_malformed_messages": ("Messages that no decoder accepts", lambda state: state.totals.malformed),
+    "baton_worker_dead_letters": ("Messages given up", lambda state: state.totals.dead_letters),
+}
+
+
+class FleetMetrics(Collector):
+    """Turns the workers heard now into metrics, on each scrape."""
+
+    def __init__(self, workers: Callable[[], Iterable[WorkerState]]) -> None:
+        self._workers = workers
+
+    def register(self, registry: CollectorRegistry) -> None:
+        registry.register(self)
+
+    def describe(self) -> Iterable[Metric]:
+        return []  # nothing to collect before a scrape
+
+    def collect(self) -> Iterator[Metric]:
+        states = sorted(self._workers(), key=lambda state: state.worker)
+        for name, (text, value) in GAUGES.items():
+            gauge = GaugeMetricFamily(name, text, labels=LABELS)
+            for state in states:
+                gauge.add_metric([state.model, state.worker], float(value(state)))
+            yield gauge
+        for name, (text, value) in COUNTERS.items():
+            counter = CounterMetricFamily(name, text, labels=LABELS)
+            for state in states:
+                counter.add_metric([state.model, state.worker], float(value(state)))
+            yield counter
+        yield _hits_by_tier(states)
+        yield _roles(states)
+        yield from _as_vllm(states)
+
+
+def _hits_by_tier(states: list[WorkerState]) -> Metric:
+    hits = CounterMetricFamily(
+        "baton_worker_cache_hit_tokens", "Prompt tokens found in a tier of the cache", labels=[*LABELS, "tier"]
+    )
+    for state in states:
+        for tier, count in TIERS.items():
+            hits.add_metric([state.model, state.worker, tier], float(count(state.totals)))
+    return hits
+
+
+def _roles(states: list[WorkerState]) -> Metric:
+    roles = GaugeMetricFamily("baton_worker_role", "1: the worker takes work of this role", labels=[*LABELS, "role"])
+    for state in states:
+        for role in state.roles:
+            roles.add_metric([state.model, state.worker, role], 1.0)
+    return roles
+
+
+def _as_vllm(states: list[WorkerState]) -> Iterator[Metric]:
+    """An engine in vLLM's dashboards is a worker here."""
+    labels = ["model_name", "engine"]
+    usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of the KV pool that is in use, 0 to 1", labels=labels)
+    queries = CounterMetricFamily("vllm:prefix_cache_queries", "Prompt tokens that looked for a prefix", labels=labels)
+    hits = CounterMetricFamily("vllm:prefix_cache_hits", "Prompt tokens found in the cache", labels=labels)
+    preemptions = CounterMetricFamily("vllm:num_preemptions", "Preempted sequences", labels=labels)
+    for state in states:
+        values = [state.model, state.worker]
+        blocks = max(1, state.region.layout.num_blocks)
+        usage.add_metric(values, 1.0 - state.free_blocks / blocks)
+        queries.add_metric(values, state.totals.prompt_tokens)
+        hits.add_metric(values, state.totals.cached_tokens)
+        preemptions.add_metric(values, state.totals.preemptions)
+    yield from (usage, queries, hits, preemptions)

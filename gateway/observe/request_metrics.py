@@ -1,0 +1,146 @@
+"""Metrics of ended requests, from their timelines: vLLM's histograms, attempts, SLO attainment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from gateway.observe.attainment import ServiceLevels
+from gateway.observe.fleet_metrics import DEVICE_TIER
+from gateway.observe.model_labels import ModelLabels
+from gateway.request.timeline import AttemptLine, Timeline
+
+_SECONDS = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.2,
+    0.3,
+    0.5,
+    0.8,
+    1,
+    1.5,
+    2,
+    2.5,
+    5,
+    10,
+    15,
+    20,
+    30,
+    60,
+    120,
+    300,
+    600,
+)
+_TPOT = (0.002, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
+_ATTEMPTS = (1, 2, 3, 4)
+
+
+class RequestMetrics:
+    """Observes each request once, at its end."""
+
+    def __init__(self, models: Sequence[str], registry: CollectorRegistry, levels: ServiceLevels) -> None:
+        self._models = ModelLabels(models)
+        self._registry = registry
+        self._levels = levels
+        self._queue = self._histogram("vllm:request_queue_time_seconds", "Submitted to first chunk", _SECONDS)
+        self._prefill = self._histogram("vllm:request_prefill_time_seconds", "First chunk to first token", _SECONDS)
+        self._decode = self._histogram("vllm:request_decode_time_seconds", "First to last token", _SECONDS)
+        self._inference = self._histogram("vllm:request_inference_time_seconds", "First chunk to last token", _SECONDS)
+        self._tpot = self._histogram(
+            "vllm:request_time_per_output_token_seconds", "Mean time of each token after the first", _TPOT
+        )
+        self._prompt = self._histogram("vllm:request_prompt_tokens", "Prompt tokens of a request", _TOKENS)
+        self._generated = self._histogram("vllm:request_generation_tokens", "Generated tokens of a request", _TOKENS)
+        self._attempts = self._histogram("baton_request_attempts", "Attempts that a request took", _ATTEMPTS)
+        self._ended = self._counter("baton_requests", "Requests that ended, by how", "status")
+        self._met = self._counter(
+            "baton_slo_requests", "Requests with an answer or an error, by the target missed", "missed"
+        )
+        self._good_tokens = Counter(
+            "baton_slo_good_tokens", "Generated tokens of requests that met the SLO", ["model_name"], registry=registry
+        )
+
+        self._hits = Counter(
+            "baton_prefix_hit_tokens",
+            "Prompt tokens from a cache, by its tier, and whether the index sent the request there or the worker just had them",
+            ["model_name", "tier", "placed_by"],
+            registry=registry,
+        )
+        self._lost_hits = Counter(
+            "baton_prefix_lost_tokens",
+            "Prompt tokens that the index said were cached, and were not",
+            ["model_name"],
+            registry=registry,
+        )
+        for model in self._models.names:  # a rate needs a first sample
+            for placed_by in ("index", "worker"):
+                self._hits.labels(model, DEVICE_TIER, placed_by)
+            self._lost_hits.labels(model)
+            for missed in ("none", "ttft", "tpot", "error"):
+                self._met.labels(model, missed)
+
+    def observe(self, timeline: Timeline) -> None:
+        model = self._models.of(timeline.model)
+        self._ended.labels(model, timeline.status).inc()
+        if timeline.attempts:
+            self._observe(model, self._attempts, timeline.num_attempts)
+            self._count_hits(model, timeline.attempts)
+        if timeline.status == "cancelled":
+            return  # the client's wish: neither good nor bad
+        missed = missed_target(timeline, self._levels)
+        if not timeline.patient:
+            self._met.labels(model, missed or "none").inc()
+        if timeline.status == "error":
+            return
+        if not missed and not timeline.patient:
+            self._good_tokens.labels(model).inc(timeline.completion_tokens)
+        self._observe(model, self._prompt, timeline.prompt_tokens)
+        self._observe(model, self._generated, timeline.completion_tokens)
+        first, last = timeline.first_token_at, timeline.ended_at
+        attempt = next((line for line in timeline.attempts if line.first_token_at is not None), None)
+        if first is None or last is None or attempt is None:
+            return
+        prefill_s = (attempt.prefill_ms or 0.0) / 1000
+        self._observe(model, self._prefill, prefill_s)
+        self._observe(model, self._queue, max(0.0, first - prefill_s - timeline.submitted_at))
+        self._observe(model, self._decode, last - first)
+        self._observe(model, self._inference, prefill_s + last - first)
+        if timeline.completion_tokens > 1:
+            self._observe(model, self._tpot, (last - first) / (timeline.completion_tokens - 1))
+
+    def _count_hits(self, model: str, attempts: Iterable[AttemptLine]) -> None:
+        for attempt in attempts:
+            if attempt.cached_tokens is not None:
+                cached, promised = attempt.cached_tokens, attempt.promised_tokens
+                self._hits.labels(model, DEVICE_TIER, "index").inc(min(cached, promised))
+                self._hits.labels(model, DEVICE_TIER, "worker").inc(max(0, cached - promised))
+                self._lost_hits.labels(model).inc(max(0, promised - cached))
+
+    def _observe(self, model: str, histogram: Histogram, value: float) -> None:
+        histogram.labels(model).observe(value)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, text, ["model_name"], registry=self._registry, buckets=buckets)
+
+    def _counter(self, name: str, text: str, label: str) -> Counter:
+        return Counter(name, text, ["model_name", label], registry=self._registry)
+
+
+def missed_target(timeline: Timeline, levels: ServiceLevels) -> str:
+    """The target that was missed first: "error", "ttft" or "tpot"; "" when all were met."""
+    if timeline.status == "error":
+        return "error"
+    ttft_ms = timeline.ttft_ms
+    if ttft_ms is not None and ttft_ms > 1000 * levels.ttft_s:
+        return "ttft"
+    first, last = timeline.first_token_at, timeline.ended_at
+    if first is not None and last is not None and timeline.completion_tokens > 1:
+        tpot_s = (last - first) / (timeline.completion_tokens - 1)
+        return "tpot" if tpot_s > levels.tpot_s else ""
+    return ""

@@ -1,0 +1,223 @@
+"""The gateway's part of a trace: the HTTP request as a server span, every attempt with its placement and its time in the queue.
+
+    POST /v1/chat/completions                          here, from the client's `traceparent`
+    ├─ admission                                       here
+    └─ attempt (one each; a retry links to the one before)
+       ├─ placement, queue                             here
+       ├─ wait, prefill, reserve, transfer             the prefill worker (`prefill/spans.py`)
+       │                          └─ verify            the decode worker (`decode/spans.py`)
+       └─ decode                                       the decode worker
+
+Attribute names: HTTP's and GenAI's semantic conventions where they have one (docs/observability.md), else `baton.*`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from common.tracing import Attributes, Children, Span, SpanEvent, Tracer, Value, child_of, in_trace
+from gateway.answers.answer import Answer
+from gateway.http.request_scope import RequestTrace, request_scope
+from gateway.observe.attainment import ServiceLevels
+from gateway.observe.request_metrics import missed_target
+from gateway.request.timeline import AttemptLine, Timeline
+
+TOLD_FOR_S = 3.5  # a trace is named in three heartbeats
+MAX_KEPT = 1024  # traces in one heartbeat: 16 kB
+
+
+class TraceRequests:
+    """ASGI: a server span around the requests that generate. Continues the client's trace even if its sampled flag is off.
+
+    `operation` names what a path's requests do; "": not traced.
+    """
+
+    def __init__(self, app: ASGIApp, *, tracer: Tracer, share: float, operation: Callable[[str], str]) -> None:
+        self._app = app
+        self._tracer = tracer
+        self._share = share
+        self._operation = operation
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        operation = self._operation(scope["path"]) if scope["type"] == "http" else ""
+        if not operation:
+            await self._app(scope, receive, send)
+            return
+        state = request_scope(scope)
+        parent = self._tracer.parent_of(Headers(scope=scope))
+        context = child_of(parent) if parent else self._tracer.new_trace(self._share)
+        if not self._tracer.wants(context):
+            state.trace = RequestTrace(context=parent)
+            with in_trace(parent):
+                await self._app(scope, receive, send)
+            return
+        trace = state.trace = RequestTrace(context, parent, time.monotonic(), is_recorded=True)
+        try:
+            with in_trace(context):
+                await self._app(scope, receive, send)
+        except BaseException as error:
+            trace.error = trace.error or type(error).__name__
+            raise
+        finally:
+            trace.status = state.status
+            span = _server_span(trace, scope["method"], scope["path"], operation)
+            if span.error:
+                self._tracer.keep([trace.context[3:35]])
+            self._tracer.record(span)
+
+
+def _server_span(trace: RequestTrace, method: str, path: str, operation: str) -> Span:
+    attributes = trace.attributes
+    attributes |= {
+        "http.request.method": method,
+        "http.route": path,
+        "url.path": path,
+        "url.scheme": "http",
+        "http.response.status_code": trace.status,
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": "baton",
+    }
+    if trace.answered is not None:
+        attributes |= trace.answered()
+    failed = trace.error or (str(trace.status) if trace.status >= 500 else "")
+    if failed:
+        attributes["error.type"] = failed
+    return Span(
+        name=f"{method} {path}",
+        context=trace.context,
+        parent=trace.parent,
+        began_at=trace.began_at,
+        ended_at=time.monotonic(),
+        attributes=attributes,
+        kind="server",
+        error=failed,
+    )
+
+
+def line_span(trace: RequestTrace, *, url: str, operation: str, batch: str, custom_id: str) -> Span:
+    """The span around a batch line: a request without HTTP."""
+    span = _server_span(trace, "POST", url, operation)
+    kept = {name: value for name, value in span.attributes.items() if not name.startswith(("http.", "url."))}
+    return msgspec.structs.replace(
+        span,
+        name=f"batch line {url}",
+        kind="consumer",
+        attributes=kept
+        | {"baton.batch.id": batch, "baton.batch.custom_id": custom_id, "baton.batch.status": trace.status},
+    )
+
+
+def describe_answer(answer: Answer) -> Attributes:
+    """An ended answer as attributes of its request's span."""
+    usage = answer.usage()
+    return {
+        "gen_ai.response.id": answer.id,
+        "gen_ai.response.model": answer.model,
+        "gen_ai.response.finish_reasons": [choice.finish or "abort" for choice in answer.choices],
+        "gen_ai.usage.input_tokens": usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": usage.completion_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+    }
+
+
+def worth_keeping(timeline: Timeline, levels: ServiceLevels) -> bool:
+    """Whether tail sampling keeps it: the request was slow, failed or moved."""
+    return bool(missed_target(timeline, levels)) or len(timeline.attempts) > 1
+
+
+class RequestSpans:
+    """Records a timeline's spans at the request's end."""
+
+    def __init__(self, tracer: Tracer, gateway_id: str, levels: ServiceLevels) -> None:
+        self._tracer = tracer
+        self._gateway_id = gateway_id
+        self._levels = levels
+        self._kept: deque[tuple[float, str]] = deque(maxlen=MAX_KEPT)  # when each request ended, and its trace
+
+    def kept(self, now: float) -> bytes:
+        """Traces worth sending, for the heartbeat. Repeated, as workers may miss one."""
+        while self._kept and now - self._kept[0][0] > TOLD_FOR_S:
+            self._kept.popleft()
+        return bytes.fromhex("".join(trace for _, trace in self._kept))
+
+    def context_for(self, traceparent: str) -> str:
+        """The context of an attempt's span, the parent of the workers' spans."""
+        return child_of(traceparent) if self._tracer.wants(traceparent) else traceparent
+
+    def record(self, timeline: Timeline) -> None:
+        if not self._tracer.wants(timeline.traceparent):
+            return
+        if worth_keeping(timeline, self._levels):
+            trace = timeline.traceparent[3:35]
+            self._tracer.keep([trace])
+            self._kept.append((time.monotonic(), trace))
+        ended_at = timeline.attempts[0].began_at if timeline.attempts else timeline.ended_at
+        children = Children(self._tracer, timeline.traceparent, {"baton.request_id": timeline.request_id})
+        admission: dict[str, Value] = {
+            "baton.gateway": self._gateway_id,
+            "baton.tenant": timeline.tenant,
+            "baton.admission.waited_ms": timeline.waited_ms,
+            "baton.slo.missed": missed_target(timeline, self._levels),  # collectors keep such traces
+            "baton.prompt_tokens": timeline.prompt_tokens,
+        }
+        outcome = "" if timeline.attempts or timeline.status == "cancelled" else timeline.detail
+        children.record(
+            "admission", timeline.submitted_at, ended_at or timeline.submitted_at, admission, outcome=outcome
+        )
+        before = ""
+        for attempt in timeline.attempts:
+            self._record_attempt(children, timeline, attempt, before)
+            before = attempt.traceparent
+
+    def _record_attempt(self, children: Children, timeline: Timeline, attempt: AttemptLine, before: str) -> None:
+        ended_at = attempt.ended_at or attempt.began_at
+        first = [SpanEvent(name="first token", at=attempt.first_token_at)] if attempt.first_token_at is not None else []
+        whole: dict[str, Value] = {
+            "baton.attempt": attempt.number,
+            "baton.retry.reason": attempt.because,
+            "baton.prefill.worker": attempt.claimed_by,
+            "baton.decode.worker": attempt.decoder,
+            "baton.outcome": attempt.outcome,
+            "baton.tokens": attempt.num_tokens,
+        }
+        children.record(
+            "attempt",
+            attempt.began_at,
+            ended_at,
+            whole,
+            context=attempt.traceparent,
+            events=first,
+            links=[before] if before else [],
+            outcome="" if timeline.status == "cancelled" else attempt.outcome,
+        )
+        placed = SpanEvent(
+            name="placement",
+            at=attempt.published_at or attempt.began_at,
+            attributes={
+                "baton.placement.reason": attempt.reason,
+                **{f"baton.placement.{name}": value for name, value in attempt.costs.items()},
+                "baton.placement.prefill": attempt.prefill,
+                "baton.placement.decode": attempt.decode,
+            },
+        )
+        parts = Children(
+            self._tracer,
+            attempt.traceparent,
+            {"baton.request_id": timeline.request_id, "baton.attempt": attempt.number},
+        )
+        parts.record("placement", attempt.began_at, attempt.published_at or ended_at, {}, events=[placed])
+        if attempt.published_at is not None:
+            claimed = attempt.claimed_at is not None
+            parts.record(
+                "queue",
+                attempt.published_at,
+                attempt.claimed_at or ended_at,
+                {"baton.worker": attempt.claimed_by or attempt.prefill},
+                outcome="" if claimed or timeline.status == "cancelled" else "not claimed",
+            )

@@ -1,0 +1,155 @@
+"""Metrics by tenant: usage, cost, and budgets taken, with a bounded number of labels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from common.messages import WorkerState
+from gateway.observe.costs import Rates, device_seconds
+from gateway.observe.model_labels import ModelLabels
+from gateway.request.timeline import Timeline
+from gateway.tenants.budgets import Budgets, Left, Limits
+
+MAX_TENANTS = 100  # further tenants share the label OTHERS
+OTHERS = "(others)"  # can't be a tenant's name
+FRESH_S = 1.0  # budgets and rates are read at most this often
+
+
+class TenantLabels:
+    """Label values: the first tenants by their names, later ones together."""
+
+    def __init__(self, most: int = MAX_TENANTS) -> None:
+        self._most = most
+        self._known: set[str] = set()
+
+    def of(self, tenant: str) -> str:
+        """The label of a tenant; it never changes."""
+        if tenant not in self._known:
+            if len(self._known) >= self._most:
+                return OTHERS
+            self._known.add(tenant)
+        return tenant
+
+
+@dataclass(slots=True)
+class Spent:
+    """A tenant's usage by ended requests, since the start."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    prefill_s: float = 0.0  # seconds of devices
+    decode_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Seen:
+    at: float = -FRESH_S
+    left: Mapping[str, Left] = field(default_factory=dict)
+
+
+class TenantMetrics:
+    """Takes requests that ended; asks for budgets when somebody looks."""
+
+    def __init__(
+        self,
+        models: Sequence[str],
+        registry: CollectorRegistry,
+        *,
+        workers: Callable[[], Iterable[WorkerState]],
+        budgets: Budgets,
+        limits: Callable[[], Mapping[str, Limits]],
+        labels: TenantLabels,
+    ) -> None:
+        self._models = ModelLabels(models)
+        self._workers = workers
+        self._budgets = budgets
+        self._limits = limits
+        self._labels = labels
+        self._seen = _Seen()
+        self._rates = -FRESH_S, Rates()
+        self._spent: dict[str, Spent] = {}
+        names = ["model_name", "tenant"]
+        self._seconds = Counter(
+            "baton_tenant_device_seconds",
+            "Cost: tokens by the rates that workers measure",
+            [*names, "phase"],
+            registry=registry,
+        )
+        self._requests = Counter("baton_tenant_requests", "Requests that ended", names, registry=registry)
+        self._limit = Gauge(
+            "baton_tenant_budget_limit", "Of a tenant over all gateways", [*names, "budget"], registry=registry
+        )
+        self._used = Gauge(
+            "baton_tenant_budget_used",
+            "Of the limit, now: requests and tokens come back evenly within a minute",
+            [*names, "budget"],
+            registry=registry,
+        )
+
+    def observe(self, timeline: Timeline) -> None:
+        tenant, model = self._labels.of(timeline.tenant), self._models.of(timeline.model)
+        cost = device_seconds(timeline, self._rates_now())
+        self._requests.labels(model, tenant).inc()
+        self._seconds.labels(model, tenant, "prefill").inc(cost.prefill)
+        self._seconds.labels(model, tenant, "decode").inc(cost.decode)
+        spent = self._spent.setdefault(tenant, Spent())
+        spent.requests += 1
+        spent.completion_tokens += timeline.completion_tokens
+        if timeline.first_token_at is not None:
+            spent.prompt_tokens += timeline.prompt_tokens
+            spent.cached_tokens += timeline.cached_tokens
+        spent.prefill_s += cost.prefill
+        spent.decode_s += cost.decode
+
+    async def refresh(self) -> None:
+        """Ask what is left of the budgets, at most once a second."""
+        now = time.monotonic()
+        if now - self._seen.at < FRESH_S:
+            return
+        limits = dict(sorted(self._limits().items())[:MAX_TENANTS])
+        self._seen = _Seen(now, await self._budgets.left(limits))
+        self._limit.clear()  # a reloaded file may have fewer tenants
+        self._used.clear()
+        for tenant, shares in self.budgets().items():
+            for budget, (used, limit) in shares.items():
+                self._limit.labels(self._models.first, tenant, budget).set(limit)
+                self._used.labels(self._models.first, tenant, budget).set(used)
+
+    def _rates_now(self) -> Rates:
+        """The fleet's rates, computed at most once a second: the fleet may be large."""
+        now = time.monotonic()
+        if now - self._rates[0] >= FRESH_S:
+            self._rates = now, Rates.of(self._workers())
+        return self._rates[1]
+
+    def budgets(self) -> dict[str, dict[str, tuple[int, int]]]:
+        """Tenant -> budget -> (used, limit), as of the last `refresh`."""
+        return {tenant: left.used() for tenant, left in self._seen.left.items()}
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """Usage since the start and budgets, by tenant (docs/console.md)."""
+        budgets = self.budgets()
+        return [
+            _json(name, self._spent.get(name, Spent()), budgets.get(name, {}))
+            for name in sorted({*self._spent, *budgets})
+        ]
+
+
+def _json(tenant: str, spent: Spent, budgets: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
+    return {
+        "tenant": tenant,
+        "requests": spent.requests,
+        "prompt_tokens": spent.prompt_tokens,
+        "cached_tokens": spent.cached_tokens,
+        "completion_tokens": spent.completion_tokens,
+        "prefill_s": round(spent.prefill_s, 3),
+        "decode_s": round(spent.decode_s, 3),
+        "budgets": {name: {"used": used, "limit": limit} for name, (used, limit) in budgets.items()},
+    }

@@ -1,0 +1,105 @@
+"""Placement through Redis: one atomic call chooses workers and books the load on them.
+
+The choice is Lua (`candidates.lua`, `place.lua`), so no other gateway comes between looking and booking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from common.blocks import BlockKind
+from common.errors import UnavailableError
+from common.messages import PROTOCOL_VERSION
+from common.store import Store, library
+from gateway.request.placement import Placement, Reason
+
+PLACE_TIMEOUT_S = 0.25  # then the gateway chooses without Redis
+TIMEOUT_S = 2.0  # no request waits for a release
+MAX_DIGESTS = 4_096  # the rest of a longer prompt counts as uncached
+_HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementRequest:
+    """What placement needs to know of a request."""
+
+    request_id: str
+    attempt: int
+    digests: list[bytes]  # one hash a full block of the prompt
+    num_tokens: int
+    kind: BlockKind  # only workers with such blocks are candidates
+    reserve_tokens: int  # prompt and answer, at most
+    deadline_ms: int  # charges expire after this
+    cut_over_tokens: int = 0  # longest uncached rest prefilled where it decodes; -1: by costs
+    exclude: list[str] = field(default_factory=list)
+    now_ms: int = 0  # a virtual clock's time; 0: Redis's own
+
+
+def placement_library() -> str:
+    return library(_HERE / "candidates.lua", _HERE / "place.lua")
+
+
+def place_arguments(request: PlacementRequest) -> list[Any]:
+    return [
+        f"{request.request_id}:{request.attempt}",
+        request.num_tokens,
+        request.kind.block_size,
+        request.reserve_tokens,
+        max(1, request.deadline_ms),
+        request.cut_over_tokens,
+        str(request.kind),
+        "," + ",".join(request.exclude) + ",",
+        request.now_ms,
+        PROTOCOL_VERSION,
+        *request.digests[:MAX_DIGESTS],
+    ]
+
+
+def parse_placement(answer: Sequence[Any]) -> Placement:
+    """The answer of `baton3_place`. Raises UnavailableError when nobody decodes."""
+    prefill, incarnation, matched_prefill, matched_decode, reason, costs, *decode_workers = answer
+    if not prefill:
+        raise UnavailableError(reason.decode())
+    return Placement(
+        prefill=prefill.decode(),
+        prefill_incarnation=int(incarnation),
+        decode=[worker.decode() for worker in decode_workers],
+        matched_blocks_prefill=int(matched_prefill),
+        matched_blocks_decode=int(matched_decode),
+        reason=Reason(reason.decode()),
+        costs={name: float(value) for name, value in (cost.split("=") for cost in costs.decode().split())},
+    )
+
+
+class Ledger:
+    """Places requests and gives their charges back. One per gateway; safe for concurrent use."""
+
+    def __init__(self, store: Store, *, place_timeout_s: float = PLACE_TIMEOUT_S, timeout_s: float = TIMEOUT_S) -> None:
+        self._store = store
+        self._place_timeout_s = place_timeout_s
+        self._timeout_s = timeout_s
+
+    async def place(self, request: PlacementRequest) -> Placement:
+        """Choose workers and charge them, atomically. Raises UnavailableError when none decodes or Redis is away.
+
+        No decode worker gets more than it has room for, unless all are full: then the reason is FULL, and the least
+        loaded comes first.
+        """
+        arguments = place_arguments(request)
+        return parse_placement(await self._store.call("baton3_place", *arguments, timeout_s=self._place_timeout_s))
+
+    async def release(self, request_id: str, attempt: int, *, stage: str, workers: Sequence[str] = ()) -> None:
+        """Give back what `place` charged at `stage`: "prefill", "decode" or "all". Idempotent.
+
+        `workers` are searched if Redis had to evict its note of the place.
+        """
+        for one in ("prefill", "decode") if stage == "all" else (stage,):
+            arguments = (f"{request_id}:{attempt}", one, 0, *workers)
+            await self._store.call("baton3_release", *arguments, timeout_s=self._timeout_s)
+
+    async def charged(self, worker: str, stage: Literal["prefill", "decode"]) -> int:
+        """Tokens charged to a worker now."""
+        return int(await self._store.call("baton3_charged", stage, worker, timeout_s=self._timeout_s))

@@ -1,0 +1,29 @@
+"""Recently computed prompt prefixes: an estimate of a waiting request's cache hits."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+
+MAX_BLOCKS = 100_000  # about 15 MB
+
+
+class RecentPrefixes:
+    """Hashes of the blocks of placed prompts. The least recently used is forgotten first."""
+
+    def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
+        self._max_blocks = max_blocks
+        self._known: OrderedDict[bytes, None] = OrderedDict()
+
+    def remember(self, digests: Sequence[bytes]) -> None:
+        """A prompt with these full blocks is about to be computed."""
+        for digest in reversed(digests):  # the first block is forgotten last
+            self._known[digest] = None
+            self._known.move_to_end(digest)
+        while len(self._known) > self._max_blocks:
+            self._known.popitem(last=False)
+
+    def matched(self, digests: Iterable[bytes]) -> int:
+        """The number of leading blocks that are known."""
+        return sum(1 for _ in takewhile(self._known.__contains__, digests))

@@ -1,0 +1,1 @@
+"""A request as data: what was asked, its state, its time line."""

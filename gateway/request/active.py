@@ -1,0 +1,146 @@
+"""A request in flight: its state, its events for the HTTP side, and its time to first token."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from msgspec import UNSET, UnsetType
+
+from common.blocks import pack_tokens
+from common.errors import DeadlineExceededError, ServingError
+from common.messages import Imported, Job, Settle, Tokens
+from gateway.request.spec import GenerationSpec, TokenEvent
+from gateway.request.state import RequestState
+from gateway.request.timeline import Timeline
+
+
+class ActiveRequest:
+    """A `Generation` in flight."""
+
+    def __init__(
+        self,
+        state: RequestState,
+        started_at: float,
+        on_cancel: Callable[[ActiveRequest, str], Awaitable[None]],
+        *,
+        waited_s: float = 0.0,
+        timeline: Timeline | None = None,  # begun while it waited; None: it begins now
+    ) -> None:
+        self._on_cancel = on_cancel
+        self.state = state
+        self.started_at = started_at
+        self.waited_s = waited_s
+        self.queued_at: float | None = None  # the first attempt's job
+        self.claimed_at: float | None = None
+        self.job: Job | None = None  # as it was queued last
+        self.stream_seq = 0  # the last job's place in the queue
+        self.prefilled = 0  # the newest attempt that brought tokens
+        self.retrying = False
+        self.lost_attempt = 0  # the newest attempt that failed while being queued
+        self.probing = False
+        self.known_at = 0.0  # when a worker last confirmed that it has the request
+        self.timings: dict[str, float] = {}
+        spec = state.spec
+        self.work = len(spec.token_ids)  # prompt tokens to compute, without those known to be cached
+        self.first_token_by = started_at + (spec.first_token_s or spec.deadline_s)
+        self.timeline = timeline or timeline_of(spec, started_at)
+        self.timeline.waited_ms, self.timeline.phases = 1000 * waited_s, self.timings
+        self.events: asyncio.Queue[TokenEvent | ServingError | None] = asyncio.Queue()  # bounded by max_tokens
+        self.ended = asyncio.Event()
+
+    @property
+    def context(self) -> str | UnsetType:
+        """The `traceparent` of messages about the current attempt, or the request's own before its job."""
+        if self.job is not None and self.job.attempt == self.state.attempt:
+            return self.job.context
+        return self.state.spec.traceparent or UNSET
+
+    def explain_first_token(self, tokens: Tokens, now: float) -> None:
+        """Divide its time into the worker's queue and prefill, and the ways between."""
+        claimed_at = self.claimed_at or now
+        since_claim_ms = (now - claimed_at) * 1000
+        queued_ms = (claimed_at - (self.queued_at or claimed_at) + self.waited_s) * 1000
+        self.timings["queue"] = queued_ms + tokens.queue_ms
+        self.timings["prefill"] = tokens.prefill_ms
+        self.timings["first_frame"] = max(0.0, since_claim_ms - tokens.queue_ms - tokens.prefill_ms)
+
+    def settled(self, message: Settle) -> None:
+        """The prefill worker's report of its handoff."""
+        self.timeline.settled(message)
+        if message.push_ms:
+            self.timings |= {
+                "handover": message.handover_ms,
+                "push": message.push_ms,
+                "late_push": message.late_push_ms,
+            }
+
+    def imported(self, message: Imported, now: float) -> None:
+        """The decode worker's report of the handoff."""
+        self.timings["transfer"] = message.transfer_ms
+        self.timeline.imported(message, now)
+
+    def finish(self, error: ServingError | None) -> None:
+        """No more events: wake the reader."""
+        self.events.put_nowait(error)
+        self.ended.set()
+
+    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        while True:
+            event = await self.events.get()
+            if event is None:
+                return
+            if isinstance(event, ServingError):
+                raise event
+            yield event
+            if event.finish:
+                return
+
+    async def cancel(self, reason: str) -> None:
+        await self._on_cancel(self, reason)
+
+
+def timeline_of(spec: GenerationSpec, submitted_at: float) -> Timeline:
+    """The time line of a request that is about to be admitted."""
+    return Timeline(
+        request_id=spec.request_id,
+        received_at=spec.received_at or submitted_at,
+        submitted_at=submitted_at,
+        prompt_tokens=len(spec.token_ids),
+        traceparent=spec.traceparent,
+        tenant=spec.tenant.name,
+        model=spec.model,
+        patient=spec.priority < 0,
+    )
+
+
+def job_of(
+    state: RequestState, *, gateway: str, root: bytes, decode_workers: list[str], traceparent: str, now: float
+) -> Job:
+    """The current attempt's job. Its prompt includes the tokens that the client has already."""
+    spec = state.spec
+    return Job(
+        request_id=spec.request_id,
+        attempt=state.attempt,
+        gateway=gateway,
+        token_ids=pack_tokens(state.token_ids),
+        num_prompt_tokens=len(spec.token_ids),
+        hash_root=root,
+        sampling=spec.sampling,
+        decode_workers=decode_workers,
+        deadline_ms=max(1, int((state.deadline_at - now) * 1000)),
+        priority=spec.priority,
+        traceparent=traceparent,
+        suspect_until=state.clear_at if state.is_suspect else 0,
+    )
+
+
+@contextlib.asynccontextmanager
+async def within_deadline(state: RequestState, now: float) -> AsyncIterator[None]:
+    """Raise DeadlineExceededError at the request's deadline."""
+    try:
+        async with asyncio.timeout(state.deadline_at - now):
+            yield
+    except TimeoutError as error:
+        raise DeadlineExceededError("the request's deadline passed before it was queued") from error

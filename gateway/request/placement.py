@@ -1,0 +1,41 @@
+"""Where a request goes, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """Why a place was chosen, as metrics and traces name it."""
+
+    PREFIX = "prefix"
+    LOAD = "load"
+    FULL = "full"  # no decode worker has room, so the request waits for some
+    LOCAL_SHORT = "local: short"
+    LOCAL_EARLIER = "local: earlier"
+    LOCAL_SAME_WORKER = "local: same worker"
+    LOCAL_NO_PREFILL = "local: no prefill worker"
+    HEARTBEATS_LOAD = "without redis: load"
+    HEARTBEATS_FULL = "without redis: full"
+    HEARTBEATS_LOCAL_SHORT = "without redis: local: short"
+    HEARTBEATS_LOCAL_SAME_WORKER = "without redis: local: same worker"
+    HEARTBEATS_LOCAL_NO_PREFILL = "without redis: local: no prefill worker"
+    OTHER = "other"  # a newer release's functions gave a reason unknown here
+
+    @classmethod
+    def _missing_(cls, value: object) -> Reason:
+        return cls.OTHER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """`decode` empty: the prefill worker decodes as well."""
+
+    prefill: str
+    decode: list[str]
+    reason: Reason
+    prefill_incarnation: int = 0
+    matched_blocks_prefill: int = 0
+    matched_blocks_decode: int = 0
+    costs: dict[str, float] = field(default_factory=dict, compare=False)  # what was compared: see `place.lua`

@@ -1,0 +1,127 @@
+"""What the HTTP dialects see of serving: submit a specification, iterate over token events."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from common.messages import SamplingParams, TokenLogprobs, WorkerState
+from common.words import Finish
+from gateway.request.timeline import Timeline, Timelines
+from gateway.tenants.tenants import ANYBODY, Tenant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationSpec:
+    """One sequence to generate."""
+
+    request_id: str
+    token_ids: list[int]
+    sampling: SamplingParams
+    deadline_s: float  # from now
+    model: str = ""  # name in the API
+    model_fingerprint: str = ""  # only workers with these weights serve it; "": any
+    adapter: str = ""  # on top of the weights; requests of different adapters never share KV
+    salt: str = ""  # tenants that set one never share KV
+    tenant: Tenant = ANYBODY
+    priority: int = 0
+    first_token_s: float = 0.0  # the latest useful first token, from now; 0: the deadline
+    traceparent: str = ""
+    received_at: float = 0.0  # `time.monotonic()` when the HTTP request came; 0: unknown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenEvent:
+    """New tokens. `position` counts generated tokens from 0."""
+
+    position: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish: Finish = Finish.NONE
+    cached_tokens: int = -1  # prompt tokens from a prefix cache, in the first event
+
+
+class Generation(Protocol):
+    """A sequence being generated."""
+
+    timings: dict[
+        str, float
+    ]  # milliseconds: admission, queue, prefill, first_frame (which make the first token), transfer
+    timeline: Timeline
+
+    def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        """Events in order, no token twice, none missing, until `finish`. Raises ServingError."""
+        ...
+
+    async def cancel(self, reason: str) -> None:
+        """Stop it on all workers. Idempotent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What a gateway has of one model."""
+
+    in_flight: int = 0
+    waiting: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # as `Generations.waiting`
+    counters: Mapping[str, int] = field(default_factory=dict)  # as `Generations.counters`
+
+
+class Generations(Protocol):
+    """Where requests go."""
+
+    @property
+    def ready(self) -> bool: ...
+
+    @property
+    def not_ready_reason(self) -> str: ...
+
+    @property
+    def in_flight(self) -> int: ...
+
+    @property
+    def ready_workers(self) -> dict[str, int]:
+        """Role -> workers that may get such work now."""
+        ...
+
+    @property
+    def waiting(self) -> Mapping[str, tuple[int, int]]:
+        """Tier -> requests and prompt tokens that wait in the gateway."""
+        ...
+
+    @property
+    def fleet(self) -> list[WorkerState]:
+        """Every worker that is heard, of any model and status."""
+        ...
+
+    @property
+    def timelines(self) -> Timelines: ...
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """Events since the start: `placed:<reason>`, `refused:<reason>`, `work:<tenant>`, `retries`, …"""
+        ...
+
+    @property
+    def loads(self) -> Mapping[str, Load]:
+        """Loads by model. What belongs to no model is under the first one's."""
+        ...
+
+    def turn_away(
+        self, tenant: Tenant, *, priority: int, first_token_s: float = math.inf, model: str | None = None
+    ) -> None:
+        """Raise OverloadedError or UnavailableError if any request like this would be refused now, however short.
+
+        `priority` is the highest that it may have, `first_token_s` the longest that it may wait. `model` None: not known
+        yet.
+        """
+        ...
+
+    async def submit(self, specs: Sequence[GenerationSpec]) -> Sequence[Generation]:
+        """Admit and place all choices of one HTTP request, or none; return when they may start.
+
+        Raises OverloadedError, UnavailableError or InvalidRequestError.
+        """
+        ...

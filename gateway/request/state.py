@@ -1,0 +1,215 @@
+"""One request as its gateway owns it, without I/O.
+
+    QUEUED ──claim──▶ CLAIMED ──first token──▶ PREFILLED ──settle / imported──▶ DECODING ──last token──▶ ENDED
+       ▲─────────────────┴────────── new attempt (worker lost, failed, silent) ──────┘
+
+Messages of other attempts than the current one are ignored. Tokens are taken by position: the next one is delivered, earlier ones
+are dropped, later ones wait until the gap is filled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from common.blocks import unpack_tokens
+from common.messages import Tokens
+from common.peers import Incarnation
+from common.words import Role
+from gateway.request.spec import GenerationSpec, TokenEvent
+
+MAX_ATTEMPTS = 3
+MAX_MOVES = 20  # uncounted attempts, because the worker's role had changed
+MAX_HELD = 64  # frames beyond a gap
+
+
+class Phase(Enum):
+    QUEUED = "queued"
+    CLAIMED = "claimed"
+    PREFILLED = "prefilled"
+    DECODING = "decoding"
+    ENDED = "ended"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RequestState:
+    """The facts of one request. Instants are seconds of the caller's monotonic clock."""
+
+    spec: GenerationSpec
+    deadline_at: float
+    attempt: int = 0
+    untried: int = 0  # attempts that no worker was asked for, as far as known
+    moves: int = 0  # attempts placed on a worker that no longer takes such work
+    phase: Phase = Phase.QUEUED
+    generated: list[int] = field(default_factory=list)  # delivered tokens, across attempts
+    assigned: str = ""  # the worker whose queue has the job
+    candidates: list[str] = field(default_factory=list)  # decode workers of the placement
+    claimed_by: Incarnation | None = None
+    decoder: Incarnation | None = None
+    cached_tokens: int = 0  # tokens that the chosen worker has cached
+    excluded: list[str] = field(default_factory=list)
+    progress_at: float = 0.0  # when the current attempt was last heard of
+    gap_since: float | None = None
+    unanswered: int = 0  # unanswered probes
+    deaths: int = 0  # workers that died computing it, without progress between
+    is_suspect: bool = False  # it may have killed a worker: `gateway.lifecycle.suspects`
+    clear_at: int = 0  # generated tokens that clear it of suspicion
+    began_with: int = 0  # generated tokens when the attempt began
+    _held: dict[int, tuple[Tokens, Incarnation]] = field(default_factory=dict)
+
+    @property
+    def num_tried(self) -> int:
+        return self.attempt - self.untried - min(self.moves, MAX_MOVES)
+
+    @property
+    def is_over(self) -> bool:
+        return self.phase is Phase.ENDED
+
+    @property
+    def next_position(self) -> int:
+        return len(self.generated)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Prompt and delivered tokens: what a new attempt starts from."""
+        return self.spec.token_ids + self.generated
+
+    def waits(self, attempt: int) -> bool:
+        """Whether `attempt` is the current one and unclaimed."""
+        return self.attempt == attempt and self.phase is Phase.QUEUED
+
+    def begin_attempt(self, now: float) -> bool:
+        """Start another attempt; False after too many."""
+        if self.is_over or self.num_tried >= MAX_ATTEMPTS:
+            return False
+        self.attempt += 1
+        self.began_with = self.next_position
+        self.phase = Phase.QUEUED
+        self.assigned, self.candidates = "", []
+        self.claimed_by = self.decoder = None
+        self.gap_since, self.unanswered = None, 0
+        self._held.clear()
+        self.progress_at = now
+        return True
+
+    def exclude(self, worker: str, decode_workers: list[str]) -> None:
+        """Place the next attempts elsewhere ("": nobody's fault), unless no decode worker would be left."""
+        if worker and worker not in self.excluded:
+            self.excluded.append(worker)
+        if set(decode_workers) <= set(self.excluded):
+            self.excluded.clear()  # better the same worker than none
+
+    def placed(self, worker: str, candidates: list[str]) -> None:
+        self.assigned, self.candidates = worker, candidates
+
+    def claim(self, attempt: int, worker: Incarnation, now: float) -> str:
+        """Compare-and-set: "" when `worker` may start the attempt (also again), else why not."""
+        if self.is_over:
+            return "ended"
+        if attempt != self.attempt:
+            return "stale attempt"
+        if self.claimed_by not in (None, worker):
+            return "claimed by another worker"
+        if self.phase is Phase.QUEUED:
+            self.phase, self.claimed_by, self.progress_at = Phase.CLAIMED, worker, now
+        return ""
+
+    def settle(self, attempt: int, worker: Incarnation, decoder: Incarnation | None) -> bool:
+        """Whether the job may be acked: its sender holds the current claim, or the request is over."""
+        if self.is_over:
+            return True
+        if attempt != self.attempt or self.claimed_by != worker:
+            return False
+        if decoder is not None:
+            self._decodes(decoder)
+        return True
+
+    def imported(self, attempt: int, decoder: Incarnation) -> bool:
+        """The decode worker verified the KV; False if its attempt is old."""
+        if attempt != self.attempt or self.is_over:
+            return False
+        self._decodes(decoder)
+        return True
+
+    def _decodes(self, decoder: Incarnation) -> None:
+        self.decoder = decoder
+        if self.phase in (Phase.CLAIMED, Phase.PREFILLED):
+            self.phase = Phase.DECODING
+
+    def take(self, tokens: Tokens, sender: Incarnation, now: float) -> list[TokenEvent]:
+        """Take tokens off a frame; return what can be delivered now, in order."""
+        if tokens.attempt != self.attempt or self.is_over or self.claimed_by is None:
+            return []
+        self.progress_at, self.unanswered = now, 0
+        if tokens.position > self.next_position:
+            if len(self._held) < MAX_HELD:
+                self._held[tokens.position] = (tokens, sender)
+            self.gap_since = self.gap_since if self.gap_since is not None else now
+            self.decoder = self.decoder or (sender if sender != self.claimed_by else None)
+            return []
+        events = self._deliver(tokens, sender)
+        while self._held and not self.is_over and min(self._held) <= self.next_position:
+            events += self._deliver(*self._held.pop(min(self._held)))
+        self.gap_since = now if self._held else None
+        return events
+
+    def _deliver(self, tokens: Tokens, sender: Incarnation) -> list[TokenEvent]:
+        skip = self.next_position - tokens.position
+        ids = unpack_tokens(tokens.token_ids)[skip:]
+        if not ids:
+            return []
+        event = TokenEvent(
+            position=self.next_position,
+            token_ids=ids,
+            logprobs=tokens.logprobs[skip:],
+            finish=tokens.finish,
+            cached_tokens=tokens.cached_tokens if self.next_position == 0 else -1,
+        )
+        self.generated += ids
+        if tokens.finish:
+            self.phase = Phase.ENDED
+        elif sender != self.claimed_by:
+            self._decodes(sender)
+        elif self.phase is Phase.CLAIMED:
+            self.phase = Phase.PREFILLED
+        return [event]
+
+    def is_misplaced(self, worker: str, roles: list[Role]) -> bool:
+        """Whether the job waits in the queue of `worker`, whose roles no longer fit it."""
+        role = Role.PREFILL if self.candidates else Role.DECODE
+        return self.phase is Phase.QUEUED and self.assigned == worker and role not in roles
+
+    def pardon(self, seconds: float) -> None:
+        """This gateway itself stood still for so long: that silence does not count."""
+        self.progress_at += seconds
+        if self.gap_since is not None:
+            self.gap_since += seconds
+
+    def lost(self, worker: Incarnation) -> bool:
+        """Whether the current attempt needs this worker."""
+        if self.is_over:
+            return False
+        if self.phase is Phase.QUEUED:
+            return self.assigned == worker[0]
+        if self.phase is Phase.DECODING:
+            return self.decoder == worker
+        return worker in (self.claimed_by, self.decoder)
+
+    @property
+    def needs(self) -> list[str]:
+        """The workers that the current attempt needs; see `lost`."""
+        if self.is_over:
+            return []
+        if self.phase is Phase.QUEUED:
+            return [self.assigned] if self.assigned else []
+        holders = (self.decoder,) if self.phase is Phase.DECODING else (self.claimed_by, self.decoder)
+        return [holder[0] for holder in holders if holder is not None]
+
+    def is_with(self, worker: str) -> bool:
+        return any(holder is not None and holder[0] == worker for holder in (self.claimed_by, self.decoder))
+
+    def workers(self) -> list[str]:
+        """Every worker that may hold something of the current attempt."""
+        named = [worker[0] for worker in (self.claimed_by, self.decoder) if worker]
+        undecided = [self.assigned, *self.candidates] if self.decoder is None else []
+        return list(dict.fromkeys(name for name in [*named, *undecided] if name))

@@ -1,0 +1,380 @@
+"""Where the time of recent requests went: a `Timeline` for each choice, in bounded rings (docs/observability.md).
+
+Instants are seconds of this gateway's monotonic clock; workers' durations are in milliseconds. The JSON has milliseconds since
+the request was received.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import time
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from common.errors import ServingError
+from common.messages import Imported, Job, Settle, Tokens
+from common.words import Finish
+from gateway.request.placement import Placement
+
+MAX_ATTEMPTS = 32  # attempts in one timeline
+MAX_FRAMES = 2048  # arrivals kept of one request, 6 bytes each
+MAX_RECENT = 512
+MAX_SLOWEST = 32
+SLOWEST_FOR_S = 900.0
+STOP_STRING = "stop string"  # `gateway.answers.choice` cancels with this reason; the request succeeded
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class AttemptLine:
+    """One attempt: where it was placed, who worked on it, how it ended."""
+
+    number: int
+    began_at: float
+    because: str  # why the previous attempt was given up; "" for the first
+    prefill: str
+    decode: list[str]  # candidates; []: the prefill worker decodes as well
+    reason: str  # why it was placed there
+    prompt_tokens: int = 0  # the prompt, and tokens that previous attempts generated
+    promised_tokens: int = 0  # tokens cached there, by the prefix index
+    cached_tokens: int | None = None  # tokens cached there, by the worker's first frame
+    costs: dict[str, float] = field(default_factory=dict)  # what the placement compared
+    traceparent: str = ""  # the attempt's span
+    published_at: float | None = None
+    claimed_at: float | None = None
+    claimed_by: str = ""
+    first_token_at: float | None = None
+    num_tokens: int = 0
+    worker_queue_ms: float | None = None  # claimed -> first chunk
+    prefill_ms: float | None = None
+    settled: Settle | None = None
+    imported: Imported | None = None
+    imported_at: float | None = None
+    ended_at: float | None = None
+    outcome: str = ""  # "" while it runs, "ok", or why it was given up
+
+    @classmethod
+    def of(
+        cls, job: Job, placement: Placement, *, because: str, began_at: float, promised_tokens: int = 0
+    ) -> AttemptLine:
+        """The attempt of `job`."""
+        return cls(
+            number=job.attempt,
+            began_at=began_at,
+            because=because,
+            prefill=placement.prefill,
+            decode=job.decode_workers,
+            reason=placement.reason,
+            costs=placement.costs,
+            prompt_tokens=len(job.token_ids) // 4,
+            promised_tokens=promised_tokens,
+            traceparent=job.traceparent,
+        )
+
+    @property
+    def decoder(self) -> str:
+        """The worker that decodes, if known."""
+        if self.imported is not None:
+            return self.imported.worker
+        return self.settled.decode_worker if self.settled is not None else ""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Timeline:
+    """One choice of an answer, from its receipt to its last token."""
+
+    request_id: str
+    received_at: float  # the HTTP request's head was read
+    submitted_at: float  # when it was ready for admission
+    prompt_tokens: int
+    traceparent: str = ""  # the HTTP request's span, or the client's
+    tenant: str = ""
+    model: str = ""  # name in the API
+    patient: bool = False  # lowest tier: no service level is promised
+    waited_ms: float = 0.0  # wait for admission
+    received_unix: float = field(default_factory=time.time)
+    attempts: list[AttemptLine] = field(default_factory=list)
+    dropped_attempts: int = 0  # attempts no longer listed
+    finish: Finish = Finish.NONE  # as the last frame said
+    status: str = "running"  # "waiting", "running", "stop", "length", "cancelled", "error"
+    detail: str = ""  # the error, or why it was cancelled
+    ended_at: float | None = None
+    first_token_at: float | None = None
+    first_sent_at: float | None = None  # when a stream's first text went to the server
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    phases: dict[str, float] = field(default_factory=dict)  # see `Generation.timings`; shared with the generation
+    frame_ms: array[float] = field(default_factory=lambda: array("f"))  # since receipt
+    frame_tokens: array[int] = field(default_factory=lambda: array("H"))
+
+    @property
+    def attempt(self) -> AttemptLine | None:
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def num_attempts(self) -> int:
+        return len(self.attempts) + self.dropped_attempts
+
+    @property
+    def ttft_ms(self) -> float | None:
+        return None if self.first_token_at is None else (self.first_token_at - self.received_at) * 1000
+
+    def began(self, attempt: AttemptLine) -> None:
+        """Another attempt was placed. Unclaimed ones, ten a second without workers, are dropped first."""
+        self.attempts.append(attempt)
+        if len(self.attempts) > MAX_ATTEMPTS:
+            unbegun = next((line for line in self.attempts[1:-1] if line.claimed_at is None), None)
+            if unbegun is not None:
+                self.attempts.remove(unbegun)
+                self.dropped_attempts += 1
+
+    def claimed(self, worker: str, now: float) -> None:
+        if (attempt := self.attempt) is not None and attempt.claimed_at is None:
+            attempt.claimed_at, attempt.claimed_by = now, worker
+
+    def settled(self, message: Settle) -> None:
+        """The prefill worker's report of its handoff."""
+        if (attempt := self._numbered(message.attempt)) is not None:
+            attempt.settled = message
+
+    def imported(self, message: Imported, now: float) -> None:
+        """The decode worker's report of the handoff."""
+        if (attempt := self._numbered(message.attempt)) is not None:
+            attempt.imported, attempt.imported_at = message, now
+
+    def took(self, tokens: Tokens, num_tokens: int, finish: Finish, now: float) -> None:
+        """`num_tokens` new tokens are on their way to the client."""
+        self.finish = finish
+        if (attempt := self.attempt) is not None:
+            attempt.num_tokens += num_tokens
+            if attempt.first_token_at is None:
+                attempt.first_token_at = now
+                attempt.worker_queue_ms, attempt.prefill_ms = tokens.queue_ms, tokens.prefill_ms
+                attempt.cached_tokens = tokens.cached_tokens if tokens.cached_tokens >= 0 else None
+        if self.first_token_at is None:
+            self.first_token_at = now
+            self.cached_tokens = max(0, tokens.cached_tokens)
+        self.completion_tokens += num_tokens
+        if len(self.frame_ms) < MAX_FRAMES:
+            self.frame_ms.append((now - self.received_at) * 1000)
+            self.frame_tokens.append(min(num_tokens, 0xFFFF))
+
+    def shown(self, now: float, *, sent: bool = False) -> None:
+        """The first token became text, or, if `sent`, goes to the client. Only the first of each counts."""
+        if self.first_token_at is None or self.first_sent_at is not None or ("http" in self.phases and not sent):
+            return
+        self.phases["http"] = 1000 * (self.submitted_at - self.received_at + now - self.first_token_at)
+        if sent:
+            self.first_sent_at = now
+
+    def _numbered(self, attempt: int) -> AttemptLine | None:
+        return next((line for line in self.attempts if line.number == attempt), None)
+
+    def gave_up(self, reason: str, now: float) -> None:
+        """The newest attempt is over; the request goes on."""
+        if (attempt := self.attempt) is not None and attempt.ended_at is None:
+            attempt.ended_at, attempt.outcome = now, reason
+
+    def ended(self, status: str, detail: str, now: float) -> None:
+        self.status, self.detail, self.ended_at = status, detail, now
+        self.gave_up("ok" if status in (Finish.STOP, Finish.LENGTH) else detail or status, now)
+
+    # -- JSON ------------------------------------------------------------------------------------------------------
+
+    def summary(self) -> dict[str, Any]:
+        """One line of `/debug/requests`."""
+        attempt = self.attempt
+        return {
+            "request_id": self.request_id,
+            "trace_id": self.traceparent[3:35],
+            "tenant": self.tenant,
+            "model": self.model,
+            "received_unix": round(self.received_unix, 3),
+            "received_at": round(self.received_at, 6),
+            "first_sent_at": None if self.first_sent_at is None else round(self.first_sent_at, 6),
+            "status": self.status,
+            "detail": self.detail,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "completion_tokens": self.completion_tokens,
+            "ttft_ms": _rounded(self.ttft_ms),
+            "total_ms": self._ms(self.ended_at if self.ended_at is not None else time.monotonic()),
+            "num_attempts": self.num_attempts,
+            "prefill_worker": attempt.claimed_by or attempt.prefill if attempt else "",
+            "decode_worker": attempt.decoder if attempt else "",
+            "placement": attempt.reason if attempt else "",
+            "phases_ms": {name: _rounded(value) for name, value in self.phases.items()},
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """All of `/debug/requests/{id}`."""
+        return self.summary() | {
+            "submitted_ms": self._ms(self.submitted_at),
+            "waited_ms": self._waited_ms(),
+            "attempts": [self._attempt_json(attempt) for attempt in self.attempts],
+            "frame_ms": [round(ms, 3) for ms in self.frame_ms],
+            "frame_tokens": list(self.frame_tokens),
+        }
+
+    def _attempt_json(self, attempt: AttemptLine) -> dict[str, Any]:
+        return {
+            "attempt": attempt.number,
+            "because": attempt.because,
+            "placement": {
+                "prefill": attempt.prefill,
+                "decode": attempt.decode,
+                "reason": attempt.reason,
+                "costs": attempt.costs,
+                "promised_tokens": attempt.promised_tokens,
+            },
+            "began_ms": self._ms(attempt.began_at),
+            "published_ms": self._ms(attempt.published_at),
+            "claimed_ms": self._ms(attempt.claimed_at),
+            "claimed_by": attempt.claimed_by,
+            "worker_queue_ms": _rounded(attempt.worker_queue_ms),
+            "prefill_ms": _rounded(attempt.prefill_ms),
+            "first_token_ms": self._ms(attempt.first_token_at),
+            "tokens": attempt.num_tokens,
+            "decoder": attempt.decoder,
+            "transfer": self._transfer_json(attempt),
+            "ended_ms": self._ms(attempt.ended_at),
+            "outcome": attempt.outcome,
+        }
+
+    def _transfer_json(self, attempt: AttemptLine) -> dict[str, Any] | None:
+        """What moved, from both ends; None when nothing did, as far as known."""
+        imported, settled = attempt.imported, attempt.settled
+        if imported is None:
+            return None
+        return {
+            "verified_ms": self._ms(attempt.imported_at),
+            "transfer_ms": _rounded(imported.transfer_ms),
+            "blocks": imported.transferred_blocks,
+            "bytes": imported.transferred_bytes,
+            "reused_blocks": imported.reused_blocks,
+            "push_ms": _rounded(settled.push_ms) if settled else None,
+            "late_push_ms": _rounded(settled.late_push_ms) if settled else None,
+            "handover_ms": _rounded(settled.handover_ms) if settled else None,
+        }
+
+    def _waited_ms(self) -> float | None:
+        """The wait for admission, so far."""
+        waits = self.status == "waiting"
+        return _rounded((time.monotonic() - self.submitted_at) * 1000 if waits else self.waited_ms)
+
+    def _ms(self, at: float | None) -> float | None:
+        return None if at is None else _rounded((at - self.received_at) * 1000)
+
+
+class Timelines:
+    """Waiting, running and recent requests, and the slowest first tokens of the last 15 minutes."""
+
+    def __init__(self) -> None:
+        self._on_end: list[Callable[[Timeline], None]] = []
+        self._waiting: dict[str, Timeline] = {}
+        self._running: dict[str, Timeline] = {}
+        self._recent: OrderedDict[str, Timeline] = OrderedDict()
+        self._slowest: list[tuple[float, int, Timeline]] = []  # a heap, the least slow first
+        self._count = 0
+
+    def on_end(self, callback: Callable[[Timeline], None]) -> None:
+        self._on_end.append(callback)
+
+    @contextlib.contextmanager
+    def waiting(self, timelines: Iterable[Timeline]) -> Iterator[None]:
+        """Within, requests wait until `start`. Refused ones leave no trace: refusals are counted."""
+        names = []
+        for timeline in timelines:
+            names.append(timeline.request_id)
+            timeline.status = "waiting"
+            self._waiting[timeline.request_id] = timeline
+        try:
+            yield
+        finally:
+            for name in names:
+                self._waiting.pop(name, None)
+
+    def start(self, timeline: Timeline) -> None:
+        self._waiting.pop(timeline.request_id, None)
+        timeline.status = "running"
+        self._running[timeline.request_id] = timeline
+
+    def end(self, timeline: Timeline, *, error: BaseException | None = None, cancelled: str = "") -> None:
+        """The request is over. Only the first end counts."""
+        if timeline.ended_at is not None:
+            return
+        now = time.monotonic()
+        if error is not None:
+            timeline.ended("error", _describe(error), now)
+        elif cancelled and cancelled != STOP_STRING:
+            timeline.ended("cancelled", cancelled, now)
+        else:
+            timeline.ended(timeline.finish or "stop", "", now)
+        self._running.pop(timeline.request_id, None)
+        self._recent[timeline.request_id] = timeline
+        if len(self._recent) > MAX_RECENT:
+            self._recent.popitem(last=False)
+        for callback in self._on_end:
+            callback(timeline)
+        if timeline.ttft_ms is None:
+            return
+        self._forget_old(now)
+        self._count += 1
+        heapq.heappush(self._slowest, (timeline.ttft_ms, self._count, timeline))
+        if len(self._slowest) > MAX_SLOWEST:
+            heapq.heappop(self._slowest)
+
+    def find(self, wanted: str) -> list[Timeline]:
+        """The choice with this request id, or all choices of the answer with this id."""
+        for timeline in self._all():
+            if timeline.request_id == wanted:
+                return [timeline]
+        found = {t.request_id: t for t in self._all() if t.request_id.rpartition("-")[0] == wanted}
+        return [found[name] for name in sorted(found, key=_choice_of)]
+
+    def since(self, instant: float) -> list[Timeline]:
+        """Running requests, and those that ended since `instant`, newest first."""
+        ended = itertools.takewhile(lambda line: (line.ended_at or 0.0) >= instant, reversed(self._recent.values()))
+        return [*reversed(self._running.values()), *ended]
+
+    def as_json(self, limit: int) -> dict[str, Any]:
+        """`/debug/requests`: `limit` summaries of each list; waiting ones by time waited."""
+        self._forget_old(time.monotonic())
+        slowest = [timeline for _, _, timeline in sorted(self._slowest, reverse=True)]
+        return {
+            "waiting": _summaries(self._waiting.values(), limit),
+            "running": _summaries(reversed(self._running.values()), limit),
+            "latest": _summaries(reversed(self._recent.values()), limit),
+            "slowest": _summaries(slowest, limit),
+        }
+
+    def _all(self) -> list[Timeline]:
+        slowest = (timeline for _, _, timeline in self._slowest)
+        return [*self._waiting.values(), *self._running.values(), *self._recent.values(), *slowest]
+
+    def _forget_old(self, now: float) -> None:
+        young = [entry for entry in self._slowest if now - (entry[2].ended_at or now) < SLOWEST_FOR_S]
+        if len(young) < len(self._slowest):
+            heapq.heapify(young)
+            self._slowest = young
+
+
+def _summaries(timelines: Iterable[Timeline], limit: int) -> list[dict[str, Any]]:
+    return [timeline.summary() for timeline, _ in zip(timelines, range(limit), strict=False)]
+
+
+def _describe(error: BaseException) -> str:
+    return f"{error.code}: {error.message}" if isinstance(error, ServingError) else type(error).__name__
+
+
+def _choice_of(request_id: str) -> tuple[int, str]:
+    index = request_id.rpartition("-")[2]
+    return len(index), index
+
+
+def _rounded(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else round(milliseconds, 3)

@@ -1,0 +1,1 @@
+"""Handlers by subject: answers in every dialect, text tools, and operators' views."""

@@ -1,0 +1,107 @@
+"""What operators look at: health, metrics, the time lines of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import Request, Response
+
+from common.errors import InvalidRequestError
+from gateway.http.api import JSON, ApiPart, get
+from gateway.http.problem import Problem
+from gateway.http.responses import json_response, plain_error
+from gateway.http.routing import Routes
+from gateway.observe.metrics import GatewayMetrics
+from gateway.observe.tenant_metrics import TenantMetrics
+from gateway.request.spec import Generations
+from gateway.request.timeline import MAX_RECENT
+
+MAX_REQUEST_ID_CHARS = 200
+DEFAULT_LIMIT = "32"  # time lines shown of each list
+PROMETHEUS = "text/plain; version=0.0.4"
+
+FindElsewhere = Callable[[str], Awaitable[list[dict[str, Any]]]]
+_SUMMARIES = {
+    "/health": ("This process answers.", JSON),
+    "/ready": ("Whether a request would be served now.", JSON),
+    "/metrics": ("Prometheus text.", PROMETHEUS),
+    "/version": ("Baton's version.", JSON),
+    "/debug/requests": ("Where the time of recent requests went.", JSON),
+    "/debug/requests/{request_id}": ("Every choice of one answer.", JSON),
+}
+_QUERIES = {
+    "/debug/requests": ({"name": "limit", "in": "query", "schema": {"type": "string", "pattern": "^[0-9]{1,4}$"}},)
+}
+
+
+class OperatorRoutes:
+    """`elsewhere` finds time lines at other gateways."""
+
+    def __init__(
+        self,
+        generations: Generations,
+        metrics: GatewayMetrics,
+        tenant_metrics: TenantMetrics,
+        *,
+        version: str,
+        elsewhere: FindElsewhere | None = None,
+    ) -> None:
+        self._generations = generations
+        self._metrics = metrics
+        self._tenant_metrics = tenant_metrics
+        self._version = version
+        self._elsewhere = elsewhere
+        self.routes = Routes(
+            gets={
+                "/health": self.health,
+                "/ready": self.ready,
+                "/metrics": self.metrics,
+                "/version": self.version,
+                "/debug/requests": self.timelines,
+                "/debug/requests/{request_id}": self.timeline,
+            },
+            api=ApiPart(
+                paths={
+                    path: {"get": get(path, *said, query=_QUERIES.get(path, ()))} for path, said in _SUMMARIES.items()
+                }
+            ),
+        )
+
+    async def health(self, request: Request) -> Response:
+        """This process answers."""
+        return json_response({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        """Whether a request would be served now, or why not."""
+        reason = self._generations.not_ready_reason
+        if reason:
+            return json_response({"status": "not ready", "reason": reason}, status=503)
+        return json_response({"status": "ready", "workers": self._generations.ready_workers})
+
+    async def metrics(self, request: Request) -> Response:
+        """Prometheus text."""
+        await self._tenant_metrics.refresh()
+        return Response(self._metrics.render(self._generations.loads), media_type=PROMETHEUS)
+
+    async def version(self, request: Request) -> Response:
+        """Baton's version."""
+        return json_response({"version": self._version})
+
+    async def timelines(self, request: Request) -> Response:
+        """Where the time of recent requests went (docs/observability.md)."""
+        limit = request.query_params.get("limit", DEFAULT_LIMIT)
+        if not (limit.isdecimal() and len(limit) < 5):
+            raise InvalidRequestError(f"limit: {limit[:20]!r} is not a number from 0 to 9999", param="limit")
+        return json_response(self._generations.timelines.as_json(int(limit)))
+
+    async def timeline(self, request: Request) -> Response:
+        """Every choice of one answer, or one of them, at any gateway."""
+        wanted = request.path_params["request_id"]
+        found = [timeline.as_json() for timeline in self._generations.timelines.find(wanted)]
+        if not found and self._elsewhere is not None and len(wanted) <= MAX_REQUEST_ID_CHARS:
+            found = await self._elsewhere(wanted)
+        if not found:
+            message = f"no recent request {wanted[:100]!r}: each gateway keeps the last {MAX_RECENT}"
+            return plain_error(Problem(status=404, message=message))
+        return json_response({"requests": found})

@@ -1,0 +1,146 @@
+"""Requests that generate, in any dialect: read the body, start the answer, watch the connection, count."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Coroutine
+from functools import partial
+from typing import Any
+
+from fastapi import Request, Response
+
+from common.errors import RateLimitedError, ServingError
+from gateway.answers.answer import Answer
+from gateway.answers.start import Answers, Origin
+from gateway.dialects.dialect import Endpoint, View
+from gateway.dialects.table import DialectTable
+from gateway.http.api import ApiPart
+from gateway.http.body import BodyLimits, read_body
+from gateway.http.fields import parse_body
+from gateway.http.problem import INTERNAL, problem_of
+from gateway.http.request_scope import request_scope
+from gateway.http.responses import json_response
+from gateway.http.routing import Routes
+from gateway.http.streaming import ByteStream, disconnected
+from gateway.observe.metrics import AnswerMetrics, GatewayMetrics
+from gateway.observe.spans import describe_answer
+
+log = logging.getLogger("baton.http")
+
+WATCH_AFTER_S = 0.02  # most answers have started by then
+CLIENT_LEFT = 499  # nobody reads this answer
+
+
+class ServingRoutes:
+    """The endpoints and views of all dialects."""
+
+    def __init__(
+        self, dialects: DialectTable, answers: Answers, metrics: GatewayMetrics, body_limits: BodyLimits
+    ) -> None:
+        self._answers = answers
+        self._metrics = metrics
+        self._body_limits = body_limits
+        views = [(path, view) for dialect in dialects.dialects for path, view in dialect.views.items()]
+        self.routes = Routes(
+            gets={path: partial(self._show, view) for path, view in views},
+            posts={path: partial(self._generate, entry.endpoint) for path, entry in dialects.entries.items()},
+            api=ApiPart.merged(dialect.api for dialect in dialects.dialects),
+        )
+
+    async def _show(self, view: View, request: Request) -> Response:
+        return json_response(view(self._answers, request.path_params))
+
+    async def _generate(self, endpoint: Endpoint[Any], request: Request) -> Response:
+        scope, model = request_scope(request.scope), ""
+        try:
+            # Refuse a hopeless client before its body is read and tokenised.
+            self._answers.generations.turn_away(scope.tenant, priority=scope.tenant.max_priority)
+            body = parse_body(await read_body(request, self._body_limits), endpoint.body)
+            ask = endpoint.ask(body)
+            model = ask.model
+            self._answers.check(ask, scope.tenant)
+            origin = Origin(scope.tenant, scope.trace.context, scope.received_at)
+            answer = await self._unless_gone(request, self._answers.start(ask, origin))
+        except ServingError as error:
+            self._metrics.failed(error.code, model=model)
+            if isinstance(error, RateLimitedError):
+                self._metrics.refused(f"budget: {error.what}", model=model)
+            raise
+        if answer is None:
+            self._metrics.failed("client_left", model=model)
+            return Response(status_code=CLIENT_LEFT)
+        if scope.trace.is_recorded:
+            scope.trace.attributes |= endpoint.describe(body)
+            scope.trace.answered = partial(describe_answer, answer)
+        answer.observer = metrics = AnswerMetrics(self._metrics, answer, scope.received_at)
+        if ask.stream:
+            return self._streamed(endpoint, body, answer, metrics)
+        return await self._whole(request, endpoint.whole(body, answer), answer, metrics)
+
+    async def _unless_gone(self, request: Request, start: Coroutine[Any, Any, Answer]) -> Answer | None:
+        """Start an answer, perhaps after a wait. None: the client hung up meanwhile."""
+        starting, gone = asyncio.create_task(start), None
+        try:
+            await asyncio.wait([starting], timeout=WATCH_AFTER_S)
+            if not starting.done():
+                gone = asyncio.create_task(disconnected(request))
+                await asyncio.wait([starting, gone], return_when=asyncio.FIRST_COMPLETED)
+            return starting.result() if starting.done() else None
+        finally:
+            if gone is not None:
+                gone.cancel()
+            if not starting.done():
+                starting.cancel()
+                await asyncio.wait([starting])
+
+    async def _whole(
+        self, request: Request, making: Coroutine[Any, Any, dict[str, Any]], answer: Answer, metrics: AnswerMetrics
+    ) -> Response:
+        """One JSON object. A client that hangs up before cancels the work."""
+        work = asyncio.create_task(making)
+        gone = asyncio.create_task(disconnected(request))
+        try:
+            await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                log.info("http.client_left", extra={"answer": answer.id})
+                return Response(status_code=CLIENT_LEFT)
+            result = work.result()
+            metrics.ended()
+            return json_response(result, headers=answer.headers)
+        except ServingError as error:
+            metrics.failed(error.code)
+            raise
+        finally:
+            gone.cancel()
+            work.cancel()
+            await answer.cancel("client disconnected")
+            metrics.ended()
+
+    def _streamed(self, endpoint: Endpoint[Any], body: Any, answer: Answer, metrics: AnswerMetrics) -> Response:
+        async def close() -> None:
+            await answer.cancel("client disconnected")
+            metrics.ended()  # unless it was counted already
+
+        chunks = self._chunks(endpoint, body, answer, metrics)
+        return ByteStream(chunks, media_type=endpoint.stream_type, close=close, headers=answer.headers)
+
+    async def _chunks(
+        self, endpoint: Endpoint[Any], body: Any, answer: Answer, metrics: AnswerMetrics
+    ) -> AsyncGenerator[bytes, None]:
+        """The bytes of a stream. An error within is written into it, and ends it."""
+        try:
+            async with contextlib.aclosing(endpoint.events(body, answer)) as events:
+                async for chunk in events:
+                    metrics.sending()
+                    yield chunk
+            metrics.ended()
+        except ServingError as error:
+            metrics.failed(error.code)
+            log.warning("http.stream_failed", extra={"answer": answer.id, "code": error.code})
+            yield endpoint.stream_error(problem_of(error))
+        except Exception:
+            metrics.failed(INTERNAL.code)
+            log.exception("http.stream_crashed", extra={"answer": answer.id})
+            yield endpoint.stream_error(INTERNAL)

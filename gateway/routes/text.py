@@ -1,0 +1,90 @@
+"""Text tools: tokens of a text and back, without generating anything."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import Request, Response
+from pydantic import Field, StrictBool, StrictStr, model_validator
+
+from common.errors import InvalidRequestError
+from gateway.answers.catalogue import Served
+from gateway.answers.start import Answers
+from gateway.dialects.openai.schema import MAX_MESSAGES, Message
+from gateway.http.api import ApiPart, fields, post
+from gateway.http.body import BodyLimits, read_body
+from gateway.http.fields import StrictFields, TokenId, parse_body
+from gateway.http.responses import json_response
+from gateway.http.routing import Routes
+
+
+class TokenizeRequest(StrictFields):
+    """Body of POST /tokenize: `prompt` or `messages`."""
+
+    model: StrictStr | None = None
+    prompt: StrictStr | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    add_generation_prompt: StrictBool = True
+    add_special_tokens: StrictBool = True  # a chat template writes its own
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("prompt: give either prompt or messages")
+        return self
+
+
+class DetokenizeRequest(StrictFields):
+    """Body of POST /detokenize."""
+
+    model: StrictStr | None = None
+    tokens: list[TokenId]
+
+
+class TextRoutes:
+    """vLLM's /tokenize and /detokenize."""
+
+    def __init__(self, answers: Answers, body_limits: BodyLimits) -> None:
+        self._answers = answers
+        self._body_limits = body_limits
+        tokens = fields({"tokens": {"type": "array"}, "count": {"type": "integer"}})
+        text = fields({"prompt": {"type": "string"}})
+        self.routes = Routes(
+            posts={"/tokenize": self.tokenize, "/detokenize": self.detokenize},
+            api=ApiPart(
+                paths={
+                    "/tokenize": {"post": post(TokenizeRequest, tokens)},
+                    "/detokenize": {"post": post(DetokenizeRequest, text)},
+                },
+                bodies=(TokenizeRequest, DetokenizeRequest),
+            ),
+        )
+
+    async def tokenize(self, request: Request) -> Response:
+        """Token ids of `prompt` or of chat `messages`."""
+        body = parse_body(await read_body(request, self._body_limits), TokenizeRequest)
+        served = self._served(body.model)
+        if body.messages is not None:
+            messages = [message.as_template_input() for message in body.messages]
+            tokens = await asyncio.to_thread(
+                served.tokenizer.encode_chat, messages, add_generation_prompt=body.add_generation_prompt
+            )
+        else:
+            tokens = await asyncio.to_thread(
+                served.tokenizer.encode, body.prompt or "", add_special_tokens=body.add_special_tokens
+            )
+        return json_response({"tokens": tokens, "count": len(tokens), "max_model_len": served.max_model_len})
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of `tokens`."""
+        body = parse_body(await read_body(request, self._body_limits), DetokenizeRequest)
+        tokenizer = self._served(body.model).tokenizer
+        if any(token >= tokenizer.vocab_size for token in body.tokens):
+            raise InvalidRequestError("a token is not in the vocabulary", param="tokens")
+        text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
+        return json_response({"prompt": text})
+
+    def _served(self, model: str | None) -> Served:
+        """The model that the body names, else the first one. Raises ModelNotFoundError."""
+        return self._answers.find(model if model is not None else self._answers.catalogue.names[0])

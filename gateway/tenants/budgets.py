@@ -1,0 +1,247 @@
+"""Budgets of tenants over all gateways: requests and tokens a minute, and requests in flight.
+
+A token bucket holds a minute's limit and fills evenly. A request is charged what it may use at most, and settled to what it used.
+While Redis is away each gateway counts by itself.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from common.errors import UnavailableError
+from common.store import Store
+
+MINUTE_S = 60.0
+TAKE_TIMEOUT_S = 0.25  # then this gateway counts by itself
+SETTLE_TIMEOUT_S = 2.0  # no request waits for it
+CONCURRENT_RETRY_S = 1.0
+
+
+def budgets_library() -> str:
+    return Path(__file__).with_name("budgets.lua").read_text()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Limits of one tenant; 0 is no limit."""
+
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    max_concurrent: int = 0
+
+
+UNLIMITED = Limits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """A budget's answer: `refused` is "", "requests", "tokens" or "concurrent". Times are seconds from then."""
+
+    tenant: str
+    request_id: str
+    limits: Limits
+    tokens: int = 0  # charged
+    refused: str = ""
+    retry_after_s: float = 0.0
+    remaining_requests: int = 0
+    remaining_tokens: int = 0
+    full_requests_s: float = 0.0
+    full_tokens_s: float = 0.0
+    counted_here: bool = False  # Redis was away
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """What a tenant may still use; below 0 if it used more than charged."""
+
+    limits: Limits
+    requests: int = 0
+    tokens: int = 0
+    running: int = 0  # requests in flight, counted only under a limit
+
+    def used(self) -> dict[str, tuple[int, int]]:
+        """Budget -> (used, limit), of the budgets with a limit."""
+        limits = self.limits
+        every = {
+            "requests": (limits.requests_per_minute - self.requests, limits.requests_per_minute),
+            "tokens": (limits.tokens_per_minute - self.tokens, limits.tokens_per_minute),
+            "concurrent": (self.running, limits.max_concurrent),
+        }
+        return {name: pair for name, pair in every.items() if pair[1]}
+
+
+class Budgets(Protocol):
+    """Counts what tenants use."""
+
+    async def take(self, tenant: str, limits: Limits, request_id: str, *, tokens: int, ttl_s: float) -> Grant:
+        """Take `tokens` for a request that ends within `ttl_s`, or refuse it."""
+        ...
+
+    async def settle(self, grant: Grant, *, used: int | None) -> None:
+        """The request is over, with so many tokens used; None: it was never admitted."""
+        ...
+
+    async def left(self, tenants: Mapping[str, Limits]) -> dict[str, Left]:
+        """What each tenant may still use, over all gateways."""
+        ...
+
+
+class SharedBudgets:
+    """Counts in Redis for all gateways, and in this process while Redis is away."""
+
+    def __init__(self, store: Store, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._here = LocalBudgets(clock=clock)
+
+    async def take(self, tenant: str, limits: Limits, request_id: str, *, tokens: int, ttl_s: float) -> Grant:
+        try:
+            answer = await self._store.call(
+                "baton_budget_take",
+                *(tenant, request_id, tokens),
+                *(limits.requests_per_minute, limits.tokens_per_minute, limits.max_concurrent),
+                *(math.ceil(ttl_s * 1000), 0),
+                timeout_s=TAKE_TIMEOUT_S,
+            )
+        except UnavailableError:
+            return await self._here.take(tenant, limits, request_id, tokens=tokens, ttl_s=ttl_s)
+        refused, wait_ms, requests_left, tokens_left, full_requests_ms, full_tokens_ms = answer
+        return Grant(
+            tenant=tenant,
+            request_id=request_id,
+            limits=limits,
+            tokens=min(tokens, limits.tokens_per_minute),
+            refused=refused.decode(),
+            retry_after_s=int(wait_ms) / 1000,
+            remaining_requests=int(requests_left),
+            remaining_tokens=int(tokens_left),
+            full_requests_s=int(full_requests_ms) / 1000,
+            full_tokens_s=int(full_tokens_ms) / 1000,
+        )
+
+    async def settle(self, grant: Grant, *, used: int | None) -> None:
+        if grant.counted_here:
+            await self._here.settle(grant, used=used)
+            return
+        limits, (requests, tokens) = grant.limits, returned(grant, used)
+        try:
+            await self._store.call(
+                "baton_budget_settle",
+                *(grant.tenant, grant.request_id, requests, tokens),
+                *(limits.requests_per_minute, limits.tokens_per_minute, 0),
+                timeout_s=SETTLE_TIMEOUT_S,
+            )
+        except UnavailableError:
+            pass  # the bucket fills by itself, and the request's place expires
+
+    async def left(self, tenants: Mapping[str, Limits]) -> dict[str, Left]:
+        if not tenants:
+            return {}
+        asked = [
+            value
+            for name, limits in tenants.items()
+            for value in (name, limits.requests_per_minute, limits.tokens_per_minute)
+        ]
+        try:
+            answer = await self._store.call("baton_budget_left", 0, *asked, timeout_s=TAKE_TIMEOUT_S)
+        except UnavailableError:
+            return await self._here.left(tenants)
+        return {
+            name: Left(limits=limits, requests=int(requests), tokens=int(tokens), running=int(running))
+            for (name, limits), (requests, tokens, running) in zip(tenants.items(), answer, strict=True)
+        }
+
+
+def returned(grant: Grant, used: int | None) -> tuple[int, int]:
+    """Requests and tokens to give back; negative if more was used than charged."""
+    return (1, grant.tokens) if used is None else (0, grant.tokens - used)
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """A tenant's buckets and requests in flight, in this process."""
+
+    requests: float
+    tokens: float
+    at: float
+    running: dict[str, float] = field(default_factory=dict)  # request -> its deadline
+
+    def fill(self, limits: Limits, now: float) -> None:
+        passed, self.at = max(0.0, now - self.at) / MINUTE_S, now
+        self.requests = min(limits.requests_per_minute, self.requests + limits.requests_per_minute * passed)
+        self.tokens = min(limits.tokens_per_minute, self.tokens + limits.tokens_per_minute * passed)
+        self.running = {name: until for name, until in self.running.items() if until > now}
+
+
+class LocalBudgets:
+    """Counts in this process only, by the same rules."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._buckets: dict[str, _Bucket] = {}  # one a configured tenant
+
+    async def take(self, tenant: str, limits: Limits, request_id: str, *, tokens: int, ttl_s: float) -> Grant:
+        now, bucket = self._clock(), self._filled(tenant, limits)
+        charge = min(tokens, limits.tokens_per_minute)
+        waits = {
+            "tokens": _seconds_until(charge, bucket.tokens, limits.tokens_per_minute),
+            "requests": _seconds_until(1, bucket.requests, limits.requests_per_minute),
+        }
+        refused = max(waits, key=lambda what: waits[what])
+        retry_s = waits[refused]
+        if not retry_s:
+            full = limits.max_concurrent and len(bucket.running) >= limits.max_concurrent
+            refused, retry_s = ("concurrent", CONCURRENT_RETRY_S) if full else ("", 0.0)
+        if not refused:
+            bucket.requests -= 1 if limits.requests_per_minute else 0
+            bucket.tokens -= charge
+            if limits.max_concurrent:
+                bucket.running[request_id] = now + ttl_s
+        return Grant(
+            tenant=tenant,
+            request_id=request_id,
+            limits=limits,
+            tokens=charge,
+            refused=refused,
+            retry_after_s=retry_s,
+            remaining_requests=max(0, math.floor(bucket.requests)),
+            remaining_tokens=max(0, math.floor(bucket.tokens)),
+            full_requests_s=_seconds_until(limits.requests_per_minute, bucket.requests, limits.requests_per_minute),
+            full_tokens_s=_seconds_until(limits.tokens_per_minute, bucket.tokens, limits.tokens_per_minute),
+            counted_here=True,
+        )
+
+    async def settle(self, grant: Grant, *, used: int | None) -> None:
+        bucket, limits = self._filled(grant.tenant, grant.limits), grant.limits
+        requests, tokens = returned(grant, used)
+        bucket.running.pop(grant.request_id, None)
+        bucket.requests = min(limits.requests_per_minute, bucket.requests + requests)
+        if limits.tokens_per_minute:
+            bucket.tokens = min(limits.tokens_per_minute, bucket.tokens + tokens)
+
+    async def left(self, tenants: Mapping[str, Limits]) -> dict[str, Left]:
+        buckets = {name: self._filled(name, limits) for name, limits in tenants.items()}
+        return {
+            name: Left(
+                limits=limits,
+                requests=math.floor(buckets[name].requests),
+                tokens=math.floor(buckets[name].tokens),
+                running=len(buckets[name].running),
+            )
+            for name, limits in tenants.items()
+        }
+
+    def _filled(self, tenant: str, limits: Limits) -> _Bucket:
+        now = self._clock()
+        full = _Bucket(limits.requests_per_minute, limits.tokens_per_minute, now)
+        bucket = self._buckets.setdefault(tenant, full)
+        bucket.fill(limits, now)
+        return bucket
+
+
+def _seconds_until(wanted: float, left: float, limit: int) -> float:
+    return max(0.0, wanted - left) * MINUTE_S / limit if limit else 0.0

@@ -1,0 +1,1 @@
+"""Moving blocks between pools in device memory of one host."""

@@ -1,0 +1,232 @@
+"""Transport `cuda_ipc`: one kernel writes a run of blocks straight into a peer's pool on the same host.
+
+Bytes take NVLink where the GPUs have it, else PCIe; a slow link is logged as a warning. Writes are one-sided: an aborted
+lease's blocks stay in quarantine until the writer answered or its process is gone, which a locked file shows
+(`kvtransfer.liveness`). The driver ends a killed process's kernels a moment after its locks are free, hence `GONE_AFTER_S`.
+
+Each worker sees its own GPU alone (CUDA_VISIBLE_DEVICES): mapping needs no visible peer. Containers need a shared IPC and
+PID namespace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from common.messages import KVLayout, Region
+from kvtransfer.cuda.driver import CudaDriverError, SharedMemory, close_shared, open_shared, share
+from kvtransfer.cuda.mover import MAX_BLOCKS, BlockMover, Move, mover_of
+from kvtransfer.liveness import SHM_FOLDER, create_locked, is_locked, is_name, remove_stale
+from kvtransfer.transport import Link, TransferError, check_run, check_whole, plan_to
+
+log = logging.getLogger("baton.cuda_ipc")
+
+PREFIX = "baton-ipc"
+PROBE_BYTES = 128 << 20
+PROBES = 5
+SLOW_LINK_BYTES_PER_S = 150e9  # NVLink of an H200 copies at 390e9, PCIe 5 at 55e9
+GONE_AFTER_S = 1.0
+FORGOTTEN_S = 60.0  # a writer gone this long is forgotten; a later question waits GONE_AFTER_S
+
+
+class CudaIpcTransport:
+    """Shares one pool, and a buffer in which writers measure the link."""
+
+    name = "cuda_ipc"
+
+    def __init__(self) -> None:
+        self._pool: torch.Tensor | None = None
+        self._layout: KVLayout | None = None
+        self._probe: torch.Tensor | None = None
+        self._life: tuple[Path, int] | None = None
+        # By the peer's locked file, which differs between incarnations.
+        self._links: dict[str, CudaIpcLink] = {}
+        self._opening = asyncio.Lock()
+        self._gone_since: dict[str, float] = {}  # dead writers by their locked files' names
+        remove_stale(PREFIX)
+
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
+        """Return zeroed memory of `device`. Raises ValueError for a device that is no GPU, MemoryError."""
+        if not device.startswith("cuda"):
+            raise ValueError(f"transport cuda_ipc moves GPU memory, not {device}'s: use --transport shm")
+        try:
+            return torch.zeros(shape, dtype=dtype, device=device)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(f"no room for the KV pool on {device}: lower --kv-memory-mb ({error})") from error
+
+    async def open(self, pool: torch.Tensor, layout: KVLayout, incarnation: int) -> Region:
+        self._pool, self._layout = pool, layout
+        self._probe = torch.empty(_probe_blocks(layout) * layout.block_bytes, dtype=torch.uint8, device=pool.device)
+        try:
+            addresses = (pool.data_ptr(), self._probe.data_ptr())
+            mover = mover_of(pool, layout)
+            shared, probe = await asyncio.to_thread(mover.on_device, lambda: [*map(share, addresses)])
+        except CudaDriverError as error:
+            raise ValueError(
+                f"transport cuda_ipc: the pool can't be shared ({error}); unset PYTORCH_CUDA_ALLOC_CONF"
+            ) from error
+        await asyncio.to_thread(mover.digests, [0])  # compiled before the first handoff needs it
+        self._life = create_locked(PREFIX)
+        address = {
+            "host": _host(),
+            "file": self._life[0].name,
+            "pool": shared.handle.hex(),
+            "pool_offset": str(shared.offset),
+            "probe": probe.handle.hex(),
+            "probe_offset": str(probe.offset),
+        }
+        return Region(transport=self.name, incarnation=incarnation, layout=layout, address=address)
+
+    async def connect(self, region: Region) -> Link:
+        check_whole(plan_to(region, transport=self.name, layout=self._layout), transport=self.name)
+        assert self._pool is not None
+        assert self._layout is not None
+        if region.address.get("host") != _host():
+            raise TransferError("the peer runs on another host: give the workers --transport ucx")
+        name = region.address.get("file", "")
+        if not is_name(name, PREFIX) or not is_locked(SHM_FOLDER / name):
+            raise TransferError("the peer is gone, or its /dev/shm is not ours: cuda_ipc needs a shared IPC namespace")
+        async with self._opening:
+            await self._drop_dead_links()
+            if name not in self._links:
+                self._links[name] = await CudaIpcLink.open(self._pool, self._layout, region)
+            return self._links[name]
+
+    async def _drop_dead_links(self) -> None:
+        for name in [name for name in self._links if not is_locked(SHM_FOLDER / name)]:
+            await self._links.pop(name).close()
+
+    def expect(self, lease_id: int, generation: int, blocks: Sequence[int]) -> None:
+        """Nothing to do: the writer writes by itself."""
+
+    async def arrived(self, lease_id: int, generation: int, timeout_s: float) -> bool:
+        return True
+
+    def forget(self, lease_id: int, generation: int) -> None:
+        """Nothing to do: see `writer_gone`."""
+
+    def writer_gone(self, writer: Region | None) -> bool:
+        """Whether the writer's process ended long enough ago. Unknown writers (None) may still write."""
+        name = writer.address.get("file", "") if writer is not None else ""
+        if not is_name(name, PREFIX) or is_locked(SHM_FOLDER / name):
+            return False
+        now = time.monotonic()
+        if name not in self._gone_since:
+            self._gone_since = {other: at for other, at in self._gone_since.items() if now - at < FORGOTTEN_S}
+            self._gone_since[name] = now
+        return now - self._gone_since[name] >= GONE_AFTER_S
+
+    async def close(self) -> None:
+        """Wait for the writes in flight, then let peers know that none will follow."""
+        for link in self._links.values():
+            await link.close()
+        self._links.clear()
+        if self._life is not None:
+            self._life[0].unlink(missing_ok=True)
+            os.close(self._life[1])
+            self._life = None
+
+
+class CudaIpcLink:
+    """The peer's pool, mapped. At most one push is in flight."""
+
+    def __init__(self, mover: BlockMover, move: Move, region: Region, target: int, shared: SharedMemory) -> None:
+        self._mover, self._move = mover, move
+        self._num_blocks = region.layout.num_blocks
+        self._target, self._shared = target, shared
+        self._turn = asyncio.Lock()
+        self._closed = False
+        self.bandwidth = 0.0
+
+    @classmethod
+    async def open(cls, pool: torch.Tensor, layout: KVLayout, region: Region) -> CudaIpcLink:
+        """Map the peer's pool and measure the link. Raises TransferError."""
+        try:
+            shared, probe = (
+                SharedMemory(bytes.fromhex(region.address[name]), int(region.address[f"{name}_offset"]))
+                for name in ("pool", "probe")
+            )
+            mover = BlockMover(pool, layout)  # the event loop's own
+            target = await asyncio.to_thread(mover.on_device, partial(open_shared, shared))
+            move = await asyncio.to_thread(mover.move_to, target)
+            link = cls(mover, move, region, target, shared)
+            link.bandwidth = await asyncio.to_thread(_measure, mover, region.layout, probe)
+        except (CudaDriverError, KeyError, ValueError) as error:
+            raise TransferError(f"the peer's pool can't be mapped: {error}") from error
+        if link.bandwidth < SLOW_LINK_BYTES_PER_S:
+            log.warning("cuda_ipc.slow_link", extra={"gb_per_s": round(link.bandwidth / 1e9, 1), "expected": "NVLink"})
+        return link
+
+    async def push(
+        self,
+        *,
+        lease_id: int,
+        generation: int,
+        source_blocks: Sequence[int],
+        destination_blocks: Sequence[int],
+        timeout_s: float,
+    ) -> bytes:
+        if self._closed:
+            raise TransferError("the link is closed")
+        check_run(
+            source_blocks, destination_blocks, num_source=self._mover.num_blocks, num_destination=self._num_blocks
+        )
+        digests = []
+        for start in range(0, len(source_blocks), MAX_BLOCKS):
+            part = slice(start, start + MAX_BLOCKS)
+            digests.append(await self._push(source_blocks[part], destination_blocks[part]))
+        return b"".join(digests)
+
+    async def _push(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> bytes:
+        """Write one launch's blocks. A cancelled caller still waits for the end: a launched write can't be stopped."""
+        async with self._turn:
+            try:
+                self._move.start(source_blocks, destination_blocks)
+                if not self._move.soon(len(source_blocks) * self._mover.block_bytes / self.bandwidth):
+                    waiting = asyncio.ensure_future(self._move.done())
+                    try:
+                        await asyncio.shield(waiting)
+                    except asyncio.CancelledError:
+                        await asyncio.wait([waiting])
+                        raise
+                return self._move.digests()
+            except (RuntimeError, CudaDriverError) as error:
+                raise TransferError(f"push failed: {error}") from error
+
+    async def close(self) -> None:
+        """Refuse further pushes, wait for the one in flight, unmap."""
+        if not self._closed:
+            self._closed = True
+            async with self._turn:
+                self._mover.on_device(partial(close_shared, self._target, self._shared))
+
+
+def _measure(mover: BlockMover, layout: KVLayout, probe: SharedMemory) -> float:
+    """Push our own first blocks into the peer's probe buffer; bytes/s of the fastest run."""
+    blocks = list(range(min(_probe_blocks(layout), mover.num_blocks)))
+    target = mover.on_device(partial(open_shared, probe))
+    try:
+        move, best = mover.move_to(target), float("inf")
+        for _ in range(PROBES):
+            started = time.perf_counter()
+            mover.on_device(partial(move.start, blocks, range(len(blocks))))
+            move.wait()
+            best = min(best, time.perf_counter() - started)
+    finally:
+        mover.on_device(partial(close_shared, target, probe))
+    return len(blocks) * mover.block_bytes / best
+
+
+def _probe_blocks(layout: KVLayout) -> int:
+    return min(max(1, PROBE_BYTES // layout.block_bytes), MAX_BLOCKS)
+
+
+def _host() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

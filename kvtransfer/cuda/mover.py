@@ -1,0 +1,264 @@
+"""Whole blocks on a GPU: copied between pools, staging buffers and a peer's memory, and digested on the way.
+
+The work runs on its own streams, parallel to the engine's. A block's bytes must be final: the caller has seen the result of
+the pass that wrote them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from common.pages import KVLayout
+from kvtransfer.cuda.driver import launch_graph, use_device
+from kvtransfer.plan import is_sharded, lane_indices
+
+HOLD_S = 0.0005  # longest time that a wait may block the event loop
+WAKE_UP_S = 0.00015  # a sleeping wait ends this long before the move is expected to
+SPIN_S = 0.005  # an ordinary push is shorter; longer waits look once a millisecond
+MAX_BLOCKS = 4096  # moved by one launch
+
+Result = TypeVar("Result")
+
+
+class Move:
+    """A prepared way of moving blocks from one address to another. Each move is a single launch.
+
+    With `source_ids` or `target_ids` a move names its blocks there by index; without, they lie one after the other. `target`
+    None: the blocks are only digested. Use one thread and one move at a time: between `start` and its end only `is_done` and
+    the waits may be called.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        stream: torch.cuda.Stream | None,
+        *,
+        source: int,
+        target: int | None,
+        block_bytes: int,
+        source_ids: bool,
+        target_ids: bool,
+        digest: bool,
+        indices: torch.Tensor | None = None,
+    ) -> None:
+        self._device, self._stream = device, stream
+        self._indices = indices
+        pinned = stream is not None
+        self._request, self._answer = (
+            torch.zeros(1 + MAX_BLOCKS, dtype=torch.int64, pin_memory=pinned) for _ in range(2)
+        )
+        self._head = self._request.numpy()
+        self._ids = self._head[1:].view(np.int32).reshape(-1, 2)  # source and target of each block
+        self._landed = self._answer.numpy()
+        self._sign = self._landed.data
+        self._digests = torch.zeros(MAX_BLOCKS, dtype=torch.int64, device=device)
+        self._finished = torch.zeros(1, dtype=torch.int32, device=device)
+        self._sequence = self._count = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._thread = 0  # it launched last
+        self._way = (source, target)
+        self._block_lanes = block_bytes // 4
+        self._kind = {"source_ids": source_ids, "target_ids": target_ids, "digest": digest}
+        if stream is not None:
+            self._capture()
+
+    def _capture(self) -> None:
+        """Compile the kernel and capture its launch: launching a graph takes a fraction of the time."""
+        assert self._stream is not None
+        torch.cuda.synchronize(self._device)  # the zeros must be there before another stream writes
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            self._enqueue()  # moves nothing, but compiles
+            self._stream.synchronize()
+            self._graph = torch.cuda.CUDAGraph()
+            self._graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                self._enqueue()
+            finally:
+                self._graph.capture_end()
+
+    def _enqueue(self) -> None:
+        move_blocks(
+            self._request,
+            *self._way,
+            self._digests,
+            self._finished,
+            self._answer,
+            indices=self._indices,
+            block_lanes=self._block_lanes,
+            **self._kind,
+        )
+
+    def start(self, source_blocks: Sequence[int] | None, target_blocks: Sequence[int] | None) -> None:
+        """Begin to move at most `MAX_BLOCKS` blocks. None: they lie one after the other."""
+        for column, blocks in enumerate((source_blocks, target_blocks)):
+            if blocks is not None:
+                self._count = len(blocks)
+                self._ids[: self._count, column] = blocks
+        self._sequence = self._sequence % (2**31 - 1) + 1
+        self._head[0] = self._sequence << 32 | self._count
+        if self._stream is not None and self._thread != threading.get_ident():
+            use_device(self._device.index or 0)
+            self._thread = threading.get_ident()
+        if self._stream is None or self._graph is None:
+            self._enqueue()
+        elif hasattr(self._graph, "raw_cuda_graph_exec"):
+            launch_graph(self._graph.raw_cuda_graph_exec(), self._stream.cuda_stream)
+        else:  # torch before 2.11
+            with torch.cuda.stream(self._stream):
+                self._graph.replay()
+
+    def is_done(self) -> bool:
+        """Whether the last move is in place."""
+        return bool(self._sign[0] == self._sequence)
+
+    def digests(self) -> bytes:
+        """The digests of the last move, once it is done; packed little-endian u64."""
+        return self._landed[1 : 1 + self._count].tobytes()
+
+    def wait(self) -> None:
+        """Block this thread until the move is in place. Raises RuntimeError, the device's error."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def soon(self, expected_s: float) -> bool:
+        """Block this thread for up to `HOLD_S`, unless the move will take longer; return whether it has ended.
+
+        A turn of the event loop, or waking a thread, takes as long as moving many blocks.
+        """
+        if expected_s > HOLD_S:
+            return self.is_done()
+        give_up_at = time.perf_counter() + HOLD_S
+        if expected_s > 2 * WAKE_UP_S:
+            time.sleep(expected_s - WAKE_UP_S)  # other threads run meanwhile
+        while not self.is_done():
+            if time.perf_counter() > give_up_at:
+                return False
+        return True
+
+    async def done(self) -> None:
+        """Wait until the move is in place. Cancelling does not stop it: wait again. Raises RuntimeError, the device's error.
+
+        Polls at each turn of the loop for as long as an ordinary push takes: waking a thread would take longer.
+        """
+        give_up_at = time.perf_counter() + SPIN_S
+        while not self.is_done():
+            spin = time.perf_counter() < give_up_at
+            if not spin and self._stream is not None:
+                self._stream.query()  # raises if the device failed
+            await asyncio.sleep(0 if spin else 0.001)
+
+
+class BlockMover:
+    """Moves blocks of `pool` [num_blocks, ...], of any dtype, on a stream of its own. `layout` None: all the model's heads.
+
+    `digests` blocks its thread and is safe for concurrent use. A `Move` (`move_to`, `gather`, `scatter`) belongs to its caller.
+    """
+
+    def __init__(self, pool: torch.Tensor, layout: KVLayout | None = None) -> None:
+        self.block_bytes, self.num_blocks = pool[0].nbytes, len(pool)
+        self._indices: torch.Tensor | None = None
+        if layout is not None and is_sharded(layout):
+            self._indices = torch.from_numpy(lane_indices(layout)).to(pool.device)
+        self._pool = pool
+        self._turn = threading.Lock()
+        self._stream = torch.cuda.Stream(pool.device, priority=-1) if pool.is_cuda else None  # short, and waited for
+        self._digesting: Move | None = None
+
+    def move_to(self, target: int) -> Move:
+        """Return the move from the pool to one of the same layout at address `target`."""
+        return self._move(self._pool.data_ptr(), target, source_ids=True, target_ids=True, digest=True)
+
+    def gather(self, staging: int) -> Move:
+        """Return the move from the pool to packed blocks at address `staging` of this device."""
+        return self._move(self._pool.data_ptr(), staging, source_ids=True, target_ids=False, digest=True)
+
+    def scatter(self, staging: int) -> Move:
+        """Return the move from packed blocks at address `staging` of this device into the pool."""
+        return self._move(staging, self._pool.data_ptr(), source_ids=False, target_ids=True, digest=False)
+
+    def digests(self, blocks: Sequence[int]) -> bytes:
+        """Return the present digests of `blocks`, packed little-endian u64."""
+        parts = []
+        with self._turn:
+            if self._digesting is None:
+                self._digesting = self._move(
+                    self._pool.data_ptr(), None, source_ids=True, target_ids=False, digest=True
+                )
+            for start in range(0, len(blocks), MAX_BLOCKS):
+                self.on_device(partial(self._digesting.start, blocks[start : start + MAX_BLOCKS], None))
+                self._digesting.wait()
+                parts.append(self._digesting.digests())
+        return b"".join(parts)
+
+    def on_device(self, work: Callable[[], Result]) -> Result:
+        """Run `work` in this thread with the pool's device as the current one."""
+        if self._stream is not None:
+            torch.cuda.set_device(self._pool.device)
+        return work()
+
+    def _move(self, source: int, target: int | None, *, source_ids: bool, target_ids: bool, digest: bool) -> Move:
+        return Move(
+            self._pool.device,
+            self._stream,
+            source=source,
+            target=target,
+            block_bytes=self.block_bytes,
+            source_ids=source_ids,
+            target_ids=target_ids,
+            digest=digest,
+            indices=self._indices if digest else None,
+        )
+
+
+@lru_cache(maxsize=8)
+def mover_of(pool: torch.Tensor, layout: KVLayout | None = None) -> BlockMover:
+    """Return the pool's mover, shared by all threads; a pool is known by the tensor's identity."""
+    return BlockMover(pool, layout)
+
+
+def move_blocks(
+    request: torch.Tensor,
+    source: int,
+    target: int | None,
+    digests: torch.Tensor,
+    finished: torch.Tensor,
+    answer: torch.Tensor,
+    *,
+    indices: torch.Tensor | None,
+    source_ids: bool,
+    target_ids: bool,
+    digest: bool,
+    block_lanes: int,
+) -> None:
+    """Copy blocks of `block_lanes` 32-bit lanes from address `source` to `target` (None: only digest them).
+
+    `request` [1 + n] int64 is in host memory and read when the kernel runs. Its first word holds the number of blocks and, from
+    bit 32 on, the move's sequence number; then each block's word its source index and, from bit 32 on, its target index (used
+    only with `source_ids`, `target_ids`). `answer` [1 + n] int64, also in host memory, finally holds the sequence number and,
+    with `digest`, the digests (bits of a u64, `kvtransfer.digest`). `digests` [n] int64 and `finished` [1] int32 are scratch
+    memory of the device, zero before and after. `indices` [block_lanes] int64 are the lanes' indices in the whole model's
+    block; None: this block's.
+    """
+    from kvtransfer.cuda import triton_blocks
+
+    triton_blocks.move_blocks(
+        request,
+        source,
+        target,
+        digests,
+        finished,
+        answer,
+        indices=indices,
+        source_ids=source_ids,
+        target_ids=target_ids,
+        digest=digest,
+        block_lanes=block_lanes,
+    )

@@ -1,0 +1,94 @@
+"""The kernel of `mover`: copies whole blocks and digests them on the way, also into memory of another device.
+
+It reads its request from host memory and writes its completion there, so a move is one launch, and waiting needs no driver
+call. A fixed number of programs walks over all pieces. Addresses are plain integers, because torch does not know the peer's
+pool. n blocks of l lanes (32 bit).
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+# The fastest of eight choices between two H200s over NVLink, from 2 to 512 MiB (benchmarks/results/handover.notes.md).
+CHUNK = 2048  # lanes of a loop step
+STEPS = 2  # loop steps of a piece
+PROGRAMS = 528  # four for each processor of an H200
+# One program for each processor pushes 3 to 6 % slower up to 32 MiB, but slows a prompt beside it less.
+PUSHING_PROGRAMS = 132
+
+
+def move_blocks(
+    request: torch.Tensor,
+    source: int,
+    target: int | None,
+    digests: torch.Tensor,
+    finished: torch.Tensor,
+    answer: torch.Tensor,
+    *,
+    indices: torch.Tensor | None,
+    source_ids: bool,
+    target_ids: bool,
+    digest: bool,
+    block_lanes: int,
+) -> None:
+    """See `mover.move_blocks`; runs on the current stream of the current device."""
+    pieces = triton.cdiv(block_lanes, CHUNK * STEPS)
+    _move[(PUSHING_PROGRAMS if source_ids and target_ids else PROGRAMS,)](
+        request, source, source if target is None else target, digests, finished, answer,
+        digests if indices is None else indices, pieces, block_lanes,
+        target is not None, source_ids, target_ids, digest, indices is not None, CHUNK, STEPS, num_warps=8,
+    )  # fmt: skip
+
+
+@triton.jit
+def _multiplier(at):
+    """splitmix64(at) | 1, see `digest.multipliers`."""
+    z = (at.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+    return (z ^ (z >> 31)) | 1
+
+
+@triton.jit(do_not_specialize=["pieces"])
+def _move(
+    request_n, source, target, digests_n, finished_1, answer_n, indices_l, pieces, block_lanes,
+    TARGET: tl.constexpr, SOURCE_IDS: tl.constexpr, TARGET_IDS: tl.constexpr, DIGEST: tl.constexpr, INDEXED: tl.constexpr,
+    CHUNK: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    head = tl.load(request_n)
+    # Loaded together with the head: host memory is a microsecond away.
+    ids = tl.load(request_n + 1 + tl.program_id(0) // pieces)
+    count, sequence = (head & 0xFFFFFFFF).to(tl.int32), head >> 32
+    lane = tl.arange(0, CHUNK)
+    for item in range(tl.program_id(0), count * pieces, tl.num_programs(0)):
+        index, piece = item // pieces, item % pieces
+        source_block = (ids & 0xFFFFFFFF) if SOURCE_IDS else index.to(tl.int64)
+        target_block = (ids >> 32) if TARGET_IDS else index.to(tl.int64)
+        following = item + tl.num_programs(0)
+        ids = tl.load(request_n + 1 + following // pieces, mask=following < count * pieces, other=0)
+        read = tl.multiple_of(source.to(tl.pointer_type(tl.int32)), 16) + source_block * block_lanes
+        write = tl.multiple_of(target.to(tl.pointer_type(tl.int32)), 16) + target_block * block_lanes
+        total = tl.zeros((CHUNK,), tl.uint64)
+        for step in range(STEPS):
+            at = (piece * STEPS + step) * CHUNK + lane
+            inside = at < block_lanes
+            lanes = tl.load(read + at, mask=inside, other=0)
+            if TARGET:
+                tl.store(write + at, lanes, mask=inside)
+            if DIGEST:
+                place = tl.load(indices_l + at, mask=inside, other=0) if INDEXED else at
+                term = ((lanes.to(tl.int64) & 0xFFFFFFFF).to(tl.uint64) + 1) * _multiplier(place)
+                total += tl.where(inside, term, tl.zeros_like(term))
+        if DIGEST:
+            tl.atomic_add(digests_n + index, tl.sum(total, axis=0).to(tl.int64), sem="relaxed")
+    tl.debug_barrier()  # all threads' writes come before the program's completion
+    if tl.atomic_add(finished_1, 1, sem="acq_rel", scope="sys") == tl.num_programs(0) - 1:
+        if DIGEST:
+            for start in range(0, count, CHUNK):
+                inside = start + lane < count
+                sums = tl.load(digests_n + start + lane, mask=inside, other=0, cache_modifier=".cg")
+                tl.store(answer_n + 1 + start + lane, sums, mask=inside)
+                tl.store(digests_n + start + lane, tl.zeros_like(sums), mask=inside)
+        tl.debug_barrier()
+        programs = tl.atomic_xchg(finished_1, 0, sem="acq_rel", scope="sys")  # the digests come before the sequence
+        tl.store(answer_n, sequence + programs - tl.num_programs(0))

@@ -1,0 +1,226 @@
+"""How a block moves between two pools: which heads of which part go where, as runs of bytes.
+
+Pure. Parts are matched by their place in the layout. Workers of a model sharded by heads keep different heads; between
+equal layouts a block is one run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from common.pages import LANE_BYTES, KVLayout, PagePart
+
+Lanes = npt.NDArray[np.int64]
+
+
+class LayoutMismatchError(ValueError):
+    """Blocks can't move between two layouts. The message names every difference."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runs:
+    """`count` runs of `num_bytes`, at regular distances in the source's block and in the destination's."""
+
+    source: int  # bytes from the block's beginning to the first run
+    destination: int
+    num_bytes: int
+    count: int = 1
+    source_step: int = 0  # bytes from one run's beginning to the next one's
+    destination_step: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """Neighbouring heads of one part, counted from the worker's first head."""
+
+    part: int
+    source_head: int
+    destination_head: int
+    num_heads: int
+    runs: Runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What one source writes into each block of one destination."""
+
+    copies: tuple[Copy, ...]
+    source_bytes: int  # a whole block's
+    destination_bytes: int
+
+    @property
+    def runs(self) -> tuple[Runs, ...]:
+        """The copies' runs; runs adjacent at both ends are merged."""
+        merged: list[Runs] = []
+        for copy in self.copies:
+            before = merged[-1] if merged else None
+            if before is not None and _continues(before, copy.runs):
+                merged[-1] = Runs(
+                    source=before.source,
+                    destination=before.destination,
+                    num_bytes=before.num_bytes + copy.runs.num_bytes,
+                )
+            else:
+                merged.append(copy.runs)
+        return tuple(merged)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a block moves as one run that is all of it at both ends."""
+        whole = Runs(source=0, destination=0, num_bytes=self.source_bytes)
+        return self.runs == (whole,) and self.source_bytes == self.destination_bytes
+
+    def lanes(self) -> tuple[Lanes, Lanes]:
+        """The 32-bit lanes that move: their indices in the source's block and in the destination's."""
+        source = [_lanes(run.source, run.source_step, run) for run in self.runs]
+        destination = [_lanes(run.destination, run.destination_step, run) for run in self.runs]
+        return np.concatenate([*source, _NONE]), np.concatenate([*destination, _NONE])
+
+
+_NONE = np.empty(0, np.int64)
+
+
+def plan_copies(source: KVLayout, destination: KVLayout) -> Plan:
+    """Return how `source` fills the heads of a block that both keep.
+
+    Raises LayoutMismatchError when the layouts differ in more than heads, or have none in common.
+    """
+    plan = _plans((source,), destination)[0]
+    if not plan.copies:
+        raise LayoutMismatchError(f"no head in common: {_heads(source)} here, {_heads(destination)} at the peer")
+    return plan
+
+
+def plan_shares(sources: Sequence[KVLayout], destination: KVLayout) -> list[Plan]:
+    """Return one plan for each source, so that together they write each byte of a block once.
+
+    The first source with a head writes it. Raises LayoutMismatchError when a head is nowhere.
+    """
+    plans = _plans(tuple(sources), destination)
+    planned = sum(copy.runs.num_bytes * copy.runs.count for plan in plans for copy in plan.copies)
+    if planned != destination.block_bytes:
+        raise LayoutMismatchError(
+            f"{destination.block_bytes - planned} bytes of a block are at no source: "
+            f"{' and '.join(map(_heads, sources))} there, {_heads(destination)} wanted"
+        )
+    return plans
+
+
+def is_sharded(layout: KVLayout) -> bool:
+    """Whether a worker of this layout keeps some of the model's heads only."""
+    return any(part.heads != part.all_heads for part in layout.pages)
+
+
+@lru_cache(maxsize=8)
+def lane_indices(layout: KVLayout) -> Lanes:
+    """Return the index in the whole model's block of each 32-bit lane of this layout's block."""
+    whole = msgspec.structs.replace(
+        layout,
+        parts=tuple(msgspec.structs.replace(part, heads=part.all_heads, first_head=0) for part in layout.pages),
+    )
+    (plan,) = _plans((layout,), whole)
+    return plan.lanes()[1]
+
+
+def _plans(sources: tuple[KVLayout, ...], destination: KVLayout) -> list[Plan]:
+    for source in sources:
+        if reasons := differences(source, destination):
+            raise LayoutMismatchError("the peer's KV layout differs: " + "; ".join(reasons))
+    shares: list[list[Copy]] = [[] for _ in sources]
+    for index, part in enumerate(destination.pages):
+        missing = [(part.first_head, part.first_head + part.heads)]
+        for share, source in zip(shares, sources, strict=True):
+            kept = (source.pages[index].first_head, source.pages[index].first_head + source.pages[index].heads)
+            for start, end in missing:
+                if max(start, kept[0]) < min(end, kept[1]):
+                    share.append(_copy(source, destination, index, max(start, kept[0]), min(end, kept[1])))
+            missing = [rest for span in missing for rest in _without(span, kept)]
+    return [
+        Plan(copies=tuple(share), source_bytes=source.block_bytes, destination_bytes=destination.block_bytes)
+        for share, source in zip(shares, sources, strict=True)
+    ]
+
+
+def differences(source: KVLayout, destination: KVLayout) -> list[str]:
+    """Return every difference that keeps blocks from moving; nothing if only the heads differ."""
+    if len(source.pages) != len(destination.pages):
+        return [f"{len(source.pages)} parts here, {len(destination.pages)} at the peer"]
+    found = []
+    if source.block_size != destination.block_size:
+        found.append(f"block_size is {source.block_size} here, {destination.block_size} at the peer")
+    for index, (ours, theirs) in enumerate(zip(source.pages, destination.pages, strict=True)):
+        of_part = f" of part {index}" if len(source.pages) > 1 else ""
+        for name in ("layers", "planes", "dim", "dtype", "per_token", "all_heads"):
+            here, there = getattr(ours, name), getattr(theirs, name)
+            if here != there:
+                found.append(f"{name}{of_part} is {here} here, {there} at the peer")
+        for part in (ours, theirs):
+            found += _broken(part, of_part)
+    return found
+
+
+def _broken(part: PagePart, of_part: str) -> list[str]:
+    """Why a part can't be cut into heads, or is no part; "" if it can."""
+    if not 0 <= part.first_head <= part.first_head + part.heads <= part.all_heads:
+        return [f"heads{of_part} are {_span(part)} of {part.all_heads}"]
+    if part.heads < part.all_heads and part.head_bytes % LANE_BYTES:
+        return [f"a head{of_part} of {part.head_bytes} bytes is no multiple of {LANE_BYTES}, so it can't be sharded"]
+    return []
+
+
+def _copy(source: KVLayout, destination: KVLayout, index: int, start: int, end: int) -> Copy:
+    """The copy of the whole model's heads [start, end) of a part."""
+    ours, theirs = source.pages[index], destination.pages[index]
+    size = destination.block_size
+    offsets = [
+        sum(part.block_bytes(size) for part in layout.pages[:index]) + (start - layout.pages[index].first_head) * bytes_
+        for layout, bytes_ in ((source, ours.head_bytes), (destination, theirs.head_bytes))
+    ]
+    num_bytes, rows = (end - start) * theirs.head_bytes, theirs.rows(size)
+    if ours.heads == theirs.heads == end - start:
+        runs = Runs(source=offsets[0], destination=offsets[1], num_bytes=rows * num_bytes)
+    else:
+        runs = Runs(
+            source=offsets[0],
+            destination=offsets[1],
+            num_bytes=num_bytes,
+            count=rows,
+            source_step=ours.heads * ours.head_bytes,
+            destination_step=theirs.heads * theirs.head_bytes,
+        )
+    heads = {"source_head": start - ours.first_head, "destination_head": start - theirs.first_head}
+    return Copy(part=index, num_heads=end - start, runs=runs, **heads)
+
+
+def _without(span: tuple[int, int], kept: tuple[int, int]) -> list[tuple[int, int]]:
+    """What is left of `span` outside `kept`."""
+    cuts = [span[0], *(min(max(cut, span[0]), span[1]) for cut in kept), span[1]]
+    (before, _, after) = pairwise(cuts)
+    return [rest for rest in (before, after) if rest[0] < rest[1]]
+
+
+def _continues(before: Runs, after: Runs) -> bool:
+    ends = (before.source + before.num_bytes, before.destination + before.num_bytes)
+    return before.count == after.count == 1 and ends == (after.source, after.destination)
+
+
+def _lanes(start: int, step: int, run: Runs) -> Lanes:
+    if run.num_bytes % LANE_BYTES:
+        raise ValueError(f"a run of {run.num_bytes} bytes is no multiple of {LANE_BYTES}")
+    first = start // LANE_BYTES + np.arange(run.count)[:, None] * (step // LANE_BYTES)
+    return (first + np.arange(run.num_bytes // LANE_BYTES)).reshape(-1)
+
+
+def _heads(layout: KVLayout) -> str:
+    return "heads " + ", ".join(map(_span, layout.pages))
+
+
+def _span(part: PagePart) -> str:
+    return f"{part.first_head}-{part.first_head + part.heads - 1}"

@@ -1,0 +1,47 @@
+"""The table of transports. To add one: a module with a class that is a `Transport`, and an entry here.
+
+Loads neither torch nor a transport's library, so settings, `baton up` and the roles can use it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+TransportName = Literal["shm", "cuda_ipc", "ucx", "local"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportKind:
+    """What is known of a transport before it is opened."""
+
+    implementation: str  # module:class, imported when it is opened
+    devices: tuple[str, ...]  # whose memory it moves
+    reaches_others: bool = True  # False: its workers hand no KV over
+    listens_at: bool = False  # takes the address at which peers on other hosts reach it
+
+    def suits(self, device: str) -> bool:
+        """Whether it moves the memory of `cpu`, `cuda` or `cuda:N`."""
+        return device.partition(":")[0] in self.devices
+
+
+TRANSPORTS: dict[TransportName, TransportKind] = {
+    "shm": TransportKind(implementation="kvtransfer.shm:ShmTransport", devices=("cpu",)),
+    "cuda_ipc": TransportKind(implementation="kvtransfer.cuda.ipc:CudaIpcTransport", devices=("cuda",)),
+    "ucx": TransportKind(
+        implementation="kvtransfer.ucx.transport:UcxTransport", devices=("cpu", "cuda"), listens_at=True
+    ),
+    "local": TransportKind(
+        implementation="kvtransfer.local:LocalTransport", devices=("cpu", "cuda"), reaches_others=False
+    ),
+}
+
+
+def automatic(device: str) -> TransportName:
+    """Return what `--transport auto` means: the first in the table that moves the device's memory."""
+    return next(name for name, kind in TRANSPORTS.items() if kind.suits(device))
+
+
+def reaches_others(name: str) -> bool:
+    """Whether workers with this transport hand KV over; so do unknown ones, which tests use."""
+    return all(kind.reaches_others for known, kind in TRANSPORTS.items() if known == name)

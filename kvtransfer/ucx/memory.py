@@ -1,0 +1,223 @@
+"""The staging slots of UCX messages, packed from a pool or unpacked into it.
+
+The pool is in host memory or on a GPU. A slot is one message's buffer. Slots are kept for the next link, because UCX may
+still write into one for a moment after its link was broken off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from common.messages import KVLayout
+from kvtransfer.cuda.mover import BlockMover, mover_of
+from kvtransfer.digest import factors_of, lane_digest, lane_view
+from kvtransfer.ucx.wire import Array, Wire
+
+# Slots at either end of a link: one is packed or unpacked while others are on the wire. 4 slots and 8 pieces were the
+# fastest at every size between two H200s over NVLink (benchmarks/results/).
+SLOTS = 4
+# Least pieces of a run: little is waited for before the first is sent and after the last arrived.
+MIN_PIECES = 8
+
+
+class Slot(Protocol):
+    """One message's buffer, packed from a pool or unpacked into it."""
+
+    def array(self, num_bytes: int) -> Array:
+        """The first bytes, as UCX takes them."""
+        ...
+
+    def pack(self, blocks: Sequence[int]) -> None:
+        """Begin to gather blocks."""
+        ...
+
+    async def packed(self, wire: Wire) -> bytes:
+        """Wait until the blocks are gathered; return their digests."""
+        ...
+
+    def unpack(self, blocks: Sequence[int]) -> None:
+        """Begin to write `len(blocks)` blocks into the pool."""
+        ...
+
+    def unpacked(self, meanwhile: Callable[[], object]) -> None:
+        """Return when the blocks are there, or none were begun."""
+        ...
+
+
+class PoolMemory(Protocol):
+    """A pool as a sender or receiver of runs of blocks."""
+
+    num_blocks: int
+    block_bytes: int
+    slot_bytes: int  # whole blocks, at least one
+    min_piece_bytes: int  # below this a message's fixed cost dominates
+    hold_s: float  # longest time that moving blocks may block the event loop
+
+    async def slots(self, count: int, num_bytes: int) -> list[Slot]:
+        """`count` slots, to be given back with `keep`. Raises MemoryError."""
+        ...
+
+    def keep(self, slots: list[Slot], num_bytes: int) -> None: ...
+
+
+def memory_of(pool: torch.Tensor, layout: KVLayout) -> PoolMemory:
+    """Return the memory of the pool's device. Raises ValueError for one that UCX can't reach."""
+    if pool.is_cuda:
+        return DeviceMemory(pool, layout)
+    if pool.device.type != "cpu":
+        raise ValueError(f"transport ucx moves host and CUDA memory, not {pool.device}'s")
+    return HostMemory(pool, layout)
+
+
+def piece_blocks(memory: PoolMemory, count: int, slot_bytes: int) -> int:
+    """How many of a run's blocks travel in one message."""
+    wanted = max(-(-count // MIN_PIECES), memory.min_piece_bytes // memory.block_bytes, 1)
+    return min(wanted, slot_bytes // memory.block_bytes)
+
+
+class _Kept:
+    """Unused slots, by their number and size."""
+
+    def __init__(self) -> None:
+        self._slots: dict[tuple[int, int], list[list[Slot]]] = {}
+
+    def take(self, count: int, num_bytes: int) -> list[Slot] | None:
+        kept = self._slots.get((count, num_bytes))
+        return kept.pop() if kept else None
+
+    def keep(self, slots: list[Slot], num_bytes: int) -> None:
+        self._slots.setdefault((len(slots), num_bytes), []).append(slots)
+
+
+class HostMemory:
+    """Packed by a thread: computing digests takes longer than the wire."""
+
+    min_piece_bytes = 1 << 20
+    hold_s = 0.0
+
+    def __init__(self, pool: torch.Tensor, layout: KVLayout) -> None:
+        self.lanes = lane_view(pool)
+        self.factors = factors_of(layout)
+        self.num_blocks, self.block_bytes = len(pool), pool[0].nbytes
+        self.slot_bytes = _whole_blocks(4 << 20, self.block_bytes)
+        self.packers = ThreadPoolExecutor(1, "baton-ucx-pack")
+        self._kept = _Kept()
+        self.keep = self._kept.keep
+
+    async def slots(self, count: int, num_bytes: int) -> list[Slot]:
+        kept = self._kept.take(count, num_bytes)
+        return kept if kept is not None else [HostSlot(self, num_bytes) for _ in range(count)]
+
+
+class HostSlot:
+    """Copies block by block with numpy, so that the digest reads from the CPU's cache."""
+
+    inline_bytes = 64 << 10  # packed sooner than a thread wakes up
+
+    def __init__(self, memory: HostMemory, num_bytes: int) -> None:
+        self._memory = memory
+        self._bytes = np.zeros(num_bytes, np.uint8)
+        whole = num_bytes // memory.block_bytes * memory.block_bytes
+        self._packed = self._bytes[:whole].view(np.uint32).reshape(-1, memory.lanes.shape[1])
+        self._packing: Future[bytes] | None = None
+
+    def array(self, num_bytes: int) -> Array:
+        return Array(self._bytes[:num_bytes])
+
+    def pack(self, blocks: Sequence[int]) -> None:
+        if len(blocks) * self._memory.block_bytes > self.inline_bytes:
+            self._packing = self._memory.packers.submit(self._pack, blocks)
+        else:
+            self._packing = Future()
+            self._packing.set_result(self._pack(blocks))
+
+    async def packed(self, wire: Wire) -> bytes:
+        assert self._packing is not None
+        return self._packing.result() if self._packing.done() else await asyncio.wrap_future(self._packing)
+
+    def unpack(self, blocks: Sequence[int]) -> None:
+        for index, block in enumerate(blocks):
+            self._memory.lanes[block] = self._packed[index]
+
+    def unpacked(self, meanwhile: Callable[[], object]) -> None:
+        """Nothing to wait for: `unpack` is synchronous."""
+
+    def _pack(self, blocks: Sequence[int]) -> bytes:
+        digests = np.empty(len(blocks), dtype="<u8")
+        for index, block in enumerate(blocks):
+            self._packed[index] = self._memory.lanes[block]
+            digests[index] = lane_digest(self._packed[index], self._memory.factors)
+        return digests.tobytes()
+
+
+class DeviceMemory:
+    """One launch a piece at either end, while other pieces are on the wire."""
+
+    min_piece_bytes = 8 << 20  # a run of 32 MiB: 126 GB/s; with 2 MiB 83
+    hold_s = 0.0005
+
+    def __init__(self, pool: torch.Tensor, layout: KVLayout) -> None:
+        self._pool = pool
+        self.mover = BlockMover(pool, layout)
+        self.num_blocks, self.block_bytes = self.mover.num_blocks, self.mover.block_bytes
+        self.slot_bytes = _whole_blocks(32 << 20, self.block_bytes)
+        self._kept = _Kept()
+        self.keep = self._kept.keep
+        mover_of(pool, layout).digests([0])  # compiled before the first handoff waits for it
+
+    async def slots(self, count: int, num_bytes: int) -> list[Slot]:
+        kept = self._kept.take(count, num_bytes)
+        return kept if kept is not None else await asyncio.to_thread(self._new_slots, count, num_bytes)
+
+    def _new_slots(self, count: int, num_bytes: int) -> list[Slot]:
+        try:
+            staging = torch.zeros(count, num_bytes, dtype=torch.uint8, device=self._pool.device)
+        except torch.OutOfMemoryError as error:
+            size = f"{count * num_bytes >> 20} MiB"
+            raise MemoryError(f"no room for a link's staging of {size}: lower --kv-memory-mb ({error})") from error
+        return [DeviceSlot(self.mover, part) for part in staging]
+
+
+class DeviceSlot:
+    """Both moves prepared: a slot may serve either end of a link."""
+
+    def __init__(self, mover: BlockMover, staging: torch.Tensor) -> None:
+        self._staging = staging
+        self._gather, self._scatter = mover.gather(staging.data_ptr()), mover.scatter(staging.data_ptr())
+        self._arrays = {staging.nbytes: Array(staging)}
+
+    def array(self, num_bytes: int) -> Array:
+        if num_bytes not in self._arrays:
+            if len(self._arrays) > 64:
+                self._arrays.clear()
+            self._arrays[num_bytes] = Array(self._staging[:num_bytes])
+        return self._arrays[num_bytes]
+
+    def pack(self, blocks: Sequence[int]) -> None:
+        self._gather.start(blocks, None)
+
+    async def packed(self, wire: Wire) -> bytes:
+        await wire.until(self._gather.is_done)
+        return self._gather.digests()
+
+    def unpack(self, blocks: Sequence[int]) -> None:
+        self._scatter.start(None, blocks)
+
+    def unpacked(self, meanwhile: Callable[[], object]) -> None:
+        """Poll until the piece is there (about 20 us); wait for a much slower device without holding the interpreter."""
+        give_up_at = time.perf_counter() + DeviceMemory.hold_s
+        while not self._scatter.is_done():
+            meanwhile()
+            if time.perf_counter() > give_up_at:
+                self._scatter.wait()
+
+
+def _whole_blocks(num_bytes: int, block_bytes: int) -> int:
+    return max(num_bytes // block_bytes, 1) * block_bytes

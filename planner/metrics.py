@@ -1,0 +1,36 @@
+"""The planner's decisions for Prometheus. An autoscaler (KEDA, HPA) reads the desired workers here."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from common.messages import PlannerState
+
+
+class PlannerMetrics:
+    """Gauges of the newest decision."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._workers = self._gauge("baton_planner_workers", "Workers that take new work of a role")
+        self._desired = self._gauge("baton_planner_desired_workers", "Workers of a role that would be enough")
+        self._pressure = self._gauge("baton_planner_pressure", "Load of a role as a share of its capacity")
+        self._acts = Gauge("baton_planner_acts", "1: this planner moves workers", registry=self.registry)
+        self._moves = Counter("baton_planner_moves", "Workers moved to another role", registry=self.registry)
+        self._counted = 0
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, ["role"], registry=self.registry)
+
+    def take(self, state: PlannerState) -> None:
+        """Show the newest decision."""
+        for gauge, values in (
+            (self._workers, state.workers),
+            (self._desired, state.desired),
+            (self._pressure, state.pressures),
+        ):
+            for role, value in values.items():
+                gauge.labels(role).set(value)
+        self._acts.set(state.acts)
+        self._moves.inc(state.moves - self._counted)
+        self._counted = state.moves

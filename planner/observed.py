@@ -1,0 +1,91 @@
+"""What the planner sees: each worker's load, and the gateways' arrivals and service levels. Values, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from common.messages import GatewayState, WorkerState
+from common.policy import kv_read_bytes_per_s
+from common.words import Role
+
+ROLES = (Role.PREFILL, Role.DECODE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLoad:
+    """One worker that takes new work. Rates are measured; 0 is not measured yet."""
+
+    worker: str
+    roles: tuple[Role, ...]
+    sequences: int = 0  # running, or waiting to join its batch
+    max_sequences: int = 1
+    used_blocks: int = 0  # KV that can't be evicted
+    num_blocks: int = 1
+    queued_tokens: int = 0  # prompt tokens claimed and not computed
+    prefill_tokens_per_s: float = 0.0
+    decode_step_ms: float = 0.0  # a pass of its batch without prompts
+    block_read_ms: float = 0.0  # estimate of what a used block adds to a step
+    movable: bool = True  # False: it refused to change its roles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """The fleet at one instant. Counts of service levels cover a recent window and all gateways."""
+
+    workers: tuple[WorkerLoad, ...]
+    num_models: int = 1  # different weights among these workers
+    unclaimed_tokens: int = 0  # prompt tokens that no worker has taken yet
+    handing_over: int = 0  # requests with a first token that no decode worker has yet
+    arriving_tokens_per_s: float = 0.0  # prompt tokens for prefill workers
+    ttft_met: int = 0
+    ttft_count: int = 0
+    tpot_met: int = 0
+    tpot_count: int = 0
+
+
+def observe(
+    workers: Iterable[WorkerState], gateways: Collection[GatewayState], *, refused: Collection[tuple[str, int]]
+) -> Observed:
+    """Heartbeats as an observation; `refused`: workers (id, incarnation) that would not change their roles."""
+
+    states = list(workers)
+
+    def total(name: str) -> float:
+        return sum(getattr(state, name) for state in gateways)
+
+    return Observed(
+        workers=tuple(load_of(state, movable=(state.worker, state.incarnation) not in refused) for state in states),
+        num_models=max(1, len({state.model_fingerprint for state in states})),
+        unclaimed_tokens=int(total("queued_tokens")),
+        handing_over=int(total("handing_over")),
+        arriving_tokens_per_s=total("arriving_tokens_per_s"),
+        ttft_met=int(total("ttft_met")),
+        ttft_count=int(total("ttft_count")),
+        tpot_met=int(total("tpot_met")),
+        tpot_count=int(total("tpot_count")),
+    )
+
+
+def load_of(state: WorkerState, *, movable: bool) -> WorkerLoad:
+    """One heartbeat. Only a decode worker's batch and a prefill worker's prompts count: the rest is leaving."""
+    layout = state.region.layout
+    decodes = Role.DECODE in state.roles
+    return WorkerLoad(
+        worker=state.worker,
+        roles=tuple(role for role in ROLES if role in state.roles),
+        sequences=state.running + state.waiting if decodes else 0,
+        max_sequences=state.max_sequences,
+        used_blocks=layout.num_blocks - state.free_blocks,
+        num_blocks=layout.num_blocks,
+        queued_tokens=state.queued_tokens if Role.PREFILL in state.roles else 0,
+        prefill_tokens_per_s=state.prefill_tokens_per_s,
+        decode_step_ms=state.decode_step_ms if decodes else 0.0,
+        block_read_ms=1000 * layout.block_bytes / kv_read_bytes_per_s(),
+        movable=movable,
+    )
+
+
+def with_role(workers: Iterable[WorkerLoad], role: Role) -> list[WorkerLoad]:
+    """Workers that have the role, alone or among others."""
+    return [worker for worker in workers if role in worker.roles]

@@ -1,0 +1,153 @@
+"""The planner's loop: heartbeats become an observation, `planner.policy` decides, and the worker is told.
+
+Nothing survives a restart; its pauses begin anew. Of several planners the one with the smallest name acts; the others
+decide and report only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from common import subjects
+from common.bus import Bus
+from common.errors import UnavailableError
+from common.messages import (
+    GatewayState,
+    PlannerState,
+    RolesReply,
+    SetRoles,
+    gateway_state_decoder,
+    planner_state_decoder,
+    worker_reply_decoder,
+)
+from common.peers import Peers
+from planner.observed import ROLES, Observed, WorkerLoad, observe
+from planner.policy import Decision, Memory, Move, plan
+from planner.settings import PlanSettings
+
+log = logging.getLogger("baton.planner")
+
+GATEWAY_SILENT_S = 5.0
+SWITCH_TIMEOUT_S = 10.0  # a worker opens links before it answers
+REFUSED_FOR_S = 300.0  # pause before a worker that refused is asked again
+SILENT_PERIODS = 3  # another planner that misses this many is gone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerConfig:
+    """Who the planner is and how it acts."""
+
+    planner_id: str
+    period_s: float
+    dry_run: bool
+    plan: PlanSettings
+
+
+class Planner:
+    """Listens, decides each period, tells workers. `report` gets each decision with its pressures."""
+
+    def __init__(
+        self, bus: Bus, peers: Peers, config: PlannerConfig, *, report: Callable[[PlannerState], None] = lambda _: None
+    ) -> None:
+        self._bus = bus
+        self._peers = peers
+        self._config = config
+        self._report = report
+        self._gateways: dict[str, tuple[float, GatewayState]] = {}
+        self._planners: dict[str, float] = {}  # other planners, and when they were heard
+        self._refused: dict[tuple[str, int], float] = {}  # (worker, incarnation) and when it refused
+        self._memory = Memory()
+        self._said = ""
+        self.moves = 0
+
+    async def start(self) -> None:
+        """Listen to gateways and other planners; `peers` listens to the workers."""
+        await self._bus.subscribe(subjects.ALL_GATEWAY_HEARTBEATS, gateway_state_decoder, self._saw_gateway)
+        await self._bus.subscribe(subjects.PLANNER, planner_state_decoder, self._saw_planner)
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        while not stopping.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), self._config.period_s)
+                return
+            if self._bus.connected:  # without the bus all figures are old
+                await self._decide()
+
+    async def _decide(self) -> None:
+        now = time.monotonic()
+        observed = self._observe(now)
+        decision = plan(now, observed, self._memory, self._config.plan)
+        self._memory = decision.memory
+        acts = self._acts(now)
+        self._say(decision, acts=acts)
+        if decision.move is not None and acts:
+            await self._carry_out(decision.move, decision.reason)
+        state = self._state(observed.workers, decision, acts=acts)
+        self._report(state)
+        with contextlib.suppress(UnavailableError):
+            await self._bus.publish(subjects.PLANNER, state)
+
+    def _observe(self, now: float) -> Observed:
+        self._gateways = {name: seen for name, seen in self._gateways.items() if now - seen[0] < GATEWAY_SILENT_S}
+        self._refused = {worker: at for worker, at in self._refused.items() if now - at < REFUSED_FOR_S}
+        ready = {state.worker: state for role in ROLES for state in self._peers.ready(role)}
+        return observe(ready.values(), [state for _, state in self._gateways.values()], refused=self._refused)
+
+    def _acts(self, now: float) -> bool:
+        silent_s = SILENT_PERIODS * self._config.period_s
+        self._planners = {name: at for name, at in self._planners.items() if now - at < silent_s}
+        return not self._config.dry_run and all(self._config.planner_id < name for name in self._planners)
+
+    async def _carry_out(self, move: Move, reason: str) -> None:
+        known = self._peers.states.get(move.worker)
+        message = SetRoles(roles=list(move.roles), reason=reason)
+        try:
+            reply = await self._bus.request(
+                subjects.worker(move.worker), message, worker_reply_decoder, timeout_s=SWITCH_TIMEOUT_S
+            )
+        except UnavailableError as error:
+            reply = RolesReply(accepted=False, roles=[], reason=error.message)
+        if isinstance(reply, RolesReply) and reply.accepted:
+            self.moves += 1
+            return
+        if known is not None:
+            self._refused[known.worker, known.incarnation] = time.monotonic()
+        why = reply.reason if isinstance(reply, RolesReply) else "it knows no roles"
+        log.warning("planner.refused", extra={"worker": move.worker, "why": why})
+
+    # -- what others are told ----------------------------------------------------------------------------------------
+
+    def _say(self, decision: Decision, *, acts: bool) -> None:
+        """Log moves and changed reasons at info level, repeated reasons at debug level."""
+        extra: dict[str, object] = {"reason": decision.reason, "desired": decision.desired, "acts": acts}
+        extra |= {role: round(decision.pressures.of(role), 3) for role in ROLES}
+        gist = decision.reason.partition(":")[0]
+        if decision.move is not None:
+            extra |= {"worker": decision.move.worker, "roles": decision.move.roles}
+            log.info("planner.move", extra=extra)
+        else:
+            log.log(logging.DEBUG if gist == self._said else logging.INFO, "planner.stays", extra=extra)
+        self._said = gist
+
+    def _state(self, workers: Sequence[WorkerLoad], decision: Decision, *, acts: bool) -> PlannerState:
+        return PlannerState(
+            planner=self._config.planner_id,
+            acts=acts,
+            workers={role: sum(role in worker.roles for worker in workers) for role in ROLES},
+            desired={str(role): count for role, count in decision.desired.items()},
+            pressures={role: decision.pressures.of(role) for role in ROLES},
+            reason=decision.reason,
+            moves=self.moves,
+        )
+
+    def _saw_gateway(self, state: GatewayState) -> None:
+        self._gateways[state.gateway] = time.monotonic(), state
+
+    def _saw_planner(self, state: PlannerState) -> None:
+        if state.planner != self._config.planner_id:
+            self._planners[state.planner] = time.monotonic()

@@ -1,0 +1,103 @@
+"""Asking decode candidates for room: best first, round after round, until one grants a lease or none can."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+from common import subjects
+from common.errors import UnavailableError
+from common.messages import Cancel, Reserve, ReserveReply, worker_reply_decoder
+from common.words import Refusal
+from prefill.candidates import Candidates
+from prefill.request import PrefillRequest
+from prefill.spans import HandoffRecord
+from prefill.stop import Stop
+from worker.context import RoleContext
+
+RESERVE_TIMEOUT_S = 1.0
+ASK_AGAIN_S = 0.05  # after a round without room
+WANTED_CHECK_S = 2.0  # how often the gateway is asked if it still wants the attempt
+CANCEL_TIMEOUT_S = 1.0
+
+
+class Reserving:
+    """Asks for one request's lease, and remembers who may still answer."""
+
+    def __init__(self, request: PrefillRequest, context: RoleContext, record: HandoffRecord) -> None:
+        self._request = request
+        self._context = context
+        self._record = record
+        self._candidates = Candidates(request.job.decode_workers)
+        self._silent: set[str] = set()  # asked, with no answer in time
+
+    async def lease(self) -> tuple[str, ReserveReply] | None:
+        """Return the worker that grants a lease, and the lease; None when the request was stopped.
+
+        The attempt ends when all candidates refuse for good or stay silent, or when its gateway no longer wants it (which it
+        may have said while this worker was cut off).
+        """
+        self._record.asked_at = asked_gateway_at = time.monotonic()
+        while not self._request.stopped:
+            num_silent = 0
+            for worker in self._candidates.open:
+                reply = await self._ask(worker)
+                if reply is None:
+                    num_silent += 1
+                    continue
+                if reply.granted and reply.region is not None:
+                    return worker, reply
+                self._record.refusals += 1
+                if reply.reason is Refusal.CANCELLED:  # the gateway told all candidates; one that heard it is enough
+                    self._request.stop(Stop.CANCELLED)
+                    return None
+                self._candidates.refused(worker, reply)
+            stop = self._candidates.round_ended(num_silent=num_silent)
+            if stop is not None:
+                self._request.stop(stop, self._candidates.detail)
+                return None
+            if time.monotonic() - asked_gateway_at > WANTED_CHECK_S:
+                asked_gateway_at = time.monotonic()
+                if not await self._context.jobs.is_wanted(self._request.claimed):
+                    self._request.stop(Stop.SUPERSEDED)
+                    return None
+            await asyncio.sleep(ASK_AGAIN_S)
+        return None
+
+    def forget_silent(self, *, but: str) -> None:
+        """Tell silent candidates that the question is over: one that stood still would grant a lease later."""
+        cancel = Cancel(
+            request_id=self._request.id,
+            attempt=self._request.job.attempt,
+            traceparent=self._request.job.context,
+            reason="reserved elsewhere",
+        )
+        for worker in self._silent - {but}:
+            self._context.background.spawn(self._tell(worker, cancel))
+
+    async def _ask(self, worker: str) -> ReserveReply | None:
+        message = Reserve(
+            job=self._request.job,
+            worker=self._context.identity.worker,
+            incarnation=self._context.identity.incarnation,
+            remaining_ms=self._request.claimed.remaining_ms(),
+            layout=self._context.layout,
+        )
+        was_silent = worker in self._silent
+        self._silent.add(worker)  # the request may end before the answer comes
+        try:
+            reply = await self._context.bus.request(
+                subjects.worker(worker), message, worker_reply_decoder, timeout_s=RESERVE_TIMEOUT_S
+            )
+        except UnavailableError:
+            return None
+        if not was_silent:  # a question still under way may reach it after this cancel
+            self._silent.discard(worker)
+        return reply if isinstance(reply, ReserveReply) else None
+
+    async def _tell(self, worker: str, cancel: Cancel) -> None:
+        with contextlib.suppress(UnavailableError):
+            await self._context.bus.request(
+                subjects.worker(worker), cancel, worker_reply_decoder, timeout_s=CANCEL_TIMEOUT_S
+            )

@@ -1,0 +1,35 @@
+"""Why a prefill worker gives a request up, and the error that its gateway gets."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from common.errors import InvalidRequestError, PlaceAgainError, ServingError, WorkerFailedError
+
+
+class Stop(Enum):
+    """A reason and its error, which says whether another attempt may help."""
+
+    # The request is no longer wanted: the gateway gave the attempt up, or is gone.
+    CANCELLED = "cancelled", None
+    SUPERSEDED = "superseded", None
+    GATEWAY_LOST = "gateway lost", None
+    DEADLINE = "deadline", None
+    # The work never began: place the request again, which counts as no attempt.
+    NOBODY_DECODES = "no candidate takes sequences any more", PlaceAgainError
+    NOBODY_ANSWERS = "no decode worker answers", PlaceAgainError
+    # The attempt failed, and another one may work.
+    REFUSED = "every candidate refuses the attempt for good", WorkerFailedError
+    DECODER_LOST = "decode worker lost", WorkerFailedError
+    NO_LINK = "no link", WorkerFailedError
+    STEP_FAILED = "step failed", WorkerFailedError
+    LEASE_ABORTED = "lease aborted", WorkerFailedError
+    HANDOFF_FAILED = "handoff failed", WorkerFailedError
+    BUS_LOST = "worker lost the bus", WorkerFailedError
+    WORKER_STOPPED = "worker stopped", WorkerFailedError
+    # No attempt can work.
+    INVALID = "no decode worker can take this request", InvalidRequestError
+
+    def __init__(self, text: str, error: type[ServingError] | None) -> None:
+        self.text = text
+        self.error = error

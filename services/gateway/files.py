@@ -1,0 +1,46 @@
+"""The gateway's files: the models' tokenizers, and the tenants."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from common.settings import ConfigError
+from gateway.answers.tokenizer import ChatTokenizer
+from gateway.tenants.tenants import Tenants
+from services.gateway.settings import LOOPBACK, GatewaySettings
+
+log = logging.getLogger("baton.gateway")
+
+
+def read_tokenizers(settings: GatewaySettings) -> dict[str, ChatTokenizer]:
+    """Return the tokenizer of each model by its name in the API. Raises ConfigError."""
+    option = "--served-models {name}={folder}" if settings.served_models else "--model {folder}"
+    return {
+        name: _tokenizer(folder, option.format(name=name, folder=folder)) for name, folder in settings.folders.items()
+    }
+
+
+def _tokenizer(folder: Path, option: str) -> ChatTokenizer:
+    try:
+        return ChatTokenizer(folder)
+    except Exception as error:  # the tokenizers library raises nothing narrower
+        raise ConfigError(f"{option}: {error}") from error
+
+
+def read_tenants(settings: GatewaySettings) -> Tenants:
+    """Return the tenants. Raises ConfigError when the network could ask without a key."""
+    path = Path(settings.tenants) if settings.tenants else None
+    tenants = Tenants(api_keys=settings.keys, admin_key=settings.admin_key, path=path)
+    if settings.host not in LOOPBACK and tenants.open_to_all:
+        raise ConfigError(f"--tenants {path}: has no key, and --host {settings.host} is not loopback: `baton keys new`")
+    return tenants
+
+
+def reload(tenants: Tenants) -> None:
+    """Read the tenants' file again. Running requests go on; a wrong file changes nothing."""
+    try:
+        tenants.reload()
+        log.info("tenants.reloaded", extra={"tenants": len(tenants.names), "keys": len(tenants.keys)})
+    except ConfigError as error:
+        log.error("tenants.not_reloaded", extra={"error": str(error)})

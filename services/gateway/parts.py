@@ -1,0 +1,111 @@
+"""The parts of one gateway, from its settings: started before HTTP and closed after it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from fastapi import FastAPI
+
+from common.bus import NatsBus
+from common.peers import Peers
+from common.store import Store
+from common.tracing import Tracer
+from gateway.answers.catalogue import Catalogue
+from gateway.answers.tokenizer import ChatTokenizer
+from gateway.app import HttpSettings, create_app
+from gateway.batches.service import Batches
+from gateway.console.control import FleetControl
+from gateway.lifecycle.requests import Requests
+from gateway.placement.ledger import Ledger
+from gateway.placement.placer import usable_workers
+from gateway.tenants.budgets import SharedBudgets
+from gateway.tenants.tenants import Tenants
+from services.gateway.settings import GatewaySettings
+from services.runtime.tracer import open_tracer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What the HTTP application is built of: all started, except the Batch API, whose routes come first."""
+
+    gateway_id: str
+    store: Store
+    tenants: Tenants
+    requests: Requests
+    control: FleetControl
+    batches: Batches | None
+    tracer: Tracer
+
+
+@asynccontextmanager
+async def started(
+    settings: GatewaySettings,
+    *,
+    bus: NatsBus,
+    store: Store,
+    tenants: Tenants,
+    tokenizers: Mapping[str, ChatTokenizer],
+) -> AsyncIterator[Parts]:
+    """Start the parts; close them in reverse order."""
+    gateway_id = settings.gateway_id or f"gateway-{secrets.token_hex(4)}"
+    peers = Peers()
+    await peers.start(bus)
+    tracer = open_tracer(
+        settings.otlp_endpoint, service="gateway", instance=gateway_id, rest_share=settings.trace_rest_share
+    )
+    requests = Requests(
+        bus=bus,
+        store=Ledger(store),
+        peers=peers,
+        gateway_id=gateway_id,
+        incarnation=secrets.randbits(63),
+        limits=settings.limits(),
+        levels=settings.levels(),
+        tracer=tracer,
+        catalogue=Catalogue(tokenizers, partial(usable_workers, peers)),
+    )
+    await requests.start()
+    control = FleetControl(bus, peers, gateway_id=gateway_id)
+    await control.start()
+    yield Parts(
+        gateway_id=gateway_id,
+        store=store,
+        tenants=tenants,
+        requests=requests,
+        control=control,
+        batches=_batches(settings, tenants, tracer) if settings.batch_store_mb else None,
+        tracer=tracer,
+    )
+    await requests.close()
+    await control.close()
+    await peers.close()
+    await asyncio.to_thread(tracer.close)
+
+
+def app_of(parts: Parts, settings: GatewaySettings) -> FastAPI:
+    return create_app(
+        generations=parts.requests,
+        budgets=SharedBudgets(parts.store),
+        catalogue=parts.requests.catalogue,
+        settings=HttpSettings(
+            tenants=parts.tenants,
+            max_body_bytes=settings.max_body_mb << 20,
+            request_timeout_s=settings.request_timeout_s,
+            trace_share=settings.trace_share,
+            levels=settings.levels(),
+            gateway_id=parts.gateway_id,
+            console=settings.console,
+        ),
+        tracer=parts.tracer,
+        control=parts.control,
+        batches=parts.batches.connect if parts.batches is not None else None,
+    )
+
+
+def _batches(settings: GatewaySettings, tenants: Tenants, tracer: Tracer) -> Batches:
+    return Batches(settings.nats(), settings.batches(), tenants, tracer=tracer, trace_share=settings.trace_share)

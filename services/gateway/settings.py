@@ -1,0 +1,143 @@
+"""Settings of `baton gateway`, and what they mean for its parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from common.settings import PREFIX, ConfigError, Id, Port, Positive, Seconds
+from gateway.admission.policy import RequestLimits
+from gateway.batches.records import BatchLimits
+from gateway.observe.attainment import ServiceLevels
+from services.runtime.settings import ModelSettings, ServiceLevelOptions, from_root
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+DAY_S = 86_400.0
+
+
+class GatewaySettings(ModelSettings, ServiceLevelOptions):
+    """`baton gateway`: HTTP in, tokens out."""
+
+    served_models: str = Field(
+        "", description="models to serve, as name=folder by commas; empty: --model alone, under its served name"
+    )
+    host: str = Field("127.0.0.1", description="address to listen on; other than loopback needs an API key")
+    port: Port = Field(8000, description="HTTP port")
+    api_keys: str = Field("", description="comma-separated API keys; empty: none is asked for (loopback only)")
+    tls_cert: str = Field("", description="certificate chain (PEM): serve HTTPS instead of HTTP")
+    tls_key: str = Field("", description="its key (PEM); empty: in the same file")
+    gateway_id: Id = Field("", description="name on the bus; empty: made up")
+    tenants: str = Field(
+        "", description="TOML file with tenants, their keys and limits (docs/operations.md); read again on SIGHUP"
+    )
+    admin_key: str = Field(
+        "",
+        description="key for what tells of all tenants (/metrics, /debug, /console, /admin); empty: an API key is enough there",
+    )
+    console: bool = Field(True, description="serve the console, a page, at /")
+    request_timeout_s: Seconds = Field(600.0, description="deadline of a request that sets none")
+    max_connections: Positive = Field(
+        4096, description="open HTTP connections at most; further ones are answered with 503"
+    )
+    max_requests: Positive = Field(1024, description="requests in flight at most, of each model")
+    max_queued_tokens: Positive = Field(
+        4_000_000, description="prompt tokens waiting for prefill at most, of each model"
+    )
+    window_s: Annotated[float, Field(gt=0, le=60)] = Field(
+        1.0,
+        description="work given to the workers before the rest waits in the gateway, seconds of their prefill rates",
+    )
+    reserved: Annotated[float, Field(ge=0, le=0.9)] = Field(
+        0.1, description="share of window and queue that only requests of priority above 0 may use"
+    )
+    max_body_mb: Positive = Field(10, description="largest HTTP body, MiB")
+    local_prefill_tokens: Annotated[int, Field(ge=-1)] = Field(
+        -1,
+        description="uncached prompt up to this many tokens is prefilled on the decode worker; -1: whenever the rates that "
+        "workers measure say that its first token comes earlier there",
+    )
+
+    slo_window_s: Seconds = Field(30.0, description="the planner is told how it went over so long")
+    trace_share: Annotated[float, Field(ge=0, le=1)] = Field(
+        1.0, description="share of the requests without a traceparent of their own that are traced"
+    )
+
+    batch_store_mb: Annotated[int, Field(ge=0)] = Field(
+        2048, description="Batch API: disk of NATS for files, batches and results, MiB; 0: no Batch API"
+    )
+    batch_file_mb: Positive = Field(100, description="Batch API: largest input file, MiB")
+    batch_lines: Positive = Field(50_000, description="Batch API: lines of a file at most")
+    batch_line_kb: Annotated[int, Field(ge=1, le=4096)] = Field(1024, description="Batch API: longest line, KiB")
+    batch_concurrency: Positive = Field(16, description="Batch API: lines that this gateway runs at a time")
+    batch_window_s: Seconds = Field(86_400.0, description="Batch API: a batch that takes longer expires")
+    batch_keep_days: Annotated[float, Field(gt=0, le=3650)] = Field(
+        30.0, description="Batch API: files and batches are kept so long; the same for all gateways"
+    )
+
+    def limits(self) -> RequestLimits:
+        """Bounds of what this gateway accepts."""
+        return RequestLimits(
+            max_requests=self.max_requests,
+            max_queued_tokens=self.max_queued_tokens,
+            cut_over_tokens=self.local_prefill_tokens,
+            window_s=self.window_s,
+            reserved=self.reserved,
+        )
+
+    def levels(self) -> ServiceLevels:
+        """What a good answer is, and the window that the planner sees."""
+        return ServiceLevels(ttft_s=self.ttft_slo_ms / 1000, tpot_s=self.tpot_slo_ms / 1000, window_s=self.slo_window_s)
+
+    def batches(self) -> BatchLimits:
+        """Bounds of the Batch API."""
+        return BatchLimits(
+            store_bytes=self.batch_store_mb << 20,
+            file_bytes=self.batch_file_mb << 20,
+            file_lines=self.batch_lines,
+            line_bytes=self.batch_line_kb << 10,
+            concurrency=self.batch_concurrency,
+            window_s=self.batch_window_s,
+            keep_s=self.batch_keep_days * DAY_S,
+        )
+
+    @property
+    def folders(self) -> dict[str, Path]:
+        """The models to serve: name in the API -> folder with the tokenizer."""
+        named = [entry.partition("=")[::2] for entry in _entries(self.served_models)]
+        return {name: from_root(Path(folder)) for name, folder in named} or {self.served_name: self.model}
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The API keys; empty: none is needed."""
+        return tuple(_entries(self.api_keys))
+
+    @field_validator("served_models")
+    @classmethod
+    def _named(cls, models: str) -> str:
+        names = set[str]()
+        for entry in _entries(models):
+            name, _, folder = entry.partition("=")
+            if not name or not folder:
+                raise ConfigError(f"--served-models: {entry!r} is not name=folder, like chat=/models/chat")
+            if name in names:
+                raise ConfigError(f"--served-models: two models are called {name!r}; each needs a name of its own")
+            names.add(name)
+        return models
+
+    @model_validator(mode="after")
+    def _guarded(self) -> Self:
+        if self.tls_key and not self.tls_cert:
+            raise ConfigError("--tls-key is given without --tls-cert: give both, or none for HTTP")
+        if self.host not in LOOPBACK and not self.keys and not self.tenants:
+            raise ConfigError(
+                f"--host {self.host} is not loopback: set {PREFIX}API_KEYS (--api-keys) or --tenants, "
+                "or listen on 127.0.0.1; `baton keys new` makes a key"
+            )
+        return self
+
+
+def _entries(text: str) -> list[str]:
+    """The comma-separated entries."""
+    return [entry.strip() for entry in text.split(",") if entry.strip()]

@@ -1,0 +1,1 @@
+"""What the processes share: signals, connections, tracing, logging, servers as children."""

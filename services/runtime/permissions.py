@@ -1,0 +1,235 @@
+"""Who may do what on NATS and Redis: a user for each process, with its role's permissions only.
+
+A process's user can't read another's messages: not a gateway's frames, and no answers. Where ids are not known beforehand
+(replicas), one user stands for every process of its role (`id` "*").
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from common import subjects
+from common.access import Login, inbox_of, write_secret
+
+Role = Literal["gateway", "prefill", "decode", "worker", "planner", "observer", "admin"]
+ROLES: tuple[Role, ...] = get_args(Role)
+WORKERS: tuple[Role, ...] = ("prefill", "decode", "worker")
+EVERY_ID = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A process that may connect, or with `id` "*" every process of a role."""
+
+    role: Role
+    id: str = EVERY_ID
+
+    @property
+    def user(self) -> str:
+        return self.role if self.id == EVERY_ID else subjects.check_id(self.id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permissions:
+    """Subjects that a NATS user may publish to and subscribe to. Answers to its own requests are always allowed."""
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+
+
+def nats_permissions(member: Member) -> Permissions:
+    """A member's permissions on NATS. Add every new subject here."""
+    inbox = f"{inbox_of(member.user)}.>"
+    if member.role == "admin":
+        return Permissions(publish=(">",), subscribe=(">",))
+    if member.role == "gateway":
+        return _gateway(member.id, inbox)
+    if member.role in WORKERS:
+        return _worker(member.id, inbox)
+    heartbeats = (subjects.ALL_HEARTBEATS, subjects.ALL_GATEWAY_HEARTBEATS)
+    if member.role == "planner":
+        return Permissions(
+            publish=("baton.worker.*", subjects.PLANNER), subscribe=(inbox, *heartbeats, subjects.PLANNER)
+        )
+    return Permissions(publish=("$JS.API.INFO",), subscribe=(inbox, *heartbeats, subjects.PLANNER))
+
+
+def redis_rules(member: Member) -> str:
+    """A member's permissions on Redis as ACL rules: functions by name, and the keys and commands inside them.
+
+    Redis checks the commands of a function against the user that calls it.
+    """
+    if member.role == "admin":
+        return "~* &* +@all"
+    if member.role == "gateway":
+        keys = "%R~baton:worker:* ~baton:workers ~baton:block:* ~baton:charges:* ~baton:load:* ~baton:placed:* "
+        keys += "~baton:ready:* ~baton:home:* %R~baton:rate:* ~baton:budget:* ~baton:running:*"
+        functions = _numbered("place", "release", "charged", "states")
+        functions += ("baton_budget_take", "baton_budget_settle", "baton_budget_left")
+        commands = (
+            "+function|load +time +get +set +del +incrby +decrby +expire +pexpire +hget +hmget +hset +hdel +smembers +srem "
+            "+smismember +srandmember +scard +exists +zadd +zcard +zrange +zrangebyscore +zrem +zremrangebyscore"
+        )
+    elif member.role in WORKERS:
+        own = member.id
+        keys = f"~baton:worker:{own} ~baton:workers ~baton:block:* ~baton:charges:*:{own} ~baton:load:*:{own} "
+        keys += f"~baton:ready:* ~baton:home:{own} ~baton:rate:*"
+        functions = _numbered("register", "unregister", "announce")
+        commands = "+time +get +set +hget +hmget +hset +hdel +del +exists +pexpire +expire +sadd +srem "
+        commands += "+decrby +zadd +zcard +zrem +zrangebyscore"
+    elif member.role == "planner":
+        keys, functions, commands = "%R~baton:worker:* %R~baton:workers", _numbered("states"), "+hget +smembers"
+    else:
+        keys, functions, commands = "", (), "+info"
+    calls = " ".join(f"+fcall|{name}" for name in functions)
+    return " ".join(f"resetchannels {keys} -@all +ping {calls} {commands}".split())
+
+
+def _numbered(*functions: str) -> tuple[str, ...]:
+    """Names of `common/lua` and `gateway/placement`. While two releases' numbers are in use, both belong here."""
+    return tuple(f"baton3_{function}" for function in functions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Users:
+    """A deployment's users: the servers' configuration, and a folder with a file of `user:password` for each."""
+
+    folder: Path
+    nats: str = field(repr=False)  # a part of nats-server's configuration
+    redis: str = field(repr=False)  # an ACL file
+    admin_nats: Login
+    admin_redis: Login
+
+    def nats_file(self, user: str) -> Path:
+        return self.folder / f"{user}.nats"
+
+    def redis_file(self, user: str) -> Path:
+        return self.folder / f"{user}.redis"
+
+
+def make_users(members: Sequence[Member], folder: Path) -> Users:
+    """Make a password for each member and an admin on each server; write them to files of mode 0600 in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    everybody = [*members, Member("admin")]
+    nats = [(member, make_login(member.user)) for member in everybody]
+    redis = [(member, make_login(member.user)) for member in everybody]
+    users = Users(
+        folder=folder,
+        nats=nats_users(nats),
+        redis=redis_users(redis),
+        admin_nats=nats[-1][1],
+        admin_redis=redis[-1][1],
+    )
+    for logins, file in ((nats, users.nats_file), (redis, users.redis_file)):
+        for _, login in logins:
+            write_secret(file(login.user), f"{login.user}:{login.password}\n")
+    return users
+
+
+def nats_users(logins: Sequence[tuple[Member, Login]]) -> str:
+    """The `authorization` block of nats-server's configuration."""
+    users = "".join(_nats_user(login, nats_permissions(member)) for member, login in logins)
+    return f"authorization {{\n  timeout: 5\n  users: [\n{users}  ]\n}}\n"
+
+
+def redis_users(logins: Sequence[tuple[Member, Login]]) -> str:
+    """Redis's ACL file, with passwords as SHA-256. Users without a password are refused."""
+    lines = ["user default off"]
+    lines += [f"user {login.user} on {_hashed(login)} {redis_rules(member)}" for member, login in logins]
+    return "\n".join(lines) + "\n"
+
+
+def make_login(user: str) -> Login:
+    """A login with a password of 256 bits."""
+    return Login(user, secrets.token_urlsafe(32))
+
+
+def _gateway(gateway: str, inbox: str) -> Permissions:
+    jobs, dead, api = subjects.JOBS_STREAM, subjects.DEAD_STREAM, "$JS.API.STREAM"
+    return Permissions(
+        publish=(
+            "baton.jobs.*",
+            "baton.worker.*",
+            f"baton.gatebeat.{gateway}",
+            "baton.console.*",  # other gateways' requests, for the console
+            "baton.dead.*",
+            *(f"{api}.{verb}.{stream}" for verb in ("CREATE", "UPDATE") for stream in (jobs, dead)),
+            # Bury jobs that were delivered too often; delete cancelled ones.
+            *(f"{api}.MSG.{verb}.{jobs}" for verb in ("GET", "DELETE")),
+            *_BATCHES,
+        ),
+        subscribe=(
+            inbox,
+            f"baton.gateway.{gateway}",
+            f"baton.frames.{gateway}",
+            f"baton.console.{gateway}",
+            subjects.ALL_HEARTBEATS,
+            subjects.ALL_GATEWAY_HEARTBEATS,  # admission counts the prompts of other gateways
+            f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{jobs}.*",
+        ),
+    )
+
+
+_KEPT, _WORK = subjects.BATCH_STREAM, subjects.BATCH_WORK_STREAM
+# The Batch API is the gateways' alone: they own both streams, and share the consumers.
+_BATCHES = (
+    "baton.batch.>",
+    "baton.batchwork.>",
+    *(f"$JS.API.STREAM.{verb}.{stream}" for verb in ("CREATE", "UPDATE", "PURGE") for stream in (_KEPT, _WORK)),
+    f"$JS.API.STREAM.INFO.{_KEPT}",
+    f"$JS.API.STREAM.MSG.GET.{_KEPT}",
+    f"$JS.API.DIRECT.GET.{_KEPT}",
+    *(f"$JS.API.CONSUMER.CREATE.{_WORK}.{kind}.baton.batchwork.{kind}.>" for kind in ("line", "step")),
+    *(f"$JS.API.CONSUMER.MSG.NEXT.{_WORK}.{kind}" for kind in ("line", "step")),
+    f"$JS.ACK.{_WORK}.>",
+)
+
+
+def _worker(worker: str, inbox: str) -> Permissions:
+    """Prefill and decode alike: both claim jobs, exchange handoffs and send tokens."""
+    jobs = subjects.JOBS_STREAM
+    consumer = EVERY_ID if worker == EVERY_ID else f"worker-{worker}"
+    return Permissions(
+        publish=(
+            "baton.gateway.*",
+            "baton.frames.*",
+            "baton.worker.*",
+            f"baton.heartbeat.{worker}",
+            "baton.dead.malformed",
+            f"$JS.API.CONSUMER.CREATE.{jobs}.{consumer}.baton.jobs.{worker}",
+            f"$JS.API.CONSUMER.MSG.NEXT.{jobs}.{consumer}",
+            f"$JS.ACK.{jobs}.{consumer}.>",
+        ),
+        subscribe=(
+            inbox,
+            f"baton.worker.{worker}",
+            subjects.ALL_HEARTBEATS,
+            subjects.ALL_GATEWAY_HEARTBEATS,
+        ),
+    )
+
+
+def _nats_user(login: Login, permissions: Permissions) -> str:
+    """One user. NATS reads JSON's strings and lists, but a password `$NAME` would be a variable of the server."""
+    password = login.password if login.password.startswith("$") else json.dumps(login.password)
+    return (
+        f"    {{\n      user: {json.dumps(login.user)}, password: {password}\n      permissions: {{\n"
+        f"        publish: {{allow: {_listed(permissions.publish)}}}\n"
+        f"        subscribe: {{allow: {_listed(permissions.subscribe)}}}\n"
+        '        allow_responses: {max: 1, expires: "1m"}\n'
+        "      }\n    }\n"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return "[\n" + "".join(f"          {json.dumps(name)}\n" for name in names) + "        ]"
+
+
+def _hashed(login: Login) -> str:
+    return "#" + hashlib.sha256(login.password.encode()).hexdigest()

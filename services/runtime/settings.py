@@ -1,0 +1,99 @@
+"""Settings that several processes and tools share, and what they mean for connections."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from common.bus import NatsSettings
+from common.settings import ROOT, Options, Seconds
+from common.store import RedisSettings
+from common.tls import Tls
+
+
+class NatsOptions(Options):
+    """How to reach NATS."""
+
+    nats_url: str = Field("nats://127.0.0.1:4222", description="NATS server, with JetStream; tls:// encrypts")
+    nats_credentials: str = Field("", description="file with user:password for NATS")
+    nats_ca: str = Field("", description="who signs NATS's certificate (PEM); empty: the system's authorities")
+    nats_cert: str = Field("", description="certificate of this process for NATS (PEM)")
+    nats_key: str = Field("", description="its key (PEM)")
+
+    def nats(self) -> NatsSettings:
+        """Address, user and certificates of NATS."""
+        return NatsSettings(
+            url=self.nats_url,
+            credentials=_file(self.nats_credentials),
+            tls=Tls(ca=_file(self.nats_ca), cert=_file(self.nats_cert), key=_file(self.nats_key)),
+        )
+
+
+class LogOptions(Options):
+    """What a process writes about itself."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe log lines shown")
+    log_format: Literal["text", "json"] = Field("text", description="log lines for people or for machines")
+
+
+class ServiceLevelOptions(Options):
+    """What a good answer is, for goodput and for the planner."""
+
+    ttft_slo_ms: Annotated[float, Field(gt=0)] = Field(
+        1000.0, description="goodput: longest time to first token that is good, ms"
+    )
+    tpot_slo_ms: Annotated[float, Field(gt=0)] = Field(
+        50.0, description="goodput: longest mean time of a further token that is good, ms"
+    )
+
+
+class Settings(NatsOptions, LogOptions):
+    """What every service has."""
+
+    redis_url: str = Field("redis://127.0.0.1:6379", description="Redis 7.0+ or Valkey server; rediss:// encrypts")
+    redis_credentials: str = Field("", description="file with user:password for Redis")
+    redis_ca: str = Field("", description="who signs Redis's certificate (PEM); empty: the system's authorities")
+    redis_cert: str = Field("", description="certificate of this process for Redis (PEM)")
+    redis_key: str = Field("", description="its key (PEM)")
+    drain_s: Seconds = Field(30.0, description="longest wait for running requests when told to stop")
+    otlp_endpoint: Annotated[str, Field(pattern=r"^(https?://[^\s/]+(/\S*)?)?$")] = Field(
+        "", description="OpenTelemetry collector for traces, e.g. http://127.0.0.1:4318; empty: no traces"
+    )
+    trace_rest_share: Annotated[float, Field(ge=0, le=1)] = Field(
+        1.0, description="share of the traces that is sent of requests that were neither slow nor failed nor moved"
+    )
+
+    def redis(self) -> RedisSettings:
+        """Address, user and certificates of Redis."""
+        return RedisSettings(
+            url=self.redis_url,
+            credentials=_file(self.redis_credentials),
+            tls=Tls(ca=_file(self.redis_ca), cert=_file(self.redis_cert), key=_file(self.redis_key)),
+        )
+
+
+class ModelSettings(Settings):
+    """What services that know the model have."""
+
+    model: Path = Field(Path("demo"), validate_default=True, description="Hugging Face model folder")
+    served_model_name: str = Field("", description="name in the API; empty: the folder's name")
+
+    @field_validator("model")
+    @classmethod
+    def _found(cls, folder: Path) -> Path:
+        return from_root(folder)
+
+    @property
+    def served_name(self) -> str:
+        return self.served_model_name or self.model.resolve().name
+
+
+def from_root(folder: Path) -> Path:
+    """The folder, or the one of that name in Baton's own: the demo model works from anywhere."""
+    return ROOT / folder if not folder.exists() and (ROOT / folder).exists() else folder
+
+
+def _file(name: str) -> Path | None:
+    return Path(name) if name else None

@@ -1,0 +1,57 @@
+"""Shutdown with a deadline: a process that was told to stop exits in time even if a task hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import logging
+import signal
+from collections.abc import AsyncIterator
+
+log = logging.getLogger("baton.leaving")
+
+LEAVE_S = 15.0  # after the grace: give back blocks, leave the registry, disconnect
+
+
+@contextlib.asynccontextmanager
+async def until_signalled() -> AsyncIterator[asyncio.Event]:
+    """Yield an event that SIGINT and SIGTERM set. A second signal ends the process at once."""
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        stopping.set()
+        for name in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(name)
+
+    for name in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(name, stop)
+    try:
+        yield stopping
+    finally:
+        for name in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(name)
+
+
+@contextlib.asynccontextmanager
+async def ending_in_time(stopping: asyncio.Event, grace_s: float, *, leave_s: float = LEAVE_S) -> AsyncIterator[None]:
+    """Once `stopping` is set, exit after `grace_s + leave_s` with code 1 and all threads' stacks on stderr.
+
+    Half of `leave_s` before, a line for each remaining asyncio task says what it waits for.
+    """
+    watching = asyncio.create_task(_watch(stopping, grace_s, leave_s))
+    try:
+        yield
+    finally:
+        watching.cancel()
+
+
+async def _watch(stopping: asyncio.Event, grace_s: float, leave_s: float) -> None:
+    await stopping.wait()
+    # A thread of its own acts even when Python stands still.
+    faulthandler.dump_traceback_later(grace_s + leave_s, exit=True)
+    await asyncio.sleep(grace_s + leave_s / 2)
+    for task in asyncio.all_tasks():
+        frames = [f"{frame.f_code.co_qualname}:{frame.f_lineno}" for frame in task.get_stack(limit=8)]
+        log.warning("process.still_here", extra={"task": task.get_name(), "stack": " ".join(frames)})

@@ -1,0 +1,148 @@
+"""The wiring of the three worker services: settings, engine and transport, bus, store and peers, roles, run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from common.bus import connect_bus
+from common.errors import ServingError
+from common.log import start_logging
+from common.peers import Peers
+from common.settings import ConfigError, fail, load_settings
+from common.store import connect_store
+from decode.role import DecodeRole
+from engine.engine import Engine
+from engine.fake.engine import FAKE_VOCAB, FakeCosts, FakeEngine
+from engine.fake.faults import FakeFaults
+from engine.weights.loader import tokenizer_fingerprint
+from kvtransfer.select import open_transport
+from kvtransfer.transport import Transport
+from kvtransfer.transports import reaches_others
+from prefill.role import PrefillRole
+from services.runtime.garbage import keep_what_is_loaded
+from services.runtime.signals import ending_in_time, until_signalled
+from services.runtime.tracer import open_tracer
+from services.worker.gpu import see_one_gpu
+from services.worker.settings import WorkerServiceSettings
+from worker.device.step_policy import StepPolicy, StepTargets
+from worker.identity import Identity
+from worker.probe_file import forget
+from worker.settings import WorkerSettings
+from worker.worker import Worker, WorkerEngine
+
+log = logging.getLogger("baton.worker")
+
+
+async def run(settings: WorkerServiceSettings, roles: Sequence[str]) -> None:
+    """Serve `roles`, which may change meanwhile, until signalled; then drain."""
+    settings = see_only(settings).sized()
+    if not reaches_others(settings.kv_transport) and "decode" not in roles:
+        raise ConfigError(
+            f"--transport {settings.kv_transport}: a prefill worker has to hand its KV over; use another one"
+        )
+    worker_id = settings.worker_id or f"{'-'.join(roles)}-{secrets.token_hex(4)}"
+    async with until_signalled() as stopping, ending_in_time(stopping, settings.drain_s):
+        transport = open_transport(settings.kv_transport, host=settings.transport_host)
+        engine = await asyncio.to_thread(build_engine, settings, transport)
+        targets = StepTargets(settings.step_target_ms)
+        if settings.device != "cpu" and not settings.step_target_ms:
+            targets = StepPolicy().targets(engine.pass_ms)
+        async with (
+            connect_bus(settings.nats(), name=worker_id, owns_streams=False) as bus,
+            connect_store(settings.redis()) as store,
+        ):
+            tracer = open_tracer(
+                settings.otlp_endpoint,
+                service="-".join(roles),
+                instance=worker_id,
+                rest_share=settings.trace_rest_share,
+            )
+            peers = Peers()
+            await peers.start(bus)
+            identity = Identity(worker_id, secrets.randbits(63))
+            worker = Worker(
+                identity=identity,
+                bus=bus,
+                store=store,
+                peers=peers,
+                engine=engine,
+                transport=transport,
+                region=await transport.open(engine.kv, engine.layout, identity.incarnation),
+                settings=WorkerSettings(
+                    served_model=settings.served_name,
+                    tokenizer_fingerprint=_tokenizer_fingerprint(settings),
+                    max_batch_tokens=max(settings.max_batch_tokens, settings.max_sequences),
+                    max_sequences=settings.max_sequences,
+                    step_targets=targets,
+                    step_timeout_s=settings.step_timeout_s,
+                    drain_s=settings.drain_s,
+                    ready_file=settings.ready_file,
+                ),
+                tracer=tracer,
+            )
+            worker.attach(DecodeRole(worker.context), active="decode" in roles)
+            prefill = PrefillRole(worker.context, max_requests=settings.max_prefills)
+            worker.attach(prefill, active="prefill" in roles)
+            keep_what_is_loaded()
+            await worker.run(stopping)
+            await peers.close()
+            await asyncio.to_thread(tracer.close)
+
+
+def see_only(settings: WorkerServiceSettings) -> WorkerServiceSettings:
+    """Show this process one GPU, its own, as `cuda:0`, so that no kernel runs on another by mistake."""
+    if not settings.device.startswith("cuda:"):
+        return settings
+    see_one_gpu(int(settings.device.removeprefix("cuda:")), count=torch.cuda.device_count())
+    return settings.model_copy(update={"device": "cuda:0"})
+
+
+def build_engine(settings: WorkerServiceSettings, transport: Transport) -> WorkerEngine:
+    """Load the model (or the fake device) with its pool in the transport's memory. Raises ConfigError."""
+    device = torch.device(settings.device)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"--device {device}: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices")
+    config = settings.engine()
+    if settings.fake:
+        costs = FakeCosts(step_ms=settings.fake_step_ms, prefill_token_ms=settings.fake_token_us / 1000)
+        return FakeEngine(
+            config,
+            vocab_size=_vocab_size(settings.model),
+            costs=costs,
+            faults=FakeFaults(settings.fake_faults),
+            allocate=transport.allocate,
+        )
+    if not (settings.model / "config.json").is_file():
+        raise ConfigError(f"--model {settings.model}: no config.json there; give a Hugging Face model folder")
+    return Engine(config, allocate=transport.allocate)
+
+
+def _vocab_size(model: Path) -> int:
+    """The size of the tokenizer, for a fake device. Raises OSError, ValueError."""
+    file = model / "config.json"
+    return int(json.loads(file.read_text()).get("vocab_size") or FAKE_VOCAB) if file.is_file() else FAKE_VOCAB
+
+
+def _tokenizer_fingerprint(settings: WorkerServiceSettings) -> str:
+    file = settings.model / "tokenizer.json"
+    return tokenizer_fingerprint(file) if file.is_file() else ""
+
+
+def main(service: str, roles: Sequence[str]) -> int:
+    """Entry point of a worker service; returns the exit code."""
+    try:
+        settings = load_settings(WorkerServiceSettings, command=service, arguments=sys.argv[1:])
+        start_logging(service=settings.worker_id or service, level=settings.log_level, form=settings.log_format)
+        forget(settings.ready_file)
+        asyncio.run(run(settings, roles))
+    except (ConfigError, ServingError, OSError, ValueError, MemoryError) as error:
+        return fail(error)
+    return 0

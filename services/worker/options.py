@@ -1,0 +1,60 @@
+"""What the workers of one deployment have in common; `baton up` hands it on to each of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from common.settings import Device, Positive
+from kvtransfer.transports import TransportName, automatic
+from services.runtime.settings import ModelSettings
+
+
+class WorkerOptions(ModelSettings):
+    """What the workers of one deployment have in common."""
+
+    transport: Literal["auto", TransportName] = Field(
+        "auto",
+        description="how KV moves: shm (CPU) and cuda_ipc (GPU, NVLink) within a host, ucx also between hosts, local not at all; "
+        "auto: shm or cuda_ipc",
+    )
+    transport_host: str = Field("127.0.0.1", description="address that peers reach this worker's ucx listener at")
+    device: Device = Field("cpu", description="cpu, cuda or cuda:N")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="weights and KV; auto: float32 on the CPU"
+    )
+    kv_memory_mb: Annotated[int, Field(ge=0)] = Field(
+        0, description="memory of the KV pool, MiB; 0: 256 on the CPU, on a GPU what weights and working memory leave"
+    )
+    block_size: Literal[8, 16, 32, 64, 128] = Field(16, description="token positions in a block")
+    max_model_len: Annotated[int, Field(ge=0)] = Field(0, description="longest sequence; 0: the model's")
+    max_batch_tokens: Annotated[int, Field(ge=0)] = Field(
+        0, description="token budget of a step; 0: 512 on the CPU, 8192 on a GPU"
+    )
+    max_sequences: Annotated[int, Field(ge=0)] = Field(
+        0, description="sequences in the decode batch at most; 0: 64 on the CPU, 256 on a GPU"
+    )
+    step_target_ms: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="mean step with prompts, ms; 0: 1.77 bare ones, 3.5 if no worker only prefills; none on CPUs"
+    )
+    step_timeout_s: Annotated[float, Field(ge=0, le=3600)] = Field(
+        0.0,
+        description="a step that takes longer hangs: the worker ends, its requests go elsewhere; 0: 60 on a GPU, 120 on the CPU",
+    )
+    max_prefills: Positive = Field(16, description="prompts that a prefill worker holds at most")
+    threads: Positive = Field(1, description="CPU threads of a step")
+    fake: bool = Field(
+        False, description="fake device: real bytes, made-up tokens, virtual step times (tests, benchmarks)"
+    )
+    fake_step_ms: Annotated[float, Field(ge=0)] = Field(1.0, description="fake device: fixed cost of a step")
+    fake_token_us: Annotated[float, Field(ge=0)] = Field(50.0, description="fake device: cost of a prompt token")
+    fake_faults: str = Field(
+        "",
+        description="fake device: what goes wrong with a prompt that begins with a token, as exit:505,hang-decoding:506",
+    )
+
+    @property
+    def kv_transport(self) -> TransportName:
+        """The transport's name, `auto` resolved."""
+        return automatic(self.device) if self.transport == "auto" else self.transport

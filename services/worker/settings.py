@@ -1,0 +1,41 @@
+"""Settings of a worker, and what they mean for its engine."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from common.settings import Id
+from engine.config import EngineConfig
+from services.worker.options import WorkerOptions
+
+
+class WorkerServiceSettings(WorkerOptions):
+    """A worker: `baton prefill`, `baton decode` or, with both roles, `baton worker`."""
+
+    worker_id: Id = Field("", description="name on the bus; empty: made up")
+    ready_file: str = Field("", description="file that is there while the worker takes work, for probes; empty: none")
+
+    def sized(self) -> WorkerServiceSettings:
+        """Fill in the sizes that were left to the device."""
+        on_cpu = self.device == "cpu"
+        return self.model_copy(
+            update={
+                "max_batch_tokens": self.max_batch_tokens or (512 if on_cpu else 8192),
+                "max_sequences": self.max_sequences or (64 if on_cpu else 256),
+                "step_timeout_s": self.step_timeout_s or (120.0 if on_cpu else 60.0),
+            }
+        )
+
+    def engine(self) -> EngineConfig:
+        """How the engine runs the model. Needs known sizes: see `sized`."""
+        return EngineConfig(
+            model=self.model,
+            device=self.device,
+            dtype=self.dtype,
+            kv_memory_bytes=self.kv_memory_mb << 20 or None,
+            block_size=self.block_size,
+            max_model_len=self.max_model_len or None,
+            max_batch_tokens=self.max_batch_tokens,
+            max_sequences=self.max_sequences,
+            num_threads=self.threads,
+        )

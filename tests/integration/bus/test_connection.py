@@ -1,0 +1,95 @@
+"""A NATS server that is not there, has another release's streams, or goes away and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import nats
+import pytest
+from nats.js.api import StorageType
+
+from common import subjects
+from common.bus import NatsSettings, connect_bus
+from common.errors import UnavailableError
+from common.messages import (
+    Cancel,
+    Frame,
+    Tokens,
+    frame_decoder,
+    worker_reply_decoder,
+)
+from services.runtime.servers import run_nats
+from tests.integration.bus.looks import QUICK, a_job, some_jobs
+from tests.integration.waiting import LIMIT_S, eventually
+
+
+async def test_a_stream_that_another_release_made_for_good_is_named_with_the_remedy(
+    nats_url: str, raw: nats.NATS
+) -> None:
+    stream = raw.jetstream()
+    await stream.add_stream(name=subjects.JOBS_STREAM, subjects=["baton.jobs.*"], storage=StorageType.FILE)
+    try:
+        with pytest.raises(UnavailableError, match=f"nats stream rm {subjects.JOBS_STREAM}"):
+            async with connect_bus(NatsSettings(url=nats_url), name="test", limits=QUICK):
+                pass
+    finally:
+        await stream.delete_stream(subjects.JOBS_STREAM)
+
+
+async def test_connecting_to_nothing_says_where_it_tried_and_not_the_password() -> None:
+    settings = NatsSettings(url="nats://me:secret@127.0.0.1:1", connect_timeout_s=0.2)
+    with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1") as raised:
+        async with connect_bus(settings, name="test"):
+            pass
+    assert "secret" not in raised.value.message
+
+
+async def test_a_restart_of_nats_brings_subscriptions_streams_and_consumers_back(tmp_path: Path) -> None:
+    frames: asyncio.Queue[Frame] = asyncio.Queue()
+    async with contextlib.AsyncExitStack() as stack:
+        first = contextlib.AsyncExitStack()
+        server = await first.enter_async_context(run_nats(data_dir=tmp_path))
+        try:
+            bus = await stack.enter_async_context(connect_bus(NatsSettings(url=server.url), name="test"))
+            await bus.subscribe("baton.frames.g", frame_decoder, frames.put_nowait)
+            queue = await bus.jobs("w")
+            await bus.publish_job("w", a_job("lost with the server's memory"))
+        finally:
+            server.process.kill()
+            await first.aclose()
+
+        async def is_disconnected() -> bool:
+            return not bus.connected
+
+        await eventually(is_disconnected)
+        assert await queue.fetch(1, expires_s=0.05) == []
+        with pytest.raises(UnavailableError):
+            await bus.publish_job("w", a_job())
+        with pytest.raises(UnavailableError):
+            await bus.request("baton.worker.w", Cancel(request_id="r", attempt=1), worker_reply_decoder, timeout_s=60)
+        await bus.publish("baton.frames.g", Frame(worker="stored while away", incarnation=1, tokens=[]))
+
+        await stack.enter_async_context(run_nats(port=server.port, data_dir=tmp_path))
+        async with asyncio.timeout(LIMIT_S):
+            assert (await frames.get()).worker == "stored while away"
+        await bus.publish_job("w", a_job("after"))
+        assert [delivery.job.request_id for delivery in await some_jobs(queue)] == ["after"]
+        assert bus.reconnects == 1
+
+
+async def test_what_is_published_while_disconnected_is_bounded(tmp_path: Path) -> None:
+    async with run_nats(data_dir=tmp_path) as server, connect_bus(NatsSettings(url=server.url), name="test") as bus:
+        server.process.kill()
+
+        async def is_disconnected() -> bool:
+            return not bus.connected
+
+        await eventually(is_disconnected)
+        megabyte = Tokens(request_id="r", attempt=1, position=0, token_ids=bytes(1 << 20))
+        frame = Frame(worker="w", incarnation=1, tokens=[megabyte])
+        for _ in range(31):
+            await bus.publish("baton.frames.g", frame)
+        with pytest.raises(UnavailableError, match="OutboundBufferLimit"):
+            await bus.publish("baton.frames.g", frame)

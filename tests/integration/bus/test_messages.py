@@ -1,0 +1,130 @@
+"""Messages over a real NATS server: requests with answers, traces, and frames in order."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from common.bus import NatsBus
+from common.errors import NobodyListensError
+from common.messages import (
+    Ack,
+    Cancel,
+    Frame,
+    KVLayout,
+    Received,
+    Reserve,
+    Tokens,
+    ToWorker,
+    WorkerReply,
+    frame_decoder,
+    to_worker_decoder,
+    worker_reply_decoder,
+)
+from common.tracing import trace_id
+from tests.integration.bus.looks import a_job
+from tests.integration.waiting import LIMIT_S
+
+
+async def test_a_request_is_answered_by_the_handlers_result(bus: NatsBus) -> None:
+    async def handler(message: ToWorker) -> WorkerReply | None:
+        return Ack(known=isinstance(message, Cancel))
+
+    await bus.serve("baton.worker.w", to_worker_decoder, handler)
+    cancel = Cancel(request_id="r", attempt=1)
+    assert await bus.request("baton.worker.w", cancel, worker_reply_decoder, timeout_s=LIMIT_S) == Ack(known=True)
+
+
+async def test_a_request_that_nobody_listens_to_fails_at_once(bus: NatsBus) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        with pytest.raises(NobodyListensError, match=r"baton\.worker\.nobody"):
+            await bus.request(
+                "baton.worker.nobody", Cancel(request_id="r", attempt=1), worker_reply_decoder, timeout_s=60
+            )
+
+
+async def test_a_handler_that_raises_answers_known_false_and_serves_on(bus: NatsBus) -> None:
+    async def handler(message: ToWorker) -> WorkerReply | None:
+        if isinstance(message, Cancel) and message.attempt == 1:
+            raise ValueError("a bug")
+        return Ack(known=True)
+
+    await bus.serve("baton.worker.w", to_worker_decoder, handler)
+    for attempt, known in ((1, False), (2, True)):
+        cancel = Cancel(request_id="r", attempt=attempt)
+        assert await bus.request("baton.worker.w", cancel, worker_reply_decoder, timeout_s=LIMIT_S) == Ack(known=known)
+
+
+async def test_handlers_of_one_subject_run_beside_each_other(bus: NatsBus) -> None:
+    first_waits, second_came = asyncio.Event(), asyncio.Event()
+
+    async def handler(message: ToWorker) -> WorkerReply | None:
+        if isinstance(message, Cancel):
+            first_waits.set()
+            await second_came.wait()
+        else:
+            second_came.set()
+        return Ack(known=True)
+
+    await bus.serve("baton.worker.w", to_worker_decoder, handler)
+    cancel = Cancel(request_id="r", attempt=1)
+    waiting = asyncio.create_task(bus.request("baton.worker.w", cancel, worker_reply_decoder, timeout_s=LIMIT_S))
+    await first_waits.wait()
+    await bus.publish("baton.worker.w", Received(request_id="r", attempt=1))
+    assert await waiting == Ack(known=True)
+
+
+CONTEXT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+async def test_a_handler_runs_in_the_trace_of_its_message_and_the_next_one_does_not(bus: NatsBus) -> None:
+    traces: dict[str, list[str]] = {"served": [], "heard": []}
+    done = asyncio.Event()
+
+    async def serving(message: ToWorker) -> WorkerReply | None:
+        await asyncio.sleep(0)
+        traces["served"].append(trace_id.get())
+        return Ack(known=True)
+
+    def hearing(message: ToWorker) -> None:
+        traces["heard"].append(trace_id.get())
+        if len(traces["heard"]) == 4:
+            done.set()
+        raise ValueError("a bug")  # it is logged in the trace as well, and that ends with it
+
+    await bus.serve("baton.worker.served", to_worker_decoder, serving)
+    await bus.subscribe("baton.worker.heard", to_worker_decoder, hearing)
+    job = msgspec.structs.replace(a_job(), traceparent=CONTEXT)
+    layout = KVLayout(num_blocks=1, num_layers=1, block_size=1, num_kv_heads=1, head_dim=1, dtype="float32")
+    for message in (
+        Cancel(request_id="r", attempt=1, traceparent=CONTEXT),
+        Cancel(request_id="r", attempt=1),
+        Reserve(job=job, worker="w", incarnation=1, remaining_ms=1, layout=layout),
+        Cancel(request_id="r", attempt=1, traceparent=CONTEXT + "\n"),  # who said this is not to be trusted
+    ):
+        await bus.request("baton.worker.served", message, worker_reply_decoder, timeout_s=LIMIT_S)
+        await bus.publish("baton.worker.heard", message)
+    async with asyncio.timeout(LIMIT_S):
+        await done.wait()
+    assert traces["served"] == traces["heard"] == [CONTEXT[3:35], "", CONTEXT[3:35], ""]
+    assert trace_id.get() == ""
+
+
+async def test_frames_arrive_in_order(bus: NatsBus) -> None:
+    positions: list[int] = []
+    done = asyncio.Event()
+
+    def handler(frame: Frame) -> None:
+        positions.append(frame.tokens[0].position)
+        if len(positions) == 500:
+            done.set()
+
+    await bus.subscribe("baton.frames.g", frame_decoder, handler)
+    for position in range(500):
+        tokens = Tokens(request_id="r", attempt=1, position=position, token_ids=b"")
+        await bus.publish("baton.frames.g", Frame(worker="w", incarnation=1, tokens=[tokens]))
+    async with asyncio.timeout(LIMIT_S):
+        await done.wait()
+    assert positions == list(range(500))

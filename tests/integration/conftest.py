@@ -1,0 +1,38 @@
+"""What tests of the store share: a flushed server, the store on it, and the ledger on that."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import redis.asyncio
+
+from common.store import Store, connect_store
+from gateway.placement.ledger import Ledger
+from services.runtime.functions import function_libraries
+from tests.integration.fleet import patient
+from tests.integration.waiting import LIMIT_S
+
+
+@pytest.fixture
+async def raw(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
+    """A plain client on a server that was flushed."""
+    async with redis.asyncio.Redis.from_url(redis_url) as client:
+        await client.flushall()
+        yield client
+
+
+@pytest.fixture
+async def store(redis_url: str, raw: redis.asyncio.Redis) -> AsyncIterator[Store]:
+    async with connect_store(patient(redis_url), libraries=function_libraries()) as store:
+        yield store
+
+
+@pytest.fixture
+def ledger(store: Store) -> Ledger:
+    return patient_ledger(store)
+
+
+def patient_ledger(store: Store) -> Ledger:
+    """A ledger whose calls may take long."""
+    return Ledger(store, place_timeout_s=LIMIT_S, timeout_s=LIMIT_S)

@@ -1,0 +1,86 @@
+"""Workers, requests and prompts for tests of what Redis knows of a fleet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import redis.asyncio
+
+from common.blocks import BlockKind, hash_blocks
+from common.messages import KVLayout, Region, WorkerState
+from common.store import RedisSettings, Store
+from common.words import WorkerStatus
+from gateway.placement.ledger import PlacementRequest
+from tests.integration.waiting import LIMIT_S
+
+BLOCK_SIZE = 16
+KIND = BlockKind(model="model", kv_dtype="float32", block_size=BLOCK_SIZE)
+ROOT = KIND.root()
+TTL_MS = 60_000
+
+
+def patient(url: str) -> RedisSettings:
+    """Settings with which a busy machine fails no test."""
+    return RedisSettings(url=url, timeout_s=LIMIT_S)
+
+
+def a_region(kind: BlockKind = KIND, *, num_blocks: int = 100, **shape: int) -> Region:
+    """A pool with blocks of that kind."""
+    sizes = {"num_layers": 1, "num_kv_heads": 1, "head_dim": 8} | shape
+    layout = KVLayout(num_blocks=num_blocks, block_size=kind.block_size, dtype=kind.kv_dtype, **sizes)
+    return Region(transport="shm", incarnation=1, layout=layout, address={})
+
+
+def a_worker(worker: str, *roles: str, kind: BlockKind = KIND, **changes: Any) -> WorkerState:
+    """A ready worker that computes 1,000 prompt tokens a second and has room for 8 sequences in 100 blocks."""
+    state = WorkerState(
+        worker=worker,
+        incarnation=1,
+        roles=list(roles),
+        status=WorkerStatus.READY,
+        model="model",
+        model_fingerprint=kind.model,
+        tokenizer_fingerprint="tokenizer",
+        vocab_size=100,
+        max_model_len=2048,
+        region=a_region(kind),
+        free_blocks=100,
+        max_sequences=8,
+        prefill_tokens_per_s=1000.0,
+    )
+    return msgspec.structs.replace(state, **changes)
+
+
+async def two_and_two(store: Store) -> None:
+    """Register two workers of each role."""
+    for state in (*(a_worker(f"p{n}", "prefill") for n in (0, 1)), *(a_worker(f"d{n}", "decode") for n in (0, 1))):
+        await store.register(state, ttl_ms=TTL_MS)
+
+
+async def doubt(raw: redis.asyncio.Redis, *workers: str) -> None:
+    """Make the ledger doubt these workers, as when Redis was emptied while they worked."""
+    for worker in workers:
+        await raw.hdel(f"baton:worker:{worker}", "known")
+
+
+async def now_ms(raw: redis.asyncio.Redis) -> int:
+    """The server's time, to the second."""
+    return int((await raw.time())[0]) * 1000
+
+
+def a_request(request_id: str = "request", **changes: Any) -> PlacementRequest:
+    values: dict[str, Any] = {
+        "attempt": 1,
+        "digests": [],
+        "num_tokens": 64,
+        "kind": KIND,
+        "reserve_tokens": 96,
+        "deadline_ms": TTL_MS,
+    }
+    return PlacementRequest(request_id=request_id, **(values | changes))
+
+
+def a_prompt(first: int = 0, *, blocks: int = 4) -> list[bytes]:
+    """The digests of a prompt's blocks."""
+    return hash_blocks(ROOT, range(first, first + blocks * BLOCK_SIZE), BLOCK_SIZE)

@@ -1,0 +1,166 @@
+"""The registry: who lives, who may be chosen, and what its functions' number promises."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgspec
+import pytest
+import redis.asyncio
+
+from common.errors import UnavailableError
+from common.store import Store
+from gateway.placement.ledger import Ledger
+from tests.integration.fleet import KIND, TTL_MS, a_prompt, a_request, a_worker, two_and_two
+from tests.integration.waiting import eventually
+
+
+async def test_a_worker_is_unknown_once_and_again_with_a_new_incarnation(store: Store) -> None:
+    assert await store.register(a_worker("w", "decode"))
+    assert not await store.register(a_worker("w", "decode"))
+    assert await store.register(a_worker("w", "decode", incarnation=2))
+    assert [state.incarnation for state in await store.workers()] == [2]
+
+
+async def test_a_worker_leaves_unless_a_newer_incarnation_is_there(store: Store) -> None:
+    await store.register(a_worker("w", "decode", incarnation=2), ttl_ms=TTL_MS)
+    await store.unregister("w", 1)
+    assert [state.worker for state in await store.workers()] == ["w"]
+    await store.unregister("w", 2)
+    assert await store.workers() == []
+
+
+async def test_a_worker_whose_lease_ran_out_is_gone_with_its_charges(
+    store: Store, ledger: Ledger, raw: redis.asyncio.Redis
+) -> None:
+    await store.register(a_worker("d0", "decode"), ttl_ms=50)
+    assert (await ledger.place(a_request())).prefill == "d0"
+
+    async def nobody() -> bool:
+        return await store.workers() == []
+
+    await eventually(nobody)
+    with pytest.raises(UnavailableError, match="no decode worker"):
+        await ledger.place(a_request("another"))
+    assert [key async for key in raw.scan_iter("baton:*") if b":placed:" not in key] == [b"baton:load:since"]
+
+
+async def test_asking_who_is_there_changes_nothing(store: Store, ledger: Ledger, raw: redis.asyncio.Redis) -> None:
+    """The planner's user may ask: it must not be able to make anybody forget a worker's charges."""
+    await store.register(a_worker("d0", "decode"), ttl_ms=TTL_MS)
+    await ledger.place(a_request())
+    await raw.delete("baton:worker:d0")  # as when its lease runs out
+
+    async def everything() -> dict[bytes, bytes | None]:
+        return {key: await raw.dump(key) async for key in raw.scan_iter("baton:*")}
+
+    before = await everything()
+    assert await store.workers() == []
+    assert await everything() == before
+
+
+@pytest.mark.parametrize(("protocol", "works"), [(0, True), (1, True), (2, True), (3, False)])
+async def test_only_workers_one_protocol_version_away_are_chosen(
+    store: Store, ledger: Ledger, protocol: int, works: bool
+) -> None:
+    await store.register(a_worker("d0", "decode", v=protocol), ttl_ms=TTL_MS)
+    if works:
+        assert (await ledger.place(a_request())).prefill == "d0"
+    else:
+        with pytest.raises(UnavailableError, match="no decode worker"):
+            await ledger.place(a_request())
+
+
+async def test_the_functions_of_another_release_stay_beside_ours(
+    store: Store, ledger: Ledger, raw: redis.asyncio.Redis
+) -> None:
+    """Its processes load its library whenever they start, under the names that it had."""
+    await raw.function_load(
+        "#!lua name=baton\nredis.register_function('baton_place', function() return 7 end)", replace=True
+    )
+    await two_and_two(store)
+    await store.load_libraries()
+    assert await raw.fcall("baton_place", 0) == 7
+    assert (await ledger.place(a_request())).decode
+
+
+@pytest.mark.usefixtures("store")  # it installs the functions
+async def test_calls_of_this_library_s_number_mean_the_same_as_ever(raw: redis.asyncio.Redis) -> None:
+    """As the first release with `baton3_…` makes them: a change that breaks this test needs another number."""
+    record = {
+        "protocol": 1,
+        "roles": ["decode"],
+        "status": "ready",
+        "kind": "model/float32/16",
+        "block_size": 16,
+        "block_bytes": 1024,
+        "num_blocks": 100,
+        "free_blocks": 100,
+        "max_sequences": 8,
+        "sequences": 0,
+        "queued_tokens": 0,
+        "prefill_tokens_per_s": 1000.0,
+        "prefill_fixed_ms": 0.0,
+        "attention_doubles_at": 0.0,
+        "local_tokens_per_s": 0.0,
+        "decode_step_ms": 0.0,
+        "link_bytes_per_s": 0.0,
+        "from a later release": True,
+    }
+    register = ["d0", "5", TTL_MS, 0, b"s", msgspec.msgpack.encode(record)]
+    assert await raw.fcall("baton3_register", 0, *register) == 1
+    assert await raw.fcall("baton3_register", 0, *register) == 0
+    assert await raw.fcall("baton3_states", 0) == [b"s"]
+    assert await raw.fcall("baton3_announce", 0, "d0@5", 1, b"digest-0") == 1
+    place = ["r:1", 32, 16, 48, TTL_MS, 0, "model/float32/16", ",,", 0, 1, b"digest-0", b"digest-1"]
+    answer = await raw.fcall("baton3_place", 0, *place)
+    assert answer[:5] == [b"d0", b"5", 1, 1, b"local: no prefill worker"]
+    assert len(answer) == 6
+    assert all(b"=" in cost for cost in answer[5].split())
+    assert await raw.fcall("baton3_charged", 0, "decode", "d0") == 48
+    assert await raw.fcall("baton3_release", 0, "r:1", "decode", 0, "d0") == 1
+    assert await raw.fcall("baton3_charged", 0, "decode", "d0") == 0
+    assert await raw.fcall("baton3_unregister", 0, "d0", "5") == 1
+    assert await raw.fcall("baton3_states", 0) == []
+
+
+async def test_only_ready_workers_of_the_model_that_are_not_excluded_are_chosen(store: Store, ledger: Ledger) -> None:
+    await two_and_two(store)
+    await store.register(a_worker("p1", "prefill", status="draining"))
+    await store.register(a_worker("d1", "decode", kind=dataclasses.replace(KIND, model="another")))
+    for number in range(6):
+        placement = await ledger.place(a_request(f"request-{number}"))
+        assert (placement.prefill, placement.decode) == ("p0", ["d0"])
+    assert (await ledger.place(a_request(exclude=["p0"]))).reason == "local: no prefill worker"
+    with pytest.raises(UnavailableError):
+        await ledger.place(a_request(exclude=["d0"]))
+
+
+@pytest.mark.parametrize("other", [{"model": "another"}, {"kv_dtype": "bfloat16"}, {"block_size": 32}])
+async def test_only_workers_with_the_request_s_kind_of_blocks_are_candidates(
+    store: Store, ledger: Ledger, other: dict[str, Any]
+) -> None:
+    """Two models, or two forms of one model's blocks, in one registry: neither gets the other's requests."""
+    kinds = {"ours": KIND, "theirs": dataclasses.replace(KIND, **other)}
+    for name, kind in kinds.items():
+        for role in ("prefill", "decode"):
+            await store.register(a_worker(f"{name}-{role}", role, kind=kind), ttl_ms=TTL_MS)
+    prompt = a_prompt()
+    await store.announce("theirs-prefill", 1, prompt, [])  # not even a holder of the prefix
+    for number in range(6):
+        for name, kind in kinds.items():
+            placement = await ledger.place(a_request(f"{name}-{number}", kind=kind, digests=prompt))
+            assert (placement.prefill, placement.decode) == (f"{name}-prefill", [f"{name}-decode"])
+            assert placement.costs["candidates"] == 2
+    with pytest.raises(UnavailableError, match="no decode worker"):
+        await ledger.place(a_request("nobody's", kind=dataclasses.replace(KIND, model="a third")))
+
+
+async def test_a_worker_that_comes_back_with_other_blocks_leaves_its_old_kind(store: Store, ledger: Ledger) -> None:
+    other = dataclasses.replace(KIND, kv_dtype="bfloat16")
+    await store.register(a_worker("d0", "decode"), ttl_ms=TTL_MS)
+    await store.register(a_worker("d0", "decode", kind=other, incarnation=2), ttl_ms=TTL_MS)
+    assert (await ledger.place(a_request("new", kind=other))).prefill == "d0"
+    with pytest.raises(UnavailableError, match="no decode worker"):
+        await ledger.place(a_request("old"))

@@ -1,0 +1,157 @@
+"""`baton doctor` against real servers, servers set up wrongly, and none."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import redis.asyncio
+
+from cli.doctor import machine
+from cli.doctor.devices import links
+from cli.doctor.finding import Finding, shown
+from cli.doctor.servers import check_nats, check_redis
+from common import bus, store
+from common.bus import NatsSettings
+from common.settings import ROOT
+from common.store import RedisSettings
+from services.runtime.permissions import Member, make_users
+from services.runtime.servers import find_nats_server, free_port, run_nats, run_redis, stop
+from tests.models import build_tiny_model
+
+NOWHERE = "127.0.0.1:1"
+
+
+async def all_of(findings: AsyncIterator[Finding]) -> dict[str, str]:
+    return {finding.text: finding.level async for finding in findings}
+
+
+def level_of(found: dict[str, str], part: str) -> str:
+    (level,) = [level for text, level in found.items() if part in text]
+    return level
+
+
+async def test_servers_as_shipped_pass(nats_url: str, redis_url: str) -> None:
+    nats, kept = await all_of(check_nats(nats_url)), await all_of(check_redis(redis_url))
+    assert level_of(nats, "JetStream is on") == level_of(nats, "max_payload 8 MiB") == "ok"
+    assert level_of(kept, "maxmemory-policy volatile-lfu") == level_of(kept, "functions load") == "ok"
+    assert "fail" not in {*nats.values(), *kept.values()}
+
+
+async def test_the_probe_leaves_no_library_behind(redis_url: str) -> None:
+    await all_of(check_redis(redis_url))
+    async with redis.asyncio.Redis.from_url(redis_url, protocol=2) as client:
+        assert b"baton_doctor" not in await client.execute_command("FUNCTION", "LIST")
+        assert not await client.function_list("baton_doctor")
+
+
+async def test_absent_servers_fail_without_telling_secrets() -> None:
+    for found in (
+        await all_of(check_nats(f"nats://me:hush@{NOWHERE}")),
+        await all_of(check_redis(f"redis://me:hush@{NOWHERE}")),
+    ):
+        assert list(found.values()) == ["fail"]
+        assert "hush" not in str(found)
+        assert NOWHERE in str(found)
+
+
+async def test_a_nats_server_without_jetstream_fails() -> None:
+    port = free_port()
+    server = await asyncio.create_subprocess_exec(
+        *(str(find_nats_server()), "-a", "127.0.0.1", "-p", str(port)), stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        assert server.stderr is not None
+        await server.stderr.readuntil(b"Server is ready")
+        found = await all_of(check_nats(f"nats://127.0.0.1:{port}"))
+    finally:
+        await stop(server)
+    assert level_of(found, "JetStream is off") == "fail"
+    assert level_of(found, "max_payload is 1.0 MiB") == "warn"
+
+
+async def test_a_wrong_eviction_policy_is_named(tmp_path: Path) -> None:
+    async with run_redis(data_dir=tmp_path) as server:
+        async with redis.asyncio.Redis.from_url(server.url) as client:
+            await client.config_set("maxmemory-policy", "allkeys-lru")
+        assert level_of(await all_of(check_redis(server.url)), "allkeys-lru") == "warn"
+
+
+async def test_nats_is_not_redis(nats_url: str, redis_url: str) -> None:
+    assert "fail" in (await all_of(check_redis(nats_url.replace("nats://", "redis://")))).values()
+    assert "fail" in (await all_of(check_nats(redis_url.replace("redis://", "nats://")))).values()
+
+
+def problems(folder: Path) -> list[str]:
+    return [finding.text for finding in machine.model(folder) if finding.level == "fail"]
+
+
+def test_models(tmp_path: Path) -> None:
+    folder = build_tiny_model(tmp_path / "tiny", "llama")
+    weights = folder / "model.safetensors"
+    assert problems(folder) == []
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1])
+    assert problems(folder) == [f"model.safetensors has {len(whole) - 1} bytes of {len(whole)}"]
+    weights.write_bytes(b"short")
+    assert problems(folder) == ["model.safetensors has no valid header"]
+    weights.write_bytes(whole)
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert problems(folder) == ["model-2.safetensors is missing"]
+    (folder / "config.json").write_text("{")
+    (folder / "tokenizer.json").unlink()
+    assert len(problems(folder)) == 3
+    assert "no folder" in problems(tmp_path / "none")[0]
+
+
+def test_packages_are_compared_with_the_constraints(tmp_path: Path) -> None:
+    file = tmp_path / "constraints.txt"
+    file.write_text("# why\nmsgspec==0.0.1\nnot-installed==1\n")
+    (found,) = [finding for finding in machine.python_and_packages(file) if finding.level == "warn"]
+    assert found.text.startswith("msgspec ")
+    assert found.text.endswith("tested with 0.0.1")
+
+
+@pytest.mark.parametrize(("way", "level"), [("NV18", "ok"), ("PHB", "warn")])
+def test_links(way: str, level: str) -> None:
+    table = f"\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \t{way}\t0-15\nGPU1\t{way}\t X \t0-15\n\nLegend:\n"
+    assert links(table, 2).level == level
+
+
+def test_secrets_are_not_shown() -> None:
+    assert shown("redis://me:p@ss@host:1/0") == "redis://host:1"
+
+
+def run_doctor(*options: str) -> tuple[int, list[dict[str, str]]]:
+    command = [sys.executable, "-m", "cli.doctor", "--json", "--port", "0", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_the_exit_code_says_whether_anything_failed(nats_url: str, redis_url: str) -> None:
+    good, findings = run_doctor("--nats-url", nats_url, "--redis-url", redis_url)
+    assert good == 0, findings
+    bad, findings = run_doctor("--nats-url", f"nats://{NOWHERE}", "--redis-url", redis_url)
+    assert bad == 1
+    assert [finding["check"] for finding in findings if finding["level"] == "fail"] == ["nats"]
+    assert all(finding["remedy"] for finding in findings if finding["level"] != "ok")
+
+
+async def test_an_observer_may_examine_servers_with_users(tmp_path: Path) -> None:
+    users = make_users([Member("observer")], tmp_path / "users")
+    async with (
+        run_nats(data_dir=tmp_path / "nats", extra=users.nats) as nats,
+        run_redis(data_dir=tmp_path / "redis", users=users.redis) as redis,
+    ):
+        seen = NatsSettings(url=nats.address, credentials=users.nats_file("observer"))
+        kept = RedisSettings(url=redis.address, credentials=users.redis_file("observer"))
+        assert "fail" not in (await all_of(check_nats(nats.address, bus.identity_of(seen)))).values()
+        assert "fail" not in (await all_of(check_redis(redis.address, store.identity_of(kept)))).values()
+        assert "fail" in (await all_of(check_nats(nats.address))).values()
+        assert "fail" in (await all_of(check_redis(redis.address))).values()

@@ -1,0 +1,91 @@
+"""`baton trace`: the waterfall."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cli.trace.__main__ import _named
+from cli.trace.view import table, waterfall
+
+PLACEMENT = {"prefill": "p0", "decode": ["d0"], "reason": "load", "costs": {"prefill_ms": 12.5, "candidates": 3.0}}
+
+
+def attempt(number: int = 1, **fields: Any) -> dict[str, Any]:
+    return {
+        "attempt": number, "because": "", "placement": PLACEMENT, "began_ms": 10.0, "published_ms": 20.0,
+        "claimed_ms": 30.0, "claimed_by": "p0", "worker_queue_ms": 5.0, "prefill_ms": 15.0, "first_token_ms": 52.0,
+        "tokens": 3, "decoder": "d0", "transfer": None, "ended_ms": 100.0, "outcome": "ok",
+    } | fields  # fmt: skip
+
+
+def request(*attempts: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {
+        "request_id": "cmpl-1-0", "trace_id": "", "status": "length", "detail": "", "prompt_tokens": 40,
+        "cached_tokens": 16, "completion_tokens": 3, "ttft_ms": 52.0, "total_ms": 100.0, "num_attempts": len(attempts),
+        "submitted_ms": 4.0, "waited_ms": 1.0,
+        "attempts": list(attempts), "frame_ms": [52.0, 60.0, 100.0], "frame_tokens": [1, 1, 1],
+    } | fields  # fmt: skip
+
+
+def rows(lines: list[str]) -> dict[str, tuple[float, float]]:
+    """Name of a bar -> its start and length."""
+    found = {}
+    for line in lines:
+        if "█" in line or line.startswith("tokens"):
+            found[line[:12].strip()] = (float(line[12:22]), float(line[22:32]))
+    return found
+
+
+def test_what_workers_measured_lies_between_what_the_gateway_saw() -> None:
+    transfer = {
+        "verified_ms": 58.0, "transfer_ms": 20.0, "blocks": 3, "bytes": 3_000_000, "reused_blocks": 1,
+        "push_ms": 2.0, "late_push_ms": 0.5, "handover_ms": 6.0,
+    }  # fmt: skip
+    lines = waterfall(request(attempt(transfer=transfer)), 160)
+    assert rows(lines) == {
+        "http": (0.0, 4.0), "admission": (4.0, 6.0), "placement": (10.0, 10.0), "queue": (20.0, 10.0),
+        "wait": (30.0, 5.0), "prefill": (35.0, 15.0), "first frame": (50.0, 2.0), "transfer": (38.0, 20.0),
+        "decode": (58.0, 42.0), "tokens": (52.0, 48.0),
+    }  # fmt: skip
+    told = "\n".join(lines)
+    assert "16 of them cached" in told
+    assert "load, prefill_ms 12.5, candidates 3" in told
+    assert "(1.5 GB/s)" in told
+    assert "longest 40.0 ms" in told
+    ticks = next(line for line in lines if line.startswith("tokens"))
+    assert ticks[:-40].count("|") == 3
+
+
+def test_an_attempt_that_was_given_up_says_why_and_the_next_one_too() -> None:
+    lost = attempt(ended_ms=60.0, outcome="worker lost")
+    again = attempt(2, because="worker lost", began_ms=61.0, published_ms=62.0, claimed_ms=63.0, first_token_ms=90.0)
+    lines = waterfall(request(lost, again), 160)
+    assert sum(line.startswith("prefill") for line in lines) == 2
+    assert any(line.startswith("given up") and "worker lost" in line for line in lines)
+    assert "-- attempt 2, because: worker lost" in lines
+
+
+@pytest.mark.parametrize("missing", ["published_ms", "claimed_ms", "first_token_ms"])
+def test_what_has_not_happened_yet_has_no_row(missing: str) -> None:
+    order = ["published_ms", "claimed_ms", "first_token_ms"]
+    unknown = dict.fromkeys(order[order.index(missing) :]) | {"ended_ms": None, "outcome": "", "prefill_ms": None}
+    running = request(attempt(**unknown), status="running", ttft_ms=None, frame_ms=[], frame_tokens=[])
+    found = rows(waterfall(running, 120))
+    assert "decode" not in found
+    assert ("queue" in found) == (missing != "published_ms")
+    assert ("prefill" in found) == (missing == "first_token_ms")
+    assert rows(waterfall(request(status="error", detail="overloaded: full", ttft_ms=None, frame_ms=[]), 120))
+
+
+def test_no_line_is_wider_than_the_terminal() -> None:
+    assert max(map(len, waterfall(request(attempt()), 60))) <= 60
+    lists = {"running": [], "latest": [request()], "slowest": [request(ttft_ms=None)]}
+    assert max(map(len, table(lists, 60))) <= 60
+
+
+def test_the_request_may_be_named_without_its_flag() -> None:
+    assert _named(["cmpl-1", "--url", "http://x"]) == ["--request", "cmpl-1", "--url", "http://x"]
+    assert _named(["--url", "http://x"]) == ["--url", "http://x"]
+    assert _named([]) == []

@@ -1,0 +1,229 @@
+"""Settings: who wins, and what a person is told when one is wrong."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from cli.chat.settings import ChatSettings
+from common.settings import COMMANDS, ROOT, ConfigError, as_environment, known_names, load_settings, settings_of
+from services.gateway.settings import GatewaySettings
+from services.planner.settings import PlannerOptions
+from services.runtime.settings import ServiceLevelOptions
+from services.up.settings import UpSettings
+from services.worker.options import WorkerOptions
+from services.worker.settings import WorkerServiceSettings
+
+
+def load(
+    *arguments: str, kind: type[BaseModel] = WorkerServiceSettings, environment: dict[str, str] | None = None
+) -> BaseModel:
+    return load_settings(kind, command="test", arguments=arguments, environment=environment or {})
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "baton.toml"
+    path.write_text("max_sequences = 11\nblock_size = 32\nthreads = 3\nport = 1234\n")
+    return path
+
+
+def test_a_flag_beats_a_variable_beats_the_file_beats_the_default(file: Path) -> None:
+    settings = load(
+        *("--config", str(file), "--max-sequences", "13"),
+        environment={"BATON_MAX_SEQUENCES": "12", "BATON_BLOCK_SIZE": "64"},
+    )
+    assert isinstance(settings, WorkerServiceSettings)
+    assert (settings.max_sequences, settings.block_size, settings.threads) == (13, 64, 3)
+    assert settings.max_prefills == WorkerServiceSettings.model_fields["max_prefills"].default
+
+
+def test_the_file_may_be_named_by_a_variable_and_serve_several_services(file: Path) -> None:
+    gateway = load(kind=GatewaySettings, environment={"BATON_CONFIG": str(file)})
+    assert isinstance(gateway, GatewaySettings)
+    assert gateway.port == 1234
+
+
+def test_a_variable_that_is_true_can_be_denied_by_a_flag() -> None:
+    on = load(environment={"BATON_FAKE": "true"})
+    off = load("--no-fake", environment={"BATON_FAKE": "true"})
+    assert (on.fake, off.fake) == (True, False)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "told"),
+    [
+        (["--max-sequence", "4"], {}, "unknown option --max-sequence (did you mean --max-sequences?)"),
+        ([], {"BATON_MAX_SEQUENCE": "4"}, "unknown variable BATON_MAX_SEQUENCE (did you mean BATON_MAX_SEQUENCES?)"),
+        (["--max-sequences", "none"], {}, "--max-sequences (BATON_MAX_SEQUENCES): input should be a valid integer"),
+        ([], {"BATON_THREADS": "0"}, "--threads (BATON_THREADS): input should be greater than or equal to 1, not '0'"),
+        (["--block-size", "17"], {}, "--block-size (BATON_BLOCK_SIZE): input should be 8, 16, 32, 64 or 128, not 17"),
+        (
+            ["--transport", "pigeon"],
+            {},
+            "--transport (BATON_TRANSPORT): input should be 'auto', 'shm', 'cuda_ipc', 'ucx' or 'local'",
+        ),
+        (["--worker-id", "a.b"], {}, "--worker-id (BATON_WORKER_ID): "),
+        (["--drain-s", "-1"], {}, "--drain-s (BATON_DRAIN_S): "),
+        (["--threads"], {}, "argument --threads: expected one argument"),
+        (["--config", "/no/such.toml"], {}, "--config /no/such.toml: No such file"),
+    ],
+)
+def test_what_is_wrong_is_named(arguments: list[str], environment: dict[str, str], told: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(*arguments, environment=environment)
+    assert told in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("treads = 2", "unknown setting 'treads' (did you mean threads?)"),
+        ("threads = [2]", "--threads (BATON_THREADS): input should be a valid integer"),
+        ("threads = ", "Invalid value"),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_named(tmp_path: Path, content: str, told: str) -> None:
+    file = tmp_path / "baton.toml"
+    file.write_text(content)
+    with pytest.raises(ConfigError) as raised:
+        load("--config", str(file))
+    assert told in str(raised.value)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1"])
+def test_an_open_address_needs_a_key(host: str) -> None:
+    with pytest.raises(ConfigError, match="is not loopback: set BATON_API_KEYS"):
+        load("--host", host, "--api-keys", " , ", kind=GatewaySettings)
+    settings = load("--host", host, "--api-keys", "one, two", kind=GatewaySettings)
+    assert isinstance(settings, GatewaySettings)
+    assert settings.keys == ("one", "two")
+
+
+@pytest.mark.parametrize("kind", [GatewaySettings, WorkerServiceSettings, UpSettings, ChatSettings])
+def test_settings_are_frozen_described_and_have_valid_defaults(kind: type[BaseModel]) -> None:
+    settings = load(kind=kind)
+    assert kind.model_validate(settings.model_dump()) == settings
+    assert all(field.description for field in kind.model_fields.values())
+    with pytest.raises(ValueError, match="frozen"):
+        setattr(settings, next(iter(kind.model_fields)), "other")
+
+
+@pytest.mark.parametrize("kind", [GatewaySettings, WorkerOptions])
+def test_what_up_hands_on_is_what_the_service_reads(kind: type[BaseModel]) -> None:
+    options = (
+        "--fake",
+        "--threads",
+        "2",
+        "--api-keys",
+        "k",
+        "--host",
+        "0.0.0.0",
+        "--block-size",
+        "32",
+        "--drain-s",
+        "7",
+    )
+    up = load(*options, "--nats-url", "nats://n:1", kind=UpSettings)
+    assert isinstance(up, UpSettings)
+    service = load(kind=kind, environment=as_environment(up, kind))
+    assert service.model_dump() == {name: getattr(up, name) for name in kind.model_fields}
+
+
+def test_a_model_folder_of_the_repository_is_found_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load("--model", "docs").model == ROOT / "docs"  # type: ignore[attr-defined]
+    assert load("--model", "nowhere").model == Path("nowhere")  # type: ignore[attr-defined]
+    (tmp_path / "docs").mkdir()
+    assert load("--model", "docs").model == Path("docs")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_takes_the_names_of_every_other(command: str) -> None:
+    """One environment may serve them all: a name of another command's is no mistake."""
+    everything = {f"BATON_{name.upper()}": "" for name in known_names() - set(settings_of(command).model_fields)}
+
+    assert load_settings(settings_of(command), command=command, arguments=[], environment=everything)
+
+
+def test_settings_of_all_commands_load_without_torch_or_http() -> None:
+    check = "import sys; from common.settings import known_names; known_names(); "
+    check += "sys.exit(bool({'torch', 'fastapi', 'uvicorn', 'tokenizers'} & set(sys.modules)))"
+
+    assert subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=False).returncode == 0
+
+
+def test_service_levels_mean_the_same_to_gateway_and_planner() -> None:
+    for name in ServiceLevelOptions.model_fields:
+        assert all(name not in kind.__annotations__ for kind in (GatewaySettings, PlannerOptions, UpSettings))
+
+
+def test_a_worker_leaves_sizes_to_its_device() -> None:
+    on_cpu, on_gpu = (WorkerServiceSettings(device=device, max_sequences=7).sized() for device in ("cpu", "cuda"))
+
+    assert (on_cpu.max_batch_tokens, on_cpu.step_timeout_s) == (512, 120.0)
+    assert (on_gpu.max_batch_tokens, on_gpu.step_timeout_s) == (8192, 60.0)
+    assert on_cpu.max_sequences == on_gpu.max_sequences == 7
+
+
+def test_an_engine_is_told_what_the_worker_was() -> None:
+    settings = WorkerServiceSettings(kv_memory_mb=3, block_size=32, max_model_len=99, threads=2, dtype="bfloat16")
+
+    engine = settings.sized().engine()
+
+    assert (engine.kv_memory_bytes, engine.block_size, engine.max_model_len) == (3 << 20, 32, 99)
+    assert (engine.num_threads, engine.dtype, engine.max_batch_tokens) == (2, "bfloat16", 512)
+    assert WorkerServiceSettings().sized().engine().kv_memory_bytes is None
+
+
+def test_a_gateway_counts_in_bytes_and_seconds() -> None:
+    settings = GatewaySettings(ttft_slo_ms=250, batch_store_mb=2, batch_line_kb=4, batch_keep_days=2)
+
+    assert settings.levels().ttft_s == 0.25
+    assert settings.batches().store_bytes == 2 << 20
+    assert settings.batches().line_bytes == 4 << 10
+    assert settings.batches().keep_s == 2 * 86_400
+
+
+@pytest.mark.parametrize(("device", "transport"), [("cpu", "shm"), ("cuda:1", "cuda_ipc")])
+def test_the_automatic_transport_is_the_devices(device: str, transport: str) -> None:
+    assert WorkerServiceSettings(device=device).kv_transport == transport
+    assert WorkerServiceSettings(device=device, transport="ucx").kv_transport == "ucx"
+
+
+def test_a_gateway_serves_one_model_or_those_that_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the demo model is found from anywhere
+    one = load("--model", str(tmp_path), "--served-model-name", "demo", kind=GatewaySettings)
+    assert isinstance(one, GatewaySettings)
+    assert one.folders == {"demo": tmp_path}
+    several = load("--served-models", f"demo=demo, other={tmp_path}", kind=GatewaySettings)
+    assert isinstance(several, GatewaySettings)
+    assert several.folders == {"demo": ROOT / "demo", "other": tmp_path}
+
+
+@pytest.mark.parametrize(
+    ("models", "told"),
+    [
+        ("demo", "'demo' is not name=folder"),
+        ("=demo", "'=demo' is not name=folder"),
+        ("demo=", "'demo=' is not name=folder"),
+        ("a=x,b=y,a=z", "two models are called 'a'"),
+    ],
+)
+def test_models_without_a_name_or_with_the_same_one_are_refused(models: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        load("--served-models", models, kind=GatewaySettings)
+
+
+def test_the_readme_asks_for_the_model_that_is_served_by_default() -> None:
+    asked = re.findall(r'"model": "([^"]+)"', (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert asked
+    assert set(asked) == {load(kind=GatewaySettings).served_name}

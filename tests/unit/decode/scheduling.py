@@ -1,0 +1,66 @@
+"""Requests and passes for tests of the decode scheduler."""
+
+from __future__ import annotations
+
+from common.messages import Job, SamplingParams
+from decode.request import DecodeRequest
+from decode.scheduler import DecodeScheduler
+from engine.cache.block_pool import BlockPool
+from engine.engine import Chunk
+from engine.sequence import Sequence
+from worker.device.trials import Trials
+from worker.serving.allocation import publish_computed
+
+BLOCK = 4
+
+
+def make_request(name: str, *, prompt: int, max_tokens: int, priority: int = 0, salt: int = 0) -> DecodeRequest:
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+    job = Job(
+        request_id=name,
+        attempt=1,
+        gateway="gw",
+        token_ids=b"",
+        num_prompt_tokens=prompt,
+        hash_root=bytes(16),
+        sampling=sampling,
+        decode_workers=[],
+        deadline_ms=60_000,
+        priority=priority,
+    )
+    sequence = Sequence(
+        request_id=name,
+        attempt=1,
+        token_ids=[(salt + index) % 97 for index in range(prompt)],
+        num_prompt_tokens=prompt,
+        sampling=sampling,
+        hash_root=bytes(16),
+    )
+    return DecodeRequest(job=job, sequence=sequence, deadline_at=float("inf"), first_position=0)
+
+
+def new_scheduler(
+    *, num_blocks: int, max_sequences: int = 8, trials: Trials | None = None
+) -> tuple[DecodeScheduler, BlockPool]:
+    pool = BlockPool(num_blocks=num_blocks, block_size=BLOCK)
+    limit = num_blocks * BLOCK
+    return DecodeScheduler(pool=pool, max_sequences=max_sequences, max_model_len=limit, trials=trials), pool
+
+
+def land(scheduler: DecodeScheduler, pool: BlockPool, chunks: list[Chunk], *, token: int = 7) -> list[DecodeRequest]:
+    """Give every sequence of a pass its result as the role does; returns the requests that finished with it."""
+    finished = []
+    for chunk in chunks:
+        request = scheduler.landed(chunk)
+        if request.is_over:
+            continue
+        sequence = chunk.sequence
+        sequence.finish(chunk)
+        publish_computed(pool, sequence)
+        if chunk.sample:
+            sequence.append(token)
+            if sequence.finish_reason():
+                request.ended_at = 1.0
+                scheduler.remove(request)
+                finished.append(request)
+    return finished

@@ -1,0 +1,275 @@
+"""One attempt after another: placed, queued, moved, given up, ended."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from common.blocks import unpack_tokens
+from common.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    OverloadedError,
+    QuarantinedError,
+    UnavailableError,
+)
+from common.messages import Cancel, Job
+from common.peers import Incarnation
+from gateway.lifecycle.attempts import REPLACE_PERIOD_S, Why
+from gateway.lifecycle.suspects import MAX_UNNAMED_DEATHS, Death
+from gateway.request.placement import Placement, Reason
+from gateway.request.state import MAX_ATTEMPTS, Phase
+from tests.unit.gateway.lifecycle.conftest import Gateway, answer_of
+
+BY_REDIS = Placement(prefill="p1", decode=["d0"], reason=Reason.PREFIX, matched_blocks_prefill=2)
+
+
+# -- begin -------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_request_is_placed_and_its_job_queued(gateway: Gateway) -> None:
+    await gateway.fleet()
+    gateway.ledger.placements = [BY_REDIS]
+    request = await gateway.submit()
+    [job] = gateway.jobs("p1")
+    assert (job.request_id, job.attempt, job.gateway, job.decode_workers) == ("r", 1, "here", ["d0"])
+    assert list(unpack_tokens(job.token_ids)) == request.state.spec.token_ids
+    assert (request.state.assigned, request.state.candidates, request.work) == ("p1", ["d0"], 40 - 32)
+    assert gateway.requests.parts.running.find("r") is request
+    assert gateway.requests.counters["placed:prefix"] == 1
+    assert [line.reason for line in request.timeline.attempts] == ["prefix"]
+    assert gateway.ledger.charged == {("r", 1, "prefill"), ("r", 1, "decode")}
+
+
+async def test_a_job_that_the_queue_refuses_is_an_error_and_leaves_nothing(gateway: Gateway) -> None:
+    await gateway.fleet()
+    gateway.ledger.placements = [BY_REDIS]
+    gateway.bus.refusals = [OverloadedError("the queue is full", retry_after_s=1.0)]
+    with pytest.raises(OverloadedError, match="the queue is full"):
+        await gateway.submit()
+    await gateway.idle()
+    assert (len(gateway.requests.parts.running), gateway.requests.in_flight) == (0, 0)
+    assert gateway.ledger.charged == set()
+    assert not gateway.bus.queued
+
+
+async def test_a_job_whose_answer_was_lost_is_an_error_unless_a_worker_has_it(gateway: Gateway) -> None:
+    p0, _, _ = await gateway.fleet()
+    gateway.bus.loses_answers = True
+    gateway.bus.refusals = [UnavailableError("no answer")]
+    with pytest.raises(UnavailableError):
+        await gateway.submit("unclaimed")
+    await gateway.idle()
+    assert [cancel.request_id for cancel in p0.told(Cancel)] == ["unclaimed"]  # the job may be there, and is not wanted
+
+    publish = gateway.bus.publish_job
+
+    async def claimed_before_the_answer(worker: str, job: Job) -> int:
+        number = await publish(worker, job)
+        await p0.claim(next(iter(gateway.requests.parts.running)))
+        raise UnavailableError(f"the answer for job {number} was lost")
+
+    gateway.bus.publish_job = claimed_before_the_answer  # type: ignore[method-assign]
+    request = await gateway.submit("claimed")
+    assert request.state.phase is Phase.CLAIMED
+
+
+async def test_all_choices_start_or_none(gateway: Gateway) -> None:
+    await gateway.fleet()
+    gateway.bus.refusals = []
+    first = await gateway.submit("taken")
+    with pytest.raises(InvalidRequestError, match="taken is running already"):
+        await gateway.submit("taken")
+    assert list(gateway.requests.parts.running) == [first]
+
+
+async def test_a_request_that_cannot_be_queued_by_its_deadline_is_late(gateway: Gateway) -> None:
+    await gateway.fleet()
+    gateway.ledger.place = never  # type: ignore[method-assign,assignment]
+    started_at = gateway.loop.now
+    with pytest.raises(DeadlineExceededError, match="before it was queued"):
+        await gateway.submit(deadline_s=3.0)
+    assert (gateway.loop.now - started_at, len(gateway.requests.parts.running)) == (pytest.approx(3.0), 0)
+
+
+async def never(*_: object) -> Placement:
+    await asyncio.get_running_loop().create_future()
+    raise AssertionError
+
+
+# -- move --------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_moved_request_goes_on_from_what_the_client_has(gateway: Gateway) -> None:
+    p0, p1, _ = await gateway.fleet()
+    gateway.ledger.placements = [Placement(prefill="p0", decode=["d0"], reason=Reason.LOAD)]
+    request = await gateway.submit()
+    await p0.claim(request)
+    p0.send(request, 0, 100, 101)
+    await gateway.requests.parts.attempts.move(request, Why(reason="p0 is slow", blame="p0"))
+    await gateway.idle()
+    [job] = gateway.jobs("p1")
+    assert (job.attempt, list(unpack_tokens(job.token_ids))[40:], job.num_prompt_tokens) == (2, [100, 101], 40)
+    assert ("p0" in request.state.excluded, gateway.jobs("p0")) == (True, [])
+    assert [(cancel.attempt, cancel.reason) for cancel in p0.told(Cancel)] == [(1, "retry")]
+    assert gateway.ledger.charged == set()
+    assert [line.outcome for line in request.timeline.attempts] == ["p0 is slow", ""]
+    assert gateway.requests.counters["retries"] == 1
+    await p1.claim(request)
+    p1.send(request, 2, 102, finish="stop")
+    assert await answer_of(request) == [100, 101, 102]
+
+
+async def test_a_request_that_nobody_can_take_is_placed_again_and_again(gateway: Gateway) -> None:
+    await gateway.fleet()
+    request = await gateway.submit()
+    gateway.bus.refusals = [UnavailableError("no answer") for _ in range(MAX_ATTEMPTS + 2)]
+    started_at = gateway.loop.now
+    await gateway.requests.parts.attempts.move(request, Why(reason="lost"))
+    assert gateway.loop.now - started_at == pytest.approx((MAX_ATTEMPTS + 2) * REPLACE_PERIOD_S)
+    assert (request.state.attempt, request.state.num_tried) == (
+        MAX_ATTEMPTS + 4,
+        2,
+    )  # failures to queue are no attempts
+    assert [job.attempt for _, job in gateway.bus.queued.values()] == [MAX_ATTEMPTS + 4]
+
+
+async def test_a_worker_lost_while_its_job_was_being_queued_is_not_waited_for(gateway: Gateway) -> None:
+    await gateway.fleet()
+    request, attempts, publish = await gateway.submit(), gateway.requests.parts.attempts, gateway.bus.publish_job
+
+    async def lost_meanwhile(worker: str, job: Job) -> int:
+        gateway.bus.publish_job = publish  # type: ignore[method-assign]
+        await attempts.move(request, Why(reason="the worker is gone"))
+        return await publish(worker, job)
+
+    gateway.bus.publish_job = lost_meanwhile  # type: ignore[method-assign]
+    await attempts.move(request, Why(reason="lost"))
+    await gateway.idle()
+    assert request.state.attempt == 3
+    assert [job.attempt for _, job in gateway.bus.queued.values()] == [3]
+
+
+async def test_attempts_end_and_the_job_is_kept_for_whoever_looks_into_it(gateway: Gateway) -> None:
+    await gateway.fleet()
+    request = await gateway.submit()
+    for _ in range(MAX_ATTEMPTS):
+        await gateway.requests.parts.attempts.move(request, Why(reason="it failed"))
+    await gateway.idle()
+    with pytest.raises(QuarantinedError, match="given up after 3 attempts; last: it failed"):
+        await answer_of(request)
+    [(_, job, reason)] = gateway.bus.buried
+    assert (job.request_id, reason) == ("r", "given up after 3 attempts; last: it failed")
+    assert (gateway.bus.queued, gateway.requests.counters["quarantined"]) == ({}, 1)
+    assert gateway.requests.in_flight == 0
+
+
+async def test_attempts_that_nobody_tried_do_not_count(gateway: Gateway) -> None:
+    await gateway.fleet()
+    request = await gateway.submit()
+    for _ in range(MAX_ATTEMPTS + 2):
+        await gateway.requests.parts.attempts.move(request, Why(reason="its role changed", tried=False))
+    assert (request.state.num_tried, request.state.is_over) == (1, False)
+
+
+async def test_a_request_that_killed_its_workers_is_given_up(gateway: Gateway) -> None:
+    await gateway.fleet()
+    request = await gateway.submit()
+    for number in range(MAX_UNNAMED_DEATHS):
+        death = Death(Incarnation("p0", number), others=0)
+        await gateway.requests.parts.attempts.move(request, Why(reason="p0 is gone", death=death))
+    with pytest.raises(QuarantinedError, match="3 workers died of it"):
+        await answer_of(request)
+
+
+async def test_a_request_that_is_over_does_not_move(gateway: Gateway) -> None:
+    await gateway.fleet()
+    request = await gateway.submit()
+    await request.cancel("the client left")
+    await gateway.requests.parts.attempts.move(request, Why(reason="late news"))
+    assert (request.state.attempt, gateway.requests.counters["retries"]) == (1, 0)
+
+
+async def test_a_job_in_the_queue_of_a_worker_that_lost_its_role_is_taken_back(gateway: Gateway) -> None:
+    p0, _, _ = await gateway.fleet()
+    request = await gateway.submit()
+    assert request.state.assigned == "p0"
+    await p0.beat(roles=["decode"])
+    await gateway.idle()
+    assert (request.state.assigned, request.state.attempt, request.state.num_tried) == ("p1", 2, 1)
+    assert gateway.jobs("p0") == []
+
+
+async def test_a_role_that_was_lost_while_the_job_was_being_queued_is_seen_afterwards(gateway: Gateway) -> None:
+    await gateway.fleet()
+    request, publish = await gateway.submit(), gateway.bus.publish_job
+
+    async def changing_its_role_meanwhile(worker: str, job: Job) -> int:
+        gateway.bus.publish_job = publish  # type: ignore[method-assign]
+        await gateway.workers[worker].beat(status="draining")
+        return await publish(worker, job)
+
+    gateway.bus.publish_job = changing_its_role_meanwhile  # type: ignore[method-assign]
+    await gateway.requests.parts.attempts.move(request, Why(reason="it failed"))
+    await gateway.idle()
+    outcomes = [line.outcome for line in request.timeline.attempts]
+    assert outcomes == ["it failed", "p0 takes no such work any more", ""]
+    assert (request.state.assigned, request.state.num_tried) == ("p1", 2)
+
+
+async def test_jobs_that_nobody_began_are_queued_again_after_the_bus_was_lost(gateway: Gateway) -> None:
+    p0, _, _ = await gateway.fleet()
+    waits, kept = await gateway.submit("waits"), await gateway.decoding("kept")
+    gateway.bus.forget_jobs()
+    await gateway.requests.parts.attempts.queue_again()
+    [(number, (worker, job))] = gateway.bus.queued.items()
+    assert (worker, job.request_id, job.attempt, waits.stream_seq) == (waits.state.assigned, "waits", 1, number)
+    await gateway.requests.parts.attempts.queue_again()  # a server that kept it stores it once
+    assert list(gateway.bus.queued) == [number]
+    assert (kept.state.attempt, p0.told(Cancel)) == (1, [])
+
+
+async def test_a_job_that_cannot_be_queued_again_moves(gateway: Gateway) -> None:
+    await gateway.fleet()
+    request = await gateway.submit()
+    gateway.bus.refusals = [OverloadedError("the queue is full", retry_after_s=1.0)]
+    await gateway.requests.parts.attempts.queue_again()
+    await gateway.idle()
+    assert [line.outcome for line in request.timeline.attempts] == ["the bus was lost", ""]
+    assert [job.attempt for _, job in gateway.bus.queued.values()] == [2]
+
+
+# -- end ---------------------------------------------------------------------------------------------------------------
+
+
+async def test_an_end_wakes_the_reader_and_gives_everything_back(gateway: Gateway) -> None:
+    _, p1, d0 = await gateway.fleet()
+    gateway.ledger.placements = [BY_REDIS]
+    request = await gateway.decoding()
+    d0.send(request, 2, 102, finish="length")
+    assert await answer_of(request) == [100, 101, 102]
+    await gateway.idle()
+    assert (gateway.ledger.charged, gateway.requests.in_flight, len(gateway.requests.parts.running)) == (set(), 0, 0)
+    assert (p1.told(Cancel), d0.told(Cancel)) == ([], [])
+    assert request.timeline.status == "length"
+
+
+async def test_a_client_that_leaves_stops_both_workers(gateway: Gateway) -> None:
+    p0, p1, d0 = await gateway.fleet()
+    request = await gateway.decoding()
+    await request.cancel("the client left")
+    await request.cancel("the client left")
+    await gateway.idle()
+    assert [cancel.reason for cancel in (*p0.told(Cancel), *p1.told(Cancel))] == ["the client left"]
+    assert [cancel.attempt for cancel in d0.told(Cancel)] == [1]
+    assert gateway.requests.in_flight == 0
+    assert await answer_of(request) == [100, 101]
+
+
+async def test_a_waiting_job_of_a_client_that_leaves_is_taken_out_of_the_queue(gateway: Gateway) -> None:
+    await gateway.fleet()
+    request = await gateway.submit()
+    await request.cancel("the client left")
+    await gateway.idle()
+    assert gateway.bus.queued == {}

@@ -1,0 +1,271 @@
+"""What workers say: claims, tokens, handoffs, failures, and that they are gone."""
+
+from __future__ import annotations
+
+import pytest
+
+from common import subjects
+from common.blocks import pack_tokens
+from common.errors import InvalidRequestError, PlaceAgainError, QuarantinedError, WorkerFailedError
+from common.messages import Ack, Cancel, Claim, Failed, Frame, Imported, Received, Settle, Tokens, Trying
+from gateway.request.state import MAX_ATTEMPTS, Phase
+from tests.unit.gateway.lifecycle.conftest import Gateway, answer_of
+
+FAILED = {"code": WorkerFailedError.code, "message": "the pass failed", "retryable": True}
+
+
+# -- claims ------------------------------------------------------------------------------------------------------------
+
+
+async def test_one_worker_gets_an_attempt_and_may_ask_twice(gateway: Gateway) -> None:
+    p0, p1, _ = await gateway.fleet()
+    request = await gateway.submit()
+    reply = await p0.claim(request)
+    assert (reply.granted, 59_000 < reply.remaining_ms <= 60_000) == (True, True)
+    assert (await p0.claim(request)).granted
+    refused = await p1.claim(request)
+    assert (refused.granted, refused.reason) == (False, "claimed by another worker")
+    assert gateway.requests.counters["claims_refused"] == 1
+    assert request.timeline.attempts[0].claimed_by == "p0"
+
+
+async def test_a_claim_for_an_older_attempt_or_an_unknown_request_is_refused(gateway: Gateway) -> None:
+    p0, _, _ = await gateway.fleet()
+    request = await gateway.submit()
+    assert (await p0.claim(request, attempt=2)).reason == "stale attempt"
+    assert (await p0.claim(request, request_id="another")).reason == "unknown"
+    await request.cancel("the client left")
+    assert (await p0.claim(request)).reason == "unknown"
+
+
+async def test_another_incarnation_of_the_claimer_is_another_worker(gateway: Gateway) -> None:
+    p0, _, _ = await gateway.fleet()
+    request = await gateway.submit()
+    await p0.claim(request)
+    assert (await p0.claim(request, incarnation=2)).reason == "claimed by another worker"
+
+
+async def test_a_worker_that_holds_a_claim_may_ask_whether_it_is_still_wanted(gateway: Gateway) -> None:
+    """That is no later beginning: the time in the queue ended with the first claim, or with one whose answer was lost."""
+    p0, _, _ = await gateway.fleet()
+    request = await gateway.submit()
+    await p0.claim(request)
+    first = request.claimed_at
+    await gateway.idle()
+    await p0.claim(request)
+    again = request.claimed_at
+    assert first is not None
+    assert again is not None
+    assert again > first
+    await gateway.idle()
+    assert (await p0.claim(request, is_held=True)).granted
+    assert request.claimed_at == again
+    request.state.begin_attempt(0.0)
+    assert (await p0.claim(request, attempt=1, is_held=True)).reason == "stale attempt"
+
+
+async def test_only_the_claimer_may_settle_and_what_is_over_must_not_come_again(gateway: Gateway) -> None:
+    p0, p1, _ = await gateway.fleet()
+    request = await gateway.submit()
+    await p0.claim(request)
+    p0.send(request, 0, 100)
+    assert not (await p1.say(Settle, request, decode_worker="d0", decode_incarnation=1)).ack
+    assert request.state.phase is Phase.PREFILLED
+    assert (await p0.say(Settle, request, decode_worker="d0", decode_incarnation=1)).ack
+    assert (request.state.phase, request.state.decoder) == (Phase.DECODING, ("d0", 1))
+    await request.cancel("the client left")
+    assert (await p1.say(Settle, request)).ack
+
+
+async def test_an_import_tells_who_decodes_unless_it_is_old_news(gateway: Gateway) -> None:
+    p0, _, d0 = await gateway.fleet()
+    request = await gateway.submit()
+    await p0.claim(request)
+    facts = {"transferred_blocks": 2, "transferred_bytes": 64, "reused_blocks": 0, "transfer_ms": 3.0}
+    assert await d0.say(Imported, request, **facts, attempt=7) == Ack(known=True)
+    assert request.state.decoder is None
+    assert await d0.say(Imported, request, **facts) == Ack(known=True)
+    assert (request.state.decoder, request.timings["transfer"]) == (("d0", 1), 3.0)
+    assert await d0.say(Imported, request, **facts, request_id="another") == Ack(known=False)
+
+
+# -- frames ------------------------------------------------------------------------------------------------------------
+
+
+async def test_tokens_reach_the_client_in_order_once(gateway: Gateway) -> None:
+    _, _, d0 = await gateway.fleet()
+    request = await gateway.decoding()
+    d0.send(request, 3, 103)  # one is missing before it
+    assert request.state.gap_since is not None
+    d0.send(request, 1, 101)  # for the second time
+    assert request.state.next_position == 2
+    d0.send(request, 2, 102)
+    assert (request.state.gap_since, request.state.next_position) == (None, 4)
+    d0.send(request, 3, 103, 104, finish="stop")
+    assert await answer_of(request) == [100, 101, 102, 103, 104]
+
+
+async def test_tokens_of_an_older_attempt_are_counted_and_dropped(gateway: Gateway) -> None:
+    _, _, d0 = await gateway.fleet()
+    request = await gateway.decoding()
+    d0.send(request, 2, 666, attempt=0)
+    assert (request.state.next_position, gateway.requests.counters["stale_tokens"]) == (2, 1)
+
+
+async def test_the_first_token_ends_what_its_prompt_was_charged(gateway: Gateway) -> None:
+    p0, _, _ = await gateway.fleet()
+    request = await gateway.submit()
+    await p0.claim(request)
+    p0.send(request, 0, 100)
+    p0.send(request, 1, 101)
+    await gateway.idle()
+    assert gateway.ledger.released == [("r", 1, "prefill")]
+    assert request.timings.keys() >= {"admission", "queue", "prefill", "first_frame"}
+
+
+async def test_last_tokens_are_acknowledged_also_those_of_requests_that_are_over(gateway: Gateway) -> None:
+    _, _, d0 = await gateway.fleet()
+    request = await gateway.decoding()
+    d0.send(request, 2, 102, finish="stop")
+    await gateway.idle()
+    assert [received.request_id for received in d0.told(Received)] == ["r"]
+    d0.send(request, 2, 102, finish="stop")  # the worker did not hear it
+    d0.send(request, 1, 101)
+    await gateway.idle()
+    assert [received.request_id for received in d0.told(Received)] == ["r", "r"]
+
+
+async def test_one_frame_brings_tokens_of_many_requests(gateway: Gateway) -> None:
+    await gateway.fleet()
+    requests = [await gateway.decoding(name) for name in ("a", "b")]
+    last = [
+        Tokens(request_id=name, attempt=1, position=2, token_ids=pack_tokens([102]), finish="stop")
+        for name in ("a", "gone", "b")
+    ]
+    gateway.requests.parts.inbox.take_frame(Frame(worker="d0", incarnation=1, tokens=last))
+    assert [await answer_of(request) for request in requests] == [[100, 101, 102]] * 2
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_failed_attempt_moves_to_another_worker(gateway: Gateway) -> None:
+    p0, p1, _ = await gateway.fleet()
+    request = await gateway.submit()
+    await p0.claim(request)
+    await p0.say(Failed, request, **FAILED)
+    await gateway.idle()
+    assert (request.state.attempt, request.state.assigned, request.state.num_tried) == (2, "p1", 2)
+    await p0.say(Failed, request, **FAILED, attempt=1)  # said twice
+    await p1.say(Failed, request, **FAILED, request_id="another")
+    await gateway.idle()
+    assert request.state.attempt == 2
+
+
+async def test_a_failure_that_another_attempt_cannot_mend_ends_the_request(gateway: Gateway) -> None:
+    p0, _, _ = await gateway.fleet()
+    request = await gateway.submit()
+    await p0.claim(request)
+    await p0.say(Failed, request, code=InvalidRequestError.code, message="too long", retryable=False)
+    with pytest.raises(InvalidRequestError, match="too long"):
+        await answer_of(request)
+
+
+async def test_a_worker_that_takes_no_such_work_is_not_blamed(gateway: Gateway) -> None:
+    p0, _, _ = await gateway.fleet()
+    request = await gateway.submit()
+    await p0.say(Failed, request, code=PlaceAgainError.code, message="not mine", retryable=True)
+    await gateway.idle()
+    assert (request.state.excluded, request.state.num_tried) == ([], 1)
+
+
+async def test_a_decode_worker_that_died_with_the_sequence_is_blamed_instead_of_who_says_so(gateway: Gateway) -> None:
+    p0, _, _ = await gateway.fleet()
+    await gateway.worker("d1", "decode")
+    request = await gateway.submit()
+    await p0.claim(request)
+    await p0.say(Failed, request, **FAILED, dead_worker="d0")
+    await gateway.idle()
+    assert (request.state.excluded, request.state.deaths, request.state.is_suspect) == (["d0"], 1, True)
+    [job] = gateway.jobs("p0")
+    assert job.suspect_until > 0
+
+
+# -- losses ------------------------------------------------------------------------------------------------------------
+
+
+async def test_everything_that_a_lost_worker_had_moves_at_once(gateway: Gateway) -> None:
+    p0, _, d0 = await gateway.fleet()
+    await gateway.worker("d1", "decode")
+    waits, claimed = await gateway.submit("waits"), await gateway.submit("claimed")
+    decoding = await gateway.decoding("decoding")
+    for request in (waits, claimed, decoding):
+        request.state.assigned = "p0"
+    await p0.claim(claimed)
+    await p0.die()
+    await gateway.worker("p0", "prefill", incarnation=2)  # a new life: the old one is gone
+    await gateway.idle()
+    assert [request.state.attempt for request in (waits, claimed, decoding)] == [2, 2, 1]
+    assert [waits.state.num_tried, claimed.state.num_tried] == [1, 1]  # a death is nobody's attempt
+    assert (waits.state.is_suspect, claimed.state.is_suspect) == (False, True)
+    assert d0.told(Cancel)  # it may hold something of the two
+
+
+async def test_a_worker_that_was_told_to_stop_costs_no_attempt(gateway: Gateway) -> None:
+    await gateway.worker("d0", "decode")
+    worker = await gateway.worker("p-0", "prefill")
+    request = await gateway.submit()
+    for number in range(1, MAX_ATTEMPTS + 2):
+        await worker.claim(request)
+        newer = await gateway.worker(f"p-{number}", "prefill")
+        await worker.stop()
+        await gateway.idle()
+        assert request.state.assigned == newer.itself.worker
+        worker = newer
+    assert (request.state.num_tried, request.state.deaths, request.state.is_over) == (1, 0, False)
+
+
+async def test_a_request_that_was_named_before_its_second_worker_died_is_given_up(gateway: Gateway) -> None:
+    await gateway.fleet()
+    poison = await gateway.submit()
+    for _ in range(2):
+        worker = gateway.workers[poison.state.assigned]
+        await worker.claim(poison)
+        assert await worker.say(Trying, poison) == Ack(known=True)
+        await worker.die()
+        await gateway.worker(worker.itself.worker, "prefill", incarnation=worker.itself.number + 1)
+        await gateway.idle()
+    with pytest.raises(QuarantinedError, match="2 workers died of it"):
+        await answer_of(poison)
+    assert [reason for _, _, reason in gateway.bus.buried] == ["2 workers died of it"]
+
+
+async def test_nothing_is_kept_of_workers_that_are_gone(gateway: Gateway) -> None:
+    """Names may be new each time, as pods' are. Their last words come after everybody was told that they are lost."""
+    parts = gateway.requests.parts
+    await gateway.fleet()
+    await gateway.worker("d1", "decode")
+    before = (len(parts.fleet), len(parts.pulse))
+    for number in range(20):
+        worker = await gateway.worker(f"p-{number}", "prefill")
+        assert len(parts.fleet.capacity([]).workers) == 3  # decode workers compute no prompts here
+        assert (len(parts.fleet), len(parts.pulse)) == (before[0] + 1, before[1] + 1)
+        await worker.die()
+        await worker.beat(status="stopped" if number % 2 else "broken")
+        assert (len(parts.fleet), len(parts.pulse)) == before
+
+
+async def test_the_bus_brings_it_all(gateway: Gateway) -> None:
+    """Wired as in a process: the requests' own subjects."""
+    p0, _, _ = await gateway.fleet()
+    await gateway.requests.start()
+    request = await gateway.submit()
+    claim = Claim(request_id="r", attempt=1, worker="p0", incarnation=1)
+    await gateway.bus.publish(subjects.gateway("here"), claim)
+    tokens = Tokens(request_id="r", attempt=1, position=0, token_ids=pack_tokens([7]), finish="stop")
+    await gateway.bus.publish(subjects.frames("here"), Frame(worker="p0", incarnation=1, tokens=[tokens]))
+    assert await answer_of(request) == [7]
+    await gateway.idle()
+    assert p0.told(Received)
+    await gateway.requests.close()
+    assert not list(gateway.requests.parts.background)

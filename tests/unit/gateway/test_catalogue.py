@@ -1,0 +1,91 @@
+"""Models by name: what is configured, and what heartbeats say of it now."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.messages import WorkerState
+from gateway.answers.catalogue import Catalogue
+from gateway.answers.tokenizer import ChatTokenizer
+from tests.fakes.workers import a_worker
+
+
+class Fleet:
+    """The workers that are ready."""
+
+    def __init__(self, *states: WorkerState) -> None:
+        self.states = states
+
+    def __call__(self, role: str) -> list[WorkerState]:
+        return [state for state in self.states if role in state.roles]
+
+
+def worker(name: str, role: str, model: str, *, weights: str = "", longest: int = 1000) -> WorkerState:
+    return a_worker(name, role, model=model, model_fingerprint=weights or f"{model}'s", max_model_len=longest)
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    return Fleet(
+        worker("p0", "prefill", "small", longest=800),
+        worker("d0", "decode", "small", longest=900),
+        worker("p1", "prefill", "large", longest=4000),
+        worker("d1", "decode", "large", longest=5000),
+    )
+
+
+@pytest.fixture
+def catalogue(fleet: Fleet, tokenizer: ChatTokenizer, prefix_space_tokenizer: ChatTokenizer) -> Catalogue:
+    return Catalogue({"small": tokenizer, "large": prefix_space_tokenizer}, fleet)
+
+
+def test_each_model_has_its_own_weights_tokenizer_and_context(
+    catalogue: Catalogue, tokenizer: ChatTokenizer, prefix_space_tokenizer: ChatTokenizer
+) -> None:
+    small, large = catalogue.find("small"), catalogue.find("large")
+    assert small is not None
+    assert large is not None
+    assert (small.fingerprint, small.max_model_len, small.tokenizer) == ("small's", 800, tokenizer)
+    assert (large.fingerprint, large.max_model_len, large.tokenizer) == ("large's", 4000, prefix_space_tokenizer)
+    assert catalogue.all() == [small, large]
+    assert catalogue.names == ("small", "large")
+
+
+def test_a_name_that_is_not_configured_is_not_served_whoever_announces_it(catalogue: Catalogue, fleet: Fleet) -> None:
+    fleet.states = (*fleet.states, worker("d2", "decode", "another"))
+    assert catalogue.find("another") is None
+    assert "another" not in catalogue
+
+
+def test_a_model_without_decode_workers_is_known_and_not_ready(catalogue: Catalogue, fleet: Fleet) -> None:
+    fleet.states = fleet.states[:3]
+    large = catalogue.find("large")
+    assert large is not None
+    assert (large.is_ready, large.max_model_len) == (False, None)
+    small = catalogue.find("small")
+    assert small is not None
+    assert small.is_ready
+
+
+def test_while_weights_are_replaced_those_of_most_decode_workers_count(catalogue: Catalogue, fleet: Fleet) -> None:
+    old = [worker(f"o{n}", "decode", "small", weights="old") for n in range(2)]
+    new = [worker(f"n{n}", "decode", "small", weights="new", longest=700) for n in range(3)]
+    fleet.states = (*old, *new[:2])
+    assert catalogue.fingerprint("small") == "new"  # as many: the same choice at every gateway
+    fleet.states = (*old, *new[:1])
+    assert catalogue.fingerprint("small") == "old"
+    fleet.states = (*old, *new)
+    small = catalogue.find("small")
+    assert small is not None
+    assert (small.fingerprint, small.max_model_len) == ("new", 700)
+
+
+def test_a_gateway_of_one_model_may_call_it_what_it_likes(tokenizer: ChatTokenizer) -> None:
+    fleet = Fleet(worker("d0", "decode", "folder-name"), worker("d1", "decode", "folder-name"))
+    catalogue = Catalogue({"chat": tokenizer}, fleet)
+    assert catalogue.fingerprint("chat") == "folder-name's"
+    fleet.states = (*fleet.states, worker("d2", "decode", "another"))
+    assert catalogue.fingerprint("chat") == ""  # which of the two is meant?
+    fleet.states = (*fleet.states, worker("d3", "decode", "chat"))
+    assert catalogue.fingerprint("chat") == "chat's"
+    assert catalogue.fingerprint("folder-name") == ""

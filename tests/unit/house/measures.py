@@ -1,0 +1,341 @@
+"""What the ratchets measure: sizes and shapes of the code, each as one number and where it comes from."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).resolve().parents[3]
+PACKAGES = (
+    "services",
+    "cli",
+    "gateway",
+    "prefill",
+    "decode",
+    "worker",
+    "planner",
+    "telemetry",
+    "engine",
+    "kvtransfer",
+    "common",
+)
+LONG_COMMENT_WORDS = 12
+FIRST_WORDS_THAT_LEAN = ("of", "for", "in", "so")  # such a comment can't be read without the name on its left
+VALUE_BASES = {"Struct", "BaseModel", "Protocol", "StrEnum", "Enum", "IntEnum", "NamedTuple", "TypedDict", "Exception"}
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A number, and the places that make it."""
+
+    value: float
+    where: list[str]
+
+
+@cache
+def sources(*folders: str) -> tuple[Path, ...]:
+    return tuple(path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))
+
+
+@cache
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(text_of(path))
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def _largest(found: dict[str, float]) -> Measure:
+    worst = sorted(found, key=lambda name: -found[name])[:5]
+    return Measure(max(found.values(), default=0), [f"{name}: {found[name]:g}" for name in worst])
+
+
+# -- sizes --------------------------------------------------------------------------------------------------------
+
+
+def longest_module() -> Measure:
+    return _largest({name_of(path): len(text_of(path).splitlines()) for path in sources(*PACKAGES)})
+
+
+def longest_test_module() -> Measure:
+    return _largest({name_of(path): len(text_of(path).splitlines()) for path in sources("tests")})
+
+
+def lines_of_common() -> Measure:
+    files = [*sources("common"), *(ROOT / "common").rglob("*.lua")]
+    return Measure(sum(len(text_of(path).splitlines()) for path in files), ["common/, Lua counted"])
+
+
+def modules_in_a_folder() -> Measure:
+    folders: dict[str, float] = {}
+    for path in sources(*PACKAGES):
+        if path.stem not in ("__init__", "__main__"):
+            folder = name_of(path.parent)
+            folders[folder] = folders.get(folder, 0) + 1
+    return _largest(folders)
+
+
+def settings() -> Measure:
+    rows = [
+        row for row in (ROOT / "docs/configuration.md").read_text(encoding="utf-8").splitlines() if "`BATON_" in row
+    ]
+    names = {found for row in rows for found in re.findall(r"`(BATON_\w+)`", row)}
+    return Measure(len(names), ["docs/configuration.md"])
+
+
+# -- shapes -------------------------------------------------------------------------------------------------------
+
+
+def _classes() -> Iterator[tuple[str, ast.ClassDef]]:
+    for path in sources(*PACKAGES):
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ClassDef):
+                yield f"{name_of(path)}:{node.name}", node
+
+
+def _base_names(node: ast.ClassDef) -> list[str]:
+    """Bases by their own names; those of a module that is not ours (`uvicorn.Server`) keep its name."""
+    return [ast.unparse(base).split("[")[0].removeprefix("msgspec.") for base in node.bases]
+
+
+def _is_value(node: ast.ClassDef) -> bool:
+    """Wire structs, settings, bodies, protocols and frozen dataclasses are records: their fields are their point."""
+    frozen = any("dataclass" in ast.unparse(one) and "frozen=True" in ast.unparse(one) for one in node.decorator_list)
+    endings = ("Settings", "Options", "Message", "Struct", "Error", "Fields")
+    return frozen or any(name in VALUE_BASES or name.endswith(endings) for name in _base_names(node))
+
+
+def attributes_of_a_class() -> Measure:
+    counts: dict[str, float] = {}
+    for name, node in _classes():
+        if _is_value(node):
+            continue
+        own = {
+            target.attr
+            for part in ast.walk(node)
+            if isinstance(part, ast.Assign | ast.AnnAssign | ast.AugAssign)
+            for target in (part.targets if isinstance(part, ast.Assign) else [part.target])
+            if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self"
+        }
+        fields = {
+            part.target.id
+            for part in node.body
+            if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
+        }
+        counts[name] = len(own | fields)
+    return _largest(counts)
+
+
+def inheritance_between_our_classes() -> Measure:
+    """Classes that take methods from a class of ours; errors, structs, settings and protocols aside."""
+    ours = {node.name: node for _, node in _classes() if not _is_value(node)}
+    found = [
+        f"{name} ← {base}"
+        for name, node in _classes()
+        if not _is_value(node)
+        for base in _base_names(node)
+        if base in ours and any(isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) for part in ours[base].body)
+    ]
+    return Measure(len(found), found)
+
+
+def complexity() -> Measure:
+    counts: dict[str, float] = {}
+    for path in sources(*PACKAGES):
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not path.stem.startswith("triton_"):
+                counts[f"{name_of(path)}:{node.lineno} {node.name}"] = _branches(node)
+    return _largest(counts)
+
+
+def _branches(node: ast.AST) -> int:
+    total = 1
+    for part in ast.walk(node):
+        if isinstance(
+            part, ast.If | ast.IfExp | ast.For | ast.AsyncFor | ast.While | ast.ExceptHandler | ast.match_case
+        ):
+            total += 1
+        elif isinstance(part, ast.BoolOp):
+            total += len(part.values) - 1
+        elif isinstance(part, ast.comprehension):
+            total += 1 + len(part.ifs)
+    return total
+
+
+def circles_of_files() -> Measure:
+    """Files that import each other in a ring, however long (imports for types alone aside)."""
+    graph = _imports()
+    found = [sorted(ring) for ring in _rings(graph)]
+    return Measure(len(found), [" ⇄ ".join(ring) for ring in found])
+
+
+def import_floors_of_the_gateway() -> Measure:
+    """The longest chain of rooms below each other."""
+    rooms: dict[str, set[str]] = {}
+    for module, imported in _imports().items():
+        room = ".".join(module.split(".")[:2])
+        if module.startswith("gateway."):
+            below = {".".join(name.split(".")[:2]) for name in imported if name.startswith("gateway.")}
+            rooms.setdefault(room, set()).update(below - {room})
+
+    rings = list(_rings({room: below & rooms.keys() for room, below in rooms.items()}))
+    if rings:
+        return Measure(len(rooms), [" ⇄ ".join(sorted(ring)) for ring in rings])
+
+    @cache
+    def depth(room: str) -> int:
+        return 1 + max((depth(below) for below in rooms.get(room, ())), default=0)
+
+    deepest = sorted(rooms, key=depth, reverse=True)
+    return Measure(max(map(depth, rooms)), [f"{room}: {depth(room)}" for room in deepest])
+
+
+@cache
+def _imports() -> dict[str, set[str]]:
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sources(*PACKAGES)}
+    graph: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        skipped = {
+            inner
+            for node in ast.walk(tree_of(path))
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+            for inner in ast.walk(node)
+        }
+        graph[module] = set()
+        for node in ast.walk(tree_of(path)):
+            if node in skipped:
+                continue
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    whole = f"{node.module}.{alias.name}"
+                    graph[module] |= {whole if whole in modules else node.module} & modules.keys()
+            elif isinstance(node, ast.Import):
+                graph[module] |= {alias.name for alias in node.names} & modules.keys()
+    return graph
+
+
+def _rings(graph: dict[str, set[str]]) -> Iterator[set[str]]:
+    """Strongly connected components of two files and more (Tarjan 1972)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+
+    def visit(node: str) -> Iterator[set[str]]:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for below in graph[node]:
+            if below not in index:
+                yield from visit(below)
+                low[node] = min(low[node], low[below])
+            elif below in stack:
+                low[node] = min(low[node], index[below])
+        if low[node] == index[node]:
+            ring = set(stack[stack.index(node) :])
+            del stack[stack.index(node) :]
+            if len(ring) > 1:
+                yield ring
+
+    for node in graph:
+        if node not in index:
+            yield from visit(node)
+
+
+# -- prose --------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _comments(path: Path) -> tuple[tuple[int, str, bool], ...]:
+    """Line, text, and whether code stands before it."""
+    found = []
+    lines = text_of(path).splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(text_of(path)).readline):
+        if token.type == tokenize.COMMENT:
+            trailing = bool(lines[token.start[0] - 1][: token.start[1]].strip())
+            found.append((token.start[0], token.string.lstrip("# ").strip(), trailing))
+    return tuple(found)
+
+
+def _trailing() -> Iterator[tuple[str, str]]:
+    for path in sources(*PACKAGES):
+        for line, text, trailing in _comments(path):
+            if trailing and not text.startswith(("noqa", "type:", "pragma", "fmt:")):
+                yield f"{name_of(path)}:{line}", text
+
+
+def long_trailing_comments() -> Measure:
+    found = [place for place, text in _trailing() if len(text.split()) > LONG_COMMENT_WORDS]
+    return Measure(len(found), found[:10])
+
+
+def leaning_trailing_comments() -> Measure:
+    found = [place for place, text in _trailing() if text.split(" ")[0].lower() in FIRST_WORDS_THAT_LEAN]
+    return Measure(len(found), found[:10])
+
+
+def prose_words_per_100_lines() -> Measure:
+    words = lines = 0
+    for path in sources(*PACKAGES):
+        lines += len(text_of(path).splitlines())
+        words += sum(len(text.split()) for _, text, _ in _comments(path))
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                words += len((ast.get_docstring(node) or "").split())
+    return Measure(round(100 * words / lines), [f"{words} words, {lines} lines"])
+
+
+def sentence_words_in_docs() -> Measure:
+    lengths: list[int] = []
+    for path in (ROOT / "docs").rglob("*.md"):
+        if path.name == "configuration.md":
+            continue
+        text = re.sub(r"```.*?```", "", text_of(path), flags=re.S)
+        prose = [line for line in text.splitlines() if not line.lstrip().startswith(("|", "#", "<"))]
+        sentences = re.split(r"(?<=[.:;!?])\s+", " ".join(prose))
+        lengths += [len(words) for sentence in sentences if len(words := sentence.split()) > 2]
+    return Measure(median(lengths), [f"{len(lengths)} sentences"])
+
+
+MEASURES: dict[str, Callable[[], Measure]] = {
+    measure.__name__: measure
+    for measure in (
+        longest_module,
+        longest_test_module,
+        lines_of_common,
+        modules_in_a_folder,
+        settings,
+        attributes_of_a_class,
+        inheritance_between_our_classes,
+        complexity,
+        circles_of_files,
+        import_floors_of_the_gateway,
+        long_trailing_comments,
+        leaning_trailing_comments,
+        prose_words_per_100_lines,
+        sentence_words_in_docs,
+    )
+}
+
+
+def main() -> None:
+    """Print every measure and where it comes from."""
+    for name, measure in MEASURES.items():
+        found = measure()
+        print(f"{name} = {found.value:g}", *found.where, sep="\n    ")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""Rules of the house that a machine can check."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from cli.settings_table import render
+from common.messages import AttemptMessage, Job, Tokens, WorkerMessage
+from tests.unit.house.measures import PACKAGES, ROOT
+from worker.identity import Head
+
+COMMON = {"access", "blocks", "bus", "errors", "job_queue", "log", "messages", "peers", "store", "subjects"}
+COMMON |= {"pages", "policy", "settings", "tasks", "tls", "tracing", "words"}
+
+LARGEST_ROOM = 14  # modules, its __init__ aside
+
+
+def modules(*packages: str) -> list[Path]:
+    return [path for package in packages for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def test_every_setting_is_documented() -> None:
+    assert (ROOT / "docs/configuration.md").read_text() == render(), (
+        "run python -m cli.settings_table > docs/configuration.md"
+    )
+
+
+def test_common_stays_small_and_known() -> None:
+    found = {path.relative_to(ROOT / "common").parts[0].removesuffix(".py") for path in modules("common")}
+    assert found - {"__init__"} <= COMMON
+
+
+def test_whoever_says_something_about_a_request_says_its_trace() -> None:
+    """By name, or with the head that a worker's messages begin with: `Failed(**identity.head(job), …)`."""
+    assert set(Head.__annotations__) == set(WorkerMessage.__struct_fields__) - {"v"}
+    kinds = {kind.__name__ for kind in (*AttemptMessage.__subclasses__(), *WorkerMessage.__subclasses__(), Job, Tokens)}
+    said: dict[str, bool] = {}
+    for path in modules("gateway", "worker", "prefill", "decode", "services"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in kinds:
+                place = f"{path.relative_to(ROOT)}:{node.lineno} {node.func.id}"
+                said[place] = any(keyword.arg == "traceparent" or _is_head(keyword) for keyword in node.keywords)
+    assert {place.partition(" ")[2] for place in said} == kinds - {"WorkerMessage"}
+    assert [place for place, with_trace in said.items() if not with_trace] == []
+
+
+def _is_head(keyword: ast.keyword) -> bool:
+    """Whether this is `**….identity.head(…)`."""
+    call = keyword.value
+    return keyword.arg is None and isinstance(call, ast.Call) and ast.unparse(call.func).endswith("identity.head")
+
+
+def test_no_module_is_a_drawer() -> None:
+    assert [path for path in modules(*PACKAGES) if path.stem in ("util", "utils", "helpers", "misc")] == []
+
+
+def test_no_room_of_the_gateway_holds_more_than_a_reader_can() -> None:
+    """The floors between the rooms are import-linter's (pyproject.toml)."""
+    rooms = [room.name for room in (ROOT / "gateway").iterdir() if room.is_dir()]
+    sizes = {room: sum(path.stem != "__init__" for path in modules(f"gateway/{room}")) for room in rooms}
+    large = {room: size for room, size in sizes.items() if size > LARGEST_ROOM}
+    assert large == {}, "make a room of a part that stands by itself"
+
+
+def test_nothing_is_pickled() -> None:
+    for path in modules(*PACKAGES):
+        text = path.read_text()
+        assert "import pickle" not in text, path
+        assert "torch.load" not in text.replace("never pickle/torch.load", ""), path
+
+
+def test_the_environment_is_read_in_one_place() -> None:
+    readers = {str(path.relative_to(ROOT)) for path in modules(*PACKAGES) if "os.environ" in path.read_text()}
+    allowed = {
+        "common/settings.py",
+        "services/worker/gpu.py",  # CUDA's own variable
+        "services/up/child.py",  # hands the environment on to its children
+        "kvtransfer/ucx/wire.py",  # UCX's own variables
+        "engine/kernels/device.py",  # Triton's own variable
+        "services/runtime/tracer.py",  # OpenTelemetry's own variables
+    }
+    assert readers <= allowed
+
+
+def test_no_distribution_claims_our_names() -> None:
+    assert set(PACKAGES) & set(metadata.packages_distributions()) == set()
+
+
+@pytest.mark.parametrize(
+    "module",
+    [f"services.{name}.__main__" for name in ("gateway", "up", "planner")]
+    + [f"cli.{name}.__main__" for name in ("chat", "bench", "top", "doctor", "keys")],
+)
+def test_the_front_door_has_no_torch(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_no_address_of_a_registry_or_of_a_machine_is_in_the_repository() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    names = ["Makefile", "pyproject.toml", "constraints.txt", ".ci/run"]
+    for name in [path for path in names if path in listed]:
+        text = (ROOT / name).read_text()
+        assert "index-url" not in text, name
+        assert "file://" not in text, name
+
+
+def test_every_path_that_the_docs_name_is_there() -> None:
+    pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md"))]
+    tops = "|".join((*PACKAGES, "tests", "benchmarks", "deploy", "docs", "demo"))
+    missing = {
+        f"{page.relative_to(ROOT)}: {path}"
+        for page in pages
+        for path in re.findall(rf"`((?:{tops})/[\w/.-]*)`", page.read_text(encoding="utf-8"))
+        if not (ROOT / path).exists()
+    }
+    assert missing == set()

@@ -1,0 +1,34 @@
+"""Rules for the tests themselves that a machine can check."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[2]
+
+
+def test_no_test_module_imports_from_another() -> None:
+    """What two test modules need is in a helper beside them, or in tests/fakes."""
+    found = []
+    for path in sorted(TESTS.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or "", *(alias.name for alias in node.names)]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            else:
+                continue
+            if any(part.startswith("test_") for name in names for part in name.split(".")):
+                found.append(f"{path.relative_to(TESTS)}:{node.lineno}")
+    assert found == []
+
+
+def test_no_test_skips_by_itself_what_make_installs() -> None:
+    found = []
+    for path in sorted(TESTS.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if called.endswith("importorskip") or (called.endswith("skipif") and "find_spec" in ast.unparse(node)):
+                found.append(f"{path.relative_to(TESTS)}:{node.lineno}")
+    assert found == [], "tests/needs.py has the function for it"

@@ -1,0 +1,128 @@
+"""What becomes of a prompt that no decode worker takes: its attempt ends, and its gateway hears why."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import msgspec
+import pytest
+
+from common.messages import (
+    Ack,
+    Failed,
+    Reserve,
+    ReserveReply,
+    SamplingParams,
+    ToWorker,
+    WorkerReply,
+    decode,
+    worker_reply_decoder,
+)
+from common.tasks import cancel_all
+from common.words import Refusal
+from decode.role import DecodeRole
+from prefill import reserving
+from prefill.role import PrefillRole
+from tests.fakes.worker import Bench, claim, new_fake_engine, new_job, running_bench
+from worker.roles import CancelReason
+
+PROMPT = list(range(20, 40))
+FOUR_TOKENS = SamplingParams(max_tokens=4, temperature=0.0)
+MANY_ROUNDS = 50
+Answer = Callable[[str, Reserve], Awaitable[WorkerReply]]
+
+
+class Refused:
+    """A prefill role whose request meets candidates that the test answers for; `told` is what its gateway heard."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.role = PrefillRole(bench.context, max_requests=4)
+        self.asked: Counter[str] = Counter()
+
+    @property
+    def told(self) -> Failed:
+        return self.bench.gateway.failures["r"]
+
+    async def run(self, answer: Answer, *candidates: str) -> None:
+        """Serve the request to its end."""
+
+        async def handle(message: ToWorker, *, worker: str) -> WorkerReply:
+            if not isinstance(message, Reserve):
+                return Ack(known=True)
+            self.asked[worker] += 1
+            if self.asked[worker] > MANY_ROUNDS:  # it would go on for ever
+                await self.role.cancel_all(CancelReason.WORKER_STOPPED)
+            return await answer(worker, message)
+
+        for worker in candidates:
+            await self.bench.serve(worker, functools.partial(handle, worker=worker))
+        job = new_job("r", PROMPT, FOUR_TOKENS, prefill=True)
+        await self.role.start(claim(msgspec.structs.replace(job, decode_workers=list(candidates)), self.bench.gateway))
+        chunks = self.role.plan(8)
+        self.role.apply(list(zip(chunks, self.bench.engine.launch(chunks).wait(), strict=True)))
+        [serving] = self.role.serving.values()
+        await serving
+        assert self.bench.pool.num_used == 0
+
+
+@pytest.fixture
+async def refused(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Refused]:
+    monkeypatch.setattr(reserving, "ASK_AGAIN_S", 0.0)
+    async with running_bench(new_fake_engine(16)) as bench:
+        yield Refused(bench)
+
+
+async def test_a_job_that_no_candidate_can_take_fails_with_what_they_say(refused: Refused) -> None:
+    """It was asked again every 50 ms until its deadline, and held its blocks, when decode workers had less room."""
+    other = Bench(new_fake_engine(16, max_model_len=16))
+    other.peers.saw(other.state("w"))
+    decode_role = DecodeRole(other.context)
+    other.roles.attach(decode_role, active=True)
+
+    async def answer(worker: str, message: Reserve) -> WorkerReply:
+        reply = await decode_role.handle(message)
+        assert reply is not None
+        return reply
+
+    await refused.run(answer, "d0", "d1")
+    await cancel_all(other.context.background.tasks)
+
+    assert refused.asked == {"d0": 1, "d1": 1}
+    assert (refused.told.code, refused.told.retryable) == ("invalid_request", False)
+    why = "the sequence has 20 tokens; this model serves 16 with the answer"
+    assert refused.told.message == f"no decode worker can take this request: d0: {why}; d1: {why}"
+
+
+async def test_a_release_before_that_finds_the_job_invalid_ends_the_attempt_too(refused: Refused) -> None:
+    async def answer(worker: str, message: Reserve) -> WorkerReply:
+        said = {"type": "reserve_reply", "granted": False, "reason": "invalid: prompt too long"}
+        return decode(worker_reply_decoder, msgspec.msgpack.encode(said))
+
+    await refused.run(answer, "d0")
+    assert refused.asked == {"d0": 1}
+    assert (refused.told.code, refused.told.retryable) == ("invalid_request", False)
+
+
+async def test_a_candidate_that_refuses_for_good_is_not_asked_while_another_is_full(refused: Refused) -> None:
+    rounds = {"d0": [Refusal.STALE], "d1": [Refusal.FULL] * 6 + [Refusal.DRAINING]}
+
+    async def answer(worker: str, message: Reserve) -> WorkerReply:
+        return ReserveReply(granted=False, reason=rounds[worker].pop(0))
+
+    await refused.run(answer, "d0", "d1")
+    assert refused.asked == {"d0": 1, "d1": 7}
+    assert (refused.told.code, refused.told.retryable) == ("place_again", True)
+
+
+async def test_a_lease_that_does_not_fit_the_prompt_ends_the_attempt(refused: Refused) -> None:
+    """The error was only logged, and the request waited for its deadline with the lease and its blocks."""
+
+    async def answer(worker: str, message: Reserve) -> WorkerReply:
+        return ReserveReply(granted=True, region=refused.bench.context.region, first_block=99)
+
+    await refused.run(answer, "d0")
+    assert (refused.told.code, refused.told.retryable) == ("worker_failed", True)
+    assert "the lease has 99 + 0 blocks, the prompt 5" in refused.told.message

@@ -1,0 +1,49 @@
+"""What contexts add to a step, learnt from the passes of whole prompts."""
+
+from __future__ import annotations
+
+import pytest
+
+from worker.device.prompt_budget import PassLoad, PromptBudget
+from worker.device.prompt_cost import pairs_of
+from worker.device.step_cost import StepCost
+from worker.device.step_policy import StepPolicy
+
+TIMED = {(16, 0): 4.0, (16, 112): 5.0, (16, 176): 6.0}
+
+
+def test_attention_is_told_by_the_positions_before_a_part_and_by_whole_prompts() -> None:
+    """Here 8,000 positions add 2 ms to a pass; a whole prompt of them adds 1 ms a pass on average."""
+    budget = PromptBudget(token_budget=4096, target_ms=7.5, pass_ms=TIMED)
+    budget.measured(PassLoad(decoding=1), 0.004)
+    for start in range(0, 8000, 160):
+        took_s = (6.0 + (start + 80) / 8000 * 2) / 1000
+        budget.measured(PassLoad(decoding=1, prompt_tokens=160, pairs=pairs_of(start, start + 160)), took_s)
+    assert budget.tokens(decoding=1, context=0) == 176
+    assert budget.tokens(decoding=1, context=5000) == 176  # 7.25 ms
+    assert budget.tokens(decoding=1, context=7000) == 112  # 7.75 would be too much
+    assert budget.tokens(decoding=1) == 176  # whatever comes next
+    assert budget.local_tokens_per_s == pytest.approx(176 / 0.007, rel=0.01)
+
+
+def test_a_timed_step_takes_what_it_took_at_the_start_beside_the_bare_step_of_now() -> None:
+    cost = StepCost(TIMED, StepPolicy())
+    assert cost.predicted_ms(16, None) == {112: 5.0, 176: 6.0}
+    cost.add_bare(4.5)
+    assert cost.predicted_ms(16, None) == {112: 5.5, 176: 6.5}
+    assert cost.predicted_ms(32, None) == {}
+
+
+@pytest.mark.parametrize(("tokens", "rate"), [(240, 240 / 0.006), (200, 240 / 0.006), (112, 112 / 0.006), (63, 0.0)])
+def test_the_end_of_a_prompt_counts_as_a_full_tile_and_a_few_tokens_count_for_nothing(tokens: int, rate: float) -> None:
+    cost = StepCost({}, StepPolicy())
+    cost.add_bare(4.0)
+    cost.add_mixed(decoding=1, prompt_tokens=tokens, context=0.0, seconds=0.010)
+    assert cost.prompt_tokens_per_s == pytest.approx(rate)
+
+
+def test_more_tokens_never_take_less_time_whatever_the_clock_said() -> None:
+    """A disturbance while a smaller step was timed: a larger one's time would else be told below nothing."""
+    cost = StepCost({(16, 0): 50.0, (16, 112): 1.0, (16, 176): 60.0}, StepPolicy())
+    cost.add_bare(4.0)
+    assert cost.predicted_ms(16, None) == {112: 4.0, 176: 14.0}

@@ -1,0 +1,99 @@
+"""Requests to a worker: start a job, change roles, drain, and questions for its roles."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from common.errors import PlaceAgainError
+from common.messages import Ack, Cancel, Drain, Resend, RolesReply, SetRoles, ToWorker, WorkerReply
+from common.words import WorkerStatus
+from worker.fencing import Fencing
+from worker.identity import Identity
+from worker.roles import Roles
+from worker.serving.jobs import ClaimedJob, JobIntake
+
+log = logging.getLogger("baton.worker")
+
+
+class Control:
+    """Hands jobs and messages to the roles, and changes which of them take work."""
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        roles: Roles,
+        jobs: JobIntake,
+        fencing: Fencing,
+        tell: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`tell()`: announce to everybody what this worker takes now."""
+        self._identity = identity
+        self._roles = roles
+        self._jobs = jobs
+        self._fencing = fencing
+        self._tell = tell
+        self._is_stopping = False
+        self._changing = asyncio.Lock()
+
+    async def start_job(self, claimed: ClaimedJob) -> None:
+        """Give a claimed job to the role that takes it, or back to its gateway."""
+        self._fencing.expect(claimed.job.gateway)
+        for role in self._roles.active:
+            if role.takes(claimed.job):
+                await role.start(claimed)
+                return
+        message = f"{self._identity.worker} has the roles {', '.join(self._roles.names)} now"
+        await self._jobs.fail(claimed, code=PlaceAgainError.code, message=message, retryable=True)
+
+    async def handle(self, message: ToWorker) -> WorkerReply | None:
+        """Answer a message; None = it needs no answer."""
+        if isinstance(message, SetRoles):
+            return await self._set_roles(message)
+        if isinstance(message, Drain):
+            return await self._set_draining(message)
+        replies = [await role.handle(message) for role in self._roles.all]
+        answers = [reply for reply in replies if reply is not None]
+        if isinstance(message, Cancel | Resend):
+            return Ack(known=any(isinstance(answer, Ack) and answer.known for answer in answers))
+        return answers[0] if answers else Ack(known=False)
+
+    def stop(self) -> None:
+        """Take no more work."""
+        self._is_stopping = True
+        self._roles.status = WorkerStatus.DRAINING
+
+    async def _set_roles(self, message: SetRoles) -> RolesReply:
+        """Change the roles, and answer once everybody was told."""
+        roles = self._roles
+        async with self._changing:
+            refusal = (
+                roles.refusal(message.roles) if roles.status == WorkerStatus.READY else f"the worker is {roles.status}"
+            )
+            if refusal:
+                log.warning("worker.roles_refused", extra={"roles": message.roles, "why": refusal})
+                return RolesReply(accepted=False, roles=roles.names, reason=refusal)
+            before = roles.names
+            if await roles.change(message.roles):
+                extra = {"before": before, "now": roles.names, "why": message.reason}
+                log.info("worker.roles_changed", extra=extra)
+                self._jobs.room_changed()
+                await self._tell()
+            return RolesReply(accepted=True, roles=roles.names)
+
+    async def _set_draining(self, message: Drain) -> RolesReply:
+        """Take no new work, or take it again, and answer once everybody was told."""
+        roles = self._roles
+        async with self._changing:
+            if self._is_stopping or roles.status == WorkerStatus.STARTING:
+                why = "is stopping" if self._is_stopping else "is starting"
+                return RolesReply(accepted=False, roles=roles.names, reason=f"the worker {why}")
+            status = WorkerStatus.DRAINING if message.draining else WorkerStatus.READY
+            if status != roles.status:
+                roles.status = status
+                log.info("worker.drained" if message.draining else "worker.resumed", extra={"why": message.reason})
+                self._jobs.room_changed()
+                await self._tell()
+            return RolesReply(accepted=True, roles=roles.names)

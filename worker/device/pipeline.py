@@ -1,0 +1,179 @@
+"""The pipeline of passes: plan, launch, deliver, with two passes in flight.
+
+The roles decide (`plan`, `apply`) on the event loop; threads launch and await passes, so heartbeats and control messages
+go on meanwhile. The device never waits for a decision: pass n + 1 is planned and launched while it computes pass n.
+
+    event loop   plan n+1 ─ apply n-1 ──────── apply n ─ plan n+2 ──────
+    device       ─────── pass n ──────────────▶─────── pass n+1 ───────▶
+
+With both roles, decode tokens and prefill chunks share a pass: the roles plan in order, each with the token budget that
+the ones before it left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from collections.abc import Sequence as ListOf
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from engine.engine import Chunk, Sampled
+from engine.sequence import Sequence
+from worker.device.health import DeviceHealth
+from worker.device.launcher import Clock, Launch, Launcher, SteppingEngine, Threads
+from worker.device.prompt_budget import PassLoad, PromptBudget
+from worker.device.trials import Trials
+
+log = logging.getLogger("baton.device")
+
+MAX_IN_FLIGHT = 2  # one computing, one queued
+IDLE_AFTER_S = 0.005  # without work for this long, a device has idled
+
+
+class Planner(Protocol):
+    """A role's share in the pipeline. Each planned chunk gets one `apply` or one `failed`, in order."""
+
+    def plan(self, token_budget: int) -> list[Chunk]:
+        """Choose this role's part of the next pass, at most `token_budget` tokens; one pass may be in flight.
+
+        Block tables must cover the part until its result came.
+        """
+        ...
+
+    def apply(self, results: ListOf[tuple[Chunk, Sampled | None]]) -> None:
+        """Take the results of this role's chunks. Must not raise for one sequence's sake."""
+        ...
+
+    def failed(self, chunks: ListOf[Chunk], error: Exception) -> None:
+        """These chunks got no results, nor will later chunks of the same sequences."""
+        ...
+
+
+class Pipeline:
+    """Runs passes while any role has work, else waits to be woken. `steps` counts finished passes."""
+
+    def __init__(
+        self,
+        *,
+        engine: SteppingEngine,
+        budget: PromptBudget,
+        trials: Trials | None = None,
+        health: DeviceHealth | None = None,
+        announce: Callable[[Sequence], Awaitable[None]] | None = None,
+        threads: Threads | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """`announce(suspect)` is awaited before a pass with a suspect is launched."""
+        self.budget = budget
+        self.steps = 0
+        self._trials = trials or Trials()
+        self._health = health or DeviceHealth()
+        self._announce = announce
+        self._clock = clock or time.monotonic
+        self._launcher = Launcher(engine, threads=threads, clock=self._clock)
+        self._planners: list[tuple[Planner, Callable[[], int]]] = []
+        self._wake = asyncio.Event()
+        self._launches: deque[Launch] = deque()  # oldest first, until delivered
+        self._failure = _Failure()  # what the last delivered pass lost
+        self._over_at = 0.0  # when the last pass was over
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._launches)
+
+    @property
+    def in_flight(self) -> list[list[Chunk]]:
+        """The chunks of the passes in flight, oldest first."""
+        return [launch.chunks for launch in self._launches]
+
+    @property
+    def broken(self) -> str:
+        """Why this device is broken; "" while it works."""
+        oldest = self._launches[0] if self._launches else None
+        if oldest is None or oldest.over.done():
+            return self._health.problem()
+        return self._health.problem(waited_s=self._clock() - max(oldest.submitted_at, self._over_at))
+
+    def attach(self, planner: Planner, *, backlog: Callable[[], int] = lambda: 0) -> None:
+        """Give `planner` a share of every later pass. `backlog()`: prompt tokens that wait with it."""
+        self._planners.append((planner, backlog))
+
+    def wake(self) -> None:
+        """A role may have work now."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Compute until cancelled. Cancellation waits for the passes in flight and drops their results."""
+        try:
+            while True:
+                self._wake.clear()
+                while self._launches and self._launches[0].over.done():
+                    self._deliver(self._launches.popleft())
+                while len(self._launches) < MAX_IN_FLIGHT and any(shares := self._plan()):
+                    suspect = self._trials.on_trial(shares)
+                    if suspect is not None and self._announce is not None:
+                        await self._announce(suspect)
+                    self._launches.append(self._launcher.submit(shares, when_over=self.wake))
+                await self._wake.wait()
+        finally:
+            await self._launcher.close(self._launches)
+            self._launches.clear()
+
+    def _plan(self) -> list[list[Chunk]]:
+        """Each planner's part of the next pass. Planners after one that decodes share the prompt budget."""
+        token_budget, decoding, prompt_tokens, shares = self.budget.token_budget, 0, 0, []
+        for planner, backlog in self._planners:
+            if decoding:
+                most = self.budget.tokens(backlog(), decoding=decoding)
+                token_budget = max(0, min(token_budget, most - prompt_tokens))
+            share = planner.plan(token_budget)
+            self._trials.planned(share)
+            load = PassLoad.of(share)
+            token_budget -= load.decoding + load.prompt_tokens
+            prompt_tokens += load.prompt_tokens
+            decoding = load.decoding or decoding
+            shares.append(share)
+        if decoding:
+            self.budget.planned(decoding=decoding, prompt_tokens=prompt_tokens)
+        return shares
+
+    def _deliver(self, launch: Launch) -> None:
+        self.steps += 1
+        self._trials.landed(launch.chunks)
+        before, self._failure = self._failure, _Failure()
+        try:
+            results = launch.over.result()
+        except Exception as error:
+            log.exception("device.step_failed", extra={"chunks": len(launch.chunks)})
+            self._health.failed(error)
+            self._failure = _Failure({chunk.sequence for chunk in launch.chunks}, error)
+            for (planner, _), share in zip(self._planners, launch.shares, strict=False):
+                planner.failed(share, error)
+            return
+        if results:  # empty if the pass before lost all its sequences
+            self._health.passed()
+        self._measure(launch)
+        for (planner, _), share in zip(self._planners, launch.shares, strict=False):
+            lost = [chunk for chunk in share if chunk.sequence in before.sequences]
+            if lost:
+                planner.failed(lost, before.error)
+            planner.apply([(chunk, results[chunk]) for chunk in share if chunk.sequence not in before.sequences])
+
+    def _measure(self, launch: Launch) -> None:
+        """Give the pass's time to the budget. A pass launched early began when the one before ended."""
+        seconds = launch.over_at - max(launch.began_at, self._over_at)
+        after_idling = launch.began_at - self._over_at > IDLE_AFTER_S
+        self._over_at = launch.over_at
+        self.budget.measured(PassLoad.of(launch.chunks), seconds, after_idling=after_idling)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Why the sequences of a pass have no results; without sequences, all have theirs."""
+
+    sequences: set[Sequence] = field(default_factory=set)
+    error: Exception = field(default_factory=Exception)

@@ -1,0 +1,111 @@
+"""The cost of computing prompts, fitted to measured passes: one part a pass, one a token, one for attention.
+
+A token attends to all tokens before it, so cost grows faster than length. That part is published as *double tokens*: the
+context length at which attention doubles the cost of a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+FIT_MEMORY = 0.95  # weight of a pass in the fit after one more pass
+IDLE_WEIGHT = 0.2  # less after idling: a hot H200 takes 10 % longer
+MIN_WEIGHT = 3.0  # total weight of the passes before attention is fitted
+# Variance of the passes' sizes by their squared mean, below which the parts can't be told apart.
+MIN_SPREAD = 0.01
+ONE_SIZE_SPREAD = 1e-6  # below it, all passes have one size
+MIN_UNEXPLAINED = 0.02  # share of the pairs' variance that the tokens must leave unexplained
+MAX_ATTENTION_SHARE = 0.8  # the most that attention may take of a mean pass
+SCALE = np.array((1.0, 1e3, 1e6, 1.0))  # 1, tokens, pairs, seconds: brings them to one magnitude
+
+Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
+
+def pairs_of(start: int, end: int) -> float:
+    """Pairs of a token in [start, end) and one before it."""
+    return (end - start) * (end + start) / 2
+
+
+class PromptCost:
+    """Least squares of seconds = fixed + a * tokens + b * pairs, none of them negative.
+
+    The fit covers `known` prompts, which stay, and newer passes, which fade. `b` keeps its last value while passes are too
+    alike to tell it from the rest.
+    """
+
+    def __init__(self, known: Mapping[int, float] | None = None) -> None:
+        """`known`: seconds of whole prompts, by their tokens."""
+        # Sums of products of (1, tokens, pairs, seconds).
+        self._known, self._newer = np.zeros((4, 4)), np.zeros((4, 4))
+        self._fixed_s = self._token_s = self._pair_s = 0.0
+        self._average_fixed_s = self._average_token_s = 0.0
+        for tokens, seconds in (known or {}).items():
+            self._known += _products(tokens, pairs_of(0, tokens), seconds)
+        if known:
+            self._fit()
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The rate of tokens without context; 0 = not measured yet."""
+        return 1.0 / self._token_s if self._token_s > 0 else 0.0
+
+    @property
+    def fixed_ms(self) -> float:
+        """The part of a pass that its tokens don't explain."""
+        return 1000 * self._fixed_s
+
+    @property
+    def double_tokens(self) -> float:
+        """The context length at which a token takes twice the time; 0 = not measured yet."""
+        return self._token_s / self._pair_s if self._pair_s > 0 else 0.0
+
+    @property
+    def average_tokens_per_s(self) -> float:
+        """The rate of tokens with the measured passes' average context; 0 = not measured yet."""
+        return 1.0 / self._average_token_s if self._average_token_s > 0 else 0.0
+
+    @property
+    def average_fixed_ms(self) -> float:
+        """The part of a pass that its tokens don't explain at the average rate."""
+        return 1000 * self._average_fixed_s
+
+    def add(self, tokens: int, pairs: float, seconds: float, *, after_idling: bool = False) -> None:
+        """Learn from a pass of prompts alone. `tokens` is positive.
+
+        `after_idling`: the device had cooled down, so the pass counts less.
+        """
+        weight = IDLE_WEIGHT if after_idling else 1.0
+        self._newer = FIT_MEMORY**weight * self._newer + weight * _products(tokens, pairs, seconds)
+        self._fit()
+
+    def _fit(self) -> None:
+        sums = self._known + self._newer
+        count = float(sums[0, 0])
+        mean = sums[0] / count
+        spread = sums / count - np.outer(mean, mean)
+        _, x, z, y = (mean * SCALE).tolist()
+        _, (_, xx, xz, xy), (_, _, zz, zy), _ = (spread * np.outer(SCALE, SCALE)).tolist()
+        if count > MIN_WEIGHT and zz > MIN_SPREAD * z * z:
+            apart = xx * zz - xz * xz
+            if xx <= ONE_SIZE_SPREAD * x * x:  # full passes of long prompts: only the pairs differ
+                self._pair_s = zy / zz
+            elif xx > MIN_SPREAD * x * x and apart > MIN_UNEXPLAINED * xx * zz:
+                self._pair_s = (zy * xx - xy * xz) / apart
+        self._pair_s = max(0.0, min(self._pair_s, MAX_ATTENTION_SHARE * y / z)) if z else 0.0
+        self._fixed_s, self._token_s = _line(x, y - self._pair_s * z, xx, xy - self._pair_s * xz)
+        self._average_fixed_s, self._average_token_s = _line(x, y, xx, xy)
+
+
+def _line(x: float, y: float, xx: float, xy: float) -> tuple[float, float]:
+    """Intercept and slope, neither negative, from the means, x's variance and the covariance."""
+    through_zero = y / x
+    slope = xy / xx if xx > MIN_SPREAD * x * x else through_zero
+    slope = slope if 0.2 * through_zero < slope < through_zero else through_zero
+    return max(0.0, y - slope * x), slope
+
+
+def _products(tokens: float, pairs: float, seconds: float) -> Floats:
+    point = np.array((1.0, tokens, pairs, seconds)) / SCALE
+    return np.outer(point, point)

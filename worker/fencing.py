@@ -1,0 +1,96 @@
+"""Fences: end requests whose gateway is gone, or that others have given away.
+
+A silent or replaced gateway waits for nothing. A worker without the bus stops before others give its work away: after
+`FENCE_AFTER_S`, they after 4 s.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from enum import Enum, auto
+
+from common.bus import Bus
+from common.messages import GatewayState
+from worker.roles import CancelReason, Roles
+
+log = logging.getLogger("baton.worker")
+
+GATEWAY_SILENT_S = 5.0
+FENCE_AFTER_S = 3.0  # without the bus
+
+
+class Heard(Enum):
+    """What a gateway's heartbeat says about it."""
+
+    NEW = auto()
+    KNOWN = auto()
+    REPLACED = auto()  # its previous process is gone
+
+
+class GatewayTable:
+    """When each gateway was heard last. Without clock and I/O."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, float]] = {}  # (incarnation, instant); 0 before the first heartbeat
+
+    def expect(self, gateway: str, now: float) -> None:
+        """Expect heartbeats of this gateway: a job of it was claimed."""
+        self._seen.setdefault(gateway, (0, now))
+
+    def saw(self, gateway: str, incarnation: int, now: float) -> Heard:
+        known = self._seen.get(gateway)
+        self._seen[gateway] = (incarnation, now)
+        if known is None:
+            return Heard.NEW
+        return Heard.KNOWN if known[0] in (0, incarnation) else Heard.REPLACED
+
+    def forget_silent(self, now: float) -> list[str]:
+        """Drop the gateways that were silent for too long, and return them."""
+        silent = [gateway for gateway, (_, seen_at) in self._seen.items() if now - seen_at > GATEWAY_SILENT_S]
+        for gateway in silent:
+            del self._seen[gateway]
+        return silent
+
+    def excuse(self, now: float) -> None:
+        """Start their silence anew: without the bus nobody can be heard."""
+        self._seen = {gateway: (incarnation, now) for gateway, (incarnation, _) in self._seen.items()}
+
+
+class Fencing:
+    """Cancels requests of lost gateways, and all requests when this worker is cut off for too long."""
+
+    def __init__(self, *, bus: Bus, roles: Roles, clock: Callable[[], float] | None = None) -> None:
+        self._bus = bus
+        self._roles = roles
+        self._clock = clock or time.monotonic
+        self._gateways = GatewayTable()
+        self._connected_at = self._clock()
+
+    def expect(self, gateway: str) -> None:
+        """Expect heartbeats of this gateway: a job of it was claimed."""
+        self._gateways.expect(gateway, self._clock())
+
+    def saw(self, state: GatewayState) -> Heard:
+        """Take a heartbeat. The caller cancels the requests of a REPLACED gateway."""
+        return self._gateways.saw(state.gateway, state.incarnation, self._clock())
+
+    async def watch(self) -> None:
+        """Check gateways and the bus; call it every second."""
+        now = self._clock()
+        if self._bus.connected:
+            self._connected_at = now
+            for gateway in self._gateways.forget_silent(now):
+                await self.cancel(gateway)
+            return
+        self._gateways.excuse(now)
+        if now - self._connected_at > FENCE_AFTER_S:
+            for role in self._roles.all:
+                await role.cancel_all(CancelReason.BUS_LOST)
+
+    async def cancel(self, gateway: str) -> None:
+        """Give up the requests of this gateway."""
+        log.warning("gateway.lost", extra={"gateway": gateway})
+        for role in self._roles.all:
+            await role.cancel_all(CancelReason.GATEWAY_LOST, gateway=gateway)

@@ -1,0 +1,121 @@
+"""A worker's heartbeats, its entry in the registry, and its prefixes in the global index."""
+
+from __future__ import annotations
+
+import contextlib
+
+from common import subjects
+from common.blocks import hash_blocks, hash_root
+from common.errors import UnavailableError
+from common.messages import KVLayout, WorkerState
+from common.store import Store
+from worker.context import RoleContext
+from worker.device.pipeline import Pipeline
+from worker.index_news import IndexNews
+from worker.settings import WorkerSettings
+
+HEARTBEAT_S = 0.5
+REGISTER_S = 1.0
+ANNOUNCE_S = 0.1
+
+
+class Heartbeat:
+    """Publishes the state of a worker to gateways, other workers and the registry."""
+
+    def __init__(
+        self, context: RoleContext, *, pipeline: Pipeline, store: Store, settings: WorkerSettings, fingerprint: str
+    ) -> None:
+        """`fingerprint`: the model's."""
+        self._context = context
+        self._pipeline = pipeline
+        self._store = store
+        self._settings = settings
+        self._fingerprint = fingerprint
+        self._news = IndexNews(context.pool)
+
+    def state(self) -> WorkerState:
+        context, settings, budget = self._context, self._settings, self._context.budget
+        loads = [role.load() for role in context.roles.all]
+        return WorkerState(
+            worker=context.identity.worker,
+            incarnation=context.identity.incarnation,
+            roles=context.roles.names,
+            status=context.roles.status,
+            model=settings.served_model,
+            model_fingerprint=self._fingerprint,
+            tokenizer_fingerprint=settings.tokenizer_fingerprint,
+            vocab_size=context.vocab_size,
+            max_model_len=context.max_model_len,
+            region=context.region,
+            parity_hash=parity_hash(self._fingerprint, context.layout),
+            steps=self._pipeline.steps,
+            busy=self._pipeline.busy,
+            running=sum(load.running for load in loads),
+            waiting=sum(load.waiting for load in loads),
+            queued_tokens=sum(load.queued_tokens for load in loads),
+            held_blocks=sum(load.held_blocks for load in loads),
+            free_blocks=context.pool.num_free,
+            max_sequences=context.max_sequences,
+            prefill_tokens_per_s=budget.prompt_cost.average_tokens_per_s,
+            decode_step_ms=budget.step_cost.bare_ms,
+            prefill_fixed_ms=budget.prompt_cost.average_fixed_ms,
+            prefill_bare_tokens_per_s=budget.prompt_cost.tokens_per_s,
+            prefill_bare_fixed_ms=budget.prompt_cost.fixed_ms,
+            prefill_double_tokens=budget.prompt_cost.double_tokens,
+            local_tokens_per_s=budget.local_tokens_per_s,
+            link_bytes_per_s=max((load.link_bytes_per_s for load in loads), default=0.0),
+            totals=context.totals.as_message(
+                preemptions=sum(load.preemptions for load in loads),
+                bad_digests=sum(load.bad_digests for load in loads),
+                expired_jobs=context.jobs.expired,
+                lost_frames=context.outbox.lost_frames,
+                malformed=context.bus.malformed,
+                dead_letters=context.bus.dead_letters,
+            ),
+        )
+
+    async def beat(self) -> None:
+        """Send a heartbeat, and set the step target by the roles in the fleet now."""
+        context = self._context
+        roles = (state.roles for state in context.peers.states.values())
+        context.budget.target_ms = self._settings.step_targets.chosen_ms(roles)
+        await context.bus.publish(subjects.heartbeat(context.identity.worker), self.state())
+
+    async def beat_if_possible(self) -> None:
+        """Send an extra heartbeat; failure is harmless, the next one repeats it."""
+        with contextlib.suppress(UnavailableError):
+            await self.beat()
+
+    async def register(self) -> None:
+        """Renew the entry in the registry. If it was gone, the index may be gone, too."""
+        if await self._store.register(self.state()):
+            self._news.forget()
+
+    async def unregister(self) -> None:
+        identity = self._context.identity
+        await self._store.unregister(identity.worker, identity.incarnation)
+
+    async def tell(self) -> None:
+        """Announce at once what this worker takes; the next beats repeat it."""
+        for telling in (self.beat, self.register):
+            with contextlib.suppress(UnavailableError):
+                await telling()
+
+    async def announce(self) -> None:
+        """Keep the global index in step with the pool; announce everything again after a flush or a lost call."""
+        identity = self._context.identity
+        added, removed = self._news.next()
+        if self._news.is_known and not added and not removed:
+            return
+        self._news.forget()
+        await self._store.announce(identity.worker, identity.incarnation, added, removed)
+        self._news.told()
+
+
+def parity_hash(fingerprint: str, layout: KVLayout) -> bytes:
+    """The block hash of the probe prompt `0, 1, …` of two blocks.
+
+    A gateway that computes another one must not place requests here.
+    """
+    root = hash_root(model=fingerprint, kv_dtype=layout.dtype, block_size=layout.block_size)
+    return hash_blocks(root, range(2 * layout.block_size), layout.block_size)[-1]

@@ -1,0 +1,1 @@
+"""What both roles do for a request: claim its job, check it, give it blocks, send its tokens, forget it."""

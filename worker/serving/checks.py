@@ -1,0 +1,31 @@
+"""What a worker checks of a job before it touches memory: it trusts no message, though the gateway checked too."""
+
+from __future__ import annotations
+
+from array import array
+
+from common.blocks import DIGEST_BYTES
+from common.errors import InvalidRequestError
+from common.messages import Job
+
+
+def check_job(job: Job, *, vocab_size: int, max_model_len: int) -> None:
+    """Raise InvalidRequestError, naming the field, when no attempt can serve the job."""
+    num_tokens, rest = divmod(len(job.token_ids), 4)
+    if rest or num_tokens == 0:
+        raise InvalidRequestError("token_ids must be packed uint32 and not empty", param="token_ids")
+    if not 1 <= job.num_prompt_tokens <= num_tokens:
+        raise InvalidRequestError("num_prompt_tokens is out of range", param="num_prompt_tokens")
+    if num_tokens >= max_model_len:
+        raise InvalidRequestError(
+            f"the sequence has {num_tokens} tokens; this model serves {max_model_len} with the answer", param="prompt"
+        )
+    if len(job.hash_root) != DIGEST_BYTES:
+        raise InvalidRequestError(f"hash_root must have {DIGEST_BYTES} bytes", param="hash_root")
+    if max(array("I", job.token_ids)) >= vocab_size:
+        raise InvalidRequestError(f"a token id is not below the vocabulary size {vocab_size}", param="token_ids")
+    if job.sampling.max_tokens < 1:
+        raise InvalidRequestError("max_tokens must be at least 1", param="max_tokens")
+    biased = [*job.sampling.logit_bias, *job.sampling.stop_token_ids]
+    if any(not 0 <= token < vocab_size for token in biased):
+        raise InvalidRequestError("logit_bias or stop_token_ids name a token that is not in the vocabulary")

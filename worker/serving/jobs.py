@@ -1,0 +1,233 @@
+"""Pulling jobs: fetch only what can start now, claim each at its gateway, keep it alive, settle it.
+
+JetStream accepts a stale ack after the ack-wait, so the claim is the fence: a worker starts only a granted attempt, and
+acks only when the gateway agrees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from common import subjects
+from common.bus import Bus, Delivery
+from common.errors import UnavailableError
+from common.messages import (
+    Claim,
+    ClaimReply,
+    Failed,
+    Job,
+    Settle,
+    SettleReply,
+    gateway_reply_decoder,
+)
+from common.tracing import in_trace
+from worker.identity import Identity
+
+log = logging.getLogger("baton.jobs")
+
+FETCH_EXPIRES_S = 1.0  # how long a stopped worker holds its one pull at most
+IN_PROGRESS_EVERY_S = 1.0
+CLAIM_TIMEOUT_S = 1.0
+SETTLE_TIMEOUT_S = 2.0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ClaimedJob:
+    """A job that this worker may work on, until it is settled, failed or dropped. Instants are `time.monotonic()`."""
+
+    job: Job
+    delivery: Delivery
+    claimed_at: float
+    deadline_at: float
+    finished: bool = field(default=False)
+
+    def remaining_ms(self) -> int:
+        """Milliseconds left, never below 0."""
+        return max(0, int((self.deadline_at - time.monotonic()) * 1000))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoffTimes:
+    """Milliseconds of a handoff's parts; see `Settle`."""
+
+    push_ms: float
+    late_push_ms: float
+    handover_ms: float
+
+
+class JobIntake:
+    """Pulls this worker's jobs and passes the claimed ones to `start`."""
+
+    def __init__(self, *, bus: Bus, identity: Identity) -> None:
+        self._bus = bus
+        self._identity = identity
+        self._claiming = 0
+        self._held: set[ClaimedJob] = set()
+        self._room_changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.expired = 0
+
+    def room_changed(self) -> None:
+        """A role may take more jobs now."""
+        self._room_changed.set()
+
+    async def run(
+        self, stopping: asyncio.Event, *, room: Callable[[], int], start: Callable[[ClaimedJob], Awaitable[None]]
+    ) -> None:
+        """Pull as many jobs as there is `room` for until `stopping`, and `start` the claimed ones.
+
+        Returns without waiting for claimed jobs. Never cancels a pull in flight.
+        """
+        queue = await self._bus.jobs(self._identity.worker)
+        while not stopping.is_set():
+            self._room_changed.clear()
+            num_jobs = room() - self._claiming
+            if num_jobs <= 0:
+                await _first(self._room_changed.wait(), stopping.wait())
+                continue
+            for delivery in await queue.fetch(num_jobs, expires_s=FETCH_EXPIRES_S):
+                if stopping.is_set():
+                    await delivery.nak()
+                    continue
+                self._claiming += 1
+                with in_trace(delivery.job.traceparent):  # covers the claim and the role's tasks for the job
+                    self._spawn(self._claim(delivery, start))
+
+    async def keep_alive(self) -> None:
+        """Send JetStream `in_progress` for the claimed jobs each second, until cancelled."""
+        while True:
+            await asyncio.sleep(IN_PROGRESS_EVERY_S)
+            for claimed in list(self._held):
+                with contextlib.suppress(UnavailableError):
+                    await claimed.delivery.in_progress()
+
+    async def settle(
+        self,
+        claimed: ClaimedJob,
+        *,
+        decode_worker: str = "",
+        decode_incarnation: int = 0,
+        times: HandoffTimes | None = None,
+    ) -> None:
+        """Ack the job if the gateway agrees that this attempt is current; otherwise terminate the delivery."""
+        if not self._finish(claimed):
+            return
+        settle = Settle(
+            **self._identity.head(claimed.job),
+            decode_worker=decode_worker,
+            decode_incarnation=decode_incarnation,
+            push_ms=times.push_ms if times else 0.0,
+            late_push_ms=times.late_push_ms if times else 0.0,
+            handover_ms=times.handover_ms if times else 0.0,
+        )
+        try:
+            reply = await self._bus.request(
+                subjects.gateway(claimed.job.gateway), settle, gateway_reply_decoder, timeout_s=SETTLE_TIMEOUT_S
+            )
+        except UnavailableError:
+            reply = SettleReply(ack=False)  # the gateway is gone, and the request with it
+        with contextlib.suppress(UnavailableError):
+            if isinstance(reply, SettleReply) and reply.ack:
+                await claimed.delivery.ack()
+            else:
+                await claimed.delivery.term()
+
+    async def fail(
+        self, claimed: ClaimedJob, *, code: str, message: str, retryable: bool, dead_worker: str = ""
+    ) -> None:
+        """Report to the gateway, which decides about another attempt, and end the delivery."""
+        if not self._finish(claimed):
+            return
+        failed = Failed(
+            **self._identity.head(claimed.job),
+            code=code,
+            message=message[:500],
+            retryable=retryable,
+            dead_worker=dead_worker,
+        )
+        with contextlib.suppress(UnavailableError):
+            await self._bus.publish(subjects.gateway(claimed.job.gateway), failed)
+        with contextlib.suppress(UnavailableError):
+            await claimed.delivery.term()
+
+    async def is_wanted(self, claimed: ClaimedJob) -> bool:
+        """Whether the gateway still grants this worker the attempt."""
+        reply = await self._ask(claimed.job, is_held=True)
+        return reply is None or reply.granted
+
+    async def drop(self, claimed: ClaimedJob) -> None:
+        """Terminate the delivery silently: the gateway cancelled the attempt."""
+        if self._finish(claimed):
+            with contextlib.suppress(UnavailableError):
+                await claimed.delivery.term()
+
+    async def close(self) -> None:
+        """Wait for claims in flight."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLAIM_TIMEOUT_S * 2)
+
+    def _finish(self, claimed: ClaimedJob) -> bool:
+        self._held.discard(claimed)
+        was_finished, claimed.finished = claimed.finished, True
+        return not was_finished
+
+    async def _claim(self, delivery: Delivery, start: Callable[[ClaimedJob], Awaitable[None]]) -> None:
+        try:
+            reply = await self._ask(delivery.job)
+            if reply is None:
+                await delivery.nak(1.0)
+            elif not reply.granted:
+                log.info("job.not_granted", extra={"request_id": delivery.job.request_id, "reason": reply.reason})
+                await delivery.term()
+            elif reply.remaining_ms <= 0:
+                self.expired += 1
+                await delivery.term()
+            else:
+                now = time.monotonic()
+                claimed = ClaimedJob(
+                    job=delivery.job,
+                    delivery=delivery,
+                    claimed_at=now,
+                    deadline_at=now + reply.remaining_ms / 1000,
+                )
+                self._held.add(claimed)
+                await start(claimed)
+        except UnavailableError:
+            log.warning("job.claim_lost", extra={"request_id": delivery.job.request_id})
+        finally:
+            self._claiming -= 1
+            self._room_changed.set()
+
+    async def _ask(self, job: Job, *, is_held: bool = False) -> ClaimReply | None:
+        """Return None when the gateway did not answer: it may be slow, so JetStream delivers again, up to `max_deliver` times."""
+        claim = Claim(
+            **self._identity.head(job),
+            is_held=is_held,
+        )
+        try:
+            reply = await self._bus.request(
+                subjects.gateway(job.gateway), claim, gateway_reply_decoder, timeout_s=CLAIM_TIMEOUT_S
+            )
+        except UnavailableError:
+            return None
+        return reply if isinstance(reply, ClaimReply) else None
+
+    def _spawn(self, coroutine: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _first(*waits: Awaitable[object]) -> None:
+    """Return when any of the awaitables is done; cancel the others."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()

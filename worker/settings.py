@@ -1,0 +1,21 @@
+"""What may differ between two workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from worker.device.step_policy import StepTargets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """What may differ between two sane deployments of a worker."""
+
+    served_model: str
+    tokenizer_fingerprint: str
+    max_batch_tokens: int = 512
+    max_sequences: int = 64
+    step_targets: StepTargets = field(default_factory=StepTargets)
+    step_timeout_s: float = 120.0  # longer passes count as hung
+    drain_s: float = 30.0
+    ready_file: str = ""  # exists while the worker takes work

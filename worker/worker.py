@@ -1,0 +1,269 @@
+"""One worker process: an engine, its block pool and transport, and the roles that share them.
+
+`Worker.run` starts the pipeline, the job intake, the frame outbox, heartbeats and the control subject; roles
+(`prefill.role.PrefillRole`, `decode.role.DecodeRole`) attach before, each with the worker's `context`.
+
+    pipeline    passes of the device                 heartbeat   this worker's state for others
+    control     requests to this worker              fencing     whose requests end, and when all do
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+
+from common import subjects
+from common.bus import Bus
+from common.errors import ServingError, UnavailableError
+from common.messages import GatewayState, KVLayout, Region, WorkerState, gateway_state_decoder, to_worker_decoder
+from common.peers import Peers
+from common.store import Store
+from common.tasks import cancel_all
+from common.tracing import NoTracer, Tracer
+from common.words import WorkerStatus
+from engine.cache.block_pool import BlockPool
+from kvtransfer.transport import Transport
+from kvtransfer.transports import reaches_others
+from worker.background import Background, every
+from worker.context import RoleContext
+from worker.control import Control
+from worker.device.health import DeviceHealth
+from worker.device.launcher import SteppingEngine, Threads
+from worker.device.naming import Naming
+from worker.device.pipeline import Pipeline
+from worker.device.prompt_budget import PromptBudget
+from worker.device.trials import Trials
+from worker.fencing import Fencing, Heard
+from worker.heartbeat import ANNOUNCE_S, HEARTBEAT_S, REGISTER_S, Heartbeat
+from worker.identity import Identity
+from worker.probe_file import shown
+from worker.roles import CancelReason, Role, Roles
+from worker.serving.frames import FrameOutbox
+from worker.serving.jobs import JobIntake
+from worker.settings import WorkerSettings
+from worker.totals import Totals
+
+log = logging.getLogger("baton.worker")
+
+FENCE_CHECK_S = 1.0
+DEVICE_CHECK_S = 0.25
+DRAIN_CHECK_S = 0.05
+FAREWELL_TIMEOUT_S = 2.0
+EXIT_DEVICE_BROKEN = 70  # sysexits: a restart may help; twice in a row blames the GPU
+
+
+class WorkerEngine(SteppingEngine, Protocol):
+    """What a worker needs of its engine besides stepping."""
+
+    layout: KVLayout
+    kv: torch.Tensor
+    vocab_size: int
+    max_model_len: int
+    fingerprint: str
+
+    @property
+    def pass_ms(self) -> Mapping[tuple[int, int], float]:
+        """Milliseconds of timed passes, by slots (0: prompts alone) and prompt tokens; see `worker.device.step_cost`."""
+        ...
+
+
+def end_process() -> None:
+    """Exit without waiting: a thread on a broken device never returns."""
+    os._exit(EXIT_DEVICE_BROKEN)
+
+
+class Worker:
+    """Owns what the roles share. Construct, `attach` roles, `run` until told to stop."""
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        bus: Bus,
+        store: Store,
+        peers: Peers,
+        engine: WorkerEngine,
+        transport: Transport,
+        region: Region,
+        settings: WorkerSettings,
+        tracer: Tracer | None = None,
+        threads: Threads | None = None,
+        end_process: Callable[[], None] = end_process,
+    ) -> None:
+        """`region`: what `transport.open` returned. `end_process()` is called when the device is broken."""
+        pool = BlockPool(num_blocks=engine.layout.num_blocks, block_size=engine.layout.block_size)
+        trials = Trials()
+        roles = Roles(hands_over=reaches_others(transport.name))
+        jobs = JobIntake(bus=bus, identity=identity)
+        self._settings = settings
+        self._end_process = end_process
+        self._pipeline = Pipeline(
+            engine=engine,
+            budget=_budget(engine, settings),
+            trials=trials,
+            health=DeviceHealth(step_timeout_s=settings.step_timeout_s),
+            announce=Naming(bus=bus, identity=identity, trials=trials).name,
+            threads=threads,
+        )
+        self.context = RoleContext(
+            identity=identity,
+            layout=engine.layout,
+            kv=engine.kv,
+            vocab_size=engine.vocab_size,
+            max_model_len=min(engine.max_model_len, pool.num_blocks * pool.block_size),
+            max_sequences=settings.max_sequences,
+            pool=pool,
+            wake=self._pipeline.wake,
+            budget=self._pipeline.budget,
+            trials=trials,
+            jobs=jobs,
+            outbox=FrameOutbox(bus=bus, identity=identity),
+            bus=bus,
+            peers=peers,
+            transport=transport,
+            region=region,
+            roles=roles,
+            background=Background(),
+            totals=Totals(),
+            tracer=tracer or NoTracer(),
+        )
+        self.heartbeat = Heartbeat(
+            self.context, pipeline=self._pipeline, store=store, settings=settings, fingerprint=engine.fingerprint
+        )
+        self._fencing = Fencing(bus=bus, roles=roles)
+        self.control = Control(
+            identity=identity, roles=roles, jobs=jobs, fencing=self._fencing, tell=self.heartbeat.tell
+        )
+
+    @property
+    def passes_in_flight(self) -> int:
+        return len(self._pipeline.in_flight)
+
+    def attach(self, role: Role, *, active: bool = True) -> None:
+        """Add a role. Decode attaches first, so that running sequences get their tokens first."""
+        self.context.roles.attach(role, active=active)
+        self._pipeline.attach(role, backlog=lambda: role.load().queued_tokens)
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Serve until `stopping` is set, then drain: claim no more, finish what runs, leave the registry."""
+        context, roles = self.context, self.context.roles
+        worker = context.identity.worker
+        await context.bus.serve(subjects.worker(worker), to_worker_decoder, self.control.handle)
+        await context.bus.subscribe(subjects.ALL_GATEWAY_HEARTBEATS, gateway_state_decoder, self._gateway_seen)
+        context.peers.on_lost(self._worker_lost)
+        context.peers.on_joined(self._worker_joined)
+        for role in roles.active:  # workers heard before had no listeners here
+            await role.prepare()
+        await self._first_registration()
+        loops = [context.background.spawn(loop) for loop in self._loops()]
+        log.info("worker.ready", extra={"worker": worker, "roles": roles.names})
+        try:
+            with shown(self._settings.ready_file):
+                await context.jobs.run(stopping, room=roles.room, start=self.control.start_job)
+            await self._drain()
+        finally:
+            await self._leave(loops)
+
+    def _loops(self) -> list[Any]:
+        return [
+            self._pipeline.run(),
+            self.context.outbox.run(),
+            self.context.jobs.keep_alive(),
+            every(HEARTBEAT_S, self.heartbeat.beat),
+            every(REGISTER_S, self.heartbeat.register),
+            every(ANNOUNCE_S, self.heartbeat.announce),
+            every(FENCE_CHECK_S, self._fencing.watch),
+            every(DEVICE_CHECK_S, self._watch_device),
+        ]
+
+    async def _first_registration(self) -> None:
+        """Register before work may be placed here; without Redis be ready all the same."""
+        self.context.roles.status = WorkerStatus.READY
+        try:
+            await self.heartbeat.register()
+        except UnavailableError as error:
+            log.warning("worker.not_registered", extra={"error": error.message})
+
+    # -- what the worker hears -----------------------------------------------------------------------------------------
+
+    def _gateway_seen(self, state: GatewayState) -> None:
+        spawn = self.context.background.spawn
+        if state.kept_traces:
+            kept = state.kept_traces.hex()
+            self.context.tracer.keep(kept[at : at + 32] for at in range(0, len(kept) - 31, 32))
+        match self._fencing.saw(state):
+            case Heard.NEW:
+                spawn(self.heartbeat.beat_if_possible())
+            case Heard.REPLACED:
+                spawn(self._fencing.cancel(state.gateway))
+            case Heard.KNOWN:
+                pass
+
+    def _worker_joined(self, state: WorkerState) -> None:
+        """Answer a new worker with a heartbeat, and connect the roles to it before a request needs that."""
+        if state.worker != self.context.identity.worker:
+            self.context.background.spawn(self.heartbeat.beat_if_possible())
+            for role in self.context.roles.all:
+                role.worker_joined(state)
+
+    def _worker_lost(self, worker: str, incarnation: int) -> None:
+        for role in self.context.roles.all:
+            role.worker_lost(worker, incarnation)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    async def _watch_device(self) -> None:
+        """Announce a broken device, so that others take over at once, and end the process."""
+        if not self._pipeline.broken:
+            return
+        extra = {"worker": self.context.identity.worker, "reason": self._pipeline.broken}
+        log.critical("worker.device_broken", extra=extra)
+        self.context.roles.status = WorkerStatus.BROKEN
+        with contextlib.suppress(ServingError, TimeoutError):
+            async with asyncio.timeout(FAREWELL_TIMEOUT_S):
+                await self.heartbeat.beat()
+                await self.heartbeat.unregister()
+                await asyncio.sleep(0.05)  # the client's own task writes what was published
+        self._end_process()
+
+    async def _drain(self) -> None:
+        roles = self.context.roles
+        self.control.stop()
+        with contextlib.suppress(ServingError):
+            await self.heartbeat.beat()
+        await self.context.jobs.close()
+        give_up_at = time.monotonic() + self._settings.drain_s
+        while not all(role.idle() for role in roles.all) and time.monotonic() < give_up_at:
+            await asyncio.sleep(DRAIN_CHECK_S)
+        if not all(role.idle() for role in roles.all):  # their gateways start them again elsewhere
+            state = self.heartbeat.state()
+            log.warning("worker.grace_over", extra={"worker": state.worker, "requests": state.running + state.waiting})
+        for role in roles.all:
+            await role.cancel_all(CancelReason.WORKER_STOPPED)
+            await role.close()
+        await self.context.outbox.flush()
+
+    async def _leave(self, loops: list[asyncio.Task[Any]]) -> None:
+        self.context.roles.status = WorkerStatus.STOPPED
+        await cancel_all(loops)
+        with contextlib.suppress(ServingError):
+            await self.heartbeat.beat()
+        with contextlib.suppress(ServingError):
+            await self.heartbeat.unregister()
+        await self.context.transport.close()
+
+
+def _budget(engine: WorkerEngine, settings: WorkerSettings) -> PromptBudget:
+    if engine.pass_ms:
+        timed = {f"{slots}+{tokens}": round(ms, 2) for (slots, tokens), ms in sorted(engine.pass_ms.items())}
+        log.info("device.measured", extra={"pass_ms": timed})
+    return PromptBudget(
+        token_budget=settings.max_batch_tokens, target_ms=settings.step_targets.shared_ms, pass_ms=engine.pass_ms
+    )
