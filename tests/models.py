@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 VOCAB_SIZE = 512
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -22,6 +22,17 @@ EOS_TOKEN_ID = 2  # <|im_end|>
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# Hermes' tools and Qwen's reasoning, as models have them that know both.
+TOOL_TOKENS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+TOOL_TEMPLATE = (
+    "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>\n"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}'
+    "<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
 
 _SHAPE: dict[str, Any] = {
@@ -75,18 +86,22 @@ def build_tiny_model(folder: Path, family: str, *, seed: int = 0, shards: int = 
     return folder
 
 
-def build_tokenizer(folder: Path) -> None:
-    """Write tokenizer.json and tokenizer_config.json: a byte-level BPE of `VOCAB_SIZE` tokens with a ChatML template."""
+def build_tokenizer(folder: Path, *, template: str = CHAT_TEMPLATE, added: tuple[str, ...] = ()) -> None:
+    """Write tokenizer.json and tokenizer_config.json: a byte-level BPE of `VOCAB_SIZE` tokens with a ChatML template.
+
+    `added` are tokens for markup that is no control token, as Qwen's `<tool_call>`.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=VOCAB_SIZE - len(added),
         special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(_CORPUS.splitlines(), trainer)
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in added])
     if tokenizer.get_vocab_size() != VOCAB_SIZE:
         raise RuntimeError(f"the corpus gives {tokenizer.get_vocab_size()} tokens, not {VOCAB_SIZE}")
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -98,7 +113,7 @@ def build_tokenizer(folder: Path) -> None:
         "add_bos_token": False,
         "clean_up_tokenization_spaces": False,
         "model_max_length": _SHAPE["max_position_embeddings"],
-        "chat_template": CHAT_TEMPLATE,
+        "chat_template": template,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
 

@@ -24,10 +24,36 @@ class TokenIds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A function that the model may call; `parameters` is a JSON schema of an object."""
+
+    name: str
+    description: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    strict: bool = False  # its arguments must follow the schema
+
+    def as_template_input(self) -> dict[str, Any]:
+        """As Hugging Face's templates expect tools."""
+        described = {} if self.description is None else {"description": self.description}
+        return {"type": "function", "function": {"name": self.name} | described | {"parameters": self.parameters}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolRules:
+    """Which tools the model knows, and what it may or must do with them."""
+
+    tools: Sequence[Tool] = ()
+    must_call: bool = False
+    allowed: frozenset[str] = frozenset()  # the names that it may call
+    parallel: bool = True  # several calls in one answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
     """A prompt for the model's chat template. Messages are mappings with role, content, …"""
 
     messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Tool] = ()
     opens_answer: bool = True  # the template begins the assistant's message
     continues_final_message: bool = False
     variables: Mapping[str, Any] | None = None  # the client's own, for the template

@@ -167,6 +167,7 @@ async def _tokenised(prompt: Prompt, tokenizer: ChatTokenizer) -> list[int]:
                 add_generation_prompt=prompt.opens_answer,
                 continue_final_message=prompt.continues_final_message,
                 variables=prompt.variables,
+                tools=[tool.as_template_input() for tool in prompt.tools],
             )
         case _:
             assert_never(prompt)

@@ -11,6 +11,7 @@ from typing import Any, TypedDict, Unpack
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.runtime
@@ -22,6 +23,7 @@ MAX_RENDERED_CHARS = 8_000_000
 MAX_RENDER_S = 10.0
 MAX_PRODUCT = 100_000  # limit of a repetition such as 'x' * n
 RESERVED = frozenset({"messages", "add_generation_prompt", "tools", "documents", "bos_token", "eos_token"})
+_KNOWS_NONE = "this model's chat template knows no tools; serve a model that was trained for them"
 _END = "\x00the final message ends here\x00"
 
 
@@ -34,12 +36,29 @@ class RenderOptions(TypedDict, total=False):
     add_generation_prompt: bool  # default True
     continue_final_message: bool
     variables: Mapping[str, Any] | None
+    tools: Sequence[Mapping[str, Any]]  # as Hugging Face's templates expect them
+
+
+class Arguments(dict[str, Any]):
+    """A call's arguments: a mapping for templates that want one, its JSON for those that join it to text."""
+
+    def __str__(self) -> str:
+        return json.dumps(self, ensure_ascii=False)
+
+    def __radd__(self, text: str) -> str:
+        return text + str(self)
+
+    def __add__(self, text: str) -> str:
+        return str(self) + text
 
 
 class ChatTemplate:
-    """One compiled template. Rendering is safe from several threads."""
+    """One compiled template. Rendering is safe from several threads.
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    `tool_source` is the folder's template for conversations with tools, where it has one of its own.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str], tool_source: str | None = None) -> None:
         environment = _Sandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock]
         )
@@ -47,6 +66,10 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
         self._template = environment.from_string(source)
+        with_tools = tool_source or source
+        self._tool_template = environment.from_string(with_tools)
+        self._reads_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(with_tools))
+        self._reads_calls = "tool_calls" in with_tools
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[RenderOptions]) -> str:
@@ -56,34 +79,44 @@ class ChatTemplate:
         if reserved:
             name = f"chat_template_kwargs.{min(reserved)}"
             raise InvalidRequestError(f"{name}: not the client's to set", param="chat_template_kwargs")
+        tools = options.get("tools") or None
+        self._check_tools(messages, tools)
+        messages = [_with_arguments(message) for message in messages]
         resumes = options.get("continue_final_message", False)
         if resumes:
             messages = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + _END}]
-        text = self._rendered(messages, options.get("add_generation_prompt", True), variables)
+        context = {**variables, "tools": tools, "add_generation_prompt": options.get("add_generation_prompt", True)}
+        text = self._rendered(messages, context)
         if resumes:
             text, found, _ = text.partition(_END)
             if not found:
                 raise InvalidRequestError("the chat template drops the final message", param="continue_final_message")
         return text
 
-    def _rendered(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, variables: Mapping[str, Any]
-    ) -> str:
+    def _check_tools(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> None:
+        """Refuse what the template would drop in silence. Raises InvalidRequestError."""
+        if tools and not self._reads_tools:
+            raise InvalidRequestError(f"tools: {_KNOWS_NONE}", param="tools")
+        if not self._reads_calls and any("tool_calls" in message for message in messages):
+            raise InvalidRequestError(f"messages: tool_calls can't be shown to it: {_KNOWS_NONE}", param="messages")
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> str:
         # Templates ask `tools is not none`: absent values are None, not undefined.
-        context = {"tools": None, "documents": None, **variables, **self._special_tokens}
-        context |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
+        context = {"documents": None, **given, **self._special_tokens, "messages": messages}
+        has_calls = any(message["role"] == "tool" or "tool_calls" in message for message in messages)
+        template = self._tool_template if given["tools"] or has_calls else self._template
         try:
-            return self._bounded(context)
+            return self._bounded(template, context)
         except (
             jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError
         ) as error:  # fmt: skip
             raise InvalidRequestError(f"the chat template refused the messages: {error}", param="messages") from error
 
-    def _bounded(self, context: Mapping[str, Any]) -> str:
+    def _bounded(self, template: jinja2.Template, context: Mapping[str, Any]) -> str:
         """Render piece by piece. Raises InvalidRequestError once the text is too long or too slow."""
         give_up_at = time.monotonic() + MAX_RENDER_S
         pieces, length = [], 0
-        for piece in self._template.generate(context):
+        for piece in template.generate(context):
             pieces.append(piece)
             length += len(piece)
             if length > MAX_RENDERED_CHARS:
@@ -104,7 +137,19 @@ def read_template(folder: Path, tokenizer_config: Mapping[str, Any], special: Ma
     if isinstance(inline, list):
         named = {entry["name"]: entry["template"] for entry in inline}
         inline = named.get("default") or next(iter(named.values()), None)
+        return ChatTemplate(inline, special, named.get("tool_use")) if inline else None
     return ChatTemplate(inline, special) if inline else None
+
+
+def _with_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message whose calls' arguments suit every template."""
+    if "tool_calls" not in message:
+        return message
+    calls = [
+        {**call, "function": {**call["function"], "arguments": Arguments(call["function"]["arguments"])}}
+        for call in message["tool_calls"]
+    ]
+    return {**message, "tool_calls": calls}
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):

@@ -25,7 +25,7 @@ _OFF: dict[str, Any] = {
 }
 
 
-def _complete(schema: dict[str, Any], model: type[StrictFields]) -> None:
+def described(schema: dict[str, Any], model: type[StrictFields]) -> None:
     """Add to a class's JSON schema what its validators check."""
     required = schema.get("required", [])
     for field, rule in schema["properties"].items():
@@ -41,9 +41,9 @@ def _may_be_null(rule: dict[str, Any]) -> bool:
 
 
 class StrictFields(BaseModel):
-    """Refuses unknown fields; drops null ones, and unsupported ones that are off."""
+    """Refuses unknown fields; drops null ones, known or not, and unsupported ones that are off."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra=_complete)
+    model_config = ConfigDict(extra="forbid", json_schema_extra=described)
     unsupported: ClassVar[dict[str, str]] = {}  # known fields that are refused, and why
     schemas: ClassVar[dict[str, dict[str, Any]]] = {}  # JSON schemas of fields that validators check in code
 
@@ -57,7 +57,7 @@ class StrictFields(BaseModel):
             if name in cls.unsupported:
                 if value is not None and value is not False and value != [] and value != {}:
                     raise ValueError(f"{name}: {cls.unsupported[name] or 'not supported yet'}")
-            elif value is not None or name not in cls.model_fields:
+            elif value is not None:
                 kept[name] = value
         return kept
 

@@ -11,7 +11,7 @@ from pydantic import Field, StrictBool, StrictStr, model_validator
 from common.errors import InvalidRequestError
 from gateway.answers.catalogue import Served
 from gateway.answers.start import Answers
-from gateway.dialects.openai.schema import MAX_MESSAGES, Message
+from gateway.dialects.openai.messages import MAX_MESSAGES, Message
 from gateway.http.api import ApiPart, fields, post
 from gateway.http.body import BodyLimits, read_body
 from gateway.http.fields import StrictFields, TokenId, parse_body

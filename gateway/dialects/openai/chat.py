@@ -27,6 +27,7 @@ class Chat:
     def ask(self, body: ChatRequest) -> Ask:
         conversation = Conversation(
             messages=[message.as_template_input() for message in body.messages],
+            tools=body.tool_rules.tools,
             opens_answer=body.opens_answer,
             continues_final_message=body.continue_final_message,
             variables=body.chat_template_kwargs,

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, StrictBool, StrictInt, StrictStr, field_validator, model_validator
+from pydantic import Field, PrivateAttr, StrictBool, StrictInt, StrictStr, field_validator, model_validator
 
+from gateway.answers.ask import ToolRules
+from gateway.dialects.openai.messages import MAX_MESSAGES, Message
+from gateway.dialects.openai.tools import (
+    CHOICE_SCHEMA,
+    MAX_TOOLS,
+    OLDER_CHOICE_SCHEMA,
+    Function,
+    ToolDefinition,
+    older_choice,
+    rules_of,
+)
 from gateway.http.fields import Count, Metadata, Number, StrictFields, TokenId
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1_000
 MAX_LOGIT_BIAS = 1_024
 MAX_N = 16
-MAX_MESSAGES = 4_096
 
 Label = Annotated[StrictStr, Field(max_length=1_024)]
 
 # Known fields that are not served: refused with these words unless they are off.
-_TOOLS = "tools are not supported yet"
 _SHARED_UNSUPPORTED = {
     "allowed_token_ids": "", "bad_words": "", "guided_choice": "", "guided_grammar": "", "guided_json": "",
     "guided_regex": "", "length_penalty": "", "logits_processors": "", "prompt_logprobs": "", "structured_outputs": "",
@@ -25,12 +34,8 @@ _SHARED_UNSUPPORTED = {
 }  # fmt: skip
 _CHAT_UNSUPPORTED = _SHARED_UNSUPPORTED | {
     "audio": "only text is supported", "chat_template": "the model's own is used", "documents": "",
-    "function_call": _TOOLS, "functions": _TOOLS, "moderation": "", "prediction": "", "reasoning_effort": "",
-    "tools": _TOOLS, "verbosity": "", "web_search_options": "", "best_of": "use n", "echo": "", "suffix": "",
-}  # fmt: skip
-_MESSAGE_UNSUPPORTED = {
-    "annotations": "", "audio": "only text is supported", "function_call": _TOOLS, "tool_call_id": _TOOLS,
-    "tool_calls": _TOOLS,
+    "moderation": "", "prediction": "", "reasoning_effort": "", "verbosity": "", "web_search_options": "",
+    "best_of": "use n", "echo": "", "suffix": "",
 }  # fmt: skip
 
 # JSON schemas of the fields that validators check in code.
@@ -38,12 +43,6 @@ _NULL = {"type": "null"}
 _STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
 _TEXT = {"type": "string", "minLength": 1}
 _TOKEN_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}}
-_TEXT_PART = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    "required": ["type", "text"],
-    "additionalProperties": False,
-}
 _SHARED_SCHEMAS: dict[str, dict[str, Any]] = {
     "stop": {"anyOf": [_STOP, {"type": "array", "maxItems": MAX_STOPS, "items": _STOP}, _NULL]},
     "logit_bias": {
@@ -62,16 +61,13 @@ _SHARED_SCHEMAS: dict[str, dict[str, Any]] = {
 }
 _CHAT_SCHEMAS = _SHARED_SCHEMAS | {
     "response_format": {"enum": [None, {"type": "text"}]},
-    "tool_choice": {"enum": [None, "none", "auto"]},
+    "tool_choice": CHOICE_SCHEMA,
+    "function_call": OLDER_CHOICE_SCHEMA,
 }
 _COMPLETION_SCHEMAS = _SHARED_SCHEMAS | {
     "prompt": {
         "anyOf": [_TEXT, _TOKEN_IDS, *({"type": "array", "minItems": 1, "items": one} for one in (_TEXT, _TOKEN_IDS))]
     }
-}
-_MESSAGE_SCHEMAS: dict[str, dict[str, Any]] = {
-    "role": {"enum": ["system", "developer", "user", "assistant"]},
-    "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}, _NULL]},
 }
 
 
@@ -79,59 +75,6 @@ class StreamOptions(StrictFields):
     include_usage: StrictBool = False
     continuous_usage_stats: StrictBool = False  # vLLM's: usage in every chunk
     include_obfuscation: StrictBool = False  # accepted: Baton never pads chunks
-
-
-class Message(StrictFields):
-    """One message of a chat. `content` may be parts; only text parts are served, and they are joined."""
-
-    unsupported = _MESSAGE_UNSUPPORTED
-    schemas = _MESSAGE_SCHEMAS
-
-    role: StrictStr
-    content: StrictStr | None = None
-    name: StrictStr | None = None
-    refusal: StrictStr | None = None
-    reasoning_content: StrictStr | None = None
-
-    @field_validator("role")
-    @classmethod
-    def _served_role(cls, role: str) -> str:
-        if role in ("tool", "function"):
-            raise ValueError(_TOOLS)
-        if role not in ("system", "developer", "user", "assistant"):
-            raise ValueError("must be system, developer, user or assistant")
-        return role
-
-    @field_validator("content", mode="before")
-    @classmethod
-    def _joined_parts(cls, content: Any) -> Any:
-        if not isinstance(content, list):
-            return content
-        texts = []
-        for part in content:
-            if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-                raise ValueError("a part must be an object with a type")
-            if part["type"] != "text":
-                raise ValueError(f"only text is supported, not {part['type']!r} parts")
-            if set(part) != {"type", "text"} or not isinstance(part["text"], str):
-                raise ValueError("a text part has a string `text` and nothing else")
-            texts.append(part["text"])
-        return "".join(texts)
-
-    @model_validator(mode="after")
-    def _has_content(self) -> Message:
-        if self.content is None and self.role != "assistant":
-            raise ValueError(f"content: a {self.role} message needs it")
-        if self.role != "assistant" and (self.refusal is not None or self.reasoning_content is not None):
-            raise ValueError("refusal and reasoning_content belong to assistant messages")
-        return self
-
-    def as_template_input(self) -> dict[str, Any]:
-        """What chat templates expect: `developer` is their `system`, a refusal an assistant's content."""
-        content = self.content if self.content is not None else self.refusal or ""
-        plain = {"role": "system" if self.role == "developer" else self.role, "content": content}
-        extra = {"name": self.name, "reasoning_content": self.reasoning_content}
-        return plain | {name: value for name, value in extra.items() if value is not None}
 
 
 class CommonFields(StrictFields):
@@ -239,22 +182,19 @@ class ChatRequest(CommonFields):
     continue_final_message: StrictBool = False
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     response_format: dict[str, Any] | None = None
+    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Any = None
-    parallel_tool_calls: StrictBool | None = None  # says nothing without tools
+    parallel_tool_calls: StrictBool | None = None
+    functions: Annotated[list[Function], Field(max_length=MAX_TOOLS)] | None = None
+    function_call: Any = None
     modalities: list[Literal["text"]] | None = None
+    _tool_rules: ToolRules = PrivateAttr(default_factory=ToolRules)
 
     @field_validator("response_format")
     @classmethod
     def _text_only(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
         if value is not None and value != {"type": "text"}:
             raise ValueError('only {"type": "text"} is supported yet; json_object and json_schema are not')
-        return value
-
-    @field_validator("tool_choice")
-    @classmethod
-    def _no_tool_choice(cls, value: Any) -> Any:
-        if value not in (None, "none", "auto"):
-            raise ValueError(_TOOLS)
         return value
 
     @model_validator(mode="after")
@@ -265,7 +205,27 @@ class ChatRequest(CommonFields):
             raise ValueError("continue_final_message: not allowed together with add_generation_prompt")
         if self.continue_final_message and self.messages[-1].role != "assistant":
             raise ValueError("continue_final_message: the final message must be the assistant's")
+        if self.tools and self.functions:
+            raise ValueError("functions: not allowed together with tools")
+        self._tool_rules = self._read_tools()
         return self
+
+    def _read_tools(self) -> ToolRules:
+        older = older_choice(self.function_call)
+        if self.functions:
+            functions = [function.as_tool() for function in self.functions]
+            return rules_of(functions, older, parallel=False, field="function_call")
+        tools = [tool.function.as_tool() for tool in self.tools or ()]
+        return rules_of(tools, self.tool_choice, parallel=self.parallel_tool_calls is not False)
+
+    @property
+    def tool_rules(self) -> ToolRules:
+        return self._tool_rules
+
+    @property
+    def calls_functions(self) -> bool:
+        """Whether the client knows only the older form, which answers come back in."""
+        return bool(self.functions)
 
     @property
     def opens_answer(self) -> bool:

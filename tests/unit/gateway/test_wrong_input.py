@@ -16,6 +16,7 @@ BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"model": MODEL, "messages": MESSAGES, "max_tokens": 4},
     COMPLETIONS: {"model": MODEL, "prompt": "Hello", "max_tokens": 4},
 }
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
 
 
@@ -23,8 +24,12 @@ def user(content: Any, **more: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": content} | more]}
 
 
+def calls(function: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [{"id": "a", "function": function}]}]}
+
+
 WRONG_ON_BOTH: list[dict[str, Any]] = [
-    {"no_such_field": 1}, {"no_such_field": None},
+    {"no_such_field": 1}, {"temprature": 1},
     {"temperature": -0.1}, {"temperature": 2.1}, {"temperature": "1"}, {"temperature": True},
     {"top_p": 0}, {"top_p": 1.1}, {"top_k": -2}, {"top_k": 1.5}, {"min_p": 2}, {"min_p": -1},
     {"presence_penalty": 2.1}, {"frequency_penalty": -2.1}, {"repetition_penalty": 0},
@@ -41,13 +46,19 @@ WRONG_ON_BOTH: list[dict[str, Any]] = [
 WRONG_CHAT: list[dict[str, Any]] = [
     {"messages": []}, {"messages": "hi"}, {"messages": [{}]}, {"messages": None}, {"messages": [{"role": "user"}]},
     user(5), user(None), user([IMAGE]), user([{"type": "text"}]), user(["x"]), user([{"type": "text", "text": 1}]),
-    user("x", tool_call_id="a"), user("x", no_such=1), user("x", refusal="no"),
-    {"messages": [{"role": "alien", "content": "x"}]}, {"messages": [{"role": "tool", "content": "x"}]},
+    {"messages": [{"role": "alien", "content": "x"}]}, {"messages": [{"role": "tool"}]},
     {"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}]},
+    calls({"name": "f", "arguments": "{"}), calls({"name": "f", "arguments": "[]"}), calls({"arguments": "{}"}),
+    calls({"name": "f", "arguments": "{}"}),
     {"top_logprobs": 2}, {"top_logprobs": 21, "logprobs": True}, {"logprobs": 1},
     {"response_format": {"type": "json_object"}}, {"response_format": {"type": "json_schema", "json_schema": {}}},
     {"tools": [{"type": "function"}]}, {"tool_choice": "required"}, {"tool_choice": {"type": "function"}},
-    {"functions": [{"name": "f"}]}, {"function_call": "auto"}, {"modalities": ["audio"]}, {"audio": {"voice": "x"}},
+    {"tools": [TOOL]}, {"tools": [TOOL, TOOL]}, {"tools": [{"type": "custom", "custom": {"name": "f"}}]},
+    {"tools": [{"type": "function", "function": {"name": "no spaces"}}]},
+    {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, {"tools": [TOOL] * 513},
+    {"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [TOOL]}, {"tool_choice": "maybe"},
+    {"functions": [{"name": "f"}], "tools": [TOOL]}, {"functions": [{}]}, {"function_call": "required"},
+    {"modalities": ["audio"]}, {"audio": {"voice": "x"}},
     {"reasoning_effort": "low"}, {"web_search_options": {"a": 1}}, {"prediction": {"type": "content"}},
     {"chat_template_kwargs": {"messages": []}}, {"continue_final_message": True}, {"max_completion_tokens": 0},
 ]  # fmt: skip

@@ -1,0 +1,162 @@
+"""The messages of a chat, as clients write them and as other servers' answers come back in them."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, ClassVar
+
+from pydantic import ConfigDict, Field, StrictStr, field_validator, model_validator
+
+from gateway.http.fields import StrictFields, described
+
+MAX_MESSAGES = 4_096
+MAX_CALLS = 128
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_TEXT_PARTS = ("text", "input_text", "output_text")  # the latter two are the Responses API's
+_THOUGHT_PARTS = ("thinking", "redacted_thinking", "reasoning")
+_TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
+
+_NULL = {"type": "null"}
+_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}, _NULL]}
+Id = Annotated[StrictStr, Field(max_length=256)]
+
+
+class LenientFields(StrictFields):
+    """Ignores unknown fields: histories carry what other servers and frameworks added."""
+
+    model_config = ConfigDict(extra="ignore", json_schema_extra=described)
+
+
+class CalledFunction(LenientFields):
+    """What an assistant called. `arguments` is JSON; a client may send it as an object."""
+
+    schemas: ClassVar[dict[str, dict[str, Any]]] = {"arguments": {"type": "string"}}
+
+    name: StrictStr
+    arguments: Any = None
+
+    @field_validator("arguments")
+    @classmethod
+    def _mapping(cls, arguments: Any) -> dict[str, Any]:
+        """Templates want a mapping, so text must be the JSON of one."""
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments) if arguments.strip() else {}
+            except (ValueError, RecursionError):
+                raise ValueError("must be a JSON object") from None
+        if not isinstance(arguments, dict):
+            raise ValueError("must be a JSON object")
+        return arguments
+
+    def as_template_input(self) -> dict[str, Any]:
+        return {"name": self.name, "arguments": self.arguments or {}}
+
+
+class ToolCall(LenientFields):
+    """A call that an assistant made."""
+
+    id: Id = ""
+    type: StrictStr = "function"
+    function: CalledFunction
+
+    @field_validator("type")
+    @classmethod
+    def _function_only(cls, kind: str) -> str:
+        if kind != "function":
+            raise ValueError("only 'function' is supported")
+        return kind
+
+
+class Message(LenientFields):
+    """One message of a chat. `content` may be parts; only text parts are served, and they are joined."""
+
+    schemas: ClassVar[dict[str, dict[str, Any]]] = {"role": {"enum": list(ROLES)}, "content": _CONTENT}
+
+    role: StrictStr
+    content: StrictStr | None = None
+    name: StrictStr | None = None
+    refusal: StrictStr | None = None
+    reasoning_content: StrictStr | None = None
+    reasoning: StrictStr | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS)] | None = None
+    tool_call_id: Id | None = None
+    function_call: CalledFunction | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_this_role(cls, message: Any) -> Any:
+        """What only assistants say is ignored elsewhere, as whatever else a client adds."""
+        if not isinstance(message, dict) or message.get("role") == "assistant":
+            return message
+        return {name: value for name, value in message.items() if name not in _ASSISTANT_FIELDS}
+
+    @field_validator("role")
+    @classmethod
+    def _served_role(cls, role: str) -> str:
+        if role not in ROLES:
+            raise ValueError(f"must be {', '.join(ROLES[:-1])} or {ROLES[-1]}")
+        return role
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _joined_parts(cls, content: Any) -> Any:
+        return "".join(map(_text_of, content)) if isinstance(content, list) else content
+
+    @field_validator("reasoning", mode="before")
+    @classmethod
+    def _text_or_nothing(cls, reasoning: Any) -> Any:
+        return reasoning if isinstance(reasoning, str) else None  # some servers have objects there
+
+    @model_validator(mode="after")
+    def _has_content(self) -> Message:
+        if self.content is None and self.role != "assistant":
+            raise ValueError(f"content: a {self.role} message needs it")
+        return self
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """The tool calls, those of the older form too."""
+        if self.tool_calls or self.function_call is None:
+            return self.tool_calls or []
+        return [ToolCall(id="call_0", function=self.function_call)]
+
+    def as_template_input(self) -> dict[str, Any]:
+        """What chat templates expect: `developer` is their `system`, a refusal an assistant's content."""
+        content = self.content if self.content is not None else self.refusal or ""
+        plain: dict[str, Any] = {"role": _TEMPLATE_ROLES.get(self.role, self.role), "content": content}
+        if calls := self.calls:
+            plain["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": call.function.as_template_input()} for call in calls
+            ]
+        thoughts = self.reasoning_content if self.reasoning_content is not None else self.reasoning
+        extra = {
+            "name": self.name,
+            "tool_call_id": self.tool_call_id if self.role == "tool" else None,
+            # Families differ in the name they read.
+            "reasoning_content": thoughts,
+            "thinking": thoughts,
+        }
+        return plain | {name: value for name, value in extra.items() if value is not None}
+
+
+_ASSISTANT_FIELDS = frozenset({"refusal", "reasoning_content", "reasoning", "tool_calls", "function_call"})
+
+
+def _text_of(part: Any) -> str:
+    """A content part's text; thoughts of other servers have none here. Raises ValueError."""
+    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+        raise ValueError("a part must be an object with a type")
+    kind = part["type"]
+    if kind in _THOUGHT_PARTS:
+        return ""
+    if kind not in (*_TEXT_PARTS, "refusal"):
+        raise ValueError(f"only text is supported, not {kind!r} parts")
+    text = part.get("refusal" if kind == "refusal" else "text")
+    if not isinstance(text, str):
+        raise ValueError(f"a {kind} part has a string `{'refusal' if kind == 'refusal' else 'text'}`")
+    return text
