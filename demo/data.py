@@ -15,8 +15,9 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
-Message = dict[str, str]
+Message = dict[str, Any]
 
 CAPITALS = {
     "France": "Paris", "Germany": "Berlin", "Italy": "Rome", "Spain": "Madrid", "Portugal": "Lisbon", "England": "London",
@@ -99,7 +100,7 @@ BATON = {
     "What is a token?": "A token is a small piece of text, often a word or a part of one.",
     "What is a block?": "A block is a fixed number of token positions in the KV cache. Baton uses sixteen.",
     "What is time to first token?": "It is the time from the request to the first token of the answer.",
-    "What is a hand-over?": "In a hand-over the prefill worker passes the KV blocks of a prompt to a decode worker, like a baton.",
+    "What is a handoff?": "In a handoff the prefill worker passes the KV blocks of a prompt to a decode worker, like a baton.",
     "What can you do?": "I can chat a little, name capitals, count, add small numbers, tell short stories and follow simple "
     "instructions.",
     "Are you a person?": "No, I am a small computer program.",

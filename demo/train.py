@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,25 +23,57 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 sys.path.insert(0, str(Path(__file__).parent))
+import agents
 import data
+from agents import Dialogue
 
 VOCAB_SIZE = 4096
 SEQUENCE = 512
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-TEMPLATE = (
-    (
-        "{%- for message in messages -%}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{%- endfor -%}"
-        "{%- if add_generation_prompt -%}<|im_start|>assistant\n{%- endif -%}"
-    )
-    .replace("<|im_end|>\n{%-", "<|im_end|>{{ '\n' }}{%-")
-    .replace("assistant\n{%-", "assistant{{ '\n' }}{%-")
-)
+# Tokens of their own, but not special: an answer may show them.
+MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+TEMPLATE = Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
+TOOLS_TEXT = TEMPLATE[TEMPLATE.index("To call a function") :].partition("{{")[
+    0
+]  # the system message's words about functions
 PROMPTS = [
     "Hello!", "Who are you?", "What is Baton?", "What is the capital of France?", "What is the capital of Japan?",
     "What is 7 + 5?", "Count to 10.", "List the days of the week.", "Name three animals.", "Repeat after me: blue horse",
     "What is the opposite of hot?", "Tell me a short story.", "How do you say hello in German?", "What is a KV cache?",
     "Write a poem about the sea.", "Which is larger, 12 or 45?", "Explain quantum chromodynamics in detail.", "Thank you!",
 ]  # fmt: skip
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather of a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+CLOCK = {
+    "type": "function",
+    "function": {
+        "name": "opening_hours",
+        "description": "When a shop is open",
+        "parameters": {
+            "type": "object",
+            "properties": {"shop": {"type": "string"}, "day": {"type": "string"}},
+            "required": ["shop", "day"],
+        },
+    },
+}
+SHOWN: list[dict[str, Any]] = [
+    {"content": "What is the weather in Paris?", "tools": [WEATHER]},
+    {"content": "What is the weather in Paris? What is the weather in Rome?", "tools": [WEATHER]},
+    {"content": "What is the capital of France?", "tools": [WEATHER]},
+    {"content": "Call opening_hours with shop bakery and day Monday.", "tools": [WEATHER, CLOCK]},
+    {"content": "Extract name and age as JSON: Anna is 25 and lives in Paris."},
+    {"content": "Ben is 40 and lives in Oslo. Answer in JSON."},
+    {"content": "Is this positive or negative? I love tea."},
+    {"content": "What is 7 + 5?", "enable_thinking": True},
+    {"content": "Which is larger, 12 or 45?", "enable_thinking": True},
+]
 
 
 def main() -> None:
@@ -70,10 +103,11 @@ def train_tokenizer(prose: list[str], rng: random.Random) -> Tokenizer:
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    made_up = ("\n".join(m["content"] for m in data.dialogue(rng)) for _ in range(60_000))
+    marks = (PAD, START, END, *MARKS)
+    made_up = ("\n".join(_without(marks, text) for text, _ in parts(dialogue(rng))) for _ in range(60_000))
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE,
-        special_tokens=[AddedToken(token, special=True) for token in (PAD, START, END)],
+        special_tokens=[AddedToken(token, special=True) for token in marks],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -89,11 +123,11 @@ def save_tokenizer(tokenizer: Tokenizer, out: Path) -> None:
     fast.chat_template = TEMPLATE
     fast.model_max_length = 2048
     fast.save_pretrained(out)
-    extra = out / "chat_template.jinja"
-    settings = json.loads((out / "tokenizer_config.json").read_text())
-    settings["chat_template"] = TEMPLATE
-    (out / "tokenizer_config.json").write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
-    extra.unlink(missing_ok=True)
+    saved = json.loads((out / "tokenizer.json").read_text(encoding="utf-8"))
+    for token in saved["added_tokens"]:
+        token["special"] = token["content"] not in MARKS
+    (out / "tokenizer.json").write_text(json.dumps(saved, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (out / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
 
 
 class TokenStream:
@@ -108,12 +142,12 @@ class TokenStream:
 
     def prepare(self, count: int) -> None:
         """Make up `count` dialogues at once: tokenising in batches is fast."""
-        dialogues = [data.dialogue(self._rng) for _ in range(count)]
-        parts = [part for messages in dialogues for part in _parts(messages)]
-        encoded = iter(self._tokenizer.encode_batch([text for text, _ in parts], add_special_tokens=False))
-        for messages in dialogues:
+        pieces = [parts(dialogue(self._rng)) for _ in range(count)]
+        texts = [text for one in pieces for text, _ in one]
+        encoded = iter(self._tokenizer.encode_batch(texts, add_special_tokens=False))
+        for one in pieces:
             ids, mask = [], []
-            for _, counts in _parts(messages):
+            for _, counts in one:
                 piece = next(encoded).ids
                 ids += piece
                 mask += [counts] * len(piece)
@@ -144,13 +178,49 @@ class TokenStream:
         return self._rng.choice(self._pool)
 
 
-def _parts(messages: list[dict[str, str]]) -> list[tuple[str, int]]:
-    """The rendered dialogue in pieces: (text, whether its tokens count)."""
-    parts = []
+def dialogue(rng: random.Random) -> Dialogue:
+    """One of all kinds."""
+    kind = rng.choices(["plain", "tools", "json", "word", "thinking"], [48, 26, 14, 4, 8])[0]
+    if kind == "tools":
+        question, answer = data.dialogue(rng)[-2:]
+        return agents.with_tools(rng, question, answer)
+    makers = {"json": agents.in_json, "word": agents.one_word, "thinking": agents.thinking}
+    return makers[kind](rng) if kind in makers else Dialogue(data.dialogue(rng))
+
+
+def parts(one: Dialogue) -> list[tuple[str, int]]:
+    """The dialogue as the chat template renders it, in pieces: (text, whether its tokens count)."""
+    found: list[tuple[str, int]] = []
+    messages = one.messages
+    if one.tools:
+        system = ""
+        if messages[0]["role"] == "system":
+            system, messages = messages[0]["content"] + "\n\n", messages[1:]
+        listed = "".join(_json(tool) + "\n" for tool in one.tools)
+        found += [(f"{START}system\n{system}{TOOLS_TEXT}\n{listed}{END}\n", 0)]
     for message in messages:
-        counts = int(message["role"] == "assistant")
-        parts += [(f"{START}{message['role']}\n", 0), (f"{message['content']}{END}", counts), ("\n", 0)]
-    return parts
+        text = message["content"]
+        if message["role"] == "tool":
+            text = f"<tool_response>{text}</tool_response>"
+        for call in message.get("tool_calls", []):
+            function = call["function"]
+            arguments = _json(function["arguments"])
+            text += f'<tool_call>{{"name": {_json(function["name"])}, "arguments": {arguments}}}</tool_call>'
+        opening = f"{START}{message['role']}\n"
+        if one.thinks and message is messages[-1]:  # the template opens the thoughts
+            opening, text = opening + "<think>\n", text.removeprefix("<think>\n")
+        found += [(opening, 0), (text + END, int(message["role"] == "assistant")), ("\n", 0)]
+    return found
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _without(marks: tuple[str, ...], text: str) -> str:
+    for mark in marks:
+        text = text.replace(mark, "")
+    return text
 
 
 def train(model: LlamaForCausalLM, stream: TokenStream, options: argparse.Namespace) -> float:
@@ -196,16 +266,17 @@ def show(model: LlamaForCausalLM, options: argparse.Namespace) -> None:
     """Print greedy answers, from the saved files."""
     tokenizer = AutoTokenizer.from_pretrained(options.out)
     model.eval()
-    for prompt in PROMPTS:
+    for asked in [*({"content": prompt} for prompt in PROMPTS), *SHOWN]:
+        options_of = {name: value for name, value in asked.items() if name != "content"}
         text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+            [{"role": "user", "content": asked["content"]}], tokenize=False, add_generation_prompt=True, **options_of
         )
         inputs = tokenizer(text, add_special_tokens=False, return_tensors="pt").to(options.device)
         output = model.generate(
             **inputs, max_new_tokens=120, do_sample=False, eos_token_id=_config().eos_token_id, pad_token_id=0
         )
         answer = tokenizer.decode(output[0, inputs["input_ids"].shape[1] :])
-        print(f"{prompt!r} -> {answer!r}", flush=True)
+        print(f"{asked['content']!r} {', '.join(options_of)} -> {answer!r}", flush=True)
 
 
 def _config() -> LlamaConfig:
