@@ -8,13 +8,29 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    model_validator,
+)
 
 from common.errors import InvalidRequestError
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]  # integers pass; "1" and true do not
 TokenId = Annotated[StrictInt, Field(ge=0, lt=2**32)]
-Count = Annotated[StrictInt, Field(ge=1)]
+
+
+def _whole(value: Any) -> Any:
+    """Some clients send 5.0 for 5."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Count = Annotated[StrictInt, BeforeValidator(_whole), Field(ge=1)]
 MetadataKey = Annotated[StrictStr, Field(max_length=64)]
 MetadataValue = Annotated[StrictStr, Field(max_length=512)]
 Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)]
@@ -23,6 +39,7 @@ _OFF: dict[str, Any] = {
     "enum": [None, False, [], {}],
     "description": "not supported: only an absent, null or empty value is accepted",
 }
+_INERT: dict[str, Any] = {"description": "accepted: changes nothing here"}
 
 
 def described(schema: dict[str, Any], model: type[StrictFields]) -> None:
@@ -33,7 +50,7 @@ def described(schema: dict[str, Any], model: type[StrictFields]) -> None:
             schema["properties"][field] = model.schemas[field]
         elif field not in required and not _may_be_null(rule):
             schema["properties"][field] = {"anyOf": [rule, _NULL]}
-    schema["properties"] |= dict.fromkeys(model.unsupported, _OFF)
+    schema["properties"] |= dict.fromkeys(model.unsupported, _OFF) | dict.fromkeys(model.inert, _INERT)
 
 
 def _may_be_null(rule: dict[str, Any]) -> bool:
@@ -41,10 +58,11 @@ def _may_be_null(rule: dict[str, Any]) -> bool:
 
 
 class StrictFields(BaseModel):
-    """Refuses unknown fields; drops null ones, known or not, and unsupported ones that are off."""
+    """Refuses unknown fields; drops null ones, known or not, inert ones, and unsupported ones that are off."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra=described)
     unsupported: ClassVar[dict[str, str]] = {}  # known fields that are refused, and why
+    inert: ClassVar[frozenset[str]] = frozenset()  # known fields that change nothing here
     schemas: ClassVar[dict[str, dict[str, Any]]] = {}  # JSON schemas of fields that validators check in code
 
     @model_validator(mode="before")
@@ -57,7 +75,7 @@ class StrictFields(BaseModel):
             if name in cls.unsupported:
                 if value is not None and value is not False and value != [] and value != {}:
                     raise ValueError(f"{name}: {cls.unsupported[name] or 'not supported yet'}")
-            elif value is not None:
+            elif value is not None and name not in cls.inert:
                 kept[name] = value
         return kept
 

@@ -69,4 +69,5 @@ def _message(body: ChatRequest, answer: Answer, index: int, piece: Piece) -> Jso
 def _logprobs(body: ChatRequest, answer: Answer, piece: Piece) -> Json | None:
     if body.num_logprobs is None:
         return None
-    return chat_logprobs(answer.tokenizer, piece.token_ids, piece.logprobs)
+    as_ids = body.return_tokens_as_token_ids
+    return chat_logprobs(answer.tokenizer, piece.token_ids, piece.logprobs, as_ids=as_ids)

@@ -66,4 +66,5 @@ def _echo(body: CompletionRequest, answer: Answer, index: int) -> str:
 def _logprobs(body: CompletionRequest, answer: Answer, piece: Piece) -> Json | None:
     if body.logprobs is None:
         return None
-    return completion_logprobs(answer.tokenizer, piece.token_ids, piece.logprobs, offset=piece.offset)
+    as_ids = body.return_tokens_as_token_ids
+    return completion_logprobs(answer.tokenizer, piece.token_ids, piece.logprobs, offset=piece.offset, as_ids=as_ids)

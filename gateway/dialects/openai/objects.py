@@ -33,47 +33,50 @@ def usage_object(usage: Usage) -> Json:
     }
 
 
-def chat_logprobs(tokenizer: ChatTokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> Json:
-    """`choices[].logprobs` of a chat answer."""
+def chat_logprobs(
+    tokenizer: ChatTokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], *, as_ids: bool
+) -> Json:
+    """`choices[].logprobs` of a chat answer. `as_ids`: tokens are told by their ids."""
+
+    def one(token_id: int, logprob: float) -> Json:
+        raw = tokenizer.token_bytes(token_id)
+        token = f"token_id:{token_id}" if as_ids else raw.decode("utf-8", "replace")
+        return {"token": token, "logprob": max(logprob, MIN_LOGPROB), "bytes": list(raw)}
+
     content = [
-        _entry(tokenizer, token_id, entry.logprob)
-        | {
-            "top_logprobs": [
-                _entry(tokenizer, top_id, top) for top_id, top in zip(entry.top_ids, entry.top_logprobs, strict=True)
-            ]
-        }
+        one(token_id, entry.logprob)
+        | {"top_logprobs": [one(top_id, top) for top_id, top in zip(entry.top_ids, entry.top_logprobs, strict=True)]}
         for token_id, entry in zip(token_ids, logprobs, strict=False)
     ]
     return {"content": content, "refusal": None}
 
 
 def completion_logprobs(
-    tokenizer: ChatTokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], *, offset: int
+    tokenizer: ChatTokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], *, offset: int, as_ids: bool
 ) -> Json:
     """`choices[].logprobs` of a completion; `offset` is where these tokens begin in the text.
 
     `top_logprobs` also has the chosen token, as OpenAI's does: up to k + 1 entries.
     """
-    texts = [tokenizer.token_text(token_id) for token_id in token_ids]
+
+    def name(token_id: int) -> str:
+        return f"token_id:{token_id}" if as_ids else tokenizer.token_text(token_id)
+
     offsets = []
-    for text in texts:
+    for token_id in token_ids:
         offsets.append(offset)
-        offset += len(text)
+        offset += len(tokenizer.token_text(token_id))
+    names = [name(token_id) for token_id in token_ids]
     tops = []
-    for text, entry in zip(texts, logprobs, strict=False):
+    for chosen, entry in zip(names, logprobs, strict=False):
         top = {
-            tokenizer.token_text(top_id): max(value, MIN_LOGPROB)
+            name(top_id): max(value, MIN_LOGPROB)
             for top_id, value in zip(entry.top_ids, entry.top_logprobs, strict=True)
         }
-        tops.append({text: max(entry.logprob, MIN_LOGPROB)} | top)
+        tops.append({chosen: max(entry.logprob, MIN_LOGPROB)} | top)
     return {
-        "tokens": texts,
+        "tokens": names,
         "token_logprobs": [max(entry.logprob, MIN_LOGPROB) for entry in logprobs],
         "top_logprobs": tops,
         "text_offset": offsets,
     }
-
-
-def _entry(tokenizer: ChatTokenizer, token_id: int, logprob: float) -> Json:
-    raw = tokenizer.token_bytes(token_id)
-    return {"token": raw.decode("utf-8", "replace"), "logprob": max(logprob, MIN_LOGPROB), "bytes": list(raw)}

@@ -29,14 +29,19 @@ Label = Annotated[StrictStr, Field(max_length=1_024)]
 # Known fields that are not served: refused with these words unless they are off.
 _SHARED_UNSUPPORTED = {
     "allowed_token_ids": "", "bad_words": "", "guided_choice": "", "guided_grammar": "", "guided_json": "",
-    "guided_regex": "", "length_penalty": "", "logits_processors": "", "prompt_logprobs": "", "structured_outputs": "",
+    "guided_regex": "", "logits_processors": "", "prompt_logprobs": "", "structured_outputs": "",
     "truncate_prompt_tokens": "", "use_beam_search": "",
 }  # fmt: skip
 _CHAT_UNSUPPORTED = _SHARED_UNSUPPORTED | {
     "audio": "only text is supported", "chat_template": "the model's own is used", "documents": "",
-    "moderation": "", "prediction": "", "reasoning_effort": "", "verbosity": "", "web_search_options": "",
+    "moderation": "", "reasoning_effort": "", "web_search_options": "",
     "best_of": "use n", "echo": "", "suffix": "",
 }  # fmt: skip
+
+# OpenAI's and vLLM's fields that change nothing here, whatever they say.
+_SHARED_INERT = frozenset({"request_id", "spaces_between_special_tokens", "prediction"})
+_CHAT_INERT = _SHARED_INERT | {"verbosity", "prompt_cache_retention", "prompt_cache_options"}
+_TIERS = ("auto", "default", "flex", "scale", "priority")
 
 # JSON schemas of the fields that validators check in code.
 _NULL = {"type": "null"}
@@ -56,8 +61,8 @@ _SHARED_SCHEMAS: dict[str, dict[str, Any]] = {
             _NULL,
         ]
     },
-    "store": {"enum": [None, False]},
-    "service_tier": {"enum": [None, "auto", "default"]},
+    "length_penalty": {"enum": [None, 1.0]},
+    "service_tier": {"enum": [None, *_TIERS]},
 }
 _CHAT_SCHEMAS = _SHARED_SCHEMAS | {
     "response_format": {"enum": [None, {"type": "text"}]},
@@ -80,6 +85,7 @@ class StreamOptions(StrictFields):
 class CommonFields(StrictFields):
     """What chat and completions have in common."""
 
+    inert: ClassVar[frozenset[str]] = _SHARED_INERT
     schemas: ClassVar[dict[str, dict[str, Any]]] = _SHARED_SCHEMAS
 
     model: StrictStr
@@ -88,7 +94,7 @@ class CommonFields(StrictFields):
     n: Annotated[StrictInt, Field(ge=1, le=MAX_N)] | None = None
     max_tokens: Count | None = None
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: list[str] | None = None
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
@@ -113,6 +119,8 @@ class CommonFields(StrictFields):
     skip_special_tokens: StrictBool = True
     include_stop_str_in_output: StrictBool = False
     return_token_ids: StrictBool = False
+    return_tokens_as_token_ids: StrictBool = False
+    length_penalty: Number | None = None
     cache_salt: Annotated[StrictStr, Field(max_length=256)] | None = None
     priority: Annotated[StrictInt, Field(ge=-100, le=100)] = 0
     timeout: Annotated[Number, Field(gt=0, le=3600)] | None = None
@@ -139,29 +147,23 @@ class CommonFields(StrictFields):
             raise ValueError("keys must be token ids")
         return bias
 
-    @field_validator("store")
-    @classmethod
-    def _stores_nothing(cls, store: bool | None) -> bool | None:
-        if store:
-            raise ValueError("nothing is stored here: only false is accepted")
-        return store
-
     @field_validator("service_tier")
     @classmethod
-    def _one_tier(cls, tier: str | None) -> str | None:
-        if tier not in (None, "auto", "default"):
-            raise ValueError("only 'auto' and 'default' are accepted")
+    def _known_tier(cls, tier: str | None) -> str | None:
+        if tier is not None and tier not in _TIERS:
+            raise ValueError(f"must be one of {', '.join(_TIERS)}")
         return tier
 
-    @model_validator(mode="after")
-    def _stream_options_need_stream(self) -> CommonFields:
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options: only allowed when stream is true")
-        return self
+    @field_validator("length_penalty")
+    @classmethod
+    def _no_beams(cls, penalty: float | None) -> float | None:
+        if penalty not in (None, 1.0):
+            raise ValueError("only 1.0 is accepted: there is no beam search")
+        return penalty
 
     @property
     def include_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
+        return self.stream and self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def continuous_usage(self) -> bool:
@@ -172,6 +174,7 @@ class ChatRequest(CommonFields):
     """Body of POST /v1/chat/completions."""
 
     unsupported = _CHAT_UNSUPPORTED
+    inert = _CHAT_INERT
     schemas = _CHAT_SCHEMAS
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -199,7 +202,7 @@ class ChatRequest(CommonFields):
 
     @model_validator(mode="after")
     def _combinations(self) -> ChatRequest:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs: only allowed when logprobs is true")
         if self.continue_final_message and self.add_generation_prompt:
             raise ValueError("continue_final_message: not allowed together with add_generation_prompt")

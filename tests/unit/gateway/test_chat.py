@@ -200,6 +200,8 @@ async def test_chat_logprobs(gateway: Gateway, stream: bool) -> None:
     assert all(entry.logprob == entry.top_logprobs[0].logprob == -0.5 for entry in content)
     assert {len(entry.top_logprobs) for entry in content} == {2}
     assert not (await chat(gateway, logprobs=True)).choices[0].logprobs.content[0].top_logprobs
+    named = (await chat(gateway, logprobs=True, extra_body={"return_tokens_as_token_ids": True})).choices[0]
+    assert named.logprobs.content[-1].token == f"token_id:{gateway.tokenizer.encode('<|im_end|>')[0]}"
 
 
 @both_ways
@@ -283,8 +285,12 @@ async def test_the_final_message_can_be_continued(gateway: Gateway) -> None:
 @pytest.mark.parametrize(
     "harmless",
     [
-        {"user": "me"}, {"metadata": {"a": "b"}}, {"store": False}, {"service_tier": "auto"},
-        {"service_tier": "default"}, {"safety_identifier": "x"}, {"prompt_cache_key": "k"},
+        {"user": "me"}, {"metadata": {"a": "b"}}, {"store": False}, {"store": True},
+        {"service_tier": "default"}, {"service_tier": "flex"}, {"top_p": 0}, {"max_tokens": 5.0}, {"length_penalty": 1.0},
+        {"top_logprobs": 0}, {"stream_options": {"include_usage": True}}, {"verbosity": "low"},
+        {"prediction": {"type": "content"}},
+        {"prompt_cache_retention": "24h"}, {"prompt_cache_options": {}}, {"request_id": "r"},
+        {"safety_identifier": "x"}, {"prompt_cache_key": "k"},
         {"parallel_tool_calls": False}, {"modalities": ["text"]}, {"response_format": {"type": "text"}},
         {"tool_choice": "none"}, {"tool_choice": "auto", "tools": []}, {"stream": None, "stop": None, "seed": None},
         {"reasoning_effort": None, "functions": None, "audio": None}, {"logprobs": False},

@@ -31,7 +31,7 @@ def calls(function: dict[str, Any]) -> dict[str, Any]:
 WRONG_ON_BOTH: list[dict[str, Any]] = [
     {"no_such_field": 1}, {"temprature": 1},
     {"temperature": -0.1}, {"temperature": 2.1}, {"temperature": "1"}, {"temperature": True},
-    {"top_p": 0}, {"top_p": 1.1}, {"top_k": -2}, {"top_k": 1.5}, {"min_p": 2}, {"min_p": -1},
+    {"top_p": -0.1}, {"top_p": 1.1}, {"top_k": -2}, {"top_k": 1.5}, {"min_p": 2}, {"min_p": -1},
     {"presence_penalty": 2.1}, {"frequency_penalty": -2.1}, {"repetition_penalty": 0},
     {"max_tokens": 0}, {"max_tokens": -1}, {"max_tokens": 1.5}, {"max_tokens": "9"},
     {"n": 0}, {"n": 17}, {"n": True}, {"seed": 2**64}, {"seed": 1.5},
@@ -39,8 +39,9 @@ WRONG_ON_BOTH: list[dict[str, Any]] = [
     {"logit_bias": {"x": 1}}, {"logit_bias": {"1": 101}}, {"logit_bias": {"999999": 1}}, {"logit_bias": {"9" * 5000: 1}},
     {"logit_bias": [1]}, {"logit_bias": {"-1": 1}},
     {"stop_token_ids": [-1]}, {"stop_token_ids": [999999]}, {"stop_token_ids": 5}, {"min_tokens": -1},
-    {"stream": "yes"}, {"stream_options": {"include_usage": True}}, {"ignore_eos": 1},
-    {"store": True}, {"service_tier": "priority"}, {"metadata": {"a": 1}}, {"timeout": 0}, {"cache_salt": "x" * 257},
+    {"stream": "yes"}, {"length_penalty": 0.5}, {"ignore_eos": 1},
+    {"store": 1}, {"service_tier": "gold"}, {"max_tokens": 5.5},
+    {"metadata": {"a": 1}}, {"timeout": 0}, {"cache_salt": "x" * 257},
     {"suffix": "x"}, {"use_beam_search": True}, {"guided_json": {"a": 1}}, {"model": 5},
 ]  # fmt: skip
 WRONG_CHAT: list[dict[str, Any]] = [
@@ -59,7 +60,7 @@ WRONG_CHAT: list[dict[str, Any]] = [
     {"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [TOOL]}, {"tool_choice": "maybe"},
     {"functions": [{"name": "f"}], "tools": [TOOL]}, {"functions": [{}]}, {"function_call": "required"},
     {"modalities": ["audio"]}, {"audio": {"voice": "x"}},
-    {"reasoning_effort": "low"}, {"web_search_options": {"a": 1}}, {"prediction": {"type": "content"}},
+    {"reasoning_effort": "low"}, {"web_search_options": {"a": 1}},
     {"chat_template_kwargs": {"messages": []}}, {"continue_final_message": True}, {"max_completion_tokens": 0},
 ]  # fmt: skip
 WRONG_COMPLETIONS: list[dict[str, Any]] = [
