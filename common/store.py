@@ -1,4 +1,4 @@
-"""Redis: the worker registry and the prefix index, through a library of Lua functions (`common/lua/`).
+"""Redis: the worker registry and the prefix index, through Lua functions that gateways install.
 
 Everything in Redis is a hint that can be rebuilt. Calls have short time-outs and raise UnavailableError when Redis is
 away; a breaker keeps an unreachable Redis from slowing down every request.
@@ -26,13 +26,12 @@ from common.access import read_login
 from common.blocks import BlockKind
 from common.errors import MalformedMessageError, UnavailableError
 from common.messages import WorkerState, decode, encode, worker_state_decoder
-from common.policy import as_lua
 from common.tls import Tls, client_context
 from common.words import Role
 
 log = logging.getLogger("baton.store")
 
-LUA = Path(__file__).with_name("lua")
+SAFELY = Path(__file__).with_name("lua") / "safely.lua"
 DIGESTS_A_CALL = 1_000  # about 2 ms, in which Redis serves nobody else
 MAX_CONNECTIONS = 16  # more calls at once wait for a connection
 BREAKER_ERRORS = 5
@@ -106,10 +105,9 @@ def register_arguments(state: WorkerState, ttl_ms: int, *, now_ms: int = 0) -> l
     return [state.worker, str(state.incarnation), ttl_ms, now_ms, encode(state), record]
 
 
-def library(*texts: Path) -> str:
-    """One library of Redis functions: the policy's constants, ledger, registry and index, then `texts`."""
-    parts = (LUA / "ledger.lua", LUA / "registry.lua", LUA / "index.lua", *texts)
-    return "\n".join(["#!lua name=baton3", as_lua(), *(part.read_text() for part in parts)])
+def with_safe_reads(name: str, *texts: Path) -> str:
+    """A library of Redis functions: `safely.lua`, then `texts`."""
+    return "\n".join([f"#!lua name={name}", *(part.read_text() for part in (SAFELY, *texts))])
 
 
 class Store:

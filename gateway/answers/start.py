@@ -110,6 +110,7 @@ class Answers:
             answer.id,
             tokens=sum(map(len, prompts)) + sum(spec.sampling.max_tokens for spec in specs),
             ttl_s=specs[0].deadline_s,
+            used=lambda: answer.used_tokens if answer.choices else 0,  # one that still waits used nothing
         )
         try:
             generations = await self.generations.submit(specs)

@@ -5,6 +5,7 @@ The choice is Lua (`candidates.lua`, `place.lua`), so no other gateway comes bet
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +14,11 @@ from typing import Any, Literal
 from common.blocks import BlockKind
 from common.errors import UnavailableError
 from common.messages import PROTOCOL_VERSION
-from common.store import Store, library
+from common.policy import as_lua
+from common.store import Store
 from gateway.request.placement import Placement, Reason
+
+log = logging.getLogger("baton.placement")
 
 PLACE_TIMEOUT_S = 0.25  # then the gateway chooses without Redis
 TIMEOUT_S = 2.0  # no request waits for a release
@@ -39,7 +43,9 @@ class PlacementRequest:
 
 
 def placement_library() -> str:
-    return library(_HERE / "candidates.lua", _HERE / "place.lua")
+    """The policy's constants, then ledger, registry, index and placement."""
+    parts = ("ledger.lua", "registry.lua", "index.lua", "candidates.lua", "place.lua")
+    return "\n".join(["#!lua name=baton3", as_lua(), *((_HERE / part).read_text() for part in parts)])
 
 
 def place_arguments(request: PlacementRequest) -> list[Any]:
@@ -59,7 +65,7 @@ def place_arguments(request: PlacementRequest) -> list[Any]:
 
 
 def parse_placement(answer: Sequence[Any]) -> Placement:
-    """The answer of `baton3_place`. Raises UnavailableError when nobody decodes."""
+    """The answer of `baton3_place`. Raises UnavailableError when nobody decodes, and ValueError or the like for nonsense."""
     prefill, incarnation, matched_prefill, matched_decode, reason, costs, *decode_workers = answer
     if not prefill:
         raise UnavailableError(reason.decode())
@@ -81,6 +87,7 @@ class Ledger:
         self._store = store
         self._place_timeout_s = place_timeout_s
         self._timeout_s = timeout_s
+        self._told_of_nonsense = False
 
     async def place(self, request: PlacementRequest) -> Placement:
         """Choose workers and charge them, atomically. Raises UnavailableError when none decodes or Redis is away.
@@ -88,8 +95,14 @@ class Ledger:
         No decode worker gets more than it has room for, unless all are full: then the reason is FULL, and the least
         loaded comes first.
         """
-        arguments = place_arguments(request)
-        return parse_placement(await self._store.call("baton3_place", *arguments, timeout_s=self._place_timeout_s))
+        answer = await self._store.call("baton3_place", *place_arguments(request), timeout_s=self._place_timeout_s)
+        try:
+            return parse_placement(answer)
+        except (TypeError, ValueError, AttributeError) as error:
+            if not self._told_of_nonsense:
+                log.warning("placement.unreadable_answer", extra={"answer": repr(answer)[:200]})
+            self._told_of_nonsense = True  # one line, not one a request
+            raise UnavailableError("Redis answers nonsense") from error
 
     async def release(self, request_id: str, attempt: int, *, stage: str, workers: Sequence[str] = ()) -> None:
         """Give back what `place` charged at `stage`: "prefill", "decode" or "all". Idempotent.

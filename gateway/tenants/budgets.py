@@ -2,28 +2,44 @@
 
 A token bucket holds a minute's limit and fills evenly. A request is charged what it may use at most, and settled to what it used.
 While Redis is away each gateway counts by itself.
+
+Charges in Redis are leases, which a gateway renews while it lives: those of a dead one end within `LEASE_S`, settled to what the
+last renewal said.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import itertools
+import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from common.errors import UnavailableError
-from common.store import Store
+from common.store import Store, with_safe_reads
+
+log = logging.getLogger("baton.tenants")
 
 MINUTE_S = 60.0
 TAKE_TIMEOUT_S = 0.25  # then this gateway counts by itself
 SETTLE_TIMEOUT_S = 2.0  # no request waits for it
 CONCURRENT_RETRY_S = 1.0
+LEASE_S = 10.0
+RENEW_S = 3.0
+RENEWED_A_CALL = 200  # requests; about 2 ms, in which Redis serves nobody else
+TENANTS_A_CALL = 1_000
+REFUSALS = ("", "requests", "tokens", "concurrent")
+
+_T = TypeVar("_T")
 
 
 def budgets_library() -> str:
-    return Path(__file__).with_name("budgets.lua").read_text()
+    return with_safe_reads("baton2_budgets", Path(__file__).with_name("budgets.lua"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +94,10 @@ class Left:
 class Budgets(Protocol):
     """Counts what tenants use."""
 
-    async def take(self, tenant: str, limits: Limits, request_id: str, *, tokens: int, ttl_s: float) -> Grant:
-        """Take `tokens` for a request that ends within `ttl_s`, or refuse it."""
+    async def take(
+        self, tenant: str, limits: Limits, request_id: str, *, tokens: int, ttl_s: float, used: Callable[[], int] = int
+    ) -> Grant:
+        """Take `tokens` for a request that ends within `ttl_s`, or refuse it. `used()`: the tokens that it used so far."""
         ...
 
     async def settle(self, grant: Grant, *, used: int | None) -> None:
@@ -91,69 +109,168 @@ class Budgets(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class _Held:
+    """A request in flight, and what Redis knows of it."""
+
+    grant: Grant
+    used: Callable[[], int]
+    told: int = 0  # tokens used by the last renewal
+    in_redis: bool = True
+
+    def renewal(self) -> tuple[str, str, int, int, int, int]:
+        grant, limits = self.grant, self.grant.limits
+        is_counted = int(limits.max_concurrent > 0)
+        reserved = grant.tokens - self.used()
+        return (
+            grant.tenant,
+            grant.request_id,
+            reserved,
+            is_counted,
+            limits.requests_per_minute,
+            limits.tokens_per_minute,
+        )
+
+
 class SharedBudgets:
     """Counts in Redis for all gateways, and in this process while Redis is away."""
 
     def __init__(self, store: Store, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
+        self._clock = clock
         self._here = LocalBudgets(clock=clock)
+        self._held: dict[str, _Held] = {}
+        self._renewed_at = clock()
+        self._may_settle = asyncio.Event()
+        self._may_settle.set()
+        self._told_of_nonsense = False
 
-    async def take(self, tenant: str, limits: Limits, request_id: str, *, tokens: int, ttl_s: float) -> Grant:
+    @contextlib.asynccontextmanager
+    async def renewing(self) -> AsyncIterator[None]:
+        """Renew what is in flight, meanwhile."""
+        task = asyncio.create_task(self._renew_often())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _renew_often(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_S)
+            await self.renew()
+
+    async def renew(self) -> None:
+        """Tell Redis what is in flight here: also what it lost, and what began while it was away."""
+        self._may_settle.clear()  # or a renewal on its way would bring back what was settled
+        try:
+            for part in _parts(list(self._held.values()), RENEWED_A_CALL):
+                told = [held.renewal() for held in part]
+                arguments = itertools.chain.from_iterable(told)
+                await self._store.call("baton2_budget_renew", _ms(LEASE_S), 0, *arguments, timeout_s=SETTLE_TIMEOUT_S)
+                for held, (_, _, reserved, *_) in zip(part, told, strict=True):
+                    held.told, held.in_redis = held.grant.tokens - reserved, True
+            self._renewed_at = self._clock()
+        except UnavailableError:
+            pass  # the next one may come in time
+        finally:
+            self._may_settle.set()
+
+    async def take(
+        self, tenant: str, limits: Limits, request_id: str, *, tokens: int, ttl_s: float, used: Callable[[], int] = int
+    ) -> Grant:
+        if self._held and self._clock() - self._renewed_at > LEASE_S:
+            await self.renew()  # this process stood still: what it runs counts before anything new
+        grant = await self._take_there(tenant, limits, request_id, tokens=tokens)
+        if grant is None:
+            grant = await self._here.take(tenant, limits, request_id, tokens=tokens, ttl_s=ttl_s)
+        if not grant.refused:
+            self._held[request_id] = _Held(grant, used, in_redis=not grant.counted_here)
+        return grant
+
+    async def _take_there(self, tenant: str, limits: Limits, request_id: str, *, tokens: int) -> Grant | None:
         try:
             answer = await self._store.call(
-                "baton_budget_take",
+                "baton2_budget_take",
                 *(tenant, request_id, tokens),
                 *(limits.requests_per_minute, limits.tokens_per_minute, limits.max_concurrent),
-                *(math.ceil(ttl_s * 1000), 0),
+                *(_ms(LEASE_S), 0),
                 timeout_s=TAKE_TIMEOUT_S,
             )
         except UnavailableError:
-            return await self._here.take(tenant, limits, request_id, tokens=tokens, ttl_s=ttl_s)
-        refused, wait_ms, requests_left, tokens_left, full_requests_ms, full_tokens_ms = answer
+            return None
+        try:
+            word, *figures = answer
+            refused: str | None = word.decode()
+            wait_ms, requests_left, tokens_left, full_requests_ms, full_tokens_ms = map(int, figures)
+        except (TypeError, ValueError, AttributeError):
+            refused = None
+        if refused not in REFUSALS:
+            self._nonsense(answer)
+            return None
         return Grant(
             tenant=tenant,
             request_id=request_id,
             limits=limits,
             tokens=min(tokens, limits.tokens_per_minute),
-            refused=refused.decode(),
-            retry_after_s=int(wait_ms) / 1000,
-            remaining_requests=int(requests_left),
-            remaining_tokens=int(tokens_left),
-            full_requests_s=int(full_requests_ms) / 1000,
-            full_tokens_s=int(full_tokens_ms) / 1000,
+            refused=refused,
+            retry_after_s=wait_ms / 1000,
+            remaining_requests=requests_left,
+            remaining_tokens=tokens_left,
+            full_requests_s=full_requests_ms / 1000,
+            full_tokens_s=full_tokens_ms / 1000,
         )
 
     async def settle(self, grant: Grant, *, used: int | None) -> None:
+        held = self._held.pop(grant.request_id, None)
         if grant.counted_here:
             await self._here.settle(grant, used=used)
+        await self._may_settle.wait()
+        if held is None or not held.in_redis:
             return
-        limits, (requests, tokens) = grant.limits, returned(grant, used)
+        limits = grant.limits
         try:
             await self._store.call(
-                "baton_budget_settle",
-                *(grant.tenant, grant.request_id, requests, tokens),
+                "baton2_budget_settle",
+                *(grant.tenant, grant.request_id, int(used is None), grant.tokens, used or 0, held.told),
                 *(limits.requests_per_minute, limits.tokens_per_minute, 0),
                 timeout_s=SETTLE_TIMEOUT_S,
             )
         except UnavailableError:
-            pass  # the bucket fills by itself, and the request's place expires
+            pass  # the lease ends, and the bucket fills by itself
 
     async def left(self, tenants: Mapping[str, Limits]) -> dict[str, Left]:
-        if not tenants:
-            return {}
-        asked = [
-            value
-            for name, limits in tenants.items()
-            for value in (name, limits.requests_per_minute, limits.tokens_per_minute)
-        ]
-        try:
-            answer = await self._store.call("baton_budget_left", 0, *asked, timeout_s=TAKE_TIMEOUT_S)
-        except UnavailableError:
-            return await self._here.left(tenants)
-        return {
-            name: Left(limits=limits, requests=int(requests), tokens=int(tokens), running=int(running))
-            for (name, limits), (requests, tokens, running) in zip(tenants.items(), answer, strict=True)
-        }
+        found: dict[str, Left] = {}
+        for part in _parts(list(tenants.items()), TENANTS_A_CALL):
+            asked = [
+                value for name, limits in part for value in (name, limits.requests_per_minute, limits.tokens_per_minute)
+            ]
+            try:
+                answer = await self._store.call("baton2_budget_left", 0, *asked, timeout_s=TAKE_TIMEOUT_S)
+                for (name, limits), figures in zip(part, answer, strict=True):
+                    requests, tokens, running = map(int, figures)
+                    found[name] = Left(limits=limits, requests=requests, tokens=tokens, running=running)
+            except UnavailableError:
+                return await self._here.left(tenants)
+            except (TypeError, ValueError):
+                self._nonsense(answer)
+                return await self._here.left(tenants)
+        return found
+
+    def _nonsense(self, answer: Any) -> None:
+        """Redis holds something else than our functions: count here. One line, not one a request."""
+        if not self._told_of_nonsense:
+            log.warning("budgets.unreadable_answer", extra={"answer": repr(answer)[:200]})
+        self._told_of_nonsense = True
+
+
+def _ms(seconds: float) -> int:
+    return math.ceil(seconds * 1000)
+
+
+def _parts(values: list[_T], size: int) -> Iterator[list[_T]]:
+    return (values[at : at + size] for at in range(0, len(values), size))
 
 
 def returned(grant: Grant, used: int | None) -> tuple[int, int]:
@@ -184,7 +301,9 @@ class LocalBudgets:
         self._clock = clock
         self._buckets: dict[str, _Bucket] = {}  # one a configured tenant
 
-    async def take(self, tenant: str, limits: Limits, request_id: str, *, tokens: int, ttl_s: float) -> Grant:
+    async def take(
+        self, tenant: str, limits: Limits, request_id: str, *, tokens: int, ttl_s: float, used: Callable[[], int] = int
+    ) -> Grant:
         now, bucket = self._clock(), self._filled(tenant, limits)
         charge = min(tokens, limits.tokens_per_minute)
         waits = {

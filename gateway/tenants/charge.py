@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from typing import Any
 
 from common.errors import RateLimitedError
@@ -36,11 +37,13 @@ class Charge:
             task.add_done_callback(_settling.discard)
 
 
-async def charge(budgets: Budgets, tenant: Tenant, request_id: str, *, tokens: int, ttl_s: float) -> Charge | None:
-    """Charge at most `tokens`; None for a tenant without limits. Raises RateLimitedError."""
+async def charge(
+    budgets: Budgets, tenant: Tenant, request_id: str, *, tokens: int, ttl_s: float, used: Callable[[], int] = int
+) -> Charge | None:
+    """Charge at most `tokens`, of which `used()` are used so far; None for a tenant without limits. Raises RateLimitedError."""
     if tenant.limits == UNLIMITED:
         return None
-    grant = await budgets.take(tenant.name, tenant.limits, request_id, tokens=tokens, ttl_s=ttl_s)
+    grant = await budgets.take(tenant.name, tenant.limits, request_id, tokens=tokens, ttl_s=ttl_s, used=used)
     if grant.refused:
         text, field = _WHAT[grant.refused]
         raise RateLimitedError(

@@ -34,9 +34,9 @@ class Parts:
     """What the HTTP application is built of: all started, except the Batch API, whose routes come first."""
 
     gateway_id: str
-    store: Store
     tenants: Tenants
     requests: Requests
+    budgets: SharedBudgets
     control: FleetControl
     batches: Batches | None
     tracer: Tracer
@@ -72,15 +72,17 @@ async def started(
     await requests.start()
     control = FleetControl(bus, peers, gateway_id=gateway_id)
     await control.start()
-    yield Parts(
-        gateway_id=gateway_id,
-        store=store,
-        tenants=tenants,
-        requests=requests,
-        control=control,
-        batches=_batches(settings, tenants, tracer) if settings.batch_store_mb else None,
-        tracer=tracer,
-    )
+    budgets = SharedBudgets(store)
+    async with budgets.renewing():
+        yield Parts(
+            gateway_id=gateway_id,
+            tenants=tenants,
+            requests=requests,
+            budgets=budgets,
+            control=control,
+            batches=_batches(settings, tenants, tracer) if settings.batch_store_mb else None,
+            tracer=tracer,
+        )
     await requests.close()
     await control.close()
     await peers.close()
@@ -90,7 +92,7 @@ async def started(
 def app_of(parts: Parts, settings: GatewaySettings) -> FastAPI:
     return create_app(
         generations=parts.requests,
-        budgets=SharedBudgets(parts.store),
+        budgets=parts.budgets,
         catalogue=parts.requests.catalogue,
         settings=HttpSettings(
             tenants=parts.tenants,

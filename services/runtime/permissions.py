@@ -69,12 +69,15 @@ def redis_rules(member: Member) -> str:
         return "~* &* +@all"
     if member.role == "gateway":
         keys = "%R~baton:worker:* ~baton:workers ~baton:block:* ~baton:charges:* ~baton:load:* ~baton:placed:* "
-        keys += "~baton:ready:* ~baton:home:* %R~baton:rate:* ~baton:budget:* ~baton:running:*"
+        keys += "~baton:ready:* ~baton:home:* %R~baton:rate:* ~baton:budget:* ~baton:running:* "
+        keys += "~baton:leased:* ~baton:reserved:*"
         functions = _numbered("place", "release", "charged", "states")
-        functions += ("baton_budget_take", "baton_budget_settle", "baton_budget_left")
+        functions += ("baton_budget_take", "baton_budget_settle", "baton_budget_left")  # 0.1.0's
+        functions += tuple(f"baton2_budget_{function}" for function in ("take", "settle", "left", "renew"))
         commands = (
             "+function|load +time +get +set +del +incrby +decrby +expire +pexpire +hget +hmget +hset +hdel +smembers +srem "
-            "+smismember +srandmember +scard +exists +zadd +zcard +zrange +zrangebyscore +zrem +zremrangebyscore"
+            "+smismember +srandmember +scard +exists +zadd +zcard +zrange +zrangebyscore +zrem +zremrangebyscore "
+            "+getrange +hstrlen +pttl +zcount +zscore"
         )
     elif member.role in WORKERS:
         own = member.id
@@ -92,7 +95,7 @@ def redis_rules(member: Member) -> str:
 
 
 def _numbered(*functions: str) -> tuple[str, ...]:
-    """Names of `common/lua` and `gateway/placement`. While two releases' numbers are in use, both belong here."""
+    """Names of `gateway/placement`. While two releases' numbers are in use, both belong here."""
     return tuple(f"baton3_{function}" for function in functions)
 
 

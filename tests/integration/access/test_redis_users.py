@@ -56,9 +56,9 @@ async def test_a_gateway_s_user_counts_budgets(deployment: Deployment) -> None:
     async with deployment.redis_as("gateway-0") as client:
         await client.function_load(budgets_library(), replace=True)
         for left in (1, 0):
-            answer = await client.fcall("baton_budget_take", 0, "acme", f"r{left}", 5, 2, 100, 3, 60_000, 0)
+            answer = await client.fcall("baton2_budget_take", 0, "acme", f"r{left}", 5, 2, 100, 3, 60_000, 0)
             assert (answer[0], answer[2]) == (b"", left)
-        assert await client.fcall("baton_budget_settle", 0, "acme", "r0", 0, 3, 2, 100, 0) == 1
+        assert await client.fcall("baton2_budget_settle", 0, "acme", "r0", 0, 5, 2, 0, 2, 100, 0) == 1
 
 
 async def test_redis_knows_nobody_without_a_password(deployment: Deployment) -> None:

@@ -9,6 +9,8 @@ import pytest
 from services.runtime.functions import function_libraries
 from services.runtime.permissions import Member, redis_rules
 
+COMMAND = r"\b(?:redis\.call|read|write)\('([A-Z]+)'"
+
 
 @pytest.mark.parametrize(("role", "least"), [("gateway", 3), ("decode", 3), ("planner", 1)])
 def test_every_command_that_a_user_s_functions_may_come_to_is_allowed(role: str, least: int) -> None:
@@ -36,13 +38,16 @@ def _commands_in(library: str) -> dict[str, set[str]]:
     library = re.sub(r"--.*", "", library)
     parts = re.split(r"^(?:local )?function (\w+)\(", library, flags=re.MULTILINE)
     bodies = dict(zip(parts[1::2], parts[2::2], strict=True))
-    bodies = {name: body.split("redis.register_function(")[0] for name, body in bodies.items()}
+    bodies = {
+        name: re.split(r"redis\.register_function\(|^serve\(", body, flags=re.MULTILINE)[0]
+        for name, body in bodies.items()
+    }
     found = {}
-    for public, name in re.findall(r"register_function\('(baton3?_\w+)', (\w+)\)", library):
+    for public, name in re.findall(r"(?:serve|register_function)\('(baton\d?_\w+)', (\w+)\)", library):
         reached, new = {name}, {name}
         while new:
             new = {other for one in new for other in bodies if re.search(rf"\b{other}\(", bodies[one])} - reached
             reached |= new
-        found[public] = {command for one in reached for command in re.findall(r"redis\.call\('([A-Z]+)'", bodies[one])}
+        found[public] = {command for one in reached for command in re.findall(COMMAND, bodies[one])}
         assert found[public], public
     return found
