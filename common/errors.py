@@ -75,6 +75,12 @@ class WorkerFailedError(ServingError):
     retryable = True
 
 
+class StepFailedError(WorkerFailedError):
+    """A pass with this request failed."""
+
+    code = "step_failed"
+
+
 class PlaceAgainError(ServingError):
     """The worker no longer takes such work. Place the request again; this was no attempt."""
 
@@ -112,6 +118,7 @@ _BY_CODE: dict[str, type[ServingError]] = {
         DeadlineExceededError,
         QuarantinedError,
         WorkerFailedError,
+        StepFailedError,
         PlaceAgainError,
         OverloadedError,
     )

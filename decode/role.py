@@ -13,7 +13,7 @@ from collections.abc import Sequence as ListOf
 import msgspec
 
 from common import subjects
-from common.errors import InvalidRequestError, UnavailableError
+from common.errors import InvalidRequestError, StepFailedError, UnavailableError
 from common.messages import (
     Ack,
     Cancel,
@@ -222,12 +222,12 @@ class DecodeRole:
         claimed = self._local.pop(request, None)
         self._stop(request, message)
         if claimed is not None:
-            failing = self._context.jobs.fail(claimed, code="worker_failed", message=message, retryable=True)
+            failing = self._context.jobs.fail(claimed, code=StepFailedError.code, message=message, retryable=True)
             self._context.background.spawn(failing)
             return
         failed = Failed(
             **self._context.identity.head(request.job),
-            code="worker_failed",
+            code=StepFailedError.code,
             message=message,
             retryable=True,
         )

@@ -46,6 +46,7 @@ class Reserving:
                 if reply is None:
                     num_silent += 1
                     continue
+                self._request.waits_for_room = reply.reason is Refusal.FULL
                 if reply.granted and reply.region is not None:
                     return worker, reply
                 self._record.refusals += 1

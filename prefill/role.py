@@ -239,7 +239,8 @@ class PrefillRole:
             case Cancel():
                 return Ack(known=self._cancel(message))
             case Resend():
-                return Ack(known=self._resend(message))
+                request = self._requests.get(message.request_id)
+                return Ack(known=self._resend(message), waits=request is not None and request.waits_for_room)
             case LeaseAborted():
                 await self._lease_aborted(message)
                 return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from common.errors import InvalidRequestError, PlaceAgainError, ServingError, WorkerFailedError
+from common.errors import InvalidRequestError, PlaceAgainError, ServingError, StepFailedError, WorkerFailedError
 
 
 class Stop(Enum):
@@ -22,7 +22,7 @@ class Stop(Enum):
     REFUSED = "every candidate refuses the attempt for good", WorkerFailedError
     DECODER_LOST = "decode worker lost", WorkerFailedError
     NO_LINK = "no link", WorkerFailedError
-    STEP_FAILED = "step failed", WorkerFailedError
+    STEP_FAILED = "step failed", StepFailedError
     LEASE_ABORTED = "lease aborted", WorkerFailedError
     HANDOFF_FAILED = "handoff failed", WorkerFailedError
     BUS_LOST = "worker lost the bus", WorkerFailedError

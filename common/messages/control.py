@@ -42,3 +42,4 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True, tag="ack"):
     """Plain answer. `known` is False when the receiver had nothing to do for this id."""
 
     known: bool
+    waits: bool = False  # the request waits here for room at a decode worker

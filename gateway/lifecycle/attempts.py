@@ -22,6 +22,7 @@ from gateway.lifecycle.running import Running
 from gateway.lifecycle.suspects import Death, Suspects
 from gateway.placement.placer import Placer
 from gateway.request.active import ActiveRequest, job_of, within_deadline
+from gateway.request.ends import End, Sign, pause_s
 from gateway.request.placement import Placement
 from gateway.request.spec import GenerationSpec
 from gateway.request.state import Phase, RequestState
@@ -36,10 +37,19 @@ REPLACE_PERIOD_S = 0.1  # pause before an unplaceable request is placed again
 class Why:
     """Why an attempt is given up."""
 
-    reason: str
+    end: End
+    detail: str = ""  # replaces the end's own text
     blame: str = ""  # the next attempts avoid this worker
-    tried: bool = True  # a worker began the attempt, so it counts
     death: Death | None = None  # the worker that computed the attempt died
+
+    @property
+    def reason(self) -> str:
+        return self.detail or self.end.text
+
+    @property
+    def sign(self) -> Sign:
+        """A certain death is judged by `Suspects` alone."""
+        return Sign.NOTHING if self.death is not None and self.death.is_certain else self.end.sign
 
 
 class Attempts:
@@ -102,7 +112,7 @@ class Attempts:
         """Place and queue another attempt. Raises ServingError."""
         state, now = request.state, self._clock()
         if not state.begin_attempt(now):
-            raise QuarantinedError(f"given up after {state.num_tried} attempts")
+            return
         attempt = state.attempt
         self._choose_weights(state)
         placement = await self._placer.place(state, self._running.states)
@@ -163,7 +173,6 @@ class Attempts:
         state = request.state
         if state.is_over:
             return
-        state.moves += not why.tried
         if request.retrying:
             request.lost_attempt = state.attempt  # it failed before its queueing was acknowledged
             return
@@ -177,11 +186,16 @@ class Attempts:
         try:
             self._abandon(request, "retry")
             if why.death is not None and self._suspects.convict(state, why.death):
-                self._quarantine(request, f"{state.deaths} workers died of it")
+                self._give_up(request, QuarantinedError(f"{state.deaths} workers died of it"))
+                return
+            error = state.gave_up(why.sign)
+            if error is not None:
+                self._give_up(request, type(error)(f"{error.message}; last: {why.reason}"))
                 return
             state.exclude(
                 why.blame, [worker.worker for worker in self._placer.workers(Role.DECODE, state.spec.model_fingerprint)]
             )
+            await asyncio.sleep(pause_s(why.end, state.fruitless))
             queued = await self._place_again(request, why.reason)
         finally:
             request.retrying = False
@@ -195,17 +209,13 @@ class Attempts:
             try:
                 await self._attempt(request, reason)
                 if request.lost_attempt != state.attempt:
-                    return True
+                    return not state.is_over
                 request.timeline.gave_up("worker lost", self._clock())
                 self._abandon(request, "retry")
             except (UnavailableError, OverloadedError) as error:
                 request.timeline.gave_up(f"not queued: {error.message}", self._clock())
-                self._abandon(request, "not queued")
-                state.untried += 1  # its number is spent: the job may be queued nevertheless
+                self._abandon(request, "not queued")  # its number is spent: the job may be queued nevertheless
                 await asyncio.sleep(REPLACE_PERIOD_S)
-            except ServingError as error:
-                self._quarantine(request, f"{error.message}; last: {reason}")
-                return False
         return False
 
     def take_back(self, request: ActiveRequest, worker: WorkerState | None) -> None:
@@ -213,7 +223,7 @@ class Attempts:
         if worker is None or request.retrying:
             return
         if request.state.is_misplaced(worker.worker, worker.roles if worker.status == WorkerStatus.READY else []):
-            self.move_soon(request, Why(reason=f"{worker.worker} takes no such work any more", tried=False))
+            self.move_soon(request, Why(end=End.ROLE_LOST, detail=f"{worker.worker} takes no such work any more"))
 
     async def queue_again(self) -> None:
         """Queue unclaimed jobs again after the bus was lost: a restarted server forgets them.
@@ -236,7 +246,7 @@ class Attempts:
             with in_trace(job.traceparent):
                 log.warning("request.not_queued_again", extra={"request_id": job.request_id, "error": error.message})
             if job is request.job:
-                self.move_soon(request, Why(reason="the bus was lost"))
+                self.move_soon(request, Why(end=End.BUS_LOST))
             return 0
 
     # -- end -----------------------------------------------------------------------------------------------------------
@@ -259,13 +269,14 @@ class Attempts:
     async def _cancel(self, request: ActiveRequest, reason: str) -> None:
         self.end(request, None, cancel=reason)
 
-    def _quarantine(self, request: ActiveRequest, reason: str) -> None:
-        """Give the request up for good; its job goes to the dead letters."""
-        self._counters[Event(request.state.spec.model, "quarantined")] += 1
-        if request.job is not None:
+    def _give_up(self, request: ActiveRequest, error: ServingError) -> None:
+        """End the request for good; a harmful one's job goes to the dead letters."""
+        is_harmful = isinstance(error, QuarantinedError)
+        self._counters[Event(request.state.spec.model, "quarantined" if is_harmful else "given_up")] += 1
+        if is_harmful and request.job is not None:
             assigned = request.state.assigned or "none"
-            self._background.spawn(self._bus.bury_job(assigned, request.job, reason=reason))
-        self.end(request, QuarantinedError(f"the request was given up: {reason}"))
+            self._background.spawn(self._bus.bury_job(assigned, request.job, reason=error.message))
+        self.end(request, type(error)(f"the request was given up: {error.message}"))
 
     def _abandon(self, request: ActiveRequest, reason: str) -> None:
         """Stop the current attempt on all workers, in the background, and give its charges back."""

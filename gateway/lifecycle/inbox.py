@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from msgspec import UnsetType
 
-from common.errors import PlaceAgainError, error_from_code
+from common.errors import error_from_code
 from common.messages import (
     Ack,
     Claim,
@@ -24,7 +24,7 @@ from common.messages import (
     Trying,
     WorkerState,
 )
-from common.peers import Incarnation, Peers
+from common.peers import Incarnation, Peers, incarnation_of
 from gateway.admission.capacity import Fleet
 from gateway.admission.rooms import WaitingRooms
 from gateway.lifecycle.attempts import Attempts, Why
@@ -36,6 +36,7 @@ from gateway.lifecycle.records import Event
 from gateway.lifecycle.running import Running
 from gateway.lifecycle.suspects import Suspects
 from gateway.request.active import ActiveRequest
+from gateway.request.ends import End
 
 
 class Inbox:
@@ -115,11 +116,11 @@ class Inbox:
         if not message.retryable:
             self._attempts.end(request, error_from_code(message.code, message.message))
             return
-        tried = message.code != PlaceAgainError.code
+        end = End.of_code(message.code)
         why = Why(
-            reason=message.message,
-            blame=message.dead_worker or (message.worker if tried else ""),
-            tried=tried,
+            end=end,
+            detail=message.message,
+            blame=message.dead_worker or ("" if end is End.PLACE_AGAIN else message.worker),
             death=self._losses.death_of(message.dead_worker, is_certain=True) if message.dead_worker else None,
         )
         self._attempts.move_soon(request, why)
@@ -176,11 +177,14 @@ class Inbox:
         now = self._clock()
         self._pulse.heard(worker, now)
         self._fleet.heard(worker, now)
+        state = self._peers.states.get(worker)
+        if state is not None:
+            self._suspects.returned(incarnation_of(state))
 
     def _on_changed(self, worker: WorkerState) -> None:
         for request in self._running:
             self._attempts.take_back(request, worker)
 
     def _on_lost(self, worker: str, incarnation: int) -> None:
-        died = not self._peers.left(worker, incarnation)
+        died = self._pulse.is_fresh(worker, self._clock()) and not self._peers.left(worker, incarnation)
         self._losses.lost(Incarnation(worker, incarnation), "worker lost", died=died)

@@ -43,10 +43,10 @@ class Orders:
         with contextlib.suppress(UnavailableError):
             await self._bus.publish(subjects.worker(worker), received)
 
-    async def resend(self, worker: str, resend: Resend, *, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
-        """Ask for the tokens from a position on. Whether the worker knows the stream; raises UnavailableError."""
+    async def resend(self, worker: str, resend: Resend, *, timeout_s: float = PROBE_TIMEOUT_S) -> Ack:
+        """Ask for the tokens from a position on. What the worker says of the stream; raises UnavailableError."""
         reply = await self._bus.request(subjects.worker(worker), resend, worker_reply_decoder, timeout_s=timeout_s)
-        return isinstance(reply, Ack) and reply.known
+        return reply if isinstance(reply, Ack) else Ack(known=False)
 
     async def ask(self, worker: str, *, timeout_s: float) -> None:
         """Return if the worker is there. Raises NobodyListensError, or UnavailableError without an answer in time."""

@@ -89,7 +89,9 @@ def assemble(
         weights=weights,
         clock=clock,
     )
-    losses = Losses(running=running, attempts=attempts, peers=peers, suspects=suspects, pulse=pulse, fleet=fleet)
+    losses = Losses(
+        running=running, attempts=attempts, peers=peers, suspects=suspects, pulse=pulse, fleet=fleet, clock=clock
+    )
     inbox = Inbox(
         running=running,
         attempts=attempts,

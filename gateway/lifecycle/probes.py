@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from common.bus import Bus
 from common.errors import NobodyListensError, UnavailableError
-from common.messages import Resend
+from common.messages import Ack, Resend
 from common.peers import Incarnation, Peers
 from gateway.lifecycle.attempts import Attempts, Why
 from gateway.lifecycle.background import Background
@@ -19,6 +19,7 @@ from gateway.lifecycle.pulse import Pulse, Verdict
 from gateway.lifecycle.records import Event
 from gateway.lifecycle.suspects import Suspects
 from gateway.request.active import ActiveRequest
+from gateway.request.ends import End
 
 log = logging.getLogger("baton.requests")
 
@@ -93,7 +94,7 @@ class Probes:
     async def _ask_for(self, request: ActiveRequest, worker: str) -> None:
         state, attempt, phase = request.state, request.state.attempt, request.state.phase
         decodes = state.decoder is not None and state.decoder.worker == worker
-        known: bool | None = None
+        answer: Ack | None = None
         self._counters[Event(state.spec.model, "resends")] += 1
         resend = Resend(
             request_id=state.spec.request_id,
@@ -102,7 +103,7 @@ class Probes:
             position=state.next_position,
         )
         try:
-            known = await self._orders.resend(worker, resend)
+            answer = await self._orders.resend(worker, resend)
             state.unanswered = 0
             request.known_at = self._clock()
         except NobodyListensError:  # the worker's pulse will tell for all its requests
@@ -113,14 +114,16 @@ class Probes:
             request.probing = False
         if state.attempt != attempt or state.phase is not phase:
             state.unanswered = 0
-        elif known is False:
-            await self._attempts.move(request, Why(reason="the worker lost the request", blame=worker))
+        elif answer is not None and not answer.known:
+            await self._attempts.move(request, Why(end=End.REQUEST_LOST, blame=worker))
         elif state.unanswered >= self._patience_with(worker, request):
-            death = self._losses.death_of(worker, is_certain=False) if known is None else None
-            why = Why(reason="the worker doesn't answer", blame=worker, death=death)
+            death = self._losses.death_of(worker, is_certain=False) if answer is None else None
+            why = Why(end=End.UNANSWERED, blame=worker, death=death)
             await self._attempts.move(request, why)
-        elif known and decodes:
-            state.progress_at = self._clock()
+        elif answer is not None:
+            request.waits_for_room = answer.waits and not decodes
+            if decodes or answer.waits:  # who waits has not failed: the deadline bounds it
+                state.progress_at = self._clock()
 
     def _patience_with(self, worker: str, request: ActiveRequest) -> int:
         return TRIAL_PROBES if self._suspects.is_tried_by(worker, request.state) else MAX_PROBES
@@ -135,4 +138,4 @@ class Probes:
     async def _look_for_job(self, request: ActiveRequest, attempt: int) -> None:
         with contextlib.suppress(UnavailableError):  # the next look comes in a few seconds
             if not await self._bus.has_job(request.stream_seq) and request.state.waits(attempt):
-                await self._attempts.move(request, Why(reason="the queue gave the job up"))
+                await self._attempts.move(request, Why(end=End.QUEUE_LOST))

@@ -16,6 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from common.peers import DEAD_AFTER_S
+
 FRAME_SILENT_S = 0.25  # limit for a worker that decodes
 BEAT_SILENT_S = 0.6  # limit for other workers: a heartbeat is missing
 GONE_AFTER_S = 0.3  # reconnecting takes at most 0.2 s
@@ -56,6 +58,11 @@ class Pulse:
     def heard(self, worker: str, now: float) -> None:
         beat = self._beat_of(worker, now)
         beat.heard_at, beat.unanswered, beat.nobody_since = now, 0, None
+
+    def is_fresh(self, worker: str, now: float) -> bool:
+        """Whether it was heard lately: its end is more than a silence."""
+        beat = self._beats.get(worker)
+        return beat is not None and now - beat.heard_at < DEAD_AFTER_S
 
     def forget(self, worker: str) -> None:
         self._beats.pop(worker, None)

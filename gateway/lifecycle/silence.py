@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from gateway.request.ends import End
 from gateway.request.state import Phase
 
 ANY_PHASE = tuple(Phase)
@@ -21,6 +22,7 @@ class Patience:
     gap_lost_s: float = 5.0  # nobody has the missing frame
     decoding_s: float = 0.75
     handoff_s: float = 15.0
+    prefilled_s: float = 0.5
     claimed_s: float = 2.0
     unclaimed_s: float = 10.0
     job_check_s: float = 5.0
@@ -38,7 +40,7 @@ class Need(Enum):
     """What must hold besides."""
 
     NOTHING = ""
-    ANOTHER_PREFILLER = "another worker prefills"
+    ANOTHER_PREFILLER = "another worker prefills; twice as long after each attempt"
     QUEUED_JOB = "the job was queued"
 
 
@@ -61,8 +63,14 @@ class Rule:
     measure: Measure
     longer_than_s: float
     need: Need = Need.NOTHING
+    doubles: bool = False  # twice as long after each fruitless attempt
     action: Action
-    why: str = ""  # the reason of the move, in logs and time lines
+    end: End | None = None  # how a move ends the attempt
+
+    @property
+    def why(self) -> str:
+        """The reason of the move, in logs and time lines."""
+        return self.end.text if self.end is not None else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +79,7 @@ class Silence:
     progress_s: float  # since the current attempt was heard of
     known_s: float  # since a worker confirmed that it has the request
     gap_s: float = 0.0  # since a frame was found missing; 0: none is
+    fruitless: int = 1  # attempts without progress, this one included
     has_queued_job: bool = False
     has_other_prefiller: bool = False
 
@@ -101,7 +110,7 @@ def rules(patience: Patience) -> tuple[Rule, ...]:
             measure=Measure.GAP,
             longer_than_s=patience.gap_lost_s,
             action=Action.MOVE,
-            why="tokens are missing",
+            end=End.TOKENS_MISSING,
         ),
         Rule(
             phases=ANY_PHASE,
@@ -120,10 +129,16 @@ def rules(patience: Patience) -> tuple[Rule, ...]:
             measure=Measure.PROGRESS,
             longer_than_s=patience.handoff_s,
             action=Action.MOVE,
-            why="nobody took the sequence over",
+            end=End.NOT_TAKEN_OVER,
         ),
         Rule(
-            phases=(Phase.CLAIMED, Phase.PREFILLED),
+            phases=(Phase.PREFILLED,),
+            measure=Measure.WORD,
+            longer_than_s=patience.prefilled_s,
+            action=Action.ASK_CLAIMER,
+        ),
+        Rule(
+            phases=(Phase.CLAIMED,),
             measure=Measure.WORD,
             longer_than_s=patience.claimed_s,
             action=Action.ASK_CLAIMER,
@@ -133,8 +148,9 @@ def rules(patience: Patience) -> tuple[Rule, ...]:
             measure=Measure.PROGRESS,
             longer_than_s=patience.unclaimed_s,
             need=Need.ANOTHER_PREFILLER,
+            doubles=True,
             action=Action.MOVE_ELSEWHERE,
-            why="not claimed",
+            end=End.NOT_CLAIMED,
         ),
         Rule(
             phases=(Phase.QUEUED,),
@@ -149,13 +165,14 @@ def rules(patience: Patience) -> tuple[Rule, ...]:
 RULES = rules(Patience())
 
 
-def diagnose(silence: Silence) -> tuple[Action, str]:
-    """The action, and the reason of a move."""
+def diagnose(silence: Silence) -> tuple[Action, End | None]:
+    """The action, and how a move ends the attempt."""
     for rule in RULES:
         if (
             silence.phase in rule.phases
-            and silence.lasts(rule.measure) > rule.longer_than_s
+            and silence.lasts(rule.measure)
+            > rule.longer_than_s * (2.0 ** (silence.fruitless - 1) if rule.doubles else 1)
             and silence.meets(rule.need)
         ):
-            return rule.action, rule.why
-    return Action.WAIT, ""
+            return rule.action, rule.end
+    return Action.WAIT, None

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from common.peers import Incarnation
 from gateway.request.state import RequestState
 
-CLEAR_AFTER_TOKENS = 4  # progress that clears a suspect; > 2 because passes overlap
 # If the worker had more requests, only those with few tokens from it are suspects: trials take turns.
 FEW_REQUESTS = 16
 PROVEN_TOKENS = 8
 MAX_UNNAMED_DEATHS = 3  # workers of an older release name no suspect
 MAX_NAMED = 1_000
+MAX_DEAD = 64  # workers whose death may yet turn out to be none
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A worker died with a request and `others` besides. A death that is not certain convicts nobody."""
+    """A worker died with a request and `others` besides. One that only fell silent convicts nobody."""
 
     worker: Incarnation
     others: int
@@ -34,6 +34,7 @@ class Suspects:
 
     def __init__(self) -> None:
         self._named: dict[Incarnation, str] = {}  # worker -> id of the request that it tries
+        self._dead: dict[Incarnation, list[RequestState]] = {}  # worker -> requests that its death counts against
 
     def trying(self, worker: Incarnation, request_id: str) -> None:
         self._named.pop(worker, None)
@@ -51,15 +52,25 @@ class Suspects:
 
     def convict(self, state: RequestState, death: Death) -> bool:
         """A worker of `state` died, or seems to have. Whether `state` is to blame."""
-        state.untried += 1  # as another request's companion it may move without limit
         named = self._named.get(death.worker)
         if named not in (None, state.spec.request_id):
             return False
-        state.deaths += 1
         is_new_there = state.next_position - state.began_with < PROVEN_TOKENS
-        state.is_suspect = state.deaths > 1 or death.others < FEW_REQUESTS or is_new_there
-        state.clear_at = state.next_position + CLEAR_AFTER_TOKENS
-        return death.is_certain and state.deaths >= (2 if named is not None else MAX_UNNAMED_DEATHS)
+        is_suspect = state.is_suspect or state.deaths > 0 or death.others < FEW_REQUESTS or is_new_there
+        state.suspect()
+        state.is_suspect = is_suspect
+        if not death.is_certain:
+            return False
+        state.deaths += 1
+        self._dead.setdefault(death.worker, []).append(state)
+        while len(self._dead) > MAX_DEAD:
+            del self._dead[next(iter(self._dead))]
+        return state.deaths >= (2 if named is not None else MAX_UNNAMED_DEATHS)
+
+    def returned(self, worker: Incarnation) -> None:
+        """A worker that was thought dead is heard: it was cut off, and nobody killed it."""
+        for state in self._dead.pop(worker, ()):
+            state.deaths = max(0, state.deaths - 1)
 
     def heard(self, state: RequestState, sender: Incarnation | None = None) -> None:
         """It got tokens from `sender`, or ended."""
@@ -68,5 +79,5 @@ class Suspects:
             del self._named[sender]  # that pass went well
         if state.deaths == 1 and state.is_over:
             self._named = {worker: named for worker, named in self._named.items() if named != request_id}
-        if state.deaths and (state.is_over or state.next_position >= state.clear_at):
-            state.deaths, state.is_suspect = 0, False
+        if (state.deaths or state.is_suspect) and (state.is_over or state.next_position >= state.clear_at):
+            state.deaths, state.harmed, state.is_suspect = 0, 0, False

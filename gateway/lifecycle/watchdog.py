@@ -108,7 +108,7 @@ class Watchdog:
             return
         if request.retrying or request.probing or not self._bus.connected or self._peers.hears_nobody:
             return
-        action, why = diagnose(_silence_of(request, now, has_other_prefiller=has_other_prefiller))
+        action, end = diagnose(_silence_of(request, now, has_other_prefiller=has_other_prefiller))
         match action:
             case Action.WAIT:
                 pass
@@ -118,10 +118,9 @@ class Watchdog:
                 self._probes.ask_for(request, state.claimed_by)
             case Action.LOOK_FOR_JOB:
                 self._probes.look_for_job(request)
-            case Action.MOVE:
-                self._attempts.move_soon(request, Why(reason=why))
-            case Action.MOVE_ELSEWHERE:
-                self._attempts.move_soon(request, Why(reason=why, blame=state.assigned))
+            case Action.MOVE | Action.MOVE_ELSEWHERE if end is not None:
+                blame = state.assigned if action is Action.MOVE_ELSEWHERE else ""
+                self._attempts.move_soon(request, Why(end=end, blame=blame))
 
 
 def _silence_of(request: ActiveRequest, now: float, *, has_other_prefiller: bool) -> Silence:
@@ -131,6 +130,7 @@ def _silence_of(request: ActiveRequest, now: float, *, has_other_prefiller: bool
         progress_s=now - state.progress_at,
         known_s=now - request.known_at,
         gap_s=0.0 if state.gap_since is None else now - state.gap_since,
+        fruitless=min(state.fruitless, 20),
         has_queued_job=bool(request.stream_seq),
         has_other_prefiller=has_other_prefiller,
     )

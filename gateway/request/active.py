@@ -40,6 +40,7 @@ class ActiveRequest:
         self.retrying = False
         self.lost_attempt = 0  # the newest attempt that failed while being queued
         self.probing = False
+        self.waits_for_room = False  # the prefill worker says that every decode worker is full
         self.known_at = 0.0  # when a worker last confirmed that it has the request
         self.timings: dict[str, float] = {}
         spec = state.spec

@@ -13,13 +13,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from common.blocks import unpack_tokens
+from common.errors import ServingError
 from common.messages import Tokens
 from common.peers import Incarnation
 from common.words import Role
+from gateway.request.ends import Sign, verdict
 from gateway.request.spec import GenerationSpec, TokenEvent
 
-MAX_ATTEMPTS = 3
-MAX_MOVES = 20  # uncounted attempts, because the worker's role had changed
+PROGRESS_TOKENS = 4  # tokens of one attempt that show that its way works
+CLEAR_AFTER_TOKENS = 4  # progress that clears a suspect; > 2 because passes overlap
 MAX_HELD = 64  # frames beyond a gap
 
 
@@ -38,8 +40,9 @@ class RequestState:
     spec: GenerationSpec
     deadline_at: float
     attempt: int = 0
-    untried: int = 0  # attempts that no worker was asked for, as far as known
-    moves: int = 0  # attempts placed on a worker that no longer takes such work
+    failed: int = 0  # attempts whose way failed, without progress between: `gateway.request.ends`
+    harmed: int = 0  # likewise, passes that failed with it
+    proven: int = 0  # the last attempt that made progress
     phase: Phase = Phase.QUEUED
     generated: list[int] = field(default_factory=list)  # delivered tokens, across attempts
     assigned: str = ""  # the worker whose queue has the job
@@ -58,8 +61,9 @@ class RequestState:
     _held: dict[int, tuple[Tokens, Incarnation]] = field(default_factory=dict)
 
     @property
-    def num_tried(self) -> int:
-        return self.attempt - self.untried - min(self.moves, MAX_MOVES)
+    def fruitless(self) -> int:
+        """Attempts since the last progress, this one included."""
+        return self.attempt - self.proven
 
     @property
     def is_over(self) -> bool:
@@ -79,8 +83,8 @@ class RequestState:
         return self.attempt == attempt and self.phase is Phase.QUEUED
 
     def begin_attempt(self, now: float) -> bool:
-        """Start another attempt; False after too many."""
-        if self.is_over or self.num_tried >= MAX_ATTEMPTS:
+        """Start another attempt; False once it is over."""
+        if self.is_over:
             return False
         self.attempt += 1
         self.began_with = self.next_position
@@ -91,6 +95,18 @@ class RequestState:
         self._held.clear()
         self.progress_at = now
         return True
+
+    def gave_up(self, sign: Sign) -> ServingError | None:
+        """Count the attempt's end; return the error that it leads to, if any."""
+        self.failed += sign is Sign.FAILED
+        if sign is Sign.HARMED:
+            self.harmed += 1
+            self.suspect()
+        return verdict(failed=self.failed, harmed=self.harmed)
+
+    def suspect(self) -> None:
+        """It is computed alone until it got further."""
+        self.is_suspect, self.clear_at = True, self.next_position + CLEAR_AFTER_TOKENS
 
     def exclude(self, worker: str, decode_workers: list[str]) -> None:
         """Place the next attempts elsewhere ("": nobody's fault), unless no decode worker would be left."""
@@ -166,6 +182,8 @@ class RequestState:
             cached_tokens=tokens.cached_tokens if self.next_position == 0 else -1,
         )
         self.generated += ids
+        if self.next_position - self.began_with >= PROGRESS_TOKENS:
+            self.failed, self.proven = 0, self.attempt
         if tokens.finish:
             self.phase = Phase.ENDED
         elif sender != self.claimed_by:

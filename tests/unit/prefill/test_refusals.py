@@ -12,6 +12,7 @@ import pytest
 from common.messages import (
     Ack,
     Failed,
+    Resend,
     Reserve,
     ReserveReply,
     SamplingParams,
@@ -115,6 +116,18 @@ async def test_a_candidate_that_refuses_for_good_is_not_asked_while_another_is_f
     await refused.run(answer, "d0", "d1")
     assert refused.asked == {"d0": 1, "d1": 7}
     assert (refused.told.code, refused.told.retryable) == ("place_again", True)
+
+
+async def test_who_finds_every_decode_worker_full_says_that_it_waits(refused: Refused) -> None:
+    said: list[object] = []
+    rounds = [Refusal.FULL, Refusal.FULL, Refusal.VERIFYING, Refusal.DRAINING]
+
+    async def answer(worker: str, message: Reserve) -> WorkerReply:
+        said.append(await refused.role.handle(Resend(request_id="r", attempt=1, position=9)))
+        return ReserveReply(granted=False, reason=rounds.pop(0))
+
+    await refused.run(answer, "d0")
+    assert said == [Ack(known=True, waits=waits) for waits in (False, True, True, False)]
 
 
 async def test_a_lease_that_does_not_fit_the_prompt_ends_the_attempt(refused: Refused) -> None:

@@ -63,6 +63,7 @@ class FakeWorker:
         self.itself = Incarnation(name, incarnation)
         self.heard: list[ToWorker] = []
         self.knows: set[str] = set()  # requests that it says it has
+        self.is_out_of_room = False  # it says that they wait for a decode worker
         self.state = WorkerState(
             worker=name, incarnation=incarnation, roles=list(roles), status=WorkerStatus.READY, model="m", model_fingerprint="m",
             tokenizer_fingerprint="t", vocab_size=100, max_model_len=1000, max_sequences=8, free_blocks=100,
@@ -127,7 +128,8 @@ class FakeWorker:
 
     async def _answer(self, message: ToWorker) -> Ack:
         self.heard.append(message)
-        return Ack(known=isinstance(message, Resend) and message.request_id in self.knows)
+        known = isinstance(message, Resend) and message.request_id in self.knows
+        return Ack(known=known, waits=known and self.is_out_of_room)
 
 
 class Gateway:

@@ -18,10 +18,12 @@ from common.messages import Cancel, Job
 from common.peers import Incarnation
 from gateway.lifecycle.attempts import REPLACE_PERIOD_S, Why
 from gateway.lifecycle.suspects import MAX_UNNAMED_DEATHS, Death
+from gateway.request.ends import MAX_FAILED, MAX_HARMED, End, pause_s
 from gateway.request.placement import Placement, Reason
-from gateway.request.state import MAX_ATTEMPTS, Phase
+from gateway.request.state import CLEAR_AFTER_TOKENS, PROGRESS_TOKENS, Phase
 from tests.unit.gateway.lifecycle.conftest import Gateway, answer_of
 
+LOST = Why(end=End.REQUEST_LOST)
 BY_REDIS = Placement(prefill="p1", decode=["d0"], reason=Reason.PREFIX, matched_blocks_prefill=2)
 
 
@@ -107,14 +109,14 @@ async def test_a_moved_request_goes_on_from_what_the_client_has(gateway: Gateway
     request = await gateway.submit()
     await p0.claim(request)
     p0.send(request, 0, 100, 101)
-    await gateway.requests.parts.attempts.move(request, Why(reason="p0 is slow", blame="p0"))
+    await gateway.requests.parts.attempts.move(request, Why(end=End.UNANSWERED, blame="p0"))
     await gateway.idle()
     [job] = gateway.jobs("p1")
     assert (job.attempt, list(unpack_tokens(job.token_ids))[40:], job.num_prompt_tokens) == (2, [100, 101], 40)
     assert ("p0" in request.state.excluded, gateway.jobs("p0")) == (True, [])
     assert [(cancel.attempt, cancel.reason) for cancel in p0.told(Cancel)] == [(1, "retry")]
     assert gateway.ledger.charged == set()
-    assert [line.outcome for line in request.timeline.attempts] == ["p0 is slow", ""]
+    assert [line.outcome for line in request.timeline.attempts] == ["the worker doesn't answer", ""]
     assert gateway.requests.counters["retries"] == 1
     await p1.claim(request)
     p1.send(request, 2, 102, finish="stop")
@@ -124,15 +126,12 @@ async def test_a_moved_request_goes_on_from_what_the_client_has(gateway: Gateway
 async def test_a_request_that_nobody_can_take_is_placed_again_and_again(gateway: Gateway) -> None:
     await gateway.fleet()
     request = await gateway.submit()
-    gateway.bus.refusals = [UnavailableError("no answer") for _ in range(MAX_ATTEMPTS + 2)]
+    gateway.bus.refusals = [UnavailableError("no answer") for _ in range(MAX_FAILED + 2)]
     started_at = gateway.loop.now
-    await gateway.requests.parts.attempts.move(request, Why(reason="lost"))
-    assert gateway.loop.now - started_at == pytest.approx((MAX_ATTEMPTS + 2) * REPLACE_PERIOD_S)
-    assert (request.state.attempt, request.state.num_tried) == (
-        MAX_ATTEMPTS + 4,
-        2,
-    )  # failures to queue are no attempts
-    assert [job.attempt for _, job in gateway.bus.queued.values()] == [MAX_ATTEMPTS + 4]
+    await gateway.requests.parts.attempts.move(request, LOST)
+    assert gateway.loop.now - started_at == pytest.approx((MAX_FAILED + 2) * REPLACE_PERIOD_S)
+    assert (request.state.attempt, request.state.failed) == (MAX_FAILED + 4, 1)  # who isn't queued has not failed
+    assert [job.attempt for _, job in gateway.bus.queued.values()] == [MAX_FAILED + 4]
 
 
 async def test_a_worker_lost_while_its_job_was_being_queued_is_not_waited_for(gateway: Gateway) -> None:
@@ -141,11 +140,11 @@ async def test_a_worker_lost_while_its_job_was_being_queued_is_not_waited_for(ga
 
     async def lost_meanwhile(worker: str, job: Job) -> int:
         gateway.bus.publish_job = publish  # type: ignore[method-assign]
-        await attempts.move(request, Why(reason="the worker is gone"))
+        await attempts.move(request, LOST)
         return await publish(worker, job)
 
     gateway.bus.publish_job = lost_meanwhile  # type: ignore[method-assign]
-    await attempts.move(request, Why(reason="lost"))
+    await attempts.move(request, LOST)
     await gateway.idle()
     assert request.state.attempt == 3
     assert [job.attempt for _, job in gateway.bus.queued.values()] == [3]
@@ -154,23 +153,61 @@ async def test_a_worker_lost_while_its_job_was_being_queued_is_not_waited_for(ga
 async def test_attempts_end_and_the_job_is_kept_for_whoever_looks_into_it(gateway: Gateway) -> None:
     await gateway.fleet()
     request = await gateway.submit()
-    for _ in range(MAX_ATTEMPTS):
-        await gateway.requests.parts.attempts.move(request, Why(reason="it failed"))
+    for _ in range(MAX_HARMED):
+        await gateway.requests.parts.attempts.move(request, Why(end=End.PASS_FAILED, detail="it failed"))
     await gateway.idle()
-    with pytest.raises(QuarantinedError, match="given up after 3 attempts; last: it failed"):
+    with pytest.raises(QuarantinedError, match="given up: 3 passes with it failed; last: it failed"):
         await answer_of(request)
     [(_, job, reason)] = gateway.bus.buried
-    assert (job.request_id, reason) == ("r", "given up after 3 attempts; last: it failed")
+    assert (job.request_id, reason) == ("r", "3 passes with it failed; last: it failed")
     assert (gateway.bus.queued, gateway.requests.counters["quarantined"]) == ({}, 1)
     assert gateway.requests.in_flight == 0
+
+
+async def test_a_pass_that_failed_makes_a_suspect_until_it_got_further(gateway: Gateway) -> None:
+    """Whose pass fails for another request's sake is computed alone next, and cleared."""
+    await gateway.fleet()
+    request = await gateway.submit()
+    await gateway.requests.parts.attempts.move(request, Why(end=End.PASS_FAILED))
+    assert [job.suspect_until for _, job in gateway.bus.queued.values()] == [CLEAR_AFTER_TOKENS]
+    worker = gateway.workers[request.state.assigned]
+    await worker.claim(request)
+    worker.send(request, 0, *range(100, 100 + CLEAR_AFTER_TOKENS))
+    assert (request.state.harmed, request.state.is_suspect) == (0, False)
+
+
+async def test_a_way_that_fails_again_and_again_is_no_quarantine(gateway: Gateway) -> None:
+    await gateway.fleet()
+    request = await gateway.submit()
+    started_at = gateway.loop.now
+    for _ in range(MAX_FAILED):
+        await gateway.requests.parts.attempts.move(request, Why(end=End.WORKER_FAILED, detail="no link"))
+    with pytest.raises(UnavailableError, match="10 attempts failed on their way; last: no link"):
+        await answer_of(request)
+    assert gateway.bus.buried == []
+    assert gateway.requests.counters["given_up"] == 1
+    assert gateway.loop.now - started_at == pytest.approx(
+        sum(pause_s(End.WORKER_FAILED, number) for number in range(1, MAX_FAILED))
+    )
+
+
+async def test_progress_begins_the_count_again(gateway: Gateway) -> None:
+    await gateway.fleet()
+    request = await gateway.submit()
+    for number in range(2 * MAX_FAILED):
+        worker = gateway.workers[request.state.assigned]
+        await worker.claim(request)
+        worker.send(request, number * PROGRESS_TOKENS, *range(PROGRESS_TOKENS))
+        await gateway.requests.parts.attempts.move(request, Why(end=End.UNANSWERED))
+    assert (request.state.is_over, request.state.failed) == (False, 1)
 
 
 async def test_attempts_that_nobody_tried_do_not_count(gateway: Gateway) -> None:
     await gateway.fleet()
     request = await gateway.submit()
-    for _ in range(MAX_ATTEMPTS + 2):
-        await gateway.requests.parts.attempts.move(request, Why(reason="its role changed", tried=False))
-    assert (request.state.num_tried, request.state.is_over) == (1, False)
+    for _ in range(3 * MAX_FAILED):
+        await gateway.requests.parts.attempts.move(request, Why(end=End.ROLE_LOST))
+    assert (request.state.failed, request.state.harmed, request.state.is_over) == (0, 0, False)
 
 
 async def test_a_request_that_killed_its_workers_is_given_up(gateway: Gateway) -> None:
@@ -178,7 +215,7 @@ async def test_a_request_that_killed_its_workers_is_given_up(gateway: Gateway) -
     request = await gateway.submit()
     for number in range(MAX_UNNAMED_DEATHS):
         death = Death(Incarnation("p0", number), others=0)
-        await gateway.requests.parts.attempts.move(request, Why(reason="p0 is gone", death=death))
+        await gateway.requests.parts.attempts.move(request, Why(end=End.WORKER_LOST, death=death))
     with pytest.raises(QuarantinedError, match="3 workers died of it"):
         await answer_of(request)
 
@@ -187,7 +224,7 @@ async def test_a_request_that_is_over_does_not_move(gateway: Gateway) -> None:
     await gateway.fleet()
     request = await gateway.submit()
     await request.cancel("the client left")
-    await gateway.requests.parts.attempts.move(request, Why(reason="late news"))
+    await gateway.requests.parts.attempts.move(request, LOST)
     assert (request.state.attempt, gateway.requests.counters["retries"]) == (1, 0)
 
 
@@ -197,7 +234,7 @@ async def test_a_job_in_the_queue_of_a_worker_that_lost_its_role_is_taken_back(g
     assert request.state.assigned == "p0"
     await p0.beat(roles=["decode"])
     await gateway.idle()
-    assert (request.state.assigned, request.state.attempt, request.state.num_tried) == ("p1", 2, 1)
+    assert (request.state.assigned, request.state.attempt, request.state.failed) == ("p1", 2, 0)
     assert gateway.jobs("p0") == []
 
 
@@ -211,11 +248,11 @@ async def test_a_role_that_was_lost_while_the_job_was_being_queued_is_seen_after
         return await publish(worker, job)
 
     gateway.bus.publish_job = changing_its_role_meanwhile  # type: ignore[method-assign]
-    await gateway.requests.parts.attempts.move(request, Why(reason="it failed"))
+    await gateway.requests.parts.attempts.move(request, Why(end=End.WORKER_FAILED, detail="it failed"))
     await gateway.idle()
     outcomes = [line.outcome for line in request.timeline.attempts]
     assert outcomes == ["it failed", "p0 takes no such work any more", ""]
-    assert (request.state.assigned, request.state.num_tried) == ("p1", 2)
+    assert (request.state.assigned, request.state.failed) == ("p1", 1)
 
 
 async def test_jobs_that_nobody_began_are_queued_again_after_the_bus_was_lost(gateway: Gateway) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from common import subjects
 from common.blocks import pack_tokens
 from common.errors import InvalidRequestError, PlaceAgainError, QuarantinedError, WorkerFailedError
 from common.messages import Ack, Cancel, Claim, Failed, Frame, Imported, Received, Settle, Tokens, Trying
-from gateway.request.state import MAX_ATTEMPTS, Phase
+from common.peers import DEAD_AFTER_S
+from gateway.request.ends import MAX_PAUSE_S
+from gateway.request.state import Phase
 from tests.unit.gateway.lifecycle.conftest import Gateway, answer_of
 
 FAILED = {"code": WorkerFailedError.code, "message": "the pass failed", "retryable": True}
@@ -155,7 +159,7 @@ async def test_a_failed_attempt_moves_to_another_worker(gateway: Gateway) -> Non
     await p0.claim(request)
     await p0.say(Failed, request, **FAILED)
     await gateway.idle()
-    assert (request.state.attempt, request.state.assigned, request.state.num_tried) == (2, "p1", 2)
+    assert (request.state.attempt, request.state.assigned, request.state.failed) == (2, "p1", 1)
     await p0.say(Failed, request, **FAILED, attempt=1)  # said twice
     await p1.say(Failed, request, **FAILED, request_id="another")
     await gateway.idle()
@@ -176,7 +180,7 @@ async def test_a_worker_that_takes_no_such_work_is_not_blamed(gateway: Gateway) 
     request = await gateway.submit()
     await p0.say(Failed, request, code=PlaceAgainError.code, message="not mine", retryable=True)
     await gateway.idle()
-    assert (request.state.excluded, request.state.num_tried) == ([], 1)
+    assert (request.state.excluded, request.state.failed) == ([], 0)
 
 
 async def test_a_decode_worker_that_died_with_the_sequence_is_blamed_instead_of_who_says_so(gateway: Gateway) -> None:
@@ -206,7 +210,7 @@ async def test_everything_that_a_lost_worker_had_moves_at_once(gateway: Gateway)
     await gateway.worker("p0", "prefill", incarnation=2)  # a new life: the old one is gone
     await gateway.idle()
     assert [request.state.attempt for request in (waits, claimed, decoding)] == [2, 2, 1]
-    assert [waits.state.num_tried, claimed.state.num_tried] == [1, 1]  # a death is nobody's attempt
+    assert [waits.state.failed, claimed.state.failed] == [0, 0]  # a death is judged by itself
     assert (waits.state.is_suspect, claimed.state.is_suspect) == (False, True)
     assert d0.told(Cancel)  # it may hold something of the two
 
@@ -215,14 +219,14 @@ async def test_a_worker_that_was_told_to_stop_costs_no_attempt(gateway: Gateway)
     await gateway.worker("d0", "decode")
     worker = await gateway.worker("p-0", "prefill")
     request = await gateway.submit()
-    for number in range(1, MAX_ATTEMPTS + 2):
+    for number in range(1, 6):
         await worker.claim(request)
         newer = await gateway.worker(f"p-{number}", "prefill")
         await worker.stop()
         await gateway.idle()
         assert request.state.assigned == newer.itself.worker
         worker = newer
-    assert (request.state.num_tried, request.state.deaths, request.state.is_over) == (1, 0, False)
+    assert (request.state.failed, request.state.deaths, request.state.is_over) == (0, 0, False)
 
 
 async def test_a_request_that_was_named_before_its_second_worker_died_is_given_up(gateway: Gateway) -> None:
@@ -238,6 +242,34 @@ async def test_a_request_that_was_named_before_its_second_worker_died_is_given_u
     with pytest.raises(QuarantinedError, match="2 workers died of it"):
         await answer_of(poison)
     assert [reason for _, _, reason in gateway.bus.buried] == ["2 workers died of it"]
+
+
+async def test_a_paused_host_convicts_nobody(gateway: Gateway) -> None:
+    """Its heartbeats stop for longer than a lease, again and again; then they come back with the same incarnation."""
+    await gateway.fleet()
+    request = await gateway.submit()
+    for _ in range(4):
+        worker = gateway.workers[request.state.assigned]
+        await worker.claim(request)
+        await worker.say(Trying, request)
+        worker.mute()
+        await asyncio.sleep(DEAD_AFTER_S + 1)
+        gateway.peers.check()
+        await worker.start()
+        await asyncio.sleep(MAX_PAUSE_S)
+    assert (request.state.deaths, request.state.is_over, request.state.is_suspect) == (0, False, True)
+
+
+async def test_a_worker_that_was_cut_off_and_comes_back_was_not_killed(gateway: Gateway) -> None:
+    await gateway.fleet()
+    request = await gateway.submit()
+    worker = gateway.workers[request.state.assigned]
+    await worker.claim(request)
+    await worker.say(Failed, request, **FAILED, dead_worker=worker.itself.worker)  # as its receiver would say
+    await gateway.idle()
+    assert request.state.deaths == 1
+    await worker.beat()
+    assert request.state.deaths == 0
 
 
 async def test_nothing_is_kept_of_workers_that_are_gone(gateway: Gateway) -> None:

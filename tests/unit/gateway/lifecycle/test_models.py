@@ -13,6 +13,7 @@ from gateway.answers.tokenizer import ChatTokenizer
 from gateway.lifecycle.attempts import Why
 from gateway.lifecycle.silence import Patience
 from gateway.request.active import ActiveRequest
+from gateway.request.ends import End
 from gateway.tenants.tenants import ANYBODY
 from tests.unit.gateway.lifecycle.conftest import Gateway, open_gateway
 
@@ -90,7 +91,7 @@ async def test_a_request_without_a_token_takes_newer_weights_and_one_with_tokens
     for name, role in (("p-new", "prefill"), ("d-new", "decode"), ("d-new2", "decode")):
         await gateway.worker(name, role, model="a", model_fingerprint="newer")
     for request in (waits, decoding):
-        await gateway.requests.parts.attempts.move(request, Why(reason="lost"))
+        await gateway.requests.parts.attempts.move(request, Why(end=End.REQUEST_LOST))
     assert (waits.state.assigned, waits.state.spec.model_fingerprint) == ("p-new", "newer")
     assert (decoding.state.assigned, decoding.state.spec.model_fingerprint) == ("p-a", "a's")
 

@@ -41,24 +41,24 @@ ROWS = [
 
 @pytest.mark.parametrize(("rule", "phase"), ROWS)
 def test_a_row_applies_after_its_time_and_not_before(rule: Rule, phase: Phase) -> None:
-    assert diagnose(silence_of(rule, phase, rule.longer_than_s + 1e-6)) == (rule.action, rule.why)
-    assert diagnose(silence_of(rule, phase, rule.longer_than_s)) != (rule.action, rule.why)
+    assert diagnose(silence_of(rule, phase, rule.longer_than_s + 1e-6)) == (rule.action, rule.end)
+    assert diagnose(silence_of(rule, phase, rule.longer_than_s)) != (rule.action, rule.end)
 
 
 @pytest.mark.parametrize(("rule", "phase"), [row for row in ROWS if row.values[0].need is not Need.NOTHING])  # type: ignore[union-attr]
 def test_a_row_with_a_condition_needs_it(rule: Rule, phase: Phase) -> None:
     silence = silence_of(rule, phase, rule.longer_than_s + 1e-6)
-    assert diagnose(replace(silence, has_queued_job=False, has_other_prefiller=False)) == (Action.WAIT, "")
+    assert diagnose(replace(silence, has_queued_job=False, has_other_prefiller=False)) == (Action.WAIT, None)
 
 
 @pytest.mark.parametrize("phase", Phase)
 def test_a_request_that_was_heard_just_now_is_left_alone(phase: Phase) -> None:
     everything = replace(CALM, phase=phase, has_queued_job=True, has_other_prefiller=True)
-    assert diagnose(everything) == (Action.WAIT, "")
+    assert diagnose(everything) == (Action.WAIT, None)
 
 
 def test_a_request_that_is_over_is_left_alone_however_long_ago_that_was() -> None:
-    assert diagnose(replace(CALM, phase=Phase.ENDED, progress_s=1e9, known_s=1e9)) == (Action.WAIT, "")
+    assert diagnose(replace(CALM, phase=Phase.ENDED, progress_s=1e9, known_s=1e9)) == (Action.WAIT, None)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from common.peers import Incarnation
 from engine.engine import Chunk
 from engine.sequence import Sequence
 from gateway.lifecycle.suspects import (
-    CLEAR_AFTER_TOKENS,
     FEW_REQUESTS,
     MAX_UNNAMED_DEATHS,
     PROVEN_TOKENS,
@@ -21,7 +20,7 @@ from gateway.lifecycle.suspects import (
     Suspects,
 )
 from gateway.request.spec import GenerationSpec
-from gateway.request.state import Phase, RequestState
+from gateway.request.state import CLEAR_AFTER_TOKENS, Phase, RequestState
 from worker.device.trials import Trials
 
 HERE, THERE = Incarnation("decode-0", 1), Incarnation("decode-1", 1)
@@ -44,7 +43,7 @@ def test_who_was_named_before_its_second_worker_died_is_convicted_and_nobody_els
     suspects.trying(THERE, "poison")
     assert suspects.convict(poison, Death(THERE, 1))
     assert not suspects.convict(other, Death(THERE, 1))
-    assert (other.deaths, other.untried) == (1, 2)  # the second one was not its fault; neither counts as an attempt
+    assert other.deaths == 1  # the second one was not its fault
 
 
 def test_who_was_named_and_got_its_token_is_not_blamed_for_a_death_after_that() -> None:
@@ -84,7 +83,7 @@ def test_who_got_further_is_no_suspect_any_more() -> None:
         state.generated.append(token)
         suspects.heard(state, THERE)
     assert not state.is_suspect
-    assert (state.deaths, state.untried) == (0, 1)
+    assert state.deaths == 0
 
 
 def test_a_worker_that_only_fell_silent_convicts_nobody() -> None:
@@ -94,7 +93,17 @@ def test_a_worker_that_only_fell_silent_convicts_nobody() -> None:
     assert not suspects.convict(state, Death(THERE, 0, is_certain=False))
     assert state.is_suspect
     suspects.trying(HERE, "r")
-    assert suspects.convict(state, Death(HERE, 0))
+    assert not suspects.convict(state, Death(HERE, 0))  # this is the first one that counts
+
+
+def test_a_worker_that_comes_back_was_not_killed() -> None:
+    suspects, state = Suspects(), request()
+    suspects.convict(state, Death(HERE, 0))
+    suspects.returned(HERE)
+    suspects.trying(THERE, "r")
+    assert not suspects.convict(state, Death(THERE, 0))
+    suspects.returned(HERE)  # again
+    assert state.deaths == 1
 
 
 def test_of_very_many_those_who_were_computed_for_long_do_not_wait_for_turns() -> None:
@@ -221,7 +230,6 @@ class Fleet:
                 state.phase = Phase.ENDED
                 self.convicted.append(name)
             else:
-                assert state.num_tried <= 2, "it may not be given up for another's fault"
                 self.place(name)
 
 

@@ -69,6 +69,30 @@ async def test_a_silent_stream_is_asked_for_and_goes_on(watched: Gateway) -> Non
     assert await answer_of(request) == [100, 101, 102]
 
 
+async def test_who_waits_for_a_decode_worker_waits_until_its_deadline(watched: Gateway) -> None:
+    """It was given up after three times 15 s, as if it had killed somebody, to clients that had their first token."""
+    p0, p1, _ = await watched.fleet()
+    request = await watched.submit(deadline_s=180.0)
+    worker = p0 if request.state.assigned == "p0" else p1
+    await worker.claim(request)
+    worker.send(request, 0, 100)
+    worker.knows.add("r")
+    worker.is_out_of_room = True
+    await asyncio.sleep(175.0)
+    assert (request.state.attempt, request.state.phase, request.waits_for_room) == (1, Phase.PREFILLED, True)
+    with pytest.raises(DeadlineExceededError, match="deadline passed"):
+        await answer_of(request)
+
+
+async def test_a_job_in_a_long_queue_is_not_given_up(watched: Gateway) -> None:
+    """It moves to another queue, each time after twice as long, and that is no failed attempt."""
+    await watched.fleet()
+    request = await watched.submit(deadline_s=180.0)
+    await asyncio.sleep(175.0)
+    assert {line.outcome for line in request.timeline.attempts} == {"not claimed", ""}
+    assert (request.state.attempt, request.state.failed, request.state.is_over) == (5, 0, False)
+
+
 async def test_a_stream_that_its_worker_does_not_know_moves(watched: Gateway) -> None:
     _, _, d0 = await watched.fleet()
     await watched.worker("d1", "decode")
