@@ -26,8 +26,7 @@ from gateway.dialects.dialect import Dialect
 from gateway.dialects.table import DialectTable
 from gateway.http.api import JSON, ApiPart, get
 from gateway.http.body import BodyLimits
-from gateway.http.connection import MAX_HEAD_BYTES
-from gateway.http.layers import Crashes, HeadSize, KeyCheck, RefusalTimes, RequestIds
+from gateway.http.layers import Crashes, KeyCheck, RefusalTimes, RequestIds
 from gateway.http.problem import Problem, problem_of
 from gateway.http.request_scope import request_scope
 from gateway.http.responses import json_response
@@ -132,7 +131,6 @@ def _layers(settings: HttpSettings, table: DialectTable, metrics: GatewayMetrics
         Middleware(RequestIds),
         Middleware(RefusalTimes, is_measured=is_clients, observe=metrics.told_refusal),
         Middleware(Crashes, refuse=table.refusal),
-        Middleware(HeadSize, max_bytes=MAX_HEAD_BYTES, refuse=table.refusal),
         Middleware(KeyCheck, tenants=settings.tenants, key_form=table.key_form, refuse=table.refusal),
     ]
 

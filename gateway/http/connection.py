@@ -1,9 +1,10 @@
-"""uvicorn's HTTP connection, with bounds on what comes before there is a request.
+"""uvicorn's HTTP connection, with bounds on what comes before there is a request, and every word in its place.
 
-uvicorn limits neither the size nor the time of a request's head. Here a head too large or too slow is answered with 431 or 408,
-and the connection closed. Bodies are bounded where they are read.
+uvicorn limits neither the size nor the time of a request's head, nor what follows a body. Bodies are bounded where they are read.
 
-Beyond a number of open connections, a new one gets a 503 and is closed unread: each costs a descriptor and memory.
+While an answer is due, what comes behind its request is kept unread. It is read, timed and refused when its turn has come.
+
+Beyond a number of open connections, a new one is refused and closed unread.
 
 An answer whose client does not read waits once 64 KiB are buffered. After a while the client is cut off, which cancels the work.
 """
@@ -15,28 +16,41 @@ import logging
 import socket
 import struct
 import time
-from typing import Any, ClassVar, cast
+import uuid
+from typing import Any, ClassVar, NoReturn, cast
+from urllib.parse import unquote
 
+import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from gateway.http.exchange import Exchange
 from gateway.http.problem import Problem, error_object
+from gateway.http.reach import Reach
 from gateway.http.request_scope import RequestScope, request_scope
 
 log = logging.getLogger("baton.http")
 
 MAX_HEAD_BYTES = 64 << 10  # request line and headers
+MAX_URL_BYTES = 16 << 10
+MAX_FIELDS = 256  # each costs some 200 bytes, however short
+MAX_AHEAD = 32  # requests read while one is answered
+MAX_HELD_BYTES = 64 << 10  # then the client is read no more
+MAX_FRAMING_BYTES = 64 << 10  # around a body: sizes and extensions of chunks, trailers
+FRAMING_PER_BYTE = 8  # a chunk of one byte takes five
 HEAD_TIMEOUT_S = 20.0  # from a request's first byte, or the connection's beginning
 UNREAD_TIMEOUT_S = 30.0  # a client with a full buffer reads nothing for this long
 MAX_CONNECTIONS = 4096
 MAX_LEAVING = 128  # refused connections that may still read why
 LEAVE_TIMEOUT_S = 1.0  # then a refused connection is closed
 RETRY_AFTER_S = 1
+UPGRADES = (b"upgrade", b"http2-settings")
+VERSIONS = ("1.0", "1.1")
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Counts connections; counts and times the heads of requests."""
+    """Counts connections; counts and times requests; has each wait for the answers before its own."""
 
     head_timeout_s = HEAD_TIMEOUT_S
     unread_timeout_s = UNREAD_TIMEOUT_S
@@ -46,11 +60,20 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._in_head = True
+        self._answering: Exchange | None = None  # whose answer is due now; further ones are in `pipeline`
+        self._begun = False  # a part of a request was read
+        self._in_head = True  # or before one
         self._head_bytes = 0
-        self._refused = False
+        self._framing_bytes = 0
+        self._held = bytearray()  # not read yet
+        self._refused = False  # nothing more is read
+        self._problem: Problem | None = None  # why; said when its turn has come
+        self._line = b""
+        self._reach: Reach | None = None  # the client sends no more
         self._timer: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
+
+    # -- the connection ------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -63,7 +86,26 @@ class BoundedProtocol(HttpToolsProtocol):
         self._leaving.discard(self)
         self._stop_timer()
         self._is_read()
+        if self._reach is not None:
+            self._reach.close()
+        if self._answering is not None:  # uvicorn tells only the newest
+            self._answering.give_up()
+        self.pipeline.clear()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more. It may still read, so what is due to it is answered."""
+        if self._answering is None or self.scheme == "https":
+            return False
+        if not self._in_head:  # the newest request will never be whole
+            if self.cycle is self._answering:
+                return False
+            self.pipeline.popleft()
+        if self._reach is None:
+            if not self.pipeline and not self._held:
+                self._answering.keep_alive = False
+            self._reach = Reach(self.transport, self.loop, lambda: self._answering)
+        return True
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -86,34 +128,166 @@ class BoundedProtocol(HttpToolsProtocol):
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
         self.transport.abort()  # closing would wait for the client
 
+    # -- reading -------------------------------------------------------------------------------------------------------
+
     def data_received(self, data: bytes) -> None:
         if self._refused:
-            return  # bytes that came after the connection was closed
+            return
+        self._unset_keepalive_if_required()
+        if self._must_wait():
+            self._held += data
+            if len(self._held) > MAX_HELD_BYTES:
+                self.flow.pause_reading()
+        else:
+            self._read(data)
+            self._wait_for_client()
+
+    def _must_wait(self) -> bool:
+        """Whether the next byte belongs to a request behind the one that is answered now."""
+        return self._answering is not None and (self._in_head or self.cycle is not self._answering)
+
+    def _read(self, data: bytes) -> None:
         began_in_head = self._in_head
         if began_in_head:
             self._head_bytes += len(data)
-        super().data_received(data)
-        if began_in_head and self._in_head and self._head_bytes > MAX_HEAD_BYTES:
-            self._refuse(431, f"the request line and headers are larger than {MAX_HEAD_BYTES} bytes")
+        else:
+            self._framing_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self._read(self._without_upgrade() + data[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            self._refuse(self._problem or Problem(status=400, message=f"this is not valid HTTP: {error}"))
+        else:
+            if began_in_head and self._in_head and self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse(_too_large_head())
+            elif not self._in_head and self._framing_bytes > MAX_FRAMING_BYTES:
+                what = f"chunk extensions and trailers are larger than {MAX_FRAMING_BYTES} bytes"
+                self._refuse(Problem(status=431, message=f"{what}: leave them out"))
+
+    def _without_upgrade(self) -> bytes:
+        """The newest head again: the parser took what follows it for another protocol."""
+        kept = [name + b": " + value for name, value in self.headers if name not in UPGRADES]
+        return b"\r\n".join([self._line, *kept, b"", b""])
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._start_timer()
+        self._begun = True
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > MAX_URL_BYTES:
+            self._stop_parser(Problem(status=414, message=f"the URL is larger than {MAX_URL_BYTES} bytes"))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            return  # a trailer: nobody looks at it
+        if len(self.headers) == MAX_FIELDS:
+            self._stop_parser(Problem(status=431, message=f"there are more than {MAX_FIELDS} headers: send fewer"))
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._in_head, self._head_bytes = False, 0
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES:
+            self._stop_parser(_too_large_head())
+        if len(self.pipeline) == MAX_AHEAD:
+            self._stop_parser(Problem(status=400, message=f"more than {MAX_AHEAD} requests were sent ahead"))
+        if self.parser.get_method() == b"CONNECT":
+            self._stop_parser(Problem(status=405, message="CONNECT is not allowed here"))
+        if self.parser.should_upgrade():
+            self._line = self.parser.get_method() + b" " + self.url + b" HTTP/1.1"
+            return  # it is read again without that
+        self.cycle = exchange = self._new_exchange()
+        self._in_head, self._head_bytes, self._framing_bytes = False, 0, 0
         self._stop_timer()
-        self._state().received_at = time.monotonic()
-        super().on_headers_complete()
-        self._state().read_at = time.monotonic()
+        if self._answering is None:
+            self._start_asgi_task(exchange, self.app)
+        else:
+            self.pipeline.appendleft((exchange, self.app))
+
+    def _new_exchange(self) -> Exchange:
+        version = self.parser.get_http_version()
+        if version not in VERSIONS:
+            self._stop_parser(Problem(status=505, message=f"HTTP/{version} is not spoken here: use HTTP/1.1"))
+        scope = cast(dict[str, Any], self.scope)
+        scope["http_version"] = version
+        scope["method"] = self.parser.get_method().decode("ascii")
+        try:
+            url = httptools.parse_url(self.url)
+            scope["path"] = self.root_path + unquote(url.path.decode("ascii"))
+        except (httptools.HttpParserInvalidURLError, AttributeError, UnicodeDecodeError):
+            self._stop_parser(Problem(status=400, message="the URL of the request line is not valid"))
+        scope["raw_path"] = self.root_path.encode("ascii") + url.path
+        scope["query_string"] = url.query or b""
+        state = self._state()
+        state.received_at = state.read_at = time.monotonic()
+        return Exchange(
+            scope=self.scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=version == "1.1" and self.parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
+
+    def on_body(self, body: bytes) -> None:
+        self._framing_bytes = max(0, self._framing_bytes - (1 + FRAMING_PER_BYTE) * len(body))
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._in_head = True
+        if self._in_head:
+            return  # an upgrade, of which no body was read
+        self._in_head, self._begun = True, False
+        self._stop_timer()
         self._state().read_at = time.monotonic()
         super().on_message_complete()
 
     def _state(self) -> RequestScope:
         return request_scope(cast(dict[str, Any], self.scope))
+
+    def _stop_parser(self, problem: Problem) -> NoReturn:
+        self._problem = problem
+        raise ValueError(problem.message)  # `feed_data` ends with an error
+
+    # -- answering -----------------------------------------------------------------------------------------------------
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        self._answering = None
+        super().on_response_complete()  # starts the next, if it was read already
+        if self.transport.is_closing() or (self._answering is not None and self._must_wait()):
+            return
+        if self._problem is not None:
+            self._say(self._problem)
+        elif self._held:
+            held, self._held = bytes(self._held), bytearray()
+            self._read(held)
+        self._wait_for_client()
+
+    def _wait_for_client(self) -> None:
+        """For its next request, or for the rest of what it began, if nothing is due to it."""
+        if self._refused or self._answering is not None or self.transport.is_closing():
+            return
+        if self._reach is not None:
+            self.transport.close()  # nothing more comes
+        elif self._begun:
+            self._unset_keepalive_if_required()
+            if self._timer is None:
+                self._start_timer()
+        elif self._timer is None:  # else this connection has not asked yet
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def _start_timer(self) -> None:
         self._stop_timer()
@@ -125,7 +299,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _too_slow(self) -> None:
-        self._refuse(408, f"no complete request within {self.head_timeout_s:g} s")
+        self._refuse(Problem(status=408, message=f"no complete request within {self.head_timeout_s:g} s"))
+
+    # -- refusing ------------------------------------------------------------------------------------------------------
 
     def _turn_away(self) -> None:
         """Answer, and close a little later: closing while a request arrives would reset the answer as well."""
@@ -138,25 +314,45 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._leaving.add(self)
         message = f"{self.max_connections} connections are open, as many as may be: try again later, or elsewhere"
-        self._answer(Problem(status=503, message=message, code="too_many_connections"))
+        self._say(Problem(status=503, message=message, code="too_many_connections"))
+
+    def _refuse(self, problem: Problem) -> None:
+        """Read no more of this connection, and say why behind the answers that are due."""
+        self._refused, self._problem = True, problem
+        self._held.clear()
+        self._stop_timer()
+        newest: Exchange | None = None if self._in_head else cast(Exchange, self.cycle)
+        if newest is None or newest is not self._answering:
+            if newest is not None and not newest.response_complete:
+                self.pipeline.popleft()
+            elif newest is not None:
+                self._problem = None  # what is wrong has its answer already
+            if self._answering is None:
+                self._say(self._problem)
+            return
+        begun = newest.response_started
+        newest.give_up()
+        self._say(None if begun else problem)
+
+    def _say(self, problem: Problem | None) -> None:
+        """The last words. Without a path there is no dialect's form."""
+        if self.transport.is_closing():
+            return
+        if problem is None:
+            self.transport.close()
+            return
+        body = msgspec.json.encode(error_object(problem))
+        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n"
+        head += f"x-request-id: {uuid.uuid4().hex}\r\n"
+        head += f"retry-after: {RETRY_AFTER_S}\r\n" if problem.status == 503 else ""
+        self.transport.write(STATUS_LINE[problem.status] + head.encode() + b"\r\n" + body)
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._timer = self.loop.call_later(LEAVE_TIMEOUT_S, self.transport.close)
 
-    def _refuse(self, status: int, message: str) -> None:
-        self._refused = True
-        self._stop_timer()
-        if self.transport.is_closing():
-            return
-        self._answer(Problem(status=status, message=message))
-        self.transport.close()
 
-    def _answer(self, problem: Problem) -> None:
-        """Without a path there is no dialect's form."""
-        body = msgspec.json.encode(error_object(problem))
-        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n"
-        head += f"retry-after: {RETRY_AFTER_S}\r\n" if problem.status == 503 else ""
-        self.transport.write(STATUS_LINE[problem.status] + head.encode() + b"\r\n" + body)
+def _too_large_head() -> Problem:
+    return Problem(status=431, message=f"the request line and headers are larger than {MAX_HEAD_BYTES} bytes")
 
 
 def bounded_to(max_connections: int) -> type[BoundedProtocol]:

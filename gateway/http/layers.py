@@ -96,25 +96,6 @@ class Crashes:
             await self._refuse(path, INTERNAL)(scope, receive, send)
 
 
-class HeadSize:
-    """Refuses requests with too large headers."""
-
-    def __init__(self, app: ASGIApp, *, max_bytes: int, refuse: Refuse) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
-        self._refuse = refuse
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._app
-        if (
-            scope["type"] == "http"
-            and sum(len(name) + len(value) for name, value in scope["headers"]) > self._max_bytes
-        ):
-            message = f"the headers are larger than {self._max_bytes} bytes: send less"
-            app = self._refuse(scope["path"], Problem(status=431, message=message))
-        await app(scope, receive, send)
-
-
 class KeyCheck:
     """Finds the tenant of a request's key; refuses a key that is not enough for the path."""
 

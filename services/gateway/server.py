@@ -30,6 +30,7 @@ def new_server(app: ASGIApp, settings: GatewaySettings) -> Server:
             http=bounded_to(settings.max_connections),
             log_level="warning",
             access_log=False,
+            ws="none",  # another protocol would get round the bounds and the keys
             timeout_keep_alive=KEEP_ALIVE_S,
             ssl_certfile=settings.tls_cert or None,
             ssl_keyfile=settings.tls_key or None,
@@ -44,6 +45,7 @@ def listen(host: str, port: int) -> socket.socket:
     # Inherited by connections; asyncio sets it only for named protocols. Without it a reused connection's first token waits
     # up to 40 ms for the client's delayed acknowledgement.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    _keep_alive(listener)
     # The kernel's default of megabytes would hide clients that don't read.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     try:
@@ -53,3 +55,11 @@ def listen(host: str, port: int) -> socket.socket:
             f"--port {port} on {host}: {error.strerror}: choose another port or stop what uses it"
         ) from None
     return listener
+
+
+def _keep_alive(listener: socket.socket) -> None:
+    """Have the kernel look for clients that say nothing: one whose host is gone has lost its connection after a minute."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

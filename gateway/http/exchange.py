@@ -1,0 +1,34 @@
+"""One request and its answer on a connection: uvicorn's, with what it leaves out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+
+class Exchange(RequestResponseCycle):
+    """HTTP/1.0 knows no chunks: there, an answer without a length ends with the connection.
+
+    A client that waits for `100 Continue` and is refused may send its next request in place of the body: such a connection closes.
+    """
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
+        self._has_no_length = False
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            if self.waiting_for_100_continue and self.more_body:
+                self.keep_alive = False
+            lengths = [value for name, value in message.get("headers", []) if name == b"content-length"]
+            if self.scope["http_version"] == "1.0" and not lengths:
+                self._has_no_length, self.chunked_encoding = True, False
+        elif self._has_no_length:
+            self.expected_content_length = len(message.get("body", b""))  # each part is as long as it is
+        await super().send(message)
+
+    def give_up(self) -> None:
+        """Have the application told that its client is gone, and write nothing more."""
+        self.disconnected = True
+        self.message_event.set()

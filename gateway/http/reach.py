@@ -1,0 +1,45 @@
+"""Whether a client that sends no more still reads.
+
+One that closed its side only and one that is gone send the same FIN. A closed socket answers further bytes with a reset, which
+the kernel notes as the socket's error. So a client of HTTP/1.1 whose answer has not begun gets one `100 Continue`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+from gateway.http.exchange import Exchange
+
+LOOK_EVERY_S = 0.1
+PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Reach:
+    """Cuts the connection off when its client turns out to be gone. `due`: the exchange whose answer is due."""
+
+    def __init__(
+        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, due: Callable[[], Exchange | None]
+    ) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._due = due
+        self._probed: Exchange | None = None
+        self._timer = loop.call_later(LOOK_EVERY_S, self._look)
+
+    def close(self) -> None:
+        """Look no more."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        taken = self._transport.get_extra_info("socket")
+        if taken is None or taken.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._transport.abort()
+            return
+        exchange = self._due()
+        if exchange is not None and exchange is not self._probed:
+            self._probed = exchange
+            if exchange.scope["http_version"] == "1.1" and not exchange.response_started:
+                self._transport.write(PROBE)
+        self._timer = self._loop.call_later(LOOK_EVERY_S, self._look)
