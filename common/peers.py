@@ -1,7 +1,8 @@
 """The live worker table, from heartbeats. Gateways place by it when Redis is away; workers learn from it who died.
 
-After 3 s of silence a worker is lost. A new incarnation under the same name ends the old one at once. A worker that beats
-while its device loop stands still with work to do is stuck, which counts as dead.
+After 3 s of silence a worker is lost. A new incarnation under the same name ends the old one at once. When the old one beats
+again, two processes have the name: it gets no work while both do. A worker that beats while its device loop stands still with
+work to do is stuck, which counts as dead.
 
 When all fall silent at once, the bus or this process is the likelier cause: then they get twice the time, in which
 the bus's own pings find out.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -30,6 +32,7 @@ STUCK_AFTER_S = 20.0  # one pass may take long on a CPU
 CHECK_EVERY_S = 0.25
 QUIET_AFTER_S = 1.2  # heartbeats come every 0.5 s
 
+CONTESTED = "two processes have this name: end one, or start it under another"
 MAX_LEFT = 1_000  # remembered incarnations that were told to stop
 
 
@@ -52,6 +55,8 @@ class _Seen:
     state: WorkerState
     at: float
     moved_at: float  # when `steps` last changed or there was no work
+    before: int = 0  # the incarnation whose place it took
+    contested_at: float = -math.inf  # when that one was heard again
 
 
 class PeerTable:
@@ -72,14 +77,33 @@ class PeerTable:
         known = self._seen.get(state.worker)
         if state.status.is_gone:
             if known is None or known.state.incarnation != state.incarnation:
+                if known is not None and known.before == state.incarnation:
+                    known.contested_at = -math.inf
                 return []
             del self._seen[state.worker]
             return [incarnation_of(state)]
-        same = known is not None and known.state.incarnation == state.incarnation
-        moved = not (same and known and state.busy and state.steps == known.state.steps)
-        moved_at = now if moved or known is None else known.moved_at
-        self._seen[state.worker] = _Seen(state, now, moved_at)
-        return [] if same or known is None else [incarnation_of(known.state)]
+        if known is None:
+            self._seen[state.worker] = _Seen(state, now, now)
+            return []
+        if known.state.incarnation == state.incarnation:
+            if not (state.busy and state.steps == known.state.steps):
+                known.moved_at = now
+            known.state, known.at = state, now
+            return []
+        was_contested = self._is_contested(known, now)
+        contested_at = now if known.before == state.incarnation else known.contested_at
+        self._seen[state.worker] = _Seen(state, now, now, known.state.incarnation, contested_at)
+        return [] if was_contested else [incarnation_of(known.state)]
+
+    def contested(self, now: float) -> list[str]:
+        """The names that two processes have."""
+        return [worker for worker in self._seen if self.is_contested(worker, now)]
+
+    def is_contested(self, worker: str, now: float) -> bool:
+        return worker in self._seen and self._is_contested(self._seen[worker], now)
+
+    def _is_contested(self, seen: _Seen, now: float) -> bool:
+        return now - seen.contested_at < self._dead_after_s
 
     def check(self, now: float) -> list[Incarnation]:
         """Drop the silent and return them. A stuck worker stays in the table, but is never `ready`."""
@@ -106,6 +130,7 @@ class PeerTable:
             if role in seen.state.roles
             and seen.state.status == WorkerStatus.READY
             and now - seen.moved_at < self._stuck_after_s
+            and not self._is_contested(seen, now)
         ]
 
 
@@ -139,9 +164,14 @@ class Peers:
         """Whether all workers are silent: then one worker's silence says nothing about it."""
         return self._table.silent_s(self._clock()) > QUIET_AFTER_S
 
+    @property
+    def contested(self) -> list[str]:
+        """The names that two processes have now."""
+        return self._table.contested(self._clock())
+
     def left(self, worker: str, incarnation: int) -> bool:
-        """Whether this worker was told to stop, and did."""
-        return (worker, incarnation) in self._left
+        """Whether this worker did not die: it was told to stop, and did, or only its name is lost to another."""
+        return (worker, incarnation) in self._left or self._is_contested(worker)
 
     def on_lost(self, callback: LostCallback) -> None:
         """Call `callback(worker, incarnation)` when a worker is lost."""
@@ -175,10 +205,13 @@ class Peers:
             await self._subscription.close()
 
     def saw(self, state: WorkerState) -> None:
-        known = self._table.states.get(state.worker)
+        known, was_contested = self._table.states.get(state.worker), self._is_contested(state.worker)
         if state.status == WorkerStatus.STOPPED:
             self._left.append(incarnation_of(state))
-        self._tell(self._table.saw(state, self._clock()))
+        lost = self._table.saw(state, self._clock())
+        if not was_contested and self._is_contested(state.worker):
+            log.error("peer.contested", extra={"worker": state.worker, "remedy": CONTESTED})
+        self._tell(lost)
         if state.status.is_gone:
             return  # listeners were told that it is lost
         for heard in self._on_heard:
@@ -210,6 +243,9 @@ class Peers:
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
             self.check()
+
+    def _is_contested(self, worker: str) -> bool:
+        return self._table.is_contested(worker, self._clock())
 
     def _tell(self, lost: list[Incarnation]) -> None:
         for worker, incarnation in lost:

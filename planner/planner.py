@@ -43,6 +43,7 @@ class PlannerConfig:
     """Who the planner is and how it acts."""
 
     planner_id: str
+    incarnation: int = 0
     period_s: float
     dry_run: bool
     plan: PlanSettings
@@ -59,8 +60,9 @@ class Planner:
         self._config = config
         self._report = report
         self._gateways: dict[str, tuple[float, GatewayState]] = {}
-        self._planners: dict[str, float] = {}  # other planners, and when they were heard
+        self._planners: dict[tuple[str, int], float] = {}  # others (id, incarnation), and when they were heard
         self._refused: dict[tuple[str, int], float] = {}  # (worker, incarnation) and when it refused
+        self._me = config.planner_id, config.incarnation
         self._memory = Memory()
         self._said = ""
         self.moves = 0
@@ -100,8 +102,8 @@ class Planner:
 
     def _acts(self, now: float) -> bool:
         silent_s = SILENT_PERIODS * self._config.period_s
-        self._planners = {name: at for name, at in self._planners.items() if now - at < silent_s}
-        return not self._config.dry_run and all(self._config.planner_id < name for name in self._planners)
+        self._planners = {one: at for one, at in self._planners.items() if now - at < silent_s}
+        return not self._config.dry_run and all(self._me < other for other in self._planners)
 
     async def _carry_out(self, move: Move, reason: str) -> None:
         known = self._peers.states.get(move.worker)
@@ -143,11 +145,13 @@ class Planner:
             pressures={role: decision.pressures.of(role) for role in ROLES},
             reason=decision.reason,
             moves=self.moves,
+            incarnation=self._config.incarnation,
         )
 
     def _saw_gateway(self, state: GatewayState) -> None:
         self._gateways[state.gateway] = time.monotonic(), state
 
     def _saw_planner(self, state: PlannerState) -> None:
-        if state.planner != self._config.planner_id:
-            self._planners[state.planner] = time.monotonic()
+        other = state.planner, state.incarnation
+        if other != self._me:
+            self._planners[other] = time.monotonic()

@@ -13,12 +13,14 @@ from enum import Enum, auto
 
 from common.bus import Bus
 from common.messages import GatewayState
+from common.peers import CONTESTED
 from worker.roles import CancelReason, Roles
 
 log = logging.getLogger("baton.worker")
 
 GATEWAY_SILENT_S = 5.0
 FENCE_AFTER_S = 3.0  # without the bus
+MAX_NAMED = 100
 
 
 class Heard(Enum):
@@ -27,6 +29,7 @@ class Heard(Enum):
     NEW = auto()
     KNOWN = auto()
     REPLACED = auto()  # its previous process is gone
+    CONTESTED = auto()  # the previous process lives: two have the name
 
 
 class GatewayTable:
@@ -34,6 +37,7 @@ class GatewayTable:
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, float]] = {}  # (incarnation, instant); 0 before the first heartbeat
+        self._before: dict[str, int] = {}  # the incarnation whose place it took
 
     def expect(self, gateway: str, now: float) -> None:
         """Expect heartbeats of this gateway: a job of it was claimed."""
@@ -44,13 +48,17 @@ class GatewayTable:
         self._seen[gateway] = (incarnation, now)
         if known is None:
             return Heard.NEW
-        return Heard.KNOWN if known[0] in (0, incarnation) else Heard.REPLACED
+        if known[0] in (0, incarnation):
+            return Heard.KNOWN
+        before, self._before[gateway] = self._before.get(gateway), known[0]
+        return Heard.CONTESTED if before == incarnation else Heard.REPLACED
 
     def forget_silent(self, now: float) -> list[str]:
         """Drop the gateways that were silent for too long, and return them."""
         silent = [gateway for gateway, (_, seen_at) in self._seen.items() if now - seen_at > GATEWAY_SILENT_S]
         for gateway in silent:
             del self._seen[gateway]
+            self._before.pop(gateway, None)
         return silent
 
     def excuse(self, now: float) -> None:
@@ -66,6 +74,7 @@ class Fencing:
         self._roles = roles
         self._clock = clock or time.monotonic
         self._gateways = GatewayTable()
+        self._contested: set[str] = set()  # named in the log
         self._connected_at = self._clock()
 
     def expect(self, gateway: str) -> None:
@@ -74,7 +83,11 @@ class Fencing:
 
     def saw(self, state: GatewayState) -> Heard:
         """Take a heartbeat. The caller cancels the requests of a REPLACED gateway."""
-        return self._gateways.saw(state.gateway, state.incarnation, self._clock())
+        heard = self._gateways.saw(state.gateway, state.incarnation, self._clock())
+        if heard is Heard.CONTESTED and state.gateway not in self._contested and len(self._contested) < MAX_NAMED:
+            self._contested.add(state.gateway)
+            log.error("gateway.contested", extra={"gateway": state.gateway, "remedy": CONTESTED})
+        return heard
 
     async def watch(self) -> None:
         """Check gateways and the bus; call it every second."""

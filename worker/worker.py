@@ -203,7 +203,7 @@ class Worker:
                 spawn(self.heartbeat.beat_if_possible())
             case Heard.REPLACED:
                 spawn(self._fencing.cancel(state.gateway))
-            case Heard.KNOWN:
+            case Heard.KNOWN | Heard.CONTESTED:
                 pass
 
     def _worker_joined(self, state: WorkerState) -> None:

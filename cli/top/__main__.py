@@ -50,7 +50,8 @@ class Watch:
         await bus.subscribe(subjects.ALL_GATEWAY_HEARTBEATS, gateway_state_decoder, self._saw_gateway)
 
     def workers(self) -> list[dict[str, Any]]:
-        return [worker_row(state) for _, state in sorted(self.peers.states.items())]
+        contested = self.peers.contested
+        return [worker_row(state, contested=name in contested) for name, state in sorted(self.peers.states.items())]
 
     def gateways(self) -> list[str]:
         """Names of the gateways heard lately."""

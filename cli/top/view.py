@@ -10,7 +10,7 @@ from common.messages import WorkerState
 COLUMNS = (  # title, key, width
     ("WORKER", "worker", 18),
     ("ROLES", "roles", 15),
-    ("STATUS", "status", 9),
+    ("STATUS", "status", 11),
     ("RUN", "running", 5),
     ("WAIT", "waiting", 5),
     ("QUEUED", "queued_tokens", 8),
@@ -22,6 +22,8 @@ COLUMNS = (  # title, key, width
     ("LINK GB/s", "link_gb_per_s", 10),
 )
 LEFT = 3  # the first columns are text
+MAX_NAME = 64
+CONTESTED = "2 have it"  # a name
 METRICS = {
     "vllm:num_requests_running": "running",
     "vllm:num_requests_waiting": "waiting",
@@ -32,13 +34,13 @@ METRICS = {
 }
 
 
-def worker_row(state: WorkerState) -> dict[str, Any]:
+def worker_row(state: WorkerState, *, contested: bool = False) -> dict[str, Any]:
     """One worker's figures: KV in blocks, rates per second, times in milliseconds."""
     total = state.region.layout.num_blocks
     return {
         "worker": state.worker,
         "roles": ",".join(state.roles),
-        "status": state.status,
+        "status": CONTESTED if contested else state.status,
         "model": state.model,
         "running": state.running,
         "waiting": state.waiting,
@@ -65,9 +67,11 @@ def picture(
     lines = [f"baton top   {len(workers)} workers   {len(gateways)} gateways: {', '.join(gateways) or 'none'}"]
     if metrics is not None:
         lines.append("gateway   " + ("   ".join(f"{name} {value:.0f}" for name, value in metrics.items()) or refused))
-    lines += ["", "".join(_cell(title, width, at) for at, (title, _, width) in enumerate(COLUMNS))]
+    longest = max((len(row["worker"]) for row in workers), default=0)
+    widths = [max(COLUMNS[0][2], min(longest, MAX_NAME) + 2), *(width for _, _, width in COLUMNS[1:])]
+    lines += ["", "".join(_cell(title, widths[at], at) for at, (title, _, _) in enumerate(COLUMNS))]
     for row in workers:
-        lines.append("".join(_cell(_text(row[key]), width, at) for at, (_, key, width) in enumerate(COLUMNS)))
+        lines.append("".join(_cell(_text(row[key]), widths[at], at) for at, (_, key, _) in enumerate(COLUMNS)))
     if not workers:
         lines.append("no worker is heard")
     return [line[:columns].rstrip() for line in lines]

@@ -97,7 +97,7 @@ class GatewayState(msgspec.Struct, frozen=True, kw_only=True, tag="gateway_state
 
 
 class PlannerState(msgspec.Struct, frozen=True, kw_only=True, tag="planner_state"):
-    """Planner -> anybody, with each decision. Of several planners, the one with the smallest name acts."""
+    """Planner -> anybody, with each decision. Of several planners, the one with the smallest name (and incarnation) acts."""
 
     v: int = PROTOCOL_VERSION
     planner: str
@@ -107,3 +107,4 @@ class PlannerState(msgspec.Struct, frozen=True, kw_only=True, tag="planner_state
     pressures: dict[str, float]  # load as a share of capacity, by role
     reason: str  # why it last decided so
     moves: int = 0
+    incarnation: int = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,7 +10,9 @@ from functools import partial
 
 from fastapi import FastAPI
 
+from common import subjects
 from common.bus import NatsBus
+from common.messages import gateway_state_decoder
 from common.peers import Peers
 from common.store import Store
 from common.tracing import Tracer
@@ -20,12 +21,14 @@ from gateway.answers.tokenizer import ChatTokenizer
 from gateway.app import HttpSettings, create_app
 from gateway.batches.service import Batches
 from gateway.console.control import FleetControl
+from gateway.console.messages import ConsoleAsk, console_told_decoder
 from gateway.lifecycle.requests import Requests
 from gateway.placement.ledger import Ledger
 from gateway.placement.placer import usable_workers
 from gateway.tenants.budgets import SharedBudgets
 from gateway.tenants.tenants import Tenants
 from services.gateway.settings import GatewaySettings
+from services.runtime.names import ANSWER_S, Name, held, made_up, new_incarnation
 from services.runtime.tracer import open_tracer
 
 
@@ -52,41 +55,55 @@ async def started(
     tokenizers: Mapping[str, ChatTokenizer],
 ) -> AsyncIterator[Parts]:
     """Start the parts; close them in reverse order."""
-    gateway_id = settings.gateway_id or f"gateway-{secrets.token_hex(4)}"
-    peers = Peers()
-    await peers.start(bus)
-    tracer = open_tracer(
-        settings.otlp_endpoint, service="gateway", instance=gateway_id, rest_share=settings.trace_rest_share
-    )
-    requests = Requests(
-        bus=bus,
-        store=Ledger(store),
-        peers=peers,
-        gateway_id=gateway_id,
-        incarnation=secrets.randbits(63),
-        limits=settings.limits(),
-        levels=settings.levels(),
-        tracer=tracer,
-        catalogue=Catalogue(tokenizers, partial(usable_workers, peers)),
-    )
-    await requests.start()
-    control = FleetControl(bus, peers, gateway_id=gateway_id)
-    await control.start()
-    budgets = SharedBudgets(store)
-    async with budgets.renewing():
-        yield Parts(
-            gateway_id=gateway_id,
-            tenants=tenants,
-            requests=requests,
-            budgets=budgets,
-            control=control,
-            batches=_batches(settings, tenants, tracer) if settings.batch_store_mb else None,
-            tracer=tracer,
+    gateway_id, incarnation = settings.gateway_id or made_up("gateway"), new_incarnation()
+    async with held(bus, _name(bus, gateway_id, incarnation)):
+        peers = Peers()
+        await peers.start(bus)
+        tracer = open_tracer(
+            settings.otlp_endpoint, service="gateway", instance=gateway_id, rest_share=settings.trace_rest_share
         )
-    await requests.close()
-    await control.close()
-    await peers.close()
-    await asyncio.to_thread(tracer.close)
+        requests = Requests(
+            bus=bus,
+            store=Ledger(store),
+            peers=peers,
+            gateway_id=gateway_id,
+            incarnation=incarnation,
+            limits=settings.limits(),
+            levels=settings.levels(),
+            tracer=tracer,
+            catalogue=Catalogue(tokenizers, partial(usable_workers, peers)),
+        )
+        await requests.start()
+        control = FleetControl(bus, peers, gateway_id=gateway_id)
+        await control.start()
+        budgets = SharedBudgets(store)
+        async with budgets.renewing():
+            yield Parts(
+                gateway_id=gateway_id,
+                tenants=tenants,
+                requests=requests,
+                budgets=budgets,
+                control=control,
+                batches=_batches(settings, tenants, tracer) if settings.batch_store_mb else None,
+                tracer=tracer,
+            )
+        await requests.close()
+        await control.close()
+        await peers.close()
+        await asyncio.to_thread(tracer.close)
+
+
+def _name(bus: NatsBus, gateway: str, incarnation: int) -> Name:
+    # A gateway's user may ask gateways nothing else. No request has this id: the answer is short.
+    subject, question = subjects.console(gateway), ConsoleAsk(request_id=gateway)
+    return Name(
+        id=gateway,
+        incarnation=incarnation,
+        flag="--gateway-id",
+        beats=subjects.gateway_heartbeat(gateway),
+        beat_decoder=gateway_state_decoder,
+        ask=lambda: bus.request(subject, question, console_told_decoder, timeout_s=ANSWER_S),
+    )
 
 
 def app_of(parts: Parts, settings: GatewaySettings) -> FastAPI:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import sys
 
 from prometheus_client import start_http_server
@@ -17,6 +16,7 @@ from common.settings import ConfigError, fail, load_settings
 from planner.metrics import PlannerMetrics
 from planner.planner import Planner
 from services.planner.settings import PlannerSettings
+from services.runtime.names import made_up, new_incarnation
 from services.runtime.signals import until_signalled
 
 log = logging.getLogger("baton.planner")
@@ -24,7 +24,7 @@ log = logging.getLogger("baton.planner")
 
 async def run(settings: PlannerSettings) -> None:
     """Watch the fleet and move roles until signalled; workers then keep their roles."""
-    planner_id = settings.planner_id or f"planner-{secrets.token_hex(4)}"
+    planner_id = settings.planner_id or made_up("planner")
     metrics = PlannerMetrics()
     async with (
         until_signalled() as stopping,
@@ -34,7 +34,7 @@ async def run(settings: PlannerSettings) -> None:
             start_http_server(settings.plan_metrics_port, settings.plan_metrics_host, registry=metrics.registry)
         peers = Peers()
         await peers.start(bus)
-        planner = Planner(bus, peers, settings.config(planner_id), report=metrics.take)
+        planner = Planner(bus, peers, settings.config(planner_id, new_incarnation()), report=metrics.take)
         await planner.start()
         log.info("planner.ready", extra={"planner": planner_id, "dry_run": settings.plan_dry_run})
         await planner.run(stopping)

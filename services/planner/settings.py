@@ -45,10 +45,11 @@ class PlannerSettings(NatsOptions, LogOptions, PlannerOptions):
         "", description="name on the bus; empty: made up. Of several planners the smallest name acts"
     )
 
-    def config(self, planner_id: str) -> PlannerConfig:
-        """The decision's settings for the planner of this name."""
+    def config(self, planner_id: str, incarnation: int) -> PlannerConfig:
+        """The decision's settings for this life of the planner of this name."""
         return PlannerConfig(
             planner_id=planner_id,
+            incarnation=incarnation,
             period_s=self.plan_period_s,
             dry_run=self.plan_dry_run,
             plan=PlanSettings(

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from common.bus import connect_bus
+from common import subjects
+from common.bus import Bus, connect_bus
 from common.errors import ServingError
 from common.log import start_logging
+from common.messages import ANYBODY_THERE, worker_reply_decoder, worker_state_decoder
 from common.peers import Peers
 from common.settings import ConfigError, fail, load_settings
 from common.store import connect_store
@@ -28,6 +29,7 @@ from kvtransfer.transport import Transport
 from kvtransfer.transports import reaches_others
 from prefill.role import PrefillRole
 from services.runtime.garbage import keep_what_is_loaded
+from services.runtime.names import ANSWER_S, Name, held, made_up, new_incarnation
 from services.runtime.signals import ending_in_time, until_signalled
 from services.runtime.tracer import open_tracer
 from services.worker.gpu import see_one_gpu
@@ -48,17 +50,20 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str]) -> None:
         raise ConfigError(
             f"--transport {settings.kv_transport}: a prefill worker has to hand its KV over; use another one"
         )
-    worker_id = settings.worker_id or f"{'-'.join(roles)}-{secrets.token_hex(4)}"
-    async with until_signalled() as stopping, ending_in_time(stopping, settings.drain_s):
+    worker_id = settings.worker_id or made_up(roles[0] if len(roles) == 1 else "worker")
+    identity = Identity(worker_id, new_incarnation())
+    async with (
+        until_signalled() as stopping,
+        ending_in_time(stopping, settings.drain_s),
+        connect_bus(settings.nats(), name=worker_id, owns_streams=False) as bus,
+        held(bus, _name(bus, identity)) as still_free,
+    ):
         transport = open_transport(settings.kv_transport, host=settings.transport_host)
         engine = await asyncio.to_thread(build_engine, settings, transport)
         targets = StepTargets(settings.step_target_ms)
         if settings.device != "cpu" and not settings.step_target_ms:
             targets = StepPolicy().targets(engine.pass_ms)
-        async with (
-            connect_bus(settings.nats(), name=worker_id, owns_streams=False) as bus,
-            connect_store(settings.redis()) as store,
-        ):
+        async with connect_store(settings.redis()) as store:
             tracer = open_tracer(
                 settings.otlp_endpoint,
                 service="-".join(roles),
@@ -67,7 +72,6 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str]) -> None:
             )
             peers = Peers()
             await peers.start(bus)
-            identity = Identity(worker_id, secrets.randbits(63))
             worker = Worker(
                 identity=identity,
                 bus=bus,
@@ -92,9 +96,22 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str]) -> None:
             prefill = PrefillRole(worker.context, max_requests=settings.max_prefills)
             worker.attach(prefill, active="prefill" in roles)
             keep_what_is_loaded()
+            await still_free()  # loading takes long
             await worker.run(stopping)
             await peers.close()
             await asyncio.to_thread(tracer.close)
+
+
+def _name(bus: Bus, identity: Identity) -> Name:
+    subject = subjects.worker(identity.worker)
+    return Name(
+        id=identity.worker,
+        incarnation=identity.incarnation,
+        flag="--worker-id",
+        beats=subjects.heartbeat(identity.worker),
+        beat_decoder=worker_state_decoder,
+        ask=lambda: bus.request(subject, ANYBODY_THERE, worker_reply_decoder, timeout_s=ANSWER_S),
+    )
 
 
 def see_only(settings: WorkerServiceSettings) -> WorkerServiceSettings:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,7 +19,8 @@ from common.settings import PREFIX, ConfigError, as_environment
 from kvtransfer.transports import reaches_others
 from services.gateway.settings import GatewaySettings
 from services.planner.settings import PlannerSettings
-from services.runtime.permissions import WORKERS, Member
+from services.runtime.names import TAG, made_up, made_up_tag
+from services.runtime.permissions import WORKERS, Member, Role
 from services.runtime.servers import Server, port_is_free
 from services.up.child import Child, describe_exit, last_lines
 from services.up.servers import Reach, start_servers
@@ -80,8 +82,8 @@ class Stack:
         self._held.enter_context(_locked(self._data / "lock"))
         for log in self._logs.glob("*.log"):
             log.unlink()
-        members = members_of(self._settings)
-        users = [*members, Member("observer")]
+        members = members_of(self._settings, tag_of(self._data))
+        users = [*members.values(), Member("observer")]
         reach = await start_servers(self._settings, users, data=self._data, held=self._held, say=self._say)
         self._servers = reach.servers
         for child in self._plan(members, reach):
@@ -113,31 +115,23 @@ class Stack:
 
     # -- start -----------------------------------------------------------------------------------------------------
 
-    def _plan(self, names: Sequence[Member], reach: Reach) -> list[Child]:
+    def _plan(self, members: Mapping[str, Member], reach: Reach) -> list[Child]:
         settings = self._settings
-        worker = as_environment(settings, WorkerOptions)
-        workers = [member for member in names if member.role in WORKERS]
-        services = [
-            (member, worker | {f"{PREFIX}WORKER_ID": member.id, f"{PREFIX}DEVICE": device})
-            for member, device in zip(workers, devices_of(settings.device, len(workers)), strict=True)
-        ]
-        gateway = as_environment(settings, GatewaySettings)
-        services += [
-            (member, gateway | {f"{PREFIX}GATEWAY_ID": member.id}) for member in names if member.role == "gateway"
-        ]
-        planner = as_environment(settings, PlannerSettings)
-        services += [
-            (member, planner | {f"{PREFIX}PLANNER_ID": member.id}) for member in names if member.role == "planner"
-        ]
-        return [
-            Child(
-                name=member.id,
-                service=member.role,
-                settings=variables | reach.variables(member.user),
-                log_file=self._logs / f"{member.id}.log",
-            )
-            for member, variables in services
-        ]
+        options = {
+            "gateway": (as_environment(settings, GatewaySettings), "GATEWAY_ID"),
+            "planner": (as_environment(settings, PlannerSettings), "PLANNER_ID"),
+        }
+        worker = as_environment(settings, WorkerOptions), "WORKER_ID"
+        devices = iter(devices_of(settings.device, sum(member.role in WORKERS for member in members.values())))
+        children: list[Child] = []
+        for name, member in members.items():
+            variables, own = options.get(member.role, worker)
+            variables = variables | {f"{PREFIX}{own}": member.id} | reach.variables(member.user)
+            if member.role in WORKERS:
+                variables[f"{PREFIX}DEVICE"] = next(devices)
+            log_file = self._logs / f"{name}.log"
+            children.append(Child(name=name, service=member.role, settings=variables, log_file=log_file))
+        return children
 
     async def _until_ready(self, stopping: asyncio.Event) -> None:
         """Wait until the gateway reports ready; give up when a process ends."""
@@ -182,12 +176,24 @@ class Stack:
         raise UnavailableError(f"{server.name} is gone, and with it what was under way: start again with `baton up`")
 
 
-def members_of(settings: UpSettings) -> list[Member]:
-    """The services of one `baton up`, each under its own name."""
-    members = [Member("prefill", f"prefill-{index}") for index in range(settings.prefill)]
-    members += [Member("decode", f"decode-{index}") for index in range(settings.decode)]
-    members += [Member("planner", "planner")] if settings.planner else []
-    return [*members, Member("gateway", settings.gateway_id or "gateway")]
+def members_of(settings: UpSettings, tag: str) -> dict[str, Member]:
+    """The services by their names in this `baton up`; on the bus they have host and tag as well."""
+    roles: dict[str, Role] = {f"prefill-{index}": "prefill" for index in range(settings.prefill)}
+    roles |= {f"decode-{index}": "decode" for index in range(settings.decode)}
+    roles |= {"planner": "planner"} if settings.planner else {}
+    roles |= {"gateway": "gateway"}
+    members = {name: Member(role, made_up(name, tag)) for name, role in roles.items()}
+    return members | ({"gateway": Member("gateway", settings.gateway_id)} if settings.gateway_id else {})
+
+
+def tag_of(folder: Path) -> str:
+    """What tells this folder's processes from others': the same at each start, so that metrics keep their labels."""
+    file = folder / "tag"
+    known = file.read_text().strip() if file.is_file() else ""
+    if not re.fullmatch(TAG, known):
+        known = made_up_tag()
+        file.write_text(f"{known}\n")
+    return known
 
 
 def devices_of(devices: str, count: int) -> list[str]:

@@ -12,11 +12,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
+import pytest
 import pytest_asyncio
 
 from tests.e2e.cluster import ROOT, Cluster
 from tests.models import build_tiny_model
 
+PATIENCE_S = 60.0
 ADMIN_KEY = "an-admin-key-of-a-test"
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("BATON_")}
 
@@ -177,3 +179,27 @@ async def test_trace_tells_where_a_request_s_time_went(cluster: Cluster) -> None
     code, _, err = await output("trace", "cmpl-nobody", *asked)
     assert (code, err.count("\n")) == (2, 1)
     assert "cmpl-nobody" in err
+
+
+@pytest.mark.parametrize(("service", "taken"), [("decode", "decode-0"), ("gateway", "gateway")])
+async def test_a_name_that_another_process_has_is_refused_and_harms_nobody(
+    cluster: Cluster, service: str, taken: str
+) -> None:
+    kind = ["--worker-id", taken, "--fake"] if service == "decode" else ["--gateway-id", taken, "--port", "0"]
+    model = str(cluster.folder.parent / "tiny")
+    flags = [*cluster.reach("nats", taken), *cluster.reach("redis", taken), "--model", model, *kind]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", f"services.{service}", *flags, cwd=ROOT, env=ENVIRONMENT, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            _, said = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert process.returncode == 2
+    assert f"baton: the name '{taken}' is taken: another process on this bus has it" in said.decode()
+    async with httpx.AsyncClient(base_url=cluster.url) as client:
+        body = {"model": "tiny", "prompt": [5] * 20, "max_tokens": 3, "ignore_eos": True}
+        answer = await client.post("/v1/completions", json=body)
+    assert answer.json()["usage"]["completion_tokens"] == 3

@@ -17,7 +17,7 @@ import httpx
 import psutil
 import pytest
 
-from services.runtime.servers import free_port
+from services.runtime.servers import free_port, run_nats, run_redis
 from tests.models import build_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -171,6 +171,31 @@ async def test_two_with_one_data_folder_are_refused(start: Start) -> None:
             assert code == 2
             assert len(said) == 1
             assert "another `baton up` uses it" in said[0]
+
+
+@pytest.mark.long
+async def test_two_on_one_bus_answer_every_request_right(start: Start, tmp_path: Path) -> None:
+    async with contextlib.AsyncExitStack() as held:
+        nats = await held.enter_async_context(run_nats(data_dir=tmp_path / "nats"))
+        redis = await held.enter_async_context(run_redis(data_dir=tmp_path / "redis"))
+        both = []
+        for name in ("one", "other"):
+            servers = ("--nats-url", nats.url, "--redis-url", redis.url, "--data-dir", str(tmp_path / name))
+            both.append(await held.enter_async_context(start("--fake", *servers)))
+        for up in both:
+            await up.says("Baton serves")
+        answers = await asyncio.gather(*(completion(up.url, number) for number in range(20) for up in both))
+    assert [len(tokens) for tokens in answers] == [8] * 40
+    assert answers[::2] == answers[1::2]
+
+
+async def completion(url: str, number: int) -> list[int]:
+    body = {"model": "tiny", "prompt": [number + 1] * 40, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
+        answer = await client.post("/v1/completions", json=body | {"return_token_ids": True})
+    assert answer.status_code == 200, answer.text
+    tokens: list[int] = answer.json()["choices"][0]["token_ids"]
+    return tokens
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])

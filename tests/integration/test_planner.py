@@ -104,12 +104,13 @@ async def planning(nats_url: str, *names: str, dry_run: bool = False) -> AsyncIt
     stopping = asyncio.Event()
     async with contextlib.AsyncExitStack() as stack:
         tasks = []
-        for name in names:
+        for life, name in enumerate(names):
             bus = await stack.enter_async_context(connect_bus(NatsSettings(url=nats_url), name=name))
             peers = Peers()
             await peers.start(bus)
             stack.push_async_callback(peers.close)
-            planner = Planner(bus, peers, PlannerConfig(planner_id=name, period_s=0.1, dry_run=dry_run, plan=AT_ONCE))
+            config = PlannerConfig(planner_id=name, incarnation=life, period_s=0.1, dry_run=dry_run, plan=AT_ONCE)
+            planner = Planner(bus, peers, config)
             await planner.start()
             tasks.append(asyncio.create_task(planner.run(stopping)))
         yield
@@ -170,6 +171,16 @@ async def test_of_two_planners_the_one_with_the_smaller_name_acts(nats_url: str)
         since = [state for state in fleet.heard if state.moves]
     assert [worker for worker, _ in fleet.told] == ["d0", "d1"]
     assert {state.planner for state in since} == {"a"}
+
+
+async def test_of_two_planners_with_one_name_the_older_acts(nats_url: str) -> None:
+    async with fleet_of(nats_url) as fleet, planning(nats_url, "planner", "planner"):
+        await fleet.until(lambda: {state.incarnation for state in fleet.heard[-2:]} == {0, 1})
+        fleet.go()
+        await fleet.until(lambda: fleet.heard[-1].incarnation == 0 and fleet.heard[-1].moves == 2)
+        since = [state for state in fleet.heard if state.moves]
+    assert [worker for worker, _ in fleet.told] == ["d0", "d1"]
+    assert {state.incarnation for state in since} == {0}
 
 
 async def test_workers_of_several_models_are_left_where_they_are(nats_url: str) -> None:

@@ -51,6 +51,7 @@ def fencing(bus: MemoryBus, role: NotingRole, clock: Clock) -> Fencing:
         ([5], [Heard.NEW]),
         ([5, 5], [Heard.NEW, Heard.KNOWN]),
         ([5, 6, 6], [Heard.NEW, Heard.REPLACED, Heard.KNOWN]),
+        ([5, 6, 5, 6, 7], [Heard.NEW, Heard.REPLACED, Heard.CONTESTED, Heard.CONTESTED, Heard.REPLACED]),
     ],
 )
 def test_a_gateway_with_another_incarnation_took_the_place_of_the_one_before(
