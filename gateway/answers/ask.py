@@ -14,6 +14,7 @@ class Text:
     """A prompt to tokenise."""
 
     text: str
+    parse_special: bool = True  # whether control tokens' names in it become them
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class Conversation:
     opens_answer: bool = True  # the template begins the assistant's message
     continues_final_message: bool = False
     variables: Mapping[str, Any] | None = None  # the client's own, for the template
+    parse_special: bool = False
 
 
 Prompt = Text | TokenIds | Conversation

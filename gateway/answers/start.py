@@ -160,7 +160,7 @@ async def _tokenised(prompt: Prompt, tokenizer: ChatTokenizer) -> list[int]:
         case TokenIds():
             return prompt.ids
         case Text():
-            return await asyncio.to_thread(tokenizer.encode, prompt.text)
+            return await asyncio.to_thread(tokenizer.encode, prompt.text, parse_special=prompt.parse_special)
         case Conversation():
             return await asyncio.to_thread(
                 tokenizer.encode_chat,
@@ -169,6 +169,7 @@ async def _tokenised(prompt: Prompt, tokenizer: ChatTokenizer) -> list[int]:
                 continue_final_message=prompt.continues_final_message,
                 variables=prompt.variables,
                 tools=[tool.as_template_input() for tool in prompt.tools],
+                parse_special=prompt.parse_special,
             )
         case _:
             assert_never(prompt)

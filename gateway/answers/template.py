@@ -5,26 +5,23 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 import jinja2
-import jinja2.ext
 import jinja2.meta
-import jinja2.nodes
-import jinja2.parser
-import jinja2.runtime
-import jinja2.sandbox
 
 from common.errors import InvalidRequestError
+from gateway.answers.sandbox import Sandbox
+from gateway.answers.shade import END, Shade
 
 MAX_RENDERED_CHARS = 8_000_000
 MAX_RENDER_S = 10.0
-MAX_PRODUCT = 100_000  # limit of a repetition such as 'x' * n
 RESERVED = frozenset({"messages", "add_generation_prompt", "tools", "documents", "bos_token", "eos_token"})
 _KNOWS_NONE = "this model's chat template knows no tools; serve a model that was trained for them"
-_END = "\x00the final message ends here\x00"
+MAX_REASON_CHARS = 500
+_NOTHING_SHADED = Shade()
 
 
 class RenderOptions(TypedDict, total=False):
@@ -37,13 +34,18 @@ class RenderOptions(TypedDict, total=False):
     continue_final_message: bool
     variables: Mapping[str, Any] | None
     tools: Sequence[Mapping[str, Any]]  # as Hugging Face's templates expect them
+    parse_special: bool  # default False: what messages say is text, never a control token
 
 
 class Arguments(dict[str, Any]):
     """A call's arguments: a mapping for templates that want one, its JSON for those that join it to text."""
 
+    def __init__(self, arguments: Mapping[str, Any], shade: Shade) -> None:
+        super().__init__(arguments)
+        self._shade = shade
+
     def __str__(self) -> str:
-        return json.dumps(self, ensure_ascii=False)
+        return self._shade.written(partial(json.dumps, ensure_ascii=False), self)
 
     def __radd__(self, text: str) -> str:
         return text + str(self)
@@ -55,16 +57,19 @@ class Arguments(dict[str, Any]):
 class ChatTemplate:
     """One compiled template. Rendering is safe from several threads.
 
-    `tool_source` is the folder's template for conversations with tools, where it has one of its own.
+    `tool_source` is the folder's template for conversations with tools, where it has one of its own. All strings in messages
+    (but roles), tools and variables are shaded, whatever the field.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str], tool_source: str | None = None) -> None:
-        environment = _Sandbox(
-            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        tool_source: str | None = None,
+        shade: Shade = _NOTHING_SHADED,
+    ) -> None:
+        environment = Sandbox(shade)
+        self._shade = shade
         self._template = environment.from_string(source)
         with_tools = tool_source or source
         self._tool_template = environment.from_string(with_tools)
@@ -73,7 +78,12 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[RenderOptions]) -> str:
-        """Raises InvalidRequestError."""
+        """The prompt as text. Raises InvalidRequestError."""
+        return self._shade.plain(self.shaded(messages, **options))
+
+    def shaded(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[RenderOptions]) -> str:
+        """The prompt, with what clients say shaded (`gateway.answers.shade`). Raises InvalidRequestError."""
+        shade = _NOTHING_SHADED if options.get("parse_special", False) else self._shade
         variables = options.get("variables") or {}
         reserved = RESERVED.intersection(variables)
         if reserved:
@@ -81,14 +91,15 @@ class ChatTemplate:
             raise InvalidRequestError(f"{name}: not the client's to set", param="chat_template_kwargs")
         tools = options.get("tools") or None
         self._check_tools(messages, tools)
-        messages = [_with_arguments(message) for message in messages]
+        messages = [_of_client(message, shade) for message in messages]
         resumes = options.get("continue_final_message", False)
         if resumes:
-            messages = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + _END}]
-        context = {**variables, "tools": tools, "add_generation_prompt": options.get("add_generation_prompt", True)}
+            messages = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + END}]
+        context = {**shade.all(variables), "tools": shade.all(tools)}
+        context["add_generation_prompt"] = options.get("add_generation_prompt", True)
         text = self._rendered(messages, context)
         if resumes:
-            text, found, _ = text.partition(_END)
+            text, found, _ = text.partition(END)
             if not found:
                 raise InvalidRequestError("the chat template drops the final message", param="continue_final_message")
         return text
@@ -110,7 +121,8 @@ class ChatTemplate:
         except (
             jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError
         ) as error:  # fmt: skip
-            raise InvalidRequestError(f"the chat template refused the messages: {error}", param="messages") from error
+            reason = self._shade.plain(str(error))[:MAX_REASON_CHARS].replace(END, "")
+            raise InvalidRequestError(f"the chat template refused the messages: {reason}", param="messages") from error
 
     def _bounded(self, template: jinja2.Template, context: Mapping[str, Any]) -> str:
         """Render piece by piece. Raises InvalidRequestError once the text is too long or too slow."""
@@ -128,69 +140,26 @@ class ChatTemplate:
         return "".join(pieces)
 
 
-def read_template(folder: Path, tokenizer_config: Mapping[str, Any], special: Mapping[str, str]) -> ChatTemplate | None:
+def read_template(
+    folder: Path, tokenizer_config: Mapping[str, Any], special: Mapping[str, str], shade: Shade
+) -> ChatTemplate | None:
     """The folder's template, or None: chat_template.jinja, else from tokenizer_config.json."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return ChatTemplate(path.read_text(encoding="utf-8"), special)
+        return ChatTemplate(path.read_text(encoding="utf-8"), special, shade=shade)
     inline = tokenizer_config.get("chat_template")
     if isinstance(inline, list):
         named = {entry["name"]: entry["template"] for entry in inline}
         inline = named.get("default") or next(iter(named.values()), None)
-        return ChatTemplate(inline, special, named.get("tool_use")) if inline else None
-    return ChatTemplate(inline, special) if inline else None
+        return ChatTemplate(inline, special, named.get("tool_use"), shade) if inline else None
+    return ChatTemplate(inline, special, shade=shade) if inline else None
 
 
-def _with_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message whose calls' arguments suit every template."""
-    if "tool_calls" not in message:
-        return message
-    calls = [
-        {**call, "function": {**call["function"], "arguments": Arguments(call["function"]["arguments"])}}
-        for call in message["tool_calls"]
-    ]
-    return {**message, "tool_calls": calls}
-
-
-class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Also refuses products that would fill the memory."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute a product or power unless it could be large. Raises TemplateError."""
-        if operator == "**" or (operator == "*" and _product_size(left, right) > MAX_PRODUCT):
-            raise jinja2.TemplateError(f"{operator!r} of these values is not allowed")
-        return super().call_binop(context, operator, left, right)
-
-
-def _product_size(left: Any, right: Any) -> int:
-    """Length of a repeated text or list; 0 for a product of numbers."""
-    if isinstance(left, int) and isinstance(right, str | list | tuple):
-        left, right = right, left
-    return len(left) * max(right, 0) if isinstance(left, str | list | tuple) and isinstance(right, int) else 0
-
-
-class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %}…{% endgeneration %}` marks tokens for training; here it is only its content."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2's own interface
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Jinja's own filter escapes HTML, which templates don't expect."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise(message: str) -> None:
-    raise jinja2.TemplateError(message)
+def _of_client(given: Mapping[str, Any], shade: Shade) -> Mapping[str, Any]:
+    """A shaded message, whose calls' arguments suit every template. Its role is one of ours."""
+    message: dict[str, Any] = shade.all(given)
+    if given["role"].isidentifier():
+        message["role"] = given["role"]
+    for call in message.get("tool_calls") or ():
+        call["function"]["arguments"] = Arguments(call["function"]["arguments"], shade)
+    return message

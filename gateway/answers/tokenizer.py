@@ -12,9 +12,11 @@ from typing import Any, Unpack
 from tokenizers import Tokenizer
 
 from common.errors import InvalidRequestError
-from gateway.answers.template import RenderOptions, read_template
+from gateway.answers.controls import BYTE_CHARS, ControlTokens
+from gateway.answers.template import ChatTemplate, RenderOptions, read_template
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
+_BYTE_OF_CHAR = {character: byte for byte, character in BYTE_CHARS.items()}
 
 
 class ChatTokenizer:
@@ -25,9 +27,12 @@ class ChatTokenizer:
         if not path.is_file():
             raise FileNotFoundError(f"{folder} has no tokenizer.json: name a Hugging Face model folder")
         raw = path.read_bytes()
+        described = json.loads(raw)
         self.tokenizer = Tokenizer.from_str(raw.decode("utf-8"))
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
         self.fingerprint = hashlib.blake2b(raw, digest_size=16).hexdigest()
-        self.is_byte_level = _is_byte_level(json.loads(raw).get("decoder"))
+        self.is_byte_level = _is_byte_level(described.get("decoder"))
         config = _read(folder / "tokenizer_config.json")
         model_config = _read(folder / "config.json")
         self._special = {
@@ -40,21 +45,33 @@ class ChatTokenizer:
         )
         self.eos_ids = self._eos_ids(_read(folder / "generation_config.json"), model_config)
         self.vocab_size = int(model_config.get("vocab_size") or self.tokenizer.get_vocab_size())
-        self._template = read_template(folder, config, self._special)
+        self.controls = ControlTokens(self.tokenizer, described["model"])
+        self._template = read_template(folder, config, self._special, self.controls.shade)
         self._bytes: dict[int, bytes] = {}  # filled as tokens are met
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
+        """Tokens of a text. Without `parse_special` none of them is a control token, but those that every text gets."""
+        if not parse_special:
+            return self.controls.encode_text(text, add_special_tokens=add_special_tokens)
+        return self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[RenderOptions]) -> list[int]:
-        """Render the chat template, which writes BOS itself, and tokenise it."""
-        return self.encode(self.render(messages, **options), add_special_tokens=False)
+        """Render the chat template, which writes BOS itself, and tokenise it. Raises InvalidRequestError.
+
+        Only the template's own text becomes control tokens, unless `parse_special` trusts the messages.
+        """
+        if options.get("parse_special", False):
+            return self.encode(self.render(messages, **options), add_special_tokens=False)
+        return self.controls.encode_shaded(self._chat_template().shaded(messages, **options))
 
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[RenderOptions]) -> str:
         """See `ChatTemplate.render`. Raises InvalidRequestError."""
+        return self._chat_template().render(messages, **options)
+
+    def _chat_template(self) -> ChatTemplate:
         if self._template is None:
             raise InvalidRequestError("this model has no chat template: use /v1/completions", param="messages")
-        return self._template.render(messages, **options)
+        return self._template
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
@@ -96,16 +113,6 @@ def _is_byte_level(decoder: Mapping[str, Any] | None) -> bool:
     if decoder is not None and decoder["type"] == "Sequence":
         return len(decoder["decoders"]) == 1 and _is_byte_level(decoder["decoders"][0])
     return decoder is not None and decoder["type"] == "ByteLevel"
-
-
-def _byte_of_char() -> dict[str, int]:
-    """GPT-2's table: printable bytes stand for themselves, others for characters from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
-
-
-_BYTE_OF_CHAR = _byte_of_char()
 
 
 def _read(path: Path) -> dict[str, Any]:

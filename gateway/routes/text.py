@@ -27,6 +27,7 @@ class TokenizeRequest(StrictFields):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     add_generation_prompt: StrictBool = True
     add_special_tokens: StrictBool = True  # a chat template writes its own
+    parse_special: StrictBool | None = None  # unset: a prompt is parsed, messages are not
 
     @model_validator(mode="after")
     def _one_of_both(self) -> TokenizeRequest:
@@ -68,11 +69,17 @@ class TextRoutes:
         if body.messages is not None:
             messages = [message.as_template_input() for message in body.messages]
             tokens = await asyncio.to_thread(
-                served.tokenizer.encode_chat, messages, add_generation_prompt=body.add_generation_prompt
+                served.tokenizer.encode_chat,
+                messages,
+                add_generation_prompt=body.add_generation_prompt,
+                parse_special=bool(body.parse_special),
             )
         else:
             tokens = await asyncio.to_thread(
-                served.tokenizer.encode, body.prompt or "", add_special_tokens=body.add_special_tokens
+                served.tokenizer.encode,
+                body.prompt or "",
+                add_special_tokens=body.add_special_tokens,
+                parse_special=body.parse_special is not False,
             )
         return json_response({"tokens": tokens, "count": len(tokens), "max_model_len": served.max_model_len})
 

@@ -31,6 +31,7 @@ class Chat:
             opens_answer=body.opens_answer,
             continues_final_message=body.continue_final_message,
             variables=body.chat_template_kwargs,
+            parse_special=bool(body.parse_special),
         )
         return framing.asked(
             body,

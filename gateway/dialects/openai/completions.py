@@ -27,7 +27,10 @@ class Completions:
     stream_error = staticmethod(framing.stream_error)
 
     def ask(self, body: CompletionRequest) -> Ask:
-        prompts = [Text(prompt) if isinstance(prompt, str) else TokenIds(prompt) for prompt in body.prompts]
+        parse_special = body.parse_special is not False
+        prompts = [
+            Text(prompt, parse_special) if isinstance(prompt, str) else TokenIds(prompt) for prompt in body.prompts
+        ]
         return framing.asked(
             body, answer_prefix="cmpl", prompts=prompts, max_tokens=body.max_tokens, logprobs=body.logprobs
         )

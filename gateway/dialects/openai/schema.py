@@ -121,6 +121,7 @@ class CommonFields(StrictFields):
     return_token_ids: StrictBool = False
     return_tokens_as_token_ids: StrictBool = False
     length_penalty: Number | None = None
+    parse_special: StrictBool | None = None  # llama.cpp's; unset: prompts are parsed, messages are not
     cache_salt: Annotated[StrictStr, Field(max_length=256)] | None = None
     priority: Annotated[StrictInt, Field(ge=-100, le=100)] = 0
     timeout: Annotated[Number, Field(gt=0, le=3600)] | None = None

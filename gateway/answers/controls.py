@@ -1,0 +1,132 @@
+"""Encoding prompts such that only the template's own text becomes control tokens.
+
+A tokenizer finds its added tokens in any text. A second one shares its vocabulary and rules, but knows control tokens by secret
+names only, which what the template wrote gets.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from gateway.answers.shade import Shade
+
+_PRIVATE = range(0xE000, 0xF900)  # characters of secret names: no normalizer changes them
+_FIRST_NUMBER = 0xF0000
+_NAME_CHARS = 10
+_WORDS = frozenset("▁'-_")
+
+
+class ControlTokens:
+    """The control tokens of a tokenizer: special ones, and other added ones with a sign in them, as `<think>`. Thread-safe."""
+
+    def __init__(self, tokenizer: Tokenizer, model: Mapping[str, Any]) -> None:
+        """`model`: that of tokenizer.json."""
+        added = tokenizer.get_added_tokens_decoder()
+        controls = {token.content: index for index, token in added.items() if _is_control(token)}
+        self.ids = frozenset(controls.values())
+        self.shade = Shade(controls)
+        self._tokenizer = tokenizer
+        secret = "".join(chr(secrets.choice(_PRIVATE)) for _ in range(_NAME_CHARS))
+        self._names = {text: secret + chr(_FIRST_NUMBER + number) for number, text in enumerate(controls)}
+        own = Tokenizer(tokenizer.model).get_vocab().values()
+        # New tokens are numbered from the vocabulary's size on, which may have gaps.
+        gaps = [f"{secret}{number}" for number in range(max(own, default=-1) + 1 - len(own))]
+        self._plain = self._without_controls(added, gaps)
+        # What the second tokenizer numbers in another way.
+        self._renumbered = {self._plain.token_to_id(name): controls[text] for text, name in self._names.items()}
+        self._renumbered |= {
+            found: index
+            for index, token in added.items()
+            if token.content not in controls and (found := self._plain.token_to_id(token.content)) != index
+        }
+        self._from_text = self.ids.intersection(own) - _unknown(tokenizer, model)
+        empty, one = (tokenizer.encode(text, add_special_tokens=True).ids for text in ("", "a"))
+        before = next((at for at, pair in enumerate(zip(empty, one, strict=False)) if pair[0] != pair[1]), len(empty))
+        self._around = empty[:before], empty[before:]
+
+    def encode_shaded(self, text: str) -> list[int]:
+        """The tokens of a rendered prompt that may have shaded characters."""
+        pieces, end = [], 0
+        for start, stop in self.shade.controls(text):
+            pieces += [self.shade.plain(text[end:start]), self._names[text[start:stop]]]
+            end = stop
+        return self._encoded("".join([*pieces, self.shade.plain(text[end:])]))
+
+    def encode_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """The tokens of text that has no control tokens, between those that the tokenizer adds to every text."""
+        before, after = self._around if add_special_tokens else ([], [])
+        return [*before, *self._encoded(text), *after]
+
+    def _encoded(self, text: str) -> list[int]:
+        ids = self._plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        if not self._from_text.isdisjoint(ids):
+            ids = [part for index in ids for part in (self._spelled(index) if index in self._from_text else (index,))]
+        renumbered = self._renumbered
+        return [renumbered.get(index, index) for index in ids]
+
+    def _spelled(self, index: int) -> Iterator[int]:
+        """A control token that the vocabulary made of a text, as tokens of its characters or bytes."""
+        for character in self._tokenizer.id_to_token(index) or "":
+            bytes_of_it = character.encode()
+            for names in (
+                (character,),
+                map(BYTE_CHARS.__getitem__, bytes_of_it),
+                map("<0x{:02X}>".format, bytes_of_it),
+            ):
+                found = [self._tokenizer.token_to_id(name) for name in names]
+                if None not in found:
+                    yield from filter(None.__ne__, found)
+                    break
+
+    def _without_controls(self, added: Mapping[int, AddedToken], gaps: list[str]) -> Tokenizer:
+        plain = Tokenizer(self._tokenizer.model)  # shares the vocabulary
+        for part in ("normalizer", "pre_tokenizer"):
+            if getattr(self._tokenizer, part) is not None:
+                setattr(plain, part, getattr(self._tokenizer, part))
+        plain.add_tokens(gaps)
+        plain.add_tokens(
+            [self._renamed(token) if token.content in self._names else token for _, token in sorted(added.items())]
+        )
+        return plain
+
+    def _renamed(self, token: AddedToken) -> AddedToken:
+        return AddedToken(
+            self._names[token.content],
+            lstrip=token.lstrip,
+            rstrip=token.rstrip,
+            single_word=False,
+            normalized=token.normalized and self._is_found_within_text(token),
+            special=False,
+        )
+
+    def _is_found_within_text(self, token: AddedToken) -> bool:
+        """Whether normalizing leaves the token's name as it is."""
+        normalizer = self._tokenizer.normalizer
+        name = self._names[token.content]
+        return normalizer is None or normalizer.normalize_str(name) == name
+
+
+def _is_control(token: AddedToken) -> bool:
+    if not token.content.strip("▁ \t\r\n"):
+        return False
+    return token.special or not all(one.isalnum() or one.isspace() or one in _WORDS for one in token.content)
+
+
+def _unknown(tokenizer: Tokenizer, model: Mapping[str, Any]) -> frozenset[int]:
+    """The token for what has none: any text may have it."""
+    by_name = tokenizer.token_to_id(model["unk_token"]) if model.get("unk_token") else None
+    return frozenset(index for index in (by_name, model.get("unk_id")) if index is not None)
+
+
+def _byte_chars() -> dict[int, str]:
+    """GPT-2's table: printable bytes stand for themselves, others for characters from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + index) for index, byte in enumerate(others)}
+
+
+BYTE_CHARS = _byte_chars()
