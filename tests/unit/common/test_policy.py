@@ -20,7 +20,7 @@ def test_lua_reads_every_constant_and_none_that_is_not_there() -> None:
     read = {".".join(found) for text in LUA for found in re.findall(r"POLICY\.(\w+)\.(\w+)", text.read_text())}
     assert read <= names()
     assert names() - read <= READ_IN_PYTHON
-    assert len(LUA) == 5
+    assert {path.stem for path in LUA} >= {"place", "candidates"}
 
 
 def test_every_constant_says_what_it_is_for() -> None:
