@@ -27,6 +27,7 @@ from gateway.dialects.table import DialectTable
 from gateway.http.api import JSON, ApiPart, get
 from gateway.http.body import BodyLimits
 from gateway.http.layers import Crashes, KeyCheck, RefusalTimes, RequestIds
+from gateway.http.origins import Origins, WebAccess
 from gateway.http.problem import Problem, problem_of
 from gateway.http.request_scope import request_scope
 from gateway.http.responses import json_response
@@ -62,6 +63,7 @@ class HttpSettings:
     trace_share: float = 1.0  # sampled share of requests without their own trace
     levels: ServiceLevels = field(default_factory=ServiceLevels)
     console: bool = True  # serve the page and what it asks for
+    web: WebAccess = field(default_factory=WebAccess)
 
 
 def create_app(
@@ -131,6 +133,9 @@ def _layers(settings: HttpSettings, table: DialectTable, metrics: GatewayMetrics
         Middleware(RequestIds),
         Middleware(RefusalTimes, is_measured=is_clients, observe=metrics.told_refusal),
         Middleware(Crashes, refuse=table.refusal),
+        Middleware(
+            Origins, access=settings.web, has_keys=lambda: not settings.tenants.open_to_all, refuse=table.refusal
+        ),
         Middleware(KeyCheck, tenants=settings.tenants, key_form=table.key_form, refuse=table.refusal),
     ]
 

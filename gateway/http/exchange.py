@@ -10,7 +10,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 class Exchange(RequestResponseCycle):
     """HTTP/1.0 knows no chunks: there, an answer without a length ends with the connection.
 
-    A client that waits for `100 Continue` and is refused may send its next request instead of the body: its connection closes.
+    A client that waits for `100 Continue` and is refused may send its next request in place of the body: that connection closes.
     """
 
     def __init__(self, **parts: Any) -> None:

@@ -20,14 +20,16 @@ class KeyForm:
 
 
 def bearer_key(headers: Headers) -> str:
-    """The key of an `Authorization: Bearer` header."""
+    """The key of an `Authorization: Bearer` header, or of Anthropic's or Azure's clients."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else ""
+    if scheme.lower() == "bearer" and key.strip():
+        return key.strip()
+    return headers.get("x-api-key") or headers.get("api-key", "")
 
 
 BEARER = KeyForm(
     read=bearer_key,
     hint="`Authorization: Bearer KEY`",
     challenge="Bearer",
-    scheme={"type": "http", "scheme": "bearer", "description": "an API key"},
+    scheme={"type": "http", "scheme": "bearer", "description": "an API key; x-api-key and api-key headers do as well"},
 )

@@ -45,7 +45,9 @@ class RequestIds:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 state.status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = state.request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = state.request_id
+                headers.update(state.headers)
             await send(message)
 
         await self._app(scope, receive, send_with_id)

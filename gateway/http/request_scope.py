@@ -38,6 +38,7 @@ class RequestScope:
     trace: RequestTrace = field(default_factory=RequestTrace)
     status: int = 0  # the answer's; 0: not begun
     waited: bool = False  # refused after waiting
+    headers: Mapping[str, str] = field(default_factory=dict)  # added to whatever answers
 
 
 def request_scope(scope: MutableMapping[str, Any]) -> RequestScope:

@@ -119,6 +119,7 @@ def app_of(parts: Parts, settings: GatewaySettings) -> FastAPI:
             levels=settings.levels(),
             gateway_id=parts.gateway_id,
             console=settings.console,
+            web=settings.web(),
         ),
         tracer=parts.tracer,
         control=parts.control,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -10,11 +11,13 @@ from pydantic import Field, field_validator, model_validator
 from common.settings import PREFIX, ConfigError, Id, Port, Positive, Seconds
 from gateway.admission.policy import RequestLimits
 from gateway.batches.records import BatchLimits
+from gateway.http.origins import ANY, WebAccess
 from gateway.observe.attainment import ServiceLevels
 from services.runtime.settings import ModelSettings, ServiceLevelOptions, from_root
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DAY_S = 86_400.0
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.\[\]:_-]+\Z")
 
 
 class GatewaySettings(ModelSettings, ServiceLevelOptions):
@@ -26,6 +29,14 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
     host: str = Field("127.0.0.1", description="address to listen on; other than loopback needs an API key")
     port: Port = Field(8000, description="HTTP port")
     api_keys: str = Field("", description="comma-separated API keys; empty: none is asked for (loopback only)")
+    cors_origins: str = Field(
+        "",
+        description="comma-separated origins whose web pages may use this gateway, as https://app.example.org; *: all",
+    )
+    allowed_hosts: str = Field(
+        "",
+        description="comma-separated names under which a gateway without keys answers, beside --host and loopback's; *: all",
+    )
     tls_cert: str = Field("", description="certificate chain (PEM): serve HTTPS instead of HTTP")
     tls_key: str = Field("", description="its key (PEM); empty: in the same file")
     gateway_id: Id = Field("", description="name on the bus; empty: made up")
@@ -102,6 +113,11 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
             keep_s=self.batch_keep_days * DAY_S,
         )
 
+    def web(self) -> WebAccess:
+        """What web pages may do."""
+        hosts = tuple(host.lower() for host in _entries(self.allowed_hosts))
+        return WebAccess(origins=tuple(_entries(self.cors_origins)), bound=self.host, hosts=hosts)
+
     @property
     def folders(self) -> dict[str, Path]:
         """The models to serve: name in the API -> folder with the tokenizer."""
@@ -112,6 +128,16 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
     def keys(self) -> tuple[str, ...]:
         """The API keys; empty: none is needed."""
         return tuple(_entries(self.api_keys))
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, origins: str) -> str:
+        for origin in _entries(origins):
+            if origin not in (ANY, "null") and not _ORIGIN.match(origin):
+                raise ConfigError(
+                    f"--cors-origins: {origin!r} is no origin: write it like https://app.example.org:8443"
+                )
+        return origins
 
     @field_validator("served_models")
     @classmethod

@@ -69,7 +69,7 @@ def _length(head: bytes) -> int:
 
 def _raw(number: int) -> bytes:
     body = json.dumps(body_of(number)).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 

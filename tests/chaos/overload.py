@@ -171,7 +171,7 @@ def deaf_clients(url: str, count: int, *, max_tokens: int) -> Iterator[list[sock
             "logprobs": 10,
         }
     ).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
     clients = []
     try:
         for _ in range(count):

@@ -62,7 +62,7 @@ async def said_to(gateway: Gateway, *parts: bytes) -> tuple[int, str]:
 
 
 async def test_a_client_that_never_completes_its_head_is_told_and_closed(hurried: Gateway) -> None:
-    assert await said_to(hurried, b"GET /health HTTP/1.1\r\nhost: x\r\n") == (
+    assert await said_to(hurried, b"GET /health HTTP/1.1\r\nhost: localhost\r\n") == (
         408, "no complete request within 0.2 s"
     )  # fmt: skip
 
@@ -99,7 +99,7 @@ async def test_a_client_that_says_nothing_is_told_and_closed(hurried: Gateway) -
 async def test_a_client_that_does_not_read_its_answer_is_cut_off_and_its_work_cancelled(hurried: Gateway) -> None:
     hurried.script.script, hurried.script.max_model_len = lambda spec: [5] * 300_000, None
     body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "x"}], "stream": True}).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode()
     _, writer = await asyncio.open_connection("127.0.0.1", int(hurried.url.rpartition(":")[2]), limit=1)
     writer.write(head + body)  # the stream's limit is 1: nothing is read from the socket after a few bytes
     await hurried.script.until(lambda: bool(hurried.script.cancelled))
@@ -110,7 +110,7 @@ async def test_a_client_that_does_not_read_its_answer_is_cut_off_and_its_work_ca
 async def test_a_second_head_on_the_same_connection_is_timed_too(hurried: Gateway) -> None:
     port = int(hurried.url.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
     assert b"200 OK" in await reader.readuntil(b'{"status":"ok"}')
     writer.write(b"GET /health HTTP/1.1\r\n")
     async with asyncio.timeout(LIMIT_S):
@@ -119,13 +119,13 @@ async def test_a_second_head_on_the_same_connection_is_timed_too(hurried: Gatewa
 
 
 async def test_a_body_that_never_ends_is_told_and_closed(hurried: Gateway) -> None:
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n".encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n".encode()
     assert await said_to(hurried, head, b'{"model":') == (408, "the body was not complete after 0.2 s")
 
 
 async def test_headers_without_end_are_refused(gateway: Gateway) -> None:
     lines = (b"x-filler: " + b"a" * 988 + b"\r\n") * (MAX_HEAD_BYTES // 1_000 + 1)
-    status, message = await said_to(gateway, b"GET /health HTTP/1.1\r\nhost: x\r\n", lines)
+    status, message = await said_to(gateway, b"GET /health HTTP/1.1\r\nhost: localhost\r\n", lines)
     assert status == 431
     assert str(MAX_HEAD_BYTES) in message
 

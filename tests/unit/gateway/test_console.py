@@ -240,7 +240,7 @@ async def test_a_crowd_that_asks_for_the_state_costs_as_much_as_one(tokenizer: C
     app = create_app(
         generations=script, catalogue=script.catalogue(tokenizer, name="m"), settings=HttpSettings(), control=control
     )
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
         crowd = [asyncio.create_task(http.get("/console/state")) for _ in range(20)]
         while not control.asked:
             await asyncio.sleep(0)

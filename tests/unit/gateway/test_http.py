@@ -177,7 +177,7 @@ async def test_a_slow_reader_holds_its_own_stream_back(tokenizer: ChatTokenizer)
         script.script = lambda spec: tokenizer.encode("a") * 60_000
         reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rsplit(":", 1)[1]), limit=1024)
         body = json.dumps(BODIES[COMPLETIONS] | {"stream": True, "max_tokens": 60_000}).encode()
-        head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode()
         writer.write(head + body)
         await reader.readexactly(10)
         generation = next(iter(script.running.values()))
@@ -291,9 +291,7 @@ async def test_keys(tokenizer: ChatTokenizer) -> None:
 
 async def test_who_can_t_come_in_is_told_before_the_body_is_read(gateway: Gateway) -> None:
     gateway.script.turned_away = OverloadedError("full", retry_after_s=2.2)
-    head = (
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100000\r\n\r\n"
-    )
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100000\r\n\r\n"
     reader, writer = await asyncio.open_connection(*gateway.url.removeprefix("http://").split(":"))
     writer.write(head.encode() + b"{")  # more never comes
     answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
@@ -312,7 +310,7 @@ async def test_who_would_be_too_late_is_told_before_its_prompt_is_tokenised(gate
 async def test_a_connection_serves_on_after_a_refusal_that_did_not_wait_for_the_body(gateway: Gateway) -> None:
     gateway.script.turned_away = OverloadedError("full")
     body = json.dumps(BODIES[COMPLETIONS]).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
     reader, writer = await asyncio.open_connection(*gateway.url.removeprefix("http://").split(":"))
     writer.write(head.encode() + body[:10])
     assert b" 429 " in await asyncio.wait_for(reader.readuntil(b"}}"), 10)
@@ -398,7 +396,7 @@ async def test_the_openapi_document_has_every_route(gateway: Gateway) -> None:
             for method in getattr(route, "methods", [])
             if method != "HEAD"
         }
-        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x")
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
         document = (await client.get("/openapi.json", headers={"authorization": f"Bearer {'k' * 20}"})).json()
         operations = {
             (path, method): told for path, methods in document["paths"].items() for method, told in methods.items()
