@@ -180,6 +180,7 @@ class Intake:
         sequence.restart(len(sequence.token_ids))
         publish_computed(self._context.pool, sequence)
         knows_first = job.sampling.logprobs is None or message.first_logprobs is not None
+        knows_first = knows_first and job.sampling.prompt_logprobs is None
         request = DecodeRequest(
             job=job,
             sequence=sequence,

@@ -66,4 +66,5 @@ class DecodeRequest:
             logprobs=self.logprobs[position - self.first_position :],
             cached_tokens=self.cached_tokens if position == 0 else -1,
             traceparent=self.job.context if position <= self.num_before else UNSET,
+            prompt_logprobs=self.sequence.prompt_logprobs if position == 0 else None,
         )

@@ -142,6 +142,8 @@ class DecodeRole:
                 continue  # planned before its stop token, cancellation or failure was known
             chunk.sequence.finish(chunk)
             publish_computed(self._context.pool, chunk.sequence)
+            if sampled is not None and sampled.prompt_logprobs is not None:
+                chunk.sequence.scored(chunk, sampled.prompt_logprobs)
             if chunk.sample and sampled is None:
                 self._context.pool.withdraw(chunk.sequence.block_table)  # else everybody with this prefix would fail
                 self._fail(request, "no finite logits")

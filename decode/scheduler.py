@@ -106,8 +106,13 @@ class DecodeScheduler:
         for request in sorted(candidates, key=_is_prompt):  # stable
             if _is_prompt(request):
                 self._bound_prompts(draft, context=request.sequence.num_scheduled)
-            num_tokens = min(request.sequence.num_unscheduled, draft.token_budget)
-            if num_tokens > 0 and request not in draft.left_out and self._make_room(request, num_tokens, draft):
+            num_tokens = min(request.sequence.num_next, draft.token_budget)
+            if (
+                num_tokens > 0
+                and not draft.scores_another(request)
+                and request not in draft.left_out
+                and self._make_room(request, num_tokens, draft)
+            ):
                 draft.add(request, num_tokens)
         if not draft.is_short:
             self._bound_prompts(draft, context=None)  # known when the next prompt is admitted
@@ -175,7 +180,7 @@ class DecodeScheduler:
     def _admit_waiting(self, draft: _Draft, held_back: set[Sequence]) -> None:
         while self.waiting and draft.token_budget > 0 and len(self.running) < self._max_sequences:
             request = self.waiting[0]
-            if request.sequence in held_back:
+            if request.sequence in held_back or draft.scores_another(request):
                 return
             num_positions = len(request.sequence.token_ids) + 1
             room_to_grow = len(self.running)  # running sequences keep a block each
@@ -184,7 +189,7 @@ class DecodeScheduler:
             admit(self._pool, request.sequence, num_tokens=num_positions)
             self.waiting.popleft()
             self.running.append(request)
-            draft.add(request, min(request.sequence.num_unscheduled, draft.token_budget))
+            draft.add(request, min(request.sequence.num_next, draft.token_budget))
 
     def _schedule(self, request: DecodeRequest, num_tokens: int) -> Chunk:
         self.blocks.launched(request.sequence)
@@ -207,6 +212,10 @@ class _Draft:
     is_short: bool = False  # a request found no block
     has_preempted: bool = False
     waits_for_blocks: bool = False  # keeps coming blocks for the waiting request
+
+    def scores_another(self, request: DecodeRequest) -> bool:
+        """Whether the request's prompt is scored and another's is in the pass: the logits of one are enough."""
+        return request.sequence.scores_prompt and any(other.sequence.scores_prompt for other in self.shares)
 
     def add(self, request: DecodeRequest, num_tokens: int) -> None:
         self.shares[request] = num_tokens

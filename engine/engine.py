@@ -22,6 +22,7 @@ from engine.model.families import read_model_spec
 from engine.passes import Finished, InvalidChunkError, Pass, Sampled
 from engine.sampling.device import DeviceSampler, Draw
 from engine.sampling.host import SampledRow, sample
+from engine.sampling.scores import ScoredPass, split
 from engine.sequence import Chunk, Sequence
 from engine.step.layout import GraphSize
 from engine.step.limits import Limits
@@ -138,6 +139,13 @@ class Engine:
             return Finished([])
         ordered = sorted(chunks, key=lambda chunk: not chunk.decodes)  # stable
         logits = self._runner.execute(self._runner.pack(ordered, self._newest))
+        if logits is not None and any(chunk.scored for chunk in ordered):
+            scores, logits = split(logits, ordered)
+            return ScoredPass(chunks, self._sample(chunks, logits, ordered), scores).finished()
+        return self._sample(chunks, logits, ordered)
+
+    def _sample(self, chunks: list[Chunk], logits: torch.Tensor | None, ordered: list[Chunk]) -> Pass:
+        """Start choosing a token for each row of the logits, which follow `ordered`."""
         sampling = [chunk for chunk in ordered if chunk.sample]
         if self.kv.is_cuda:
             return self._sample_on_device(chunks, logits, sampling)

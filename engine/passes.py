@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from common.messages import TokenLogprobs
+from common.messages import PromptLogprobs, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One sampled token; `logprobs` when the request asked for them."""
+    """One sampled token; `logprobs` when the request asked for them.
+
+    `prompt_logprobs`: of the tokens after the chunk's first `Chunk.scored` positions, also without a sampled token (-1).
+    """
 
     token_id: int
     logprobs: TokenLogprobs | None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class InvalidChunkError(ValueError):
@@ -26,7 +30,7 @@ class Pass(Protocol):
     def wait(self) -> list[Sampled | None]:
         """Block until the pass is over; return one result for each chunk, in order. Any thread may call it again.
 
-        None for a chunk with `sample=False`, or without usable logits (NaN or infinity): fail that request alone.
+        None for a chunk that neither samples nor scores, or without usable logits (NaN or infinity): fail that request alone.
         """
         ...
 

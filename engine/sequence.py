@@ -11,8 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from common.messages import SamplingParams
+from common.messages import PromptLogprobs, SamplingParams
 from common.words import Finish
+
+# Of a chunk that scores its prompt: each token needs logits, which are as wide as the vocabulary.
+MAX_SCORED_TOKENS = 64
 
 
 @dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
@@ -36,6 +39,7 @@ class Sequence:
     digests: list[bytes] = field(default_factory=list)  # leading full blocks published so far
     known_digests: list[bytes] = field(default_factory=list)  # leading full blocks, hashed at admission
     suspect_until: int = 0  # generated tokens that clear a suspect; see `worker.device.trials`
+    prompt_logprobs: PromptLogprobs | None = None  # as far as they are known
 
     @property
     def num_tokens(self) -> int:
@@ -46,6 +50,16 @@ class Sequence:
     def num_unscheduled(self) -> int:
         """Tokens whose KV no pass computes yet."""
         return self.num_tokens - self.num_scheduled
+
+    @property
+    def num_next(self) -> int:
+        """Tokens that the next pass may compute."""
+        return min(self.num_unscheduled, MAX_SCORED_TOKENS) if self.scores_prompt else self.num_unscheduled
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the logprobs of its prompt are wanted and not known yet. Such a prompt is computed whole, cached or not."""
+        return self.sampling.prompt_logprobs is not None and len(self.token_ids) == self.num_prompt_tokens
 
     @property
     def num_generated(self) -> int:
@@ -64,10 +78,21 @@ class Sequence:
             start=self.num_scheduled,
             num_tokens=num_tokens,
             sample=self.num_scheduled + num_tokens == self.num_tokens,
+            scored=self._num_scored(num_tokens) if self.scores_prompt else 0,
         )
         self.num_scheduled = chunk.end
         self.num_pending += chunk.sample
         return chunk
+
+    def _num_scored(self, num_tokens: int) -> int:
+        """The next positions whose next token is known: all but the prompt's last."""
+        last = self.num_prompt_tokens - 1
+        return max(0, min(self.num_scheduled + num_tokens, last) - self.num_scheduled)
+
+    def scored(self, chunk: Chunk, logprobs: PromptLogprobs) -> None:
+        """Keep what a chunk's pass found; a prompt that was begun anew finds the same again."""
+        known = self.prompt_logprobs
+        self.prompt_logprobs = known.first(chunk.start).then(logprobs) if known is not None else logprobs
 
     def finish(self, chunk: Chunk) -> None:
         """A pass with `chunk` is over: its KV is in the pool. A sampled token goes to `append`."""
@@ -102,6 +127,7 @@ class Chunk:
     start: int
     num_tokens: int
     sample: bool  # the chunk ends at the last token: sample the next one
+    scored: int = 0  # leading positions: how likely was the next token?
 
     @property
     def end(self) -> int:

@@ -151,6 +151,8 @@ class PrefillRole:
                 request.sequence.finish(chunk)
                 request.chunks.append((time.monotonic(), chunk.num_tokens))
                 publish_computed(self._context.pool, request.sequence)
+                if sampled is not None and sampled.prompt_logprobs is not None:
+                    request.sequence.scored(chunk, sampled.prompt_logprobs)
                 if chunk.sample:
                     self._first_token(request, sampled)
             # A turn later: the first token's frame goes out before the last push holds the thread.
@@ -229,6 +231,7 @@ class PrefillRole:
             queue_ms=(request.started_at - request.claimed.claimed_at) * 1000,
             prefill_ms=(now - request.started_at) * 1000,
             traceparent=request.job.context,
+            prompt_logprobs=sequence.prompt_logprobs,
         )
         self._context.outbox.add(request.job.gateway, request.told)
 

@@ -31,7 +31,9 @@ def next_chunks(requests: Iterable[PrefillRequest], token_budget: int, *, trials
             break
         if request.sequence in held_back:
             continue
-        missing = request.sequence.num_unscheduled
+        if request.sequence.scores_prompt and any(chunk.scored for chunk in chunks):
+            continue  # the logits of one scored prompt are enough for a pass
+        missing = request.sequence.num_next
         is_tail = not chunks and missing <= TAIL_TOKENS and request.sequence.num_tokens > LONG_PROMPT_TOKENS
         num_tokens = missing - TAIL_TOKENS if LONG_PROMPT_TOKENS < missing <= room else min(missing, room)
         chunks.append(request.sequence.schedule(num_tokens))

@@ -39,7 +39,7 @@ from common.messages.codec import (
     worker_state_decoder,
 )
 from common.messages.control import Ack, Drain, RolesReply, SetRoles
-from common.messages.frames import ANYBODY_THERE, Cancel, Frame, Received, Resend, TokenLogprobs, Tokens
+from common.messages.frames import ANYBODY_THERE, Cancel, Frame, PromptLogprobs, Received, Resend, TokenLogprobs, Tokens
 from common.messages.handoff import (
     Handoff,
     HandoffReply,
@@ -79,6 +79,7 @@ __all__ = [
     "ModelLoad",
     "PagePart",
     "PlannerState",
+    "PromptLogprobs",
     "Received",
     "Region",
     "Resend",

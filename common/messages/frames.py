@@ -17,6 +17,38 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: list[float] = []
 
 
+class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """How likely each of N prompt tokens was after those before it, packed little-endian; K most likely ones with it."""
+
+    logprobs: bytes  # [N] float32
+    ranks: bytes  # [N] uint32; 1: no token was likelier
+    top_ids: bytes  # [N, K] uint32
+    top_logprobs: bytes  # [N, K] float32
+
+    @property
+    def count(self) -> int:
+        return len(self.ranks) // 4
+
+    def first(self, count: int) -> PromptLogprobs:
+        """Of the first `count` of them."""
+        width = len(self.top_ids) // max(1, self.count)
+        return PromptLogprobs(
+            logprobs=self.logprobs[: 4 * count],
+            ranks=self.ranks[: 4 * count],
+            top_ids=self.top_ids[: width * count],
+            top_logprobs=self.top_logprobs[: width * count],
+        )
+
+    def then(self, more: PromptLogprobs) -> PromptLogprobs:
+        """Of these tokens and the ones after them."""
+        return PromptLogprobs(
+            logprobs=self.logprobs + more.logprobs,
+            ranks=self.ranks + more.ranks,
+            top_ids=self.top_ids + more.top_ids,
+            top_logprobs=self.top_logprobs + more.top_logprobs,
+        )
+
+
 class Tokens(msgspec.Struct, frozen=True, kw_only=True):
     """New tokens of one sequence. `position` counts generated tokens of the whole request from 0, across attempts."""
 
@@ -30,6 +62,7 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
     queue_ms: float = 0.0  # with the first token: claimed -> first chunk started
     prefill_ms: float = 0.0  # with the first token: first chunk started -> token sampled
     traceparent: str | UnsetType = UNSET  # only with the worker's first token of an attempt
+    prompt_logprobs: PromptLogprobs | None = None  # with the first token
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True, tag="frame"):

@@ -24,6 +24,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int  # generated tokens of the whole request, not of this attempt
     min_tokens: int = 0  # stop tokens are banned before this many were generated
     stop_token_ids: list[int] = []  # the model's EOS (unless ignore_eos) and the client's; output includes it
+    prompt_logprobs: int | None = None  # None = off; k = also the k most likely
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, tag="job"):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.messages import SamplingParams, TokenLogprobs
+from common.messages import PromptLogprobs, SamplingParams, TokenLogprobs
 from common.pages import KVLayout, PagePart
 from engine.cache.pages import DEFAULT_CPU_BYTES, allocate_zeros, layout_of, part_views, pool_dtype, pool_shape
 from engine.config import EngineConfig
@@ -23,6 +23,7 @@ from engine.engine import Allocate, Chunk, InvalidChunkError, Pass, Sampled
 from engine.fake.faults import FakeFaults
 from engine.fake.pattern import MASK, ROOT, FakePart, mix, running_hashes
 from engine.passes import Finished
+from engine.sampling.scores import NO_TOKEN
 from engine.sequence import Sequence
 
 DEFAULT_MAX_MODEL_LEN = 4096
@@ -94,9 +95,9 @@ class FakeEngine:
         tokens = {chunk: self._tokens(chunk, newest) for chunk in chunks}
         for chunk in chunks:
             self._write(chunk, tokens[chunk])
-        results = [self._sample(chunk) if chunk.sample else None for chunk in chunks]
+        results = [self._sample(chunk) if chunk.sample else self._scores(chunk) for chunk in chunks]
         for chunk, sampled in zip(chunks, results, strict=True):
-            if sampled is not None:
+            if sampled is not None and chunk.sample:
                 self._newest[chunk.sequence] = (chunk.end, sampled.token_id)
         if self._sleep is not None:
             self._sleep(self._costs.seconds(chunks))
@@ -159,11 +160,31 @@ class FakeEngine:
         sampling, table = chunk.sequence.sampling, chunk.sequence.block_table
         checksum = sum(part.checksum(table, chunk.end) for part in self._parts) & MASK
         token = self._choose(checksum, sampling, chunk.sampled_index)
+        scores = self._prompt_logprobs(chunk)
         if sampling.logprobs is None:
-            return Sampled(token, None)
+            return Sampled(token, None, scores)
         top_ids = [(token + rank) % self.vocab_size for rank in range(sampling.logprobs)]
         top = [-1.0 - rank for rank in range(sampling.logprobs)]
-        return Sampled(token, TokenLogprobs(logprob=-1.0, top_ids=top_ids, top_logprobs=top))
+        return Sampled(token, TokenLogprobs(logprob=-1.0, top_ids=top_ids, top_logprobs=top), scores)
+
+    def _scores(self, chunk: Chunk) -> Sampled | None:
+        """The result of a chunk that samples nothing."""
+        scores = self._prompt_logprobs(chunk)
+        return None if scores is None else Sampled(NO_TOKEN, None, scores)
+
+    def _prompt_logprobs(self, chunk: Chunk) -> PromptLogprobs | None:
+        """Each token has the logprob -1 - its id / vocabulary, and is among the likeliest."""
+        if not chunk.scored:
+            return None
+        count = chunk.sequence.sampling.prompt_logprobs or 0
+        tokens = np.array(chunk.sequence.token_ids[chunk.start + 1 : chunk.start + 1 + chunk.scored])
+        top = (tokens[:, None] + np.arange(count)) % self.vocab_size
+        return PromptLogprobs(
+            logprobs=(-1 - tokens / self.vocab_size).astype("<f4").tobytes(),
+            ranks=np.ones(len(tokens), dtype="<u4").tobytes(),
+            top_ids=top.astype("<u4").tobytes(),
+            top_logprobs=(-1 - top / self.vocab_size).astype("<f4").tobytes(),
+        )
 
     def _choose(self, checksum: int, sampling: SamplingParams, num_generated: int) -> int:
         """The token for a context's checksum; the seed counts only with a temperature."""

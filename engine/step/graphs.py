@@ -40,9 +40,10 @@ class Graphs:
         return None
 
     def _hold(self, prompts: SequenceOf[Chunk]) -> bool:
-        """Whether graphs have room for this many prompts and for the blocks of their contexts."""
+        """Whether graphs have room for this many prompts, for their contexts' blocks and for the logits that they want."""
         num_blocks = sum(-(-chunk.end // self._limits.block_size) for chunk in prompts)
-        return len(prompts) <= MAX_GRAPH_PROMPTS and num_blocks <= self._limits.graph_blocks
+        has_room = len(prompts) <= MAX_GRAPH_PROMPTS and num_blocks <= self._limits.graph_blocks
+        return has_room and not any(chunk.scored for chunk in prompts)
 
     def capture(self, size: GraphSize, forward: Callable[[torch.Tensor | None], torch.Tensor | None]) -> None:
         """Capture `forward(logits)`. The largest size comes first: its memory serves all others."""

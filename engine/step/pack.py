@@ -39,7 +39,7 @@ def pack(
     rows = np.array(tables.rows_of(chunks), dtype=np.int64)
     lengths = np.array([chunk.num_tokens for chunk in chunks], dtype=np.int64)
     ends = np.array([chunk.end for chunk in chunks], dtype=np.int64)
-    sampled = np.flatnonzero([chunk.sample for chunk in chunks])
+    sampled, sampled_ends = _sampled(chunks, ends)
     token_ends = np.cumsum(lengths)
     tokens = _tokens(chunks, newest, tables, rows, lengths, ends - token_ends, limits)
 
@@ -49,7 +49,7 @@ def pack(
         some = slice(num_decode, None)
         matrix = _block_tables(tables, rows[some], ends[some], limits)
         prompts = _Prompts.of(lengths[some], ends[some], matrix, limits, graph)
-        final = _Singles.of(ends[sampled], rows[sampled], tables, limits, (limits.last_window,))
+        final = _Singles.of(sampled_ends, rows[sampled], tables, limits, (limits.last_window,))
     if graph is not None:
         size = graph_size(graph, limits, decode, final, num_sampled=len(sampled))
     else:
@@ -61,7 +61,7 @@ def pack(
         if prompts is not None:
             packed.put(name, values[num_decode:], at=size.decode.places)
     if size.sampled_rows:
-        last = token_ends[sampled] - 1
+        last = token_ends[sampled] - 1 - (ends[sampled] - sampled_ends)
         last[sampled >= num_decode] += size.decode.places - num_decode
         packed.put("sampled_rows", last)
     if prompts is not None:
@@ -69,6 +69,20 @@ def pack(
     decode.put(packed, "decode")
     final.put(packed, "final")
     return packed
+
+
+def _sampled(chunks: SequenceOf[Chunk], ends: Longs) -> tuple[Longs, Longs]:
+    """The positions whose logits are wanted [R]: the chunk that has each, and the position after it."""
+    if not any(chunk.scored for chunk in chunks):
+        sampled = np.flatnonzero([chunk.sample for chunk in chunks])
+        return sampled, ends[sampled]
+    wanted = [
+        (row, end)
+        for row, chunk in enumerate(chunks)
+        for end in (*range(chunk.start + 1, chunk.start + 1 + chunk.scored), *([chunk.end] if chunk.sample else []))
+    ]
+    owners, wanted_ends = np.array(wanted, dtype=np.int64).T
+    return owners, wanted_ends
 
 
 @dataclass(frozen=True, slots=True)

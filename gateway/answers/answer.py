@@ -97,6 +97,7 @@ class Answer:
                 whole.token_ids += piece.token_ids
                 whole.logprobs += piece.logprobs
                 whole.finish = piece.finish
+                whole.prompt = whole.prompt or piece.prompt
         return [piece for _, piece in sorted(merged.items())]
 
     async def _only(self, choice: Choice) -> AsyncGenerator[tuple[Choice, Piece], None]:

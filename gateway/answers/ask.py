@@ -71,6 +71,7 @@ class TextRules:
     stops: Sequence[str] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
+    is_wanted: bool = True  # False: only the prompt is computed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

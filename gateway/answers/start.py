@@ -26,6 +26,7 @@ from gateway.tenants.charge import charge
 from gateway.tenants.tenants import ANYBODY, Tenant
 
 MAX_SEQUENCES = 64  # prompts times choices of one request
+MAX_SCORES_BYTES = 512 * 1024  # a prompt's logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +120,15 @@ class Answers:
                 answer.charge.settle(None)
             raise
         answer.choices = [
-            Choice(generation, served.tokenizer, index=index, rules=ask.text, sampling=specs[index].sampling)
-            for index, generation in enumerate(generations)
+            Choice(
+                generation,
+                served.tokenizer,
+                index=index,
+                rules=ask.text,
+                sampling=spec.sampling,
+                scored_prompt=None if spec.sampling.prompt_logprobs is None else spec.token_ids,
+            )
+            for index, (spec, generation) in enumerate(zip(specs, generations, strict=True))
         ]
         return answer
 
@@ -196,6 +204,7 @@ def _sampling(ask: Ask, prompt: list[int], served: Served) -> SamplingParams:
         raise InvalidRequestError(f"token {outside[0]} is not in the vocabulary", param=ask.name_of("logit_bias"))
     if any(token >= vocab_size for token in asked.stop_token_ids):
         raise InvalidRequestError("a token is not in the vocabulary", param=ask.name_of("stop_token_ids"))
+    _check_scores(ask, prompt)
     max_tokens = _max_tokens(ask, prompt, served)
     eos = [] if ask.ignore_eos else served.tokenizer.eos_ids
     return msgspec.structs.replace(
@@ -204,6 +213,17 @@ def _sampling(ask: Ask, prompt: list[int], served: Served) -> SamplingParams:
         min_tokens=min(asked.min_tokens, max_tokens),
         stop_token_ids=list(dict.fromkeys([*eos, *asked.stop_token_ids])),
     )
+
+
+def _check_scores(ask: Ask, prompt: list[int]) -> None:
+    """They come in one message."""
+    count = ask.sampling.prompt_logprobs
+    if count is not None and (each := 8 + 8 * count) * len(prompt) > MAX_SCORES_BYTES:
+        raise InvalidRequestError(
+            f"{ask.name_of('prompt_logprobs')}: at most {MAX_SCORES_BYTES // each} prompt tokens with {count} of them each,"
+            f" this prompt has {len(prompt)}: ask for fewer, or shorten it",
+            param=ask.name_of("prompt_logprobs"),
+        )
 
 
 def _max_tokens(ask: Ask, prompt: list[int], served: Served) -> int:
@@ -215,7 +235,7 @@ def _max_tokens(ask: Ask, prompt: list[int], served: Served) -> int:
             f"this model's context has {limit} tokens; the prompt has {len(prompt)} and {wanted} were asked for",
             param=ask.name_of("max_tokens"),
         )
-    return wanted or room
+    return (wanted or room) if ask.text.is_wanted else 1  # the prompt's pass chooses one in any case
 
 
 def choice_seed(seed: int, index: int) -> int:

@@ -128,7 +128,7 @@ def job_of(
         token_ids=pack_tokens(state.token_ids),
         num_prompt_tokens=len(spec.token_ids),
         hash_root=root,
-        sampling=spec.sampling,
+        sampling=state.sampling,
         decode_workers=decode_workers,
         deadline_ms=max(1, int((state.deadline_at - now) * 1000)),
         priority=spec.priority,

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from common.messages import SamplingParams, TokenLogprobs, WorkerState
+from common.messages import PromptLogprobs, SamplingParams, TokenLogprobs, WorkerState
 from common.words import Finish
 from gateway.request.timeline import Timeline, Timelines
 from gateway.tenants.tenants import ANYBODY, Tenant
@@ -41,6 +41,7 @@ class TokenEvent:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: Finish = Finish.NONE
     cached_tokens: int = -1  # prompt tokens from a prefix cache, in the first event
+    prompt_logprobs: PromptLogprobs | None = None  # first event, if asked for
 
 
 class Generation(Protocol):

@@ -12,9 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+import msgspec
+
 from common.blocks import unpack_tokens
 from common.errors import ServingError
-from common.messages import Tokens
+from common.messages import SamplingParams, Tokens
 from common.peers import Incarnation
 from common.words import Role
 from gateway.request.ends import Sign, verdict
@@ -77,6 +79,13 @@ class RequestState:
     def token_ids(self) -> list[int]:
         """Prompt and delivered tokens: what a new attempt starts from."""
         return self.spec.token_ids + self.generated
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """What a new attempt is asked for: the prompt's logprobs came with the first token."""
+        if self.spec.sampling.prompt_logprobs is None or not self.generated:
+            return self.spec.sampling
+        return msgspec.structs.replace(self.spec.sampling, prompt_logprobs=None)
 
     def waits(self, attempt: int) -> bool:
         """Whether `attempt` is the current one and unclaimed."""
@@ -180,6 +189,7 @@ class RequestState:
             logprobs=tokens.logprobs[skip:],
             finish=tokens.finish,
             cached_tokens=tokens.cached_tokens if self.next_position == 0 else -1,
+            prompt_logprobs=tokens.prompt_logprobs if self.next_position == 0 else None,
         )
         self.generated += ids
         if self.next_position - self.began_with >= PROGRESS_TOKENS:

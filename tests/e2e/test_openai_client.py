@@ -88,6 +88,21 @@ async def test_logprobs_of_greedy_tokens_are_the_top_ones(client: openai.AsyncOp
         assert entry.token == entry.top_logprobs[0].token
 
 
+async def test_a_text_is_as_likely_as_it_was_when_it_was_written(client: openai.AsyncOpenAI, model: str) -> None:
+    """Computed by prefill in chunks, never from the cache, and carried beside the first token."""
+    prompt = [token % 300 + 20 for token in range(150)]
+    options = {"model": model, "logprobs": 2, "extra_body": {"return_token_ids": True}}
+    said = (await client.completions.create(**options, prompt=prompt, max_tokens=12, temperature=0)).choices[0]
+    whole = prompt + said.model_extra["token_ids"]
+    for max_tokens in (0, 2):  # computed by a prefill worker alone, and handed over
+        scored = await client.completions.create(**options, prompt=whole, max_tokens=max_tokens, echo=True)
+        assert scored.usage.completion_tokens == max_tokens
+        again = scored.choices[0].logprobs
+        assert len(again.tokens) == len(whole) + max_tokens
+        expected = said.logprobs.token_logprobs
+        assert again.token_logprobs[len(prompt) : len(whole)] == pytest.approx(expected, abs=1e-3)
+
+
 async def test_a_stop_string_across_tokens_ends_the_answer(client: openai.AsyncOpenAI, model: str) -> None:
     whole = (await chat(client, model, temperature=0, max_tokens=24)).choices[0].message.content
     stop = whole[len(whole) // 2 : len(whole) // 2 + 4]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+import struct
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from common.errors import ServingError
-from common.messages import KVLayout, Region, TokenLogprobs, WorkerState
+from common.messages import KVLayout, PromptLogprobs, Region, TokenLogprobs, WorkerState
 from gateway.answers.catalogue import Catalogue
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.request.spec import GenerationSpec, Load, TokenEvent
@@ -140,6 +141,7 @@ class ScriptedGeneration:
                 logprobs=logprobs,
                 finish=finish if is_last else "",
                 cached_tokens=owner.cached_tokens if position == 0 else -1,
+                prompt_logprobs=None if position else self._prompt_logprobs(),
             )
 
     async def cancel(self, reason: str) -> None:
@@ -166,6 +168,19 @@ class ScriptedGeneration:
         finally:
             for task in waits:
                 task.cancel()
+
+    def _prompt_logprobs(self) -> PromptLogprobs | None:
+        """Token t has the logprob -t / 1024, and is the likeliest."""
+        count, tokens = self.spec.sampling.prompt_logprobs, self.spec.token_ids[1:]
+        if count is None:
+            return None
+        logprobs = [-token / 1024 for token in tokens]
+        return PromptLogprobs(
+            logprobs=struct.pack(f"<{len(tokens)}f", *logprobs),
+            ranks=struct.pack(f"<{len(tokens)}I", *[1] * len(tokens)),
+            top_ids=struct.pack(f"<{len(tokens) * count}I", *(token for token in tokens for _ in range(count))),
+            top_logprobs=struct.pack(f"<{len(tokens) * count}f", *(value for value in logprobs for _ in range(count))),
+        )
 
     def _logprobs(self, token: int, count: int) -> TokenLogprobs:
         tops = [token, *(other for other in range(40, 40 + count) if other != token)][:count]

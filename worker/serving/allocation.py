@@ -30,13 +30,13 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 def admit(pool: BlockPool, sequence: Sequence, *, num_tokens: int, spare: int = 0) -> None:
     """Give an empty sequence its cached prefix and fresh blocks for `num_tokens` positions in all.
 
-    At least the last known token is left to compute, for its logits. `spare` blocks stay free or cached. Raises
-    OutOfBlocksError and takes nothing.
+    At least the last known token is left to compute, for its logits; a scored prompt is computed whole. `spare` blocks stay free
+    or cached. Raises OutOfBlocksError and takes nothing.
     """
     size = pool.block_size
     reusable = (len(sequence.token_ids) - 1) // size
     digests = hash_blocks(sequence.hash_root, sequence.token_ids[: reusable * size], size)
-    cached = pool.match_prefix(digests)
+    cached = [] if sequence.scores_prompt else pool.match_prefix(digests)
     try:
         fresh = pool.allocate(blocks_for(num_tokens, size) - len(cached), spare=spare)
     except Exception:

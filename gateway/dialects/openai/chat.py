@@ -9,7 +9,7 @@ from gateway.answers.answer import Answer
 from gateway.answers.ask import Ask, Conversation
 from gateway.answers.choice import Choice, Piece
 from gateway.dialects.openai import framing
-from gateway.dialects.openai.objects import chat_logprobs, head
+from gateway.dialects.openai.objects import chat_logprobs, head, prompt_logprobs
 from gateway.dialects.openai.schema import ChatRequest
 from gateway.http.problem import Json
 from gateway.http.streaming import EVENTS
@@ -39,6 +39,7 @@ class Chat:
             prompts=[conversation],
             max_tokens=body.wanted_tokens,
             logprobs=body.num_logprobs,
+            prompt_logprobs=body.prompt_logprobs,
             field_names=None if body.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"},
         )
 
@@ -46,7 +47,9 @@ class Chat:
         return framing.chunks(body, answer, head(answer, "chat.completion.chunk"), opening=_opening, content=_delta)
 
     async def whole(self, body: ChatRequest, answer: Answer) -> Json:
-        return await framing.whole(body, answer, head(answer, "chat.completion"), _message)
+        whole = await framing.whole(body, answer, head(answer, "chat.completion"), _message)
+        scored = [choice.pop("prompt_logprobs", None) for choice in whole["choices"]]
+        return whole if body.prompt_logprobs is None else whole | {"prompt_logprobs": scored[0]}
 
     def describe(self, body: ChatRequest) -> Attributes:
         return framing.described(body, body.wanted_tokens)
@@ -64,7 +67,10 @@ def _delta(body: ChatRequest, answer: Answer, piece: Piece) -> Json:
 
 def _message(body: ChatRequest, answer: Answer, index: int, piece: Piece) -> Json:
     message = {"role": "assistant", "content": piece.text, "refusal": None}
-    return {"message": message, "logprobs": _logprobs(body, answer, piece)}
+    choice: Json = {"message": message, "logprobs": _logprobs(body, answer, piece)}
+    if piece.prompt is not None:
+        choice["prompt_logprobs"] = prompt_logprobs(answer.tokenizer, piece.prompt)
+    return choice
 
 
 def _logprobs(body: ChatRequest, answer: Answer, piece: Piece) -> Json | None:

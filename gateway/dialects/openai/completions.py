@@ -9,7 +9,7 @@ from gateway.answers.answer import Answer
 from gateway.answers.ask import Ask, Text, TokenIds
 from gateway.answers.choice import Choice, Piece
 from gateway.dialects.openai import framing
-from gateway.dialects.openai.objects import completion_logprobs, head
+from gateway.dialects.openai.objects import completion_logprobs, head, prompt_logprobs
 from gateway.dialects.openai.schema import CompletionRequest
 from gateway.http.problem import Json
 from gateway.http.streaming import EVENTS
@@ -32,7 +32,13 @@ class Completions:
             Text(prompt, parse_special) if isinstance(prompt, str) else TokenIds(prompt) for prompt in body.prompts
         ]
         return framing.asked(
-            body, answer_prefix="cmpl", prompts=prompts, max_tokens=body.max_tokens, logprobs=body.logprobs
+            body,
+            answer_prefix="cmpl",
+            prompts=prompts,
+            max_tokens=body.max_tokens,
+            logprobs=body.logprobs,
+            prompt_logprobs=body.logprobs if body.echoes_logprobs else body.prompt_logprobs,
+            field_names={"prompt_logprobs": "logprobs"} if body.echoes_logprobs else None,
         )
 
     def events(self, body: CompletionRequest, answer: Answer) -> AsyncGenerator[bytes, None]:
@@ -46,16 +52,20 @@ class Completions:
 
 
 def _opening(body: CompletionRequest, answer: Answer, choice: Choice) -> Json | None:
-    echo = _echo(body, answer, choice.index)
+    echo = "" if body.echoes_logprobs else _echo(body, answer, choice.index)
     return {"index": choice.index, "logprobs": None, "finish_reason": None, "text": echo} if echo else None
 
 
 def _text(body: CompletionRequest, answer: Answer, piece: Piece) -> Json:
-    return {"text": piece.text, "logprobs": _logprobs(body, answer, piece)}
+    echo = _echo(body, answer, piece.prompt.choice) if piece.prompt is not None else ""  # with its logprobs
+    return {"text": echo + piece.text, "logprobs": _logprobs(body, answer, piece)}
 
 
 def _whole_text(body: CompletionRequest, answer: Answer, index: int, piece: Piece) -> Json:
-    return {"text": _echo(body, answer, index) + piece.text, "logprobs": _logprobs(body, answer, piece)}
+    text: Json = {"text": _echo(body, answer, index) + piece.text, "logprobs": _logprobs(body, answer, piece)}
+    if piece.prompt is not None and body.prompt_logprobs is not None:
+        text["prompt_logprobs"] = prompt_logprobs(answer.tokenizer, piece.prompt)
+    return text
 
 
 def _echo(body: CompletionRequest, answer: Answer, index: int) -> str:
@@ -69,5 +79,12 @@ def _echo(body: CompletionRequest, answer: Answer, index: int) -> str:
 def _logprobs(body: CompletionRequest, answer: Answer, piece: Piece) -> Json | None:
     if body.logprobs is None:
         return None
-    as_ids = body.return_tokens_as_token_ids
-    return completion_logprobs(answer.tokenizer, piece.token_ids, piece.logprobs, offset=piece.offset, as_ids=as_ids)
+    echoed = piece.prompt if body.echoes_logprobs else None
+    return completion_logprobs(
+        answer.tokenizer,
+        piece.token_ids,
+        piece.logprobs,
+        offset=piece.offset,
+        as_ids=body.return_tokens_as_token_ids,
+        prompt=echoed,
+    )

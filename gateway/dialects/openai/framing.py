@@ -28,6 +28,7 @@ def asked(
     prompts: Sequence[Prompt],
     max_tokens: int | None,
     logprobs: int | None,
+    prompt_logprobs: int | None = None,
     field_names: Mapping[str, str] | None = None,
 ) -> Ask:
     """What a body asks for, given its prompts and the fields that chat and completions name differently."""
@@ -37,13 +38,14 @@ def asked(
         prompts=prompts,
         stream=body.stream,
         n=body.n or 1,
-        sampling=_sampling(body, max_tokens, logprobs),
+        sampling=_sampling(body, max_tokens, logprobs, prompt_logprobs),
         seed=None if body.seed is None else body.seed % 2**64,
         ignore_eos=body.ignore_eos,
         text=TextRules(
             stops=body.stop or [],
             include_stop=body.include_stop_str_in_output,
             skip_special_tokens=body.skip_special_tokens,
+            is_wanted=max_tokens != 0,
         ),
         priority=body.priority,
         cache_salt=body.cache_salt or "",
@@ -53,7 +55,9 @@ def asked(
     )
 
 
-def _sampling(body: CommonFields, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+def _sampling(
+    body: CommonFields, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+) -> SamplingParams:
     """How to choose tokens, as far as the body says."""
     given: dict[str, Any] = {name: float(value) for name in _SAME_NAMES if (value := getattr(body, name)) is not None}
     return SamplingParams(
@@ -61,6 +65,7 @@ def _sampling(body: CommonFields, max_tokens: int | None, logprobs: int | None) 
         top_k=max(0, body.top_k or 0),
         logit_bias={int(token): float(bias) for token, bias in (body.logit_bias or {}).items()},
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
         max_tokens=max_tokens or 0,
         min_tokens=body.min_tokens or 0,
         stop_token_ids=body.stop_token_ids or [],

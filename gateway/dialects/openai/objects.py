@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from common.messages import TokenLogprobs
 from gateway.answers.answer import Answer, Usage
+from gateway.answers.choice import ScoredPrompt
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.http.problem import Json
 
@@ -52,31 +54,49 @@ def chat_logprobs(
 
 
 def completion_logprobs(
-    tokenizer: ChatTokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], *, offset: int, as_ids: bool
+    tokenizer: ChatTokenizer,
+    token_ids: Sequence[int],
+    logprobs: Sequence[TokenLogprobs],
+    *,
+    offset: int,
+    as_ids: bool,
+    prompt: ScoredPrompt | None = None,
 ) -> Json:
-    """`choices[].logprobs` of a completion; `offset` is where these tokens begin in the text.
+    """`choices[].logprobs` of a completion; `offset` is where these tokens begin in the text, an echoed `prompt` before it.
 
-    `top_logprobs` also has the chosen token, as OpenAI's does: up to k + 1 entries.
+    `top_logprobs` also has the chosen token, as OpenAI's does: up to k + 1 entries. Of a prompt's first token nothing is known.
     """
 
     def name(token_id: int) -> str:
         return f"token_id:{token_id}" if as_ids else tokenizer.token_text(token_id)
 
-    offsets = []
-    for token_id in token_ids:
-        offsets.append(offset)
-        offset += len(tokenizer.token_text(token_id))
-    names = [name(token_id) for token_id in token_ids]
-    tops = []
-    for chosen, entry in zip(names, logprobs, strict=False):
-        top = {
-            name(top_id): max(value, MIN_LOGPROB)
-            for top_id, value in zip(entry.top_ids, entry.top_logprobs, strict=True)
-        }
-        tops.append({chosen: max(entry.logprob, MIN_LOGPROB)} | top)
+    def top(token_id: int, entry: TokenLogprobs) -> Json:
+        likely = zip(entry.top_ids, entry.top_logprobs, strict=True)
+        chosen = {name(token_id): max(entry.logprob, MIN_LOGPROB)}
+        return chosen | {name(other): max(value, MIN_LOGPROB) for other, value in likely}
+
+    known: list[tuple[int, TokenLogprobs | None]] = []
+    if prompt is not None:
+        known = [(prompt.token_ids[0], None), *((token_id, entry) for token_id, _, entry in prompt.entries())]
+    known += zip(token_ids, logprobs, strict=False)
+    ends = list(itertools.accumulate((len(tokenizer.token_text(token_id)) for token_id, _ in known), initial=offset))
     return {
-        "tokens": names,
-        "token_logprobs": [max(entry.logprob, MIN_LOGPROB) for entry in logprobs],
-        "top_logprobs": tops,
-        "text_offset": offsets,
+        "tokens": [name(token_id) for token_id, _ in known],
+        "token_logprobs": [None if entry is None else max(entry.logprob, MIN_LOGPROB) for _, entry in known],
+        "top_logprobs": [None if entry is None else top(token_id, entry) for token_id, entry in known],
+        "text_offset": ends[:-1],
     }
+
+
+def prompt_logprobs(tokenizer: ChatTokenizer, prompt: ScoredPrompt) -> list[Json | None]:
+    """vLLM's `prompt_logprobs`: by token id, the prompt's own token and the likeliest. The first token has none."""
+
+    def one(token_id: int, logprob: float, rank: int) -> Json:
+        return {"logprob": max(logprob, MIN_LOGPROB), "rank": rank, "decoded_token": tokenizer.token_text(token_id)}
+
+    found: list[Json | None] = [None]
+    for token_id, rank, entry in prompt.entries():
+        likely = enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), 1)
+        tops = {str(other): one(other, logprob, place) for place, (other, logprob) in likely}
+        found.append({str(token_id): one(token_id, entry.logprob, rank)} | tops)
+    return found

@@ -23,13 +23,14 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 1_000
 MAX_LOGIT_BIAS = 1_024
 MAX_N = 16
+MAX_LOGPROBS = 20
 
 Label = Annotated[StrictStr, Field(max_length=1_024)]
 
 # Known fields that are not served: refused with these words unless they are off.
 _SHARED_UNSUPPORTED = {
     "allowed_token_ids": "", "bad_words": "", "guided_choice": "", "guided_grammar": "", "guided_json": "",
-    "guided_regex": "", "logits_processors": "", "prompt_logprobs": "", "structured_outputs": "",
+    "guided_regex": "", "logits_processors": "", "structured_outputs": "",
     "truncate_prompt_tokens": "", "use_beam_search": "",
 }  # fmt: skip
 _CHAT_UNSUPPORTED = _SHARED_UNSUPPORTED | {
@@ -120,6 +121,7 @@ class CommonFields(StrictFields):
     include_stop_str_in_output: StrictBool = False
     return_token_ids: StrictBool = False
     return_tokens_as_token_ids: StrictBool = False
+    prompt_logprobs: Annotated[StrictInt, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     length_penalty: Number | None = None
     parse_special: StrictBool | None = None  # llama.cpp's; unset: prompts are parsed, messages are not
     cache_salt: Annotated[StrictStr, Field(max_length=256)] | None = None
@@ -162,6 +164,12 @@ class CommonFields(StrictFields):
             raise ValueError("only 1.0 is accepted: there is no beam search")
         return penalty
 
+    @model_validator(mode="after")
+    def _scores_come_whole(self) -> CommonFields:
+        if self.stream and self.prompt_logprobs is not None:
+            raise ValueError("prompt_logprobs: only without stream")
+        return self
+
     @property
     def include_usage(self) -> bool:
         return self.stream and self.stream_options is not None and self.stream_options.include_usage
@@ -181,7 +189,7 @@ class ChatRequest(CommonFields):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Count | None = None
     logprobs: StrictBool | None = None
-    top_logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[StrictInt, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: StrictBool | None = None
     continue_final_message: StrictBool = False
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
@@ -252,7 +260,7 @@ class CompletionRequest(CommonFields):
     schemas: ClassVar[dict[str, dict[str, Any]]] = _COMPLETION_SCHEMAS
 
     prompt: Any  # a validator makes it a list of prompts
-    logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
+    logprobs: Annotated[StrictInt, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: StrictBool = False
     best_of: StrictInt | None = None
 
@@ -270,11 +278,16 @@ class CompletionRequest(CommonFields):
 
     @model_validator(mode="after")
     def _combinations(self) -> CompletionRequest:
+        if self.echoes_logprobs and self.prompt_logprobs is not None:
+            raise ValueError("prompt_logprobs: not together with echo and logprobs, which say the same")
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise ValueError("best_of: only best_of equal to n is supported")
-        if self.echo and self.logprobs is not None:
-            raise ValueError("echo: not supported together with logprobs")
         return self
+
+    @property
+    def echoes_logprobs(self) -> bool:
+        """Whether the echoed prompt comes with its logprobs."""
+        return self.echo and self.logprobs is not None
 
     @property
     def prompts(self) -> list[str | list[int]]:

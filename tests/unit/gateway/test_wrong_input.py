@@ -33,7 +33,7 @@ WRONG_ON_BOTH: list[dict[str, Any]] = [
     {"temperature": -0.1}, {"temperature": 2.1}, {"temperature": "1"}, {"temperature": True},
     {"top_p": -0.1}, {"top_p": 1.1}, {"top_k": -2}, {"top_k": 1.5}, {"min_p": 2}, {"min_p": -1},
     {"presence_penalty": 2.1}, {"frequency_penalty": -2.1}, {"repetition_penalty": 0},
-    {"max_tokens": 0}, {"max_tokens": -1}, {"max_tokens": 1.5}, {"max_tokens": "9"},
+    {"max_tokens": -1}, {"max_tokens": 1.5}, {"max_tokens": "9"},
     {"n": 0}, {"n": 17}, {"n": True}, {"seed": 2**64}, {"seed": 1.5},
     {"stop": ["x"] * 17}, {"stop": ""}, {"stop": [1]}, {"stop": 1}, {"stop": "x" * 1001},
     {"logit_bias": {"x": 1}}, {"logit_bias": {"1": 101}}, {"logit_bias": {"999999": 1}}, {"logit_bias": {"9" * 5000: 1}},
@@ -61,12 +61,13 @@ WRONG_CHAT: list[dict[str, Any]] = [
     {"functions": [{"name": "f"}], "tools": [TOOL]}, {"functions": [{}]}, {"function_call": "required"},
     {"modalities": ["audio"]}, {"audio": {"voice": "x"}},
     {"reasoning_effort": "low"}, {"web_search_options": {"a": 1}},
-    {"chat_template_kwargs": {"messages": []}}, {"continue_final_message": True}, {"max_completion_tokens": 0},
+    {"chat_template_kwargs": {"messages": []}}, {"continue_final_message": True}, {"max_completion_tokens": -1},
 ]  # fmt: skip
 WRONG_COMPLETIONS: list[dict[str, Any]] = [
     {"prompt": ""}, {"prompt": []}, {"prompt": [[]]}, {"prompt": None}, {"prompt": 5}, {"prompt": ["a", 1]},
     {"prompt": [1, "a"]}, {"prompt": [[1], "a"]}, {"prompt": [-1]}, {"prompt": [True]}, {"prompt": [999999]},
-    {"prompt": ["x"] * 65}, {"best_of": 3}, {"echo": True, "logprobs": 1}, {"logprobs": 21}, {"logprobs": True},
+    {"prompt": ["x"] * 65}, {"best_of": 3}, {"echo": True, "logprobs": 1, "prompt_logprobs": 1},
+    {"stream": True, "prompt_logprobs": 1}, {"logprobs": 21}, {"logprobs": True},
 ]  # fmt: skip
 WRONG = [
     *((route, fields) for fields in WRONG_ON_BOTH for route in (CHAT, COMPLETIONS)),

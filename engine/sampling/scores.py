@@ -1,0 +1,111 @@
+"""How likely a prompt's tokens were: logprobs of positions whose next token is known.
+
+A chunk that scores wants the logits of its first `Chunk.scored` positions beside those that it samples from. They are of
+the model's own distribution, as sampled tokens' logprobs are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from common.messages import PromptLogprobs
+from engine.passes import Finished, Pass, Sampled
+from engine.sequence import Chunk
+
+NO_TOKEN = -1  # stands for no sampled token
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """The scores of a launched pass, on their way to the host: for each chunk that scores, its rows."""
+
+    chunks: list[Chunk]
+    columns: torch.Tensor  # [N, 2 + 2 K] float64: logprob, rank, K ids, K logprobs
+    over: torch.cuda.Event | None
+
+    def joined(self, chunks: SequenceOf[Chunk], results: SequenceOf[Sampled | None]) -> list[Sampled | None]:
+        """The results of the pass's chunks, with scores where they were asked for."""
+        if self.over is not None:
+            self.over.synchronize()
+        rows, found = self.columns.numpy(), dict[Chunk, PromptLogprobs]()
+        at = 0
+        for chunk in self.chunks:
+            found[chunk] = _packed(rows[at : at + chunk.scored], chunk.sequence.sampling.prompt_logprobs or 0)
+            at += chunk.scored
+        return [_with(sampled, found.get(chunk), chunk) for chunk, sampled in zip(chunks, results, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPass:
+    """A pass with scores beside its tokens."""
+
+    chunks: list[Chunk]
+    tokens: Pass
+    scores: Scores
+
+    def wait(self) -> list[Sampled | None]:
+        return self.scores.joined(self.chunks, self.tokens.wait())
+
+    def finished(self) -> Pass:
+        """The same as an ended pass, where the tokens are there already."""
+        return Finished(self.wait()) if isinstance(self.tokens, Finished) else self
+
+
+def split(logits: torch.Tensor, chunks: SequenceOf[Chunk]) -> tuple[Scores, torch.Tensor | None]:
+    """Divide the logits [R, V] of chunks, in the pass's order, into scores and the logits to sample from."""
+    scored: list[int] = []
+    sampled: list[int] = []
+    row = 0
+    for chunk in chunks:
+        scored += range(row, row + chunk.scored)
+        sampled += range(row + chunk.scored, row + chunk.scored + chunk.sample)
+        row += chunk.scored + chunk.sample
+    scoring = [chunk for chunk in chunks if chunk.scored]
+    targets = [token for chunk in scoring for token in _targets(chunk)]
+    count = max(chunk.sequence.sampling.prompt_logprobs or 0 for chunk in scoring)
+    device = logits.device
+    columns = _columns(logits[torch.tensor(scored, device=device)].float(), torch.tensor(targets, device=device), count)
+    rest = logits[torch.tensor(sampled, device=device)] if sampled else None
+    if device.type != "cuda":
+        return Scores(scoring, columns, None), rest
+    host = torch.empty(columns.shape, dtype=columns.dtype, pin_memory=True)
+    host.copy_(columns, non_blocking=True)
+    over = torch.cuda.Event()
+    over.record()
+    return Scores(scoring, host, over), rest
+
+
+def _targets(chunk: Chunk) -> list[int]:
+    return chunk.sequence.token_ids[chunk.start + 1 : chunk.start + 1 + chunk.scored]
+
+
+def _columns(logits: torch.Tensor, targets: torch.Tensor, count: int) -> torch.Tensor:
+    """[N, 2 + 2 K] float64 of logits [N, V] and the tokens [N] that followed."""
+    logprobs = logits.log_softmax(dim=-1)
+    chosen = logprobs.gather(1, targets[:, None])
+    top = logprobs.topk(min(count, logits.shape[1]), dim=-1)
+    rank = (logprobs > chosen).sum(dim=-1, keepdim=True) + 1
+    return torch.cat([column.double() for column in (chosen, rank, top.indices, top.values)], dim=1)
+
+
+def _packed(rows: np.ndarray[tuple[int, int], np.dtype[np.float64]], count: int) -> PromptLogprobs:
+    width = (rows.shape[1] - 2) // 2
+    count = min(count, width)
+    return PromptLogprobs(
+        logprobs=rows[:, 0].astype("<f4").tobytes(),
+        ranks=rows[:, 1].astype("<u4").tobytes(),
+        top_ids=rows[:, 2 : 2 + count].astype("<u4").tobytes(),
+        top_logprobs=rows[:, 2 + width : 2 + width + count].astype("<f4").tobytes(),
+    )
+
+
+def _with(sampled: Sampled | None, scores: PromptLogprobs | None, chunk: Chunk) -> Sampled | None:
+    if scores is None or (chunk.sample and sampled is None):
+        return sampled
+    if sampled is None:
+        return Sampled(NO_TOKEN, None, scores)
+    return Sampled(sampled.token_id, sampled.logprobs, scores)
