@@ -26,7 +26,7 @@ from gateway.dialects.dialect import Dialect
 from gateway.dialects.table import DialectTable
 from gateway.http.api import JSON, ApiPart, get
 from gateway.http.body import BodyLimits
-from gateway.http.layers import Crashes, KeyCheck, RefusalTimes, RequestIds
+from gateway.http.layers import Crashes, KeyCheck, Paths, RefusalTimes, RequestIds
 from gateway.http.origins import Origins, WebAccess
 from gateway.http.problem import Problem, problem_of
 from gateway.http.request_scope import request_scope
@@ -114,6 +114,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
+        redirect_slashes=False,
         middleware=_layers(settings, table, metrics, tracer or NoTracer()),
         exception_handlers={ServingError: _on_serving_error(table), HTTPException: _on_http_error(table)},
     )
@@ -129,6 +130,7 @@ def _layers(settings: HttpSettings, table: DialectTable, metrics: GatewayMetrics
         return path.startswith("/v1/") or table.owner(path) is not None
 
     return [
+        Middleware(Paths),
         Middleware(TraceRequests, tracer=tracer, share=settings.trace_share, operation=table.operation),
         Middleware(RequestIds),
         Middleware(RefusalTimes, is_measured=is_clients, observe=metrics.told_refusal),
@@ -208,10 +210,12 @@ def _on_serving_error(table: DialectTable) -> Handle:
 
 
 def _on_http_error(table: DialectTable) -> Handle:
+    served = f"POST {', '.join(table.entries)} answer, GET {OPENAPI_PATH} tells of all others"
+
     async def handle(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         path = request.url.path
-        known = {404: f"no route {path}", 405: f"{request.method} is not allowed on {path}"}
+        known = {404: f"no route {path[:200]}: {served}", 405: f"{request.method} is not allowed on {path[:200]}"}
         is_plain = error.detail == HTTPStatus(error.status_code).phrase  # raised by the router, or without a text
         message = known.get(error.status_code, error.detail) if is_plain else error.detail
         problem = Problem(status=error.status_code, message=str(message), headers=error.headers or {})

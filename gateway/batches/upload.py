@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from common.errors import InvalidRequestError, OverloadedError, ServingError
 from gateway.batches.records import FileRecord
 from gateway.batches.store import BatchStore
-from gateway.http.body import CLOSE
+from gateway.http.body import CLOSE, check_encoding
 
 MAX_FIELD_BYTES = 4 << 10
 MAX_PARTS = 16
@@ -139,6 +139,7 @@ async def receive_file(request: Request, store: BatchStore, tenant: str) -> File
 
 
 async def _received(request: Request, body: AsyncGenerator[bytes, None], store: BatchStore, tenant: str) -> FileRecord:
+    check_encoding(request)
     form = FileForm(request.headers.get("content-type", ""))
     announced, most = _announced(request), store.limits.file_bytes + MAX_FORM_BYTES
     if announced > most:

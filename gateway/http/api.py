@@ -19,6 +19,7 @@ STATUSES = {
     408: "the request was not complete in time",
     409: "not as things are now",
     413: "the body is too large",
+    415: "the body is packed, or of a type, that is not read here",
     429: "no room or no budget now; Retry-After says when",
     431: "the headers are too large",
     500: "a mistake of the server",

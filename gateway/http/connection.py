@@ -214,12 +214,12 @@ class BoundedProtocol(HttpToolsProtocol):
         scope["http_version"] = version
         scope["method"] = self.parser.get_method().decode("ascii")
         try:
-            url = httptools.parse_url(self.url)
-            scope["path"] = self.root_path + unquote(url.path.decode("ascii"))
-        except (httptools.HttpParserInvalidURLError, AttributeError, UnicodeDecodeError):
+            path, query = _split(self.url)
+            scope["path"] = self.root_path + unquote(path.decode("ascii"))
+        except (httptools.HttpParserInvalidURLError, ValueError):
             self._stop_parser(Problem(status=400, message="the URL of the request line is not valid"))
-        scope["raw_path"] = self.root_path.encode("ascii") + url.path
-        scope["query_string"] = url.query or b""
+        scope["raw_path"] = self.root_path.encode("ascii") + path
+        scope["query_string"] = query
         state = self._state()
         state.received_at = state.read_at = time.monotonic()
         return Exchange(
@@ -349,6 +349,17 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._timer = self.loop.call_later(LEAVE_TIMEOUT_S, self.transport.close)
+
+
+def _split(url: bytes) -> tuple[bytes, bytes]:
+    """Path and query. One with a scheme and a host is for a proxy, and taken as if it were without."""
+    if url.startswith(b"/"):  # the parser would take the beginning of `//a/b` for a host
+        path, _, query = url.partition(b"?")
+        return path, query
+    parsed = httptools.parse_url(url)
+    if parsed.path is None:
+        raise ValueError("no path")
+    return parsed.path, parsed.query or b""
 
 
 def _too_large_head() -> Problem:

@@ -6,6 +6,7 @@ makes the error's `param`.
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import (
@@ -86,7 +87,7 @@ Body = TypeVar("Body", bound=BaseModel)
 def parse_body(raw: bytes, model: type[Body]) -> Body:
     """Validate a JSON body. Raises InvalidRequestError that names the first wrong field."""
     try:
-        return model.model_validate_json(raw)
+        return model.model_validate_json(raw.removeprefix(BOM_UTF8))
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         raise _invalid(first["type"], [str(part) for part in first["loc"]], first["msg"]) from None

@@ -29,6 +29,18 @@ Refuse = Callable[[str, Problem], Response]  # an error in the form of the path'
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}\Z")
 
 
+class Paths:
+    """A path may end with a slash: joined URLs often do."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope["path"] = scope["path"].rstrip("/") or "/"
+        await self._app(scope, receive, send)
+
+
 class RequestIds:
     """Gives every request an id, the client's or a new one, and notes the answer's status."""
 
@@ -47,7 +59,8 @@ class RequestIds:
                 state.status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = state.request_id
-                headers.update(state.headers)
+                for name, value in state.headers.items():
+                    headers.append(name, value)
             await send(message)
 
         await self._app(scope, receive, send_with_id)

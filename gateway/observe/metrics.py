@@ -5,7 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+    openmetrics,
+)
 
 from gateway.answers.answer import Answer
 from gateway.answers.choice import Choice, Piece
@@ -128,6 +136,7 @@ class GatewayMetrics:
     def __init__(
         self, models: Sequence[str], registry: CollectorRegistry | None = None, *, tenants: TenantLabels | None = None
     ) -> None:
+        disable_created_metrics()  # they double the series and tell Prometheus nothing
         self.registry = registry or CollectorRegistry()
         self._models = names = ModelLabels(models)
         self.latencies = Latencies(names, self.registry)
@@ -169,11 +178,13 @@ class GatewayMetrics:
         """A refusal was written `seconds` after its request had been read."""
         self._refusal_s.labels(self._models.first, REFUSED_WHEN[waited]).observe(seconds)
 
-    def render(self, loads: Mapping[str, Load]) -> bytes:
+    def render(self, loads: Mapping[str, Load], *, as_open_metrics: bool = False) -> bytes:
         """The text of `/metrics`. `loads`: see `Generations.loads`."""
         for model, load in loads.items():
             self._decisions.show(model, load.counters)
             self._load.show(model, load)
+        if as_open_metrics:  # the default of `escaping` would take the colon out of names
+            return openmetrics.exposition.generate_latest(self.registry, openmetrics.exposition.ALLOWUTF8)
         return generate_latest(self.registry)
 
 

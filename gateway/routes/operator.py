@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -10,7 +12,7 @@ from fastapi import Request, Response
 from common.errors import InvalidRequestError
 from gateway.http.api import JSON, ApiPart, get
 from gateway.http.problem import Problem
-from gateway.http.responses import json_response, plain_error
+from gateway.http.responses import json_response, plain_error, takes_gzip
 from gateway.http.routing import Routes
 from gateway.observe.metrics import GatewayMetrics
 from gateway.observe.tenant_metrics import TenantMetrics
@@ -20,12 +22,14 @@ from gateway.request.timeline import MAX_RECENT
 MAX_REQUEST_ID_CHARS = 200
 DEFAULT_LIMIT = "32"  # time lines shown of each list
 PROMETHEUS = "text/plain; version=0.0.4"
+OPEN_METRICS = "application/openmetrics-text"
 
 FindElsewhere = Callable[[str], Awaitable[list[dict[str, Any]]]]
+_VARY = "accept, accept-encoding"
 _SUMMARIES = {
     "/health": ("This process answers.", JSON),
     "/ready": ("Whether a request would be served now.", JSON),
-    "/metrics": ("Prometheus text.", PROMETHEUS),
+    "/metrics": ("Prometheus text, or OpenMetrics to who asks for it.", PROMETHEUS, OPEN_METRICS),
     "/version": ("Baton's version.", JSON),
     "/debug/requests": ("Where the time of recent requests went.", JSON),
     "/debug/requests/{request_id}": ("Every choice of one answer.", JSON),
@@ -80,9 +84,16 @@ class OperatorRoutes:
         return json_response({"status": "ready", "workers": self._generations.ready_workers})
 
     async def metrics(self, request: Request) -> Response:
-        """Prometheus text."""
+        """Prometheus text, or OpenMetrics to who asks for it."""
         await self._tenant_metrics.refresh()
-        return Response(self._metrics.render(self._generations.loads), media_type=PROMETHEUS)
+        wanted = [kind.partition(";")[0].strip() for kind in request.headers.get("accept", "").split(",")]
+        is_open = OPEN_METRICS in wanted
+        text = self._metrics.render(self._generations.loads, as_open_metrics=is_open)
+        kind = f"{OPEN_METRICS}; version=1.0.0; charset=utf-8" if is_open else PROMETHEUS
+        if not takes_gzip(request):
+            return Response(text, media_type=kind, headers={"vary": _VARY})
+        packed = await asyncio.to_thread(gzip.compress, text, 5)
+        return Response(packed, media_type=kind, headers={"vary": _VARY, "content-encoding": "gzip"})
 
     async def version(self, request: Request) -> Response:
         """Baton's version."""
