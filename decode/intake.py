@@ -26,6 +26,7 @@ from engine.sequence import Sequence
 from kvtransfer.digest import block_digests
 from worker.context import RoleContext
 from worker.serving.allocation import blocks_for, publish_computed, sequence_of
+from worker.serving.building import built
 from worker.serving.checks import check_job
 from worker.serving.tombstones import Tombstones
 
@@ -66,6 +67,7 @@ class Intake:
         if known is not None:
             return known.reply
         sequence = sequence_of(message.job)
+        self._context.grammars.prepare(sequence)  # while the prompt is computed elsewhere
         try:
             room = self._room_for(sequence)
         except OutOfBlocksError:
@@ -169,6 +171,7 @@ class Intake:
             return Refusal.DIGEST
         if not 0 <= message.first_token < self._context.vocab_size:
             return Refusal.INVALID
+        await built(self._context.grammars, reservation.sequence)
         return Refusal.NONE
 
     def _accept(self, reservation: Reservation, message: Handoff) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence as ListOf
 import msgspec
 
 from common import subjects
-from common.errors import InvalidRequestError, StepFailedError, UnavailableError
+from common.errors import InvalidRequestError, ServingError, StepFailedError, UnavailableError
 from common.messages import (
     Ack,
     Cancel,
@@ -39,6 +39,7 @@ from engine.engine import Chunk, Sampled
 from worker.context import RoleContext
 from worker.roles import CancelReason, RoleLoad
 from worker.serving.allocation import publish_computed, sequence_of
+from worker.serving.building import built
 from worker.serving.checks import check_job
 from worker.serving.jobs import ClaimedJob
 from worker.serving.tombstones import Tombstones
@@ -103,6 +104,17 @@ class DecodeRole:
         self._local[request] = claimed
         self._requests[job.request_id] = request
         self._context.trials.watch(sequence, job.gateway, job.context)
+        if job.grammar is None:
+            self._enqueue(request)
+        else:
+            self._context.background.spawn(self._enqueue_when_built(request))
+
+    async def _enqueue_when_built(self, request: DecodeRequest) -> None:
+        await built(self._context.grammars, request.sequence)
+        if not request.is_over:
+            self._enqueue(request)
+
+    def _enqueue(self, request: DecodeRequest) -> None:
         self.scheduler.enqueue(request)
         self._context.wake()
 
@@ -147,6 +159,8 @@ class DecodeRole:
             if chunk.sample and sampled is None:
                 self._context.pool.withdraw(chunk.sequence.block_table)  # else everybody with this prefix would fail
                 self._fail(request, "no finite logits")
+            elif chunk.sample and sampled is not None and sampled.problem:
+                self._fail(request, sampled.problem, error=InvalidRequestError)
             elif chunk.sample and sampled is not None:
                 self._append(request, sampled)
         self._context.jobs.room_changed()
@@ -220,18 +234,18 @@ class DecodeRole:
         self._context.jobs.room_changed()
         self._context.wake()
 
-    def _fail(self, request: DecodeRequest, message: str) -> None:
+    def _fail(self, request: DecodeRequest, message: str, *, error: type[ServingError] = StepFailedError) -> None:
         claimed = self._local.pop(request, None)
         self._stop(request, message)
         if claimed is not None:
-            failing = self._context.jobs.fail(claimed, code=StepFailedError.code, message=message, retryable=True)
+            failing = self._context.jobs.fail(claimed, code=error.code, message=message, retryable=error.retryable)
             self._context.background.spawn(failing)
             return
         failed = Failed(
             **self._context.identity.head(request.job),
-            code=StepFailedError.code,
+            code=error.code,
             message=message,
-            retryable=True,
+            retryable=error.retryable,
         )
         self._context.background.spawn(self._publish_failed(request.job.gateway, failed))
 

@@ -5,7 +5,7 @@ Schedulers decide what a pass computes; the worker's pipeline applies the result
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
@@ -14,6 +14,7 @@ import torch
 from common.messages import KVLayout
 from engine.cache.pages import allocate_zeros, plan_layout, pool_dtype, pool_shape
 from engine.config import EngineConfig
+from engine.grammars.grammars import Grammars, Masks
 from engine.kernels.attention import items_at_once, tiling
 from engine.kernels.device import describe
 from engine.kernels.launch import compiled_ahead
@@ -61,7 +62,9 @@ class Engine:
         self._decoder = Decoder(model, dtype=dtype, device=device, max_model_len=self.max_model_len)
         self.layout: KVLayout = plan_layout(model, config, dtype_name)
         self.kv = (allocate or allocate_zeros)(pool_shape(self.layout), pool_dtype(self.layout), config.device)
+        self.grammars = Grammars(config.model, self.vocab_size)
         self._newest = NewestTokens.none(device)
+        self._drawn: Draw | None = None  # the last pass that sampled on a GPU
         self._known: dict[Sequence, int] = {}  # newest tokens on the CPU, known at once
         # Milliseconds of a pass by its places for decoding tokens (0: none) and its prompts' tokens.
         self.pass_ms: dict[tuple[int, int], float] = {}
@@ -123,6 +126,7 @@ class Engine:
         self._forget_newest()
 
     def _forget_newest(self) -> None:
+        self._drawn = None
         self._remember(NewestTokens.none(self.kv.device))
         self._known = {}
 
@@ -147,24 +151,36 @@ class Engine:
     def _sample(self, chunks: list[Chunk], logits: torch.Tensor | None, ordered: list[Chunk]) -> Pass:
         """Start choosing a token for each row of the logits, which follow `ordered`."""
         sampling = [chunk for chunk in ordered if chunk.sample]
+        masks = self.grammars.masks(
+            sampling, self._pending
+        )  # waits for the pass before, while the device computes this one
         if self.kv.is_cuda:
-            return self._sample_on_device(chunks, logits, sampling)
-        rows = [SampledRow.of(chunk, self._known) for chunk in sampling]
+            return self._sample_on_device(chunks, logits, sampling, masks)
+        allowed = {row: masks.allowed(at, self.vocab_size) for at, row in enumerate(masks.rows)}
+        rows = [SampledRow.of(chunk, self._known, allowed.get(row)) for row, chunk in enumerate(sampling)]
         sampled = sample(logits.float(), rows) if logits is not None else []
         tokens = [result.token_id if result else 0 for result in sampled]
         self._remember(NewestTokens(torch.tensor(tokens, dtype=torch.int64), [chunk.sequence for chunk in sampling]))
         self._known = {chunk.sequence: token for chunk, token in zip(sampling, tokens, strict=True)}
-        return Finished(_in_order(chunks, sampling, sampled))
+        return Finished(_in_order(chunks, sampling, sampled, masks.problems))
 
-    def _sample_on_device(self, chunks: list[Chunk], logits: torch.Tensor | None, sampling: list[Chunk]) -> Pass:
+    def _pending(self, sequence: Sequence) -> int:
+        """What the pass before sampled for the sequence; on a GPU that may not be over."""
+        if self._drawn is None:
+            return self._known[sequence]
+        return self._drawn.token_of(sequence)
+
+    def _sample_on_device(
+        self, chunks: list[Chunk], logits: torch.Tensor | None, sampling: list[Chunk], masks: Masks
+    ) -> Pass:
         if logits is None:
             self._remember(NewestTokens.none(self.kv.device))
             over = torch.cuda.Event()
             over.record()
-            return _DevicePass(chunks, sampling, None, over)
-        draw = self._sampler.launch(logits, sampling, self._newest)
+            return _DevicePass(chunks, sampling, None, over, {})
+        draw = self._drawn = self._sampler.launch(logits, sampling, self._newest, masks)
         self._remember(draw.newest)
-        return _DevicePass(chunks, sampling, draw, None)
+        return _DevicePass(chunks, sampling, draw, None, masks.problems)
 
     def _remember(self, newest: NewestTokens) -> None:
         self._runner.keep_newest(newest.tensor)
@@ -179,18 +195,25 @@ class _DevicePass:
     sampling: list[Chunk]  # ordered as the draw's rows
     draw: Draw | None
     over: torch.cuda.Event | None  # recorded after a pass that samples nothing
+    problems: Mapping[Sequence, str]  # see `Sampled.problem`
 
     def wait(self) -> list[Sampled | None]:
         if self.draw is not None:
-            return _in_order(self.chunks, self.sampling, self.draw.wait())
+            return _in_order(self.chunks, self.sampling, self.draw.wait(), self.problems)
         assert self.over is not None
         self.over.synchronize()
         return [None] * len(self.chunks)
 
 
-def _in_order(chunks: list[Chunk], sampling: list[Chunk], sampled: SequenceOf[Sampled | None]) -> list[Sampled | None]:
+def _in_order(
+    chunks: list[Chunk],
+    sampling: list[Chunk],
+    sampled: SequenceOf[Sampled | None],
+    problems: Mapping[Sequence, str],
+) -> list[Sampled | None]:
     """One result for each chunk; a sequence is in a pass once."""
     results = {chunk.sequence: result for chunk, result in zip(sampling, sampled, strict=True)}
+    results |= {sequence: Sampled(0, None, problem=problem) for sequence, problem in problems.items()}
     return [results[chunk.sequence] if chunk.sample else None for chunk in chunks]
 
 

@@ -13,11 +13,13 @@ class Sampled:
     """One sampled token; `logprobs` when the request asked for them.
 
     `prompt_logprobs`: of the tokens after the chunk's first `Chunk.scored` positions, also without a sampled token (-1).
+    With a `problem`, no attempt can sample one.
     """
 
     token_id: int
     logprobs: TokenLogprobs | None
     prompt_logprobs: PromptLogprobs | None = None
+    problem: str = ""
 
 
 class InvalidChunkError(ValueError):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from common.messages import PromptLogprobs, SamplingParams
+from common.messages import Grammar, PromptLogprobs, SamplingParams
 from common.words import Finish
 
 # Of a chunk that scores its prompt: each token needs logits, which are as wide as the vocabulary.
@@ -40,6 +40,7 @@ class Sequence:
     known_digests: list[bytes] = field(default_factory=list)  # leading full blocks, hashed at admission
     suspect_until: int = 0  # generated tokens that clear a suspect; see `worker.device.trials`
     prompt_logprobs: PromptLogprobs | None = None  # as far as they are known
+    grammar: Grammar | None = None
 
     @property
     def num_tokens(self) -> int:

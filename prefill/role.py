@@ -38,6 +38,7 @@ from prefill.stop import Stop
 from worker.context import RoleContext
 from worker.roles import CancelReason, RoleLoad
 from worker.serving.allocation import HeldBlocks, admit, blocks_for, publish_computed, sequence_of
+from worker.serving.building import built
 from worker.serving.checks import check_job
 from worker.serving.jobs import ClaimedJob
 from worker.serving.tombstones import Tombstones
@@ -112,9 +113,15 @@ class PrefillRole:
             del self._requests[job.request_id]  # the newest comes last
         request = PrefillRequest(claimed=claimed, sequence=sequence_of(job))
         self._requests[job.request_id] = request
+        if job.grammar is not None:
+            self._context.background.spawn(self._wake_when_built(request))
         self._context.trials.watch(request.sequence, job.gateway, job.context)
         self._context.wake()  # first: the device begins before the handoff asks for room
         self._tasks[request] = self._context.background.spawn(self._serve(request))
+
+    async def _wake_when_built(self, request: PrefillRequest) -> None:
+        await built(self._context.grammars, request.sequence)
+        self._context.wake()
 
     async def _serve(self, request: PrefillRequest) -> None:
         """Follow one request to its end and leave nothing of it here."""
@@ -179,7 +186,7 @@ class PrefillRole:
 
     def _admit_waiting(self) -> None:
         for request in self._requests.values():
-            if request.admitted or request.stopped:
+            if request.admitted or request.stopped or not self._context.grammars.is_ready(request.sequence):
                 continue
             try:
                 admit(
@@ -213,6 +220,9 @@ class PrefillRole:
         if sampled is None:
             self._context.pool.withdraw(request.sequence.block_table)  # else everybody with this prefix would fail
             request.stop(Stop.STEP_FAILED, "no finite logits")
+            return
+        if sampled.problem:
+            request.stop(Stop.UNFOLLOWABLE, sampled.problem)
             return
         sequence, now = request.sequence, time.monotonic()
         position = sequence.num_generated

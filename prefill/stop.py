@@ -29,6 +29,7 @@ class Stop(Enum):
     WORKER_STOPPED = "worker stopped", WorkerFailedError
     # No attempt can work.
     INVALID = "no decode worker can take this request", InvalidRequestError
+    UNFOLLOWABLE = "no token can follow", InvalidRequestError
 
     def __init__(self, text: str, error: type[ServingError] | None) -> None:
         self.text = text

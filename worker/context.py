@@ -12,6 +12,7 @@ from common.messages import KVLayout, Region
 from common.peers import Peers
 from common.tracing import Tracer
 from engine.cache.block_pool import BlockPool
+from engine.grammars.grammars import Grammars
 from kvtransfer.transport import Transport
 from worker.background import Background
 from worker.device.prompt_budget import PromptBudget
@@ -35,6 +36,7 @@ class RoleContext:
     max_model_len: int  # the longest sequence that fits this worker
     max_sequences: int
     pool: BlockPool
+    grammars: Grammars
     # The device.
     wake: Callable[[], None]  # a role may have work now
     budget: PromptBudget

@@ -72,6 +72,7 @@ class Heartbeat:
                 malformed=context.bus.malformed,
                 dead_letters=context.bus.dead_letters,
             ),
+            grammars=context.grammars.available,
         )
 
     async def beat(self) -> None:

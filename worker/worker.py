@@ -29,6 +29,7 @@ from common.tasks import cancel_all
 from common.tracing import NoTracer, Tracer
 from common.words import WorkerStatus
 from engine.cache.block_pool import BlockPool
+from engine.grammars.grammars import Grammars
 from kvtransfer.transport import Transport
 from kvtransfer.transports import reaches_others
 from worker.background import Background, every
@@ -67,6 +68,7 @@ class WorkerEngine(SteppingEngine, Protocol):
     vocab_size: int
     max_model_len: int
     fingerprint: str
+    grammars: Grammars
 
     @property
     def pass_ms(self) -> Mapping[tuple[int, int], float]:
@@ -120,6 +122,7 @@ class Worker:
             max_model_len=min(engine.max_model_len, pool.num_blocks * pool.block_size),
             max_sequences=settings.max_sequences,
             pool=pool,
+            grammars=engine.grammars,
             wake=self._pipeline.wake,
             budget=self._pipeline.budget,
             trials=trials,

@@ -50,12 +50,26 @@ from common.messages.handoff import (
     ReserveReply,
     WriterDone,
 )
-from common.messages.jobs import Claim, ClaimReply, Failed, Job, SamplingParams, Settle, SettleReply, Trying
+from common.messages.jobs import (
+    GRAMMAR_LIMITS,
+    MAX_GRAMMAR_CHARS,
+    Claim,
+    ClaimReply,
+    Failed,
+    Grammar,
+    Job,
+    SamplingParams,
+    Settle,
+    SettleReply,
+    Trying,
+)
 from common.messages.states import GatewayState, ModelLoad, PlannerState, WorkerState, WorkerTotals
 from common.pages import KVLayout, PagePart
 
 __all__ = [
     "ANYBODY_THERE",
+    "GRAMMAR_LIMITS",
+    "MAX_GRAMMAR_CHARS",
     "MAX_PROTOCOL_VERSION",
     "MIN_PROTOCOL_VERSION",
     "PROTOCOL_VERSION",
@@ -69,6 +83,7 @@ __all__ = [
     "Frame",
     "GatewayReply",
     "GatewayState",
+    "Grammar",
     "Handoff",
     "HandoffReply",
     "Imported",

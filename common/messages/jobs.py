@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from common.messages.base import PROTOCOL_VERSION, WorkerMessage
+
+MAX_GRAMMAR_CHARS = 64 << 10
+# What llguidance may spend on one grammar; gateway and workers must agree, or one would take what the other refuses.
+GRAMMAR_LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 400_000,  # 50,000 take a millisecond
+    "step_lexer_fuel": 100_000,  # 14,000 take a mask a millisecond
+    "step_max_items": 50_000,  # 20,000 take a mask a millisecond
+    "max_lexer_states": 20_000,  # 2 KiB each
+    "max_grammar_size": 200_000,
+}
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +37,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: int = 0  # stop tokens are banned before this many were generated
     stop_token_ids: list[int] = []  # the model's EOS (unless ignore_eos) and the client's; output includes it
     prompt_logprobs: int | None = None  # None = off; k = also the k most likely
+
+
+class Grammar(msgspec.Struct, frozen=True, kw_only=True):
+    """What the generated tokens must follow. They alone say how far they are, so any worker can go on inside it."""
+
+    text: str = ""  # as llguidance reads it; "": anything
+    after: list[int] | None = None  # begins behind these tokens, the end of thinking; None: at once
+    budget: int | None = None  # thinking tokens before `after` is forced; None: any number
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
@@ -48,6 +68,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
     traceparent: str = ""
     # > 0: a suspect (it may have killed a worker). Compute it alone and send `Trying` until it has this many tokens.
     suspect_until: int = 0
+    grammar: Grammar | None = None  # an older worker would ignore it: see `WorkerState.grammars`
 
     @property
     def context(self) -> str | UnsetType:

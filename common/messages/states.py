@@ -61,6 +61,7 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="worker_state")
     local_tokens_per_s: float = 0.0  # prompt tokens computed beside decoding, within the step target
     link_bytes_per_s: float = 0.0  # the slowest measured link to a decode worker
     totals: WorkerTotals = WorkerTotals()
+    grammars: bool = False  # it follows `Job.grammar`
 
 
 class ModelLoad(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,11 +22,13 @@ from engine.config import EngineConfig
 from engine.engine import Allocate, Chunk, InvalidChunkError, Pass, Sampled
 from engine.fake.faults import FakeFaults
 from engine.fake.pattern import MASK, ROOT, FakePart, mix, running_hashes
+from engine.grammars.grammars import Grammars
 from engine.passes import Finished
 from engine.sampling.scores import NO_TOKEN
 from engine.sequence import Sequence
 
 DEFAULT_MAX_MODEL_LEN = 4096
+Allowed = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]  # [V], by a grammar
 FAKE_VOCAB = 512
 
 
@@ -74,6 +76,7 @@ class FakeEngine:
         self.fingerprint = _fingerprint(str(config.model), vocab_size, self.layout)
         self.kv = (allocate or allocate_zeros)(pool_shape(self.layout), pool_dtype(self.layout), config.device)
         self.pass_ms: dict[tuple[int, int], float] = {}  # it has no graphs
+        self.grammars = Grammars(config.model, vocab_size)
         self._costs = costs or FakeCosts()
         self._faults = faults or FakeFaults("")
         self._newest: dict[Sequence, tuple[int, int]] = {}  # sampled by the last launch: position, token
@@ -95,9 +98,19 @@ class FakeEngine:
         tokens = {chunk: self._tokens(chunk, newest) for chunk in chunks}
         for chunk in chunks:
             self._write(chunk, tokens[chunk])
-        results = [self._sample(chunk) if chunk.sample else self._scores(chunk) for chunk in chunks]
+        sampling = [chunk for chunk in chunks if chunk.sample]
+        masks = self.grammars.masks(sampling, lambda sequence: newest[sequence][1])
+        allowed = {sampling[row]: masks.allowed(at, self.vocab_size) for at, row in enumerate(masks.rows)}
+        results = [
+            Sampled(NO_TOKEN, None, problem=masks.problems[chunk.sequence])
+            if chunk.sequence in masks.problems
+            else self._sample(chunk, allowed.get(chunk))
+            if chunk.sample
+            else self._scores(chunk)
+            for chunk in chunks
+        ]
         for chunk, sampled in zip(chunks, results, strict=True):
-            if sampled is not None and chunk.sample:
+            if sampled is not None and sampled.token_id != NO_TOKEN:
                 self._newest[chunk.sequence] = (chunk.end, sampled.token_id)
         if self._sleep is not None:
             self._sleep(self._costs.seconds(chunks))
@@ -156,10 +169,10 @@ class FakeEngine:
         for part in self._parts:
             part.write(table, chunk.start, hashes)
 
-    def _sample(self, chunk: Chunk) -> Sampled:
+    def _sample(self, chunk: Chunk, allowed: Allowed | None) -> Sampled:
         sampling, table = chunk.sequence.sampling, chunk.sequence.block_table
         checksum = sum(part.checksum(table, chunk.end) for part in self._parts) & MASK
-        token = self._choose(checksum, sampling, chunk.sampled_index)
+        token = self._choose(checksum, sampling, chunk.sampled_index, allowed)
         scores = self._prompt_logprobs(chunk)
         if sampling.logprobs is None:
             return Sampled(token, None, scores)
@@ -186,9 +199,14 @@ class FakeEngine:
             top_logprobs=(-1 - top / self.vocab_size).astype("<f4").tobytes(),
         )
 
-    def _choose(self, checksum: int, sampling: SamplingParams, num_generated: int) -> int:
+    def _choose(
+        self, checksum: int, sampling: SamplingParams, num_generated: int, allowed: Allowed | None = None
+    ) -> int:
         """The token for a context's checksum; the seed counts only with a temperature."""
         word = mix(checksum + (mix(sampling.seed) if sampling.temperature > 0 else 0))
+        if allowed is not None:
+            ids = np.flatnonzero(allowed)
+            return int(ids[word % len(ids)])
         banned = sampling.stop_token_ids if num_generated < sampling.min_tokens else ()
         while word % self.vocab_size in banned:
             word = mix(word)

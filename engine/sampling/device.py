@@ -13,9 +13,11 @@ import torch
 
 from common.messages import TokenLogprobs
 from engine.arrays import Longs
+from engine.grammars.grammars import NO_MASKS, Masks
 from engine.kernels.sampling import RowWord, SamplingInputs, choose
 from engine.passes import Sampled
 from engine.sampling.counts import CountChanges, TokenCounts
+from engine.sampling.host import token_logprobs
 from engine.sampling.table import Feature, RowFact, SamplingTable
 from engine.sequence import Chunk, Sequence
 from engine.step.newest import NewestTokens
@@ -35,16 +37,19 @@ class DeviceSampler:
         self._roster = _Roster([], self._table, vocab_size)  # the last pass's: often the next one's, too
 
     @torch.inference_mode()
-    def launch(self, logits: torch.Tensor, chunks: SequenceOf[Chunk], newest: NewestTokens) -> Draw:
+    def launch(
+        self, logits: torch.Tensor, chunks: SequenceOf[Chunk], newest: NewestTokens, masks: Masks = NO_MASKS
+    ) -> Draw:
         """Sample one token for each row of `logits` [R, V], the end of its chunk. Returns before it is done.
 
-        `newest`: the samples of the pass before, for chunks that end with a token their sequence lacks.
+        `newest`: the samples of the pass before, for chunks that end with a token their sequence lacks. `masks` change
+        the logits.
         """
         sequences = [chunk.sequence for chunk in chunks]
         if sequences != self._roster.sequences:
             self._roster = _Roster(sequences, self._table, self._vocab_size)
         roster = self._roster
-        pass_words = self._words_of(chunks, roster, newest)
+        pass_words = self._words_of(chunks, roster, newest, masks)
         words = self._no_words
         if pass_words.size:
             np.concatenate(pass_words.pieces, out=self._staging.write(pass_words.size))
@@ -64,6 +69,9 @@ class DeviceSampler:
             random=roster.random,
             extras=pass_words.extras,
             logprobs=num_reported > 0,
+            masked=len(masks.rows),
+            masked_at=pass_words.masked_at,
+            masks_at=pass_words.masks_at,
         )
         sampled = choose(logits, inputs, packed[:num_rows])
         if roster.likely_width and sampled.normalizer is not None:
@@ -74,19 +82,23 @@ class DeviceSampler:
             torch.sub(top.values.float(), sampled.normalizer[reported][:, None], out=logprobs.view(torch.float32))
         return Draw(sampled.token_ids, roster.newest.of(sampled.token_ids), packed, roster)
 
-    def _words_of(self, chunks: SequenceOf[Chunk], roster: _Roster, newest: NewestTokens) -> _PassWords:
+    def _words_of(self, chunks: SequenceOf[Chunk], roster: _Roster, newest: NewestTokens, masks: Masks) -> _PassWords:
         words = _PassWords()
-        if roster.plain and not roster.with_logprobs.size:
+        if roster.plain and not roster.with_logprobs.size and not masks.rows:
             return words
         ends = np.array([chunk.end for chunk in chunks])
         positions = ends - roster.facts[:, RowFact.NUM_PROMPT_TOKENS]
         banned = positions < roster.facts[:, RowFact.MIN_TOKENS]
+        banned[masks.rows] = False  # masks know when a sequence may stop
         words.extras = bool(roster.biased.size or roster.penalized.size or banned.any())
         table = roster.words.copy()
         table[:, RowWord.POSITION] = positions
         words.add(table.reshape(-1))  # a view: the changes below still count
         words.filtered_at = words.add(roster.filtered).start
         words.with_logprobs_at = words.add(roster.with_logprobs).start
+        if masks.rows:
+            words.masked_at = words.add(np.array(masks.rows)).start
+            words.masks_at = words.add(masks.words.reshape(-1)).start
         if roster.penalized.size:
             changes = words.count_changes = self._counts.plan([chunks[row] for row in roster.penalized], newest)
             table[roster.penalized, RowWord.COUNTS] = changes.rows
@@ -135,6 +147,8 @@ class _PassWords:
     size: int = 0
     filtered_at: int = 0
     with_logprobs_at: int = 0
+    masked_at: int = 0
+    masks_at: int = 0
     count_changes: CountChanges | None = None
     count_entries: slice = field(default_factory=lambda: slice(0))
     count_places: slice = field(default_factory=lambda: slice(0))
@@ -177,6 +191,14 @@ class Draw:
             for row, (fine, token) in enumerate(zip(usable, token_ids, strict=True))
         ]
 
+    def token_of(self, sequence: Sequence) -> int:
+        """The token sampled for this sequence; blocks until it is known. Any number where its logits were unusable."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        row = self.newest.row_of(sequence)
+        assert row is not None, "checked when its chunk was packed"
+        return int(self._packed[row, 1])
+
     def _logprobs(self, report: Longs, num_rows: int) -> dict[int, TokenLogprobs]:
         """The chosen and the most likely tokens' log probabilities, by row."""
         chosen = report[:, 2].copy().view(np.float32).tolist()
@@ -184,6 +206,6 @@ class Draw:
         ids, bits = words.reshape(2, len(self._likely), self._likely_width)
         rows = zip(self._likely.items(), ids.tolist(), bits.view(np.float32).tolist(), strict=True)
         return {
-            row: TokenLogprobs(logprob=chosen[row], top_ids=top_ids[:count], top_logprobs=top_logprobs[:count])
+            row: token_logprobs(chosen[row], top_ids[:count], top_logprobs[:count])
             for (row, count), top_ids, top_logprobs in rows
         }

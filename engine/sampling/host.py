@@ -1,20 +1,23 @@
 """Logits -> tokens: a pure function of (logits, tokens so far, sampling parameters, seed, position).
 
-Order: logit bias, repetition penalty (prompt and generated), presence and frequency penalties (generated), ban of stop
-tokens before `min_tokens`; then temperature, top_k, top_p, min_p; then Gumbel-max with counter-based noise. Logprobs are
-of the raw logits. Rows are independent, so a moved request continues identically.
+Order: what a grammar forbids, logit bias, repetition penalty (prompt and generated), presence and frequency penalties
+(generated), ban of stop tokens before `min_tokens`; then temperature, top_k, top_p, min_p; then Gumbel-max with counter-based
+noise. Logprobs are of the raw logits of allowed tokens. Rows are independent, so a moved request continues identically.
 
 R sampled rows, V vocabulary, K most logprobs that any row asks for.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Self
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from common.messages import SamplingParams, TokenLogprobs
@@ -32,11 +35,17 @@ class SampledRow:
     sampling: SamplingParams
     token_ids: list[int]  # prompt and generated so far
     num_prompt_tokens: int
+    allowed: npt.NDArray[np.bool_] | None = None  # [V], by a grammar; None: all
 
     @classmethod
-    def of(cls, chunk: Chunk, newest: Mapping[Sequence, int]) -> Self:
+    def of(cls, chunk: Chunk, newest: Mapping[Sequence, int], allowed: npt.NDArray[np.bool_] | None = None) -> Self:
         sequence = chunk.sequence
-        return cls(sequence.sampling, chunk.known_tokens(newest), sequence.num_prompt_tokens)
+        return cls(sequence.sampling, chunk.known_tokens(newest), sequence.num_prompt_tokens, allowed)
+
+    @property
+    def must_go_on(self) -> bool:
+        """Whether stop tokens are banned."""
+        return self.allowed is None and self.num_generated < self.sampling.min_tokens
 
     @property
     def num_generated(self) -> int:
@@ -50,12 +59,23 @@ def sample(logits: torch.Tensor, rows: SequenceOf[SampledRow]) -> list[Sampled |
     One transfer from the device for any R and K.
     """
     wanted = [row.sampling.logprobs for row in rows]
+    logits = _allowed_alone(logits, rows)
     tokens = choose_tokens(logits, rows)
     columns = [logits.amax(dim=-1).isfinite()[:, None], tokens[:, None]]
     if any(count is not None for count in wanted):
         columns += _logprob_columns(logits, tokens, max(max(count or 0, 0) for count in wanted))
     values = torch.cat([column.double() for column in columns], dim=1).tolist()  # ids are exact in float64
     return [_sampled(row, count) if row[0] else None for row, count in zip(values, wanted, strict=True)]
+
+
+def _allowed_alone(logits: torch.Tensor, rows: SequenceOf[SampledRow]) -> torch.Tensor:
+    """`logits` itself without grammars, else a copy."""
+    masked = [(row, known.allowed) for row, known in enumerate(rows) if known.allowed is not None]
+    if masked:
+        logits = logits.clone()
+    for row, allowed in masked:
+        logits[row, torch.from_numpy(~allowed)] = float("-inf")
+    return logits
 
 
 def choose_tokens(logits: torch.Tensor, rows: SequenceOf[SampledRow]) -> torch.Tensor:
@@ -105,7 +125,7 @@ def _adjust(logits: torch.Tensor, rows: SequenceOf[SampledRow]) -> torch.Tensor:
             repetition.add(row, dict.fromkeys(known.token_ids, params.repetition_penalty))
         if params.presence_penalty or params.frequency_penalty:
             repeated.add(row, _repetition_costs(known))
-        if known.num_generated < params.min_tokens:
+        if known.must_go_on:
             banned.add(row, dict.fromkeys(params.stop_token_ids, 0.0))
     if not (bias.rows or repetition.rows or repeated.rows or banned.rows):
         return logits
@@ -181,6 +201,11 @@ def _sampled(row: list[float], num_logprobs: int | None) -> Sampled:
     if num_logprobs is None:
         return Sampled(token_id, None)
     width = (len(row) - 3) // 2
-    top_ids = [int(value) for value in row[3 : 3 + max(0, min(num_logprobs, width))]]
-    top_logprobs = row[3 + width : 3 + width + len(top_ids)]
-    return Sampled(token_id, TokenLogprobs(logprob=row[2], top_ids=top_ids, top_logprobs=top_logprobs))
+    ids = [int(value) for value in row[3 : 3 + max(0, min(num_logprobs, width))]]
+    return Sampled(token_id, token_logprobs(row[2], ids, row[3 + width : 3 + width + len(ids)]))
+
+
+def token_logprobs(chosen: float, top_ids: list[int], top_logprobs: list[float]) -> TokenLogprobs:
+    """The log probability of the chosen token and of the most likely ones; impossible tokens are left out."""
+    possible = sum(logprob > -math.inf for logprob in top_logprobs)  # the most likely come first
+    return TokenLogprobs(logprob=chosen, top_ids=top_ids[:possible], top_logprobs=top_logprobs[:possible])

@@ -7,7 +7,7 @@ the model's own distribution, as sampled tokens' logprobs are.
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -108,4 +108,4 @@ def _with(sampled: Sampled | None, scores: PromptLogprobs | None, chunk: Chunk) 
         return sampled
     if sampled is None:
         return Sampled(NO_TOKEN, None, scores)
-    return Sampled(sampled.token_id, sampled.logprobs, scores)
+    return replace(sampled, prompt_logprobs=scores)

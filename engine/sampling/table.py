@@ -1,8 +1,8 @@
 """Every living sequence's sampling parameters as words for the device, packed once: a pass picks its rows with numpy.
 
 A new way to change scores joins here: a `Feature`, so that passes without it pay nothing, and words of a row
-(`kernels.sampling.RowWord`) or a list that the row points into (`RowLists`). A grammar's mask changes with each pass: its
-words (V / 64 a row) would join the bias in `device._PassWords`, and its chunk would have to wait for the pass before.
+(`kernels.sampling.RowWord`) or a list that the row points into (`RowLists`). What changes with each pass, as a grammar's
+mask does, comes with the pass.
 """
 
 from __future__ import annotations

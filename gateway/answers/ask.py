@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common.messages import SamplingParams
+from gateway.answers.grammars.wanted import Wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ class Ask:
     seed: int | None = None
     ignore_eos: bool = False
     text: TextRules = TextRules()
+    grammar: Wanted | None = None  # what the answer follows
     priority: int = 0
     cache_salt: str = ""
     deadline_s: float | None = None

@@ -26,6 +26,7 @@ class Served:
     fingerprint: str = ""  # the weights' fingerprint; empty without a decode worker
     adapter: str = ""  # joins the hash root; "": the weights alone
     max_model_len: int | None = None  # longest prompt and answer in tokens; None: no worker ready
+    follows_grammars: bool = True  # all workers do; those of the release before would ignore one
 
     @property
     def is_ready(self) -> bool:
@@ -52,8 +53,13 @@ class Catalogue:
         if tokenizer is None:
             return None
         fingerprint = self.fingerprint(name)
+        workers = self._workers(fingerprint)
         return Served(
-            name=name, tokenizer=tokenizer, fingerprint=fingerprint, max_model_len=self._max_model_len(fingerprint)
+            name=name,
+            tokenizer=tokenizer,
+            fingerprint=fingerprint,
+            max_model_len=min((state.max_model_len for state in workers), default=None),
+            follows_grammars=all(state.grammars for state in workers),
         )
 
     def all(self) -> list[Served]:
@@ -77,7 +83,7 @@ class Catalogue:
         # A gateway of a single model may name it as it likes.
         return decode if len({state.model_fingerprint for state in decode}) == 1 else []
 
-    def _max_model_len(self, fingerprint: str) -> int | None:
-        """The longest context that every worker with these weights can serve."""
+    def _workers(self, fingerprint: str) -> list[WorkerState]:
+        """Every ready worker with these weights."""
         workers = [*self._ready(Role.DECODE), *self._ready(Role.PREFILL)]
-        return min((state.max_model_len for state in workers if state.model_fingerprint == fingerprint), default=None)
+        return [state for state in workers if state.model_fingerprint == fingerprint]

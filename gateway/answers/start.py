@@ -12,8 +12,8 @@ from typing import assert_never
 
 import msgspec
 
-from common.errors import InvalidRequestError
-from common.messages import SamplingParams
+from common.errors import InvalidRequestError, UnavailableError
+from common.messages import Grammar, SamplingParams
 from gateway.answers.answer import Answer
 from gateway.answers.ask import Ask, Conversation, Prompt, Text, TokenIds
 from gateway.answers.catalogue import Catalogue, Served
@@ -97,6 +97,7 @@ class Answers:
                 f"at most {MAX_SEQUENCES} prompts times n are allowed", param=ask.name_of("prompt")
             )
         served = self.find(ask.model)
+        grammar = await _grammar(ask, served)
         prompts = [await _tokenised(prompt, served.tokenizer) for prompt in ask.prompts]
         answer = Answer(
             id=f"{ask.answer_prefix}-{uuid.uuid4().hex}",
@@ -104,7 +105,7 @@ class Answers:
             tokenizer=served.tokenizer,
             prompts=prompts,
         )
-        specs = self._specs(ask, origin, answer, served)
+        specs = self._specs(ask, origin, answer, served, grammar)
         answer.charge = await charge(
             self._budgets,
             origin.tenant,
@@ -132,7 +133,9 @@ class Answers:
         ]
         return answer
 
-    def _specs(self, ask: Ask, origin: Origin, answer: Answer, served: Served) -> list[GenerationSpec]:
+    def _specs(
+        self, ask: Ask, origin: Origin, answer: Answer, served: Served, grammar: Grammar | None
+    ) -> list[GenerationSpec]:
         """A specification for each choice of each prompt. Raises InvalidRequestError."""
         for prompt in answer.prompts:
             _check_prompt(ask, prompt, served)
@@ -158,9 +161,23 @@ class Answers:
                     priority=ask.priority,
                     traceparent=origin.traceparent,
                     received_at=origin.received_at,
+                    grammar=grammar,
                 )
                 specs.append(spec)
         return specs
+
+
+async def _grammar(ask: Ask, served: Served) -> Grammar | None:
+    """Raises InvalidRequestError, or UnavailableError while a worker of the release before would ignore it."""
+    if ask.grammar is None:
+        return None
+    if ask.ignore_eos:
+        raise InvalidRequestError(
+            f"ignore_eos: an answer that follows {ask.grammar.field} ends where that ends", param="ignore_eos"
+        )
+    if not served.follows_grammars:
+        raise UnavailableError(f"{ask.grammar.field}: not every worker of this model can follow a grammar now")
+    return await served.tokenizer.grammars.make(ask.grammar)
 
 
 async def _tokenised(prompt: Prompt, tokenizer: ChatTokenizer) -> list[int]:

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from common.errors import InvalidRequestError
 from gateway.answers.controls import BYTE_CHARS, ControlTokens
+from gateway.answers.grammars.maker import GrammarMaker
 from gateway.answers.template import ChatTemplate, RenderOptions, read_template
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
@@ -47,6 +48,12 @@ class ChatTokenizer:
         self.vocab_size = int(model_config.get("vocab_size") or self.tokenizer.get_vocab_size())
         self.controls = ControlTokens(self.tokenizer, described["model"])
         self._template = read_template(folder, config, self._special, self.controls.shade)
+        self.grammars = GrammarMaker(
+            raw.decode("utf-8"),
+            vocab_size=max(self.vocab_size, 1 + max(self.tokenizer.get_vocab().values())),
+            eos_ids=self.eos_ids,
+            specials=[self.tokenizer.id_to_token(index) or "" for index in self.special_ids],
+        )
         self._bytes: dict[int, bytes] = {}  # filled as tokens are met
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:

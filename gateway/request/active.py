@@ -134,6 +134,7 @@ def job_of(
         priority=spec.priority,
         traceparent=traceparent,
         suspect_until=state.clear_at if state.is_suspect else 0,
+        grammar=spec.grammar,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from common.messages import PromptLogprobs, SamplingParams, TokenLogprobs, WorkerState
+from common.messages import Grammar, PromptLogprobs, SamplingParams, TokenLogprobs, WorkerState
 from common.words import Finish
 from gateway.request.timeline import Timeline, Timelines
 from gateway.tenants.tenants import ANYBODY, Tenant
@@ -30,6 +30,7 @@ class GenerationSpec:
     first_token_s: float = 0.0  # the latest useful first token, from now; 0: the deadline
     traceparent: str = ""
     received_at: float = 0.0  # `time.monotonic()` when the HTTP request came; 0: unknown
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -190,6 +190,7 @@ class Bench:
             max_model_len=min(engine.max_model_len, self.pool.num_blocks * BLOCK),
             max_sequences=max_sequences,
             pool=self.pool,
+            grammars=engine.grammars,
             wake=self.pipeline.wake,
             budget=self.pipeline.budget,
             trials=trials,

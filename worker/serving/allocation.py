@@ -20,6 +20,7 @@ def sequence_of(job: Job) -> Sequence:
         sampling=job.sampling,
         hash_root=job.hash_root,
         suspect_until=job.suspect_until,
+        grammar=job.grammar,
     )
 
 

@@ -6,7 +6,9 @@ from array import array
 
 from common.blocks import DIGEST_BYTES
 from common.errors import InvalidRequestError
-from common.messages import Job
+from common.messages import MAX_GRAMMAR_CHARS, Grammar, Job
+
+MAX_CLOSING = 64  # tokens that end a reasoning
 
 
 def check_job(job: Job, *, vocab_size: int, max_model_len: int) -> None:
@@ -29,3 +31,15 @@ def check_job(job: Job, *, vocab_size: int, max_model_len: int) -> None:
     biased = [*job.sampling.logit_bias, *job.sampling.stop_token_ids]
     if any(not 0 <= token < vocab_size for token in biased):
         raise InvalidRequestError("logit_bias or stop_token_ids name a token that is not in the vocabulary")
+    if job.grammar is not None:
+        _check_grammar(job.grammar, vocab_size)
+
+
+def _check_grammar(grammar: Grammar, vocab_size: int) -> None:
+    if len(grammar.text) > MAX_GRAMMAR_CHARS:
+        raise InvalidRequestError(f"the grammar has more than {MAX_GRAMMAR_CHARS} characters", param="grammar")
+    closing = grammar.after
+    if closing is not None and not (
+        0 < len(closing) <= MAX_CLOSING and all(0 <= token < vocab_size for token in closing)
+    ):
+        raise InvalidRequestError(f"after must be 1 to {MAX_CLOSING} tokens of the vocabulary", param="grammar")

@@ -1,10 +1,10 @@
 """The choice of tokens on the device, without a sort and without the host.
 
 Reading order: `words` (a pass's inputs), `choose` (the public functions, in plain torch), `philox` (random numbers that both
-versions share), `triton_choose`, `triton_filter`, and their common `triton_scores`.
+versions share), `triton_mask`, `triton_choose`, `triton_filter`, and their common `triton_scores`.
 """
 
-from engine.kernels.sampling.choose import choose, choose_rows, count_tokens
+from engine.kernels.sampling.choose import choose, choose_rows, count_tokens, mask_rows
 from engine.kernels.sampling.words import GENERATED, MAX_VOCAB, RowWord, SampledTokens, SamplingInputs
 
 __all__ = [
@@ -16,4 +16,5 @@ __all__ = [
     "choose",
     "choose_rows",
     "count_tokens",
+    "mask_rows",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.kernels.sampling.philox import gumbel_noise
-from engine.kernels.sampling.words import GENERATED, MAX_VOCAB, RowWord, SampledTokens, SamplingInputs
+from engine.kernels.sampling.words import GENERATED, MAX_VOCAB, RowWord, SampledTokens, SamplingInputs, mask_words
 from engine.kernels.twin import twin
 
 
@@ -14,10 +14,24 @@ def choose(logits: torch.Tensor, inputs: SamplingInputs, report: torch.Tensor) -
 
     `report` [R, 3] int32 is written. The noise of (seed, position, v) is Philox 4x32-10 with key `seed` and counter
     `position << 32 | v`, as `tl.rand` computes it. Of equal scores, the smaller id is the more likely.
+
+    Masks come first and change `logits`.
     """
     if logits.shape[1] > MAX_VOCAB or logits.stride(1) != 1:
         raise ValueError(f"logits of shape {tuple(logits.shape)} with strides {logits.stride()}")
+    if inputs.masked:
+        mask_rows(logits, inputs)
     return choose_rows(logits, inputs, report)
+
+
+@twin("engine.kernels.sampling.triton_mask")
+def mask_rows(logits: torch.Tensor, inputs: SamplingInputs) -> None:
+    """Set what the masks forbid to -infinity in some rows of `logits` [R, V]."""
+    vocab_size, width = logits.shape[1], mask_words(logits.shape[1])
+    rows = inputs.words[inputs.masked_at : inputs.masked_at + inputs.masked]
+    masks = inputs.words[inputs.masks_at : inputs.masks_at + inputs.masked * width].view(-1, width, 1)
+    allowed = (masks >> torch.arange(64, device=masks.device) & 1).view(inputs.masked, -1)[:, :vocab_size]
+    logits[rows] = logits[rows].masked_fill(allowed == 0, float("-inf"))
 
 
 @twin("engine.kernels.sampling.triton_choose")

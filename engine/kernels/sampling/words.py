@@ -35,6 +35,11 @@ class RowWord(IntEnum):
     FILTERED = 13  # 1 = drawn at random, with top_k, top_p or min_p
 
 
+def mask_words(vocab_size: int) -> int:
+    """64-bit words of a row's mask."""
+    return -(-vocab_size // 64)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingInputs:
     """What a pass asks for. Flags let a kernel leave out what no row needs."""
@@ -46,6 +51,9 @@ class SamplingInputs:
     random: bool  # some row has a temperature
     extras: bool  # some row has bias, bans or penalties
     logprobs: bool  # the chosen tokens' log probabilities are wanted
+    masked: int = 0  # rows with a mask
+    masked_at: int = 0  # index in `words` of their row numbers
+    masks_at: int = 0  # index of the first mask, V / 64 words each
 
 
 @dataclass(frozen=True, slots=True)

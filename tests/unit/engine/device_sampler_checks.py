@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 import torch
 
+from engine.grammars.grammars import NO_MASKS, Masks
 from engine.passes import Sampled
 from engine.sampling.device import DeviceSampler, Draw
 from engine.sampling.host import SampledRow, sample
@@ -80,8 +82,26 @@ def check_mixture(seed: int, device: torch.device) -> None:
     sampler = DeviceSampler(VOCAB, 16, device)
     chunks = [schedule(random_sequence(draw, str(row))) for row in range(draw.randint(1, 16))]
     logits = random_logits(len(chunks))
-    actual = sampler.launch(logits.to(device), chunks, NewestTokens.none(device)).wait()
-    check(actual, expected(logits, chunks, {}), logits)
+    masks = random_masks(draw, len(chunks))
+    allowed = {row: masks.allowed(at, VOCAB) for at, row in enumerate(masks.rows)}
+    actual = sampler.launch(logits.to(device), chunks, NewestTokens.none(device), masks).wait()
+    wanted = sample(logits, [SampledRow.of(chunk, {}, allowed.get(row)) for row, chunk in enumerate(chunks)])
+    for row, mask in allowed.items():
+        logits[row, torch.from_numpy(~mask)] = float("-inf")
+    check(actual, wanted, logits)
+
+
+def random_masks(draw: random.Random, rows: int) -> Masks:
+    """Half of the time some rows have a grammar: of few tokens, or of most."""
+    if draw.random() < 0.5:
+        return NO_MASKS
+    masked = sorted(draw.sample(range(rows), draw.randint(1, rows)))
+    words = np.zeros((len(masked), -(-VOCAB // 64)), dtype=np.int64)
+    for mask in words.view(np.uint8):
+        bits = np.array([draw.random() < draw.choice((0.02, 0.9)) for _ in range(8 * mask.size)])
+        bits[draw.randrange(VOCAB)] = True
+        mask[:] = np.packbits(bits, bitorder="little")
+    return Masks(rows=masked, words=words)
 
 
 class Loop:

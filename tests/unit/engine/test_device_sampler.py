@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import math
 
+import numpy as np
 import pytest
 import torch
 
+from engine.grammars.grammars import NO_MASKS, Masks
 from engine.sampling.device import DeviceSampler
 from engine.step.newest import NewestTokens
 from tests.unit.engine.device_sampler_checks import (
@@ -20,6 +22,7 @@ from tests.unit.engine.device_sampler_checks import (
     schedule,
 )
 from tests.unit.engine.generate import new_sequence
+from tests.unit.engine.launches import Recorder
 
 CPU = torch.device("cpu")
 
@@ -89,3 +92,20 @@ def test_a_pending_token_that_nobody_samples_is_refused_and_nothing_is_counted()
     known = dict(zip(sequences, before.token_ids.tolist(), strict=True))
     logits = random_logits(2)
     check(sampler.launch(logits, chunks, before.newest).wait(), expected(logits, chunks, known), logits)
+
+
+def launched(masks: Masks) -> list[str]:
+    sampler, logits = DeviceSampler(VOCAB, 4, CPU), random_logits(2)
+    chunks = [schedule(new_sequence(name, [1])) for name in "ab"]
+    with Recorder() as recorder:
+        sampler.launch(logits, chunks, NewestTokens.none(CPU), masks)
+    return [launch.partition(" ")[0] for launch in recorder.launches]
+
+
+def test_a_pass_without_grammars_launches_and_copies_nothing_for_them() -> None:
+    """By the record of launches: a mask costs one copy of all its words, and what masks the row, before the choice."""
+    without, masked = launched(NO_MASKS), launched(Masks(rows=[1], words=np.full((1, -(-VOCAB // 64)), -1)))
+    started = without.index("aten.argmax.default")
+    more = masked[started : started + len(masked) - len(without)]
+    assert masked[:started] + masked[started + len(more) :] == without
+    assert (more[0], more[-1], more.count("aten.copy_.default")) == ("aten.copy_.default", "aten.index_put_.default", 1)

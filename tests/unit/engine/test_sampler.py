@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.sampling.host import _adjust, _filter, choose_tokens, sample
+from engine.sampling.host import SampledRow, _adjust, _filter, choose_tokens, sample
 from engine.sequence import Sequence
 from tests.unit.engine.generate import new_sequence
 
@@ -20,8 +20,12 @@ def random_logits(rows: int, *, seed: int = 0) -> torch.Tensor:
     return 3 * torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed))
 
 
+def rows_of(sequences: list[Sequence]) -> list[SampledRow]:
+    return [SampledRow(known.sampling, known.token_ids, known.num_prompt_tokens) for known in sequences]
+
+
 def sampled_ids(logits: torch.Tensor, sequences: list[Sequence]) -> list[int]:
-    return choose_tokens(logits, sequences).tolist()
+    return choose_tokens(logits, rows_of(sequences)).tolist()
 
 
 def test_temperature_zero_takes_the_most_likely_token() -> None:
@@ -138,7 +142,7 @@ def test_penalties_count_what_they_should() -> None:
 
     def adjusted(**penalties: object) -> list[float]:
         sequence.sampling = new_sequence("x", [1], **penalties).sampling
-        return _adjust(logits, [sequence])[0].tolist()
+        return _adjust(logits, rows_of([sequence]))[0].tolist()
 
     assert adjusted(repetition_penalty=2.0) == [4, -8, 2, 2, 4, 4]
     assert adjusted(presence_penalty=1.0) == [4, -4, 3, 3, 4, 4]
@@ -149,7 +153,8 @@ def test_penalties_count_what_they_should() -> None:
 def test_the_callers_logits_are_left_alone() -> None:
     logits = random_logits(1)
     before = logits.clone()
-    sample(logits, [new_sequence("a", [1], logit_bias={5: 100.0}, repetition_penalty=2.0, temperature=1.0, top_k=2)])
+    sequence = new_sequence("a", [1], logit_bias={5: 100.0}, repetition_penalty=2.0, temperature=1.0, top_k=2)
+    sample(logits, rows_of([sequence]))
     assert torch.equal(logits, before)
 
 
@@ -160,7 +165,7 @@ def test_logprobs_are_of_the_raw_distribution() -> None:
         new_sequence("b", [1], logprobs=0),
         new_sequence("c", [1]),
     ]
-    first, second, third = sample(logits, sequences)
+    first, second, third = sample(logits, rows_of(sequences))
     raw = logits.log_softmax(dim=-1)
     assert first is not None
     assert first.logprobs is not None
@@ -175,7 +180,7 @@ def test_logprobs_are_of_the_raw_distribution() -> None:
 
 
 def test_more_logprobs_than_tokens_are_all_tokens() -> None:
-    (only,) = sample(random_logits(1), [new_sequence("a", [1], logprobs=VOCAB + 5)])
+    (only,) = sample(random_logits(1), rows_of([new_sequence("a", [1], logprobs=VOCAB + 5)]))
     assert only is not None
     assert only.logprobs is not None
     assert sorted(only.logprobs.top_ids) == list(range(VOCAB))
@@ -186,6 +191,6 @@ def test_more_logprobs_than_tokens_are_all_tokens() -> None:
 def test_a_row_without_usable_logits_gives_none_and_spares_the_others(value: float, temperature: float) -> None:
     logits = random_logits(3)
     sequences = [new_sequence("a", [1], temperature=temperature, logprobs=1)] * 3
-    expected = sample(logits, sequences)
+    expected = sample(logits, rows_of(sequences))
     logits[1, 7] = value
-    assert sample(logits, sequences) == [expected[0], None, expected[2]]
+    assert sample(logits, rows_of(sequences)) == [expected[0], None, expected[2]]

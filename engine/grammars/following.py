@@ -1,0 +1,130 @@
+"""How far one sequence is inside its grammar.
+
+V vocabulary. A mask is [V / 32] uint32: bit v % 32 of word v // 32 says whether token v may come next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as ListOf
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher
+
+from common.messages import Grammar, SamplingParams
+
+Mask = npt.NDArray[np.uint32]
+
+EVERYTHING = np.uint32(0xFFFFFFFF)
+
+
+class Following:
+    """Follows the generated tokens of one sequence. One thread at a time.
+
+    If the grammar says what ends the reasoning, it begins there: the answer can't end, and after the budget must close it.
+    """
+
+    def __init__(
+        self, grammar: Grammar, sampling: SamplingParams, matcher: LLMatcher | None, ends: ListOf[int]
+    ) -> None:
+        """`matcher`: None for a grammar without text. `ends`: the tokens with which it says that an answer may end."""
+        self.num_followed = 0  # generated tokens
+        self.problem = ""  # why there is no next token; nothing changes any more
+        self._matcher = matcher
+        self._closing = grammar.after or []
+        self._is_thinking = bool(self._closing)
+        self._budget = grammar.budget
+        self._tail: list[int] = []  # the last tokens of the reasoning, no more than close it
+        self._is_over = False
+        self._stops = sampling.stop_token_ids
+        self._min_tokens = sampling.min_tokens
+        self._ends = ends
+        self._is_plain = set(ends) == set(self._stops)  # masks of the matcher need no change
+
+    @property
+    def is_free(self) -> bool:
+        """Whether any token may come next, so that no mask is needed."""
+        if self.problem or self._is_over:
+            return True
+        return self._matcher is None and not (self._is_thinking and self._budget is not None)
+
+    @property
+    def asked(self) -> LLMatcher | None:
+        """Who must fill the next mask before `complete`; None: nobody."""
+        return None if self._is_thinking or self.is_free else self._matcher
+
+    def follow(self, tokens: ListOf[int]) -> None:
+        """Take the next generated tokens."""
+        self.num_followed += len(tokens)
+        for at, token in enumerate(tokens):
+            if self.problem or self._is_over:
+                return
+            if not self._is_thinking:
+                self._match(tokens[at:])
+                return
+            self._is_over = self._matcher is None and token in self._stops
+            self._tail = [*self._tail, token][-len(self._closing) :]
+            self._is_thinking = self._tail != self._closing
+
+    def _match(self, tokens: ListOf[int]) -> None:
+        """Inside the grammar a stop token ends the answer and is no part of its text."""
+        stop = next((at for at, token in enumerate(tokens) if token in self._stops), len(tokens))
+        self._is_over = stop < len(tokens)
+        if self._matcher is None or not stop:
+            return
+        if min(tokens[:stop]) < 0 or not self._matcher.consume_tokens(list(tokens[:stop])):
+            self._fail(self._matcher.get_error() or "a token outside the vocabulary")
+
+    def complete(self, mask: Mask) -> None:
+        """Make `mask` the next one; `asked` filled it, if there was one."""
+        if self._is_thinking:
+            self._complete_thinking(mask)
+        elif self._matcher is not None and self._matcher.is_error():
+            self._fail(self._matcher.get_error())
+        elif not self._is_plain or self.num_followed < self._min_tokens:
+            self._complete_ends(mask)
+        if not self.problem and not mask.any():
+            self._fail("no token of this vocabulary may come next")
+
+    def _complete_thinking(self, mask: Mask) -> None:
+        if self._budget is not None and self.num_followed >= self._budget:
+            mask[:] = 0
+            _allow(mask, [self._closing[self._num_closed()]])
+            return
+        mask[:] = EVERYTHING
+        if self._matcher is not None:
+            _forbid(mask, self._stops)
+
+    def _num_closed(self) -> int:
+        """How many of the closing tokens the reasoning ends with."""
+        longest = range(min(len(self._tail), len(self._closing) - 1), 0, -1)
+        return next((count for count in longest if self._tail[-count:] == self._closing[:count]), 0)
+
+    def _complete_ends(self, mask: Mask) -> None:
+        """Let the request's stop tokens end the answer. Before `min_tokens`, only where nothing else may come next."""
+        may_end = any(mask[token >> 5] >> np.uint32(token & 31) & 1 for token in self._ends)
+        _forbid(mask, self._ends)
+        if self.num_followed >= self._min_tokens:
+            if may_end:
+                _allow(mask, self._stops)
+            return
+        before = mask.copy()
+        _forbid(mask, self._stops)
+        if not mask.any():
+            mask[:] = before
+            if may_end:
+                _allow(mask, self._stops)
+
+    def _fail(self, why: str) -> None:
+        self.problem = f"the grammar can't be followed: {next(iter(why.splitlines()), 'unknown')}"
+
+
+def _allow(mask: Mask, tokens: Iterable[int]) -> None:
+    for token in tokens:
+        mask[token >> 5] |= np.uint32(1 << (token & 31))
+
+
+def _forbid(mask: Mask, tokens: Iterable[int]) -> None:
+    for token in tokens:
+        mask[token >> 5] &= ~np.uint32(1 << (token & 31))

@@ -1,0 +1,197 @@
+"""The grammars of living sequences: built beside the device's work, asked for masks by each pass."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+
+from common.messages import GRAMMAR_LIMITS, Grammar, SamplingParams
+from engine.arrays import Longs
+from engine.grammars.following import Following
+from engine.sequence import Chunk, Sequence
+
+log = logging.getLogger("baton.grammars")
+
+BUILDING_THREADS = 2  # a hard grammar takes a second; masks are needed meanwhile
+MOST_FILLING_THREADS = 8
+KEPT = 64  # built grammars that later requests may ask for again
+
+
+@dataclass(slots=True)
+class Masks:
+    """What rows of a pass may get; those without a grammar may get anything."""
+
+    rows: list[int] = field(default_factory=list)
+    words: Longs = field(
+        default_factory=lambda: np.zeros((0, 0), dtype=np.int64)
+    )  # [listed rows, V / 64]: bit v = token v
+    problems: dict[Sequence, str] = field(default_factory=dict)  # sequences that can't get a token
+
+    def allowed(self, at: int, vocab_size: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """[V] bool: the tokens that listed row `at` may get."""
+        return np.unpackbits(self.words[at].view(np.uint8), count=vocab_size, bitorder="little").astype(bool)
+
+
+NO_MASKS = Masks()
+
+
+class Grammars:
+    """`masks` is for the thread that launches passes, the rest for the one that owns the sequences."""
+
+    def __init__(self, model: Path, vocab_size: int) -> None:
+        """`model`: a folder with a tokenizer.json; without one, no grammar can be followed."""
+        self._tokenizer = _read_tokenizer(model, vocab_size)
+        self._limits = LLParserLimits(**GRAMMAR_LIMITS, verbose_errors=False)
+        self._following: WeakKeyDictionary[Sequence, Future[Following]] = WeakKeyDictionary()
+        self._threads = ThreadPoolExecutor(BUILDING_THREADS, thread_name_prefix="grammar")
+        self._built: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()  # guards `_built`
+        self._filling: LLExecutor | None = None
+        words = -(-max(vocab_size, self._tokenizer.vocab_size if self._tokenizer else 0) // 64)
+        self._words = np.zeros((0, words), dtype=np.int64)
+
+    @property
+    def available(self) -> bool:
+        return self._tokenizer is not None
+
+    def prepare(self, sequence: Sequence) -> Future[Following] | None:
+        """Begin to build the sequence's grammar, once, in another thread; None without a grammar."""
+        if sequence.grammar is None:
+            return None
+        building = self._following.get(sequence)
+        if building is None:
+            building = self._following[sequence] = self._threads.submit(
+                self._build, sequence.grammar, sequence.sampling, sequence.token_ids[sequence.num_prompt_tokens :]
+            )
+        return building
+
+    def is_ready(self, sequence: Sequence) -> bool:
+        """Whether a pass with the sequence finds its grammar built; others would wait for it."""
+        building = self.prepare(sequence)
+        return building is None or building.done()
+
+    def masks(self, chunks: SequenceOf[Chunk], pending: Callable[[Sequence], int]) -> Masks:
+        """What the sampled tokens of these chunks may be, rows in their order; the words are good until the next call.
+
+        `pending(sequence)`: the token that the pass before sampled for it, which its tokens lack. It may wait for that.
+        """
+        constrained = [(row, chunk) for row, chunk in enumerate(chunks) if chunk.sequence.grammar is not None]
+        if not constrained:
+            return NO_MASKS
+        masks = Masks()
+        followed: list[Following] = []
+        for row, chunk in constrained:
+            following = self._followed(chunk, pending)
+            if following.problem:
+                masks.problems[chunk.sequence] = following.problem
+            elif not following.is_free:
+                masks.rows.append(row)
+                followed.append(following)
+        words = self._filled([following.asked for following in followed])
+        for at, following in enumerate(followed):
+            following.complete(words[at].view(np.uint32))
+            if following.problem:
+                masks.problems[chunks[masks.rows[at]].sequence] = following.problem
+                words[at] = -1
+        masks.words = words
+        return masks
+
+    def _followed(self, chunk: Chunk, pending: Callable[[Sequence], int]) -> Following:
+        """The state behind the chunk's last token."""
+        sequence, building = chunk.sequence, self.prepare(chunk.sequence)
+        assert building is not None
+        following = building.result()
+        start = sequence.num_prompt_tokens + following.num_followed
+        tokens = sequence.token_ids[start : chunk.end]
+        if start + len(tokens) < chunk.end:
+            tokens.append(pending(sequence))
+        following.follow(tokens)
+        return following
+
+    def _filled(self, matchers: SequenceOf[LLMatcher | None]) -> Longs:
+        """[rows, V / 64] masks of these matchers; None leaves its row to others."""
+        if len(self._words) < len(matchers):
+            self._words = np.zeros((2 * len(matchers), self._words.shape[1]), dtype=np.int64)
+        words = self._words[: len(matchers)]
+        asked = [(matcher, at) for at, matcher in enumerate(matchers) if matcher is not None]
+        if asked:
+            if self._filling is None:
+                self._filling = LLExecutor(min(os.cpu_count() or 1, MOST_FILLING_THREADS))
+            self._filling.unsafe_compute_mask_ptr(asked, words.ctypes.data, words.strides[0], len(words))
+        return words
+
+    def _build(self, grammar: Grammar, sampling: SamplingParams, generated: list[int]) -> Following:
+        """Build it, follow what was generated before, and compute a first mask, which later ones build on."""
+        matcher = self._matcher(grammar) if grammar.text else None
+        ends = self._tokenizer.eos_tokens if self._tokenizer else []
+        following = Following(grammar, sampling, matcher, ends)
+        following.problem = _problem(matcher, self.available)
+        following.follow(generated)
+        if following.asked is not None:
+            following.asked.compute_bitmask()
+        return following
+
+    def _matcher(self, grammar: Grammar) -> LLMatcher | None:
+        """A matcher of its own at the beginning of the text; None without a tokenizer."""
+        if self._tokenizer is None:
+            return None
+        with self._lock:
+            built = self._built.get(grammar.text)
+        if built is None:
+            built = LLMatcher(self._tokenizer, grammar.text, log_level=0, limits=self._limits)
+            built.compute_bitmask()
+        with self._lock:
+            self._built[grammar.text] = built
+            self._built.move_to_end(grammar.text)
+            while len(self._built) > KEPT:
+                self._built.popitem(last=False)
+            return built.deep_copy()
+
+
+def _problem(matcher: LLMatcher | None, available: bool) -> str:
+    if not available:
+        return "this worker can't follow grammars: its model folder has no tokenizer.json that llguidance reads"
+    return f"the grammar can't be built: {matcher.get_error()}" if matcher is not None and matcher.is_error() else ""
+
+
+def _read_tokenizer(model: Path, vocab_size: int) -> LLTokenizer | None:
+    file = model / "tokenizer.json"
+    if not file.is_file():
+        return None
+    try:
+        text = file.read_text(encoding="utf-8")
+        return LLTokenizer(text, n_vocab=max(vocab_size, _num_tokens(text)), eos_token=_eos_ids(model) or None)
+    except Exception as error:  # the library raises nothing narrower
+        log.warning("grammars.unavailable", extra={"error": str(error)})
+        return None
+
+
+def _num_tokens(tokenizer: str) -> int:
+    """The number of ids in a tokenizer.json."""
+    fields = json.loads(tokenizer)
+    vocab = fields["model"]["vocab"]
+    ids = range(len(vocab)) if isinstance(vocab, list) else vocab.values()
+    return 1 + max([*ids, *(added["id"] for added in fields.get("added_tokens", []))])
+
+
+def _eos_ids(model: Path) -> list[int]:
+    """The model's own words for the end of an answer; a request's stop tokens take their place."""
+    for name in ("generation_config.json", "config.json"):
+        file = model / name
+        named = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+        if named is not None:
+            return named if isinstance(named, list) else [named]
+    return []

@@ -1,0 +1,93 @@
+"""The process that builds grammars to see whether they can be built: `python -m gateway.answers.grammars.child`.
+
+It reads frames from stdin and writes one to stdout for each: four bytes of length, then msgpack. It ends with its gateway.
+"""
+
+from __future__ import annotations
+
+import resource
+import struct
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+from llguidance import LLTokenizer
+
+from gateway.answers.grammars.forms import check, text_of
+from gateway.answers.grammars.wanted import Form
+
+MEMORY_BYTES = 256 << 20  # a grammar may take
+LENGTH = struct.Struct("<I")
+
+
+class Opening(msgspec.Struct, frozen=True):
+    """The first frame: what the grammars are for. Answered by a `Verdict` on the tokenizer."""
+
+    tokenizer: str  # a tokenizer.json's text
+    vocab_size: int
+    eos_ids: list[int]
+    specials: list[str]
+
+
+class Question(msgspec.Struct, frozen=True):
+    form: Form
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """llguidance's text, or why there is none."""
+
+    text: str = ""
+    problem: str = ""
+
+
+def read_frame(stream: BinaryIO) -> bytes:
+    """Empty at the end of the stream."""
+    head = stream.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return b""
+    return stream.read(LENGTH.unpack(head)[0])
+
+
+def write_frame(stream: BinaryIO, message: msgspec.Struct) -> None:
+    raw = msgspec.msgpack.encode(message)
+    stream.write(LENGTH.pack(len(raw)) + raw)
+    stream.flush()
+
+
+def main() -> None:
+    asked, told = sys.stdin.buffer, sys.stdout.buffer
+    opening = msgspec.msgpack.decode(read_frame(asked), type=Opening)
+    try:
+        tokenizer = LLTokenizer(opening.tokenizer, n_vocab=opening.vocab_size, eos_token=opening.eos_ids or None)
+    except Exception as error:  # the library raises nothing narrower
+        write_frame(told, Verdict(problem=f"no grammar can be made for this model's tokenizer: {error}"))
+        return
+    write_frame(told, Verdict())
+    specials = frozenset(opening.specials)
+    most = _used_bytes() + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    while raw := read_frame(asked):
+        write_frame(told, _verdict(msgspec.msgpack.decode(raw, type=Question).form, tokenizer, specials))
+
+
+def _verdict(form: Form, tokenizer: LLTokenizer, specials: frozenset[str]) -> Verdict:
+    try:
+        text = text_of(form, specials)
+        if text:
+            check(text, tokenizer)
+    except (ValueError, TypeError) as error:
+        return Verdict(problem=str(error))
+    except (RecursionError, MemoryError):
+        return Verdict(problem="is too deep or too large")
+    return Verdict(text=text)
+
+
+def _used_bytes() -> int:
+    """This process's address space."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+if __name__ == "__main__":
+    main()

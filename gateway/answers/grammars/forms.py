@@ -1,0 +1,117 @@
+"""Forms to llguidance's text, and whether a grammar can be built of it. For the child process alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Collection, Sequence
+from decimal import Decimal
+from typing import Any, assert_never
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
+
+from common.messages import GRAMMAR_LIMITS, MAX_GRAMMAR_CHARS
+from gateway.answers.grammars.wanted import Choice, Ebnf, Form, JsonSchema, Regex, StructuralTag, Tag, Text
+
+MOST_WORDS = 400  # characters of the library's explanation
+COSTLIEST_MULTIPLE = 20_000  # states of an automaton that counts remainders: llguidance bounds them by nothing
+
+
+def text_of(form: Form, specials: Collection[str]) -> str:
+    """llguidance's text. `specials`: texts of the special tokens. Raises ValueError."""
+    match form:
+        case JsonSchema():
+            return _json_schema(form)
+        case Regex():
+            return LLMatcher.grammar_from_regex(_whole(form.pattern))
+        case Choice():
+            return grammar_from("choice", json.dumps(list(form.options)))
+        case Ebnf():
+            return grammar_from("grammar", form.text)
+        case StructuralTag():
+            return _structural_tag(form, specials)
+        case Text():
+            return form.text
+        case _:
+            assert_never(form)
+
+
+def check(text: str, tokenizer: LLTokenizer) -> None:
+    """Build the grammar and a first mask. Raises ValueError with the library's words."""
+    if len(text) > MAX_GRAMMAR_CHARS:
+        raise ValueError(f"is too large: {len(text)} characters as a grammar, {MAX_GRAMMAR_CHARS} are allowed")
+    cost = cost_of_multiples(text)
+    if cost > COSTLIEST_MULTIPLE:
+        raise ValueError(f"multipleOf: its values together take {cost} states, {COSTLIEST_MULTIPLE} are allowed")
+    limits = LLParserLimits(**GRAMMAR_LIMITS, verbose_errors=False)
+    matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        words = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())
+        raise ValueError(words if len(words) <= MOST_WORDS else f"{words[:MOST_WORDS]} …")
+
+
+def cost_of_multiples(text: str) -> int:
+    """States that the remainders of all `multipleOf` in a grammar take together."""
+    numbers = {Decimal(number) for number in re.findall(r'"multipleOf"\s*:\s*(-?[0-9][0-9.eE+-]*)', text)}
+    if not numbers:
+        return 1
+    if any(abs(number.adjusted()) > 30 for number in numbers):
+        return 10**30
+    fraction = max(0, *(-int(number.as_tuple().exponent) for number in numbers))
+    return math.lcm(*(abs(int(number.scaleb(fraction))) or 1 for number in numbers))
+
+
+def _json_schema(form: JsonSchema) -> str:
+    schema = json.loads(form.schema) if isinstance(form.schema, str) else form.schema
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise ValueError("must be a JSON schema: an object")
+    options: Any = {"whitespace_flexible": form.whitespace.is_allowed, "lenient": not form.strict}
+    if form.whitespace.is_allowed:
+        options["whitespace_pattern"] = form.whitespace.pattern
+    return LLMatcher.grammar_from_json_schema(schema, overrides=options)
+
+
+def _whole(pattern: str) -> str:
+    """The pattern without anchors at its ends, where `|` doesn't make them one branch's."""
+    if "|" in pattern:
+        return pattern
+    pattern = pattern.removeprefix("^")
+    escapes = len(pattern) - 1 - len(pattern[:-1].rstrip("\\"))
+    return pattern[:-1] if pattern.endswith("$") and escapes % 2 == 0 else pattern
+
+
+def _structural_tag(form: StructuralTag, specials: Collection[str]) -> str:
+    by_trigger: dict[str, list[Tag]] = {}
+    for tag in form.tags:
+        trigger = next((one for one in form.triggers if tag.begin.startswith(one)), None)
+        if trigger is None:
+            raise ValueError(f"begin {tag.begin!r} starts with none of the triggers")
+        by_trigger.setdefault(trigger, []).append(tag)
+    names = [f"part_{index}" for index in range(len(by_trigger))]
+    rules = [_triggered(name, *entry, specials) for name, entry in zip(names, by_trigger.items(), strict=True)]
+    return "\n".join(["%llguidance {}", f"start: ({' | '.join(names)})* TEXT", r"TEXT: /(.|\n)*/", *rules])
+
+
+def _triggered(name: str, trigger: str, tags: Sequence[Tag], specials: Collection[str]) -> str:
+    """The rules of the tags that one trigger announces."""
+    if trigger in specials:
+        head = f"{name}_head: TEXT {literal(trigger, specials)}"
+    else:
+        head = f"{name}_head[lazy]: TEXT {json.dumps(trigger)}"
+    bodies = [
+        f"{literal(tag.begin.removeprefix(trigger), specials)} %json {json.dumps(tag.schema)} {literal(tag.end, specials)}"
+        for tag in tags
+    ]
+    return f"{head}\n{name}: {name}_head ({' | '.join(bodies)})"
+
+
+def literal(text: str, specials: Collection[str]) -> str:
+    """A text as Lark writes it; special tokens in it are named, since no text contains them."""
+    named = sorted((special for special in specials if special and special in text), key=len, reverse=True)
+    parts = re.split("(" + "|".join(map(re.escape, named)) + ")", text) if named else [text]
+    return " ".join(part if part in named else json.dumps(part) for part in parts if part)

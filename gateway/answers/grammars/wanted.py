@@ -1,0 +1,121 @@
+"""What a client asked its answer to follow: one function for each form. Only bounds are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from common.errors import InvalidRequestError
+
+MAX_OPTIONS = 4_096
+MAX_TAGS = 256
+# More whitespace helps nobody, and a weak model would write it until its tokens are used up.
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
+
+
+class Whitespace(msgspec.Struct, frozen=True, kw_only=True):
+    """Between the parts of JSON: at most 64 characters, the client's own pattern, or none."""
+
+    pattern: str = WHITESPACE
+    is_allowed: bool = True
+
+
+ANY_WHITESPACE = Whitespace()
+
+
+class Tag(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of an answer that JSON by a schema fills, between `begin` and `end`."""
+
+    begin: str
+    schema: Any
+    end: str
+
+
+class JsonSchema(msgspec.Struct, frozen=True, kw_only=True, tag="json_schema"):
+    """JSON by a schema, as an object or its text. Unless `strict`, what can't be enforced of it is ignored."""
+
+    schema: Any
+    strict: bool = True
+    whitespace: Whitespace = ANY_WHITESPACE
+
+
+class Regex(msgspec.Struct, frozen=True, tag="regex"):
+    """The whole answer matches; `^` and `$` around the pattern say so as well."""
+
+    pattern: str
+
+
+class Choice(msgspec.Struct, frozen=True, tag="choice"):
+    """One of these texts."""
+
+    options: Sequence[str]
+
+
+class Ebnf(msgspec.Struct, frozen=True, tag="ebnf"):
+    """Lark with a rule `start`, or GBNF (EBNF with `::=`) with a rule `root`."""
+
+    text: str
+
+
+class StructuralTag(msgspec.Struct, frozen=True, kw_only=True, tag="structural_tag"):
+    """Any text; but what begins with a trigger must go on as one of the tags."""
+
+    tags: Sequence[Tag]
+    triggers: Sequence[str]
+
+
+class Text(msgspec.Struct, frozen=True, tag="text"):
+    """llguidance's own."""
+
+    text: str
+
+
+Form = JsonSchema | Regex | Choice | Ebnf | StructuralTag | Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A form, the client's field that asked for it, and where it begins."""
+
+    field: str  # errors name it
+    form: Form
+    after: Sequence[int] | None = None  # see `Grammar`
+    budget: int | None = None
+
+
+def json_schema(field: str, schema: Any, *, strict: bool = True, whitespace: Whitespace = ANY_WHITESPACE) -> Wanted:
+    return Wanted(field=field, form=JsonSchema(schema=schema, strict=strict, whitespace=whitespace))
+
+
+def json_object(field: str, *, whitespace: Whitespace = ANY_WHITESPACE) -> Wanted:
+    return json_schema(field, {"type": "object"}, whitespace=whitespace)
+
+
+def regex(field: str, pattern: str) -> Wanted:
+    return Wanted(field=field, form=Regex(pattern))
+
+
+def choice(field: str, options: Sequence[str]) -> Wanted:
+    if not 0 < len(options) <= MAX_OPTIONS:
+        raise InvalidRequestError(f"{field}: must have 1 to {MAX_OPTIONS} options", param=field.partition(".")[0])
+    return Wanted(field=field, form=Choice(list(options)))
+
+
+def ebnf(field: str, text: str) -> Wanted:
+    return Wanted(field=field, form=Ebnf(text))
+
+
+def structural_tag(field: str, tags: Sequence[Tag], triggers: Sequence[str]) -> Wanted:
+    if not (0 < len(tags) <= MAX_TAGS and 0 < len(triggers) <= MAX_TAGS and all(triggers)):
+        raise InvalidRequestError(
+            f"{field}: must have 1 to {MAX_TAGS} structures and as many triggers", param=field.partition(".")[0]
+        )
+    return Wanted(field=field, form=StructuralTag(tags=list(tags), triggers=list(triggers)))
+
+
+def of_text(field: str, text: str, *, after: Sequence[int] | None = None, budget: int | None = None) -> Wanted:
+    """A Lark grammar or llguidance's JSON, as made from tools. "" with `after` and a budget bounds the reasoning alone."""
+    return Wanted(field=field, form=Text(text), after=after, budget=budget)
