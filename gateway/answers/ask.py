@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common.messages import SamplingParams
-from gateway.answers.grammars.wanted import Wanted
+from gateway.grammars.wanted import Wanted
 
 
 @dataclass(frozen=True, slots=True)

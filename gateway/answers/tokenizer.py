@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 
 from common.errors import InvalidRequestError
 from gateway.answers.controls import BYTE_CHARS, ControlTokens
-from gateway.answers.grammars.maker import GrammarMaker
 from gateway.answers.template import ChatTemplate, RenderOptions, read_template
+from gateway.grammars.maker import GrammarMaker
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 _BYTE_OF_CHAR = {character: byte for byte, character in BYTE_CHARS.items()}

@@ -8,9 +8,9 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from common.errors import InvalidRequestError
-from gateway.answers.grammars import forms
-from gateway.answers.grammars.maker import GrammarMaker
-from gateway.answers.grammars.wanted import (
+from gateway.grammars import forms
+from gateway.grammars.maker import GrammarMaker
+from gateway.grammars.wanted import (
     Tag,
     Wanted,
     Whitespace,
@@ -27,7 +27,7 @@ from tests.models import SPECIAL_TOKENS, VOCAB_SIZE, build_tokenizer
 AGE = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"], "additionalProperties": False}
 TAGS = [
     Tag(begin="<call=a>", schema=AGE, end="</call>"),
-    Tag(begin="<|im_start|>b", schema={"type": "null"}, end="<|im_end|>"),
+    Tag(begin="<|im_start|>b", schema={"type": "null"}, end="<|endoftext|>"),
 ]
 
 
@@ -121,7 +121,7 @@ async def test_a_hostile_grammar_costs_its_child_alone(maker: GrammarMaker) -> N
 
 
 async def test_an_endless_check_ends(maker: GrammarMaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.answers.grammars.maker.LONGEST_CHECK_S", 0.01)
+    monkeypatch.setattr("gateway.grammars.maker.LONGEST_CHECK_S", 0.01)
     with pytest.raises(InvalidRequestError, match="to build: make it simpler"):
         await maker.make(json_schema("f", {"type": "array", "items": {"type": "integer", "multipleOf": 19997}}))
 

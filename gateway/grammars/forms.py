@@ -12,7 +12,7 @@ from typing import Any, assert_never
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from common.messages import GRAMMAR_LIMITS, MAX_GRAMMAR_CHARS
-from gateway.answers.grammars.wanted import Choice, Ebnf, Form, JsonSchema, Regex, StructuralTag, Tag, Text
+from gateway.grammars.wanted import Choice, Ebnf, Form, JsonSchema, Regex, StructuralTag, Tag, Text
 
 MOST_WORDS = 400  # characters of the library's explanation
 COSTLIEST_MULTIPLE = 20_000  # states of an automaton that counts remainders: llguidance bounds them by nothing

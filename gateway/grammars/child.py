@@ -1,4 +1,4 @@
-"""The process that builds grammars to see whether they can be built: `python -m gateway.answers.grammars.child`.
+"""The process that builds grammars to see whether they can be built: `python -m gateway.grammars.child`.
 
 It reads frames from stdin and writes one to stdout for each: four bytes of length, then msgpack. It ends with its gateway.
 """
@@ -14,8 +14,8 @@ from typing import BinaryIO
 import msgspec
 from llguidance import LLTokenizer
 
-from gateway.answers.grammars.forms import check, text_of
-from gateway.answers.grammars.wanted import Form
+from gateway.grammars.forms import check, text_of
+from gateway.grammars.wanted import Form
 
 MEMORY_BYTES = 256 << 20  # a grammar may take
 LENGTH = struct.Struct("<I")

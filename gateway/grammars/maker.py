@@ -17,14 +17,14 @@ import msgspec
 
 from common.errors import InvalidRequestError, OverloadedError
 from common.messages import Grammar
-from gateway.answers.grammars.child import Opening, Question, Verdict, read_frame, write_frame
-from gateway.answers.grammars.wanted import Form, Wanted
+from gateway.grammars.child import Opening, Question, Verdict, read_frame, write_frame
+from gateway.grammars.wanted import Form, Wanted
 
 MOST_WAITING = 32  # grammars that wait for their check; more are refused
 LONGEST_CHECK_S = 5.0
 LONGEST_START_S = 60.0
 KEPT = 256  # verdicts
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 class GrammarMaker:
@@ -91,7 +91,7 @@ class GrammarMaker:
         if self._child is not None:
             return ""
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "gateway.answers.grammars.child"],
+            [sys.executable, "-m", "gateway.grammars.child"],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
