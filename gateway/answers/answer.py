@@ -24,6 +24,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int  # prompt tokens from a prefix cache, once a prompt
+    reasoning_tokens: int = 0  # a part of the completion's
 
 
 class PieceObserver(Protocol):
@@ -72,6 +73,7 @@ class Answer:
             prompt_tokens=sum(map(len, self.prompts)),
             completion_tokens=sum(choice.completion_tokens for choice in self.choices),
             cached_tokens=sum(choice.cached_tokens for choice in self.choices[:: self.choices_per_prompt]),
+            reasoning_tokens=sum(choice.reasoning_tokens for choice in self.choices),
         )
 
     async def pieces(self) -> AsyncGenerator[tuple[Choice, Piece], None]:
@@ -92,12 +94,7 @@ class Answer:
         merged = {choice.index: Piece(text="") for choice in self.choices}
         async with contextlib.aclosing(self.pieces()) as pieces:
             async for choice, piece in pieces:
-                whole = merged[choice.index]
-                whole.text += piece.text
-                whole.token_ids += piece.token_ids
-                whole.logprobs += piece.logprobs
-                whole.finish = piece.finish
-                whole.prompt = whole.prompt or piece.prompt
+                merged[choice.index].add(piece)
         return [piece for _, piece in sorted(merged.items())]
 
     async def _only(self, choice: Choice) -> AsyncGenerator[tuple[Choice, Piece], None]:

@@ -51,6 +51,14 @@ class ToolRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """An answer that is a message: reasoning and tool calls are told from its content."""
+
+    tools: ToolRules = ToolRules()
+    shows_reasoning: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
     """A prompt for the model's chat template. Messages are mappings with role, content, …"""
 
@@ -90,6 +98,7 @@ class Ask:
     ignore_eos: bool = False
     text: TextRules = TextRules()
     grammar: Wanted | None = None  # what the answer follows
+    reply: Reply | None = None  # None: text as it is generated
     priority: int = 0
     cache_salt: str = ""
     deadline_s: float | None = None

@@ -1,4 +1,4 @@
-"""One choice of an answer: token events in, text out, until it stops."""
+"""One choice of an answer: token events in, a message's pieces out, until it stops."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from typing import Any
 from common.errors import UnavailableError
 from common.messages import PromptLogprobs, SamplingParams, TokenLogprobs
 from common.words import Finish
-from gateway.answers.ask import TextRules
+from gateway.answers.ask import Reply, TextRules
 from gateway.answers.detokenizer import Detokenizer
 from gateway.answers.stop import StopMatcher
 from gateway.answers.tokenizer import ChatTokenizer
+from gateway.parsing.parsed import CallDelta, Parsed
+from gateway.parsing.parser import Parser
 from gateway.request.spec import Generation, TokenEvent
 from gateway.request.timeline import STOP_STRING
+
+MAX_TAIL_TOKENS = 64  # when no mark in the prompt begins the answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,18 +51,101 @@ def _unpacked(kind: str, packed: bytes) -> tuple[Any, ...]:
 
 @dataclass(slots=True, kw_only=True)
 class Piece:
-    """What one event adds to a choice."""
+    """What one event adds to a choice. `text` is all of it, or a message's content."""
 
     text: str
+    reasoning: str = ""
+    calls: list[CallDelta] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: Finish = Finish.NONE
+    has_calls: bool = False  # when it finishes: the choice has any
     offset: int = 0  # characters before these tokens, for logprobs
     prompt: ScoredPrompt | None = None  # with the first piece, if its logprobs were asked for
 
+    def add(self, other: Piece) -> None:
+        """Join the next one behind this."""
+        joined = Parsed(content=self.text, reasoning=self.reasoning, calls=self.calls)
+        joined.add(Parsed(content=other.text, reasoning=other.reasoning, calls=other.calls))
+        self.text, self.reasoning, self.calls = joined.content, joined.reasoning, joined.calls
+        self.token_ids += other.token_ids
+        self.logprobs += other.logprobs
+        self.finish, self.has_calls = other.finish, other.has_calls
+        self.prompt = self.prompt or other.prompt
+
+
+class _Reader:
+    """Tokens to a message: the detokenizer, and for replies the parser of the model's format."""
+
+    def __init__(self, tokenizer: ChatTokenizer, rules: TextRules, reply: Reply | None, prompt: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=rules.skip_special_tokens)
+        self._shows_special = not rules.skip_special_tokens
+        self._shows_reasoning = reply is None or reply.shows_reasoning
+        self._parser = None if reply is None else _parser(tokenizer, reply)
+        self.reasoning_tokens = 0
+        if self._parser is not None:
+            self._parser.read_prompt()
+            for token_id in _tail(tokenizer, prompt):
+                self._parse(self._parser, token_id)
+            self._parser.text(self._detokenizer.flush())
+            self._parser.resume()
+
+    @property
+    def has_calls(self) -> bool:
+        return self._parser is not None and self._parser.has_calls
+
+    def push(self, token_id: int) -> Parsed:
+        parser = self._parser
+        if parser is None:
+            return Parsed(content=self._detokenizer.push([token_id]))
+        was_reasoning = parser.is_reasoning
+        self._parse(parser, token_id)
+        self.reasoning_tokens += was_reasoning or parser.is_reasoning
+        return self._taken(parser)
+
+    def finish(self, *, is_whole: bool) -> Parsed:
+        rest = self._detokenizer.flush()
+        if self._parser is None:
+            return Parsed(content=rest)
+        self._parser.text(rest)
+        self._parser.finish(is_whole=is_whole)
+        return self._taken(self._parser)
+
+    def _parse(self, parser: Parser, token_id: int) -> None:
+        if token_id not in parser.ids:
+            parser.text(self._detokenizer.push([token_id]))
+            return
+        parser.text(self._detokenizer.flush())
+        is_shown = self._shows_special or token_id not in self._tokenizer.special_ids
+        parser.token(token_id, self._tokenizer.added[token_id], is_shown=is_shown)
+
+    def _taken(self, parser: Parser) -> Parsed:
+        new = parser.take()
+        if not self._shows_reasoning:
+            new.reasoning = ""
+        return new
+
+
+def _parser(tokenizer: ChatTokenizer, reply: Reply) -> Parser:
+    tools = reply.tools
+    schemas = {tool.name: tool.parameters for tool in tools.tools} if tools.tools else None
+    return Parser(tokenizer.format, schemas, parallel=tools.parallel)
+
+
+def _tail(tokenizer: ChatTokenizer, prompt: Sequence[int]) -> Sequence[int]:
+    """The prompt's end that belongs to the answer's message: templates may open its reasoning."""
+    known, turn = tokenizer.format.ids, tokenizer.format.turn
+    for index in range(len(prompt) - 1, -1, -1):
+        if prompt[index] == turn:
+            return prompt[index:]
+        if prompt[index] in tokenizer.added and prompt[index] not in known:
+            return prompt[index + 1 :]
+    return prompt[-MAX_TAIL_TOKENS:]
+
 
 class Choice:
-    """Runs one generation through the detokenizer and the stop strings."""
+    """Runs one generation through its reader and, what of it is content, through the stop strings."""
 
     def __init__(
         self,
@@ -69,6 +156,8 @@ class Choice:
         rules: TextRules,
         sampling: SamplingParams,
         scored_prompt: Sequence[int] | None = None,  # if its logprobs are wanted
+        reply: Reply | None = None,
+        prompt: Sequence[int] = (),
     ) -> None:
         self.generation = generation
         self.index = index
@@ -76,13 +165,17 @@ class Choice:
         self.cached_tokens = 0
         self.finish = Finish.NONE
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=rules.skip_special_tokens)
+        self._reader = _Reader(tokenizer, rules, reply, prompt)
         self._stop = StopMatcher(rules.stops, include=rules.include_stop)
         self._min_tokens = sampling.min_tokens
         self._stop_token_ids = frozenset(sampling.stop_token_ids)
         self._offset = 0
         self._scored_prompt = scored_prompt
         self._is_wanted = rules.is_wanted
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return self._reader.reasoning_tokens
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yield pieces; the last one has `finish`. A stop string cancels the rest on the workers."""
@@ -104,9 +197,11 @@ class Choice:
                     piece.finish = Finish.STOP
                     break
             if not piece.finish and event.finish:
-                piece.text += self._stop.push(self._detokenizer.flush()) + self._stop.flush()
+                self._say(piece, self._reader.finish(is_whole=event.finish == Finish.STOP))
+                piece.text += self._stop.flush()
                 piece.finish = Finish.STOP if self._stop.matched is not None else event.finish
             self.finish = piece.finish
+            piece.has_calls = bool(piece.finish) and self._reader.has_calls
             yield piece
             if piece.finish:
                 if not event.finish:
@@ -127,5 +222,10 @@ class Choice:
         piece.token_ids.append(token_id)
         if stops_here and token_id in self._stop_token_ids:
             return  # a stop token is not part of the text
-        text = self._detokenizer.push([token_id])
-        piece.text += text if self.completion_tokens <= self._min_tokens else self._stop.push(text)
+        self._say(piece, self._reader.push(token_id), looks_for_stops=self.completion_tokens > self._min_tokens)
+
+    def _say(self, piece: Piece, new: Parsed, *, looks_for_stops: bool = True) -> None:
+        piece.text += self._stop.push(new.content) if looks_for_stops else new.content
+        if self._stop.matched is None:
+            piece.reasoning += new.reasoning
+            piece.calls += new.calls

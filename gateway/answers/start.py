@@ -128,6 +128,8 @@ class Answers:
                 rules=ask.text,
                 sampling=spec.sampling,
                 scored_prompt=None if spec.sampling.prompt_logprobs is None else spec.token_ids,
+                reply=ask.reply,
+                prompt=spec.token_ids,
             )
             for index, (spec, generation) in enumerate(zip(specs, generations, strict=True))
         ]

@@ -72,6 +72,7 @@ class ChatTemplate:
         self._shade = shade
         self._template = environment.from_string(source)
         with_tools = tool_source or source
+        self.source = with_tools
         self._tool_template = environment.from_string(with_tools)
         self._reads_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(with_tools))
         self._reads_calls = "tool_calls" in with_tools

@@ -15,15 +15,19 @@ from common.errors import InvalidRequestError
 from gateway.answers.controls import BYTE_CHARS, ControlTokens
 from gateway.answers.template import ChatTemplate, RenderOptions, read_template
 from gateway.grammars.maker import GrammarMaker
+from gateway.parsing.choose import DEFAULT_PARSERS, Parsers, choose
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 _BYTE_OF_CHAR = {character: byte for byte, character in BYTE_CHARS.items()}
 
 
 class ChatTokenizer:
-    """Tokenizer, chat template and stop tokens of a model folder. Thread-safe."""
+    """Tokenizer, chat template, stop tokens and format of answers of a model folder. Thread-safe.
 
-    def __init__(self, folder: Path) -> None:
+    `parsers` name formats of tool calls and of reasoning; by default they are those that the template shows.
+    """
+
+    def __init__(self, folder: Path, parsers: Parsers = DEFAULT_PARSERS) -> None:
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise FileNotFoundError(f"{folder} has no tokenizer.json: name a Hugging Face model folder")
@@ -46,8 +50,16 @@ class ChatTokenizer:
         )
         self.eos_ids = self._eos_ids(_read(folder / "generation_config.json"), model_config)
         self.vocab_size = int(model_config.get("vocab_size") or self.tokenizer.get_vocab_size())
+        self.added = {index: token.content for index, token in self.tokenizer.get_added_tokens_decoder().items()}
         self.controls = ControlTokens(self.tokenizer, described["model"])
         self._template = read_template(folder, config, self._special, self.controls.shade)
+        self.format = choose(
+            self._template.source if self._template is not None else "",
+            {text: index for index, text in self.added.items()},
+            response_template=config.get("response_template"),
+            parsers=parsers,
+        )
+        self.eos_ids = list(dict.fromkeys([*self.eos_ids, *self.format.stops]))
         self.grammars = GrammarMaker(
             raw.decode("utf-8"),
             vocab_size=max(self.vocab_size, 1 + max(self.tokenizer.get_vocab().values())),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from common.settings import ConfigError
 from gateway.answers.tokenizer import ChatTokenizer
+from gateway.parsing.choose import Parsers
 from gateway.tenants.tenants import Tenants
 from services.gateway.settings import LOOPBACK, GatewaySettings
 
@@ -17,13 +18,14 @@ def read_tokenizers(settings: GatewaySettings) -> dict[str, ChatTokenizer]:
     """Return the tokenizer of each model by its name in the API. Raises ConfigError."""
     option = "--served-models {name}={folder}" if settings.served_models else "--model {folder}"
     return {
-        name: _tokenizer(folder, option.format(name=name, folder=folder)) for name, folder in settings.folders.items()
+        name: _tokenizer(folder, settings.parsers(name), option.format(name=name, folder=folder))
+        for name, folder in settings.folders.items()
     }
 
 
-def _tokenizer(folder: Path, option: str) -> ChatTokenizer:
+def _tokenizer(folder: Path, parsers: Parsers, option: str) -> ChatTokenizer:
     try:
-        return ChatTokenizer(folder)
+        return ChatTokenizer(folder, parsers)
     except Exception as error:  # the tokenizers library raises nothing narrower
         raise ConfigError(f"{option}: {error}") from error
 

@@ -13,6 +13,7 @@ from gateway.admission.policy import RequestLimits
 from gateway.batches.records import BatchLimits
 from gateway.http.origins import ANY, WebAccess
 from gateway.observe.attainment import ServiceLevels
+from gateway.parsing.choose import AUTO, Parsers
 from services.runtime.settings import ModelSettings, ServiceLevelOptions, from_root
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -26,6 +27,11 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
     served_models: str = Field(
         "", description="models to serve, as name=folder by commas; empty: --model alone, under its served name"
     )
+    tool_call_parser: str = Field(
+        "auto",
+        description="how models write tool calls: a format for all or model=format by commas; auto: by their files",
+    )
+    reasoning_parser: str = Field("auto", description="how models write reasoning, in the same way")
     host: str = Field("127.0.0.1", description="address to listen on; other than loopback needs an API key")
     port: Port = Field(8000, description="HTTP port")
     api_keys: str = Field("", description="comma-separated API keys; empty: none is asked for (loopback only)")
@@ -124,6 +130,13 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
         named = [entry.partition("=")[::2] for entry in _entries(self.served_models)]
         return {name: from_root(Path(folder)) for name, folder in named} or {self.served_name: self.model}
 
+    def parsers(self, model: str) -> Parsers:
+        """The formats of a model's answers. Raises ConfigError."""
+        try:
+            return Parsers(_of_model(self.tool_call_parser, model), _of_model(self.reasoning_parser, model))
+        except ValueError as error:
+            raise ConfigError(f"--tool-call-parser, --reasoning-parser: {error}") from None
+
     @property
     def keys(self) -> tuple[str, ...]:
         """The API keys; empty: none is needed."""
@@ -162,6 +175,12 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
                 "or listen on 127.0.0.1; `baton keys new` makes a key"
             )
         return self
+
+
+def _of_model(text: str, model: str) -> str:
+    """What is said of one model, or of all: `a`, or `chat=a,coder=b`."""
+    named = dict(entry.partition("=")[::2] for entry in _entries(text))
+    return named.get(model) or next((name for name, said in named.items() if not said), AUTO)
 
 
 def _entries(text: str) -> list[str]:

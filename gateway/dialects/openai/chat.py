@@ -6,13 +6,14 @@ from collections.abc import AsyncGenerator
 
 from common.tracing import Attributes
 from gateway.answers.answer import Answer
-from gateway.answers.ask import Ask, Conversation
+from gateway.answers.ask import Ask, Conversation, Reply
 from gateway.answers.choice import Choice, Piece
 from gateway.dialects.openai import framing
 from gateway.dialects.openai.objects import chat_logprobs, head, prompt_logprobs
 from gateway.dialects.openai.schema import ChatRequest
 from gateway.http.problem import Json
 from gateway.http.streaming import EVENTS
+from gateway.parsing.parsed import CallDelta
 
 
 class Chat:
@@ -30,7 +31,7 @@ class Chat:
             tools=body.tool_rules.tools,
             opens_answer=body.opens_answer,
             continues_final_message=body.continue_final_message,
-            variables=body.chat_template_kwargs,
+            variables=body.template_variables,
             parse_special=bool(body.parse_special),
         )
         return framing.asked(
@@ -40,6 +41,7 @@ class Chat:
             max_tokens=body.wanted_tokens,
             logprobs=body.num_logprobs,
             prompt_logprobs=body.prompt_logprobs,
+            reply=Reply(tools=body.tool_rules, shows_reasoning=body.include_reasoning),
             field_names=None if body.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"},
         )
 
@@ -61,16 +63,42 @@ def _opening(body: ChatRequest, answer: Answer, choice: Choice) -> Json:
 
 
 def _delta(body: ChatRequest, answer: Answer, piece: Piece) -> Json:
-    delta = {"content": piece.text} if piece.text or not piece.finish else {}
+    says_more = piece.reasoning or piece.calls
+    delta: Json = {"content": piece.text} if piece.text or not (piece.finish or says_more) else {}
+    delta |= _reasoning(piece)
+    if piece.calls and body.calls_functions:
+        delta["function_call"] = _function(piece.calls[0])
+    elif piece.calls:
+        delta["tool_calls"] = [{"index": call.index} | _call(call) for call in piece.calls]
     return {"delta": delta, "logprobs": _logprobs(body, answer, piece)}
 
 
 def _message(body: ChatRequest, answer: Answer, index: int, piece: Piece) -> Json:
-    message = {"role": "assistant", "content": piece.text, "refusal": None}
+    content = None if piece.calls and not piece.text else piece.text
+    message: Json = {"role": "assistant", "content": content, "refusal": None} | _reasoning(piece)
+    if piece.calls and body.calls_functions:
+        message["function_call"] = _function(piece.calls[0])
+    elif piece.calls:
+        message["tool_calls"] = [_call(call) for call in piece.calls]
     choice: Json = {"message": message, "logprobs": _logprobs(body, answer, piece)}
     if piece.prompt is not None:
         choice["prompt_logprobs"] = prompt_logprobs(answer.tokenizer, piece.prompt)
     return choice
+
+
+def _reasoning(piece: Piece) -> Json:
+    """Servers differ in its name: clients look for either."""
+    return {"reasoning_content": piece.reasoning, "reasoning": piece.reasoning} if piece.reasoning else {}
+
+
+def _call(call: CallDelta) -> Json:
+    """One call, or a piece of it; only the first piece has id and name."""
+    head: Json = {"id": call.id, "type": "function"} if call.name else {}
+    return head | {"function": _function(call)}
+
+
+def _function(call: CallDelta) -> Json:
+    return ({"name": call.name} if call.name else {}) | {"arguments": call.arguments}
 
 
 def _logprobs(body: ChatRequest, answer: Answer, piece: Piece) -> Json | None:

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 from common.messages import SamplingParams
 from common.tracing import Attributes
+from common.words import Finish
 from gateway.answers.answer import Answer
-from gateway.answers.ask import Ask, Prompt, TextRules
+from gateway.answers.ask import Ask, Prompt, Reply, TextRules
 from gateway.answers.choice import Choice, Piece
 from gateway.dialects.openai.objects import usage_object
 from gateway.dialects.openai.schema import CommonFields
@@ -30,6 +31,7 @@ def asked(
     logprobs: int | None,
     prompt_logprobs: int | None = None,
     field_names: Mapping[str, str] | None = None,
+    reply: Reply | None = None,
 ) -> Ask:
     """What a body asks for, given its prompts and the fields that chat and completions name differently."""
     return Ask(
@@ -47,6 +49,7 @@ def asked(
             skip_special_tokens=body.skip_special_tokens,
             is_wanted=max_tokens != 0,
         ),
+        reply=reply,
         priority=body.priority,
         cache_salt=body.cache_salt or "",
         deadline_s=body.timeout,
@@ -109,13 +112,14 @@ async def chunks(
             yield event(head | {"choices": [first]} | usage)
     async with contextlib.aclosing(answer.pieces()) as pieces:
         async for choice, piece in pieces:
-            if not (piece.text or piece.finish or piece.logprobs or body.return_token_ids):
-                continue  # held back: it may become a stop string
+            says = piece.text or piece.reasoning or piece.calls or piece.finish
+            if not (says or piece.logprobs or body.return_token_ids):
+                continue  # held back: it may become a stop string, or markup
             if body.continuous_usage:
                 usage["usage"] = usage_object(answer.usage())
             entry: Json = {"index": choice.index}
             entry.update(content(body, answer, piece))
-            entry["finish_reason"] = piece.finish or None
+            entry["finish_reason"] = _finish_reason(body, piece)
             if body.return_token_ids:
                 entry["token_ids"] = piece.token_ids
             yield event(head | {"choices": [entry]} | usage)
@@ -135,6 +139,11 @@ async def whole(body: Body, answer: Answer, head: Json, content: Callable[[Body,
 
 def _ending(body: CommonFields, piece: Piece) -> Json:
     """The end of an entry of `choices`."""
-    if body.return_token_ids:
-        return {"finish_reason": piece.finish or None, "token_ids": piece.token_ids}
-    return {"finish_reason": piece.finish or None}
+    ending: Json = {"finish_reason": _finish_reason(body, piece)}
+    return ending | {"token_ids": piece.token_ids} if body.return_token_ids else ending
+
+
+def _finish_reason(body: CommonFields, piece: Piece) -> str | None:
+    if piece.has_calls and piece.finish == Finish.STOP:
+        return body.finish_of_calls
+    return piece.finish or None

@@ -35,13 +35,14 @@ _SHARED_UNSUPPORTED = {
 }  # fmt: skip
 _CHAT_UNSUPPORTED = _SHARED_UNSUPPORTED | {
     "audio": "only text is supported", "chat_template": "the model's own is used", "documents": "",
-    "moderation": "", "reasoning_effort": "", "web_search_options": "",
+    "moderation": "", "web_search_options": "",
     "best_of": "use n", "echo": "", "suffix": "",
 }  # fmt: skip
 
 # OpenAI's and vLLM's fields that change nothing here, whatever they say.
 _SHARED_INERT = frozenset({"request_id", "spaces_between_special_tokens", "prediction"})
 _CHAT_INERT = _SHARED_INERT | {"verbosity", "prompt_cache_retention", "prompt_cache_options"}
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max", "auto"]
 _TIERS = ("auto", "default", "flex", "scale", "priority")
 
 # JSON schemas of the fields that validators check in code.
@@ -171,6 +172,11 @@ class CommonFields(StrictFields):
         return self
 
     @property
+    def finish_of_calls(self) -> str:
+        """The `finish_reason` of an answer with calls."""
+        return "tool_calls"
+
+    @property
     def include_usage(self) -> bool:
         return self.stream and self.stream_options is not None and self.stream_options.include_usage
 
@@ -200,6 +206,8 @@ class ChatRequest(CommonFields):
     functions: Annotated[list[Function], Field(max_length=MAX_TOOLS)] | None = None
     function_call: Any = None
     modalities: list[Literal["text"]] | None = None
+    reasoning_effort: Effort | None = None
+    include_reasoning: StrictBool = True
     _tool_rules: ToolRules = PrivateAttr(default_factory=ToolRules)
 
     @field_validator("response_format")
@@ -235,9 +243,23 @@ class ChatRequest(CommonFields):
         return self._tool_rules
 
     @property
+    def finish_of_calls(self) -> str:
+        return "function_call" if self.calls_functions else "tool_calls"
+
+    @property
     def calls_functions(self) -> bool:
         """Whether the client knows only the older form, which answers come back in."""
         return bool(self.functions)
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """The client's variables, and what `reasoning_effort` says in the names that templates read."""
+        effort = self.reasoning_effort
+        if effort in (None, "auto"):
+            return self.chat_template_kwargs or {}
+        thinks = effort != "none"
+        said = {"enable_thinking": thinks, "thinking": thinks} | ({"reasoning_effort": effort} if thinks else {})
+        return said | (self.chat_template_kwargs or {})
 
     @property
     def opens_answer(self) -> bool:

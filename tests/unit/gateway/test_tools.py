@@ -150,3 +150,164 @@ def test_a_folder_may_have_a_template_of_its_own_for_tools() -> None:
     template = ChatTemplate("plain", {}, "tools: {{ tools }}{{ messages[0].tool_calls }}")
     assert template.render([{"role": "user", "content": "x"}]) == "plain"
     assert template.render([{"role": "user", "content": "x"}], tools=[{}]) == "tools: [{}]"
+
+
+# -- out of the answer --------------------------------------------------------------------------------------------
+
+TWO_CALLS = (
+    'Let me see.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich", "days": 3}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+)
+ARGUMENTS = [{"city": "Zürich", "days": 3}, {"city": "Rome"}]
+
+
+def say(gateway: Gateway, text: str) -> int:
+    """Let the model answer with a text; its number of tokens."""
+    ids = gateway.tokenizer.encode(text, add_special_tokens=False)
+    gateway.script.script = lambda spec: [*ids, *gateway.tokenizer.eos_ids]
+    return len(ids)
+
+
+async def answered(gateway: Gateway, *, stream: bool, **options: Any) -> tuple[dict[str, Any], str, Any]:
+    """The message, finish reason and usage, streamed or not, as openai's client reads them."""
+    if not stream:
+        whole = await ask(gateway, **options)
+        return whole.choices[0].message.model_dump(exclude_none=True), whole.choices[0].finish_reason, whole.usage
+    message: dict[str, Any] = {}
+    finish, usage = "", None
+    async for chunk in await ask(gateway, stream=True, stream_options={"include_usage": True}, **options):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            finish = choice.finish_reason or finish
+            delta = choice.delta.model_dump(exclude_none=True)
+            for call in delta.pop("tool_calls", []):
+                calls = message.setdefault("tool_calls", [])
+                if call["index"] == len(calls):
+                    assert call["id"]
+                    assert call["function"]["name"]
+                    calls.append({"id": call["id"], "type": call["type"], "function": {"arguments": ""}})
+                    calls[-1]["function"]["name"] = call["function"]["name"]
+                else:
+                    assert "id" not in call
+                    assert "name" not in call["function"]
+                calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+            older = delta.pop("function_call", None)
+            if older:
+                known = message.setdefault("function_call", {"arguments": ""})
+                known |= {
+                    "name": older.get("name") or known["name"],
+                    "arguments": known["arguments"] + older["arguments"],
+                }
+            for name, text in delta.items():
+                message[name] = message.get(name, "") + text if name != "role" else text
+    return message, finish, usage
+
+
+both_ways = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+
+
+@both_ways
+@pytest.mark.parametrize("per_event", [1, 4, 100])
+async def test_calls_are_told_from_content(tooled: Gateway, stream: bool, per_event: int) -> None:
+    tooled.script.per_event = per_event
+    count = say(tooled, TWO_CALLS)
+    message, finish, usage = await answered(tooled, stream=stream, tools=TOOLS)
+    assert (message["content"], finish) == ("Let me see.", "tool_calls")
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["get_weather"] * 2
+    assert [json.loads(call["function"]["arguments"]) for call in message["tool_calls"]] == ARGUMENTS
+    assert len({call["id"] for call in message["tool_calls"]}) == 2
+    assert usage.completion_tokens == count + 1
+
+
+async def test_arguments_are_streamed_as_they_come(tooled: Gateway) -> None:
+    say(tooled, TWO_CALLS)
+    pieces = [
+        call.function.arguments
+        async for chunk in await ask(tooled, stream=True, tools=TOOLS)
+        for choice in chunk.choices
+        for call in choice.delta.tool_calls or []
+    ]
+    assert len(pieces) > 10
+
+
+@both_ways
+async def test_an_answer_of_calls_alone_has_no_content(tooled: Gateway, stream: bool) -> None:
+    say(tooled, TWO_CALLS.partition("\n")[2])
+    message, _, _ = await answered(tooled, stream=stream, tools=TOOLS, parallel_tool_calls=False)
+    assert not message.get("content")
+    assert len(message["tool_calls"]) == 1
+
+
+@both_ways
+async def test_who_asks_for_functions_is_answered_so(tooled: Gateway, stream: bool) -> None:
+    say(tooled, TWO_CALLS)
+    message, finish, _ = await answered(tooled, stream=stream, functions=[WEATHER])
+    assert finish == "function_call"
+    assert json.loads(message["function_call"]["arguments"]) == ARGUMENTS[0]
+    assert "tool_calls" not in message
+
+
+@both_ways
+async def test_without_tools_nothing_is_a_call(tooled: Gateway, stream: bool) -> None:
+    say(tooled, TWO_CALLS)
+    message, finish, _ = await answered(tooled, stream=stream)
+    assert (message["content"], finish) == (TWO_CALLS, "stop")
+
+
+@both_ways
+async def test_a_call_that_was_cut_says_so(tooled: Gateway, stream: bool) -> None:
+    count = say(tooled, TWO_CALLS)
+    message, finish, _ = await answered(tooled, stream=stream, tools=TOOLS, max_tokens=count - 8)
+    assert finish == "length"
+    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == ARGUMENTS[0]
+    with pytest.raises(ValueError):
+        json.loads(message["tool_calls"][1]["function"]["arguments"])
+
+
+THOUGHT = "<think>\nRome, or\n\nParis?\n</think>\n\nParis."
+
+
+@both_ways
+async def test_reasoning_is_told_from_content(tooled: Gateway, stream: bool) -> None:
+    say(tooled, THOUGHT)
+    message, finish, usage = await answered(tooled, stream=stream)
+    assert (message["content"], finish) == ("Paris.", "stop")
+    assert message["reasoning"] == message["reasoning_content"] == "Rome, or\n\nParis?"
+    thought = len(tooled.tokenizer.encode(THOUGHT.partition("\n\nP")[0], add_special_tokens=False))
+    assert 8 < usage.completion_tokens_details.reasoning_tokens <= thought + 20 < usage.completion_tokens + 20
+    hidden, _, _ = await answered(tooled, stream=stream, extra_body={"include_reasoning": False})
+    assert hidden.keys() == {"role", "content"}
+
+
+async def test_reasoning_goes_back_with_the_message(tooled: Gateway) -> None:
+    say(tooled, THOUGHT)
+    answer = (await ask(tooled)).choices[0].message.model_dump()
+    await ask(tooled, messages=[*MESSAGES, answer, *MESSAGES])
+    assert "Paris." in prompt(tooled)
+
+
+async def test_an_effort_of_none_turns_thinking_off(tooled: Gateway) -> None:
+    await ask(tooled, reasoning_effort="none")
+    assert prompt(tooled).endswith("<think>\n\n</think>\n\n")
+    await ask(tooled, reasoning_effort="high")
+    assert "<think>" not in prompt(tooled)
+    await ask(tooled, reasoning_effort="high", extra_body={"chat_template_kwargs": {"enable_thinking": False}})
+    assert prompt(tooled).endswith("<think>\n\n</think>\n\n")
+
+
+@both_ways
+async def test_stop_strings_are_looked_for_in_content_alone(tooled: Gateway, stream: bool) -> None:
+    say(tooled, "<think>\nstop\n</think>\nGo on, stop, go")
+    message, finish, _ = await answered(tooled, stream=stream, stop="stop")
+    assert (message["reasoning"], message["content"], finish) == ("stop", "Go on, ", "stop")
+    say(tooled, TWO_CALLS)
+    message, finish, _ = await answered(tooled, stream=stream, tools=TOOLS, stop="Rome")
+    assert (len(message["tool_calls"]), finish) == (2, "tool_calls")
+
+
+async def test_choices_and_batches_of_calls_are_told_apart(tooled: Gateway) -> None:
+    say(tooled, TWO_CALLS)
+    whole = await ask(tooled, tools=TOOLS, n=3)
+    calls = [choice.message.tool_calls for choice in whole.choices]
+    assert [len(made) for made in calls] == [2, 2, 2]
+    assert len({call.id for made in calls for call in made}) == 6

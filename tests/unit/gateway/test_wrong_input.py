@@ -60,7 +60,7 @@ WRONG_CHAT: list[dict[str, Any]] = [
     {"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [TOOL]}, {"tool_choice": "maybe"},
     {"functions": [{"name": "f"}], "tools": [TOOL]}, {"functions": [{}]}, {"function_call": "required"},
     {"modalities": ["audio"]}, {"audio": {"voice": "x"}},
-    {"reasoning_effort": "low"}, {"web_search_options": {"a": 1}},
+    {"reasoning_effort": "much"}, {"web_search_options": {"a": 1}},
     {"chat_template_kwargs": {"messages": []}}, {"continue_final_message": True}, {"max_completion_tokens": -1},
 ]  # fmt: skip
 WRONG_COMPLETIONS: list[dict[str, Any]] = [

@@ -1,0 +1,93 @@
+"""What a parser gives back: pieces of a message."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from dataclasses import dataclass, field
+
+from gateway.parsing.format import CallIds
+
+_LETTERS = string.ascii_letters + string.digits
+
+
+@dataclass(slots=True, kw_only=True)
+class CallDelta:
+    """A piece of one call: at first its id and name, then its arguments' JSON bit by bit."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Parsed:
+    """What some tokens added to a message."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[CallDelta] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.content or self.reasoning or self.calls)
+
+    def add(self, other: Parsed) -> None:
+        """Join another piece behind this one."""
+        self.content += other.content
+        self.reasoning += other.reasoning
+        for delta in other.calls:
+            if self.calls and self.calls[-1].index == delta.index and not delta.name:
+                self.calls[-1].arguments += delta.arguments
+            else:
+                self.calls.append(delta)
+
+
+def new_call_id(kind: CallIds, name: str, index: int) -> str:
+    if kind == CallIds.KIMI:
+        return f"functions.{name}:{index}"
+    if kind == CallIds.MISTRAL:
+        return "".join(secrets.choice(_LETTERS) for _ in range(9))
+    return f"call_{secrets.token_hex(12)}"
+
+
+class CallWriter:
+    """Numbers calls and collects their pieces. Calls beyond `max_calls` are left out."""
+
+    def __init__(self, ids: CallIds, max_calls: int) -> None:
+        self.count = 0
+        self.name = ""
+        self.is_open = False
+        self.has_arguments = False
+        self._ids = ids
+        self._max_calls = max_calls
+        self._pieces: list[CallDelta] = []
+
+    def begin(self, name: str, id: str = "") -> None:
+        self.end()
+        self.name, self.is_open, self.has_arguments = name, True, False
+        index = self.count
+        self.count += 1
+        if index < self._max_calls:
+            self._pieces.append(CallDelta(index=index, id=id or new_call_id(self._ids, name, index), name=name))
+
+    def arguments(self, text: str) -> None:
+        if not text or not self.is_open:
+            return
+        self.has_arguments = True
+        if self.count > self._max_calls:
+            return
+        last = self._pieces[-1] if self._pieces else None
+        if last is not None and last.index == self.count - 1:
+            last.arguments += text
+        else:
+            self._pieces.append(CallDelta(index=self.count - 1, arguments=text))
+
+    def end(self) -> None:
+        if self.is_open and not self.has_arguments:
+            self.arguments("{}")
+        self.is_open = False
+
+    def take(self) -> list[CallDelta]:
+        pieces, self._pieces = self._pieces, []
+        return pieces

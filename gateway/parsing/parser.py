@@ -1,0 +1,179 @@
+"""One answer's parser: tokens and text in, pieces of a message out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gateway.parsing.format import Exit, Means
+from gateway.parsing.parsed import CallWriter, Parsed
+from gateway.parsing.readers import HeaderReader, Message, Reader, TextReader, captured, reader_of
+from gateway.parsing.terminals import Bound, Found
+from gateway.parsing.values import Schema
+
+MAX_CALLS = 128
+
+
+class Parser:
+    """Follows a format's states through an answer. However the text is cut into pieces, the message is the same.
+
+    `schemas` are the parameters of the tools that may be called; None: calls are text like any other.
+    """
+
+    def __init__(self, bound: Bound, schemas: Mapping[str, Schema] | None = None, *, parallel: bool = True) -> None:
+        self._bound = bound
+        self._states = bound.format.states
+        self._terminals = bound.terminals if schemas is None else bound.with_calls
+        self._calls = CallWriter(bound.format.ids, MAX_CALLS if parallel else 1)
+        self._message = Message(self._calls, schemas or {}, schemas or ())
+        self._buffer = ""
+        self._is_prompt = False
+        self._reader: Reader
+        self._enter(bound.format.start, {})
+
+    @property
+    def is_reasoning(self) -> bool:
+        return self._state.means == Means.REASONING
+
+    @property
+    def has_calls(self) -> bool:
+        return self._calls.count > 0
+
+    @property
+    def ids(self) -> frozenset[int]:
+        """Tokens that must come by `token`."""
+        return self._bound.ids
+
+    def text(self, text: str) -> None:
+        """Take a piece of text in which no token of `ids` is."""
+        if text:
+            self._buffer += text
+            self._scan(is_final=False)
+
+    def token(self, token_id: int, text: str, *, is_shown: bool) -> None:
+        """Take a token of `ids`. Where it isn't a terminal it is text, in content only if `is_shown`."""
+        if token_id in self._terminals[self._name].inner:
+            self.text(text)
+            return
+        self._scan(is_final=True)
+        exits = self._terminals[self._name].by_id.get(token_id, [])
+        if self._take_one([Found(exit_, 0, 0, {}) for exit_ in exits], text):
+            self._scan(is_final=False)
+        elif is_shown or self._state.means not in (Means.CONTENT, Means.REASONING):
+            self.text(text)
+
+    def read_prompt(self) -> None:
+        """What comes now is the end of the prompt, until `resume`."""
+        self._is_prompt = True
+
+    def resume(self) -> None:
+        """The prompt ends here: only the state it leads to counts."""
+        self._is_prompt = False
+        self._message.new = Parsed()
+        self._calls.take()
+        self._calls.count = 0
+        self._message.has_content = False
+        if isinstance(self._reader, TextReader):
+            self._reader = TextReader(self._message, self._state.means)
+
+    def finish(self, *, is_whole: bool) -> None:
+        """The answer ended, by the model's will if `is_whole`."""
+        self._scan(is_final=True)
+        reader = self._reader
+        rest = reader.finish(is_whole=is_whole)
+        if isinstance(reader, TextReader) and not self._calls.count:
+            reader.close()
+        if rest:
+            self._content(self._opener + rest)
+        if is_whole:
+            self._message.end_call()
+
+    def take(self) -> Parsed:
+        """What is new since the last time."""
+        new, self._message.new = self._message.new, Parsed()
+        new.calls = self._calls.take()
+        return new
+
+    # -- states -------------------------------------------------------------------------------------------------------
+
+    def _enter(self, name: str, captures: Mapping[str, str], opener: str = "") -> None:
+        self._name, self._state, self._opener = name, self._states[name], opener
+        if not self._state.in_call:
+            self._message.end_call()
+        self._reader = reader_of(self._state, self._message, captures)
+
+    def _take_one(self, found: Sequence[Found], text: str) -> bool:
+        """Leave the state by the first exit that what was read allows."""
+        for one in found:
+            captures = self._captures(one)
+            if captures is not None:
+                self._leave(one.exit, captures, text)
+                return True
+        return False
+
+    @property
+    def _is_first(self) -> bool:
+        """Nothing was said yet. A prompt's end has words before its markup: the role's name."""
+        return self._is_prompt or not self._message.has_content
+
+    def _captures(self, found: Found) -> Mapping[str, str] | None:
+        if found.exit.first and not self._is_first:
+            return None
+        if not isinstance(self._reader, HeaderReader):
+            return found.captures
+        said = captured(found.exit.reads, self._reader.text.strip())
+        return None if said is None else {**said, **found.captures}
+
+    def _leave(self, exit_: Exit, captures: Mapping[str, str], text: str) -> None:
+        rest = self._reader.finish(is_whole=True)
+        if rest:  # it was no call: nothing of it may be lost
+            self._content(self._opener + rest + ("" if exit_.keeps else text))
+        self._message.trims = not rest
+        if "key" in captures:
+            self._message.key = captures["key"]
+        if "name" in captures and self._states[exit_.to].in_call:
+            self._message.call(captures["name"], captures.get("id", ""))
+        self._enter(exit_.to, captures, "" if exit_.keeps else text)
+        if exit_.keeps:
+            self._buffer = text + self._buffer
+
+    def _content(self, text: str) -> None:
+        """Say what was no call, with all that is around it."""
+        self._message.new.content += self._message.gap + text
+        self._message.has_content = True
+        self._message.gap = ""
+
+    def _scan(self, *, is_final: bool) -> None:
+        """Read the buffer up to where a terminal may begin."""
+        while self._buffer:
+            if self._reader.over:
+                self._return()
+            terminals = self._terminals[self._name]
+            found, hold = terminals.find(self._buffer, is_final=is_final, is_first=self._is_first)
+            start = found[0].start if found else hold
+            if start and not self._read(start):
+                continue
+            if self._reader.in_string and self._buffer:
+                self._read(1)  # what looks like a terminal is text here
+                continue
+            if not found:
+                break
+            text = self._buffer[: found[0].end - start]
+            self._buffer = self._buffer[len(text) :]
+            if not self._take_one(found, text):
+                self._reader.push(text)
+        if is_final and self._reader.over:
+            self._return()
+
+    def _read(self, count: int) -> bool:
+        """Give the reader so much; False if it is over before."""
+        used = self._reader.push(self._buffer[:count])
+        self._buffer = self._buffer[used:]
+        return used == count
+
+    def _return(self) -> None:
+        """A guess is over: what was no call is content, and so is what follows."""
+        rest = self._reader.finish(is_whole=True)
+        if rest:
+            self._content(rest)
+        self._message.trims = not rest
+        self._enter(self._bound.format.start, {})

@@ -1,0 +1,245 @@
+"""What reads a state's text, one class a meaning. A reader lives from entering a state to leaving it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Mapping
+from typing import Any, Protocol
+
+from gateway.parsing.body import calls_of
+from gateway.parsing.calls import JsonCalls, PythonCalls
+from gateway.parsing.format import Means, State
+from gateway.parsing.json_text import JsonText
+from gateway.parsing.parsed import CallWriter, Parsed
+from gateway.parsing.values import ObjectText, PlainValue, Schema, schema_of, types_of
+
+MAX_HEADER_CHARS = 1_000
+MAX_BODY_CHARS = 1_000_000
+
+
+class Message:
+    """What readers write into, and what they must know of the answer so far."""
+
+    def __init__(self, writer: CallWriter, schemas: Mapping[str, Schema], names: Container[str]) -> None:
+        self.calls = writer
+        self.schemas = schemas
+        self.names = names
+        self.new = Parsed()
+        self.has_content = False  # more than space was said
+        self.trims = False  # space that comes next belongs to markup
+        self.gap = ""  # space before the markup
+        self.key = ""
+        self._written = ObjectText()
+
+    def call(self, name: str, id: str = "") -> None:
+        self.calls.begin(name, id)
+        self._written = ObjectText()
+
+    def end_call(self) -> None:
+        """The call is over; arguments that were written one by one are closed."""
+        if self.calls.is_open and self._written.is_open:
+            self.calls.arguments(self._written.close())
+        self._written = ObjectText()
+        self.calls.end()
+
+    def open_argument(self) -> frozenset[str]:
+        """Write the key of the next argument; its types."""
+        self.calls.arguments(self._written.key(self.key))
+        parameters = self.schemas.get(self.calls.name, {})
+        return types_of(schema_of(parameters, self.key), parameters)
+
+
+class Reader(Protocol):
+    """Reads a state's text."""
+
+    @property
+    def in_string(self) -> bool:
+        """Whether what looks like a terminal now is only text."""
+        ...
+
+    @property
+    def over(self) -> bool:
+        """Whether the rest belongs to what follows, without a terminal between."""
+        ...
+
+    def push(self, text: str) -> int:
+        """How many characters were taken; less than all only when `over`."""
+        ...
+
+    def finish(self, *, is_whole: bool) -> str:
+        """The state is left, or the answer ended: cut if not `is_whole`. Text that is content after all."""
+        ...
+
+
+class TextReader:
+    """Content or reasoning. Space at its borders with markup isn't part of it, but parts content from content."""
+
+    in_string = over = False
+
+    def __init__(self, message: Message, means: Means) -> None:
+        self._message = message
+        self._is_content = means == Means.CONTENT
+        self._space = ""
+
+    def push(self, text: str) -> int:
+        message = self._message
+        whole = self._space + text
+        stripped = whole.rstrip()
+        self._space = whole[len(stripped) :]
+        if not stripped:
+            return len(text)
+        if message.trims:
+            said = stripped.lstrip()
+            lead = stripped[: len(stripped) - len(said)]
+            stripped = (message.gap or lead) + said if self._is_content and message.has_content else said
+            message.trims = False
+        if self._is_content:
+            message.new.content += stripped
+            message.has_content = True
+        else:
+            message.new.reasoning += stripped
+        return len(text)
+
+    def finish(self, *, is_whole: bool) -> str:
+        if self._is_content and self._message.has_content:
+            self._message.gap = self._space
+        return ""
+
+    def close(self) -> None:
+        """The answer ended here: its last space is part of it."""
+        if self._is_content and not self._message.trims:
+            self._message.new.content += self._space
+
+
+class HeaderReader:
+    """Collects what the exit's `reads` reads."""
+
+    in_string = over = False
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def push(self, text: str) -> int:
+        self.text = (self.text + text)[:MAX_HEADER_CHARS]
+        return len(text)
+
+    def finish(self, *, is_whole: bool) -> str:
+        return ""
+
+
+class ValueReader:
+    in_string = over = False
+
+    def __init__(self, message: Message) -> None:
+        self._calls = message.calls
+        self._value = PlainValue(message.open_argument())
+
+    def push(self, text: str) -> int:
+        for piece in self._value.push(text):
+            self._calls.arguments(piece)
+        return len(text)
+
+    def finish(self, *, is_whole: bool) -> str:
+        self._calls.arguments(self._value.finish(is_whole=is_whole))
+        return ""
+
+
+class JsonReader:
+    """A call's arguments."""
+
+    over = False
+
+    def __init__(self, message: Message, quote: str) -> None:
+        self._calls = message.calls
+        self._json = JsonText(quote)
+
+    @property
+    def in_string(self) -> bool:
+        return self._json.in_string
+
+    def push(self, text: str) -> int:
+        self._calls.arguments(self._json.push(text)[0])
+        return len(text)
+
+    def finish(self, *, is_whole: bool) -> str:
+        self._calls.arguments(self._json.finish(is_whole=is_whole))
+        return ""
+
+
+class CallsReader:
+    """Whole calls. What turns out to be none is given back as it was."""
+
+    def __init__(self, message: Message, state: State) -> None:
+        names = message.names if state.is_guess else None
+        python = state.means == Means.PYTHON_CALLS
+        self._calls: JsonCalls | PythonCalls = (
+            PythonCalls(message.calls, names) if python else JsonCalls(message.calls, names, state.quote)
+        )
+        self._is_guess = state.is_guess
+        self._raw = ""
+
+    @property
+    def in_string(self) -> bool:
+        return self._calls.in_string
+
+    @property
+    def over(self) -> bool:
+        return self._is_guess and (self._calls.failed or self._calls.done)
+
+    def push(self, text: str) -> int:
+        used = self._calls.push(text)
+        if not self._calls.began:
+            self._raw += text[: used if self._is_guess else None]
+        return used if self._is_guess else len(text)
+
+    def finish(self, *, is_whole: bool) -> str:
+        self._calls.finish(is_whole=is_whole)
+        return "" if self._calls.began else self._raw
+
+
+class BodyReader:
+    """A field of a response template."""
+
+    in_string = over = False
+
+    def __init__(self, message: Message, read: Mapping[str, Any], captures: Mapping[str, str]) -> None:
+        self._message = message
+        self._read = read
+        self._captures = captures
+        self._text = ""
+
+    def push(self, text: str) -> int:
+        self._text = (self._text + text)[:MAX_BODY_CHARS]
+        return len(text)
+
+    def finish(self, *, is_whole: bool) -> str:
+        calls = calls_of(self._text, self._read, self._captures, self._message.schemas)
+        for name, arguments in calls:
+            self._message.call(name)
+            self._message.calls.arguments(arguments)
+            self._message.calls.end()
+        return "" if calls else self._text
+
+
+def reader_of(state: State, message: Message, captures: Mapping[str, str]) -> Reader:
+    match state.means:
+        case Means.CONTENT | Means.REASONING:
+            return TextReader(message, state.means)
+        case Means.VALUE:
+            return ValueReader(message)
+        case Means.JSON:
+            return JsonReader(message, state.quote)
+        case Means.JSON_CALLS | Means.PYTHON_CALLS:
+            return CallsReader(message, state)
+        case Means.BODY:
+            return BodyReader(message, state.read, captures)
+        case _:
+            return HeaderReader()
+
+
+def captured(pattern: str, text: str) -> Mapping[str, str] | None:
+    """What a header says; None when it isn't of this form."""
+    if not pattern:
+        return {}
+    found = re.search(pattern, text)
+    return None if found is None else {key: value for key, value in found.groupdict().items() if value is not None}

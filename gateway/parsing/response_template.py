@@ -1,0 +1,94 @@
+"""`response_template` of tokenizer_config.json (version 1, as transformers 5 has it) as a format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.parsing.body import PARSERS
+from gateway.parsing.format import Exit, Format, Means, State
+
+MAX_FIELDS = 32
+_REASONING = ("thinking", "reasoning", "reasoning_content")
+_WHOLE_CALLS = (
+    "{content}",
+    {"name": "{content.name}", "arguments": "{content.arguments}"},
+    {"name": "{content.name}", "arguments": "{content.parameters}"},
+)
+_NAMED_CALL = {"name": "{name}", "arguments": "{content}"}
+_LISTED_CALL = ({"name": "{name}", "arguments": "{arguments}"}, {"name": "{name}", "arguments": "{parameters}"})
+HOME = "content"
+
+
+def read_response_template(spec: Any) -> Format:
+    """Raises ValueError that says what can't be read."""
+    fields = _fields(spec)
+    implicit = [name for name, entry in fields.items() if not _terminals(entry, "open")]
+    if len(implicit) > 1:
+        raise ValueError(f"fields {implicit} have no opening")
+    openings = [
+        Exit(on=on, is_pattern=is_pattern, to=f"field {name}", calls=name == "tool_calls")
+        for name, entry in fields.items()
+        for on, is_pattern in _terminals(entry, "open")
+    ]
+    home = fields[implicit[0]] if implicit else {}
+    means = _means(implicit[0]) if implicit else Means.DROP
+    states = {HOME: State(means=means, exits=(*openings, *_closings(home)))}
+    states |= {f"field {name}": _state(name, entry) for name, entry in fields.items() if name not in implicit}
+    thoughts = [exit_ for name in _REASONING if name in fields for exit_ in _closings(fields[name])]
+    closes = next((exit_.on for exit_ in thoughts if not exit_.is_pattern), "")
+    return Format(name="response_template", states=states, start=HOME, closes_reasoning=closes)
+
+
+def _fields(spec: Any) -> Mapping[str, Mapping[str, Any]]:
+    fields = spec.get("fields") if isinstance(spec, Mapping) else None
+    if not isinstance(fields, Mapping) or not 0 < len(fields) <= MAX_FIELDS:
+        raise ValueError("it has no fields")
+    if spec.get("version", 1) != 1:
+        raise ValueError(f"its version is {spec['version']}; 1 is known")
+    for name, entry in fields.items():
+        if not isinstance(entry, Mapping) or entry.get("content", "text") not in PARSERS:
+            raise ValueError(f"field {name!r} can't be read")
+    return fields
+
+
+def _terminals(entry: Mapping[str, Any], kind: str) -> list[tuple[str, bool]]:
+    """The literals, or the pattern, that open or close a field; whether each is a pattern."""
+    literals, pattern = entry.get(kind), entry.get(f"{kind}_pattern")
+    if pattern is not None:
+        return [(str(pattern), True)]
+    if literals is None:
+        return []
+    found = [literals] if isinstance(literals, str) else literals
+    if not isinstance(found, list) or not all(isinstance(one, str) and one for one in found):
+        raise ValueError(f"{kind!r} must be a string or a list of strings")
+    return [(one, False) for one in found]
+
+
+def _closings(entry: Mapping[str, Any]) -> list[Exit]:
+    return [Exit(on=on, is_pattern=is_pattern, to=HOME) for on, is_pattern in _terminals(entry, "close")]
+
+
+def _means(name: str) -> Means:
+    if name in _REASONING:
+        return Means.REASONING
+    return Means.CONTENT if name == "content" else Means.DROP
+
+
+def _state(name: str, entry: Mapping[str, Any]) -> State:
+    exits = tuple(_closings(entry))
+    if name != "tool_calls":
+        return State(means=_means(name), exits=exits)
+    args = entry.get("content_args") or {}
+    quote = next((opening for opening, closing in args.get("string_delims") or () if opening == closing), "")
+    transform = entry.get("transform") or {}
+    function = transform.get("function") if isinstance(transform, Mapping) else None
+    if entry.get("content") == "json" and not args.get("allow_non_json"):
+        if entry.get("transform_each"):
+            if function in _LISTED_CALL:
+                return State(means=Means.JSON_CALLS, exits=exits, quote=quote)
+        elif function == _NAMED_CALL:
+            return State(means=Means.JSON, exits=exits, quote=quote, in_call=True)
+        elif function in _WHOLE_CALLS:
+            return State(means=Means.JSON_CALLS, exits=exits, quote=quote)
+    return State(means=Means.BODY, exits=exits, read=entry)

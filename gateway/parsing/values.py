@@ -1,0 +1,189 @@
+"""Arguments that a model writes as plain text or as Python, as JSON by the tool's schema."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from gateway.parsing.json_text import escaped
+
+Schema = Mapping[str, Any]
+MAX_PYTHON_CHARS = 200_000
+MAX_REFERENCES = 8
+_BRANCHES = ("anyOf", "oneOf", "allOf")
+
+
+def schema_of(parameters: Schema, key: str) -> Schema:
+    """The schema of one argument; empty when nothing is said."""
+    properties = parameters.get("properties")
+    found = properties.get(key) if isinstance(properties, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def types_of(schema: Schema, root: Schema, depth: int = 0) -> frozenset[str]:
+    """The JSON types that an argument may have; empty: anything."""
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#/"):
+        schema = _resolved(reference, root)
+    found: set[str] = set()
+    kind = schema.get("type")
+    found.update([kind] if isinstance(kind, str) else [one for one in kind or () if isinstance(one, str)])
+    if not found and isinstance(schema.get("enum"), list):
+        found.update(_TYPE_NAMES.get(type(one), "object") for one in schema["enum"])
+    if not found and depth < MAX_REFERENCES:
+        for name in _BRANCHES:
+            for branch in schema.get(name) or ():
+                if isinstance(branch, Mapping):
+                    found |= types_of(branch, root, depth + 1)
+    return frozenset(found)
+
+
+_TYPE_NAMES: dict[type, str] = {
+    str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null", list: "array",
+}  # fmt: skip
+
+
+def _resolved(reference: str, root: Schema) -> Schema:
+    found: Any = root
+    for part in reference[2:].split("/"):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def is_text(types: frozenset[str]) -> bool:
+    """Whether an argument is text, whatever it looks like. Without a schema it is."""
+    return not types or types == {"string"}
+
+
+def converted(text: str, types: frozenset[str]) -> str:
+    """Plain text as the JSON of the first type that it fits; else it is a string."""
+    word = text.strip()
+    for kind in ("null", "boolean", "integer", "number", "array", "object"):
+        if kind in types:
+            found = _READERS[kind](word)
+            if found is not None:
+                return found
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _read_number(word: str) -> str | None:
+    try:
+        number = float(word)
+    except ValueError:
+        return None
+    if not math.isfinite(number):
+        return None
+    return str(int(number)) if number.is_integer() and abs(number) < 2**53 and "." not in word else repr(number)
+
+
+def _read_integer(word: str) -> str | None:
+    digits = word.removeprefix("-").removeprefix("+")
+    return str(int(word)) if digits.isascii() and digits.isdigit() and len(digits) < 1_000 else None
+
+
+def _read_container(word: str, kind: type) -> str | None:
+    try:
+        found = json.loads(word)
+    except (ValueError, RecursionError):
+        text = python_json(word)
+        found = json.loads(text) if text is not None else None
+    return json.dumps(found, ensure_ascii=False) if isinstance(found, kind) else None
+
+
+_READERS: dict[str, Callable[[str], str | None]] = {
+    "null": lambda word: "null" if word in ("null", "None", "nil") else None,
+    "boolean": lambda word: word.lower() if word.lower() in ("true", "false") else None,
+    "integer": _read_integer,
+    "number": _read_number,
+    "array": lambda word: _read_container(word, list),
+    "object": lambda word: _read_container(word, dict),
+}
+
+
+def python_json(text: str) -> str | None:
+    """A Python literal as JSON; None when it is none."""
+    if len(text) > MAX_PYTHON_CHARS:
+        return None
+    try:
+        return json.dumps(_literal(ast.parse(text.strip(), mode="eval").body), ensure_ascii=False, allow_nan=False)
+    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+        return None
+
+
+_NAMES = {"true": True, "false": False, "null": None}
+
+
+def _literal(node: ast.expr) -> Any:
+    match node:
+        case ast.Constant(value=str() | int() | float() | None as value):
+            return value
+        case ast.Name(id=name) if name in _NAMES:
+            return _NAMES[name]
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return -value
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_literal(item) for item in items]
+        case ast.Dict(keys=keys, values=values):
+            return {str(_literal(key)): _literal(value) for key, value in zip(keys, values, strict=True) if key}
+        case _:
+            raise ValueError("not a literal")
+
+
+class ObjectText:
+    """Writes an object argument by argument: what the methods return, joined, is its JSON."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    @property
+    def is_open(self) -> bool:
+        return self._count > 0
+
+    def key(self, name: str) -> str:
+        self._count += 1
+        return f"{', ' if self._count > 1 else '{'}{json.dumps(name, ensure_ascii=False)}: "
+
+    def close(self) -> str:
+        return "}" if self._count else "{}"
+
+
+class PlainValue:
+    """One argument written as plain text, with a line break of markup before and behind it."""
+
+    def __init__(self, types: frozenset[str]) -> None:
+        self._types = types
+        self._streams = is_text(types)
+        self._text = ""  # all of it, or the end that may be markup
+        self._began = False
+
+    def push(self, text: str) -> Iterator[str]:
+        if not self._streams:
+            self._text += text
+            return
+        text = self._text + text
+        if not self._began:
+            if text in ("", "\r"):
+                self._text = text
+                return
+            self._began = True
+            yield '"'
+            text = text.removeprefix("\r").removeprefix("\n") if text[:2] == "\r\n" else text.removeprefix("\n")
+        kept = 2 if text.endswith("\r\n") else 1 if text.endswith(("\n", "\r")) else 0
+        self._text = text[len(text) - kept :]
+        if kept < len(text):
+            yield escaped(text[: len(text) - kept])
+
+    def finish(self, *, is_whole: bool) -> str:
+        """Its end; a value that was cut isn't closed."""
+        if not self._streams:
+            return converted(_unframed(self._text), self._types) if is_whole else ""
+        opening = "" if self._began else '"'
+        rest = "" if self._text in ("\n", "\r\n") else escaped(self._text)
+        return opening + rest + ('"' if is_whole else "")
+
+
+def _unframed(text: str) -> str:
+    return text.removeprefix("\n").removesuffix("\n")
