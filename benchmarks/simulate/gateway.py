@@ -14,8 +14,9 @@ from benchmarks.simulate.fleet import Run, Worker
 from benchmarks.simulate.trace import TRACE_BLOCK
 from common.messages import WorkerState
 from common.policy import kv_read_bytes_per_s
-from gateway.admission.policy import Admission, Capacity, RefusedError, RequestLimits, prefillers
+from gateway.admission.policy import Admission, RefusedError, RequestLimits
 from gateway.admission.queue import Ticket
+from gateway.admission.supply import Capacity, prefillers
 from planner.observed import Observed, WorkerLoad
 from planner.policy import Memory, plan
 from planner.settings import PlanSettings

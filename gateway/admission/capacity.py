@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -9,7 +10,8 @@ from dataclasses import dataclass
 
 from common.messages import GatewayState, ModelLoad, WorkerState
 from common.words import Role
-from gateway.admission.policy import Capacity, prefillers
+from gateway.admission.places import Places
+from gateway.admission.supply import Capacity, prefillers
 from gateway.placement.placer import Placer
 from gateway.request.active import ActiveRequest
 from gateway.request.state import Phase
@@ -76,11 +78,14 @@ class Fleet:
         now = time.monotonic()
         others = [_load_of(state, model) for state in self._others.states()]
         unplaced = sum(load.unclaimed_tokens for load in others)
+        decoders: list[str] = []
         ours, claimed = Counter[str](), defaultdict[str, list[ActiveRequest]](list)
         for request in active:
             state = request.state
             if model and state.spec.model != model:
                 continue
+            if state.decoder is not None and request.place.since is not None:
+                decoders.append(state.decoder.worker)
             if state.phase is Phase.QUEUED and not state.assigned:
                 unplaced += request.work
             elif state.phase in (Phase.QUEUED, Phase.CLAIMED):
@@ -93,6 +98,7 @@ class Fleet:
             for state in (*prefill, *decode)
         }
         return Capacity(
+            places=Places(total=_places(decode, decoders)),
             workers=prefillers(prefill, decode, local=self._local, queued=queued),
             gateways=1 + len(others),
             unplaced_tokens=unplaced,
@@ -114,6 +120,14 @@ class Fleet:
             ours = [one for one in claimed if one.claimed_at is not None and one.claimed_at < told_at]
             told = self._told[state.worker] = _Told.of(state, ours)
         return told.others - (told.computed if told.longest in claimed else 0)
+
+
+def _places(decode: Iterable[WorkerState], decoders: Iterable[str]) -> float:
+    """Sequences that the decode workers take, and ours at workers that take no new ones."""
+    most = {state.worker: state.max_sequences for state in decode}
+    if not all(most.values()):
+        return math.inf
+    return sum(most.values()) + sum(decoder not in most for decoder in decoders)
 
 
 def _load_of(state: GatewayState, model: str) -> GatewayState | ModelLoad:

@@ -8,18 +8,15 @@ as the measured rates say that its first token would be late.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 from common.errors import OverloadedError
-from common.messages import WorkerState
-from gateway.admission.queue import HIGH, TIERS, Ticket, TieredQueue
+from gateway.admission.places import Held, Newcomer
+from gateway.admission.queue import HIGH, TIERS, Share, Ticket, TieredQueue
+from gateway.admission.supply import SHORT_PROMPT_S, Capacity
 
 MAX_RETRY_AFTER_S = 60.0
 WINDOW_REQUESTS = 64  # per worker; bounds the window where prompts are very short
-SHORT_PROMPT_S = 0.5  # an idle decode worker may start prompts this short outside the window
-UNMEASURED_LOCAL_SHARE = 0.25  # unmeasured local rate of a decode worker, per prefill rate
 ADMISSION_HEADROOM = 0.2  # admit only if 1.2 times the predicted wait still meets the deadline
 GENERATED_TOKEN_WORK = 2.0  # a generated token's work for its tenant, in prompt tokens
 
@@ -42,127 +39,6 @@ class RefusedError(OverloadedError):
         super().__init__(f"{message}; try again later", retry_after_s=min(MAX_RETRY_AFTER_S, max(1.0, retry_after_s)))
         self.reason = reason
         self.waited = False  # refused after waiting
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prefiller:
-    """A worker that computes prompts."""
-
-    tokens_per_s: float = 0.0  # 0 = not measured
-    queued_tokens: int = 0  # tokens ahead of a new prompt
-    fixed_s: float = 0.0  # overhead of each pass
-    decodes: bool = False  # it also decodes
-
-
-@dataclass(kw_only=True)
-class Capacity:
-    """The fleet as a gateway sees it. Nothing is predicted until a worker has measured its rate.
-
-    `unplaced_tokens` and `passed` may grow as requests start, until the fleet is looked at again.
-    """
-
-    workers: tuple[Prefiller, ...]
-    gateways: int = 1  # alive, this one included
-    unplaced_tokens: int = 0  # started anywhere, and in no worker's `queued_tokens`
-    started_elsewhere: int = 0  # prompt tokens in the windows of other gateways
-    waiting_elsewhere: int = 0  # prompt tokens that wait at other gateways
-    passed: int = 0  # short prompts started outside the window
-
-    @cached_property
-    def tokens_per_s(self) -> float:
-        return sum(worker.tokens_per_s for worker in self.workers)
-
-    @cached_property
-    def _free(self) -> list[tuple[float, float]]:
-        """(seconds until a worker is free, its rate), the first to be free first."""
-        return sorted((w.queued_tokens / w.tokens_per_s, w.tokens_per_s) for w in self.workers)
-
-    def wait_s(self, ahead: float) -> float:
-        """Seconds until `ahead` more prompt tokens are dealt out, each to a free worker, and a worker is free."""
-        if not self.tokens_per_s:
-            return 0.0
-        rate, level, left = 0.0, 0.0, ahead
-        for free_at, worker_rate in self._free:
-            if rate and left < (free_at - level) * rate:
-                break
-            left -= (free_at - level) * rate
-            rate, level = rate + worker_rate, free_at
-        return level + left / rate
-
-    def first_token_s(self, ahead: float, work: int) -> float:
-        """Seconds until the first token of a prompt of `work` tokens behind `ahead` tokens; 0 while unmeasured."""
-        if not self.tokens_per_s:
-            return 0.0
-        level = self.wait_s(ahead)
-        return min(
-            max(level, worker.queued_tokens / worker.tokens_per_s) + worker.fixed_s + work / worker.tokens_per_s
-            for worker in self.workers
-        )
-
-    def computing_s(self, work: int) -> float:
-        """Seconds that the fastest worker computes a prompt, without any wait."""
-        return min((one.fixed_s + work / one.tokens_per_s for one in self.workers if one.tokens_per_s), default=0.0)
-
-    def fastest_s(self, work: int) -> float:
-        """A cheap upper bound of `first_token_s`: the fastest worker takes the prompt next."""
-        offset_s, rate = self._fastest
-        return offset_s + work / rate if rate else 0.0
-
-    @cached_property
-    def _fastest(self) -> tuple[float, float]:
-        if not self.tokens_per_s:
-            return 0.0, 0.0
-        worker = max(self.workers, key=lambda one: one.tokens_per_s)
-        return worker.queued_tokens / worker.tokens_per_s + worker.fixed_s, worker.tokens_per_s
-
-    @cached_property
-    def _beside(self) -> list[Prefiller]:
-        """Decode workers without queued prompts, the fastest first."""
-        idle = (
-            worker for worker in self.workers if worker.decodes and not worker.queued_tokens and worker.tokens_per_s
-        )
-        return sorted(idle, key=lambda worker: -worker.tokens_per_s)
-
-    @property
-    def short(self) -> float:
-        """The longest prompt that an idle decode worker computes within `SHORT_PROMPT_S`; 0 if none is idle."""
-        return SHORT_PROMPT_S * self._beside[self.passed].tokens_per_s if self.passed < len(self._beside) else 0.0
-
-    def window(self, seconds: float) -> float:
-        """This gateway's window in prompt tokens: its equal part, or more if other gateways use less."""
-        if not self.tokens_per_s:
-            return math.inf
-        size = self.tokens_per_s * seconds
-        return max(size / self.gateways, size - self.started_elsewhere)
-
-
-def prefillers(
-    prefill: Iterable[WorkerState], decode: Iterable[WorkerState], *, local: bool, queued: Mapping[str, int]
-) -> tuple[Prefiller, ...]:
-    """The workers that compute prompts. One without a measured rate counts as the slowest of the others.
-
-    `local`: decode workers compute prompts, too, as they do when nobody else prefills. `queued`: worker -> prompt tokens
-    waiting there.
-    """
-    rates = {state.worker: (state.prefill_tokens_per_s, state) for state in prefill}
-    beside, alone = set[str](), not rates
-    if local or alone:
-        for state in decode:
-            share = 1.0 if alone else UNMEASURED_LOCAL_SHARE
-            rate = state.local_tokens_per_s or share * state.prefill_tokens_per_s
-            if (alone or rate) and state.worker not in rates:
-                rates[state.worker] = rate, state
-                beside.add(state.worker)
-    slowest = min((rate for rate, _ in rates.values() if rate > 0), default=0.0)
-    return tuple(
-        Prefiller(
-            tokens_per_s=rate or slowest,
-            queued_tokens=queued.get(state.worker, 0),
-            fixed_s=state.prefill_fixed_ms / 1000,
-            decodes=state.worker in beside,
-        )
-        for rate, state in rates.values()
-    )
 
 
 @dataclass(slots=True)
@@ -191,6 +67,7 @@ class Admission:
         self._window_requests = [0 for _ in TIERS]
         self._window_work = [0 for _ in TIERS]
         self._window_fill = [0.0 for _ in TIERS]
+        self.held = Held()
 
     @property
     def in_flight(self) -> int:
@@ -222,7 +99,7 @@ class Admission:
 
     def would_start(self, ticket: Ticket, capacity: Capacity, now: float) -> bool:
         """Whether a request would be admitted, and be the first to start."""
-        if self.queue or not self._has_room(ticket.tier, capacity):
+        if self.queue or not self._has_room(ticket.tier, capacity) or not self._has_place(capacity):
             return False
         return (
             self._full(ticket, capacity) is None
@@ -277,6 +154,7 @@ class Admission:
         needs_s = capacity.first_token_s(capacity.unplaced_tokens + before + elsewhere, ticket.work)
         if ticket.work <= capacity.short:
             needs_s = min(needs_s, SHORT_PROMPT_S)
+        needs_s += self._place_s(ticket, capacity) if spare else 0.0  # too rough to refuse somebody who waits
         if needs_s * (1 + spare) <= left_s:
             return None
         spare_s = spare * (needs_s - capacity.computing_s(ticket.work))
@@ -287,6 +165,17 @@ class Admission:
         again_s = needs_s + spare_s - left_s if alone_s < left_s else MAX_RETRY_AFTER_S
         return RefusedError("deadline", message, again_s)
 
+    def _place_s(self, ticket: Ticket, capacity: Capacity) -> float:
+        """Seconds until the tenant's next request has a place; 0 if others give way, or while unmeasured."""
+        places, held = capacity.places, self.held
+        before = self.queue.requests_of.get(ticket.tenant, 0)
+        if places.free(held, 0) > before:
+            return 0.0
+        claim = Newcomer(tenant=ticket.tenant, weight=ticket.weight, tier=ticket.tier)
+        if places.is_owed(claim, held):
+            return 0.0
+        return places.mean_s * (before + 1) / places.part(ticket.tenant, ticket.weight, held)
+
     def late(self, capacity: Capacity, now: float) -> list[tuple[Ticket, RefusedError]]:
         """Take out the waiting requests that would be late, and say why."""
         if not self.queue:
@@ -295,6 +184,8 @@ class Admission:
         slowest_s = capacity.wait_s(total)
         found = []
         for ticket in list(self.queue):
+            if ticket.resumes:
+                continue
             if now + slowest_s + capacity.fastest_s(ticket.work) <= ticket.first_token_by:
                 continue  # most are in time even if they start last
             refusal = self._too_late(ticket, capacity, now)
@@ -307,19 +198,53 @@ class Admission:
 
     def next(self, capacity: Capacity) -> Ticket | None:
         """The request that starts now, if there is room."""
-        for tier in self.queue.order():
-            if self._has_room(tier, capacity):
-                ticket = self.queue.pop(tier)
-                self._start(ticket, self._most(capacity))
-                return ticket
+        if not self._has_place(capacity):
+            return None
+        ticket = self.head(capacity)
+        if ticket is not None:
+            self.start(ticket, capacity)
+            return ticket
         if capacity.short:
             for tier in reversed(range(len(TIERS))):
-                short = self.queue.pop_short(tier, capacity.short)
+                short = self.queue.pop_short(tier, capacity.short, self._share(capacity))
                 if short is not None:
                     capacity.passed += 1
                     self._start(short, self._most(capacity))
                     return short
         return None
+
+    def head(self, capacity: Capacity) -> Ticket | None:
+        """The request that starts next once it has a place."""
+        order = self.queue.order()
+        if capacity.places.floor:  # lower tiers below their part of the places come first
+            order.sort(key=lambda tier: self.held.below(tier + 1) >= capacity.places.floor)
+        for tier in order:
+            if self._has_room(tier, capacity):
+                return self.queue.head(tier, self._share(capacity))
+        return None
+
+    def start(self, ticket: Ticket, capacity: Capacity) -> None:
+        """Start a ticket that is the first of its tenant and tier."""
+        self.queue.start(ticket)
+        self._start(ticket, self._most(capacity))
+
+    def _has_place(self, capacity: Capacity) -> bool:
+        return capacity.places.free(self.held, sum(self._window_requests)) > 0
+
+    def _share(self, capacity: Capacity) -> Share | None:
+        """By what tenants are ordered: their shares of the places where those are scarce."""
+        places, held = capacity.places, self.held
+        if places.free(held, 0) >= self.queue.requests:
+            return None
+        return lambda tenant, weight: places.share(tenant, weight, held)
+
+    def put_back(self, ticket: Ticket) -> None:
+        """A started choice waits again."""
+        [request_id] = ticket.ids
+        self.computed(request_id)
+        part = self._parts.pop(request_id)
+        self.held.count(part.ticket.tier, part.ticket.tenant, part.ticket.weight, -1)
+        self.queue.push(ticket)
 
     def _most(self, capacity: Capacity) -> float:
         """The most that one prompt takes of the window: a worker's part, in tokens."""
@@ -344,6 +269,7 @@ class Admission:
 
     def _start(self, ticket: Ticket, most: float) -> None:
         ticket.started = True
+        self.held.count(ticket.tier, ticket.tenant, ticket.weight, ticket.requests)
         for request_id, work in zip(ticket.ids, ticket.works, strict=True):
             part = self._parts[request_id] = _Part(ticket, work, most)
             self._window_requests[ticket.tier] += 1
@@ -387,4 +313,5 @@ class Admission:
         part = self._parts.pop(request_id, None)
         if part is not None:
             self._requests[part.ticket.tier] -= 1
+            self.held.count(part.ticket.tier, part.ticket.tenant, part.ticket.weight, -1)
             self.queue.tiers[part.ticket.tier].charge(part.ticket.tenant, GENERATED_TOKEN_WORK * generated)

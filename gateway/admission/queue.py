@@ -10,12 +10,15 @@
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 TIERS = ("low", "normal", "high")
 HIGH = len(TIERS) - 1
 FLOOR_SHARE = 0.1
+
+
+Share = Callable[[str, float], float]  # (tenant, weight) -> what it would have of the places
 
 
 def tier_of(priority: int) -> int:
@@ -36,6 +39,7 @@ class Ticket:
     weight: float = 1.0
     share: float = 1.0  # share of the queue that the tenant may fill
     started: bool = False
+    resumes: bool = False  # it gave its place back, and its client has tokens
     work: int = field(init=False)  # sum over the choices, at least 1
 
     def __post_init__(self) -> None:
@@ -84,27 +88,37 @@ class FairQueue:
         insort(line.order, (ticket.first_token_by, self._arrivals, ticket))
         self._count(line, ticket, 1)
 
-    def head(self) -> Ticket | None:
-        """The ticket that starts next."""
-        waiting = [(line.tag, name) for name, line in self._lines.items() if line.order]
-        return self._lines[min(waiting)[1]].order[0][2] if waiting else None
+    def head(self, share: Share | None = None) -> Ticket | None:
+        """The ticket that starts next: the lowest share's, if given."""
+        waiting = self._in_turn(share)
+        return self._lines[waiting[0]].order[0][2] if waiting else None
+
+    def _in_turn(self, share: Share | None) -> list[str]:
+        """The tenants that wait, the next first."""
+        lines = [(name, line) for name, line in self._lines.items() if line.order]
+        waiting = [(share(name, line.weight) if share else 0.0, line.tag, name) for name, line in lines]
+        return [name for _, _, name in sorted(waiting)]
 
     def pop(self) -> Ticket:
-        """Start the next ticket: its work counts for its tenant."""
+        """Start the next ticket."""
         ticket = self.head()
         if ticket is None:
             raise LookupError("nobody waits")
+        self.start(ticket)
+        return ticket
+
+    def start(self, ticket: Ticket) -> None:
+        """Start a ticket that is the first of its tenant: its work counts."""
         line = self._lines[ticket.tenant]
         line.order.pop(0)
         self._count(line, ticket, -1)
         self._virtual = max(self._virtual, line.tag)
         line.tag += ticket.work / line.weight
         self._forget()
-        return ticket
 
-    def pop_short(self, most: float) -> Ticket | None:
+    def pop_short(self, most: float, share: Share | None) -> Ticket | None:
         """Start the next ticket of at most this much work, even if longer ones are due earlier."""
-        for _, name in sorted((line.tag, name) for name, line in self._lines.items() if line.order):
+        for name in self._in_turn(share):
             ticket = next((one for _, _, one in self._lines[name].order if one.work <= most), None)
             if ticket is not None:
                 self.remove(ticket)
@@ -191,19 +205,32 @@ class TieredQueue:
         earned = [tier for tier in waiting if self._credit[tier] >= self._price(tier)]
         return sorted(waiting, key=lambda tier: (tier not in earned, -tier))
 
+    def head(self, tier: int, share: Share | None = None) -> Ticket:
+        """The next ticket of a tier in which somebody waits."""
+        ticket = self.tiers[tier].head(share)
+        if ticket is None:
+            raise LookupError("nobody waits")
+        return ticket
+
     def pop(self, tier: int) -> Ticket:
         """Start the next ticket of a tier."""
-        ticket = self.tiers[tier].pop()
+        ticket = self.head(tier)
+        self.start(ticket)
+        return ticket
+
+    def start(self, ticket: Ticket) -> None:
+        """Start a ticket that is the first of its tenant and tier."""
+        tier = ticket.tier
+        self.tiers[tier].start(ticket)
         self._count(ticket, -1)
         for lower in range(tier):
             if self.tiers[lower]:
                 self._credit[lower] += FLOOR_SHARE * ticket.work
         self._credit[tier] = max(0.0, self._credit[tier] - ticket.work) if self.tiers[tier] else 0.0
-        return ticket
 
-    def pop_short(self, tier: int, most: float) -> Ticket | None:
+    def pop_short(self, tier: int, most: float, share: Share | None = None) -> Ticket | None:
         """Start the next ticket of a tier that has at most this much work. It costs the tier no credit."""
-        ticket = self.tiers[tier].pop_short(most)
+        ticket = self.tiers[tier].pop_short(most, share)
         if ticket is not None:
             self._count(ticket, -1)
             if not self.tiers[tier]:

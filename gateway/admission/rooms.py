@@ -90,10 +90,13 @@ class WaitingRooms:
             model: room.load([one for one in requests if one.state.spec.model == model])
             for model, room in self._rooms.items()
         }
+        for_places = [room for room in self._rooms.values() if room.waits_for_places]
+        others = [model for model, room in self._rooms.items() if room not in for_places]
         return msgspec.structs.replace(
             state,
-            queued_requests=state.queued_requests + sum(room.queued_requests for room in self._rooms.values()),
-            queued_tokens=state.queued_tokens + sum(load.waiting_tokens for load in loads.values()),
+            queued_requests=state.queued_requests + sum(self._rooms[model].queued_requests for model in others),
+            queued_tokens=state.queued_tokens + sum(loads[model].waiting_tokens for model in others),
+            handing_over=state.handing_over + sum(room.queued_requests for room in for_places),
             waiting_tokens=sum(load.waiting_tokens for load in loads.values()),
             started_tokens=sum(load.started_tokens for load in loads.values()),
             unclaimed_tokens=sum(load.unclaimed_tokens for load in loads.values()),

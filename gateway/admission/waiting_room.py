@@ -7,22 +7,44 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from common.errors import ServingError
 from common.messages import ModelLoad
-from gateway.admission.policy import Admission, Capacity, RefusedError, RequestLimits
+from gateway.admission.places import Holder, Newcomer
+from gateway.admission.policy import Admission, RefusedError, RequestLimits
 from gateway.admission.queue import TIERS, Ticket, tier_of
+from gateway.admission.supply import Capacity
 from gateway.request.active import ActiveRequest
 from gateway.request.spec import GenerationSpec
 from gateway.request.state import Phase
 from gateway.tenants.tenants import Tenant
 
 CAPACITY_FOR_S = 0.05  # heartbeats come each 0.5 s
+HELP_PERIOD_S = 1.0  # blocks that were given back take a moment to reach a request
+MEAN_WEIGHT = 0.1  # the newest figure's part of a mean
+
+# Move a started request away from its workers until the future is done.
+Preempt = Callable[[ActiveRequest, asyncio.Future[None]], None]
 
 
 def prompt_tokens(spec: GenerationSpec) -> int:
     """All prompt tokens, as if nothing were cached."""
     return len(spec.token_ids)
+
+
+def holder_of(request: ActiveRequest, now: float) -> Holder:
+    spec, place = request.state.spec, request.place
+    return Holder(
+        request_id=spec.request_id,
+        tenant=spec.tenant.name,
+        weight=spec.tenant.weight,
+        tier=tier_of(spec.priority),
+        preemptions=place.preemptions,
+        ran_s=now - place.since if place.since is not None else 0.0,
+        return_s=place.return_s,
+        waits=place.waits,
+    )
 
 
 class WaitingRoom:
@@ -34,14 +56,22 @@ class WaitingRoom:
         capacity: Callable[[], Capacity],
         *,
         work: Callable[[GenerationSpec], int] = prompt_tokens,
+        started: Callable[[], Iterable[ActiveRequest]] = tuple,
+        preempt: Preempt | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`started`: this room's requests between start and end. `preempt` None: nobody gives way."""
+        self._started = started
+        self._preempt = preempt
         self._work = work  # estimate of a request's uncached prompt tokens
         self._clock = clock
         self._admission = Admission(limits)
         self._look = capacity
         self._seen: tuple[float, Capacity] | None = None
         self._calls: dict[Ticket, asyncio.Future[None]] = {}
+        self._returning: dict[str, Ticket] = {}  # requests that gave their places back, by id
+        self._since: dict[str, float] = {}  # when each started choice got its place
+        self._mean_s = 0.0  # how long places are held
         self.refused: Counter[str] = Counter()  # by reason
         self.work: Counter[str] = Counter()  # prompt and generated tokens by tenant
 
@@ -66,6 +96,7 @@ class WaitingRoom:
             tier=tier_of(priority),
             tenant=tenant.name,
             share=tenant.queue_share,
+            weight=tenant.weight,
         )
         try:
             self._admission.check(ticket, self._capacity(now), now)
@@ -93,6 +124,7 @@ class WaitingRoom:
             await call
         except BaseException:
             self._admission.withdraw(ticket)
+            self._forget(ticket.ids)
             self.pump()
             raise
         finally:
@@ -111,22 +143,97 @@ class WaitingRoom:
     def ended(self, spec: GenerationSpec, generated: int) -> None:
         self.work[spec.tenant.name] += generated
         self._admission.ended(spec.request_id, generated)
+        ticket = self._returning.get(spec.request_id)
+        if ticket is not None:
+            self._admission.withdraw(ticket)
+            self._call(ticket)
+        self._measure(spec.request_id)
         self.pump()
 
     def pump(self) -> None:
-        """Start the requests that have room."""
+        """Start the requests that have room, and the next one in place of somebody above his share."""
         if not self._admission.queue:
             return
         capacity = self._capacity(self._clock())
-        while (ticket := self._admission.next(capacity)) is not None:
-            capacity.unplaced_tokens += ticket.work
-            if not self._calls[ticket].done():
-                self._calls[ticket].set_result(None)
+        while True:
+            while (ticket := self._admission.next(capacity)) is not None:
+                self._begin(ticket, capacity)
+            ticket = self._admission.head(capacity)
+            if ticket is None or not self._make_room(ticket, capacity):
+                return
+
+    def _begin(self, ticket: Ticket, capacity: Capacity) -> None:
+        capacity.unplaced_tokens += ticket.work
+        self._since |= dict.fromkeys(ticket.ids, self._clock())
+        self._call(ticket)
+
+    def _call(self, ticket: Ticket) -> None:
+        call = self._calls[ticket]
+        if not call.done():
+            call.set_result(None)
+        if ticket.resumes:
+            del self._calls[ticket], self._returning[ticket.ids[0]]
+
+    # -- places ----------------------------------------------------------------------------------------------------
+
+    def _make_room(self, ticket: Ticket, capacity: Capacity) -> bool:
+        """Whether somebody gave way for the next ticket."""
+        claim = Newcomer(tenant=ticket.tenant, weight=ticket.weight, tier=ticket.tier)
+        if not self._take_place(claim, capacity):
+            return False
+        if capacity.places.free(self._admission.held, 0) > 0:
+            self._admission.start(ticket, capacity)
+            self._begin(ticket, capacity)
+        return True
+
+    def _take_place(self, claim: Newcomer, capacity: Capacity) -> bool:
+        if self._preempt is None:
+            return False
+        now = self._clock()
+        started = {one.state.spec.request_id: one for one in self._started() if one.may_give_way}
+        started = {name: one for name, one in started.items() if name not in self._returning}
+        holders = [holder_of(one, now) for one in started.values()]
+        victim = capacity.places.victim(claim, holders, self._admission.held)
+        if victim is None:
+            return False
+        request = started[victim.request_id]
+        spec = request.state.spec
+        ticket = ticket_of([spec], now, work=self._work)
+        ticket.first_token_by, ticket.resumes = request.started_at, True  # the first of its tenant
+        self._admission.put_back(ticket)
+        self._measure(spec.request_id)
+        call = self._calls[ticket] = asyncio.get_running_loop().create_future()
+        self._returning[spec.request_id] = ticket
+        self._preempt(request, call)
+        return True
+
+    def _help_waiting(self, now: float) -> None:
+        """Somebody gives way for a started request that found every decode worker full."""
+        for request in self._started():
+            place = request.place
+            if place.waits and now - place.helped_at >= HELP_PERIOD_S:
+                place.helped_at = now
+                spec = request.state.spec
+                claim = Newcomer(
+                    tenant=spec.tenant.name, weight=spec.tenant.weight, tier=tier_of(spec.priority), is_started=True
+                )
+                self._take_place(claim, self._capacity(now))
+
+    def _measure(self, request_id: str) -> None:
+        since = self._since.pop(request_id, None)
+        if since is not None:
+            held_s = self._clock() - since
+            self._mean_s = held_s if not self._mean_s else self._mean_s + MEAN_WEIGHT * (held_s - self._mean_s)
+
+    def _forget(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            self._since.pop(request_id, None)
 
     def look_again(self) -> None:
         """Refuse requests that would be late by now, and start those that have room: the fleet may have changed."""
+        now = self._clock()
+        self._help_waiting(now)
         if self._admission.queue:
-            now = self._clock()
             for ticket, refusal in self._admission.late(self._capacity(now), now):
                 self.refused[refusal.reason] += 1
                 refusal.waited = True
@@ -136,6 +243,13 @@ class WaitingRoom:
     @property
     def queued_requests(self) -> int:
         return self._admission.queue.requests
+
+    @property
+    def waits_for_places(self) -> bool:
+        """Whether decode workers, not prefill workers, are what the queue waits for."""
+        if not self._admission.queue:
+            return False
+        return self._capacity(self._clock()).places.free(self._admission.held, 0) <= 0
 
     def load(self, active: Iterable[ActiveRequest]) -> ModelLoad:
         """This room's part of the heartbeat; `active` are the started requests."""
@@ -157,6 +271,8 @@ class WaitingRoom:
     def _capacity(self, now: float) -> Capacity:
         if self._seen is None or now - self._seen[0] >= CAPACITY_FOR_S:
             self._seen = now, self._look()
+            capacity = self._seen[1]
+            capacity.places = replace(capacity.places, mean_s=self._mean_s)
         return self._seen[1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -41,6 +42,7 @@ class Why:
     detail: str = ""  # replaces the end's own text
     blame: str = ""  # the next attempts avoid this worker
     death: Death | None = None  # the worker that computed the attempt died
+    until: asyncio.Future[None] | None = None  # the next attempt waits for it
 
     @property
     def reason(self) -> str:
@@ -113,6 +115,7 @@ class Attempts:
         state, now = request.state, self._clock()
         if not state.begin_attempt(now):
             return
+        request.place.lost()
         attempt = state.attempt
         self._choose_weights(state)
         placement = await self._placer.place(state, self._running.states)
@@ -178,11 +181,7 @@ class Attempts:
             return
         request.retrying, queued = True, False
         request.timeline.gave_up(why.reason, self._clock())
-        self._counters[Event(state.spec.model, "retries")] += 1
-        log.warning(
-            "request.retry",
-            extra={"request_id": state.spec.request_id, "reason": why.reason, "blame": why.blame},
-        )
+        self._note_move(request, why)
         try:
             self._abandon(request, "retry")
             if why.death is not None and self._suspects.convict(state, why.death):
@@ -195,12 +194,37 @@ class Attempts:
             state.exclude(
                 why.blame, [worker.worker for worker in self._placer.workers(Role.DECODE, state.spec.model_fingerprint)]
             )
+            if why.until is not None:
+                await self._wait_for_place(request, why.until)
             await asyncio.sleep(pause_s(why.end, state.fruitless))
             queued = await self._place_again(request, why.reason)
         finally:
             request.retrying = False
             if queued:  # the worker's roles may have changed meanwhile
                 self.take_back(request, self._peers.states.get(state.assigned))
+
+    def preempt(self, request: ActiveRequest, until: asyncio.Future[None]) -> None:
+        """It goes on when `until` is done."""
+        request.place.preemptions += 1
+        request.place.lost()
+        self.move_soon(request, Why(end=End.PREEMPTED, until=until))
+
+    async def _wait_for_place(self, request: ActiveRequest, until: asyncio.Future[None]) -> None:
+        began_at = self._clock()
+        with contextlib.suppress(ServingError):  # the gateway shuts down, and ends the request
+            await until
+        request.place.returns_at = self._clock()
+        waited_ms = 1000 * (request.place.returns_at - began_at)
+        request.timings["preempted"] = request.timings.get("preempted", 0.0) + waited_ms
+
+    def _note_move(self, request: ActiveRequest, why: Why) -> None:
+        is_preempted = why.end is End.PREEMPTED
+        self._counters[Event(request.state.spec.model, "preemptions" if is_preempted else "retries")] += 1
+        log.log(
+            logging.INFO if is_preempted else logging.WARNING,
+            "request.preempted" if is_preempted else "request.retry",
+            extra={"request_id": request.state.spec.request_id, "reason": why.reason, "blame": why.blame},
+        )
 
     async def _place_again(self, request: ActiveRequest, reason: str) -> bool:
         """Try until an attempt is queued, or the request is over or late. Whether one is queued."""

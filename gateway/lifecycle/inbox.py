@@ -146,6 +146,8 @@ class Inbox:
         events = state.take(tokens, sender, now)
         if events and was_first:
             request.explain_first_token(tokens, now)
+        if events and state.decoder == sender:
+            request.place.decodes(now)
         for event in events:  # first: the client's token must not wait for the rest
             request.timeline.took(tokens, len(event.token_ids), event.finish, now)
             request.events.put_nowait(event)

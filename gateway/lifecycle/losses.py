@@ -37,10 +37,7 @@ class Losses:
         self._clock = clock
 
     def lost(self, worker: Incarnation, reason: str, *, died: bool) -> None:
-        """Start another attempt of everything that the worker had, all at the same time.
-
-        `died`: for certain.
-        """
+        """Start another attempt of everything that the worker had, all at the same time."""
         others = self._running.num_with(worker.worker) - 1
         self._pulse.forget(worker.worker)
         self._fleet.forget(worker.worker)

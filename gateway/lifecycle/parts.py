@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,8 +11,9 @@ from common.bus import Bus
 from common.peers import Peers
 from common.tracing import Tracer
 from gateway.admission.capacity import Fleet
-from gateway.admission.policy import Capacity, RequestLimits
+from gateway.admission.policy import RequestLimits
 from gateway.admission.rooms import WaitingRooms
+from gateway.admission.supply import Capacity
 from gateway.admission.waiting_room import WaitingRoom
 from gateway.lifecycle.attempts import Attempts
 from gateway.lifecycle.background import Background
@@ -27,6 +29,7 @@ from gateway.lifecycle.watchdog import Watchdog
 from gateway.observe.attainment import ServiceLevels
 from gateway.observe.spans import RequestSpans
 from gateway.placement.placer import PlacementStore, Placer
+from gateway.request.active import ActiveRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +73,14 @@ def assemble(
         def capacity() -> Capacity:
             return fleet.capacity(running, model=model, weights=weights(model))
 
-        return WaitingRoom(limits, capacity, work=placer.uncached_tokens)
+        def started() -> list[ActiveRequest]:
+            return [one for one in running if one.state.spec.model == model]
+
+        def preempt(request: ActiveRequest, until: asyncio.Future[None]) -> None:
+            attempts.preempt(request, until)
+
+        work = placer.uncached_tokens
+        return WaitingRoom(limits, capacity, work=work, started=started, preempt=preempt, clock=clock)
 
     rooms = WaitingRooms(room_for)
     records = Records(spans=RequestSpans(tracer, gateway_id, levels), levels=levels, clock=clock)

@@ -121,7 +121,7 @@ class Probes:
             why = Why(end=End.UNANSWERED, blame=worker, death=death)
             await self._attempts.move(request, why)
         elif answer is not None:
-            request.waits_for_room = answer.waits and not decodes
+            request.place.waits = answer.waits and not decodes
             if decodes or answer.waits:  # who waits has not failed: the deadline bounds it
                 state.progress_at = self._clock()
 

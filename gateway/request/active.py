@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 
 from msgspec import UNSET, UnsetType
 
@@ -14,6 +15,30 @@ from common.messages import Imported, Job, Settle, Tokens
 from gateway.request.spec import GenerationSpec, TokenEvent
 from gateway.request.state import RequestState
 from gateway.request.timeline import Timeline
+
+
+@dataclass(slots=True, kw_only=True)
+class Place:
+    """A request's place in the decode batch."""
+
+    waits: bool = False  # the prefill worker says that every decode worker is full
+    since: float | None = None  # its decode worker's first token
+    preemptions: int = 0
+    returns_at: float | None = None  # placed again, not yet decoded
+    return_s: float = 0.0  # how long its last return took
+    helped_at: float = 0.0  # when somebody last gave way for it
+
+    def decodes(self, now: float) -> None:
+        """Its decode worker sent tokens."""
+        self.waits = False
+        if self.since is None:
+            self.since = now
+            if self.returns_at is not None:
+                self.return_s, self.returns_at = now - self.returns_at, None
+
+    def lost(self) -> None:
+        """Another attempt begins."""
+        self.waits, self.since = False, None
 
 
 class ActiveRequest:
@@ -40,7 +65,7 @@ class ActiveRequest:
         self.retrying = False
         self.lost_attempt = 0  # the newest attempt that failed while being queued
         self.probing = False
-        self.waits_for_room = False  # the prefill worker says that every decode worker is full
+        self.place = Place()
         self.known_at = 0.0  # when a worker last confirmed that it has the request
         self.timings: dict[str, float] = {}
         spec = state.spec
@@ -50,6 +75,11 @@ class ActiveRequest:
         self.timeline.waited_ms, self.timeline.phases = 1000 * waited_s, self.timings
         self.events: asyncio.Queue[TokenEvent | ServingError | None] = asyncio.Queue()  # bounded by max_tokens
         self.ended = asyncio.Event()
+
+    @property
+    def may_give_way(self) -> bool:
+        """Whether it is decoded, or waits for a place."""
+        return not self.retrying and (self.place.waits or self.place.since is not None) and not self.state.is_over
 
     @property
     def context(self) -> str | UnsetType:

@@ -31,7 +31,7 @@ ENOUGH = 2_000  # seeds, one of which at least finds a planted bug; the rarest a
 KINDS = """bad digest, came back, client left, cut off, dropped while cut off, ended complete, ended deadline_exceeded,
 ended left, ended request_quarantined, ended unavailable, failed pass, failed push, flipped bit, held, job given up,
 job in a dead pull, job redelivered, killed GatewayNode, killed WorkerNode, landed in quarantine, late, late run dropped, lost,
-muted gateway, no logits, push timed out, repeated, slow push, stale tokens, store down, store late, switched roles"""
+muted gateway, no logits, preempted, push timed out, repeated, slow push, stale tokens, store down, store late, switched roles"""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

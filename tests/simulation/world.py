@@ -12,7 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,9 @@ from common.errors import DeadlineExceededError, ServingError
 from common.messages import SamplingParams
 from engine.config import EngineConfig
 from engine.fake.engine import FakeEngine
+from gateway.admission import places
 from gateway.request.spec import GenerationSpec
+from gateway.tenants.tenants import Tenant
 from tests.simulation.bus import Network
 from tests.simulation.clock import EndlessError, Process, VirtualLoop, monotonic_is
 from tests.simulation.nodes import BLOCK, GatewayNode, WorkerNode
@@ -36,6 +38,9 @@ SLACK_S = 1.5  # past its deadline a request may end: the gateway looks each 0.1
 REST_S = 17.0  # in calm, everything is given back by then: also charges that nobody releases
 CROWDED = 7  # one of so many seeds has many clients: pools are full, and requests wait for each other's blocks
 CROWDED_DEADLINE_S, CROWDED_REST_S = 24.0, 30.0
+LEAST_CONTEXT = 32  # tokens that fit into the smallest pool
+RIVALS = 3  # of the crowded seeds, one of so many has two tenants with long answers that take each other's places
+RIVALS_RUN_S = 0.05  # instead of a second: passes take a few milliseconds
 HELD_S = 5.0  # in calm, and all requests and pushes over: no process holds anything of them any more
 FAIR_REST_S = 2.5  # where nothing goes wrong, everybody is told at once; less than `KEEP_ENDED_S`
 PATIENT_S = 8.0  # in calm, a request with so much time left gets its answer
@@ -86,6 +91,9 @@ class World:
         self.workers: list[WorkerNode] = self._draw_workers()
         self.gateways = [GatewayNode(self, f"g{n}") for n in range(dice.choice([1, 1, 2]))]
         self.clients: list[Client] = self._draw_clients()
+        self.is_rivalry = seed % (CROWDED * RIVALS) == 0
+        if self.is_rivalry:
+            self._make_rivals(random.Random(seed))  # dice of its own: the rest of the seed stays as it was
         self.by_name = {client.name: client for client in self.clients}
         self.calm_at = dice.uniform(0.8, 4.0)
         self.hurt_at = 0.0  # the last kill, or end of a cut: both happen in calm, too
@@ -131,6 +139,14 @@ class World:
                 )
             )
         return clients
+
+    def _make_rivals(self, dice: random.Random) -> None:
+        for client in self.clients:
+            sampling = msgspec.structs.replace(
+                client.spec.sampling, max_tokens=dice.randint(2, LEAST_CONTEXT - len(client.spec.token_ids))
+            )
+            tenant = Tenant(name=dice.choice(["few", "many", "many"]), weight=dice.choice([1.0, 2.0]))
+            client.spec = replace(client.spec, sampling=sampling, tenant=tenant, priority=dice.choice([-1, 0, 0, 0, 1]))
 
     def _schedule_faults(self) -> None:
         dice, loop = self.random, self.loop
@@ -245,6 +261,8 @@ class World:
         while not self._all_ended() and self.loop.now < last:
             await asyncio.sleep(0.05)
         rest_s = FAIR_REST_S if self.weather.is_fair else CROWDED_REST_S if self.is_crowded else REST_S
+        for gateway in self.gateways:
+            self.faults["preempted"] += gateway.requests.counters["preemptions"]
         await self._rest(max(self.loop.now, self.calm_at) + rest_s)
         self._check_clients()
 
@@ -340,6 +358,9 @@ def play(seed: int, *, log: Callable[[str], None] | None = None) -> World:
     loop = world.loop
     loop.set_exception_handler(lambda _, context: world.failures(context))
     kept, decode.role.KEEP_ENDED_S = decode.role.KEEP_ENDED_S, KEEP_ENDED_S
+    run_s = places.MIN_RUN_S
+    if world.is_rivalry:
+        places.MIN_RUN_S = RIVALS_RUN_S
     try:
         with monotonic_is(loop), errors_are_violations(world):
             try:
@@ -349,7 +370,7 @@ def play(seed: int, *, log: Callable[[str], None] | None = None) -> World:
             finally:
                 loop.abandon()
     finally:
-        decode.role.KEEP_ENDED_S = kept
+        decode.role.KEEP_ENDED_S, places.MIN_RUN_S = kept, run_s
     if world.violations:
         raise Violation(f"seed {seed}:\n  " + "\n  ".join(world.violations[:12]))
     return world

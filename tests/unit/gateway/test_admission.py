@@ -11,17 +11,9 @@ from hypothesis import strategies as st
 
 from common.messages import KVLayout, Region, WorkerState
 from common.words import WorkerStatus
-from gateway.admission.policy import (
-    ADMISSION_HEADROOM,
-    MAX_RETRY_AFTER_S,
-    Admission,
-    Capacity,
-    Prefiller,
-    RefusedError,
-    RequestLimits,
-    prefillers,
-)
+from gateway.admission.policy import ADMISSION_HEADROOM, MAX_RETRY_AFTER_S, Admission, RefusedError, RequestLimits
 from gateway.admission.queue import HIGH, Ticket
+from gateway.admission.supply import Capacity, Prefiller, prefillers
 
 LAYOUT = KVLayout(num_blocks=1, num_layers=1, block_size=16, num_kv_heads=1, head_dim=8, dtype="float32")
 LIMITS = RequestLimits(max_requests=10, max_queued_tokens=1000, reserved=0.0)

@@ -8,8 +8,9 @@ import pytest
 
 from common.errors import UnavailableError
 from common.messages import GatewayState, ModelLoad, SamplingParams
-from gateway.admission.policy import Capacity, Prefiller, RefusedError, RequestLimits
+from gateway.admission.policy import RefusedError, RequestLimits
 from gateway.admission.rooms import WaitingRooms
+from gateway.admission.supply import Capacity, Prefiller
 from gateway.admission.waiting_room import WaitingRoom
 from gateway.request.spec import GenerationSpec
 from gateway.tenants.tenants import ANYBODY

@@ -8,7 +8,8 @@ import pytest
 
 from common.errors import UnavailableError
 from common.messages import ModelLoad, SamplingParams
-from gateway.admission.policy import Capacity, Prefiller, RefusedError, RequestLimits
+from gateway.admission.policy import RefusedError, RequestLimits
+from gateway.admission.supply import Capacity, Prefiller
 from gateway.admission.waiting_room import CAPACITY_FOR_S, WaitingRoom
 from gateway.placement.recent_prefixes import RecentPrefixes
 from gateway.request.spec import GenerationSpec

@@ -79,7 +79,7 @@ async def test_who_waits_for_a_decode_worker_waits_until_its_deadline(watched: G
     worker.knows.add("r")
     worker.is_out_of_room = True
     await asyncio.sleep(175.0)
-    assert (request.state.attempt, request.state.phase, request.waits_for_room) == (1, Phase.PREFILLED, True)
+    assert (request.state.attempt, request.state.phase, request.place.waits) == (1, Phase.PREFILLED, True)
     with pytest.raises(DeadlineExceededError, match="deadline passed"):
         await answer_of(request)
 

@@ -1,0 +1,139 @@
+"""Who holds the places of the decode batch, who gets the next one, and who gives one back. No I/O, no clock.
+
+docs/placement.md has the rules. A tenant's *share* is its places divided by its weight.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+FLOOR_SHARE = 0.1  # what higher tiers leave to lower ones
+AHEAD_SHARE = 1 / 16  # prompts computed ahead of free places
+MIN_RUN_S = 1.0  # least decoding at a stretch
+RUN_PER_RETURN = 4.0  # the same, in times of the last return
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Newcomer:
+    """A request that has no place."""
+
+    tenant: str
+    weight: float = 1.0
+    tier: int = 1
+    is_started: bool = False  # it counts as held already
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """A started request."""
+
+    request_id: str
+    tenant: str
+    weight: float = 1.0
+    tier: int = 1
+    preemptions: int = 0
+    ran_s: float = 0.0  # decoded since its last start
+    return_s: float = 0.0  # how long that start took
+    waits: bool = False  # every decode worker is full
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it ran long enough to give way."""
+        return self.waits or self.ran_s >= max(MIN_RUN_S, RUN_PER_RETURN * self.return_s)
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """Places by tier and tenant; a request counts from its start to its end."""
+
+    _here: Counter[tuple[int, str]] = field(default_factory=Counter)
+    _weights: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        return self._here.total()
+
+    def count(self, tier: int, tenant: str, weight: float, amount: int) -> None:
+        self._here[tier, tenant] += amount
+        self._weights[tenant] = weight
+        if not self._here[tier, tenant]:
+            del self._here[tier, tenant]
+        if not any(name == tenant for _, name in self._here):
+            del self._weights[tenant]
+
+    def below(self, tier: int) -> int:
+        """Places of lower tiers."""
+        return sum(amount for (own, _), amount in self._here.items() if own < tier)
+
+    def of(self, tenant: str) -> int:
+        return sum(amount for (_, name), amount in self._here.items() if name == tenant)
+
+    def tenants(self) -> dict[str, tuple[int, float]]:
+        """Tenant -> places and weight."""
+        return {name: (self.of(name), weight) for name, weight in self._weights.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """The fleet's places for one model."""
+
+    total: float = math.inf  # sequences that its decode workers take
+    elsewhere: Mapping[str, int] = field(default_factory=dict)  # held at other gateways, by tenant
+    mean_s: float = 0.0  # how long a place is held; 0: not measured
+
+    def free(self, held: Held, computing: int) -> float:
+        """Requests that may start: free places, and some prompts ahead of them."""
+        ahead = min(computing, math.floor(AHEAD_SHARE * self.total)) if self.total < math.inf else 0
+        return self.total + ahead - held.total - sum(self.elsewhere.values())
+
+    @property
+    def floor(self) -> int:
+        """Places that higher tiers leave to lower ones."""
+        return max(0, min(math.ceil(FLOOR_SHARE * self.total), int(self.total) - 1)) if self.total < math.inf else 0
+
+    def held_by(self, tenant: str, held: Held) -> int:
+        return held.of(tenant) + self.elsewhere.get(tenant, 0)
+
+    def share(self, tenant: str, weight: float, held: Held) -> float:
+        """The tenant's share with one more place."""
+        return (self.held_by(tenant, held) + 1) / weight
+
+    def part(self, tenant: str, weight: float, held: Held) -> float:
+        """The places that a tenant has in the long run."""
+        others = sum(other for name, (_, other) in held.tenants().items() if name != tenant)
+        return max(1.0, self.total * weight / (weight + others))
+
+    def is_owed(self, claim: Newcomer, held: Held) -> bool:
+        """Whether somebody will give way."""
+        if held.below(claim.tier) > self.floor or held.below(claim.tier + 1) < self.floor:
+            return True
+        return any(self._gives_way(name, weight, claim, held) for name, (_, weight) in held.tenants().items())
+
+    def victim(self, claim: Newcomer, holders: Iterable[Holder], held: Held) -> Holder | None:
+        """Who gives way now, if anybody."""
+        ready = [holder for holder in holders if holder.is_ready]
+        lower = [one for one in ready if one.tier < claim.tier and held.below(claim.tier) > self.floor]
+        same = [one for one in ready if one.tier == claim.tier and self._gives_way(one.tenant, one.weight, claim, held)]
+        higher = [one for one in ready if one.tier > claim.tier and held.below(claim.tier + 1) < self.floor]
+        return self._worst(lower or same or higher, held)
+
+    def _gives_way(self, tenant: str, weight: float, claim: Newcomer, held: Held) -> bool:
+        mine = (self.held_by(claim.tenant, held) + (not claim.is_started)) / claim.weight
+        return tenant != claim.tenant and (self.held_by(tenant, held) - 1) / weight >= mine
+
+    def _worst(self, holders: Sequence[Holder], held: Held) -> Holder | None:
+        """Of the lowest tier and the largest share one that has no place yet, or was spared so far."""
+        return min(
+            holders,
+            key=lambda one: (
+                one.tier,
+                -self.held_by(one.tenant, held) / one.weight,
+                not one.waits,
+                one.preemptions,
+                one.ran_s,
+            ),
+            default=None,
+        )
