@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
 from gateway.dialects.table import DialectTable
-from gateway.http.api import ERROR, REF, ApiPart
+from gateway.http.api import ERROR, REF, ApiPart, fields
+from gateway.http.fields import OFF
 from gateway.http.keys import BEARER
 from gateway.tenants.tenants import ADMIN_PATHS, OPERATOR_PATHS, is_open, is_under
 
@@ -28,16 +30,62 @@ def document(
         if owner is not None:
             schemes[scheme] = dict(owner.key.scheme)
         security = _security(path, scheme, needs_key=needs_key, has_admin=has_admin)
-        paths[path] = {method: operation | {"security": security} for method, operation in operations.items()}
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "Baton", "version": version, "license": {"name": "Apache-2.0"}},
-        "paths": paths,
-        "components": {
-            "schemas": _schemas(whole) | dict(whole.schemas) | {"Error": ERROR},
-            "securitySchemes": schemes,
-        },
-    }
+        paths[path] = {
+            method: operation | {"operationId": _operation_id(method, path), "security": security}
+            for method, operation in operations.items()
+        }
+    described: Json = _readable(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "Baton", "version": version, "license": {"name": "Apache-2.0"}},
+            "paths": paths,
+            "components": {
+                "schemas": _schemas(whole) | dict(whole.schemas) | {"Error": ERROR},
+                "securitySchemes": schemes,
+            },
+        }
+    )
+    described["components"]["schemas"]["Off"] = _one_of_kinds(OFF)
+    return described
+
+
+def _operation_id(method: str, path: str) -> str:
+    """A name for generated clients: `post_v1_chat_completions`."""
+    return "_".join([method, *re.findall(r"\w+", path)])
+
+
+def _readable(part: Any) -> Any:
+    """The same, without enumerations of several kinds, which generators of clients can't read."""
+    if isinstance(part, list):
+        return [_readable(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    if part == OFF:
+        return {"$ref": f"{REF}Off"}
+    if isinstance(part.get("enum"), list) and len({type(value) for value in part["enum"]}) > 1:
+        return _one_of_kinds(part)
+    return {name: _readable(each) for name, each in part.items()}
+
+
+def _one_of_kinds(schema: Json) -> Json:
+    texts = [value for value in schema["enum"] if isinstance(value, str)]
+    kinds: list[Json] = [{"type": "string", "enum": texts}] if texts else []
+    kinds += [_only(value) for value in schema["enum"] if not isinstance(value, str)]
+    return {name: each for name, each in schema.items() if name != "enum"} | {"anyOf": kinds}
+
+
+def _only(value: Any) -> Json:
+    match value:
+        case None:
+            return {"type": "null"}
+        case []:
+            return {"type": "array", "items": {}, "maxItems": 0}
+        case {"type": str(kind)}:
+            return fields({"type": {"const": kind}}) | {"additionalProperties": False}
+        case dict():
+            return {"type": "object", "maxProperties": 0}
+        case _:
+            return {"const": value}
 
 
 def _schemas(whole: ApiPart) -> Json:

@@ -73,11 +73,19 @@ def ref(name: str) -> Json:
     return {"$ref": REF + name}
 
 
-def get(path: str, summary: str, *media_types: str, query: tuple[Json, ...] = (), error: str = "Error") -> Json:
-    """A GET that answers with one of `media_types`; JSON is of no fixed form."""
+def get(
+    path: str,
+    summary: str,
+    *media_types: str,
+    query: tuple[Json, ...] = (),
+    error: str = "Error",
+    answer: Json | None = None,
+) -> Json:
+    """A GET that answers with one of `media_types`; JSON is of no fixed form unless `answer` says it."""
+    content = {kind: {"schema": answer} if answer and kind == JSON else {} for kind in media_types}
     return {
         "summary": summary,
-        "responses": {"200": _ok({kind: {} for kind in media_types})} | errors(error),
+        "responses": {"200": _ok(content)} | errors(error),
         "parameters": [*path_parameters(path), *query],
     }
 
@@ -95,12 +103,9 @@ def post(body: type[BaseModel], answer: Json, *, stream_type: str = "", error: s
 
 
 def errors(schema: str = "Error") -> Json:
-    """The errors of every operation. /ready's 503 has another form."""
+    """The errors of every operation."""
     content: Json = {JSON: {"schema": ref(schema)}}
-    return {
-        str(status): {"description": text, "content": {JSON: {}} if status == 503 else content}
-        for status, text in STATUSES.items()
-    }
+    return {str(status): {"description": text, "content": content} for status, text in STATUSES.items()}
 
 
 def path_parameters(path: str) -> list[Json]:

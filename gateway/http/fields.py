@@ -36,7 +36,7 @@ MetadataKey = Annotated[StrictStr, Field(max_length=64)]
 MetadataValue = Annotated[StrictStr, Field(max_length=512)]
 Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)]
 _NULL: dict[str, Any] = {"type": "null"}
-_OFF: dict[str, Any] = {
+OFF: dict[str, Any] = {
     "enum": [None, False, [], {}],
     "description": "not supported: only an absent, null or empty value is accepted",
 }
@@ -51,7 +51,7 @@ def described(schema: dict[str, Any], model: type[StrictFields]) -> None:
             schema["properties"][field] = model.schemas[field]
         elif field not in required and not _may_be_null(rule):
             schema["properties"][field] = {"anyOf": [rule, _NULL]}
-    schema["properties"] |= dict.fromkeys(model.unsupported, _OFF) | dict.fromkeys(model.inert, _INERT)
+    schema["properties"] |= dict.fromkeys(model.unsupported, OFF) | dict.fromkeys(model.inert, _INERT)
 
 
 def _may_be_null(rule: dict[str, Any]) -> bool:

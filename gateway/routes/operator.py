@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import Request, Response
 
 from common.errors import InvalidRequestError
-from gateway.http.api import JSON, ApiPart, get
+from gateway.http.api import JSON, ApiPart, fields, get
 from gateway.http.problem import Problem
 from gateway.http.responses import json_response, plain_error, takes_gzip
 from gateway.http.routing import Routes
@@ -33,6 +33,13 @@ _SUMMARIES = {
     "/version": ("Baton's version.", JSON),
     "/debug/requests": ("Where the time of recent requests went.", JSON),
     "/debug/requests/{request_id}": ("Every choice of one answer.", JSON),
+}
+_TEXT: dict[str, Any] = {"type": "string"}
+_ANSWERS = {
+    "/health": fields({"status": _TEXT}),
+    "/ready": fields({"status": _TEXT, "workers": {"type": "object", "additionalProperties": {"type": "integer"}}}),
+    "/version": fields({"version": _TEXT}),
+    "/debug/requests/{request_id}": fields({"requests": {"type": "array", "items": {"type": "object"}}}),
 }
 _QUERIES = {
     "/debug/requests": ({"name": "limit", "in": "query", "schema": {"type": "string", "pattern": "^[0-9]{1,4}$"}},)
@@ -65,11 +72,7 @@ class OperatorRoutes:
                 "/debug/requests": self.timelines,
                 "/debug/requests/{request_id}": self.timeline,
             },
-            api=ApiPart(
-                paths={
-                    path: {"get": get(path, *said, query=_QUERIES.get(path, ()))} for path, said in _SUMMARIES.items()
-                }
-            ),
+            api=_api(),
         )
 
     async def health(self, request: Request) -> Response:
@@ -116,3 +119,13 @@ class OperatorRoutes:
             message = f"no recent request {wanted[:100]!r}: each gateway keeps the last {MAX_RECENT}"
             return plain_error(Problem(status=404, message=message))
         return json_response({"requests": found})
+
+
+def _api() -> ApiPart:
+    paths = {
+        path: {"get": get(path, *said, query=_QUERIES.get(path, ()), answer=_ANSWERS.get(path))}
+        for path, said in _SUMMARIES.items()
+    }
+    not_ready = fields({"status": {"type": "string"}, "reason": {"type": "string"}})
+    paths["/ready"]["get"]["responses"]["503"]["content"] = {JSON: {"schema": not_ready}}
+    return ApiPart(paths=paths)

@@ -49,7 +49,13 @@ class TextRoutes:
     def __init__(self, answers: Answers, body_limits: BodyLimits) -> None:
         self._answers = answers
         self._body_limits = body_limits
-        tokens = fields({"tokens": {"type": "array"}, "count": {"type": "integer"}})
+        tokens = fields(
+            {
+                "tokens": {"type": "array", "items": {"type": "integer"}},
+                "count": {"type": "integer"},
+                "max_model_len": {"type": ["integer", "null"]},
+            }
+        )
         text = fields({"prompt": {"type": "string"}})
         self.routes = Routes(
             posts={"/tokenize": self.tokenize, "/detokenize": self.detokenize},

@@ -9,9 +9,9 @@ from gateway.answers.start import Answers, ModelCard
 from gateway.dialects.dialect import Dialect, Endpoint, View
 from gateway.dialects.openai.chat import Chat
 from gateway.dialects.openai.completions import Completions
-from gateway.dialects.openai.objects import USAGE
+from gateway.dialects.openai.described import ANSWERS
 from gateway.dialects.openai.schema import ChatRequest, CompletionRequest
-from gateway.http.api import JSON, ApiPart, fields, get, post, ref
+from gateway.http.api import JSON, ApiPart, get, post, ref
 from gateway.http.keys import BEARER
 from gateway.http.problem import Json, Problem, error_object
 from gateway.http.streaming import EVENTS
@@ -31,13 +31,13 @@ class OpenAi:
         self.views: Mapping[str, View] = {MODELS: _listed, f"{MODELS}/{{model:path}}": _one}
         self.api = ApiPart(
             paths={
-                CHAT: {"post": post(ChatRequest, _completion("chat.completion"), stream_type=EVENTS)},
-                COMPLETIONS: {"post": post(CompletionRequest, _completion("text_completion"), stream_type=EVENTS)},
-                MODELS: {"get": get(MODELS, "The served model, as a list.", JSON)},
-                f"{MODELS}/{{model}}": {"get": get(f"{MODELS}/{{model}}", "One model.", JSON)},
+                CHAT: {"post": post(ChatRequest, ref("ChatCompletion"), stream_type=EVENTS)},
+                COMPLETIONS: {"post": post(CompletionRequest, ref("Completion"), stream_type=EVENTS)},
+                MODELS: {"get": get(MODELS, "The served models.", JSON, answer=ref("ModelList"))},
+                f"{MODELS}/{{model}}": {"get": get(f"{MODELS}/{{model}}", "One model.", JSON, answer=ref("Model"))},
             },
             bodies=(ChatRequest, CompletionRequest),
-            schemas={"Usage": USAGE},
+            schemas=ANSWERS,
         )
 
     def error(self, problem: Problem) -> tuple[int, Json]:
@@ -60,21 +60,6 @@ def _card(model: ModelCard) -> Json:
         "owned_by": "baton",
         "max_model_len": model.max_model_len,
     }
-
-
-def _completion(kind: str) -> Json:
-    """The schema of a whole answer."""
-    choice = {"type": "object", "required": ["index", "finish_reason"]}
-    return fields(
-        {
-            "id": {"type": "string"},
-            "object": {"const": kind},
-            "created": {"type": "integer"},
-            "model": {"type": "string"},
-            "choices": {"type": "array", "minItems": 1, "items": choice},
-            "usage": ref("Usage"),
-        }
-    )
 
 
 DIALECT: Dialect = OpenAi()

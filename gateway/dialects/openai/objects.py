@@ -12,11 +12,6 @@ from gateway.answers.tokenizer import ChatTokenizer
 from gateway.http.problem import Json
 
 MIN_LOGPROB = -9999.0  # JSON has no infinity
-USAGE: Json = {
-    "type": "object",
-    "required": ["prompt_tokens", "completion_tokens", "total_tokens"],
-    "properties": {name: {"type": "integer"} for name in ("prompt_tokens", "completion_tokens", "total_tokens")},
-}
 
 
 def head(answer: Answer, kind: str) -> Json:
