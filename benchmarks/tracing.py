@@ -243,14 +243,14 @@ def _serving(url: str) -> Iterator[tuple[int, dict[str, psutil.Process]]]:
         command += ["--local-prefill-tokens", "0"]
         up = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            _until_ready(port, up)
-            yield port, _services(up.pid)
+            until_ready(port, up)
+            yield port, services_of(up.pid)
         finally:
             up.terminate()
             up.wait(timeout=30)
 
 
-def _until_ready(port: int, up: subprocess.Popen[bytes]) -> None:
+def until_ready(port: int, up: subprocess.Popen[bytes]) -> None:
     give_up_at = time.monotonic() + START_S
     while time.monotonic() < give_up_at and up.poll() is None:
         try:
@@ -263,7 +263,7 @@ def _until_ready(port: int, up: subprocess.Popen[bytes]) -> None:
     raise SystemExit("baton up did not get ready")
 
 
-def _services(pid: int) -> dict[str, psutil.Process]:
+def services_of(pid: int) -> dict[str, psutil.Process]:
     """The processes of `baton up`, by service."""
     found = {}
     for process in psutil.Process(pid).children(recursive=True):

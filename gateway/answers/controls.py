@@ -46,22 +46,18 @@ class ControlTokens:
         self._from_text = self.ids.intersection(own) - _unknown(tokenizer, model)
         empty, one = (tokenizer.encode(text, add_special_tokens=True).ids for text in ("", "a"))
         before = next((at for at, pair in enumerate(zip(empty, one, strict=False)) if pair[0] != pair[1]), len(empty))
-        self._around = empty[:before], empty[before:]
+        self.around = empty[:before], empty[before:]
 
-    def encode_shaded(self, text: str) -> list[int]:
-        """The tokens of a rendered prompt that may have shaded characters."""
+    def named(self, shaded: str, plain: str) -> str:
+        """A rendered prompt whose control tokens have their secret names."""
         pieces, end = [], 0
-        for start, stop in self.shade.controls(text):
-            pieces += [self.shade.plain(text[end:start]), self._names[text[start:stop]]]
+        for start, stop in self.shade.controls(shaded):
+            pieces += [plain[end:start], self._names[plain[start:stop]]]
             end = stop
-        return self._encoded("".join([*pieces, self.shade.plain(text[end:])]))
+        return "".join([*pieces, plain[end:]])
 
-    def encode_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """The tokens of text that has no control tokens, between those that the tokenizer adds to every text."""
-        before, after = self._around if add_special_tokens else ([], [])
-        return [*before, *self._encoded(text), *after]
-
-    def _encoded(self, text: str) -> list[int]:
+    def encode_named(self, text: str) -> list[int]:
+        """The tokens of a text in which only secret names are control tokens."""
         ids = self._plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
         if not self._from_text.isdisjoint(ids):
             ids = [part for index in ids for part in (self._spelled(index) if index in self._from_text else (index,))]

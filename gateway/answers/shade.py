@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 MAX_MARKED = 2_000  # different characters of control tokens; surrogates are 2,048
+SLICE_CHARS = 65_536
 END = "\udfff"  # ends a text that a template goes on from; no shaded character
 _BETWEEN = "\udffe"
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -41,7 +42,10 @@ class Shade:
 
     def text(self, text: str) -> str:
         """Shade a client's string."""
-        return self._whole_infix(self._edged(_without_surrogates(text), self._edges))
+        return self._whole_infix(_in_slices(self._slice_shaded, text))
+
+    def _slice_shaded(self, text: str) -> str:
+        return self._edged(_without_surrogates(text), self._edges)
 
     def all(self, value: Any) -> Any:
         """Shade every string in a client's JSON value, keys of objects too."""
@@ -56,8 +60,9 @@ class Shade:
 
     def plain(self, text: str) -> str:
         """Give shaded characters back, one for one."""
-        if text.isascii():
-            return text
+        return text if text.isascii() else _in_slices(self._slice_plain, text)
+
+    def _slice_plain(self, text: str) -> str:
         for character in self._edges:
             text = text.replace(self._marks[character], character)
         if _SURROGATE.search(text):
@@ -173,6 +178,13 @@ class _Array(list[Any]):
 
     def __repr__(self) -> str:
         return self._shade.written(repr, self)
+
+
+def _in_slices(change: Callable[[str], str], text: str) -> str:
+    """Change each character by itself, and let other threads run in between."""
+    if len(text) <= SLICE_CHARS:
+        return change(text)
+    return "".join([change(text[start : start + SLICE_CHARS]) for start in range(0, len(text), SLICE_CHARS)])
 
 
 def _without_surrogates(text: str) -> str:

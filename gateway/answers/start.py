@@ -8,18 +8,17 @@ import secrets
 import time
 import uuid
 from dataclasses import dataclass
-from typing import assert_never
 
 import msgspec
 
-from common.errors import InvalidRequestError, UnavailableError
+from common.errors import DeadlineExceededError, InvalidRequestError, UnavailableError
 from common.messages import Grammar, SamplingParams
 from gateway.answers.answer import Answer
-from gateway.answers.ask import Ask, Conversation, Prompt, Text, TokenIds
+from gateway.answers.ask import Ask
 from gateway.answers.catalogue import Catalogue, Served
 from gateway.answers.choice import Choice
-from gateway.answers.tokenizer import ChatTokenizer
-from gateway.http.problem import ContextLengthError, ModelNotFoundError
+from gateway.answers.tokenising import Tokenising, context_error
+from gateway.http.problem import ModelNotFoundError
 from gateway.request.spec import Generations, GenerationSpec
 from gateway.tenants.budgets import Budgets
 from gateway.tenants.charge import charge
@@ -63,6 +62,7 @@ class Answers:
         self._started_at = int(time.time())
         self.generations = generations
         self.catalogue = catalogue
+        self.tokenising = Tokenising()
 
     def models(self) -> list[ModelCard]:
         """The served models, also those without a ready worker."""
@@ -98,7 +98,7 @@ class Answers:
             )
         served = self.find(ask.model)
         grammar = await _grammar(ask, served)
-        prompts = [await _tokenised(prompt, served.tokenizer) for prompt in ask.prompts]
+        prompts = await self._tokenised(ask, served)
         answer = Answer(
             id=f"{ask.answer_prefix}-{uuid.uuid4().hex}",
             model=served.name,
@@ -134,6 +134,15 @@ class Answers:
             for index, (spec, generation) in enumerate(zip(specs, generations, strict=True))
         ]
         return answer
+
+    async def _tokenised(self, ask: Ask, served: Served) -> list[list[int]]:
+        """Raises ServingError."""
+        try:
+            async with asyncio.timeout(ask.deadline_s or self._default_deadline_s):
+                name = ask.name_of("prompt")
+                return [await self.tokenising.tokens(prompt, served, name=name) for prompt in ask.prompts]
+        except TimeoutError:
+            raise DeadlineExceededError("the deadline passed before the prompt was tokenised") from None
 
     def _specs(
         self, ask: Ask, origin: Origin, answer: Answer, served: Served, grammar: Grammar | None
@@ -182,26 +191,6 @@ async def _grammar(ask: Ask, served: Served) -> Grammar | None:
     return await served.tokenizer.grammars.make(ask.grammar)
 
 
-async def _tokenised(prompt: Prompt, tokenizer: ChatTokenizer) -> list[int]:
-    match prompt:
-        case TokenIds():
-            return prompt.ids
-        case Text():
-            return await asyncio.to_thread(tokenizer.encode, prompt.text, parse_special=prompt.parse_special)
-        case Conversation():
-            return await asyncio.to_thread(
-                tokenizer.encode_chat,
-                prompt.messages,
-                add_generation_prompt=prompt.opens_answer,
-                continue_final_message=prompt.continues_final_message,
-                variables=prompt.variables,
-                tools=[tool.as_template_input() for tool in prompt.tools],
-                parse_special=prompt.parse_special,
-            )
-        case _:
-            assert_never(prompt)
-
-
 def _check_prompt(ask: Ask, prompt: list[int], served: Served) -> None:
     name = ask.name_of("prompt")
     if not prompt:
@@ -210,9 +199,7 @@ def _check_prompt(ask: Ask, prompt: list[int], served: Served) -> None:
         raise InvalidRequestError(f"a token id is not below {served.tokenizer.vocab_size}", param=name)
     limit = served.max_model_len
     if limit is not None and len(prompt) >= limit:
-        raise ContextLengthError(
-            f"this model's context has {limit} tokens, the prompt {len(prompt)}: shorten it", param=name
-        )
+        raise context_error(limit, f"your {name} resulted in {len(prompt)} tokens", name)
 
 
 def _sampling(ask: Ask, prompt: list[int], served: Served) -> SamplingParams:
@@ -250,10 +237,11 @@ def _max_tokens(ask: Ask, prompt: list[int], served: Served) -> int:
     limit, wanted = served.max_model_len, ask.sampling.max_tokens
     room = limit - len(prompt) if limit is not None else 2**31
     if wanted > room:
-        raise ContextLengthError(
-            f"this model's context has {limit} tokens; the prompt has {len(prompt)} and {wanted} were asked for",
-            param=ask.name_of("max_tokens"),
-        )
+        name, asked = ask.name_of("prompt"), ask.name_of("max_tokens")
+        parts = f"{len(prompt)} in the {name}, {wanted} in the completion"
+        error = context_error(limit, f"you requested {len(prompt) + wanted} tokens ({parts})", f"{name} or completion")
+        error.param = asked
+        raise error
     return (wanted or room) if ask.text.is_wanted else 1  # the prompt's pass chooses one in any case
 
 

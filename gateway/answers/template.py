@@ -13,6 +13,7 @@ import jinja2
 import jinja2.meta
 
 from common.errors import InvalidRequestError
+from gateway.answers.lengths import TooLongError
 from gateway.answers.sandbox import Sandbox
 from gateway.answers.shade import END, Shade
 
@@ -133,7 +134,7 @@ class ChatTemplate:
             pieces.append(piece)
             length += len(piece)
             if length > MAX_RENDERED_CHARS:
-                raise InvalidRequestError("messages: the rendered prompt is too long", param="messages")
+                raise TooLongError(f"more than {MAX_RENDERED_CHARS} characters", param="messages")
             if time.monotonic() > give_up_at:
                 raise InvalidRequestError(
                     f"messages: the chat template took more than {MAX_RENDER_S:g} s for them", param="messages"

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from common.errors import InvalidRequestError
 from gateway.answers.controls import BYTE_CHARS, ControlTokens
+from gateway.answers.lengths import Lengths, TooLongError
 from gateway.answers.template import ChatTemplate, RenderOptions, read_template
 from gateway.grammars.maker import GrammarMaker
 from gateway.parsing.choose import DEFAULT_PARSERS, Parsers, choose
@@ -52,6 +53,7 @@ class ChatTokenizer:
         self.vocab_size = int(model_config.get("vocab_size") or self.tokenizer.get_vocab_size())
         self.added = {index: token.content for index, token in self.tokenizer.get_added_tokens_decoder().items()}
         self.controls = ControlTokens(self.tokenizer, described["model"])
+        self.lengths = Lengths(described, self.tokenizer.get_vocab(), self._plain_ids)
         self._template = read_template(folder, config, self._special, self.controls.shade)
         self.format = choose(
             self._template.source if self._template is not None else "",
@@ -68,20 +70,43 @@ class ChatTokenizer:
         )
         self._bytes: dict[int, bytes] = {}  # filled as tokens are met
 
-    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
-        """Tokens of a text. Without `parse_special` none of them is a control token, but those that every text gets."""
-        if not parse_special:
-            return self.controls.encode_text(text, add_special_tokens=add_special_tokens)
-        return self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True, limit: int | None = None
+    ) -> list[int]:
+        """Tokens of a text. Without `parse_special` none of them is a control token, but those that every text gets.
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[RenderOptions]) -> list[int]:
-        """Render the chat template, which writes BOS itself, and tokenise it. Raises InvalidRequestError.
+        Raises TooLongError for more than `limit` tokens, often before any is made.
+        """
+        self._refuse(text, limit)
+        before, after = self.controls.around if add_special_tokens else ([], [])
+        encode = self._ids if parse_special else self._plain_ids
+        return [*before, *self.lengths.encoded(text, encode, limit), *after]
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, limit: int | None = None, **options: Unpack[RenderOptions]
+    ) -> list[int]:
+        """Render the chat template, which writes BOS itself, and tokenise it. Raises InvalidRequestError, TooLongError.
 
         Only the template's own text becomes control tokens, unless `parse_special` trusts the messages.
         """
         if options.get("parse_special", False):
-            return self.encode(self.render(messages, **options), add_special_tokens=False)
-        return self.controls.encode_shaded(self._chat_template().shaded(messages, **options))
+            return self.encode(self.render(messages, **options), add_special_tokens=False, limit=limit)
+        shaded = self._chat_template().shaded(messages, **options)
+        text = self.controls.shade.plain(shaded)
+        self._refuse(text, limit)
+        return self.lengths.encoded(self.controls.named(shaded, text), self._plain_ids, limit)
+
+    def _refuse(self, text: str, limit: int | None) -> None:
+        fewest = self.lengths.fewest_tokens(text) if limit is not None else 0
+        if limit is not None and fewest > limit:
+            raise TooLongError(f"at least {fewest} tokens")
+
+    def _ids(self, text: str) -> list[int]:
+        # `encode` would hold the interpreter's lock.
+        return self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+    def _plain_ids(self, text: str) -> list[int]:
+        return self.controls.encode_named(text)
 
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[RenderOptions]) -> str:
         """See `ChatTemplate.render`. Raises InvalidRequestError."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Protocol
 
 from common.blocks import BlockKind, hash_blocks, iter_hashes
@@ -24,6 +26,8 @@ from gateway.request.spec import GenerationSpec
 from gateway.request.state import RequestState
 
 log = logging.getLogger("baton.placement")
+
+BLOCKS_A_TURN = 1_024  # hashed at once: a millisecond
 
 
 class PlacementStore(Protocol):
@@ -83,10 +87,11 @@ class Placer:
         """
         kind = self._kind_for(state.spec)
         token_ids = state.token_ids
+        digests = await _digests(iter_hashes(_root(kind, state.spec), token_ids, kind.block_size))
         request = PlacementRequest(
             request_id=state.spec.request_id,
             attempt=state.attempt,
-            digests=hash_blocks(_root(kind, state.spec), token_ids, kind.block_size),
+            digests=digests,
             num_tokens=len(token_ids),
             kind=kind,
             reserve_tokens=len(state.spec.token_ids) + state.spec.sampling.max_tokens,
@@ -130,6 +135,16 @@ class Placer:
         """`stage`: "prefill" or "decode"."""
         with contextlib.suppress(UnavailableError):
             await self._store.release(request_id, attempt, stage=stage, workers=workers)
+
+
+async def _digests(hashes: Iterator[bytes]) -> list[bytes]:
+    """All of them; a long prompt's let other requests have their turns."""
+    digests: list[bytes] = []
+    while part := list(islice(hashes, BLOCKS_A_TURN)):
+        digests += part
+        if len(part) == BLOCKS_A_TURN:
+            await asyncio.sleep(0)
+    return digests
 
 
 def _root(kind: BlockKind, spec: GenerationSpec) -> bytes:

@@ -9,6 +9,7 @@ from fastapi import Request, Response
 from pydantic import Field, StrictBool, StrictStr, model_validator
 
 from common.errors import InvalidRequestError
+from gateway.answers.ask import Conversation, Prompt, Text
 from gateway.answers.catalogue import Served
 from gateway.answers.start import Answers
 from gateway.dialects.openai.messages import MAX_MESSAGES, Message
@@ -17,6 +18,8 @@ from gateway.http.body import BodyLimits, read_body
 from gateway.http.fields import StrictFields, TokenId, parse_body
 from gateway.http.responses import json_response
 from gateway.http.routing import Routes
+
+COUNTED_CONTEXTS = 4  # people count what doesn't fit, too, but not without end
 
 
 class TokenizeRequest(StrictFields):
@@ -34,6 +37,16 @@ class TokenizeRequest(StrictFields):
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("prompt: give either prompt or messages")
         return self
+
+    @property
+    def asked(self) -> Prompt:
+        if self.messages is None:
+            return Text(self.prompt or "", self.parse_special is not False)
+        return Conversation(
+            messages=[message.as_template_input() for message in self.messages],
+            opens_answer=self.add_generation_prompt,
+            parse_special=bool(self.parse_special),
+        )
 
 
 class DetokenizeRequest(StrictFields):
@@ -72,21 +85,13 @@ class TextRoutes:
         """Token ids of `prompt` or of chat `messages`."""
         body = parse_body(await read_body(request, self._body_limits), TokenizeRequest)
         served = self._served(body.model)
-        if body.messages is not None:
-            messages = [message.as_template_input() for message in body.messages]
-            tokens = await asyncio.to_thread(
-                served.tokenizer.encode_chat,
-                messages,
-                add_generation_prompt=body.add_generation_prompt,
-                parse_special=bool(body.parse_special),
-            )
-        else:
-            tokens = await asyncio.to_thread(
-                served.tokenizer.encode,
-                body.prompt or "",
-                add_special_tokens=body.add_special_tokens,
-                parse_special=body.parse_special is not False,
-            )
+        tokens = await self._answers.tokenising.tokens(
+            body.asked,
+            served,
+            name="messages" if body.messages is not None else "prompt",
+            contexts=COUNTED_CONTEXTS,
+            add_special_tokens=body.add_special_tokens,
+        )
         return json_response({"tokens": tokens, "count": len(tokens), "max_model_len": served.max_model_len})
 
     async def detokenize(self, request: Request) -> Response:

@@ -42,7 +42,8 @@ class Chat:
             logprobs=body.num_logprobs,
             prompt_logprobs=body.prompt_logprobs,
             reply=Reply(tools=body.tool_rules, shows_reasoning=body.include_reasoning),
-            field_names=None if body.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"},
+            field_names={"prompt": "messages"}
+            | ({} if body.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}),
         )
 
     def events(self, body: ChatRequest, answer: Answer) -> AsyncGenerator[bytes, None]:

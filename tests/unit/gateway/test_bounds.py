@@ -192,7 +192,7 @@ async def test_a_field_beyond_its_bound_is_named(hurried: Gateway, fields: dict[
 def test_a_template_that_writes_too_much_is_stopped_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template, "MAX_RENDERED_CHARS", 10_000)
     endless = ChatTemplate("{% for i in range(99999) %}{% for j in range(99999) %}x{% endfor %}{% endfor %}", {})
-    with pytest.raises(InvalidRequestError, match="messages: the rendered prompt is too long"):
+    with pytest.raises(InvalidRequestError, match="the prompt is too long: more than 10000 characters"):
         endless.render([{"role": "user", "content": "x"}])
 
 

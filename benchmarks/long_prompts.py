@@ -1,0 +1,204 @@
+"""What other clients notice while long prompts arrive: how late streams and /health are, and the gateway's memory.
+
+    python -m benchmarks.long_prompts [--rounds 3] [--json FILE]       two cores, about 60 seconds
+
+One Baton with the fake device and a context of 131,072 tokens. A process of its own asks /health and watches a stream; the first
+rows, without any prompt, are what machine and fake device do by themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import httpx
+import psutil
+import torch
+
+from benchmarks.environment import ROOT, describe
+from benchmarks.tracing import services_of, until_ready
+from services.runtime.servers import free_port
+
+CONTEXT = 131_072
+STEP_MS = 5.0
+PAUSE_S = 0.005  # between two questions for /health
+QUIET_S = 3.0
+WORDS = "the quick brown fox jumps over the lazy dog and "
+CHINESE = "今天天气很好，我们去公园玩。"
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A prompt's time, and the gateway's memory before and after it."""
+
+    name: str
+    status: str
+    began: float
+    ended: float
+    before: int
+    after: int
+
+
+def texts() -> dict[str, str]:
+    """What is asked, by its row's name."""
+    return {
+        "1 MB": WORDS * (1_000_000 // len(WORDS)),
+        "4 MB": WORDS * (4_000_000 // len(WORDS)),
+        "9.9 MB": WORDS * (9_900_000 // len(WORDS)),
+        "9.9 MB of one letter": "x" * 9_900_000,
+        "9.9 MB of spaces": " " * 9_900_000,
+        "words that just fit": WORDS * 8_500,
+        "Chinese that just fits": CHINESE * 3_000,
+        "HTML that just fits": "<b>the</b> " * 15_000,
+    }
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the figures; with --json write them as well."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="how often each prompt is sent, to chat and to completions"
+    )
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--watch", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.watch:
+        return asyncio.run(_watch(options.watch))
+    facts = describe("benchmarks.long_prompts", arguments, torch.device("cpu"))
+    for name, fact in facts.items():
+        print(f"{name}: {fact}")
+    rows = _rows(options.rounds)
+    for row in rows:
+        print(
+            f"{row['prompt']:24} {row['status']:12} {row['answer_s']:6.2f} s   a stream at most {row['stream_ms']:5.1f} ms late, "
+            f"/health {row['health_ms']:5.1f} ms   {row['before_mb']:4.0f} → {row['after_mb']:4.0f} MB"
+        )
+    if options.json:
+        options.json.write_text(json.dumps({"facts": facts, "rows": rows}, indent=1, ensure_ascii=False) + "\n")
+    return 0
+
+
+def _rows(rounds: int) -> list[dict[str, float | str]]:
+    with _serving() as (url, gateway):
+        command = [sys.executable, "-m", "benchmarks.long_prompts", "--watch", url]
+        watcher = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        phases = asyncio.run(_phases(url, gateway, rounds))
+        seen = json.loads(watcher.communicate(b"\n", timeout=60)[0])
+    return [_row(name, [one for one in phases if one.name == name], seen) for name in ("nothing", *texts())]
+
+
+async def _phases(url: str, gateway: psutil.Process, rounds: int) -> list[Phase]:
+    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+        await asyncio.sleep(2 * QUIET_S)  # everything is warm
+        phases = [await _phase("nothing", gateway, asyncio.sleep(QUIET_S))]
+        for name, text in texts().items():
+            for path in ("/v1/chat/completions", "/v1/completions") * rounds:
+                phases.append(await _phase(name, gateway, _ask(client, path, text)))
+    return phases
+
+
+async def _ask(client: httpx.AsyncClient, path: str, text: str) -> str:
+    asked = {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
+    answer = await client.post(path, json={"model": "demo", "max_tokens": 1, **asked})
+    return str(answer.json()["error"]["code"] if answer.is_error else answer.json()["usage"]["prompt_tokens"])
+
+
+async def _phase(name: str, gateway: psutil.Process, work: Awaitable[str | None]) -> Phase:
+    before, began = gateway.memory_info().rss, time.monotonic()
+    status = await work
+    ended = time.monotonic()
+    await asyncio.sleep(0.3)
+    return Phase(name, status or "", began, ended, before, gateway.memory_info().rss)
+
+
+def _row(name: str, phases: list[Phase], seen: dict[str, list[tuple[float, float]]]) -> dict[str, float | str]:
+    late = {
+        kind: max((late for at, late in found for one in phases if one.began <= at <= one.ended + 0.1), default=0.0)
+        for kind, found in seen.items()
+    }
+    status = phases[0].status
+    return {
+        "prompt": name,
+        "status": "too long" if status == "context_length_exceeded" else status,
+        "answer_s": max(one.ended - one.began for one in phases),
+        "stream_ms": 1e3 * late["stream"],
+        "health_ms": 1e3 * late["health"],
+        "before_mb": phases[0].before / 1e6,
+        "after_mb": phases[-1].after / 1e6,
+    }
+
+
+async def _watch(url: str) -> int:
+    """Until a line comes: when something was seen, and how late it was."""
+    seen: dict[str, list[tuple[float, float]]] = {"stream": [], "health": []}
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        tasks = [
+            asyncio.create_task(_watch_stream(client, seen["stream"])),
+            asyncio.create_task(_watch_health(client, seen["health"])),
+        ]
+        await asyncio.to_thread(sys.stdin.readline)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    print(json.dumps(seen))
+    return 0
+
+
+async def _watch_stream(client: httpx.AsyncClient, seen: list[tuple[float, float]]) -> None:
+    body = {"model": "demo", "prompt": [5], "max_tokens": 2_000, "ignore_eos": True, "stream": True}
+    while True:
+        gaps, last = [], 0.0
+        async with client.stream("POST", "/v1/completions", json=body) as answer:
+            async for _ in answer.aiter_raw():
+                now = time.monotonic()
+                if last:
+                    gaps.append((now, now - last))
+                last = now
+        usual = median(gap for _, gap in gaps) if gaps else 0.0
+        seen += [(at, gap - usual) for at, gap in gaps]
+
+
+async def _watch_health(client: httpx.AsyncClient, seen: list[tuple[float, float]]) -> None:
+    while True:
+        began = time.monotonic()
+        await client.get("/health")
+        seen.append((began, time.monotonic() - began))
+        await asyncio.sleep(PAUSE_S)
+
+
+@contextmanager
+def _serving() -> Iterator[tuple[str, psutil.Process]]:
+    port = free_port()
+    with tempfile.TemporaryDirectory() as temporary:
+        command = [sys.executable, "-m", "services.up", "--port", str(port), "--data-dir", temporary, "--fake"]
+        command += [
+            "--fake-step-ms",
+            str(STEP_MS),
+            "--fake-token-us",
+            "1",
+            "--served-model-name",
+            "demo",
+            "--max-model-len",
+            str(CONTEXT),
+        ]
+        up = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            until_ready(port, up)
+            yield f"http://127.0.0.1:{port}", services_of(up.pid)["gateway"]
+        finally:
+            up.terminate()
+            up.wait(timeout=30)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

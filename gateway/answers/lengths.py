@@ -1,0 +1,117 @@
+"""Long texts: how few tokens they can be, and where they can be cut without changing a token."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from common.errors import InvalidRequestError
+
+PIECE_CHARS = 32_768
+WHOLE_CHARS = 8 * PIECE_CHARS  # a longer piece is counted roughly first
+ROUGH = 1.25  # a rough count's error, at most
+_BETWEEN_WORDS = re.compile(r"[A-Za-z](?= [A-Za-z])")
+_TOKEN_ACROSS = re.compile("[A-Za-z][ \u0120\u2581][A-Za-z]")  # with a space as BPE's bytes or SentencePiece write it
+_SAMPLE = "the quick Brown fox's x y paws jump over 12 lazy Dogs and it re ally is so WIDE a world of ours"
+_SPACES = str.maketrans("", "", " \t\r\n")
+# By how much a normalizer may shorten a text, in bytes.
+_SHORTENS = {"NFC": 4, "NFD": 4, "NFKC": 4, "NFKD": 4, "Lowercase": 3, "Prepend": 1}
+_KEEPS_ALL = {"ByteLevel", "Metaspace", "Digits", "Split", "Punctuation", "UnicodeScripts"}  # pre-tokenizers
+
+
+class TooLongError(InvalidRequestError):
+    """A prompt has more tokens than its limit. `what` says how much it has."""
+
+    def __init__(self, what: str, *, param: str | None = None) -> None:
+        super().__init__(f"the prompt is too long: {what}", param=param)
+        self.what = what
+
+
+class Lengths:
+    """Of one tokenizer. `described` is its tokenizer.json, `tokens` are all of its tokens."""
+
+    def __init__(self, described: Mapping[str, Any], tokens: Iterable[str], encode: Callable[[str], list[int]]) -> None:
+        tokens = list(tokens)
+        byte_level = "ByteLevel" in {part["type"] for part in _parts(described.get("pre_tokenizer"), "pretokenizers")}
+        longest = max((len(token) if byte_level else len(token.encode()) for token in tokens), default=1)
+        shortens = _shortened(described) if byte_level or described["model"].get("byte_fallback") else None
+        self._bytes_a_token = None if shortens is None else max(longest, _longest_added(described)) * shortens
+        self._absorbs = any(token["lstrip"] or token["rstrip"] for token in described.get("added_tokens", ()))
+        self._skips = None if _TOKEN_ACROSS.search("\n".join(tokens)) else _skipped_at_cuts(encode)
+
+    def fewest_tokens(self, text: str) -> int:
+        """0 if it can't be known."""
+        if self._bytes_a_token is None:
+            return 0
+        parts = (text[start : start + PIECE_CHARS] for start in range(0, len(text), PIECE_CHARS))
+        if self._absorbs:
+            parts = (part.translate(_SPACES) for part in parts)
+        return -(-sum(len(part.encode("utf-8", "surrogatepass")) for part in parts) // self._bytes_a_token)
+
+    def encoded(self, text: str, encode: Callable[[str], list[int]], limit: int | None) -> list[int]:
+        """The tokens of a text, made in pieces. Raises TooLongError beyond `limit`, soon after it is passed."""
+        ids: list[int] = []
+        for piece in self._pieces(text):
+            if limit is not None and len(piece) > WHOLE_CHARS:
+                _count_roughly(piece, encode, limit, len(ids))
+            ids += encode(piece)
+            if limit is not None and len(ids) > limit:
+                raise TooLongError(f"more than {limit} tokens")
+        return ids
+
+    def _pieces(self, text: str) -> Iterator[str]:
+        """Cut between words, where no token goes across."""
+        start = 0
+        if self._skips is not None:
+            for at in range(PIECE_CHARS, len(text), PIECE_CHARS):
+                found = _BETWEEN_WORDS.search(text, at, at + PIECE_CHARS) if at > start else None
+                if found is not None:
+                    yield text[start : found.end()]
+                    start = found.end() + self._skips
+        yield text[start:]
+
+
+def _count_roughly(text: str, encode: Callable[[str], list[int]], limit: int, count: int) -> None:
+    """Raise TooLongError if there are clearly too many tokens after the first `count`."""
+    for start in range(0, len(text), PIECE_CHARS):
+        count += len(encode(text[start : start + PIECE_CHARS]))
+        if count > limit * ROUGH + PIECE_CHARS:
+            raise TooLongError(f"more than {limit} tokens")
+
+
+def _skipped_at_cuts(encode: Callable[[str], list[int]]) -> int | None:
+    """Characters to leave out after a cut: a tokenizer may write the space itself. None: don't cut."""
+    whole, cuts = encode(_SAMPLE), [found.end() for found in _BETWEEN_WORDS.finditer(_SAMPLE)]
+    for skips in (0, 1):
+        if all(encode(_SAMPLE[:cut]) + encode(_SAMPLE[cut + skips :]) == whole for cut in cuts):
+            return skips
+    return None
+
+
+def _shortened(described: Mapping[str, Any]) -> int | None:
+    """The most bytes of a text for one byte of its tokens. None: any number."""
+    for part in _parts(described.get("pre_tokenizer"), "pretokenizers"):
+        if part["type"] not in _KEEPS_ALL or part.get("behavior") == "Removed":
+            return None
+    factor = 1
+    for part in _parts(described.get("normalizer"), "normalizers"):
+        if part["type"] == "Replace" and len(part["content"]) >= len(
+            part["pattern"].get("String", part["content"] + " ")
+        ):
+            continue
+        if part["type"] not in _SHORTENS:
+            return None
+        factor *= _SHORTENS[part["type"]]
+    return factor
+
+
+def _parts(step: Mapping[str, Any] | None, inner: str) -> list[Mapping[str, Any]]:
+    """Its steps: it may be a sequence."""
+    if step is None:
+        return []
+    return [part for one in step[inner] for part in _parts(one, inner)] if step["type"] == "Sequence" else [step]
+
+
+def _longest_added(described: Mapping[str, Any]) -> int:
+    return max((len(token["content"].encode()) for token in described.get("added_tokens", ())), default=1)

@@ -1,0 +1,92 @@
+"""Prompts to tokens beside the event loop, without a notice of other streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, assert_never
+
+from common.errors import OverloadedError
+from gateway.answers.ask import Conversation, Prompt, Text, TokenIds
+from gateway.answers.catalogue import Served
+from gateway.answers.lengths import TooLongError
+from gateway.http.problem import ContextLengthError
+
+LONG_CHARS = 100_000  # such prompts go one after the other
+MAX_HELD_CHARS = 100_000_000  # long prompts that wait
+UNKNOWN_CONTEXT = 1 << 20  # tokens, while no worker says how many it can take
+
+
+class Tokenising:
+    """Turns prompts into tokens."""
+
+    def __init__(self) -> None:
+        self._long = ThreadPoolExecutor(1, thread_name_prefix="long-prompt")
+        self._held_chars = 0
+
+    async def tokens(
+        self, prompt: Prompt, served: Served, *, name: str, contexts: int = 1, add_special_tokens: bool = True
+    ) -> list[int]:
+        """Raises ContextLengthError about `name` for more than so many contexts, InvalidRequestError, OverloadedError."""
+        limit = contexts * (served.max_model_len or UNKNOWN_CONTEXT)
+        make: Callable[..., list[int]]
+        match prompt:
+            case TokenIds():
+                return prompt.ids
+            case Text():
+                make = partial(served.tokenizer.encode, prompt.text, parse_special=prompt.parse_special)
+                make = partial(make, add_special_tokens=add_special_tokens)
+            case Conversation():
+                make = partial(
+                    served.tokenizer.encode_chat,
+                    prompt.messages,
+                    add_generation_prompt=prompt.opens_answer,
+                    continue_final_message=prompt.continues_final_message,
+                    variables=prompt.variables,
+                    tools=[tool.as_template_input() for tool in prompt.tools],
+                    parse_special=prompt.parse_special,
+                )
+            case _:
+                assert_never(prompt)
+        try:
+            return await self._made(partial(make, limit=limit), _chars(prompt))
+        except TooLongError as error:
+            raise context_error(served.max_model_len, f"your {name} resulted in {error.what}", name) from None
+
+    async def _made(self, make: Callable[[], list[int]], chars: int) -> list[int]:
+        if chars < LONG_CHARS:
+            return await asyncio.to_thread(make)
+        if self._held_chars and self._held_chars + chars > MAX_HELD_CHARS:
+            raise OverloadedError("too many long prompts wait to be tokenised")
+        self._held_chars += chars
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._long, make)
+        finally:
+            self._held_chars -= chars
+
+
+def context_error(limit: int | None, what: str, name: str) -> ContextLengthError:
+    """In OpenAI's words, which clients look for."""
+    known = f"This model's maximum context length is {limit} tokens. However, " if limit is not None else ""
+    return ContextLengthError(f"{known}{what}. Please reduce the length of the {name}.", param=name)
+
+
+def _chars(value: Any) -> int:
+    """Characters of all strings in a prompt."""
+    match value:
+        case str():
+            return len(value)
+        case Text():
+            return len(value.text)
+        case Conversation():
+            return (
+                _chars(value.messages) + _chars(value.variables) + sum(_chars(tool.parameters) for tool in value.tools)
+            )
+        case Mapping():
+            return sum(map(_chars, value.values()))
+        case list() | tuple():
+            return sum(map(_chars, value))
+        case _:
+            return 0
