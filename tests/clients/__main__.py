@@ -1,0 +1,115 @@
+"""Unchanged clients, each in an environment of its own, against the demo model: `make clients`.
+
+Their pins exclude each other, and PyPI is asked for them: this is no part of `make test`. The table goes to docs/clients.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.e2e.cluster import ROOT, Cluster
+
+HERE = Path(__file__).parent
+ENVIRONMENTS = ROOT / ".clients"
+PAGE = ROOT / "docs" / "clients.md"
+BEGIN, END = "<!-- table -->\n", "<!-- end -->\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A script beside this file, and the packages that it needs; the first one's version is told."""
+
+    script: str
+    packages: tuple[str, ...]
+
+
+CLIENTS = (
+    Client("openai_client.py", ("openai==3.54.0", "pydantic")),
+    Client("langchain.py", ("langchain-openai==1.7.3",)),
+    Client("pydantic_ai_client.py", ("pydantic-ai-slim[openai]==2.68.0",)),
+    Client("instructor_client.py", ("instructor==1.17.0",)),
+    Client("litellm_client.py", ("litellm==1.106.2",)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    client: str
+    case: str
+    error: str
+
+
+def environment(client: Client) -> Path:
+    """The Python of the client's environment, made if it is not there yet."""
+    folder = ENVIRONMENTS / Path(client.script).stem
+    python = folder / "bin" / "python"
+    if not (folder / ".made").is_file():
+        print(f"making the environment of {client.packages[0]} …", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        pip = [str(python), "-m", "pip", "--disable-pip-version-check", "-q", "install"]
+        subprocess.run([*pip, *client.packages], check=True)
+        (folder / ".made").touch()
+    return python
+
+
+async def rows_of(client: Client, url: str) -> list[Row]:
+    """Run one client's script; a script that ends early is a row of its own."""
+    python = await asyncio.to_thread(environment, client)
+    process = await asyncio.create_subprocess_exec(
+        str(python), str(HERE / client.script), f"{url}/v1", stdout=subprocess.PIPE, cwd=HERE
+    )
+    out, _ = await process.communicate()
+    name = client.packages[0]
+    rows = [
+        Row(name, one["case"], one["error"]) for one in map(json.loads, filter(_is_result, out.decode().splitlines()))
+    ]
+    return (
+        rows
+        if rows and not process.returncode
+        else [*rows, Row(name, "the script", f"ended with {process.returncode}")]
+    )
+
+
+def _is_result(line: str) -> bool:
+    return line.startswith('{"case"')
+
+
+def table(rows: list[Row]) -> str:
+    lines = ["| client | case | result |", "|---|---|---|"]
+    lines += [f"| {row.client} | {row.case} | {'works' if not row.error else _cell(row.error)} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(error: str) -> str:
+    return "**fails**: " + " ".join(error.split()).replace("|", "\\|")[:200]
+
+
+async def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="parts of packages' names; none: all")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/clients.md")
+    options = parser.parse_args()
+    chosen = [one for one in CLIENTS if not options.names or any(name in one.packages[0] for name in options.names)]
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        async with Cluster(Path(folder), model=ROOT / "demo", transport="shm", kv_memory_mb=64) as cluster:
+            for client in chosen:
+                rows += await rows_of(client, cluster.url)
+    print(table(rows))
+    if options.write:
+        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+        PAGE.write_text(before + BEGIN + table(rows) + END + rest.partition(END)[2], encoding="utf-8")
+    failed = sum(bool(row.error) for row in rows)
+    print(f"{len(rows) - failed} of {len(rows)} cases work")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))
