@@ -63,7 +63,7 @@ from common.messages.jobs import (
     SettleReply,
     Trying,
 )
-from common.messages.states import GatewayState, ModelLoad, PlannerState, WorkerState, WorkerTotals
+from common.messages.states import GatewayState, ModelLoad, PlannerState, TenantPlaces, WorkerState, WorkerTotals
 from common.pages import KVLayout, PagePart
 
 __all__ = [
@@ -105,6 +105,7 @@ __all__ = [
     "SetRoles",
     "Settle",
     "SettleReply",
+    "TenantPlaces",
     "ToGateway",
     "ToWorker",
     "TokenLogprobs",

@@ -64,12 +64,22 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="worker_state")
     grammars: bool = False  # it follows `Job.grammar`
 
 
+class TenantPlaces(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant's places of the decode batch at one gateway."""
+
+    held: int = 0  # started requests
+    waiting: int = 0  # requests without a place
+    tier: int = 1  # 0 low, 1 normal, 2 high: the highest that waits
+    weight: float = 1.0
+
+
 class ModelLoad(msgspec.Struct, frozen=True, kw_only=True):
     """What a gateway holds of one model's prompts, in tokens."""
 
     waiting_tokens: int = 0  # kept by the gateway
     started_tokens: int = 0  # started, without a first token yet
     unclaimed_tokens: int = 0  # started, not yet claimed by a worker
+    tenants: dict[str, TenantPlaces] = {}  # the busiest ones; empty from older releases
 
 
 class GatewayState(msgspec.Struct, frozen=True, kw_only=True, tag="gateway_state"):

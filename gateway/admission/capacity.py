@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from common.messages import GatewayState, ModelLoad, WorkerState
+from common.messages import GatewayState, ModelLoad, TenantPlaces, WorkerState
 from common.words import Role
 from gateway.admission.places import Places
 from gateway.admission.supply import Capacity, prefillers
@@ -98,13 +98,16 @@ class Fleet:
             for state in (*prefill, *decode)
         }
         return Capacity(
-            places=Places(total=_places(decode, decoders)),
+            places=Places(total=_places(decode, decoders), others=self._places_elsewhere(model)),
             workers=prefillers(prefill, decode, local=self._local, queued=queued),
             gateways=1 + len(others),
             unplaced_tokens=unplaced,
             started_elsewhere=sum(load.started_tokens for load in others),
             waiting_elsewhere=sum(load.waiting_tokens for load in others),
         )
+
+    def _places_elsewhere(self, model: str) -> tuple[dict[str, TenantPlaces], ...]:
+        return tuple(state.models.get(model, ModelLoad()).tenants for state in self._others.states())
 
     def _workers(self, role: Role, model: str, weights: str) -> list[WorkerState]:
         return [] if model and not weights else self._placer.workers(role, weights)

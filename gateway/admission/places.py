@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from common.messages import TenantPlaces
+
 FLOOR_SHARE = 0.1  # what higher tiers leave to lower ones
 AHEAD_SHARE = 1 / 16  # prompts computed ahead of free places
 MIN_RUN_S = 1.0  # least decoding at a stretch
@@ -81,13 +83,13 @@ class Places:
     """The fleet's places for one model."""
 
     total: float = math.inf  # sequences that its decode workers take
-    elsewhere: Mapping[str, int] = field(default_factory=dict)  # held at other gateways, by tenant
+    others: tuple[Mapping[str, TenantPlaces], ...] = ()  # what each other gateway says, by tenant
     mean_s: float = 0.0  # how long a place is held; 0: not measured
 
     def free(self, held: Held, computing: int) -> float:
         """Requests that may start: free places, and some prompts ahead of them."""
         ahead = min(computing, math.floor(AHEAD_SHARE * self.total)) if self.total < math.inf else 0
-        return self.total + ahead - held.total - sum(self.elsewhere.values())
+        return self.total + ahead - held.total - sum(one.held for other in self.others for one in other.values())
 
     @property
     def floor(self) -> int:
@@ -95,7 +97,16 @@ class Places:
         return max(0, min(math.ceil(FLOOR_SHARE * self.total), int(self.total) - 1)) if self.total < math.inf else 0
 
     def held_by(self, tenant: str, held: Held) -> int:
-        return held.of(tenant) + self.elsewhere.get(tenant, 0)
+        return held.of(tenant) + sum(other[tenant].held for other in self.others if tenant in other)
+
+    def newcomers(self) -> list[Newcomer]:
+        """Tenants that wait at other gateways."""
+        waiting = {name: one for other in self.others for name, one in other.items() if one.waiting}
+        return [Newcomer(tenant=name, weight=one.weight, tier=one.tier) for name, one in waiting.items()]
+
+    def holds_most(self, tenant: str, held: Held) -> bool:
+        """Whether no other gateway has more of the tenant's places: one gateway gives way, not all of them."""
+        return all(other[tenant].held <= held.of(tenant) for other in self.others if tenant in other)
 
     def share(self, tenant: str, weight: float, held: Held) -> float:
         """The tenant's share with one more place."""

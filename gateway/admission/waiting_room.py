@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from common.errors import ServingError
-from common.messages import ModelLoad
+from common.messages import ModelLoad, TenantPlaces
 from gateway.admission.places import Holder, Newcomer
 from gateway.admission.policy import Admission, RefusedError, RequestLimits
 from gateway.admission.queue import TIERS, Ticket, tier_of
@@ -22,6 +22,8 @@ from gateway.tenants.tenants import Tenant
 
 CAPACITY_FOR_S = 0.05  # heartbeats come each 0.5 s
 HELP_PERIOD_S = 1.0  # blocks that were given back take a moment to reach a request
+PROMISE_S = 2.5  # a heartbeat there and back, and a start
+MAX_TOLD = 64  # tenants in a heartbeat
 MEAN_WEIGHT = 0.1  # the newest figure's part of a mean
 
 # Move a started request away from its workers until the future is done.
@@ -72,6 +74,7 @@ class WaitingRoom:
         self._returning: dict[str, Ticket] = {}  # requests that gave their places back, by id
         self._since: dict[str, float] = {}  # when each started choice got its place
         self._mean_s = 0.0  # how long places are held
+        self._promised: list[float] = []  # until when places are left to other gateways
         self.refused: Counter[str] = Counter()  # by reason
         self.work: Counter[str] = Counter()  # prompt and generated tokens by tenant
 
@@ -186,7 +189,7 @@ class WaitingRoom:
             self._begin(ticket, capacity)
         return True
 
-    def _take_place(self, claim: Newcomer, capacity: Capacity) -> bool:
+    def _take_place(self, claim: Newcomer, capacity: Capacity, *, for_others: bool = False) -> bool:
         if self._preempt is None:
             return False
         now = self._clock()
@@ -194,7 +197,7 @@ class WaitingRoom:
         started = {name: one for name, one in started.items() if name not in self._returning}
         holders = [holder_of(one, now) for one in started.values()]
         victim = capacity.places.victim(claim, holders, self._admission.held)
-        if victim is None:
+        if victim is None or (for_others and not capacity.places.holds_most(victim.tenant, self._admission.held)):
             return False
         request = started[victim.request_id]
         spec = request.state.spec
@@ -219,6 +222,18 @@ class WaitingRoom:
                 )
                 self._take_place(claim, self._capacity(now))
 
+    def _help_elsewhere(self, now: float) -> None:
+        """Give way for tenants that wait at other gateways, and leave them the place until they can have seen it."""
+        self._promised = [until for until in self._promised if until > now]
+        capacity = self._capacity(now)
+        if self._promised or capacity.places.free(self._admission.held, 0) > 0:
+            return
+        for newcomer in capacity.places.newcomers():
+            if self._take_place(newcomer, capacity, for_others=True):
+                self._promised.append(now + PROMISE_S)
+                self._seen = None
+                return
+
     def _measure(self, request_id: str) -> None:
         since = self._since.pop(request_id, None)
         if since is not None:
@@ -233,6 +248,7 @@ class WaitingRoom:
         """Refuse requests that would be late by now, and start those that have room: the fleet may have changed."""
         now = self._clock()
         self._help_waiting(now)
+        self._help_elsewhere(now)
         if self._admission.queue:
             for ticket, refusal in self._admission.late(self._capacity(now), now):
                 self.refused[refusal.reason] += 1
@@ -251,13 +267,36 @@ class WaitingRoom:
             return False
         return self._capacity(self._clock()).places.free(self._admission.held, 0) <= 0
 
-    def load(self, active: Iterable[ActiveRequest]) -> ModelLoad:
+    def load(self, active: Sequence[ActiveRequest]) -> ModelLoad:
         """This room's part of the heartbeat; `active` are the started requests."""
         return ModelLoad(
             waiting_tokens=self._admission.queue.work,
             started_tokens=self._admission.window_fill,
             unclaimed_tokens=sum(one.work for one in active if one.state.phase is Phase.QUEUED),
+            tenants=self._tenants(active),
         )
+
+    def _tenants(self, active: Sequence[ActiveRequest]) -> dict[str, TenantPlaces]:
+        """Who holds places and who waits for some, those with most first."""
+        found = {
+            name: TenantPlaces(held=amount, weight=weight)
+            for name, (amount, weight) in self._admission.held.tenants().items()
+        }
+        waiting = [(one.tenant, one.weight, one.tier, one.requests) for one in self._admission.queue]
+        for request in active:
+            if request.place.waits:
+                spec = request.state.spec
+                waiting.append((spec.tenant.name, spec.tenant.weight, tier_of(spec.priority), 1))
+        for name, weight, tier, count in waiting if self.waits_for_places else ():
+            before = found.get(name, TenantPlaces(tier=0))
+            found[name] = TenantPlaces(
+                held=before.held,
+                waiting=before.waiting + count,
+                tier=max(tier, before.tier if before.waiting else 0),
+                weight=weight,
+            )
+        most = sorted(found, key=lambda name: -found[name].held - found[name].waiting)
+        return {name: found[name] for name in most[:MAX_TOLD]}
 
     def refuse_all(self, error: ServingError) -> None:
         for ticket in list(self._calls):
@@ -272,7 +311,8 @@ class WaitingRoom:
         if self._seen is None or now - self._seen[0] >= CAPACITY_FOR_S:
             self._seen = now, self._look()
             capacity = self._seen[1]
-            capacity.places = replace(capacity.places, mean_s=self._mean_s)
+            total = capacity.places.total - len(self._promised)
+            capacity.places = replace(capacity.places, total=total, mean_s=self._mean_s)
         return self._seen[1]
 
 

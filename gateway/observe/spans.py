@@ -2,6 +2,7 @@
 
     POST /v1/chat/completions                          here, from the client's `traceparent`
     ├─ admission                                       here
+    ├─ place (a stream's wait after it gave its place to another tenant)      here
     └─ attempt (one each; a retry links to the one before)
        ├─ placement, queue                             here
        ├─ wait, prefill, reserve, transfer             the prefill worker (`prefill/spans.py`)
@@ -26,6 +27,7 @@ from gateway.answers.answer import Answer
 from gateway.http.request_scope import RequestTrace, request_scope
 from gateway.observe.attainment import ServiceLevels
 from gateway.observe.request_metrics import missed_target
+from gateway.request.ends import End
 from gateway.request.timeline import AttemptLine, Timeline
 
 TOLD_FOR_S = 3.5  # a trace is named in three heartbeats
@@ -131,6 +133,10 @@ def worth_keeping(timeline: Timeline, levels: ServiceLevels) -> bool:
     return bool(missed_target(timeline, levels)) or len(timeline.attempts) > 1
 
 
+def _gave_way(attempt: AttemptLine) -> bool:
+    return attempt.outcome == End.PREEMPTED.text
+
+
 class RequestSpans:
     """Records a timeline's spans at the request's end."""
 
@@ -170,10 +176,12 @@ class RequestSpans:
         children.record(
             "admission", timeline.submitted_at, ended_at or timeline.submitted_at, admission, outcome=outcome
         )
-        before = ""
+        before: AttemptLine | None = None
         for attempt in timeline.attempts:
-            self._record_attempt(children, timeline, attempt, before)
-            before = attempt.traceparent
+            if before is not None and _gave_way(before):
+                children.record("place", before.ended_at or attempt.began_at, attempt.began_at, {})
+            self._record_attempt(children, timeline, attempt, before.traceparent if before is not None else "")
+            before = attempt
 
     def _record_attempt(self, children: Children, timeline: Timeline, attempt: AttemptLine, before: str) -> None:
         ended_at = attempt.ended_at or attempt.began_at
@@ -194,7 +202,7 @@ class RequestSpans:
             context=attempt.traceparent,
             events=first,
             links=[before] if before else [],
-            outcome="" if timeline.status == "cancelled" else attempt.outcome,
+            outcome="" if timeline.status == "cancelled" or _gave_way(attempt) else attempt.outcome,
         )
         placed = SpanEvent(
             name="placement",

@@ -1,6 +1,6 @@
 """One tenant's long streams in all places of the decode batch, and another tenant's short requests beside them.
 
-`python -m tests.chaos.places` measures and prints it.
+`python -m tests.chaos.places [GATEWAYS]` measures and prints it.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable
@@ -57,17 +58,20 @@ def slow(tmp: Path, *, places: int, step_ms: int) -> dict[str, Any]:
 
 
 async def crowd(cluster: ChaosCluster, oracle: Oracle, *, streams: int, tokens: int, shorts: int) -> Crowd:
-    """`streams` of `tokens` each by one tenant; `shorts` requests of 10 tokens by another, one after the other."""
-    limits = httpx.Limits(max_connections=200)
-    async with httpx.AsyncClient(base_url=cluster.url, timeout=DEADLINE_S + 10, limits=limits) as client:
-        alone = [await _timed(_ask(client, oracle, "short", 1000 + n, 10)) for n in range(3)]
+    """`streams` of `tokens` each by one tenant; `shorts` requests of 10 tokens by another at the last gateway, one by one."""
+    options: dict[str, Any] = {"timeout": DEADLINE_S + 10, "limits": httpx.Limits(max_connections=200)}
+    async with (
+        httpx.AsyncClient(base_url=cluster.url, **options) as client,
+        httpx.AsyncClient(base_url=cluster.urls[cluster.gateways[-1]], **options) as there,
+    ):
+        alone = [await _timed(_ask(there, oracle, "short", 1000 + n, 10)) for n in range(3)]
         began = time.monotonic()
         long_ones = [asyncio.create_task(_ask(client, oracle, "long", n, tokens)) for n in range(streams)]
         async with asyncio.timeout(30):
             while (await _metrics(client)).get('baton_worker_running_sequences{worker="decode-0"}', 1.0) < 1:
                 await asyncio.sleep(0.05)
-        beside = [await _timed(_ask(client, oracle, "short", 2000 + n, 10)) for n in range(shorts)]
-        urgent = [await _timed(_ask(client, oracle, "short", 3000 + n, 10, priority=5)) for n in range(shorts)]
+        beside = [await _timed(_ask(there, oracle, "short", 2000 + n, 10)) for n in range(shorts)]
+        urgent = [await _timed(_ask(there, oracle, "short", 3000 + n, 10, priority=5)) for n in range(shorts)]
         ended = await asyncio.gather(*long_ones)
         long_s = time.monotonic() - began
         metrics = await _metrics(client)
@@ -126,7 +130,8 @@ async def _measure() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = build_tiny_model(Path(folder) / "tiny", "llama")
         options = slow(Path(folder) / "options", places=8, step_ms=30)
-        async with ChaosCluster(Path(folder) / "cluster", model=model, **options) as cluster:
+        gateways = int(sys.argv[1]) if sys.argv[1:] else 1
+        async with ChaosCluster(Path(folder) / "cluster", model=model, gateways=gateways, **options) as cluster:
             print(await crowd(cluster, Oracle(model), streams=24, tokens=300, shorts=5))
 
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from common.messages import SamplingParams
+from common.messages import SamplingParams, TenantPlaces
 from gateway.admission.places import MIN_RUN_S, RUN_PER_RETURN, Held, Holder, Newcomer, Places
 from gateway.admission.policy import RequestLimits
 from gateway.admission.queue import HIGH
@@ -61,7 +61,7 @@ def test_weights_say_what_is_equal() -> None:
 
 
 def test_places_at_other_gateways_count() -> None:
-    places = Places(total=8, elsewhere={"b": 4})
+    places = Places(total=8, others=({"b": TenantPlaces(held=3)}, {"b": TenantPlaces(held=1)}))
     assert places.victim(Newcomer(tenant="b"), holders("a", 4), held(a=4)) is None
     assert places.free(held(a=4), 0) == 0
 
@@ -110,6 +110,13 @@ def test_large_fleets_compute_some_prompts_ahead() -> None:
 def test_who_is_owed_a_place_is_not_told_to_come_back() -> None:
     assert EIGHT.is_owed(Newcomer(tenant="b"), held(a=8))
     assert not EIGHT.is_owed(Newcomer(tenant="a"), held(a=8))
+
+
+def test_one_gateway_gives_way_for_who_waits_at_another() -> None:
+    others = ({"a": TenantPlaces(held=3), "b": TenantPlaces(waiting=2, tier=HIGH, weight=2.0)}, {})
+    places = Places(total=8, others=others)
+    assert places.newcomers() == [Newcomer(tenant="b", tier=HIGH, weight=2.0)]
+    assert [places.holds_most("a", held(a=amount)) for amount in (2, 3, 5)] == [False, True, True]
 
 
 # -- the room, with seeds ------------------------------------------------------------------------------------------------

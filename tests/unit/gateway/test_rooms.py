@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from common.errors import UnavailableError
-from common.messages import GatewayState, ModelLoad, SamplingParams
+from common.messages import GatewayState, ModelLoad, SamplingParams, TenantPlaces
 from gateway.admission.policy import RefusedError, RequestLimits
 from gateway.admission.rooms import WaitingRooms
 from gateway.admission.supply import Capacity, Prefiller
@@ -69,8 +69,8 @@ async def test_other_gateways_are_told_of_each_model_and_of_the_sums(rooms: Wait
         await enter(rooms, spec(model, name))
     state = rooms.tell(GatewayState(gateway="g", incarnation=1, queued_requests=5, queued_tokens=50), [])
     assert state.models == {
-        "a": ModelLoad(waiting_tokens=100, started_tokens=100),
-        "b": ModelLoad(started_tokens=100),
+        "a": ModelLoad(waiting_tokens=100, started_tokens=100, tenants={"default": TenantPlaces(held=1)}),
+        "b": ModelLoad(started_tokens=100, tenants={"default": TenantPlaces(held=1)}),
     }
     assert (state.waiting_tokens, state.started_tokens) == (100, 200)
     assert (state.queued_requests, state.queued_tokens) == (6, 150)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from common.errors import UnavailableError
-from common.messages import ModelLoad, SamplingParams
+from common.messages import ModelLoad, SamplingParams, TenantPlaces
 from gateway.admission.policy import RefusedError, RequestLimits
 from gateway.admission.supply import Capacity, Prefiller
 from gateway.admission.waiting_room import CAPACITY_FOR_S, WaitingRoom
@@ -173,7 +173,8 @@ async def test_what_is_cached_is_no_work(fleet: Fleet) -> None:
     waits = await enter(room, spec("waits", tokens=100_000, deadline_s=5.0))
     assert room.waiting["normal"] == (1, 10)
     room.placed(spec("first"), 20)  # its prefix was found
-    assert (room.queued_requests, room.load([])) == (1, ModelLoad(waiting_tokens=10, started_tokens=20))
+    told = ModelLoad(waiting_tokens=10, started_tokens=20, tenants={"default": TenantPlaces(held=1)})
+    assert (room.queued_requests, room.load([])) == (1, told)
     room.pump()
     await waits
 

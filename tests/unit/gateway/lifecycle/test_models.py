@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from common.errors import InvalidRequestError, UnavailableError, WorkerFailedError
-from common.messages import Failed, GatewayState, ModelLoad
+from common.messages import Failed, GatewayState, ModelLoad, TenantPlaces
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.lifecycle.attempts import Why
 from gateway.lifecycle.silence import Patience
@@ -100,7 +100,9 @@ async def test_the_heartbeat_tells_each_models_load_and_others_are_believed_by_m
     await submit(gateway, "a")
     parts = gateway.requests.parts
     state = parts.rooms.tell(GatewayState(gateway="here", incarnation=1), parts.running)
-    assert state.models == {"a": ModelLoad(started_tokens=40, unclaimed_tokens=40)}
+    assert state.models == {
+        "a": ModelLoad(started_tokens=40, unclaimed_tokens=40, tenants={"default": TenantPlaces(held=1)})
+    }
     loads = {"a": ModelLoad(waiting_tokens=7), "b": ModelLoad(waiting_tokens=5)}
     parts.fleet.saw(GatewayState(gateway="there", incarnation=1, waiting_tokens=12, models=loads))
     waiting = [parts.fleet.capacity([], model=m, weights=f"{m}'s").waiting_elsewhere for m in ("a", "b")]

@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from common import subjects
 from common.errors import DeadlineExceededError
-from common.messages import Cancel, GatewayState
+from common.messages import Cancel, GatewayState, ModelLoad, TenantPlaces
 from common.peers import DEAD_AFTER_S
 from gateway.admission.places import MIN_RUN_S
+from gateway.admission.waiting_room import PROMISE_S
 from gateway.request.active import ActiveRequest
 from gateway.tenants.tenants import Tenant
 from tests.unit.gateway.lifecycle.conftest import Gateway, answer_of
@@ -111,6 +113,27 @@ async def test_somebody_gives_way_for_a_request_that_finds_every_decode_worker_f
     await asyncio.sleep(2 * LOOK_S + 0.5)
     assert [one.place.preemptions for one in streams].count(1) == 1
     assert request.place.preemptions == 0
+
+
+async def test_a_stream_gives_way_for_a_tenant_at_another_gateway_and_its_place_is_left_to_it(full: Gateway) -> None:
+    streams = await two_streams(full)
+
+    async def tell(**places: TenantPlaces) -> None:
+        load = {"": ModelLoad(tenants=places)}
+        await full.bus.publish(
+            subjects.gateway_heartbeat("there"), GatewayState(gateway="there", incarnation=1, models=load)
+        )
+
+    await tell(short=TenantPlaces(waiting=1))
+    await asyncio.sleep(LOOK_S)
+    assert sum(one.place.preemptions for one in streams) == 1
+    assert full.requests.waiting["normal"][0] == 1  # there is a place, and it is not for this one
+    await tell(short=TenantPlaces(held=1))
+    await asyncio.sleep(PROMISE_S - LOOK_S)
+    assert full.requests.waiting["normal"][0] == 1
+    await tell()
+    await asyncio.sleep(2 * LOOK_S)
+    assert full.requests.waiting["normal"][0] == 0
 
 
 async def test_a_drain_ends_streams_that_wait_for_their_places(full: Gateway) -> None:
