@@ -25,6 +25,11 @@ def hash_root(*, model: str, kv_dtype: str, block_size: int, adapter: str = "", 
     return digest.digest()
 
 
+def tokenizer_fingerprint(content: bytes) -> str:
+    """Return 32 hex digits over a tokenizer.json: what text means as tokens."""
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES, key=b"baton.tokenizer.v1").hexdigest()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockKind:
     """What two workers must share to use each other's blocks."""

@@ -162,7 +162,7 @@ def _observe(
     )
     generations.timelines.on_end(RequestMetrics(models, registry, settings.levels).observe)
     generations.timelines.on_end(tenant_metrics.observe)
-    FleetMetrics(lambda: generations.fleet).register(registry)
+    FleetMetrics(lambda: generations.fleet, lambda: generations.differences).register(registry)
     return tenant_metrics
 
 

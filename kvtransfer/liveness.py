@@ -15,6 +15,16 @@ from pathlib import Path
 SHM_FOLDER = Path("/dev/shm")
 
 
+def host() -> str:
+    """This host, until it is started again; containers on it share the name."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def shared_memory() -> str:
+    """Which /dev/shm this is: containers may have one each."""
+    return f"{host()}/{SHM_FOLDER.stat().st_dev}"
+
+
 def create_locked(prefix: str) -> tuple[Path, int]:
     """Create and lock an empty file of mode 0600 with an unguessable name; return it with the locked descriptor."""
     while True:

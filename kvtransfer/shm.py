@@ -20,7 +20,7 @@ import torch
 
 from common.messages import KVLayout, Region
 from kvtransfer.digest import factors_of, lane_digest, lane_view
-from kvtransfer.liveness import SHM_FOLDER, create_locked, is_locked, is_name, remove_stale
+from kvtransfer.liveness import SHM_FOLDER, create_locked, is_locked, is_name, remove_stale, shared_memory
 from kvtransfer.plan import Plan
 from kvtransfer.transport import Link, TransferError, check_run, plan_to
 
@@ -64,7 +64,7 @@ class ShmTransport:
         if self._pool is None or pool.data_ptr() != self._pool.data_ptr() or self._path is None:
             raise ValueError("the pool was not allocated by this transport")
         self._layout = layout
-        address = {"file": self._path.name}
+        address = {"file": self._path.name, "reach": shared_memory()}
         return Region(transport=self.name, incarnation=incarnation, layout=layout, address=address)
 
     async def connect(self, region: Region) -> Link:

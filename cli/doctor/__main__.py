@@ -10,6 +10,7 @@ from dataclasses import asdict
 
 from cli.doctor import machine
 from cli.doctor.finding import Finding
+from cli.doctor.fleet import check_fleet
 from cli.doctor.servers import check_nats, check_redis
 from cli.doctor.settings import DoctorSettings
 from common import bus, store
@@ -39,6 +40,8 @@ async def examine(settings: DoctorSettings) -> list[Finding]:
     nats, redis = settings.nats(), settings.redis()
     findings += [finding async for finding in check_nats(nats.url, bus.identity_of(nats))]
     findings += [finding async for finding in check_redis(redis.url, store.identity_of(redis))]
+    if not any(finding.check == "nats" and finding.level == "fail" for finding in findings):
+        findings += [finding async for finding in check_fleet(settings)]
     return findings + (await devices() if settings.device != "cpu" else [])
 
 

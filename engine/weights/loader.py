@@ -1,5 +1,5 @@
 # mypy: allow-untyped-calls
-"""Safetensors -> a model's weights, and the fingerprints of models and tokenizers.
+"""Safetensors -> a model's weights, and the fingerprints of models.
 
 Nothing here unpickles. Threads read pieces of the files into a few buffers (pinned for a GPU) and copy them to their places
 while the next pieces are read, converting other dtypes there.
@@ -31,7 +31,7 @@ from engine.weights.checkpoint import (
     weight_files,
 )
 
-__all__ = ["CheckpointError", "load_weights", "model_fingerprint", "tokenizer_fingerprint", "weight_files"]
+__all__ = ["CheckpointError", "load_weights", "model_fingerprint", "weight_files"]
 
 _FINGERPRINT_BYTES = 16
 _FLOATS = {
@@ -68,11 +68,6 @@ def model_fingerprint(folder: Path) -> str:
         for part in characteristic_bytes(file):
             _update(digest, part)
     return digest.hexdigest()
-
-
-def tokenizer_fingerprint(file: Path) -> str:
-    """Return 32 hex digits over the bytes of a tokenizer.json."""
-    return hashlib.blake2b(file.read_bytes(), digest_size=_FINGERPRINT_BYTES, key=b"baton.tokenizer.v1").hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

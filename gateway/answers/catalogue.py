@@ -7,7 +7,7 @@ worker belongs to the model whose name it announces.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from common.messages import WorkerState
@@ -70,20 +70,20 @@ class Catalogue:
 
         They differ only while weights are being replaced.
         """
-        if name not in self:
-            return ""
-        counts = Counter(state.model_fingerprint for state in self._decode_workers(name))
-        return min(counts, key=lambda weights: (-counts[weights], weights), default="")
-
-    def _decode_workers(self, name: str) -> list[WorkerState]:
-        decode = list(self._ready(Role.DECODE))
-        named = [state for state in decode if state.model == name]
-        if named or len(self._tokenizers) > 1:
-            return named
-        # A gateway of a single model may name it as it likes.
-        return decode if len({state.model_fingerprint for state in decode}) == 1 else []
+        return weights_of(name, self._tokenizers.keys(), list(self._ready(Role.DECODE)))
 
     def _workers(self, fingerprint: str) -> list[WorkerState]:
         """Every ready worker with these weights."""
         workers = [*self._ready(Role.DECODE), *self._ready(Role.PREFILL)]
         return [state for state in workers if state.model_fingerprint == fingerprint]
+
+
+def weights_of(name: str, served: Collection[str], decode: Sequence[WorkerState]) -> str:
+    """See `Catalogue.fingerprint`; of the ready decode workers."""
+    if name not in served:
+        return ""
+    named = [state for state in decode if state.model == name]
+    if not named and len(served) == 1 and len({state.model_fingerprint for state in decode}) == 1:
+        named = list(decode)  # a gateway of a single model may name it as it likes
+    counts = Counter(state.model_fingerprint for state in named)
+    return min(counts, key=lambda weights: (-counts[weights], weights), default="")

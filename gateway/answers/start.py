@@ -83,20 +83,20 @@ class Answers:
             raise ModelNotFoundError(f"the model {name!r} does not exist; this gateway serves {names}", param="model")
         return served
 
-    def check(self, ask: Ask, tenant: Tenant) -> None:
-        """Raise the ServingError that `start` would raise in any case, before the work of tokenising."""
+    def check(self, ask: Ask, tenant: Tenant) -> Served:
+        """Raise the ServingError that `start` would raise in any case, before the work of tokenising; or return its model."""
         served = self.find(ask.model)
         deadline_s = ask.deadline_s or self._default_deadline_s
         first_token_s = min(deadline_s, ask.first_token_s or deadline_s)
         self.generations.turn_away(tenant, priority=ask.priority, first_token_s=first_token_s, model=served.name)
+        return served
 
-    async def start(self, ask: Ask, origin: Origin) -> Answer:
+    async def start(self, ask: Ask, origin: Origin, served: Served) -> Answer:
         """Tokenise and submit; return when all choices may start. Raises ServingError."""
         if len(ask.prompts) * ask.n > MAX_SEQUENCES:
             raise InvalidRequestError(
                 f"at most {MAX_SEQUENCES} prompts times n are allowed", param=ask.name_of("prompt")
             )
-        served = self.find(ask.model)
         grammar = await _grammar(ask, served)
         prompts = await self._tokenised(ask, served)
         answer = Answer(

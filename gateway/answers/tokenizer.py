@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any, Unpack
 
 from tokenizers import Tokenizer
 
+from common.blocks import tokenizer_fingerprint
 from common.errors import InvalidRequestError
 from gateway.answers.controls import BYTE_CHARS, ControlTokens
 from gateway.answers.lengths import Lengths, TooLongError
@@ -37,7 +37,7 @@ class ChatTokenizer:
         self.tokenizer = Tokenizer.from_str(raw.decode("utf-8"))
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
-        self.fingerprint = hashlib.blake2b(raw, digest_size=16).hexdigest()
+        self.fingerprint = tokenizer_fingerprint(raw)
         self.is_byte_level = _is_byte_level(described.get("decoder"))
         config = _read(folder / "tokenizer_config.json")
         model_config = _read(folder / "config.json")

@@ -317,12 +317,12 @@ class LineRunner:
         self._answers.generations.turn_away(origin.tenant, priority=LOWEST_PRIORITY, model=asked.model)
         body = parse_body(asked.body, endpoint.body)
         ask = endpoint.ask(body)
-        self._answers.model(ask.model)
+        served = self._answers.find(ask.model)
         if ask.stream:
             raise InvalidRequestError("stream: a line of a batch can't be streamed", param="stream")
         ask = replace(ask, priority=min(ask.priority, LOWEST_PRIORITY, tenant.max_priority))
         trace.attributes |= endpoint.describe(body)
-        answer = await self._answers.start(ask, origin)
+        answer = await self._answers.start(ask, origin, served)
         trace.answered = partial(describe_answer, answer)
         try:
             whole = await endpoint.whole(body, answer)

@@ -28,6 +28,7 @@ from gateway.lifecycle.suspects import Suspects
 from gateway.lifecycle.watchdog import Watchdog
 from gateway.observe.attainment import ServiceLevels
 from gateway.observe.spans import RequestSpans
+from gateway.placement.agreement import Agreement
 from gateway.placement.placer import PlacementStore, Placer
 from gateway.request.active import ActiveRequest
 
@@ -55,6 +56,7 @@ def assemble(
     bus: Bus,
     store: PlacementStore,
     peers: Peers,
+    agreement: Agreement,
     gateway_id: str,
     incarnation: int,
     limits: RequestLimits,
@@ -66,7 +68,7 @@ def assemble(
     """Make the parts, without starting anything. `weights`: see `Catalogue.fingerprint`."""
     running, background, counters = Running(), Background(), Counter[Event]()
     suspects, pulse, orders = Suspects(), Pulse(), Orders(bus, peers)
-    placer = Placer(store=store, peers=peers, cut_over_tokens=limits.cut_over_tokens)
+    placer = Placer(store=store, agreement=agreement, cut_over_tokens=limits.cut_over_tokens)
     fleet = Fleet(placer, gateway_id=gateway_id, local=limits.cut_over_tokens < 0)
 
     def room_for(model: str) -> WaitingRoom:

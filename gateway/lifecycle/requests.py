@@ -11,6 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from common import subjects
 from common.bus import Bus
@@ -21,16 +22,20 @@ from common.tracing import NoTracer, Tracer
 from common.words import Role
 from gateway.admission.policy import RequestLimits
 from gateway.answers.catalogue import Catalogue
+from gateway.answers.tokenizer import ChatTokenizer
 from gateway.lifecycle.parts import Parts, assemble
 from gateway.observe.attainment import ServiceLevels
-from gateway.placement.placer import PlacementStore, usable_workers
+from gateway.placement.agreement import Agreement
+from gateway.placement.placer import PlacementStore
 from gateway.request.active import ActiveRequest, timeline_of
+from gateway.request.placement import Difference
 from gateway.request.spec import GenerationSpec, Load
 from gateway.request.timeline import Timelines
 from gateway.tenants.tenants import Tenant
 
 DRAIN_CHECK_S = 0.02
 CLOSE_TIMEOUT_S = 2.0
+TELL_PERIOD_S = 2.0
 
 
 class Requests:
@@ -47,12 +52,14 @@ class Requests:
         limits: RequestLimits | None = None,
         levels: ServiceLevels | None = None,
         tracer: Tracer | None = None,
-        catalogue: Catalogue | None = None,
+        tokenizers: Mapping[str, ChatTokenizer] = MappingProxyType({}),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`tokenizers`: of the models that it serves, by name; without any it takes requests that name none."""
         self._bus = bus
         self._peers = peers
-        self.catalogue = catalogue or Catalogue({}, lambda role: usable_workers(peers, role))
+        self._agreement = Agreement(peers, {name: tokenizer.fingerprint for name, tokenizer in tokenizers.items()})
+        self.catalogue = Catalogue(tokenizers, self._agreement.ready)
         self._gateway_id = gateway_id
         self._clock = clock
         self._draining = False
@@ -61,6 +68,7 @@ class Requests:
             bus=bus,
             store=store,
             peers=peers,
+            agreement=self._agreement,
             gateway_id=gateway_id,
             incarnation=incarnation,
             limits=limits or RequestLimits(),
@@ -79,7 +87,13 @@ class Requests:
         await self._bus.subscribe(subjects.frames(self._gateway_id), frame_decoder, inbox.take_frame)
         await self._bus.subscribe(subjects.ALL_GATEWAY_HEARTBEATS, gateway_state_decoder, self.parts.fleet.saw)
         inbox.listen()
-        self._loops = [background.spawn(loop.run()) for loop in (self.parts.heartbeat, self.parts.watchdog)]
+        loops = (self.parts.heartbeat.run(), self.parts.watchdog.run(), self._tell_differences())
+        self._loops = [background.spawn(loop) for loop in loops]
+
+    async def _tell_differences(self) -> None:
+        while True:
+            await asyncio.sleep(TELL_PERIOD_S)
+            self._agreement.tell(self.catalogue.fingerprint)
 
     async def drain(self, timeout_s: float) -> None:
         """Admit no more, let the others finish, and after `timeout_s` end them with an error."""
@@ -136,6 +150,10 @@ class Requests:
     def ready_workers(self) -> dict[str, int]:
         return {role: len(self.parts.placer.workers(role)) for role in (Role.PREFILL, Role.DECODE)}
 
+    @property
+    def differences(self) -> list[Difference]:
+        return self._agreement.differences(self.catalogue.fingerprint)
+
     def _longest(self, weights: str) -> int | None:
         workers = [state for role in (Role.DECODE, Role.PREFILL) for state in self.parts.placer.workers(role, weights)]
         return min((state.max_model_len for state in workers), default=None)
@@ -150,9 +168,10 @@ class Requests:
             return "the gateway is shutting down"
         if not self._bus.connected:
             return "no connection to NATS"
-        if not self.parts.placer.workers(Role.DECODE):
-            return "no decode worker is ready"
-        return ""
+        names = self.catalogue.names
+        if any(map(self.catalogue.fingerprint, names)) or (not names and self._agreement.ready(Role.DECODE)):
+            return ""
+        return _nobody("no decode worker", self.differences)
 
     def turn_away(
         self, tenant: Tenant, *, priority: int, first_token_s: float = math.inf, model: str | None = None
@@ -169,7 +188,8 @@ class Requests:
     def _check_model(self, name: str, weights: str) -> None:
         """Raise UnavailableError while nobody decodes the model."""
         if name and not (weights and self.parts.placer.workers(Role.DECODE, weights)):
-            raise UnavailableError(f"no decode worker of model {name!r} is ready")
+            differences = [one for one in self.differences if one.model == name]
+            raise UnavailableError(_nobody(f"no decode worker of model {name!r}", differences))
 
     async def submit(self, specs: Sequence[GenerationSpec]) -> list[ActiveRequest]:
         received = self._clock()
@@ -203,3 +223,11 @@ class Requests:
                 f"the prompt has {len(spec.token_ids)} tokens, the context {limit}", param="prompt"
             )
         self.parts.running.refuse_twin(spec.request_id)
+
+
+def _nobody(who: str, differences: Sequence[Difference]) -> str:
+    """Why nobody decodes. Clients read it: workers' names are for `/ready`."""
+    unlike = sorted({str(one.what) for one in differences if one.decodes})
+    if not unlike:
+        return f"{who} is ready"
+    return f"{who} agrees with this gateway ({', '.join(unlike)}): GET /ready says which differ, and the remedy"

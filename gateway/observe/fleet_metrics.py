@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from common.messages import WorkerState, WorkerTotals
 from common.words import WorkerStatus
+from gateway.request.placement import Difference
 
 LABELS = ["model_name", "worker"]
 DEVICE_TIER = "device"
@@ -77,8 +78,11 @@ COUNTERS: dict[str, tuple[str, Callable[[WorkerState], float]]] = {
 class FleetMetrics(Collector):
     """Turns the workers heard now into metrics, on each scrape."""
 
-    def __init__(self, workers: Callable[[], Iterable[WorkerState]]) -> None:
+    def __init__(
+        self, workers: Callable[[], Iterable[WorkerState]], differences: Callable[[], Iterable[Difference]] = tuple
+    ) -> None:
         self._workers = workers
+        self._differences = differences
 
     def register(self, registry: CollectorRegistry) -> None:
         registry.register(self)
@@ -100,6 +104,7 @@ class FleetMetrics(Collector):
             yield counter
         yield _hits_by_tier(states)
         yield _roles(states)
+        yield _refused(self._differences())
         yield from _as_vllm(states)
 
 
@@ -119,6 +124,15 @@ def _roles(states: list[WorkerState]) -> Metric:
         for role in state.roles:
             roles.add_metric([state.model, state.worker, role], 1.0)
     return roles
+
+
+def _refused(differences: Iterable[Difference]) -> Metric:
+    refused = GaugeMetricFamily(
+        "baton_worker_refused", "1: ready, and gets no new work here: it differs in this", labels=[*LABELS, "what"]
+    )
+    for one in differences:
+        refused.add_metric([one.model, one.worker, one.what], 1.0)
+    return refused
 
 
 def _as_vllm(states: list[WorkerState]) -> Iterator[Metric]:

@@ -6,18 +6,16 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 from itertools import islice
 from typing import Protocol
 
-from common.blocks import BlockKind, hash_blocks, iter_hashes
+from common.blocks import BlockKind, iter_hashes
 from common.errors import UnavailableError
 from common.messages import WorkerState
-from common.peers import Peers
-from common.store import kind_of
 from common.words import Role
+from gateway.placement.agreement import Agreement, Blocks
+from gateway.placement.islands import islands, least_busy
 from gateway.placement.ledger import PlacementRequest
 from gateway.placement.recent_prefixes import RecentPrefixes
 from gateway.placement.without_redis import choose, loads_of
@@ -42,41 +40,29 @@ class PlacementStore(Protocol):
         ...
 
 
-def usable_workers(peers: Peers, role: Role) -> list[WorkerState]:
-    """The ready workers of a role that hash blocks as this gateway does."""
-    return [state for state in peers.ready(role) if compatible(state)]
-
-
 class Placer:
     """Chooses workers for attempts, and gives their charges back."""
 
-    def __init__(self, *, store: PlacementStore, peers: Peers, cut_over_tokens: int) -> None:
+    def __init__(self, *, store: PlacementStore, agreement: Agreement, cut_over_tokens: int) -> None:
         self._store = store
-        self._peers = peers
+        self._agreement = agreement
         self._cut_over_tokens = cut_over_tokens
         self._recent = RecentPrefixes()
 
     def workers(self, role: Role, model: str = "") -> list[WorkerState]:
-        """See `usable_workers`; with `model` only those of that fingerprint."""
-        return [state for state in usable_workers(self._peers, role) if model in ("", state.model_fingerprint)]
-
-    def kind(self, model: str = "") -> BlockKind | None:
-        """The blocks that most decode workers of a model have, or None without one.
-
-        They differ only while its KV dtype or block size is being changed.
-        """
-        kinds = Counter(kind_of(state) for state in self.workers(Role.DECODE, model))
-        return min(kinds, key=lambda kind: (-kinds[kind], str(kind)), default=None)
+        """See `Agreement.ready`; with `model` only those of that fingerprint."""
+        return [state for state in self._agreement.ready(role) if model in ("", state.model_fingerprint)]
 
     def root(self, spec: GenerationSpec) -> bytes:
         """The root of the request's block hashes. There must be a decode worker."""
-        return _root(self._kind_for(spec), spec)
+        return _root(self._blocks_for(spec).kind, spec)
 
     def uncached_tokens(self, spec: GenerationSpec) -> int:
         """An estimate of the uncached prompt tokens, by what was placed lately; at least 1."""
-        kind = self.kind(spec.model_fingerprint)
-        if kind is None:
+        blocks = self._agreement.blocks(spec.model_fingerprint)
+        if blocks is None:
             return len(spec.token_ids)
+        kind = blocks.kind
         hashes = iter_hashes(_root(kind, spec), spec.token_ids, kind.block_size)
         return max(1, len(spec.token_ids) - self._recent.matched(hashes) * kind.block_size)
 
@@ -85,9 +71,11 @@ class Placer:
 
         Raises UnavailableError without a decode worker.
         """
-        kind = self._kind_for(state.spec)
-        token_ids = state.token_ids
+        blocks, token_ids, others = self._blocks_for(state.spec), state.token_ids, list(others)
+        kind = blocks.kind
         digests = await _digests(iter_hashes(_root(kind, state.spec), token_ids, kind.block_size))
+        island = self._island(blocks, others, state.excluded)
+        prefill, decode = self._members(blocks, island)
         request = PlacementRequest(
             request_id=state.spec.request_id,
             attempt=state.attempt,
@@ -97,14 +85,14 @@ class Placer:
             reserve_tokens=len(state.spec.token_ids) + state.spec.sampling.max_tokens,
             deadline_ms=int((state.deadline_at - time.monotonic()) * 1000),
             cut_over_tokens=self._cut_over_tokens,
-            exclude=state.excluded,
+            exclude=[*state.excluded, *self._agreement.strangers(kind, (*prefill, *decode))],
         )
         state.cached_tokens = 0
         self._recent.remember(request.digests)
         placement = None
         with contextlib.suppress(UnavailableError):
             placement = await self._store.place(request)
-        prefill, decode = self._with_blocks(Role.PREFILL, kind), self._with_blocks(Role.DECODE, kind)  # after the call
+        prefill, decode = self._members(blocks, island)  # after the call
         if placement is not None:
             known = _is_possible(placement, prefill, decode)
             log.debug("placement.chosen", extra={"request_id": request.request_id, "is_known": known} | placement.costs)
@@ -119,17 +107,28 @@ class Placer:
             num_tokens=request.num_tokens,
             reserve_tokens=request.reserve_tokens,
             cut_over_tokens=request.cut_over_tokens,
-            exclude=request.exclude,
+            exclude=state.excluded,
         )
 
-    def _kind_for(self, spec: GenerationSpec) -> BlockKind:
-        kind = self.kind(spec.model_fingerprint)
-        if kind is None:
+    def _blocks_for(self, spec: GenerationSpec) -> Blocks:
+        blocks = self._agreement.blocks(spec.model_fingerprint)
+        if blocks is None:
             raise UnavailableError("no decode worker is ready")
-        return kind
+        return blocks
 
-    def _with_blocks(self, role: Role, kind: BlockKind) -> list[WorkerState]:
-        return [state for state in self.workers(role, kind.model) if kind_of(state) == kind]
+    def _members(self, blocks: Blocks, island: set[str] | None = None) -> tuple[list[WorkerState], list[WorkerState]]:
+        """Prefill and decode workers with these blocks, on one island or all."""
+        found = (self._agreement.with_blocks(role, blocks) for role in (Role.PREFILL, Role.DECODE))
+        prefill, decode = ([one for one in states if island is None or one.worker in island] for states in found)
+        return prefill, decode
+
+    def _island(self, blocks: Blocks, others: Sequence[RequestState], exclude: Sequence[str]) -> set[str] | None:
+        """The workers among which a request stays; None: all of them reach each other."""
+        prefill, decode = self._members(blocks)
+        reach = {state.worker: self._agreement.reach(state) for state in (*prefill, *decode)}
+        if len(set(reach.values())) < 2 or not decode:
+            return None
+        return least_busy(islands(reach, decode), loads_of(decode, others), exclude)
 
     async def release(self, request_id: str, attempt: int, *, stage: str, workers: list[str]) -> None:
         """`stage`: "prefill" or "decode"."""
@@ -157,13 +156,3 @@ def _is_possible(placement: Placement, prefill: Iterable[WorkerState], decode: I
     if not placement.decode:
         return placement.prefill in decoders
     return placement.prefill in {worker.worker for worker in prefill} and not decoders.isdisjoint(placement.decode)
-
-
-@lru_cache(maxsize=64)
-def _probe_hash(kind: BlockKind) -> bytes:
-    return hash_blocks(kind.root(), range(2 * kind.block_size), kind.block_size)[-1]
-
-
-def compatible(state: WorkerState) -> bool:
-    """Whether the worker hashes blocks as this gateway does (parity probe). Older workers send ""."""
-    return not state.parity_hash or state.parity_hash == _probe_hash(kind_of(state))

@@ -1,4 +1,4 @@
-"""Where a request goes, and why."""
+"""Where a request goes and why, and why not."""
 
 from __future__ import annotations
 
@@ -39,3 +39,27 @@ class Placement:
     matched_blocks_prefill: int = 0
     matched_blocks_decode: int = 0
     costs: dict[str, float] = field(default_factory=dict, compare=False)  # what was compared: see `place.lua`
+
+
+class Unlike(StrEnum):
+    """In what a worker differs. Metrics have it as a label."""
+
+    NAME = "name"
+    HASHES = "hashes"
+    MODEL = "model"
+    TOKENIZER = "tokenizer"
+    WEIGHTS = "weights"
+    BLOCKS = "blocks"
+    TRANSPORT = "transport"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Why a ready worker gets no new work here, as `text` for people with the remedy. `model` is its name at this gateway."""
+
+    worker: str
+    incarnation: int
+    model: str
+    decodes: bool
+    what: Unlike
+    text: str

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from common.messages import Grammar, PromptLogprobs, SamplingParams, TokenLogprobs, WorkerState
 from common.words import Finish
+from gateway.request.placement import Difference
 from gateway.request.timeline import Timeline, Timelines
 from gateway.tenants.tenants import ANYBODY, Tenant
 
@@ -86,6 +87,11 @@ class Generations(Protocol):
     @property
     def ready_workers(self) -> dict[str, int]:
         """Role -> workers that may get such work now."""
+        ...
+
+    @property
+    def differences(self) -> Sequence[Difference]:
+        """Every ready worker that gets no new work, and why."""
         ...
 
     @property

@@ -81,10 +81,11 @@ class OperatorRoutes:
 
     async def ready(self, request: Request) -> Response:
         """Whether a request would be served now, or why not."""
-        reason = self._generations.not_ready_reason
+        reason, differences = self._generations.not_ready_reason, self._generations.differences
+        more = {"refused": {one.worker: one.text for one in differences}} if differences else {}
         if reason:
-            return json_response({"status": "not ready", "reason": reason}, status=503)
-        return json_response({"status": "ready", "workers": self._generations.ready_workers})
+            return json_response({"status": "not ready", "reason": reason} | more, status=503)
+        return json_response({"status": "ready", "workers": self._generations.ready_workers} | more)
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus text, or OpenMetrics to who asks for it."""

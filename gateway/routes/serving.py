@@ -60,9 +60,9 @@ class ServingRoutes:
             body = parse_body(await read_body(request, self._body_limits), endpoint.body)
             ask = endpoint.ask(body)
             model = ask.model
-            self._answers.check(ask, scope.tenant)
+            served = self._answers.check(ask, scope.tenant)
             origin = Origin(scope.tenant, scope.trace.context, scope.received_at)
-            answer = await self._unless_gone(request, self._answers.start(ask, origin))
+            answer = await self._unless_gone(request, self._answers.start(ask, origin, served))
         except ServingError as error:
             self._metrics.failed(error.code, model=model)
             if isinstance(error, RateLimitedError):

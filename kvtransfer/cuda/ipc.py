@@ -23,7 +23,7 @@ import torch
 from common.messages import KVLayout, Region
 from kvtransfer.cuda.driver import CudaDriverError, SharedMemory, close_shared, open_shared, share
 from kvtransfer.cuda.mover import MAX_BLOCKS, BlockMover, Move, mover_of
-from kvtransfer.liveness import SHM_FOLDER, create_locked, is_locked, is_name, remove_stale
+from kvtransfer.liveness import SHM_FOLDER, create_locked, host, is_locked, is_name, remove_stale, shared_memory
 from kvtransfer.transport import Link, TransferError, check_run, check_whole, plan_to
 
 log = logging.getLogger("baton.cuda_ipc")
@@ -75,7 +75,8 @@ class CudaIpcTransport:
         await asyncio.to_thread(mover.digests, [0])  # compiled before the first handoff needs it
         self._life = create_locked(PREFIX)
         address = {
-            "host": _host(),
+            "host": host(),
+            "reach": shared_memory(),
             "file": self._life[0].name,
             "pool": shared.handle.hex(),
             "pool_offset": str(shared.offset),
@@ -88,7 +89,7 @@ class CudaIpcTransport:
         check_whole(plan_to(region, transport=self.name, layout=self._layout), transport=self.name)
         assert self._pool is not None
         assert self._layout is not None
-        if region.address.get("host") != _host():
+        if region.address.get("host") != host():
             raise TransferError("the peer runs on another host: give the workers --transport ucx")
         name = region.address.get("file", "")
         if not is_name(name, PREFIX) or not is_locked(SHM_FOLDER / name):
@@ -226,7 +227,3 @@ def _measure(mover: BlockMover, layout: KVLayout, probe: SharedMemory) -> float:
 
 def _probe_blocks(layout: KVLayout) -> int:
     return min(max(1, PROBE_BYTES // layout.block_bytes), MAX_BLOCKS)
-
-
-def _host() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -25,6 +25,7 @@ import torch
 
 from common.messages import KVLayout, Region
 from kvtransfer.cuda.driver import use_device
+from kvtransfer.liveness import host as this_host
 from kvtransfer.transport import Link, TransferError, check_whole, plan_to
 from kvtransfer.ucx.memory import PoolMemory, memory_of
 from kvtransfer.ucx.protocol import CONNECT_TIMEOUT_S, PROTOCOL
@@ -33,6 +34,8 @@ from kvtransfer.ucx.send import UcxLink
 from kvtransfer.ucx.wire import Wire, abort
 
 log = logging.getLogger("baton.ucx")
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class UcxTransport:
@@ -67,6 +70,7 @@ class UcxTransport:
             "port": str(self._listener.port),
             "token": self._token.hex(),
             "protocol": PROTOCOL,
+            "reach": this_host() if self._host in LOOPBACK else "",
         }
         return Region(transport=self.name, incarnation=incarnation, layout=layout, address=address)
 

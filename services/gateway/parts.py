@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 
 from fastapi import FastAPI
 
@@ -16,7 +15,6 @@ from common.messages import gateway_state_decoder
 from common.peers import Peers
 from common.store import Store
 from common.tracing import Tracer
-from gateway.answers.catalogue import Catalogue
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.app import HttpSettings, create_app
 from gateway.batches.service import Batches
@@ -24,7 +22,6 @@ from gateway.console.control import FleetControl
 from gateway.console.messages import ConsoleAsk, console_told_decoder
 from gateway.lifecycle.requests import Requests
 from gateway.placement.ledger import Ledger
-from gateway.placement.placer import usable_workers
 from gateway.tenants.budgets import SharedBudgets
 from gateway.tenants.tenants import Tenants
 from services.gateway.settings import GatewaySettings
@@ -71,7 +68,7 @@ async def started(
             limits=settings.limits(),
             levels=settings.levels(),
             tracer=tracer,
-            catalogue=Catalogue(tokenizers, partial(usable_workers, peers)),
+            tokenizers=tokenizers,
         )
         await requests.start()
         control = FleetControl(bus, peers, gateway_id=gateway_id)

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from common import subjects
+from common.blocks import tokenizer_fingerprint
 from common.bus import Bus, connect_bus
 from common.errors import ServingError
 from common.log import start_logging
@@ -23,7 +24,6 @@ from decode.role import DecodeRole
 from engine.engine import Engine
 from engine.fake.engine import FAKE_VOCAB, FakeCosts, FakeEngine
 from engine.fake.faults import FakeFaults
-from engine.weights.loader import tokenizer_fingerprint
 from kvtransfer.select import open_transport
 from kvtransfer.transport import Transport
 from kvtransfer.transports import reaches_others
@@ -150,7 +150,7 @@ def _vocab_size(model: Path) -> int:
 
 def _tokenizer_fingerprint(settings: WorkerServiceSettings) -> str:
     file = settings.model / "tokenizer.json"
-    return tokenizer_fingerprint(file) if file.is_file() else ""
+    return tokenizer_fingerprint(file.read_bytes()) if file.is_file() else ""
 
 
 def main(service: str, roles: Sequence[str]) -> int:

@@ -247,7 +247,8 @@ async def _reason_not_ready(client: httpx.AsyncClient, *, prefill: int, decode: 
         return "the gateway starts"
     answer: dict[str, Any] = response.json()
     if response.status_code != 200:
-        return str(answer.get("reason"))
+        refused = "".join(f"; {worker}: {why}" for worker, why in answer.get("refused", {}).items())
+        return f"{answer.get('reason')}{refused}"
     workers = answer["workers"]
     if workers["prefill"] < prefill or workers["decode"] < decode:
         return f"{workers['prefill']} of {prefill} prefill and {workers['decode']} of {decode} decode workers are ready"

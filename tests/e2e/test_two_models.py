@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
+from services.runtime.servers import die_with_parent, free_port, stop
 from tests.e2e.asking import until, watching
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import ROOT, Cluster
 from tests.models import build_tiny_model
 from tests.reference import greedy_tokens
 
@@ -165,3 +168,44 @@ async def test_a_model_whose_workers_are_gone_is_refused_by_name(cluster: Cluste
         await complete(client, "llama", PROMPT)
         assert (await client.get("/ready")).status_code == 200
         assert await contexts(client) == {"llama": LONGEST["llama"], "qwen": None}
+
+
+async def test_a_gateway_with_another_tokenizer_is_not_ready_and_says_why(
+    cluster: Cluster, folders: dict[str, Path]
+) -> None:
+    """Under the name `llama` it has the tokenizer of `qwen`."""
+    url, log = f"http://127.0.0.1:{free_port()}", cluster.folder / "wrong.log"
+    flags = [*cluster.reach("nats", "admin", "gateway"), *cluster.reach("redis", "admin", "gateway")]
+    flags += ["--gateway-id", "wrong", "--served-models", f"llama={folders['qwen']}", "--port", url.rpartition(":")[2]]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "services.gateway", *flags, cwd=ROOT, stderr=log.open("wb"), preexec_fn=die_with_parent
+    )
+    try:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+            said = await until_it_says(client, "refused")
+            body = {"model": "llama", "prompt": "Hello", "max_tokens": 3}
+            answer = await client.post("/v1/completions", json=body)
+            metrics = (await client.get("/metrics")).text
+        async with asyncio.timeout(60):
+            while "worker.refused" not in log.read_text():
+                await asyncio.sleep(0.05)
+    finally:
+        await stop(process, timeout_s=10)
+    assert said["status"] == "not ready"
+    assert {"prefill-0", "decode-0"} <= said["refused"].keys()
+    assert "is not this gateway's for 'llama'" in said["refused"]["decode-0"]
+    assert "start both with the same model folder" in said["refused"]["decode-0"]
+    assert answer.status_code == 503
+    assert "no decode worker agrees with this gateway (tokenizer)" in answer.json()["error"]["message"]
+    assert 'baton_worker_refused{model_name="llama",what="tokenizer",worker="decode-0"} 1.0' in metrics
+
+
+async def until_it_says(client: httpx.AsyncClient, name: str) -> dict[str, Any]:
+    """What `/ready` answers once it has this field."""
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                said: dict[str, Any] = (await client.get("/ready")).json()
+                if name in said:
+                    return said
+            await asyncio.sleep(0.05)

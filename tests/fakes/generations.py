@@ -11,6 +11,7 @@ from common.errors import ServingError
 from common.messages import KVLayout, PromptLogprobs, Region, TokenLogprobs, WorkerState
 from gateway.answers.catalogue import Catalogue
 from gateway.answers.tokenizer import ChatTokenizer
+from gateway.request.placement import Difference
 from gateway.request.spec import GenerationSpec, Load, TokenEvent
 from gateway.request.timeline import Timeline, Timelines
 from gateway.tenants.tenants import Tenant
@@ -28,6 +29,7 @@ class ScriptedGenerations:
     not_ready_reason = ""
     waiting = {"low": (0, 0), "normal": (2, 300), "high": (1, 5)}  # noqa: RUF012 - read only
     ready_workers = {"prefill": 1, "decode": 2}  # noqa: RUF012 - read only
+    differences: list[Difference] = []  # noqa: RUF012 - read only
     fleet: list[WorkerState] = []  # noqa: RUF012 - read only
     counters = {"placed:load": 3, "retries": 2}  # noqa: RUF012 - read only
 

@@ -15,13 +15,18 @@ import redis.asyncio
 from cli.doctor import machine
 from cli.doctor.devices import links
 from cli.doctor.finding import Finding, shown
+from cli.doctor.fleet import Gateways, findings
 from cli.doctor.servers import check_nats, check_redis
+from cli.doctor.settings import DoctorSettings
 from common import bus, store
 from common.bus import NatsSettings
+from common.messages import GatewayState, WorkerState
+from common.peers import Peers
 from common.settings import ROOT
 from common.store import RedisSettings
 from services.runtime.permissions import Member, make_users
 from services.runtime.servers import find_nats_server, free_port, run_nats, run_redis, stop
+from tests.fakes.workers import a_worker
 from tests.models import build_tiny_model
 
 NOWHERE = "127.0.0.1:1"
@@ -48,6 +53,48 @@ async def test_the_probe_leaves_no_library_behind(redis_url: str) -> None:
     async with redis.asyncio.Redis.from_url(redis_url, protocol=2) as client:
         assert b"baton_doctor" not in await client.execute_command("FUNCTION", "LIST")
         assert not await client.function_list("baton_doctor")
+
+
+@pytest.mark.parametrize(
+    ("states", "level", "says"),
+    [
+        (
+            [a_worker("d0", "decode", tokenizer_fingerprint="")],
+            "ok",
+            "1 workers and 1 gateways on the bus, 1 decode for 'tiny'",
+        ),
+        ([], "ok", "0 workers and 1 gateways on the bus, 0 decode for 'tiny'"),
+        ([a_worker("d0", "decode")], "warn", "d0 gets no work: its tokenizer.json (tokenize) is not"),
+        (
+            [a_worker("d0", "decode", tokenizer_fingerprint="", incarnation=life) for life in (1, 2, 1)],
+            "fail",
+            "d0 gets no work: two processes have this name",
+        ),
+    ],
+)
+def test_workers_that_a_gateway_here_would_refuse_are_named_with_the_remedy(
+    tmp_path: Path, states: list[WorkerState], level: str, says: str
+) -> None:
+    settings = DoctorSettings.model_validate({"model": build_tiny_model(tmp_path / "tiny", "llama")})
+    peers, gateways = Peers(), Gateways()
+    gateways.saw(GatewayState(gateway="g", incarnation=1))
+    for state in states:
+        peers.saw(state)
+    [one] = findings(peers, gateways, settings)
+    assert (one.check, one.level) == ("fleet", level)
+    assert one.text.startswith(says)
+    assert bool(one.remedy) is (level != "ok")
+
+
+def test_two_gateways_with_one_name_are_a_failure_and_a_restart_is_not(tmp_path: Path) -> None:
+    settings = DoctorSettings.model_validate({"model": tmp_path})
+    gateways = Gateways()
+    for life in (1, 1, 2, 2):
+        gateways.saw(GatewayState(gateway="g", incarnation=life))
+    assert [one.level for one in findings(Peers(), gateways, settings)] == ["ok"]
+    gateways.saw(GatewayState(gateway="g", incarnation=1))
+    [one] = findings(Peers(), gateways, settings)
+    assert (one.level, one.text.partition(":")[0]) == ("fail", "gateway g")
 
 
 async def test_absent_servers_fail_without_telling_secrets() -> None:

@@ -15,7 +15,7 @@ from engine.model.decoder import Decoder
 from engine.model.families import read_model_spec
 from engine.weights import loader
 from engine.weights.checkpoint import stored_tensors
-from engine.weights.loader import CheckpointError, load_weights, model_fingerprint, tokenizer_fingerprint, weight_files
+from engine.weights.loader import CheckpointError, load_weights, model_fingerprint, weight_files
 from tests.models import FAMILIES, build_tiny_model
 
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
@@ -237,10 +237,3 @@ def test_another_configuration_has_another_fingerprint(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-5}))
     assert model_fingerprint(folder) != before
-
-
-def test_tokenizers_differ_by_their_bytes(folder: Path) -> None:
-    file = folder / "tokenizer.json"
-    before = tokenizer_fingerprint(file)
-    file.write_text(file.read_text() + "\n")
-    assert tokenizer_fingerprint(file) != before

@@ -11,6 +11,7 @@ from common.messages import GatewayState, KVLayout, Region, SamplingParams, Work
 from common.peers import Peers
 from common.words import WorkerStatus
 from gateway.admission.capacity import HEARTBEAT_LAG_S, SILENT_S, Fleet, HeardGateways
+from gateway.placement.agreement import Agreement
 from gateway.placement.placer import Placer
 from gateway.request.active import ActiveRequest
 from gateway.request.spec import GenerationSpec
@@ -38,7 +39,7 @@ def peers() -> Peers:
 
 
 def fleet(peers: Peers, *, local: bool = True) -> Fleet:
-    placer = Placer(store=MemoryLedger(), peers=peers, cut_over_tokens=0)
+    placer = Placer(store=MemoryLedger(), agreement=Agreement(peers), cut_over_tokens=0)
     return Fleet(placer, gateway_id="here", local=local)
 
 

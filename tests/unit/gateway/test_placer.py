@@ -12,6 +12,7 @@ import pytest
 from common.errors import UnavailableError
 from common.messages import Region, SamplingParams, WorkerState
 from common.peers import Peers
+from gateway.placement.agreement import Agreement
 from gateway.placement.ledger import PlacementRequest
 from gateway.placement.placer import Placer
 from gateway.request.placement import Placement, Reason
@@ -47,7 +48,7 @@ async def place(prefill: str | None, decode: list[str], *meanwhile: WorkerState)
         peers.saw(state)
     placement = Placement(prefill=prefill, decode=decode, reason=Reason.LOAD) if prefill else None
     store = LateStore(placement, peers, list(meanwhile))
-    placer = Placer(store=store, peers=peers, cut_over_tokens=0)
+    placer = Placer(store=store, agreement=Agreement(peers), cut_over_tokens=0)
     spec = GenerationSpec(
         request_id="r", token_ids=[1] * 64, sampling=SamplingParams(max_tokens=8, temperature=0.0), deadline_s=60
     )
@@ -60,7 +61,7 @@ def a_placer(*states: WorkerState) -> Placer:
     peers = Peers(clock=lambda: 0.0)
     for state in states:
         peers.saw(state)
-    return Placer(store=LateStore(None, peers, []), peers=peers, cut_over_tokens=0)
+    return Placer(store=LateStore(None, peers, []), agreement=Agreement(peers), cut_over_tokens=0)
 
 
 def a_request_for(model: str) -> RequestState:
@@ -76,6 +77,11 @@ def a_request_for(model: str) -> RequestState:
 
 def with_blocks(dtype: str) -> dict[str, Any]:
     layout = msgspec.structs.replace(LAYOUT, dtype=dtype)
+    return {"region": Region(transport="shm", incarnation=1, layout=layout, address={})}
+
+
+def with_heads(heads: int) -> dict[str, Any]:
+    layout = msgspec.structs.replace(LAYOUT, num_kv_heads=heads)
     return {"region": Region(transport="shm", incarnation=1, layout=layout, address={})}
 
 
@@ -132,3 +138,72 @@ async def test_without_redis_roles_count_as_they_are_after_the_call() -> None:
     prefill, decode, _ = await place(None, [], a_worker("d0", "prefill"), a_worker("p1", "decode"))
     assert decode == ["p1"]
     assert prefill in ("p0", "d0")
+
+
+def on_host(name: str, *roles: str, **changes: Any) -> WorkerState:
+    """A worker whose KV goes through its host's shared memory; the host is the last letter of its name."""
+    region = Region(transport="shm", incarnation=1, layout=LAYOUT, address={"reach": name[-1]})
+    return a_worker(name, *roles, region=region, **changes)
+
+
+class NotingStore(LateStore):
+    """Remembers whom it may not choose."""
+
+    def __init__(self, placement: Placement | None, peers: Peers) -> None:
+        super().__init__(placement, peers, [])
+        self.excluded: list[list[str]] = []
+
+    async def place(self, request: PlacementRequest) -> Placement:
+        self.excluded.append(sorted(request.exclude))
+        return await super().place(request)
+
+
+async def test_a_request_stays_among_workers_that_can_hand_over_to_each_other() -> None:
+    placer = a_placer(*(on_host(f"{role}-{host}", role, max_sequences=4) for role in ROLES for host in "ab"))
+    flying: list[RequestState] = []
+    for _ in range(8):
+        state = a_request_for("model")
+        placement = await placer.place(state, flying)
+        state.placed(placement.prefill, placement.decode)
+        flying.append(state)
+    pairs = [(state.assigned, state.candidates) for state in flying]
+    assert sorted(pairs) == [("prefill-a", ["decode-a"])] * 4 + [("prefill-b", ["decode-b"])] * 4
+
+
+async def test_a_retry_leaves_the_island_whose_only_decode_worker_is_excluded() -> None:
+    placer = a_placer(*(on_host(f"{role}-{host}", role) for role in ROLES for host in "ab"))
+    state = a_request_for("model")
+    state.excluded.append("decode-a")
+    assert (await placer.place(state, [])).prefill == "prefill-b"
+
+
+@pytest.mark.parametrize(
+    ("stranger", "changes"),
+    [
+        ("p0", {"tokenizer_fingerprint": "other"}),
+        ("p0", {"region": Region(transport="ucx", incarnation=1, layout=LAYOUT, address={})}),
+        ("p0", {"region": Region(transport="shm", incarnation=1, layout=LAYOUT, address={"reach": "b"})}),
+        ("p0", with_heads(2)),
+    ],
+)
+async def test_redis_may_not_choose_workers_that_differ_in_what_it_does_not_know(
+    stranger: str, changes: dict[str, Any]
+) -> None:
+    """To Redis they are of one kind: weights, KV dtype and block size are equal."""
+    peers = Peers(clock=lambda: 0.0)
+    for state in (a_worker(stranger, "prefill", **changes), on_host("p-a", "prefill"), on_host("d-a", "decode")):
+        peers.saw(state)
+    store = NotingStore(Placement(prefill=stranger, decode=["d-a"], reason=Reason.LOAD), peers)
+    placer = Placer(store=store, agreement=Agreement(peers, {"model": "tokenizer"}), cut_over_tokens=0)
+    placement = await placer.place(a_request_for("model"), [])
+    assert (placement.prefill, placement.decode) == ("p-a", ["d-a"])  # whatever Redis says
+    assert store.excluded == [[stranger]]
+
+
+async def test_where_all_agree_nobody_is_excluded() -> None:
+    peers = Peers(clock=lambda: 0.0)
+    for state in (on_host("p-a", "prefill"), on_host("d-a", "decode"), a_worker("d-old", "decode")):
+        peers.saw(state)
+    store = NotingStore(None, peers)
+    await Placer(store=store, agreement=Agreement(peers), cut_over_tokens=0).place(a_request_for("model"), [])
+    assert store.excluded == [[]]  # release 0.1.0 doesn't say where it is

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -137,3 +138,12 @@ def test_stop_tokens_of_all_files_count(build: Build) -> None:
 def test_a_folder_without_tokenizer_says_so(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"tokenizer\.json"):
         ChatTokenizer(tmp_path)
+
+
+def test_the_fingerprint_is_the_one_that_workers_of_010_send(tmp_path: Path) -> None:
+    build_tokenizer(tmp_path)
+    content = (tmp_path / "tokenizer.json").read_bytes()
+    expected = hashlib.blake2b(content, digest_size=16, key=b"baton.tokenizer.v1").hexdigest()
+    assert ChatTokenizer(tmp_path).fingerprint == expected
+    (tmp_path / "tokenizer.json").write_bytes(content + b"\n")
+    assert ChatTokenizer(tmp_path).fingerprint != expected

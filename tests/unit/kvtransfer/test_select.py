@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from common.messages import KVLayout, Region
-from kvtransfer.cuda.ipc import FORGOTTEN_S, GONE_AFTER_S, PREFIX, CudaIpcTransport, _host
-from kvtransfer.liveness import create_locked
+from kvtransfer.cuda.ipc import FORGOTTEN_S, GONE_AFTER_S, PREFIX, CudaIpcTransport
+from kvtransfer.liveness import create_locked, host
 from kvtransfer.select import open_transport
 from kvtransfer.transport import TransferError
 from kvtransfer.transports import TRANSPORTS, TransportName, automatic, reaches_others
@@ -71,7 +71,7 @@ async def test_a_peer_that_cuda_ipc_can_t_reach_is_refused_with_the_reason(wrong
     transport._pool, transport._layout = torch.zeros(1), layout
     path, lock = create_locked(PREFIX)
     try:
-        address = {"host": _host(), "file": path.name} | wrong
+        address = {"host": host(), "file": path.name} | wrong
         with pytest.raises(TransferError, match=r"another host|the peer is gone"):
             await transport.connect(Region(transport="cuda_ipc", incarnation=1, layout=layout, address=address))
     finally:

@@ -30,10 +30,8 @@ from common.messages import (
 from common.peers import Incarnation, Peers
 from common.words import WorkerStatus
 from gateway.admission.policy import RequestLimits
-from gateway.answers.catalogue import Catalogue
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.lifecycle.requests import Requests
-from gateway.placement.placer import usable_workers
 from gateway.request.active import ActiveRequest
 from gateway.request.spec import GenerationSpec
 from tests.fakes.bus import MemoryBus
@@ -66,7 +64,7 @@ class FakeWorker:
         self.is_out_of_room = False  # it says that they wait for a decode worker
         self.state = WorkerState(
             worker=name, incarnation=incarnation, roles=list(roles), status=WorkerStatus.READY, model="m", model_fingerprint="m",
-            tokenizer_fingerprint="t", vocab_size=100, max_model_len=1000, max_sequences=8, free_blocks=100,
+            tokenizer_fingerprint="", vocab_size=100, max_model_len=1000, max_sequences=8, free_blocks=100,
             region=Region(transport="shm", incarnation=incarnation, layout=LAYOUT, address={}),
             prefill_tokens_per_s=1000.0, local_tokens_per_s=100.0,
         )  # fmt: skip
@@ -148,7 +146,7 @@ class Gateway:
             gateway_id="here",
             incarnation=1,
             limits=RequestLimits(cut_over_tokens=0),  # decode workers compute no prompts
-            catalogue=Catalogue(tokenizers or {}, lambda role: usable_workers(self.peers, role)),
+            tokenizers=tokenizers or {},
             clock=loop.time,
         )
         self.workers: dict[str, FakeWorker] = {}

@@ -43,7 +43,7 @@ async def test_streams_leave_the_name_once_and_nobody_counts_as_dead(
 async def test_a_name_with_two_holders_gets_no_work_until_one_is_gone(gateway: Gateway) -> None:
     await gateway.fleet()
     older, younger = await twins(gateway)
-    assert gateway.requests.not_ready_reason.startswith("no decode worker is ready")
+    assert gateway.requests.not_ready_reason.startswith("no decode worker agrees with this gateway (name)")
     await younger.stop()
     await older.beat()
     assert gateway.requests.ready

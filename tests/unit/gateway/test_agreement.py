@@ -1,0 +1,169 @@
+"""Which workers get work here, and what is said of the others."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from common.messages import Region, WorkerState
+from common.pages import KVLayout, PagePart
+from common.peers import Peers
+from common.words import Role, WorkerStatus
+from gateway.answers.catalogue import Catalogue
+from gateway.placement.agreement import Agreement
+from gateway.request.placement import Difference, Unlike
+from tests.fakes.workers import LAYOUT, a_worker
+
+OURS = {"model": "tokenizer"}  # what `a_worker` says
+
+
+class Here:
+    """A gateway's view of workers that beat once."""
+
+    def __init__(self, *states: WorkerState, tokenizers: dict[str, str] | None = None) -> None:
+        self.now = 0.0
+        self.peers = Peers(clock=lambda: self.now)
+        self.hear(*states)
+        serves = OURS if tokenizers is None else tokenizers
+        self.agreement = Agreement(self.peers, serves)
+        self.catalogue = Catalogue(cast(Any, dict.fromkeys(serves)), self.agreement.ready)  # it reads no text
+
+    def hear(self, *states: WorkerState) -> None:
+        for state in states:
+            self.peers.saw(state)
+
+    @property
+    def differences(self) -> list[Difference]:
+        return self.agreement.differences(self.catalogue.fingerprint)
+
+    @property
+    def refused(self) -> dict[str, Unlike]:
+        return {one.worker: one.what for one in self.differences}
+
+    def ready(self, role: Role = Role.DECODE) -> list[str]:
+        return [state.worker for state in self.agreement.ready(role)]
+
+
+def region(layout: KVLayout = LAYOUT, *, transport: str = "shm", reach: str | None = None) -> dict[str, Any]:
+    address = {} if reach is None else {"reach": reach}
+    return {"region": Region(transport=transport, incarnation=1, layout=layout, address=address)}
+
+
+def test_workers_with_the_gateways_tokenizer_or_none_that_is_told_get_work() -> None:
+    here = Here(a_worker("d0", "decode"), a_worker("d1", "decode", tokenizer_fingerprint=""), a_worker("p0", "prefill"))
+    assert (here.ready(), here.ready(Role.PREFILL), here.differences) == (["d0", "d1"], ["p0"], [])
+
+
+@pytest.mark.parametrize("name", ["model", "another-name"])
+def test_a_worker_with_another_tokenizer_gets_none_under_whatever_name(name: str) -> None:
+    here = Here(
+        a_worker("d0", "decode", model=name, tokenizer_fingerprint="0123456789"), a_worker("p0", "prefill", model=name)
+    )
+    assert here.ready() == []
+    assert here.catalogue.fingerprint("model") == ""
+    [one] = here.differences
+    assert (one.worker, one.what, one.decodes) == ("d0", Unlike.TOKENIZER, True)
+    assert one.text == (
+        "its tokenizer.json (01234567) is not this gateway's for 'model' (tokenize): start both with the same model folder"
+    )
+
+
+def test_other_gateways_models_on_the_bus_are_no_difference() -> None:
+    others = [a_worker("x0", "decode", model="other", model_fingerprint="other", tokenizer_fingerprint="other")]
+    here = Here(a_worker("d0", "decode"), *others)
+    assert here.refused == {}
+    here = Here(a_worker("d0", "decode"), *others, tokenizers={"model": "tokenizer", "second": "tokenizer"})
+    assert here.refused == {}
+    assert here.catalogue.fingerprint("model") == "model"
+
+
+def test_each_model_has_its_own_tokenizer() -> None:
+    workers = [
+        a_worker(f"{name}-{token}", "decode", model=name, tokenizer_fingerprint=token)
+        for name in "ab"
+        for token in "ab"
+    ]
+    here = Here(*workers, tokenizers={"a": "a", "b": "b"})
+    assert here.ready() == ["a-a", "b-b"]
+    assert here.refused == {"a-b": Unlike.TOKENIZER, "b-a": Unlike.TOKENIZER}
+
+
+def test_models_that_nobody_here_is_called_by_are_named() -> None:
+    here = Here(*(a_worker(name, "decode", model=name, model_fingerprint=name) for name in ("x", "y")))
+    assert here.refused == {"x": Unlike.MODEL, "y": Unlike.MODEL}
+    assert "it serves 'x', and others something else, but nobody 'model'" in here.differences[0].text
+
+
+def other_layout(**changes: Any) -> dict[str, Any]:
+    return region(msgspec.structs.replace(LAYOUT, **changes))
+
+
+LATER_DTYPE = KVLayout.of(
+    [
+        PagePart(layers=1, planes=2, heads=1, dim=8, dtype="float32"),
+        PagePart(layers=1, planes=1, heads=1, dim=8, dtype="float16"),
+    ],
+    num_blocks=100,
+    block_size=16,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "says"),
+    [
+        ({"model_fingerprint": "older"}, Unlike.WEIGHTS, "its weights of 'model' (older) are not those of most"),
+        (other_layout(block_size=32), Unlike.BLOCKS, "its blocks have 32 positions, those of most decode workers 16"),
+        (other_layout(dtype="bfloat16"), Unlike.BLOCKS, "its KV is bfloat16, that of most decode workers float32"),
+        (other_layout(num_kv_heads=2), Unlike.BLOCKS, "what its blocks hold differs"),
+        (region(LATER_DTYPE), Unlike.BLOCKS, "what its blocks hold differs"),  # their block hashes are the same
+        (region(transport="ucx"), Unlike.TRANSPORT, "by ucx, by which it reaches no decode worker"),
+        (region(reach="host-2"), Unlike.TRANSPORT, "ucx between hosts"),
+        ({"parity_hash": b"other"}, Unlike.HASHES, "it hashes blocks otherwise than this gateway"),
+    ],
+)
+def test_a_prefill_worker_that_can_t_serve_the_decode_workers_says_why(
+    changes: dict[str, Any], what: Unlike, says: str
+) -> None:
+    decode = [a_worker(name, "decode", **region(reach="host-1")) for name in ("d0", "d1")]
+    here = Here(*decode, a_worker("p0", "prefill", **changes), a_worker("p1", "prefill", **region(reach="host-1")))
+    [one] = here.differences
+    assert (one.worker, one.what, one.decodes) == ("p0", what, False)
+    assert says in one.text
+    assert ":" in one.text  # then the remedy
+
+
+def test_decode_workers_of_a_minority_are_named_too_and_other_statuses_are_not() -> None:
+    few = a_worker("d2", "decode", **other_layout(block_size=32))
+    here = Here(a_worker("d0", "decode"), a_worker("d1", "decode"), few)
+    assert here.refused == {"d2": Unlike.BLOCKS}
+    here.hear(msgspec.structs.replace(few, status=WorkerStatus.DRAINING))
+    assert here.refused == {}
+
+
+def test_a_name_that_two_processes_have_is_told_until_one_is_gone() -> None:
+    lives = [a_worker("d0", "decode", incarnation=number) for number in (1, 2)]
+    here = Here(*lives, *lives)
+    assert (here.refused, here.ready()) == ({"d0": Unlike.NAME}, [])
+    here.now = 4.0
+    assert (here.refused, here.ready()) == ({}, ["d0"])
+
+
+def test_a_worker_that_came_again_with_another_tokenizer_is_looked_at_anew() -> None:
+    here = Here(a_worker("d0", "decode", tokenizer_fingerprint="other"))
+    assert here.ready() == []
+    here.hear(a_worker("d0", "decode", incarnation=2))
+    assert here.ready() == ["d0"]
+
+
+def test_a_difference_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    here = Here(a_worker("d0", "decode"), a_worker("d1", "decode", tokenizer_fingerprint="other"))
+    for _ in range(3):
+        here.agreement.tell(here.catalogue.fingerprint)
+    here.hear(a_worker("d1", "decode", tokenizer_fingerprint="other", incarnation=2))
+    here.now = 4.0  # no longer a change of lives
+    here.hear(a_worker("d1", "decode", tokenizer_fingerprint="other", incarnation=2))
+    here.agreement.tell(here.catalogue.fingerprint)
+    logged = [(record.msg, record.__dict__["worker"], record.__dict__.get("what")) for record in caplog.records]
+    assert [entry for entry in logged if entry[0] == "worker.refused"] == [("worker.refused", "d1", "tokenizer")] * 2
