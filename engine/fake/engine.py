@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.messages import PromptLogprobs, SamplingParams, TokenLogprobs
+from common.messages import Grammar, PromptLogprobs, SamplingParams, TokenLogprobs
 from common.pages import KVLayout, PagePart
 from engine.cache.pages import DEFAULT_CPU_BYTES, allocate_zeros, layout_of, part_views, pool_dtype, pool_shape
 from engine.config import EngineConfig
@@ -117,7 +117,13 @@ class FakeEngine:
         return Finished(results)
 
     def expected(
-        self, token_ids: SequenceOf[int], n: int, sampling: SamplingParams, *, num_generated: int = 0
+        self,
+        token_ids: SequenceOf[int],
+        n: int,
+        sampling: SamplingParams,
+        *,
+        num_generated: int = 0,
+        grammar: Grammar | None = None,
     ) -> list[int]:
         """Return the `n` tokens that follow `token_ids`, computed without the pool; fewer if a stop token ends them.
 
@@ -126,11 +132,24 @@ class FakeEngine:
         hashes, start = running_hashes(ROOT, token_ids), 0
         tokens = 0  # checksum of the parts that are kept per token
         answer: list[int] = []
+        followed = Sequence(
+            request_id="expected",
+            attempt=1,
+            token_ids=list(token_ids),
+            num_prompt_tokens=len(token_ids) - num_generated,
+            sampling=sampling,
+            hash_root=b"",
+            grammar=grammar,
+        )
         while len(answer) < min(n, sampling.max_tokens - num_generated):
             tokens += sum(part.expected(hashes, start=start) for part in self._parts if part.per_token)
             states = sum(part.expected(hashes) for part in self._parts if not part.per_token)
-            token = self._choose((tokens + states) & MASK, sampling, num_generated + len(answer))
+            chunk = Chunk(followed, 0, len(followed.token_ids), sample=True)
+            masks = self.grammars.masks([chunk], lambda _: 0)
+            allowed = masks.allowed(0, self.vocab_size) if masks.rows else None
+            token = self._choose((tokens + states) & MASK, sampling, num_generated + len(answer), allowed)
             answer.append(token)
+            followed.append(token)
             if token in sampling.stop_token_ids:
                 break
             start = len(hashes)

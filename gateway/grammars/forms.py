@@ -70,7 +70,11 @@ def _json_schema(form: JsonSchema) -> str:
         schema = {}
     if not isinstance(schema, dict):
         raise ValueError("must be a JSON schema: an object")
-    options: Any = {"whitespace_flexible": form.whitespace.is_allowed, "lenient": not form.strict}
+    options: Any = {
+        "whitespace_flexible": form.whitespace.is_allowed,
+        "lenient": not form.strict,
+        "coerce_one_of": not form.strict,
+    }
     if form.whitespace.is_allowed:
         options["whitespace_pattern"] = form.whitespace.pattern
     return LLMatcher.grammar_from_json_schema(schema, overrides=options)

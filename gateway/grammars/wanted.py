@@ -1,4 +1,4 @@
-"""What a client asked its answer to follow: one function for each form. Only bounds are checked."""
+"""What a client asked its answer to follow: one function for each form. They raise ValueError."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-
-from common.errors import InvalidRequestError
 
 MAX_OPTIONS = 4_096
 MAX_TAGS = 256
@@ -100,7 +98,7 @@ def regex(field: str, pattern: str) -> Wanted:
 
 def choice(field: str, options: Sequence[str]) -> Wanted:
     if not 0 < len(options) <= MAX_OPTIONS:
-        raise InvalidRequestError(f"{field}: must have 1 to {MAX_OPTIONS} options", param=field.partition(".")[0])
+        raise ValueError(f"{field}: must have 1 to {MAX_OPTIONS} options")
     return Wanted(field=field, form=Choice(list(options)))
 
 
@@ -110,9 +108,7 @@ def ebnf(field: str, text: str) -> Wanted:
 
 def structural_tag(field: str, tags: Sequence[Tag], triggers: Sequence[str]) -> Wanted:
     if not (0 < len(tags) <= MAX_TAGS and 0 < len(triggers) <= MAX_TAGS and all(triggers)):
-        raise InvalidRequestError(
-            f"{field}: must have 1 to {MAX_TAGS} structures and as many triggers", param=field.partition(".")[0]
-        )
+        raise ValueError(f"{field}: must have 1 to {MAX_TAGS} structures and as many triggers")
     return Wanted(field=field, form=StructuralTag(tags=list(tags), triggers=list(triggers)))
 
 

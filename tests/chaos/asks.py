@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.messages import SamplingParams
+from common.messages import Grammar, SamplingParams
 from engine.config import EngineConfig
 from engine.fake.engine import FakeEngine
 from gateway.answers.detokenizer import Detokenizer
 from gateway.answers.start import choice_seed
 from gateway.answers.stop import StopMatcher
 from gateway.answers.tokenizer import ChatTokenizer
+from gateway.dialects.openai.formats import wanted_of
+from gateway.grammars.forms import text_of
 
 SPECIAL = 3  # token ids below this end or open messages
 VOCABULARY = 500
@@ -25,8 +27,25 @@ SHARED_PREFIXES = 6
 KINDS = (
     "greedy, streamed", "greedy, whole", "sampled, streamed", "sampled, n = 3", "stop string, streamed",
     "stop string, n = 2", "penalties, streamed", "client leaves a stream", "end of text allowed", "long prompt, streamed",
-    "client leaves a whole answer",
+    "client leaves a whole answer", "grammar, streamed", "grammar, n = 2",
 )  # fmt: skip
+
+
+LEGS: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "legs": {"type": "integer"},
+        "is": {"enum": ["red", "blue"]},
+    },
+    "required": ["name", "legs", "is"],
+    "additionalProperties": False,
+}
+GRAMMARS: list[dict[str, Any]] = [
+    {"response_format": {"type": "json_schema", "json_schema": {"schema": LEGS, "strict": True}}},
+    {"structured_outputs": {"regex": "([a-z]{3,9} ){4,40}[.]"}},
+    {"guided_grammar": 'root ::= line{2,30}\nline ::= [a-z]+ "=" [0-9]+ ";"', "min_tokens": 8},
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +97,7 @@ class Oracle:
             seed=choice_seed(body.get("seed", 0), index),
             stop_token_ids=stop_ids,
         )
-        tokens = self._engine.expected(body["prompt"], body["max_tokens"], sampling)
+        tokens = self._engine.expected(body["prompt"], body["max_tokens"], sampling, grammar=_grammar(body))
         ended = bool(tokens) and tokens[-1] in stop_ids
         detokenizer, stops, text = Detokenizer(self._tokenizer), StopMatcher(body.get("stop", [])), ""
         for count, token in enumerate(tokens, start=1):
@@ -115,11 +134,19 @@ def ask(number: int, oracle: Oracle, *, deadline_s: float, longest_answer: int =
         body["stop"] = [_piece_of(oracle, body, chance)]
     if kind.startswith("penalties"):
         body |= {"frequency_penalty": 0.5, "presence_penalty": 0.3, "repetition_penalty": 1.1}
+    if kind.startswith("grammar"):
+        body |= GRAMMARS[number % len(GRAMMARS)] | {"ignore_eos": False, "temperature": 0.9, "seed": number}
+        body["n"] = 2 if "n = 2" in kind else 1
     if kind.startswith("end of text"):
         body |= {"ignore_eos": False, "min_tokens": 5}
     if kind.startswith("client leaves"):
         leaves_after = chance.randint(1, longest_answer // 3) if body["stream"] else 0
     return Ask(number=number, kind=kind, body=body, deadline_s=deadline_s, leaves_after=leaves_after)
+
+
+def _grammar(body: dict[str, Any]) -> Grammar | None:
+    wanted = wanted_of(body)
+    return None if wanted is None else Grammar(text=text_of(wanted.form, ()))
 
 
 def _piece_of(oracle: Oracle, body: dict[str, Any], chance: random.Random) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 
+import jsonschema
 import openai
+import pydantic
 import pytest
 
 from tests.e2e.cluster import Cluster
@@ -158,3 +161,54 @@ async def test_the_whole_context_can_be_used_and_no_more(client: openai.AsyncOpe
     with pytest.raises(openai.BadRequestError) as raised:
         await client.completions.create(model=model, prompt=[20] * 1024, max_tokens=1)
     assert raised.value.body["code"] == "context_length_exceeded"
+
+
+class Animal(pydantic.BaseModel):
+    """What the client's own parser asks for."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    name: str = pydantic.Field(max_length=6)
+    legs: int = pydantic.Field(ge=0, le=9)
+    kind: str = pydantic.Field(pattern="^(bird|fish)$")
+
+
+FORMAT = {
+    "type": "json_schema",
+    "json_schema": {"name": "animal", "schema": Animal.model_json_schema(), "strict": True},
+}
+
+
+async def test_answers_parse_as_the_clients_own_model(client: openai.AsyncOpenAI, model: str) -> None:
+    answer = await client.chat.completions.parse(
+        model=model,
+        messages=MESSAGES,
+        response_format=Animal,
+        n=3,
+        seed=5,
+        max_tokens=200,
+        logprobs=True,
+        top_logprobs=3,
+    )
+    for choice in answer.choices:
+        assert choice.finish_reason == "stop"
+        assert choice.message.parsed is not None
+        assert choice.logprobs is not None
+        assert all(-9999 < entry.logprob <= 0 for entry in choice.logprobs.content or ())
+    assert len({choice.message.content for choice in answer.choices}) > 1
+
+
+async def test_a_streamed_answer_follows_its_schema(client: openai.AsyncOpenAI, model: str) -> None:
+    options = {"response_format": FORMAT, "max_tokens": 200, "top_p": 0.9, "frequency_penalty": 0.5}
+    whole = await chat(client, model, **options)
+    pieces = [chunk.choices[0].delta.content or "" async for chunk in await chat(client, model, stream=True, **options)]
+    assert "".join(pieces) == whole.choices[0].message.content
+    jsonschema.validate(json.loads("".join(pieces)), Animal.model_json_schema())
+
+
+async def test_max_tokens_may_cut_a_grammar(client: openai.AsyncOpenAI, model: str) -> None:
+    cut = await chat(client, model, response_format=FORMAT, max_tokens=3)
+    assert cut.choices[0].finish_reason == "length"
+    with pytest.raises(openai.BadRequestError, match="strng") as refused:
+        await chat(client, model, extra_body={"structured_outputs": {"json": {"type": "strng"}}})
+    assert refused.value.param == "structured_outputs"

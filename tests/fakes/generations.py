@@ -70,7 +70,7 @@ class ScriptedGenerations:
             worker=f"scripted-{role}", incarnation=1, roles=[role], status="ready", model=self.model,
             model_fingerprint="scripted", tokenizer_fingerprint="", vocab_size=1 << 20,
             max_model_len=self.max_model_len or 1 << 30,
-            region=Region(transport="shm", incarnation=1, layout=layout, address={}),
+            region=Region(transport="shm", incarnation=1, layout=layout, address={}), grammars=True,
         )  # fmt: skip
         return [worker]
 

@@ -50,6 +50,7 @@ def asked(
             is_wanted=max_tokens != 0,
         ),
         reply=reply,
+        grammar=body.grammar,
         priority=body.priority,
         cache_salt=body.cache_salt or "",
         deadline_s=body.timeout,

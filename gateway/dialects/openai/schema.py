@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PrivateAttr, StrictBool, StrictInt, StrictStr, field_validator, model_validator
 
 from gateway.answers.ask import ToolRules
+from gateway.dialects.openai.formats import FOLLOWED, RESPONSE_FORMAT_SCHEMA, STRUCTURED_SCHEMA, wanted_of
 from gateway.dialects.openai.messages import MAX_MESSAGES, Message
 from gateway.dialects.openai.tools import (
     CHOICE_SCHEMA,
@@ -17,6 +18,7 @@ from gateway.dialects.openai.tools import (
     older_choice,
     rules_of,
 )
+from gateway.grammars.wanted import Wanted
 from gateway.http.fields import Count, Metadata, Number, StrictFields, TokenId
 
 MAX_STOPS = 16
@@ -29,8 +31,7 @@ Label = Annotated[StrictStr, Field(max_length=1_024)]
 
 # Known fields that are not served: refused with these words unless they are off.
 _SHARED_UNSUPPORTED = {
-    "allowed_token_ids": "", "bad_words": "", "guided_choice": "", "guided_grammar": "", "guided_json": "",
-    "guided_regex": "", "logits_processors": "", "structured_outputs": "",
+    "allowed_token_ids": "", "bad_words": "", "logits_processors": "",
     "truncate_prompt_tokens": "", "use_beam_search": "",
 }  # fmt: skip
 _CHAT_UNSUPPORTED = _SHARED_UNSUPPORTED | {
@@ -40,7 +41,7 @@ _CHAT_UNSUPPORTED = _SHARED_UNSUPPORTED | {
 }  # fmt: skip
 
 # OpenAI's and vLLM's fields that change nothing here, whatever they say.
-_SHARED_INERT = frozenset({"request_id", "spaces_between_special_tokens", "prediction"})
+_SHARED_INERT = frozenset({"request_id", "spaces_between_special_tokens", "prediction", "guided_decoding_backend"})
 _CHAT_INERT = _SHARED_INERT | {"verbosity", "prompt_cache_retention", "prompt_cache_options"}
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max", "auto"]
 _TIERS = ("auto", "default", "flex", "scale", "priority")
@@ -65,9 +66,10 @@ _SHARED_SCHEMAS: dict[str, dict[str, Any]] = {
     },
     "length_penalty": {"enum": [None, 1.0]},
     "service_tier": {"enum": [None, *_TIERS]},
+    "response_format": RESPONSE_FORMAT_SCHEMA,
+    "structured_outputs": STRUCTURED_SCHEMA,
 }
 _CHAT_SCHEMAS = _SHARED_SCHEMAS | {
-    "response_format": {"enum": [None, {"type": "text"}]},
     "tool_choice": CHOICE_SCHEMA,
     "function_call": OLDER_CHOICE_SCHEMA,
 }
@@ -130,6 +132,16 @@ class CommonFields(StrictFields):
     timeout: Annotated[Number, Field(gt=0, le=3600)] | None = None
     ttft_timeout: Annotated[Number, Field(gt=0, le=3600)] | None = None
 
+    # What the answer follows: at most one of them.
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | StrictStr | None = None
+    guided_regex: StrictStr | None = None
+    guided_choice: list[StrictStr] | None = None
+    guided_grammar: StrictStr | None = None
+    guided_whitespace_pattern: StrictStr | None = None
+    _grammar: Wanted | None = PrivateAttr(default=None)
+
     @field_validator("stop", mode="before")
     @classmethod
     def _bounded_stops(cls, stop: Any) -> list[str]:
@@ -171,6 +183,15 @@ class CommonFields(StrictFields):
             raise ValueError("prompt_logprobs: only without stream")
         return self
 
+    @model_validator(mode="after")
+    def _follows_one_thing(self) -> CommonFields:
+        self._grammar = wanted_of({name: getattr(self, name) for name in FOLLOWED})
+        return self
+
+    @property
+    def grammar(self) -> Wanted | None:
+        return self._grammar
+
     @property
     def finish_of_calls(self) -> str:
         """The `finish_reason` of an answer with calls."""
@@ -199,7 +220,6 @@ class ChatRequest(CommonFields):
     add_generation_prompt: StrictBool | None = None
     continue_final_message: StrictBool = False
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
-    response_format: dict[str, Any] | None = None
     tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Any = None
     parallel_tool_calls: StrictBool | None = None
@@ -209,13 +229,6 @@ class ChatRequest(CommonFields):
     reasoning_effort: Effort | None = None
     include_reasoning: StrictBool = True
     _tool_rules: ToolRules = PrivateAttr(default_factory=ToolRules)
-
-    @field_validator("response_format")
-    @classmethod
-    def _text_only(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        if value is not None and value != {"type": "text"}:
-            raise ValueError('only {"type": "text"} is supported yet; json_object and json_schema are not')
-        return value
 
     @model_validator(mode="after")
     def _combinations(self) -> ChatRequest:

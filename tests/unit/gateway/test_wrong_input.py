@@ -42,7 +42,8 @@ WRONG_ON_BOTH: list[dict[str, Any]] = [
     {"stream": "yes"}, {"length_penalty": 0.5}, {"ignore_eos": 1},
     {"store": 1}, {"service_tier": "gold"}, {"max_tokens": 5.5},
     {"metadata": {"a": 1}}, {"timeout": 0}, {"cache_salt": "x" * 257},
-    {"suffix": "x"}, {"use_beam_search": True}, {"guided_json": {"a": 1}}, {"model": 5},
+    {"suffix": "x"}, {"use_beam_search": True}, {"guided_json": 1}, {"guided_choice": []}, {"model": 5},
+    {"structured_outputs": {"regex": "a", "json": {}}},
 ]  # fmt: skip
 WRONG_CHAT: list[dict[str, Any]] = [
     {"messages": []}, {"messages": "hi"}, {"messages": [{}]}, {"messages": None}, {"messages": [{"role": "user"}]},
@@ -52,7 +53,7 @@ WRONG_CHAT: list[dict[str, Any]] = [
     calls({"name": "f", "arguments": "{"}), calls({"name": "f", "arguments": "[]"}), calls({"arguments": "{}"}),
     calls({"name": "f", "arguments": "{}"}),
     {"top_logprobs": 2}, {"top_logprobs": 21, "logprobs": True}, {"logprobs": 1},
-    {"response_format": {"type": "json_object"}}, {"response_format": {"type": "json_schema", "json_schema": {}}},
+    {"response_format": {"type": "json_objekt"}}, {"response_format": {"type": "json_schema"}},
     {"tools": [{"type": "function"}]}, {"tool_choice": "required"}, {"tool_choice": {"type": "function"}},
     {"tools": [TOOL]}, {"tools": [TOOL, TOOL]}, {"tools": [{"type": "custom", "custom": {"name": "f"}}]},
     {"tools": [{"type": "function", "function": {"name": "no spaces"}}]},
