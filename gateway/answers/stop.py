@@ -1,4 +1,4 @@
-"""Stop strings over a stream of text pieces."""
+"""Stop strings over a stream of text pieces: one automaton over all of them (Aho and Corasick 1975), built as text needs it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Finds the first stop string, across pieces. Withholds text only while it may begin one."""
+    """Finds the stop string that is complete first, whatever the pieces; of several that end together, the longest.
+
+    Withholds text only while it may begin one. A character costs the same however much of a stop string came before it.
+    """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
-        self._stops = [stop for stop in stops if stop]
+        self._root = self._state = _State(0, tuple(stop for stop in stops if stop), None)
+        self._firsts = frozenset(stop[0] for stop in stops if stop)
         self._include = include
         self._held = ""
         self.matched: str | None = None
@@ -18,27 +22,52 @@ class StopMatcher:
         """Return the text that may go out. After a match `matched` is set and nothing more comes."""
         if self.matched is not None:
             return ""
-        if not self._stops:
+        state = self._state
+        if state is self._root and self._firsts.isdisjoint(piece):
             return piece
         text = self._held + piece
-        found = [(text.index(stop), -len(stop), stop) for stop in self._stops if stop in text]
-        if found:
-            start, _, self.matched = min(found)
-            self._held = ""
-            return text[: start + len(self.matched)] if self._include else text[:start]
-        keep = max((_overlap(text, stop) for stop in self._stops), default=0)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+        for end, character in enumerate(piece, len(self._held) + 1):
+            state = state.after(character)
+            if state.complete is not None:
+                self.matched, self._held = state.complete, ""
+                return text[: end if self._include else end - len(state.complete)]
+        self._state = state
+        sure = len(text) - state.depth
+        self._held = text[sure:]
+        return text[:sure]
 
     def flush(self) -> str:
         """The stream ended: return what was withheld."""
-        held, self._held = self._held, ""
+        held, self._held, self._state = self._held, "", self._root
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that `stop` properly begins with."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
+class _State:
+    """The text's longest end with which some stop strings begin: `stops`, by their first `depth` characters."""
+
+    __slots__ = ("_next", "_shorter", "_stops", "complete", "depth")
+
+    def __init__(self, depth: int, stops: tuple[str, ...], shorter: _State | None) -> None:
+        self.depth = depth
+        self._stops = stops
+        self._shorter = shorter  # the next longest such end; None: of the empty one
+        self._next: dict[str, _State] = {}
+        whole = next((stop for stop in stops if len(stop) == depth), None) if depth else None
+        self.complete: str | None = whole or (shorter.complete if shorter is not None else None)
+
+    def after(self, character: str) -> _State:
+        """The state after one more character."""
+        state = self
+        while (found := state._next.get(character) or state._made(character)) is None:
+            if state._shorter is None:
+                return state
+            state = state._shorter
+        return found
+
+    def _made(self, character: str) -> _State | None:
+        stops = tuple(stop for stop in self._stops if stop[self.depth : self.depth + 1] == character)
+        if not stops:
+            return None
+        shorter = self if self._shorter is None else self._shorter.after(character)
+        made = self._next[character] = _State(self.depth + 1, stops, shorter)
+        return made

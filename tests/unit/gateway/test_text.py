@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.answers import stop
 from gateway.answers.detokenizer import Detokenizer
 from gateway.answers.stop import StopMatcher
 from gateway.answers.tokenizer import ChatTokenizer
@@ -54,29 +56,57 @@ def test_half_a_character_waits_for_its_other_half(tokenizer: ChatTokenizer) -> 
     assert detokenizer.flush() == ""
 
 
+def _first_stop(text: str, stops: list[str]) -> tuple[int, str] | None:
+    """Where the first complete stop string ends, and the longest that ends there."""
+    for end in range(len(text) + 1):
+        found = [one for one in stops if text[:end].endswith(one)]
+        if found:
+            return end, max(found, key=len)
+    return None
+
+
 @settings(max_examples=500, deadline=None)
 @given(
-    pieces=st.lists(st.text(alphabet="abc", max_size=4), max_size=12),
-    stops=st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=3),
+    pieces=st.lists(st.text(alphabet="abc", max_size=4), max_size=20),
+    stops=st.lists(st.text(alphabet="abc", min_size=1, max_size=6), max_size=4),
     include=st.booleans(),
 )
 def test_stop_strings_are_found_as_in_the_whole_text(pieces: list[str], stops: list[str], include: bool) -> None:
     matcher = StopMatcher(stops, include=include)
-    out = ""
-    for index, piece in enumerate(pieces):
-        out += matcher.push(piece)
-        if matcher.matched is not None:
-            seen = "".join(pieces[: index + 1])
-            break
-    else:
-        out += matcher.flush()
-        assert out == "".join(pieces)
-        assert not any(stop in out for stop in stops)
-        return
-    earlier = "".join(pieces[:index])
-    assert not any(stop in earlier for stop in stops)
-    start = min(seen.index(stop) for stop in stops if stop in seen)
-    assert out == (seen[: start + len(matcher.matched)] if include else seen[:start])
+    out = seen = ""
+    for piece in pieces:
+        out, seen = out + matcher.push(piece), seen + piece
+        found = _first_stop(seen, stops)
+        if found is not None:
+            end, first = found
+            assert matcher.matched == first
+            assert out == seen[: end if include else end - len(first)]
+            assert matcher.push("abc") + matcher.flush() == ""
+            return
+        begun = (size for size in range(len(seen), 0, -1) if any(one.startswith(seen[-size:]) for one in stops))
+        assert out == seen[: len(seen) - next(begun, 0)]
+    assert matcher.matched is None
+    assert out + matcher.flush() == "".join(pieces)
+
+
+def test_long_near_matches_are_followed_without_another_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    stops = ["a" * 999 + "b", *(chr(ord("c") + index) + "a" * 999 for index in range(15))]
+    steps = 0
+    made = stop._State._made
+
+    def counted(state: stop._State, character: str) -> stop._State | None:
+        nonlocal steps
+        steps += 1
+        return made(state, character)
+
+    monkeypatch.setattr(stop._State, "_made", counted)
+    matcher = StopMatcher(stops)
+    text = "a" * 5_000 + "c" + "a" * 998 + "x" + "a" * 999
+    out = "".join(matcher.push(text[start : start + 4]) for start in range(0, len(text), 4))
+    assert out == text[:-999]
+    assert steps < 2 * len(text)
+    assert matcher.push("b!") == ""
+    assert matcher.matched == stops[0]
 
 
 def test_text_is_withheld_only_while_it_could_begin_a_stop_string() -> None:
