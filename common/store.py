@@ -1,4 +1,4 @@
-"""Redis: the worker registry and the prefix index, through Lua functions that gateways install.
+"""Redis: the worker registry and the prefix index, through Lua functions of the gateways. A worker only writes news.
 
 Everything in Redis is a hint that can be rebuilt. Calls have short time-outs and raise UnavailableError when Redis is
 away; a breaker keeps an unreachable Redis from slowing down every request.
@@ -11,7 +11,7 @@ import contextlib
 import logging
 import ssl
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ from redis.backoff import NoBackoff
 
 from common.access import read_login
 from common.blocks import BlockKind
-from common.errors import MalformedMessageError, UnavailableError
-from common.messages import WorkerState, decode, encode, worker_state_decoder
+from common.errors import UnavailableError
+from common.messages import WorkerState, encode
 from common.tls import Tls, client_context
 from common.words import Role
 
@@ -33,6 +33,9 @@ log = logging.getLogger("baton.store")
 
 SAFELY = Path(__file__).with_name("lua") / "safely.lua"
 DIGESTS_A_CALL = 1_000  # about 2 ms, in which Redis serves nobody else
+NEWS_TTL_MS = 60_000
+NEWS_POLL_S = 0.02
+HEARD_WITHIN_S = 10.0  # else the gateways may be of 0.1.0
 MAX_CONNECTIONS = 16  # more calls at once wait for a connection
 BREAKER_ERRORS = 5
 BREAKER_OPEN_S = 1.0
@@ -99,15 +102,14 @@ def record_of(state: WorkerState) -> WorkerRecord:
     )
 
 
-def register_arguments(state: WorkerState, ttl_ms: int, *, now_ms: int = 0) -> list[Any]:
-    """Arguments of `baton3_register` for a heartbeat. `now_ms` is a virtual clock's; 0 = Redis's own."""
-    record = msgspec.msgpack.encode(record_of(state))
-    return [state.worker, str(state.incarnation), ttl_ms, now_ms, encode(state), record]
+def entry_of(state: WorkerState) -> tuple[str, str, bytes]:
+    """A worker's id, incarnation and record, as `baton4_enter` takes them."""
+    return state.worker, str(state.incarnation), msgspec.msgpack.encode(record_of(state))
 
 
-def with_safe_reads(name: str, *texts: Path) -> str:
-    """A library of Redis functions: `safely.lua`, then `texts`."""
-    return "\n".join([f"#!lua name={name}", *(part.read_text() for part in (SAFELY, *texts))])
+def with_safe_reads(name: str, *texts: Path, before: str = "") -> str:
+    """A library of Redis functions: `before`, `safely.lua`, then `texts`."""
+    return "\n".join([f"#!lua name={name}", before, *(part.read_text() for part in (SAFELY, *texts))])
 
 
 class Store:
@@ -120,32 +122,75 @@ class Store:
         self._libraries = libraries
         self._errors = 0
         self._open_until = 0.0
+        self._turn = 0  # number of the last news that a gateway took
+        self._unheard_since: float | None = None  # without a gateway of this release
+        self._enters_itself = False
 
     async def register(self, state: WorkerState, *, ttl_ms: int = 3_000) -> bool:
-        """Renew a worker's lease; True when Redis didn't know this incarnation: announce every block again."""
-        unknown = await self._call("baton3_register", *register_arguments(state, ttl_ms))
-        return bool(unknown)
+        """Whether Redis knows less of this incarnation than was announced: announce every block again.
+
+        Gateways enter the workers that they hear. Those of 0.1.0 don't: there a worker enters itself.
+        """
+        told = await self._told(state.worker)
+        if told.startswith(f"{state.incarnation}:"):
+            self._unheard_since, self._enters_itself = None, False
+            known = {f"{state.incarnation}:{turn}" for turn in (self._turn, self._turn + 1)}
+            self._turn = self._turn if told in known else 0
+            return told not in known
+        self._turn, now = 0, time.monotonic()
+        if self._unheard_since is None:
+            self._unheard_since = now
+        if now - self._unheard_since < HEARD_WITHIN_S:
+            return True
+        worker, incarnation, record = entry_of(state)
+        was_entered = self._enters_itself
+        answer = await self._call_0_1_0("register", worker, incarnation, ttl_ms, 0, encode(state), record)
+        self._enters_itself = answer is not None
+        return bool(answer) or not was_entered
 
     async def unregister(self, worker: str, incarnation: int) -> None:
-        """End a worker's lease, if it is still this incarnation's."""
-        await self._call("baton3_unregister", worker, str(incarnation))
-
-    async def workers(self) -> list[WorkerState]:
-        """States of all workers with a valid lease; unreadable ones (a newer version's) are left out."""
-        states = []
-        for raw in await self._call("baton3_states"):
-            with contextlib.suppress(MalformedMessageError):
-                states.append(decode(worker_state_decoder, raw))
-        return states
+        """End a worker's lease at gateways of 0.1.0. Those of this release hear its last heartbeat."""
+        if self._enters_itself:
+            await self._call_0_1_0("unregister", worker, str(incarnation))
 
     async def announce(self, worker: str, incarnation: int, added: list[bytes], removed: list[bytes]) -> None:
-        """Tell the index which blocks came into a worker's pool and which left it."""
-        member = f"{worker}@{incarnation}"
+        """Tell the index which blocks came into a worker's pool and which left it. Raises UnavailableError."""
         for start in range(0, len(added), DIGESTS_A_CALL):
             part = added[start : start + DIGESTS_A_CALL]
-            await self._call("baton3_announce", member, len(part), *part)
+            await self._announce(worker, incarnation, len(part), part)
         for start in range(0, len(removed), DIGESTS_A_CALL):
-            await self._call("baton3_announce", member, 0, *removed[start : start + DIGESTS_A_CALL])
+            await self._announce(worker, incarnation, 0, removed[start : start + DIGESTS_A_CALL])
+
+    async def _announce(self, worker: str, incarnation: int, num_added: int, digests: list[bytes]) -> None:
+        """Write news, and wait until a gateway has taken them: a worker's user may write no other key."""
+        if self._enters_itself:
+            await self._call_0_1_0("announce", f"{worker}@{incarnation}", num_added, *digests)
+            return
+        told, turn = await self._told(worker), self._turn + 1
+        if not told.startswith(f"{incarnation}:"):
+            raise UnavailableError("no gateway has entered this worker yet")
+        head = f"{incarnation}:{turn}:{num_added}:{len(digests[0])}:"  # all have as many bytes
+        news = head.encode() + b"".join(digests)
+        await self._guarded(lambda: self._client.set(f"baton:news:{worker}", news, px=NEWS_TTL_MS))
+        give_up_at = time.monotonic() + self._settings.timeout_s
+        while await self._told(worker) != f"{incarnation}:{turn}":
+            if time.monotonic() > give_up_at:
+                raise UnavailableError("no gateway takes this worker's news")
+            await asyncio.sleep(NEWS_POLL_S)
+        self._turn = turn
+
+    async def _told(self, worker: str) -> str:
+        """The incarnation and the number of the last news that a gateway took; "" without any."""
+        told = await self._guarded(lambda: self._client.get(f"baton:told:{worker}"))
+        return bytes(told or b"").decode(errors="replace")
+
+    async def _call_0_1_0(self, function: str, *args: Any) -> Any:
+        """Call a function of the release before, where its gateways installed it and this user may. None without an answer."""
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                return await self._client.fcall(f"baton3_{function}", 0, *args)
+        except (redis.exceptions.RedisError, OSError, TimeoutError):
+            return None
 
     async def load_libraries(self) -> None:
         """Install this process's function libraries, replacing older ones. Raises the Redis client's errors."""
@@ -157,11 +202,14 @@ class Store:
         return await self._call(function, *args, timeout_s=timeout_s)
 
     async def _call(self, function: str, *args: Any, timeout_s: float | None = None) -> Any:
+        return await self._guarded(lambda: self._call_loading(function, *args), timeout_s)
+
+    async def _guarded(self, ask: Callable[[], Awaitable[Any]], timeout_s: float | None = None) -> Any:
         if time.monotonic() < self._open_until:
             raise UnavailableError("Redis is away; asking again in a moment")
         try:
             async with asyncio.timeout(timeout_s or self._settings.timeout_s):
-                answer = await self._call_loading(function, *args)
+                answer = await ask()
         except (redis.exceptions.RedisError, OSError, TimeoutError) as error:
             self._errors += 1
             if self._errors >= BREAKER_ERRORS:

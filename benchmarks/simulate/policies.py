@@ -16,7 +16,7 @@ from benchmarks.simulate.fleet import MAX_SEQUENCES, POOL_BLOCKS, Run, Worker
 from benchmarks.simulate.trace import TRACE_BLOCK
 from common.blocks import BlockKind
 from common.messages import KVLayout, Region, WorkerState
-from common.store import register_arguments
+from common.store import entry_of
 from common.words import WorkerStatus
 from gateway.placement.ledger import PlacementRequest, parse_placement, place_arguments, placement_library
 
@@ -154,7 +154,7 @@ class Baton:
         )
         arguments = place_arguments(request)
         began = time.perf_counter()
-        answer = self._client.fcall("baton3_place", 0, *arguments)
+        answer = self._client.fcall("baton4_place", 0, *arguments)
         self.place_ms.append(1000 * (time.perf_counter() - began))
         placement = parse_placement(answer)
         run.prefill = self._workers[placement.prefill]
@@ -165,18 +165,20 @@ class Baton:
 
     def heartbeat(self, worker: Worker) -> None:
         state = self.states[worker.name] = state_of(worker)
-        self._notes.fcall("baton3_register", 0, *register_arguments(state, FOREVER_MS, now_ms=1))
+        self._notes.fcall("baton4_enter", 0, "", FOREVER_MS, 1, *entry_of(state))
 
     def announce(self, worker: Worker) -> None:
         added, removed = worker.pool.drain_events()
-        if added or removed:
-            self._notes.fcall("baton3_announce", 0, f"{worker.name}@1", len(added), *added, *removed)
+        for digest in added:
+            self._notes.sadd(b"baton:block:" + digest, f"{worker.name}@1")
+        for digest in removed:
+            self._notes.srem(b"baton:block:" + digest, f"{worker.name}@1")
 
     def computed(self, run: Run) -> None:
-        self._notes.fcall("baton3_release", 0, f"{run.id}:1", "prefill", max(1, int(run.first_token_ms)))
+        self._notes.fcall("baton4_release", 0, f"{run.id}:1", "prefill", max(1, int(run.first_token_ms)))
 
     def ended(self, run: Run) -> None:
-        self._notes.fcall("baton3_release", 0, f"{run.id}:1", "decode", max(1, int(run.end_ms)))
+        self._notes.fcall("baton4_release", 0, f"{run.id}:1", "decode", max(1, int(run.end_ms)))
 
     def _flush(self) -> None:
         if len(self._notes):

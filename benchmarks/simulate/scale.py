@@ -13,7 +13,7 @@ from benchmarks.simulate.fleet import Worker
 from benchmarks.simulate.policies import FOREVER_MS, LAYOUT, state_of
 from common.blocks import BlockKind
 from common.messages import WorkerState
-from common.store import register_arguments
+from common.store import entry_of
 from gateway.placement.ledger import PlacementRequest, place_arguments, placement_library
 
 TOKENS, BLOCK_SIZE = 12_000, 16
@@ -34,7 +34,7 @@ def placement_times(client: redis.Redis, sizes: Sequence[int]) -> Iterator[Resul
             server_ms = client.info("commandstats")["cmdstat_fcall"]["usec_per_call"] / 1000
             for number in range(REPEATS):
                 for stage in ("prefill", "decode"):
-                    client.fcall("baton3_release", 0, f"{name}-{number}:1", stage)
+                    client.fcall("baton4_release", 0, f"{name}-{number}:1", stage)
             prefix = f"placement_{size}_workers_{name}"
             yield Result(name=f"{prefix}_server_mean", value=server_ms, unit="ms", better="lower")
             for label, quantile in (("p50", 0.5), ("p99", 0.99)):
@@ -50,9 +50,12 @@ def _fill(client: redis.Redis, size: int) -> None:
     for number in range(size):
         worker = f"w{number}"
         state = msgspec.structs.replace(states["decode" if number % 2 else "prefill"], worker=worker)
-        client.fcall("baton3_register", 0, *register_arguments(state, FOREVER_MS))
+        client.fcall("baton4_enter", 0, "", FOREVER_MS, 0, *entry_of(state))
         blocks = [*system, *(b"%d-%d" % (number, at) for at in range(OWN))]
-        client.fcall("baton3_announce", 0, f"{worker}@1", len(blocks), *blocks)
+        pipe = client.pipeline(transaction=False)
+        for block in blocks:
+            pipe.sadd(b"baton:block:" + block, f"{worker}@1")
+        pipe.execute()
 
 
 def _state(role: str) -> WorkerState:
@@ -84,5 +87,5 @@ def _place(client: redis.Redis, request_id: str, digests: list[bytes]) -> float:
     )
     arguments = place_arguments(request)
     began = time.perf_counter()
-    client.fcall("baton3_place", 0, *arguments)
+    client.fcall("baton4_place", 0, *arguments)
     return 1000 * (time.perf_counter() - began)

@@ -17,7 +17,7 @@ def main() -> int:
     try:
         settings = load_settings(UsersSettings, command="users", arguments=sys.argv[1:])
         members = members_of(settings.members)
-        users = make_users(members, settings.folder)
+        users = make_users(members, settings.folder, beside_0_1_0=settings.beside_0_1_0)
         write_secret(settings.folder / NATS_FILE, users.nats)
         write_secret(settings.folder / REDIS_FILE, users.redis)
     except (ConfigError, OSError) as error:

@@ -16,3 +16,7 @@ class UsersSettings(Options):
     members: str = Field(
         "", description="processes as ROLE:ID by commas, a user for each; a role without any has one user for all"
     )
+    beside_0_1_0: bool = Field(
+        False,
+        description="for an upgrade from 0.1.0: its workers need more on Redis; make users again without it afterwards",
+    )

@@ -58,12 +58,13 @@ local function text(key)
   return found ~= '' and found or nil
 end
 
--- The fields of a hash, false where absent; all false if one is longer than `longest` bytes.
+-- The fields of a hash, false where absent; none if one is longer than `longest` bytes.
 local function fields(key, longest, ...)
-  for _, name in ipairs({ ... }) do
-    if (read('HSTRLEN', key, name) or 0) > longest then return {} end
+  local found = read('HMGET', key, ...) or {}
+  for _, value in ipairs(found) do
+    if value and #value > longest then return {} end
   end
-  return read('HMGET', key, ...) or {}
+  return found
 end
 
 -- The time in ms: a virtual clock's where it is above 0, else this server's.

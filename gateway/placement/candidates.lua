@@ -1,24 +1,17 @@
 -- Which workers one placement compares: the least loaded of each role, and those that hold most of the prompt's prefix.
 -- policy.toml bounds every loop, so a call takes about as long in a fleet of thousands as in a small one.
 
--- A worker as placement sees it. After its lease it is nil, and forgotten.
+-- A worker as placement sees it; nil after its lease, and for what is no worker's entry.
 local function read_worker(id)
-  local f = redis.call('HMGET', 'baton:worker:' .. id, 'incarnation', 'record', 'known')
-  local incarnation, packed, known = f[1], f[2], f[3]
-  if not incarnation then
-    forget_worker(id)
-    return nil
-  end
-  if not packed then return nil end -- another release wrote it
-  local worker = cmsgpack.unpack(packed)
-  worker.id, worker.incarnation, worker.member = id, incarnation, id .. '@' .. incarnation
-  worker.matched, worker.known = 0, known
-  return worker
+  local entry = entry_of(id)
+  if not entry then return nil end
+  local worker = { id = id, incarnation = entry.incarnation, member = id .. '@' .. entry.incarnation, matched = 0, known = entry.known }
+  return setmetatable(worker, { __index = entry.record }) -- placement changes figures; the ledger reads them as they were
 end
 
 -- What a placement looks for: the prompt's block digests from args[first] on, their kind, and the excluded workers.
 local function search_of(args, first, kind, excluded, protocol)
-  return { args = args, first = first, count = #args - first + 1, kind = kind, excluded = excluded, protocol = protocol }
+  return { args = args, first = first, count = math.max(0, math.min(#args - first + 1, POLICY.index.max_blocks)), kind = kind, excluded = excluded, protocol = protocol }
 end
 
 local function block_key(search, at)
@@ -41,60 +34,80 @@ local function add(found, worker, search)
   return 1
 end
 
--- Add the least loaded workers of a role, and forget dead ones.
+-- Add the least loaded workers of a role. Names without an entry are forgotten: as many as were looked at.
 local function add_least_loaded(found, role, search)
-  local key, from, added, read = 'baton:ready:' .. role .. ':' .. search.kind, 0, 0, 0
-  repeat
-    local ids = redis.call('ZRANGE', key, from, from + POLICY.candidates.per_role - 1)
+  local key, added, from = 'baton:ready:' .. role .. ':' .. search.kind, 0, 0
+  while added < POLICY.candidates.per_role and from < POLICY.candidates.max_read do
+    local ids = read('ZRANGE', key, from, from + POLICY.candidates.per_role - 1) or {}
+    if #ids == 0 then return end
+    from = from + #ids
     for _, id in ipairs(ids) do
-      read, from = read + 1, from + 1
       local worker = found[id] or read_worker(id)
-      if not worker then
-        from = from - 1 -- it left the set, so the next one took its place
-        redis.call('ZREM', key, id)
-      else
+      if worker then
         added = added + add(found, worker, search)
+      else
+        forget_worker(id)
+        write('ZREM', key, id)
       end
     end
-  until #ids == 0 or added >= POLICY.candidates.per_role or read >= POLICY.candidates.max_read
+  end
+end
+
+-- Whether any worker but dead ones holds the prompt's block `at`.
+local function is_held(search, at, dead)
+  local key = block_key(search, at)
+  if #dead == 0 then return read('EXISTS', key) == 1 end
+  local count = read('SCARD', key) or 0
+  if count == 0 then return false end
+  for _, holds in ipairs(read('SMISMEMBER', key, unpack(dead)) or {}) do count = count - holds end
+  return count > 0
 end
 
 -- How many of the prompt's first blocks any worker holds. Pools evict a prefix from its end, so it has no gaps.
-local function deepest(search)
+local function deepest(search, dead)
   local low, high = 0, search.count
-  if high > 0 and redis.call('EXISTS', block_key(search, high)) == 1 then return high end
+  if high > 0 and is_held(search, high, dead) then return high end
   while low < high do
     local middle = math.ceil((low + high) / 2)
-    if redis.call('EXISTS', block_key(search, middle)) == 1 then low = middle else high = middle - 1 end
+    if is_held(search, middle, dead) then low = middle else high = middle - 1 end
   end
   return low
 end
 
 -- Some holders of a block: a system prompt's may have thousands.
-local function holders(key)
-  if redis.call('SCARD', key) <= POLICY.candidates.holders then return redis.call('SMEMBERS', key) end
-  return redis.call('SRANDMEMBER', key, POLICY.candidates.holders)
+local function holders(key, dead)
+  local most = POLICY.candidates.holders + #dead
+  if (read('SCARD', key) or 0) <= most then return read('SMEMBERS', key) or {} end
+  return read('SRANDMEMBER', key, most) or {}
 end
 
--- Add holders of the prompt's blocks to `found`, those of the longest prefix first. Returns that prefix's length in blocks, and
--- dead holders: former incarnations.
-local function add_holders(found, search)
-  local depth, dead, seen, added = deepest(search), {}, {}, 0
+-- Add holders of the prompt's blocks to `found`, those of the longest prefix first. Returns that prefix's length in blocks. Dead
+-- holders (former incarnations, and what is nobody) are added to `dead`, a list and a set.
+local function add_holders(found, search, dead)
+  local depth, looked, added = deepest(search, dead), {}, 0
   for _, share in ipairs({ 1, 0.75, 0.5, 0.25, 0 }) do
     if depth == 0 or added >= POLICY.candidates.holders then break end
-    for _, member in ipairs(holders(block_key(search, math.max(1, math.ceil(share * depth))))) do
-      if not seen[member] and added < POLICY.candidates.holders then
-        seen[member] = true
-        local id, incarnation = string.match(member, '^(.*)@(.-)$')
-        if redis.call('HGET', 'baton:worker:' .. id, 'incarnation') ~= incarnation then
+    for _, member in ipairs(holders(block_key(search, math.max(1, math.ceil(share * depth))), dead)) do
+      if not looked[member] and not dead[member] and added < POLICY.candidates.holders then
+        looked[member] = true
+        local id, incarnation = string.match(string.sub(member, 1, LONGEST_TEXT), '^([%w_-]+)@(%d+)$')
+        local worker = id and (found[id] or read_worker(id))
+        if worker and worker.incarnation == incarnation then
+          added = added + add(found, worker, search)
+        elseif #dead < POLICY.candidates.max_dead then
+          dead[member] = true
           dead[#dead + 1] = member
-        else
-          added = added + add(found, found[id] or read_worker(id), search)
         end
       end
     end
   end
-  return depth, dead
+  return depth
+end
+
+-- Take dead holders out of the prompt's last blocks; what is left of them is found again.
+local function clear_dead(search, depth, dead)
+  if #dead == 0 then return end
+  for at = depth, math.max(1, depth - POLICY.index.max_cleared + 1), -1 do write('SREM', block_key(search, at), unpack(dead)) end
 end
 
 -- Divide workers into those that hold the block, and the others.
@@ -102,7 +115,7 @@ local function split(workers, key)
   if #workers == 0 then return workers, workers end
   local members, holding, others = {}, {}, {}
   for at, worker in ipairs(workers) do members[at] = worker.member end
-  for at, holds in ipairs(redis.call('SMISMEMBER', key, unpack(members))) do
+  for at, holds in ipairs(read('SMISMEMBER', key, unpack(members)) or {}) do
     local side = holds == 1 and holding or others
     side[#side + 1] = workers[at]
   end
@@ -137,16 +150,18 @@ end
 
 -- The workers to compare. `renew` keeps the prompt's blocks in the index.
 local function candidates(search, renew)
-  local found = {}
+  local found, dead, deepest_dead = {}, {}, 0
   for _, role in ipairs(STAGES) do add_least_loaded(found, role, search) end
   for _ = 1, 3 do -- dead holders may hide others with a shorter prefix
-    local depth, dead = add_holders(found, search)
-    if #dead == 0 then
+    local before = #dead
+    local depth = add_holders(found, search, dead)
+    if #dead == before then
       match_prefixes(found, search, depth)
-      for at = 1, renew and depth or 0 do redis.call('EXPIRE', block_key(search, at), POLICY.index.block_ttl_s) end
+      for at = 1, renew and depth or 0 do write('EXPIRE', block_key(search, at), POLICY.index.block_ttl_s) end
       break
     end
-    for at = 1, depth do redis.call('SREM', block_key(search, at), unpack(dead)) end
+    deepest_dead = math.max(deepest_dead, depth)
   end
+  clear_dead(search, deepest_dead, dead)
   return found
 end

@@ -11,39 +11,47 @@
 -- Charges have no TTL: they are small and die with their worker. An evicting Redis may evict `placed` (deploy/redis/index.conf).
 
 local STAGES = { 'prefill', 'decode' }
+local MOST_TOKENS = 1e12 -- of one charge
+local record_of, keep_news -- registry.lua and index.lua have them
 
--- The time in ms: a virtual clock's where it is above 0, else this server's.
-local function clock(given)
-  local now = tonumber(given) or 0
-  if now > 0 then return now end
-  local time = redis.call('TIME')
-  return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local function is_id(text)
+  return type(text) == 'string' and #text <= 64 and string.find(text, '^[%w_-]+$') ~= nil
 end
 
--- What a worker last registered; nil when its lease ran out, or when another release wrote it.
-local function record_of(worker)
-  local packed = redis.call('HGET', 'baton:worker:' .. worker, 'record')
-  return packed and cmsgpack.unpack(packed) or nil
+-- What this call knows of one thing of a worker; `make` reads it at first.
+local function known(what, worker, make)
+  local name = what .. ':' .. worker
+  if seen[name] == nil then seen[name] = make() or false end
+  return seen[name]
 end
 
 local function has_role(record, stage)
-  for _, role in ipairs(record.roles) do
-    if role == stage then return true end
+  for at = 1, math.min(#record.roles, POLICY.registry.max_roles) do
+    if record.roles[at] == stage then return true end
   end
   return false
 end
 
--- The charged tokens of a worker and the number of its charges. Expired ones count until its next heartbeat.
+-- A worker's charges at a stage as this call leaves them: tokens, count, and the members that it took off.
+local function book_of(stage, worker)
+  return known('book:' .. stage, worker, function()
+    local count = read('ZCARD', 'baton:charges:' .. stage .. ':' .. worker) or 0
+    local load = count > 0 and number(text('baton:load:' .. stage .. ':' .. worker), 0) or 0
+    return { load = load, count = count, gone = {} }
+  end)
+end
+
+-- The charged tokens of a worker and the number of its charges. Expired ones count until it is entered again.
 local function ledger(stage, worker)
-  local count = redis.call('ZCARD', 'baton:charges:' .. stage .. ':' .. worker)
-  if count == 0 then return 0, 0 end
-  return tonumber(redis.call('GET', 'baton:load:' .. stage .. ':' .. worker) or '0'), count
+  local book = book_of(stage, worker)
+  if book.count == 0 then return 0, 0 end
+  return book.load, book.count
 end
 
 -- A prefill worker's load: ms until a typical prompt would be computed.
 local function prefill_score(record, load)
   local rate = record.prefill_tokens_per_s
-  if rate <= 0 then rate = tonumber(redis.call('GET', 'baton:rate:' .. record.kind) or '1') end
+  if rate <= 0 then rate = math.max(number(text('baton:rate:' .. record.kind), 1), 1) end
   return record.prefill_fixed_ms + 1000 * (math.max(load, record.queued_tokens) + POLICY.ledger.typical_prompt_tokens) / rate
 end
 
@@ -54,90 +62,115 @@ local function decode_score(record, load, count)
     used / math.max(record.num_blocks * record.block_size, 1))
 end
 
+-- The ready sets that a worker is in: ",role,role,|kind"; false for none.
+local function home_of(worker)
+  return known('home', worker, function() return text('baton:home:' .. worker) end)
+end
+
 -- Sort a worker anew among the ready ones of a stage. One that may not be chosen is left out.
 local function rescore(stage, worker)
-  local home = redis.call('GET', 'baton:home:' .. worker)
-  if not home then return end
-  local stages, kind = string.match(home, '^([^|]*)|(.*)$')
-  if not string.find(stages, ',' .. stage .. ',', 1, true) then return end
+  local home = home_of(worker)
+  local stages, kind = string.match(home or '', '^([^|]*)|(.*)$')
+  if not stages or not string.find(stages, ',' .. stage .. ',', 1, true) then return end
   local record = record_of(worker)
   if not record then return end
   local load, count = ledger(stage, worker)
   local score = stage == 'prefill' and prefill_score(record, load) or decode_score(record, load, count)
-  redis.call('ZADD', 'baton:ready:' .. stage .. ':' .. kind, tostring(score), worker)
+  write('ZADD', 'baton:ready:' .. stage .. ':' .. kind, tostring(score), worker)
 end
 
--- Take charges off a worker; `members` that are not there any more change nothing.
+-- Take charges off a worker; `members` that are not there any more change nothing. The caller sorts it anew.
 local function give_back(stage, worker, members, now)
-  local charges, sum = 'baton:charges:' .. stage .. ':' .. worker, 0
-  for _, member in ipairs(members) do
-    if redis.call('ZREM', charges, member) == 1 then sum = sum + tonumber(string.match(member, '|(%d+)$')) end
+  local charges, book, sum = 'baton:charges:' .. stage .. ':' .. worker, book_of(stage, worker), 0
+  if book.is_closed then return end
+  for at = 1, math.min(#members, POLICY.ledger.max_expired) do
+    local member = members[at]
+    if not book.gone[member] and read('ZSCORE', charges, member) then
+      book.gone[member], book.count = true, book.count - 1
+      sum = sum + number(string.match(member, '|(%d+)$'), 0)
+      write('ZREM', charges, member)
+    end
   end
   if sum == 0 then return end
-  redis.call('DECRBY', 'baton:load:' .. stage .. ':' .. worker, sum)
-  if stage == 'prefill' then redis.call('SET', 'baton:load:began:' .. worker, now) end -- the next prompt begins
-  rescore(stage, worker)
+  book.load = math.max(book.load - sum, 0)
+  write('SET', 'baton:load:' .. stage .. ':' .. worker, whole(book.load))
+  if stage == 'prefill' then write('SET', 'baton:load:began:' .. worker, whole(now)) end -- the next prompt begins
 end
 
 local function charge(stage, worker, request, tokens, now, ttl)
-  local charges, placed = 'baton:charges:' .. stage .. ':' .. worker, 'baton:placed:' .. request
-  if redis.call('ZADD', charges, 'NX', now + ttl, request .. '|' .. tokens) == 1 then
-    if stage == 'prefill' and redis.call('ZCARD', charges) == 1 then redis.call('SET', 'baton:load:began:' .. worker, now) end
-    redis.call('INCRBY', 'baton:load:' .. stage .. ':' .. worker, tokens)
+  local charges, placed, book = 'baton:charges:' .. stage .. ':' .. worker, 'baton:placed:' .. request, book_of(stage, worker)
+  tokens = whole(math.min(tokens, MOST_TOKENS))
+  local member = request .. '|' .. tokens
+  if book.gone[member] or not read('ZSCORE', charges, member) then
+    if stage == 'prefill' and book.count == 0 then write('SET', 'baton:load:began:' .. worker, whole(now)) end
+    book.gone[member], book.count, book.load = nil, book.count + 1, book.load + tonumber(tokens)
+    write('ZADD', charges, whole(now + ttl), member)
+    write('SET', 'baton:load:' .. stage .. ':' .. worker, whole(book.load))
     rescore(stage, worker)
   end
-  redis.call('HSET', placed, stage, worker .. '|' .. tokens)
-  redis.call('PEXPIRE', placed, ttl)
+  write('HSET', placed, stage, worker .. '|' .. tokens)
+  write('PEXPIRE', placed, whole(ttl))
 end
 
 -- Give back what an attempt was charged at a stage. Without a record of it (it was evicted) `others` are searched.
 local function discharge(request, stage, others, now)
   local placed = 'baton:placed:' .. request
-  local recorded = redis.call('HGET', placed, stage)
-  if recorded then
-    redis.call('HDEL', placed, stage)
-    local worker, tokens = string.match(recorded, '^(.*)|(%d+)$')
+  local recorded = fields(placed, LONGEST_TEXT, stage)[1]
+  local worker, tokens = string.match(recorded or '', '^([%w_-]+)|(%d+)$')
+  if recorded then write('HDEL', placed, stage) end
+  if worker then
     give_back(stage, worker, { request .. '|' .. tokens }, now)
+    rescore(stage, worker)
     return
   end
-  for _, worker in ipairs(others) do
-    local found = {}
-    for _, member in ipairs(redis.call('ZRANGE', 'baton:charges:' .. stage .. ':' .. worker, 0, POLICY.ledger.max_scanned - 1)) do
+  for at = 1, math.min(#others, POLICY.ledger.max_searched) do
+    local other, found = others[at], {}
+    local members = read('ZRANGE', 'baton:charges:' .. stage .. ':' .. other, 0, POLICY.ledger.max_scanned - 1)
+    for _, member in ipairs(members or {}) do
       if string.sub(member, 1, #request + 1) == request .. '|' then found[#found + 1] = member end
     end
-    give_back(stage, worker, found, now)
+    if #found > 0 then
+      give_back(stage, other, found, now)
+      rescore(stage, other)
+    end
   end
 end
 
 -- Give back the charges whose deadline has passed.
 local function expire(stage, worker, now)
   local charges = 'baton:charges:' .. stage .. ':' .. worker
-  local expired = redis.call('ZRANGEBYSCORE', charges, '-inf', now, 'LIMIT', 0, POLICY.ledger.max_expired)
+  local expired = read('ZRANGEBYSCORE', charges, '-inf', whole(now), 'LIMIT', 0, POLICY.ledger.max_expired) or {}
   if #expired > 0 then give_back(stage, worker, expired, now) end
-  if redis.call('EXISTS', charges) == 0 then redis.call('DEL', 'baton:load:' .. stage .. ':' .. worker) end
+  if book_of(stage, worker).count == 0 then write('DEL', 'baton:load:' .. stage .. ':' .. worker) end
 end
 
 local function forget_charges(worker)
   for _, stage in ipairs(STAGES) do
-    redis.call('DEL', 'baton:charges:' .. stage .. ':' .. worker, 'baton:load:' .. stage .. ':' .. worker)
+    write('DEL', 'baton:charges:' .. stage .. ':' .. worker)
+    write('DEL', 'baton:load:' .. stage .. ':' .. worker)
+    seen['book:' .. stage .. ':' .. worker] = { load = 0, count = 0, gone = {}, is_closed = true }
   end
-  redis.call('DEL', 'baton:load:began:' .. worker, 'baton:load:busy:' .. worker)
+  write('DEL', 'baton:load:began:' .. worker)
+  write('DEL', 'baton:load:busy:' .. worker)
 end
 
 -- release(request:attempt, stage, now_ms, worker, ...): give the charge back; the workers are searched if its record is gone
-local function release(_, args)
+local function release(args)
   local others = {}
-  for i = 4, #args do others[#others + 1] = args[i] end
+  for at = 4, math.min(#args, 3 + POLICY.ledger.max_searched) do
+    if is_id(args[at]) then others[#others + 1] = args[at] end
+  end
   discharge(args[1], args[2], others, clock(args[3]))
   return 1
 end
 
 -- charged(stage, worker) -> tokens charged now
-local function charged(_, args)
+local function charged(args)
   expire(args[1], args[2], clock(0))
+  rescore(args[1], args[2])
   local load = ledger(args[1], args[2])
   return load
 end
 
-redis.register_function('baton3_release', release)
-redis.register_function('baton3_charged', charged)
+serve('baton4_release', release)
+serve('baton4_charged', charged)

@@ -13,15 +13,18 @@ from typing import Any, Literal
 
 from common.blocks import BlockKind
 from common.errors import UnavailableError
-from common.messages import PROTOCOL_VERSION
-from common.policy import as_lua
-from common.store import Store
+from common.messages import PROTOCOL_VERSION, WorkerState
+from common.policy import as_lua, placement_policy
+from common.store import Store, entry_of, with_safe_reads
 from gateway.request.placement import Placement, Reason
 
 log = logging.getLogger("baton.placement")
 
 PLACE_TIMEOUT_S = 0.25  # then the gateway chooses without Redis
 TIMEOUT_S = 2.0  # no request waits for a release
+ENTRY_TTL_MS = 3_000
+ENTERED_A_CALL = int(placement_policy()["registry"]["max_entered"])
+LISTENED_A_CALL = int(placement_policy()["registry"]["max_listened"])
 MAX_DIGESTS = 4_096  # the rest of a longer prompt counts as uncached
 _HERE = Path(__file__).parent
 
@@ -43,9 +46,9 @@ class PlacementRequest:
 
 
 def placement_library() -> str:
-    """The policy's constants, then ledger, registry, index and placement."""
+    """The policy's constants, then safe reads, ledger, registry, index and placement."""
     parts = ("ledger.lua", "registry.lua", "index.lua", "candidates.lua", "place.lua")
-    return "\n".join(["#!lua name=baton3", as_lua(), *((_HERE / part).read_text() for part in parts)])
+    return with_safe_reads("baton4", *(_HERE / part for part in parts), before=as_lua())
 
 
 def place_arguments(request: PlacementRequest) -> list[Any]:
@@ -65,7 +68,7 @@ def place_arguments(request: PlacementRequest) -> list[Any]:
 
 
 def parse_placement(answer: Sequence[Any]) -> Placement:
-    """The answer of `baton3_place`. Raises UnavailableError when nobody decodes, and ValueError or the like for nonsense."""
+    """The answer of `baton4_place`. Raises UnavailableError when nobody decodes, and ValueError or the like for nonsense."""
     prefill, incarnation, matched_prefill, matched_decode, reason, costs, *decode_workers = answer
     if not prefill:
         raise UnavailableError(reason.decode())
@@ -95,7 +98,7 @@ class Ledger:
         No decode worker gets more than it has room for, unless all are full: then the reason is FULL, and the least
         loaded comes first.
         """
-        answer = await self._store.call("baton3_place", *place_arguments(request), timeout_s=self._place_timeout_s)
+        answer = await self._store.call("baton4_place", *place_arguments(request), timeout_s=self._place_timeout_s)
         try:
             return parse_placement(answer)
         except (TypeError, ValueError, AttributeError) as error:
@@ -111,8 +114,29 @@ class Ledger:
         """
         for one in ("prefill", "decode") if stage == "all" else (stage,):
             arguments = (f"{request_id}:{attempt}", one, 0, *workers)
-            await self._store.call("baton3_release", *arguments, timeout_s=self._timeout_s)
+            await self._store.call("baton4_release", *arguments, timeout_s=self._timeout_s)
+
+    async def enter(self, states: Sequence[WorkerState], *, gateway: str, ttl_ms: int = ENTRY_TTL_MS) -> list[str]:
+        """Enter workers that were just heard, for `ttl_ms`. Returns those that can't be: their figures are none."""
+        refused = []
+        for start in range(0, len(states), ENTERED_A_CALL):
+            entries = [part for state in states[start : start + ENTERED_A_CALL] for part in entry_of(state)]
+            arguments = (gateway, ttl_ms, 0, *entries)
+            refused += await self._store.call("baton4_enter", *arguments, timeout_s=self._timeout_s)
+        return [worker.decode(errors="replace") for worker in refused]
+
+    async def leave(self, worker: str, incarnation: int) -> None:
+        """A worker is gone; nothing happens if a newer incarnation was entered."""
+        await self._store.call("baton4_leave", worker, str(incarnation), timeout_s=self._timeout_s)
+
+    async def take_news(self, workers: Sequence[str]) -> bool:
+        """Bring what workers say of their blocks into the index. Whether there was any: then ask again."""
+        taken = [
+            await self._store.call("baton4_news", *workers[start : start + LISTENED_A_CALL], timeout_s=self._timeout_s)
+            for start in range(0, len(workers), LISTENED_A_CALL)
+        ]
+        return any(taken)
 
     async def charged(self, worker: str, stage: Literal["prefill", "decode"]) -> int:
         """Tokens charged to a worker now."""
-        return int(await self._store.call("baton3_charged", stage, worker, timeout_s=self._timeout_s))
+        return int(await self._store.call("baton4_charged", stage, worker, timeout_s=self._timeout_s))

@@ -30,7 +30,7 @@ end
 -- A prompt's uncached tokens, in tokens without context: attention to the `tokens` of the whole prompt costs more.
 local function effort(worker, uncached, tokens)
   if worker.attention_doubles_at == 0 then return uncached end
-  return math.ceil(uncached + uncached * (2 * tokens - uncached) / (2 * worker.attention_doubles_at))
+  return math.min(math.ceil(uncached + uncached * (2 * tokens - uncached) / (2 * worker.attention_doubles_at)), MOST_TOKENS)
 end
 
 -- ms until a worker has computed the prompts charged to it, with `fixed_ms` for each pass; the first has begun.
@@ -40,7 +40,7 @@ local function wait_ms(worker, rate, fixed_ms, now)
   local passes = math.min(count, math.ceil(load / POLICY.prefill.full_pass_tokens))
   if worker.doubted then return 1000 * math.max(load, worker.queued_tokens) / rate + passes * fixed_ms, count end
   if count == 0 then return 0, 0 end
-  local began = tonumber(redis.call('GET', 'baton:load:began:' .. worker.id) or now)
+  local began = number(text('baton:load:began:' .. worker.id), now)
   local all = 1000 * load / rate + passes * fixed_ms
   return all - math.max(0, math.min(now - began, all / count)), count
 end
@@ -146,15 +146,14 @@ end
 
 -- The share of its recent time for which a prefill worker had work, at most 1.
 local function busy_share(worker, now)
-  local f = redis.call('HMGET', 'baton:load:busy:' .. worker, 'share', 'at')
-  local share, at = tonumber(f[1]) or 0, tonumber(f[2]) or now
-  return share * math.exp(math.min(at - now, 0) / POLICY.prefill.busy_window_ms)
+  local f = fields('baton:load:busy:' .. worker, LONGEST_TEXT, 'share', 'at')
+  return math.min(number(f[1], 0), 1) * math.exp(math.min(number(f[2], now) - now, 0) / POLICY.prefill.busy_window_ms)
 end
 
 local function note_busy(worker, share, now)
   local key = 'baton:load:busy:' .. worker
-  redis.call('HSET', key, 'share', tostring(math.min(share, 1)), 'at', now)
-  redis.call('PEXPIRE', key, 10 * POLICY.prefill.busy_window_ms)
+  write('HSET', key, 'share', tostring(math.min(share, 1)), 'at', whole(now))
+  write('PEXPIRE', key, 10 * POLICY.prefill.busy_window_ms)
 end
 
 -- How much this prompt delays later ones, on a worker that is usually busy; other workers share it.
@@ -164,8 +163,10 @@ end
 
 -- Whether the ledger is new.
 local function is_young(now)
-  redis.call('SET', 'baton:load:since', now, 'NX')
-  return now - tonumber(redis.call('GET', 'baton:load:since')) < POLICY.ledger.young_ms
+  local since = number(text('baton:load:since'))
+  if since and since <= now then return now - since < POLICY.ledger.young_ms end
+  write('SET', 'baton:load:since', whole(now))
+  return true
 end
 
 -- Which of the ranked places it is: {prefill, decode, reason, predicted}; `busy`: a prefill worker's new share of its time.
@@ -202,13 +203,14 @@ end
 -- cut_over_tokens: an uncached rest up to this is prefilled by the decode worker; below 0: whenever the costs say so.
 -- costs: "name=value ..." of what was compared; -1: unknown. No decode worker is listed when one worker does both.
 -- A second call for the same attempt gives the charges of the first one back.
-local function place(_, args)
-  local request, ttl, now = args[1], tonumber(args[5]), clock(args[9])
+local function place(args)
+  local request, ttl, now = args[1], number(args[5], 1, 1), clock(args[9])
   local prompt = {
-    tokens = tonumber(args[2]), block_size = tonumber(args[3]), reserve = tonumber(args[4]), cut_over = tonumber(args[6]),
+    tokens = number(args[2], 1), block_size = number(args[3], 1, 1), reserve = number(args[4], 1),
+    cut_over = number(args[6], -1, -1),
   }
   for _, stage in ipairs(STAGES) do discharge(request, stage, {}, now) end
-  local search = search_of(args, 11, args[7], args[8], tonumber(args[10]))
+  local search = search_of(args, 11, args[7], args[8], number(args[10], 0))
   local workers, young = candidates(search, now % 16 == 0), is_young(now) -- one call in 16 renews the index
   local assumed = assume(workers)
   for _, worker in ipairs(workers) do
@@ -239,4 +241,4 @@ local function place(_, args)
   return chosen.id == best.id and answer or listed(answer, decode, chosen)
 end
 
-redis.register_function('baton3_place', place)
+serve('baton4_place', place)

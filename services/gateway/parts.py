@@ -21,6 +21,7 @@ from gateway.batches.service import Batches
 from gateway.console.control import FleetControl
 from gateway.console.messages import ConsoleAsk, console_told_decoder
 from gateway.lifecycle.requests import Requests
+from gateway.placement.enrolment import Enrolment
 from gateway.placement.ledger import Ledger
 from gateway.tenants.budgets import SharedBudgets
 from gateway.tenants.tenants import Tenants
@@ -59,9 +60,12 @@ async def started(
         tracer = open_tracer(
             settings.otlp_endpoint, service="gateway", instance=gateway_id, rest_share=settings.trace_rest_share
         )
+        ledger = Ledger(store)
+        enrolment = Enrolment(ledger, peers, gateway_id=gateway_id)
+        enrolment.start()
         requests = Requests(
             bus=bus,
-            store=Ledger(store),
+            store=ledger,
             peers=peers,
             gateway_id=gateway_id,
             incarnation=incarnation,
@@ -85,6 +89,7 @@ async def started(
                 tracer=tracer,
             )
         await requests.close()
+        await enrolment.close()
         await control.close()
         await peers.close()
         await asyncio.to_thread(tracer.close)

@@ -60,43 +60,51 @@ def nats_permissions(member: Member) -> Permissions:
     return Permissions(publish=("$JS.API.INFO",), subscribe=(inbox, *heartbeats, subjects.PLANNER))
 
 
-def redis_rules(member: Member) -> str:
+def redis_rules(member: Member, *, beside_0_1_0: bool = False) -> str:
     """A member's permissions on Redis as ACL rules: functions by name, and the keys and commands inside them.
 
-    Redis checks the commands of a function against the user that calls it.
+    Redis checks the commands of a function against the user that calls it, so a function gives nobody more than this.
+    `beside_0_1_0`: workers may also do what that release's do, which is far more.
     """
     if member.role == "admin":
         return "~* &* +@all"
     if member.role == "gateway":
-        keys = "%R~baton:worker:* ~baton:workers ~baton:block:* ~baton:charges:* ~baton:load:* ~baton:placed:* "
-        keys += "~baton:ready:* ~baton:home:* %R~baton:rate:* ~baton:budget:* ~baton:running:* "
-        keys += "~baton:leased:* ~baton:reserved:*"
-        functions = _numbered("place", "release", "charged", "states")
-        functions += ("baton_budget_take", "baton_budget_settle", "baton_budget_left")  # 0.1.0's
-        functions += tuple(f"baton2_budget_{function}" for function in ("take", "settle", "left", "renew"))
+        names = (
+            "worker:* workers block:* charges:* load:* placed:* ready:* home:* rate:* told:* news:* budget:* running:* "
+        )
+        keys = " ".join(f"~baton:{name}" for name in (names + "leased:* reserved:*").split())
+        functions = [f"baton4_{name}" for name in ("enter", "leave", "news", "place", "release", "charged")]
+        functions += [f"baton2_budget_{name}" for name in ("take", "settle", "left", "renew")]
+        functions += [
+            f"baton3_{name}" for name in ("place", "release", "charged", "states")
+        ]  # 0.1.0's, and the next ones
+        functions += [f"baton_budget_{name}" for name in ("take", "settle", "left")]
         commands = (
             "+function|load +time +get +set +del +incrby +decrby +expire +pexpire +hget +hmget +hset +hdel +smembers +srem "
             "+smismember +srandmember +scard +exists +zadd +zcard +zrange +zrangebyscore +zrem +zremrangebyscore "
-            "+getrange +hstrlen +pttl +zcount +zscore"
+            "+getrange +pttl +sadd +zcount +zscore"
         )
     elif member.role in WORKERS:
-        own = member.id
-        keys = f"~baton:worker:{own} ~baton:workers ~baton:block:* ~baton:charges:*:{own} ~baton:load:*:{own} "
-        keys += f"~baton:ready:* ~baton:home:{own} ~baton:rate:*"
-        functions = _numbered("register", "unregister", "announce")
-        commands = "+time +get +set +hget +hmget +hset +hdel +del +exists +pexpire +expire +sadd +srem "
-        commands += "+decrby +zadd +zcard +zrem +zrangebyscore"
-    elif member.role == "planner":
-        keys, functions, commands = "%R~baton:worker:* %R~baton:workers", _numbered("states"), "+hget +smembers"
+        keys, functions, commands = f"%R~baton:told:{member.id} %W~baton:news:{member.id}", [], "+get +set"
+        if beside_0_1_0:
+            return f"{_rules(keys, functions, commands)} ({_worker_of_0_1_0(member.id)})"
     else:
-        keys, functions, commands = "", (), "+info"
+        keys, functions, commands = "", [], "+info" if member.role == "observer" else ""
+    return _rules(keys, functions, commands)
+
+
+def _rules(keys: str, functions: Sequence[str], commands: str) -> str:
     calls = " ".join(f"+fcall|{name}" for name in functions)
     return " ".join(f"resetchannels {keys} -@all +ping {calls} {commands}".split())
 
 
-def _numbered(*functions: str) -> tuple[str, ...]:
-    """Names of `gateway/placement`. While two releases' numbers are in use, both belong here."""
-    return tuple(f"baton3_{function}" for function in functions)
+def _worker_of_0_1_0(own: str) -> str:
+    """A selector. That release's workers entered themselves into what all workers share."""
+    keys = f"~baton:worker:{own} ~baton:workers ~baton:block:* ~baton:charges:*:{own} ~baton:load:*:{own} "
+    keys += f"~baton:ready:* ~baton:home:{own} ~baton:rate:*"
+    calls = " ".join(f"+fcall|baton3_{name}" for name in ("register", "unregister", "announce"))
+    commands = "+time +get +set +hget +hmget +hset +hdel +del +exists +pexpire +expire +sadd +srem "
+    return f"{keys} {calls} {commands}+decrby +zadd +zcard +zrem +zrangebyscore"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +124,11 @@ class Users:
         return self.folder / f"{user}.redis"
 
 
-def make_users(members: Sequence[Member], folder: Path) -> Users:
-    """Make a password for each member and an admin on each server; write them to files of mode 0600 in `folder`."""
+def make_users(members: Sequence[Member], folder: Path, *, beside_0_1_0: bool = False) -> Users:
+    """Make a password for each member and an admin on each server; write them to files of mode 0600 in `folder`.
+
+    `beside_0_1_0`: see `redis_rules`.
+    """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     everybody = [*members, Member("admin")]
     nats = [(member, make_login(member.user)) for member in everybody]
@@ -125,7 +136,7 @@ def make_users(members: Sequence[Member], folder: Path) -> Users:
     users = Users(
         folder=folder,
         nats=nats_users(nats),
-        redis=redis_users(redis),
+        redis=redis_users(redis, beside_0_1_0=beside_0_1_0),
         admin_nats=nats[-1][1],
         admin_redis=redis[-1][1],
     )
@@ -141,10 +152,11 @@ def nats_users(logins: Sequence[tuple[Member, Login]]) -> str:
     return f"authorization {{\n  timeout: 5\n  users: [\n{users}  ]\n}}\n"
 
 
-def redis_users(logins: Sequence[tuple[Member, Login]]) -> str:
+def redis_users(logins: Sequence[tuple[Member, Login]], *, beside_0_1_0: bool = False) -> str:
     """Redis's ACL file, with passwords as SHA-256. Users without a password are refused."""
     lines = ["user default off"]
-    lines += [f"user {login.user} on {_hashed(login)} {redis_rules(member)}" for member, login in logins]
+    for member, login in logins:
+        lines.append(f"user {login.user} on {_hashed(login)} {redis_rules(member, beside_0_1_0=beside_0_1_0)}")
     return "\n".join(lines) + "\n"
 
 

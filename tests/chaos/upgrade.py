@@ -64,6 +64,8 @@ def check_out(release: Release, folder: Path) -> Path:
 class UpgradeCluster(ChaosCluster):
     """Two gateways, and processes of two releases: those in `old` run the older one's code from their next start on."""
 
+    beside_0_1_0 = True
+
     def __init__(
         self,
         folder: Path,

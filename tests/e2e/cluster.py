@@ -29,6 +29,8 @@ READY_S = 180.0  # eight processes that load torch on two busy cores
 class Cluster:
     """Starts on entry, stops on exit; on an error the ends of all logs are added to it."""
 
+    beside_0_1_0 = False  # see `redis_rules`
+
     def __init__(
         self,
         folder: Path,
@@ -74,7 +76,7 @@ class Cluster:
         self._certificates = certificates
         members = [*(Member("gateway", name) for name in self.gateways), Member("planner"), Member("observer")]
         members += [Member(_role(name), name) for name in self.names]
-        self.users = make_users(members, folder / "users")
+        self.users = make_users(members, folder / "users", beside_0_1_0=self.beside_0_1_0)
         self._stack = contextlib.AsyncExitStack()
         self.nats: Server
         self.redis: Server

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import redis.asyncio
 
-from common.store import Store, connect_store
+from common.store import connect_store
 from gateway.placement.ledger import Ledger
 from services.runtime.functions import function_libraries
-from tests.integration.fleet import patient
+from tests.integration.fleet import FleetStore, patient
 from tests.integration.waiting import LIMIT_S
 
 
@@ -23,16 +24,16 @@ async def raw(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
 
 
 @pytest.fixture
-async def store(redis_url: str, raw: redis.asyncio.Redis) -> AsyncIterator[Store]:
+async def store(redis_url: str, raw: redis.asyncio.Redis) -> AsyncIterator[FleetStore]:
     async with connect_store(patient(redis_url), libraries=function_libraries()) as store:
-        yield store
+        yield FleetStore(store)
 
 
 @pytest.fixture
-def ledger(store: Store) -> Ledger:
+def ledger(store: FleetStore) -> Ledger:
     return patient_ledger(store)
 
 
-def patient_ledger(store: Store) -> Ledger:
+def patient_ledger(store: Any) -> Ledger:
     """A ledger whose calls may take long."""
     return Ledger(store, place_timeout_s=LIMIT_S, timeout_s=LIMIT_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from common.blocks import BlockKind, hash_blocks
 from common.messages import KVLayout, Region, WorkerState
 from common.store import RedisSettings, Store
 from common.words import WorkerStatus
-from gateway.placement.ledger import PlacementRequest
+from gateway.placement.ledger import Ledger, PlacementRequest
 from tests.integration.waiting import LIMIT_S
 
 BLOCK_SIZE = 16
@@ -52,7 +53,43 @@ def a_worker(worker: str, *roles: str, kind: BlockKind = KIND, **changes: Any) -
     return msgspec.structs.replace(state, **changes)
 
 
-async def two_and_two(store: Store) -> None:
+class FleetStore:
+    """A worker's store and the gateway that hears it: what the worker says is in Redis when the call returns."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._ledger = Ledger(store, timeout_s=LIMIT_S)
+
+    async def register(self, state: WorkerState, *, ttl_ms: int = 3_000) -> bool:
+        """Enter a worker; whether Redis did not know this incarnation."""
+        told = await self._store._told(state.worker)
+        assert await self._ledger.enter([state], gateway="gateway", ttl_ms=ttl_ms) == []
+        return not told.startswith(f"{state.incarnation}:")
+
+    async def unregister(self, worker: str, incarnation: int) -> None:
+        await self._ledger.leave(worker, incarnation)
+
+    async def announce(self, worker: str, incarnation: int, added: list[bytes], removed: list[bytes]) -> None:
+        """As a worker's process that was there all the time."""
+        told = await self._store._told(worker)
+        self._store._turn = int(told.partition(":")[2] or 0)  # of that worker: this store speaks for many
+        telling = asyncio.create_task(self._store.announce(worker, incarnation, added, removed))
+        while not telling.done():
+            await self._ledger.take_news([worker])
+            await asyncio.wait([telling], timeout=0.001)
+        await telling
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+async def live(raw: redis.asyncio.Redis) -> list[bytes]:
+    """The workers with a lease."""
+    names = sorted(await raw.smembers("baton:workers"))
+    return [name for name in names if await raw.exists(b"baton:worker:" + name)]
+
+
+async def two_and_two(store: FleetStore) -> None:
     """Register two workers of each role."""
     for state in (*(a_worker(f"p{n}", "prefill") for n in (0, 1)), *(a_worker(f"d{n}", "decode") for n in (0, 1))):
         await store.register(state, ttl_ms=TTL_MS)

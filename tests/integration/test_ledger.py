@@ -8,15 +8,25 @@ from collections import Counter
 import pytest
 import redis.asyncio
 
-from common.store import Store, connect_store
+from common.store import connect_store
 from gateway.placement.ledger import Ledger
 from tests.integration.conftest import patient_ledger
-from tests.integration.fleet import TTL_MS, a_prompt, a_request, a_worker, doubt, now_ms, patient, two_and_two
+from tests.integration.fleet import (
+    TTL_MS,
+    FleetStore,
+    a_prompt,
+    a_request,
+    a_worker,
+    doubt,
+    now_ms,
+    patient,
+    two_and_two,
+)
 from tests.integration.waiting import eventually
 
 
 async def test_work_that_a_prefill_worker_is_given_is_remembered_until_it_leaves(
-    store: Store, ledger: Ledger, raw: redis.asyncio.Redis
+    store: FleetStore, ledger: Ledger, raw: redis.asyncio.Redis
 ) -> None:
     for state in (a_worker("p0", "prefill"), a_worker("d0", "decode", prefill_tokens_per_s=0.0)):
         await store.register(state)
@@ -31,7 +41,9 @@ async def test_work_that_a_prefill_worker_is_given_is_remembered_until_it_leaves
     assert not await raw.exists("baton:load:busy:p0")
 
 
-async def test_work_that_nobody_can_measure_is_none(store: Store, ledger: Ledger, raw: redis.asyncio.Redis) -> None:
+async def test_work_that_nobody_can_measure_is_none(
+    store: FleetStore, ledger: Ledger, raw: redis.asyncio.Redis
+) -> None:
     """Else the first prompt of all, thought to take minutes, sent those behind it elsewhere for half a minute."""
     for state in (
         a_worker("p0", "prefill", prefill_tokens_per_s=0.0),
@@ -44,7 +56,7 @@ async def test_work_that_nobody_can_measure_is_none(store: Store, ledger: Ledger
 
 @pytest.mark.parametrize(("age_ms", "chosen"), [(0, "p1"), (120_000, "p0")])
 async def test_the_ledger_is_newer_than_heartbeats_unless_it_was_lost(
-    store: Store, ledger: Ledger, raw: redis.asyncio.Redis, age_ms: int, chosen: str
+    store: FleetStore, ledger: Ledger, raw: redis.asyncio.Redis, age_ms: int, chosen: str
 ) -> None:
     """p0 said that it had a queue; nothing is charged to it, because that is computed or because Redis was emptied."""
     await store.register(a_worker("p0", "prefill", queued_tokens=500))
@@ -56,7 +68,7 @@ async def test_the_ledger_is_newer_than_heartbeats_unless_it_was_lost(
 
 
 async def test_a_worker_that_was_idle_is_known_to_the_ledger_until_that_is_lost(
-    store: Store, ledger: Ledger, raw: redis.asyncio.Redis
+    store: FleetStore, ledger: Ledger, raw: redis.asyncio.Redis
 ) -> None:
     """Its heartbeat is older than the ledger from then on; after `FLUSHALL` it counts again."""
     busy = a_worker("p0", "prefill", queued_tokens=500)
@@ -70,7 +82,7 @@ async def test_a_worker_that_was_idle_is_known_to_the_ledger_until_that_is_lost(
 
 
 async def test_the_prompt_being_computed_counts_less_with_time(
-    store: Store, ledger: Ledger, raw: redis.asyncio.Redis
+    store: FleetStore, ledger: Ledger, raw: redis.asyncio.Redis
 ) -> None:
     """Both have two prompts; p1 began earlier."""
     for worker in ("p0", "p1"):
@@ -86,7 +98,7 @@ async def test_the_prompt_being_computed_counts_less_with_time(
     assert (await ledger.place(a_request("e", num_tokens=64, cut_over_tokens=0, now_ms=at_ms + 90))).prefill == "p1"
 
 
-async def test_a_charge_is_exact_and_given_back_once(store: Store, ledger: Ledger) -> None:
+async def test_a_charge_is_exact_and_given_back_once(store: FleetStore, ledger: Ledger) -> None:
     await two_and_two(store)
     placement = await ledger.place(a_request(num_tokens=50, reserve_tokens=70))
     decode = placement.decode[0]
@@ -101,7 +113,7 @@ async def test_a_charge_is_exact_and_given_back_once(store: Store, ledger: Ledge
 
 
 async def test_a_charge_is_found_at_the_named_workers_when_its_record_was_evicted(
-    store: Store, ledger: Ledger, raw: redis.asyncio.Redis
+    store: FleetStore, ledger: Ledger, raw: redis.asyncio.Redis
 ) -> None:
     await two_and_two(store)
     placement = await ledger.place(a_request())
@@ -110,7 +122,7 @@ async def test_a_charge_is_found_at_the_named_workers_when_its_record_was_evicte
     assert await ledger.charged(placement.prefill, "prefill") == 0
 
 
-async def test_a_new_incarnation_starts_without_the_charges_of_the_old_one(store: Store, ledger: Ledger) -> None:
+async def test_a_new_incarnation_starts_without_the_charges_of_the_old_one(store: FleetStore, ledger: Ledger) -> None:
     await two_and_two(store)
     await ledger.place(a_request(exclude=["p1", "d1"]))
     await store.register(a_worker("p0", "prefill", incarnation=2), ttl_ms=TTL_MS)
@@ -119,7 +131,7 @@ async def test_a_new_incarnation_starts_without_the_charges_of_the_old_one(store
     assert await ledger.charged("p0", "prefill") == 0
 
 
-async def test_placing_the_same_attempt_again_charges_it_once(store: Store, ledger: Ledger) -> None:
+async def test_placing_the_same_attempt_again_charges_it_once(store: FleetStore, ledger: Ledger) -> None:
     await two_and_two(store)
     for _ in range(3):
         await ledger.place(a_request(num_tokens=50, reserve_tokens=70))
@@ -127,7 +139,9 @@ async def test_placing_the_same_attempt_again_charges_it_once(store: Store, ledg
     assert [await ledger.charged(worker, "decode") for worker in ("d0", "d1")] == [70, 0]
 
 
-async def test_a_charge_expires_with_its_deadline_and_takes_only_itself_along(store: Store, ledger: Ledger) -> None:
+async def test_a_charge_expires_with_its_deadline_and_takes_only_itself_along(
+    store: FleetStore, ledger: Ledger
+) -> None:
     await two_and_two(store)
     await ledger.place(a_request("short", num_tokens=50, reserve_tokens=70, deadline_ms=50, exclude=["p1", "d1"]))
     await ledger.place(a_request("long", num_tokens=5, reserve_tokens=7, exclude=["p1", "d1"]))
@@ -138,7 +152,7 @@ async def test_a_charge_expires_with_its_deadline_and_takes_only_itself_along(st
     await eventually(is_expired)
 
 
-async def test_loads_spread_over_equal_workers(store: Store, ledger: Ledger) -> None:
+async def test_loads_spread_over_equal_workers(store: FleetStore, ledger: Ledger) -> None:
     await two_and_two(store)
     placements = [await ledger.place(a_request(f"request-{number}")) for number in range(8)]
     assert Counter(placement.prefill for placement in placements) == {"p0": 4, "p1": 4}
@@ -147,7 +161,7 @@ async def test_loads_spread_over_equal_workers(store: Store, ledger: Ledger) -> 
 
 @pytest.mark.parametrize("limit", [{"max_sequences": 10}, {"free_blocks": 100}], ids=["sequences", "blocks"])
 async def test_two_gateways_at_once_never_overbook_a_worker_while_another_has_room(
-    store: Store, ledger: Ledger, redis_url: str, limit: dict[str, int]
+    store: FleetStore, ledger: Ledger, redis_url: str, limit: dict[str, int]
 ) -> None:
     # Room for 10 requests each: of 160 tokens in 100 blocks of 16, or 10 sequences.
     roomy = {"max_sequences": 1000} | limit
@@ -175,7 +189,7 @@ async def test_two_gateways_at_once_never_overbook_a_worker_while_another_has_ro
 
 
 async def test_what_a_worker_says_of_its_load_counts_when_it_is_more_than_was_charged(
-    store: Store, ledger: Ledger, raw: redis.asyncio.Redis
+    store: FleetStore, ledger: Ledger, raw: redis.asyncio.Redis
 ) -> None:
     await two_and_two(store)
     await store.register(a_worker("d0", "decode", running=7))

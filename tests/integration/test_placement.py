@@ -9,13 +9,12 @@ import pytest
 import redis.asyncio
 
 from common.policy import placement_policy
-from common.store import Store
 from gateway.placement.ledger import Ledger
 from gateway.request.placement import Placement, Reason
-from tests.integration.fleet import TTL_MS, a_prompt, a_request, a_worker, doubt, now_ms, two_and_two
+from tests.integration.fleet import TTL_MS, FleetStore, a_prompt, a_request, a_worker, doubt, now_ms, two_and_two
 
 
-async def test_a_long_queue_outweighs_a_prefix(store: Store, ledger: Ledger, raw: redis.asyncio.Redis) -> None:
+async def test_a_long_queue_outweighs_a_prefix(store: FleetStore, ledger: Ledger, raw: redis.asyncio.Redis) -> None:
     await two_and_two(store)
     prompt = a_prompt()
     await store.announce("p0", 1, prompt, [])
@@ -24,14 +23,16 @@ async def test_a_long_queue_outweighs_a_prefix(store: Store, ledger: Ledger, raw
     assert (await ledger.place(a_request(digests=prompt))).prefill == "p1"
 
 
-async def test_the_faster_worker_takes_the_longer_queue(store: Store, ledger: Ledger) -> None:
+async def test_the_faster_worker_takes_the_longer_queue(store: FleetStore, ledger: Ledger) -> None:
     await two_and_two(store)
     await store.register(a_worker("p0", "prefill", prefill_tokens_per_s=8000.0))
     chosen = Counter([(await ledger.place(a_request(f"request-{number}"))).prefill for number in range(24)])
     assert chosen == {"p0": 23, "p1": 1}
 
 
-async def test_who_has_measured_nothing_is_not_taken_for_faster_than_the_others(store: Store, ledger: Ledger) -> None:
+async def test_who_has_measured_nothing_is_not_taken_for_faster_than_the_others(
+    store: FleetStore, ledger: Ledger
+) -> None:
     """A worker without a request so far must not win by a fixed cost that it doesn't know yet."""
     await two_and_two(store)
     prompt = a_prompt()
@@ -41,7 +42,7 @@ async def test_who_has_measured_nothing_is_not_taken_for_faster_than_the_others(
     assert (await ledger.place(a_request(digests=prompt))).prefill == "p0"
 
 
-async def test_a_short_uncached_rest_is_prefilled_on_the_decode_worker(store: Store, ledger: Ledger) -> None:
+async def test_a_short_uncached_rest_is_prefilled_on_the_decode_worker(store: FleetStore, ledger: Ledger) -> None:
     await two_and_two(store)
     prompt = a_prompt()
     assert (await ledger.place(a_request("long", digests=prompt, cut_over_tokens=20))).reason == "load"
@@ -77,7 +78,7 @@ async def test_a_short_uncached_rest_is_prefilled_on_the_decode_worker(store: St
     ],
 )
 async def test_a_prompt_is_prefilled_where_its_first_token_is_predicted_earlier(
-    store: Store, ledger: Ledger, prefill: dict[str, Any], decode: dict[str, Any], num_tokens: int, reason: str
+    store: FleetStore, ledger: Ledger, prefill: dict[str, Any], decode: dict[str, Any], num_tokens: int, reason: str
 ) -> None:
     await store.register(a_worker("p0", "prefill", **prefill))
     await store.register(a_worker("d0", "decode", **({"prefill_tokens_per_s": 0.0} | decode)))
@@ -89,7 +90,7 @@ async def test_a_prompt_is_prefilled_where_its_first_token_is_predicted_earlier(
     ("share", "age_ms", "reason"), [(0.5, 0, "load"), (1.0, 0, "local: earlier"), (1.0, 60_000, "load")]
 )
 async def test_a_busy_prefill_worker_is_spared_for_those_who_come_next(
-    store: Store, ledger: Ledger, raw: redis.asyncio.Redis, share: float, age_ms: int, reason: str
+    store: FleetStore, ledger: Ledger, raw: redis.asyncio.Redis, share: float, age_ms: int, reason: str
 ) -> None:
     """What is idle at the moment, but was given work for most of the last seconds, will have a queue again."""
     for state in (a_worker("p0", "prefill"), a_worker("d0", "decode", prefill_tokens_per_s=0.0)):
@@ -101,7 +102,7 @@ async def test_a_busy_prefill_worker_is_spared_for_those_who_come_next(
     assert (placement.costs["crowding_ms"] > 0) == (reason != "load")
 
 
-async def test_a_queue_takes_its_passes_fixed_parts_too(store: Store, ledger: Ledger) -> None:
+async def test_a_queue_takes_its_passes_fixed_parts_too(store: FleetStore, ledger: Ledger) -> None:
     await store.register(a_worker("p0", "prefill", prefill_fixed_ms=100.0))
     await store.register(a_worker("d0", "decode"))
     await ledger.place(a_request("first", num_tokens=500))
@@ -109,14 +110,14 @@ async def test_a_queue_takes_its_passes_fixed_parts_too(store: Store, ledger: Le
     assert placement.costs["prefill_ms"] == pytest.approx(100 + 500 + 100 + 48, abs=60)  # less what passed meanwhile
 
 
-async def test_no_figure_is_told_where_nobody_measured_anything(store: Store, ledger: Ledger) -> None:
+async def test_no_figure_is_told_where_nobody_measured_anything(store: FleetStore, ledger: Ledger) -> None:
     await store.register(a_worker("p0", "prefill", prefill_tokens_per_s=0.0))
     await store.register(a_worker("d0", "decode", prefill_tokens_per_s=0.0))
     placement = await ledger.place(a_request(num_tokens=48, cut_over_tokens=-1))
     assert (placement.reason, placement.costs["predicted_ms"], placement.costs["prefill_ms"]) == ("load", -1, -1)
 
 
-async def test_a_burst_is_shared_between_prefill_and_decode_workers(store: Store, ledger: Ledger) -> None:
+async def test_a_burst_is_shared_between_prefill_and_decode_workers(store: FleetStore, ledger: Ledger) -> None:
     """Each prompt is charged where it is computed, so the next one sees it, whichever gateway places it."""
     await store.register(a_worker("p0", "prefill"))
     await store.register(a_worker("d0", "decode", running=1, local_tokens_per_s=500.0, max_sequences=50))
@@ -129,7 +130,7 @@ async def test_a_burst_is_shared_between_prefill_and_decode_workers(store: Store
     assert chosen == {"p0": 9, "d0": 3}
 
 
-async def test_a_long_prompt_is_not_computed_where_many_would_wait_for_it(store: Store, ledger: Ledger) -> None:
+async def test_a_long_prompt_is_not_computed_where_many_would_wait_for_it(store: FleetStore, ledger: Ledger) -> None:
     """Two seconds of queue are no reason to stop eight sequences for one."""
     await store.register(a_worker("p0", "prefill", queued_tokens=2000))
     await store.register(a_worker("d0", "decode", running=8, max_sequences=50, local_tokens_per_s=900.0))
@@ -137,7 +138,9 @@ async def test_a_long_prompt_is_not_computed_where_many_would_wait_for_it(store:
     assert (await ledger.place(a_request("short", num_tokens=100, cut_over_tokens=-1))).reason == "local: earlier"
 
 
-async def test_a_rate_measured_beside_decoding_stands_for_the_one_that_nobody_has(store: Store, ledger: Ledger) -> None:
+async def test_a_rate_measured_beside_decoding_stands_for_the_one_that_nobody_has(
+    store: FleetStore, ledger: Ledger
+) -> None:
     """Without any prefill rate the prefill worker is taken for as fast as that, not for one token a second."""
     await store.register(a_worker("p0", "prefill", prefill_tokens_per_s=0.0))
     await store.register(a_worker("d0", "decode", running=1, prefill_tokens_per_s=0.0, local_tokens_per_s=500.0))
@@ -145,7 +148,7 @@ async def test_a_rate_measured_beside_decoding_stands_for_the_one_that_nobody_ha
     assert (placement.reason, placement.costs["prefill_ms"]) == ("load", 128.0)
 
 
-async def test_the_compared_costs_come_with_the_answer(store: Store, ledger: Ledger) -> None:
+async def test_the_compared_costs_come_with_the_answer(store: FleetStore, ledger: Ledger) -> None:
     await store.register(a_worker("p0", "prefill", queued_tokens=100, prefill_fixed_ms=1.0))
     await store.register(a_worker("d0", "decode", running=1, local_tokens_per_s=500.0, decode_step_ms=7.0))
     placement = await ledger.place(a_request(num_tokens=20, cut_over_tokens=-1))
@@ -161,7 +164,7 @@ async def test_the_compared_costs_come_with_the_answer(store: Store, ledger: Led
     }
 
 
-async def test_a_worker_with_both_roles_serves_alone(store: Store, ledger: Ledger) -> None:
+async def test_a_worker_with_both_roles_serves_alone(store: FleetStore, ledger: Ledger) -> None:
     await store.register(a_worker("w", "prefill", "decode"))
     placement = await ledger.place(a_request())
     assert (placement.prefill, placement.decode, placement.reason) == ("w", [], "local: same worker")
@@ -177,7 +180,7 @@ async def test_a_worker_with_both_roles_serves_alone(store: Store, ledger: Ledge
     ],
 )
 async def test_decode_goes_where_there_is_room_and_the_step_is_predicted_shortest(
-    store: Store, ledger: Ledger, d0: dict[str, Any], d1: dict[str, Any], chosen: str
+    store: FleetStore, ledger: Ledger, d0: dict[str, Any], d1: dict[str, Any], chosen: str
 ) -> None:
     await store.register(a_worker("p0", "prefill"))
     await store.register(a_worker("d0", "decode", **d0))
@@ -186,7 +189,7 @@ async def test_decode_goes_where_there_is_room_and_the_step_is_predicted_shortes
 
 
 async def test_what_the_prefill_does_not_hide_of_the_hand_over_decides_between_decode_workers(
-    store: Store, ledger: Ledger
+    store: FleetStore, ledger: Ledger
 ) -> None:
     """A slow link makes the holder of the prefix the better place, although its step is longer."""
     prompt = a_prompt()
@@ -200,7 +203,9 @@ async def test_what_the_prefill_does_not_hide_of_the_hand_over_decides_between_d
         await ledger.release(f"{link}", 1, stage="all")
 
 
-async def test_a_call_reads_a_bounded_number_of_workers(store: Store, ledger: Ledger, raw: redis.asyncio.Redis) -> None:
+async def test_a_call_reads_a_bounded_number_of_workers(
+    store: FleetStore, ledger: Ledger, raw: redis.asyncio.Redis
+) -> None:
     """However many of the least loaded can't be chosen: the gateway then chooses by heartbeats."""
     most = int(placement_policy()["candidates"]["max_read"])
     await store.register(a_worker("d0", "decode"), ttl_ms=TTL_MS)

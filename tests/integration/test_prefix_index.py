@@ -5,14 +5,24 @@ from __future__ import annotations
 import pytest
 import redis.asyncio
 
-from common.store import Store
 from gateway.placement.ledger import Ledger
-from tests.integration.fleet import BLOCK_SIZE, TTL_MS, a_prompt, a_request, a_worker, doubt, now_ms, two_and_two
+from tests.integration.fleet import (
+    BLOCK_SIZE,
+    TTL_MS,
+    FleetStore,
+    a_prompt,
+    a_request,
+    a_worker,
+    doubt,
+    live,
+    now_ms,
+    two_and_two,
+)
 from tests.integration.waiting import eventually
 
 
 @pytest.mark.parametrize("holder", ["p0", "p1"])
-async def test_a_prompt_goes_where_its_prefix_is(store: Store, ledger: Ledger, holder: str) -> None:
+async def test_a_prompt_goes_where_its_prefix_is(store: FleetStore, ledger: Ledger, holder: str) -> None:
     await two_and_two(store)
     prompt = a_prompt()
     await store.announce(holder, 1, prompt[:3], [])
@@ -21,7 +31,7 @@ async def test_a_prompt_goes_where_its_prefix_is(store: Store, ledger: Ledger, h
     assert await ledger.charged(holder, "prefill") == 64 - 3 * BLOCK_SIZE
 
 
-async def test_the_longest_prefix_without_a_gap_counts(store: Store, ledger: Ledger) -> None:
+async def test_the_longest_prefix_without_a_gap_counts(store: FleetStore, ledger: Ledger) -> None:
     await two_and_two(store)
     prompt = a_prompt(blocks=6)
     await store.announce("p0", 1, prompt[:1] + prompt[2:], [])
@@ -30,7 +40,7 @@ async def test_the_longest_prefix_without_a_gap_counts(store: Store, ledger: Led
     assert (placement.prefill, placement.matched_blocks_prefill) == ("p1", 2)
 
 
-async def test_decode_goes_where_the_blocks_are(store: Store, ledger: Ledger) -> None:
+async def test_decode_goes_where_the_blocks_are(store: FleetStore, ledger: Ledger) -> None:
     await two_and_two(store)
     prompt = a_prompt()
     await store.announce("d1", 1, prompt, [])
@@ -38,7 +48,7 @@ async def test_decode_goes_where_the_blocks_are(store: Store, ledger: Ledger) ->
     assert (placement.decode, placement.matched_blocks_decode) == (["d1", "d0"], 4)
 
 
-async def test_a_block_that_left_the_pool_is_no_hit(store: Store, ledger: Ledger) -> None:
+async def test_a_block_that_left_the_pool_is_no_hit(store: FleetStore, ledger: Ledger) -> None:
     await two_and_two(store)
     prompt = a_prompt()
     await store.announce("p1", 1, prompt, [])
@@ -47,7 +57,7 @@ async def test_a_block_that_left_the_pool_is_no_hit(store: Store, ledger: Ledger
 
 
 async def test_blocks_of_a_dead_incarnation_are_no_hit_and_are_cleared_away(
-    store: Store, ledger: Ledger, raw: redis.asyncio.Redis
+    store: FleetStore, ledger: Ledger, raw: redis.asyncio.Redis
 ) -> None:
     await two_and_two(store)
     prompt = a_prompt()
@@ -57,7 +67,7 @@ async def test_blocks_of_a_dead_incarnation_are_no_hit_and_are_cleared_away(
     assert not await raw.exists(b"baton:block:" + prompt[0])
 
 
-async def test_thousands_of_blocks_are_announced_in_parts_and_found(store: Store, ledger: Ledger) -> None:
+async def test_thousands_of_blocks_are_announced_in_parts_and_found(store: FleetStore, ledger: Ledger) -> None:
     await two_and_two(store)
     prompt = a_prompt(blocks=2500)
     await store.announce("p1", 1, prompt, [])
@@ -66,7 +76,7 @@ async def test_thousands_of_blocks_are_announced_in_parts_and_found(store: Store
 
 
 async def test_after_a_flush_workers_are_unknown_and_announcing_again_restores_hits(
-    store: Store, ledger: Ledger, raw: redis.asyncio.Redis
+    store: FleetStore, ledger: Ledger, raw: redis.asyncio.Redis
 ) -> None:
     await two_and_two(store)
     prompt = a_prompt()
@@ -80,7 +90,7 @@ async def test_after_a_flush_workers_are_unknown_and_announcing_again_restores_h
 
 
 async def test_a_hot_prefix_is_computed_elsewhere_once_its_holders_queue_takes_longer_than_that(
-    store: Store, ledger: Ledger, raw: redis.asyncio.Redis
+    store: FleetStore, ledger: Ledger, raw: redis.asyncio.Redis
 ) -> None:
     """64 tokens take 64 ms, 16 of them 16 ms: the holder is worth a queue of twice 48 ms while the other one idles."""
     await two_and_two(store)
@@ -92,7 +102,7 @@ async def test_a_hot_prefix_is_computed_elsewhere_once_its_holders_queue_takes_l
     assert chosen == ["p0", "p0", "p0", "p0", "p0", "p0", "p1", "p0"]
 
 
-async def test_the_end_of_a_long_prompt_costs_more_than_its_beginning(store: Store, ledger: Ledger) -> None:
+async def test_the_end_of_a_long_prompt_costs_more_than_its_beginning(store: FleetStore, ledger: Ledger) -> None:
     """16 tokens behind 48 cached ones take 16 + 16 * 56 / 20 ms where a token behind 20 takes twice its time."""
     await store.register(
         a_worker(
@@ -108,7 +118,7 @@ async def test_the_end_of_a_long_prompt_costs_more_than_its_beginning(store: Sto
 
 
 async def test_a_prefix_is_worth_more_where_everybody_has_a_queue(
-    store: Store, ledger: Ledger, raw: redis.asyncio.Redis
+    store: FleetStore, ledger: Ledger, raw: redis.asyncio.Redis
 ) -> None:
     await two_and_two(store)
     prompt = a_prompt()
@@ -121,7 +131,7 @@ async def test_a_prefix_is_worth_more_where_everybody_has_a_queue(
     assert (await ledger.place(a_request("busy", digests=prompt, exclude=["d0"]))).prefill == "p0"
 
 
-async def test_a_long_prefix_is_found_where_its_blocks_end(store: Store, ledger: Ledger) -> None:
+async def test_a_long_prefix_is_found_where_its_blocks_end(store: FleetStore, ledger: Ledger) -> None:
     """Behind the first blocks the length is found by halving."""
     prompt = a_prompt(blocks=900)
     lengths = {"p0": 899, "p1": 64, "p2": 65, "p3": 511}
@@ -135,7 +145,7 @@ async def test_a_long_prefix_is_found_where_its_blocks_end(store: Store, ledger:
         assert (placement.prefill, placement.matched_blocks_prefill) == (worker, length)
 
 
-async def test_a_holder_among_many_workers_is_found_by_its_prefix(store: Store, ledger: Ledger) -> None:
+async def test_a_holder_among_many_workers_is_found_by_its_prefix(store: FleetStore, ledger: Ledger) -> None:
     """Only the least loaded are compared, and who holds the prompt: here the most loaded of fifty."""
     prompt = a_prompt()
     for number in range(50):
@@ -149,7 +159,7 @@ async def test_a_holder_among_many_workers_is_found_by_its_prefix(store: Store, 
 
 
 async def test_the_dead_among_the_least_loaded_and_among_the_holders_are_passed_over(
-    store: Store, ledger: Ledger
+    store: FleetStore, ledger: Ledger, raw: redis.asyncio.Redis
 ) -> None:
     prompt = a_prompt()
     for number in range(40):
@@ -158,7 +168,7 @@ async def test_the_dead_among_the_least_loaded_and_among_the_holders_are_passed_
     await store.register(a_worker("d0", "decode"), ttl_ms=TTL_MS)
 
     async def is_alone() -> bool:
-        return len(await store.workers()) == 2
+        return len(await live(raw)) == 2
 
     await eventually(is_alone)
     for number in range(40):  # `workers` forgot them; their blocks are still in the index

@@ -11,10 +11,9 @@ import redis.asyncio
 
 from common.errors import UnavailableError
 from common.messages import WorkerState
-from common.store import Store
 from gateway.placement.ledger import Ledger, PlacementRequest
 from gateway.request.placement import Placement, Reason
-from tests.integration.fleet import BLOCK_SIZE, TTL_MS, a_prompt, a_region, a_request, a_worker
+from tests.integration.fleet import BLOCK_SIZE, TTL_MS, FleetStore, a_prompt, a_region, a_request, a_worker
 
 FLEETS = 250
 NOW_MS = 4_102_444_800_000  # a fixed time, so that no charge expires
@@ -81,7 +80,7 @@ def some_request(chance: random.Random, name: str) -> PlacementRequest:
     )
 
 
-async def test_every_placement_keeps_the_rules(store: Store, ledger: Ledger, raw: redis.asyncio.Redis) -> None:
+async def test_every_placement_keeps_the_rules(store: FleetStore, ledger: Ledger, raw: redis.asyncio.Redis) -> None:
     chance = random.Random(20261121)
     reasons = set()
     for number in range(FLEETS):

@@ -5,24 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import redis.asyncio
 
 from common.errors import UnavailableError
-from common.store import BREAKER_ERRORS, RedisSettings, Store, connect_store
+from common.store import BREAKER_ERRORS, RedisSettings, connect_store
 from gateway.placement.ledger import Ledger
 from services.runtime.functions import function_libraries
 from services.runtime.servers import run_redis
 from tests.integration.conftest import patient_ledger
-from tests.integration.fleet import TTL_MS, a_request, a_worker, patient, two_and_two
+from tests.integration.fleet import TTL_MS, FleetStore, a_request, a_worker, patient, two_and_two
 from tests.integration.waiting import LIMIT_S, eventually
 
 
 @pytest.mark.parametrize("flush", ["FUNCTION FLUSH", "FLUSHALL", "SCRIPT FLUSH"])
 async def test_the_library_is_loaded_again_when_it_is_gone(
-    store: Store, ledger: Ledger, raw: redis.asyncio.Redis, flush: str
+    store: FleetStore, ledger: Ledger, raw: redis.asyncio.Redis, flush: str
 ) -> None:
     await raw.execute_command(*flush.split())
     await two_and_two(store)
@@ -58,7 +59,6 @@ async def test_a_hung_redis_is_unavailable_after_the_time_out_and_answers_are_no
                         await ledger.place(a_request())
             finally:
                 server.process.send_signal(signal.SIGCONT)
-            assert [state.worker for state in await store.workers()] == ["w"]
             await ledger.release("request", 1, stage="all")  # it may have been placed after all
             assert await ledger.charged("w", "decode") == 0
 
@@ -68,7 +68,7 @@ async def test_a_store_without_redis_at_first_works_once_there_is_one(tmp_path: 
         port = server.port
     async with connect_here(RedisSettings(url=f"redis://127.0.0.1:{port}")) as store:
         with pytest.raises(UnavailableError):
-            await store.workers()
+            await store.register(a_worker("w", "decode"))
         async with run_redis(port=port, data_dir=tmp_path):
             assert await eventually(lambda: registered_as_unknown(store))
 
@@ -76,17 +76,20 @@ async def test_a_store_without_redis_at_first_works_once_there_is_one(tmp_path: 
 async def test_who_brings_no_functions_waits_for_a_gateway_that_does(tmp_path: Path) -> None:
     async with run_redis(data_dir=tmp_path) as server, connect_store(patient(server.url)) as worker:
         with pytest.raises(UnavailableError, match="start a gateway, it installs them"):
-            await worker.register(a_worker("w", "decode"), ttl_ms=TTL_MS)
-        async with connect_here(patient(server.url)):
-            assert await worker.register(a_worker("w", "decode"), ttl_ms=TTL_MS)
+            await patient_ledger(worker).place(a_request())
+        async with connect_here(patient(server.url)) as gateway:
+            await gateway.register(a_worker("w", "decode"), ttl_ms=TTL_MS)
+            assert (await patient_ledger(worker).place(a_request())).prefill == "w"
 
 
-def connect_here(settings: RedisSettings) -> contextlib.AbstractAsyncContextManager[Store]:
+@contextlib.asynccontextmanager
+async def connect_here(settings: RedisSettings) -> AsyncIterator[FleetStore]:
     """As a gateway does."""
-    return connect_store(settings, libraries=function_libraries())
+    async with connect_store(settings, libraries=function_libraries()) as store:
+        yield FleetStore(store)
 
 
-async def registered_as_unknown(store: Store) -> bool:
+async def registered_as_unknown(store: FleetStore) -> bool:
     try:
         return await store.register(a_worker("w", "decode"), ttl_ms=TTL_MS)
     except UnavailableError:

@@ -22,6 +22,7 @@ from common.tls import Tls
 from services.runtime.functions import function_libraries
 from services.runtime.servers import Server, die_with_parent, free_port, run_redis, stop
 from tests.certificates import Certificates, make_certificates
+from tests.integration.fleet import a_worker
 from tests.integration.waiting import LIMIT_S
 from tests.models import build_tiny_model
 from tests.secure_servers import redis_speaks_tls, run_secure_nats, run_secure_redis
@@ -108,11 +109,11 @@ async def test_redis_over_tls_answers_and_another_authority_is_not_trusted(
     async with connect_store(
         RedisSettings(url=url, tls=ours.of_client, timeout_s=LIMIT_S), libraries=function_libraries()
     ) as store:
-        assert await store.workers() == []
+        assert await store.register(a_worker("w", "decode"))
     for other in (Tls(ca=theirs.ca, cert=ours.client, key=ours.client_key), Tls(ca=ours.ca)):
         async with connect_store(RedisSettings(url=url, tls=other, timeout_s=LIMIT_S)) as store:
             with pytest.raises(UnavailableError, match=r"Redis: .*"):
-                await store.workers()
+                await store.register(a_worker("w", "decode"))
 
 
 async def test_a_certificate_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -86,6 +86,22 @@ async def test_the_shipped_configuration_runs_with_the_users_that_the_command_ma
                 await worker.publish_job("prefill-7f", a_job("forged"))
 
 
+async def test_users_for_an_upgrade_may_enter_themselves_as_0_1_0_s_workers_do(tmp_path: Path) -> None:
+    code, said = baton_users(tmp_path / "made", "--members", "decode:decode-0", "--beside-0-1-0")
+    assert code == 0, said
+    login = read_login(tmp_path / "made" / "decode-0.redis")
+    options = {"username": login.user, "password": login.password}
+    async with (
+        run_redis(data_dir=tmp_path / "redis", users=(tmp_path / "made" / "redis-users.acl").read_text()) as server,
+        redis.asyncio.Redis.from_url(server.address, protocol=2, **options) as client,  # type: ignore[arg-type]
+    ):
+        assert await client.sadd("baton:workers", "decode-0") == 1
+        assert await client.hset("baton:worker:decode-0", "incarnation", "1") == 1
+        assert await client.set("baton:news:decode-0", "x")
+        with pytest.raises(redis.exceptions.ResponseError, match=REFUSED):
+            await client.hset("baton:worker:decode-1", "incarnation", "1")
+
+
 async def test_redis_runs_with_the_users_that_the_command_makes(tmp_path: Path) -> None:
     code, said = baton_users(tmp_path / "made", "--members", "decode:decode-0,decode:decode-1")
     assert code == 0, said
@@ -97,7 +113,7 @@ async def test_redis_runs_with_the_users_that_the_command_makes(tmp_path: Path) 
             login = read_login(tmp_path / "made" / f"{user}.redis")
             options = {"username": login.user, "password": login.password}
             async with redis.asyncio.Redis.from_url(server.address, protocol=2, **options) as client:  # type: ignore[arg-type]
-                command = ("HGET", "baton:worker:decode-0", "state")
+                command = ("GET", "baton:told:decode-0")
                 if allowed:
                     assert await client.execute_command(*command) is None
                     continue

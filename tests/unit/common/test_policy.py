@@ -31,6 +31,6 @@ def test_every_constant_says_what_it_is_for() -> None:
 
 def test_the_lua_table_has_the_file_s_values() -> None:
     text = as_lua()
-    assert text.startswith("local POLICY = { index = { block_ttl_s = 21600 }, ")
+    assert text.startswith("local POLICY = { index = { block_ttl_s = 21600, max_blocks = 4096, ")
     assert "hidden_share = 0.1 " in text
     assert kv_read_bytes_per_s() == 2e12
