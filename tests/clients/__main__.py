@@ -35,7 +35,7 @@ CLIENTS = (
     Client("langchain.py", ("langchain-openai==1.7.3",)),
     Client("pydantic_ai_client.py", ("pydantic-ai-slim[openai]==2.68.0",)),
     Client("instructor_client.py", ("instructor==1.17.0",)),
-    Client("litellm_client.py", ("litellm==1.106.2",)),
+    Client("litellm_client.py", ("litellm==1.106.2", "mcp")),
 )
 
 
@@ -59,11 +59,11 @@ def environment(client: Client) -> Path:
     return python
 
 
-async def rows_of(client: Client, url: str) -> list[Row]:
+async def rows_of(client: Client, url: str, model: str) -> list[Row]:
     """Run one client's script; a script that ends early is a row of its own."""
     python = await asyncio.to_thread(environment, client)
     process = await asyncio.create_subprocess_exec(
-        str(python), str(HERE / client.script), f"{url}/v1", stdout=subprocess.PIPE, cwd=HERE
+        str(python), str(HERE / client.script), f"{url}/v1", model, stdout=subprocess.PIPE, cwd=HERE
     )
     out, _ = await process.communicate()
     name = client.packages[0]
@@ -101,7 +101,7 @@ async def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         async with Cluster(Path(folder), model=ROOT / "demo", transport="shm", kv_memory_mb=64) as cluster:
             for client in chosen:
-                rows += await rows_of(client, cluster.url)
+                rows += await rows_of(client, cluster.url, "tiny")
     print(table(rows))
     if options.write:
         before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)

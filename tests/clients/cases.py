@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 BASE_URL = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000/v1"
-MODEL = "demo"
+MODEL = sys.argv[2] if len(sys.argv) > 2 else "demo"
 WEATHER = "What is the weather in Paris?"
 PERSON = "Extract name and age as JSON: Anna is 25 and lives in Paris."
 GET_WEATHER: dict[str, Any] = {
