@@ -45,6 +45,8 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""  # as llguidance reads it; "": anything
     after: list[int] | None = None  # begins behind these tokens, the end of thinking; None: at once
     budget: int | None = None  # thinking tokens before `after` is forced; None: any number
+    allowed: list[int] = []  # the only tokens that may come, wherever the text is; []: all
+    banned: list[list[int]] = []  # runs of tokens that may not come
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, tag="job"):

@@ -40,6 +40,10 @@ class Following:
         self._stops = sampling.stop_token_ids
         self._min_tokens = sampling.min_tokens
         self._ends = ends
+        self._allowed = grammar.allowed
+        self._banned = grammar.banned
+        self._kept = max(map(len, grammar.banned), default=0)  # tokens that are looked back at
+        self._newest: list[int] = []  # as many of the last tokens
         self._is_plain = set(ends) == set(self._stops)  # masks of the matcher need no change
 
     @property
@@ -47,7 +51,8 @@ class Following:
         """Whether any token may come next, so that no mask is needed."""
         if self.problem or self._is_over:
             return True
-        return self._matcher is None and not (self._is_thinking and self._budget is not None)
+        forces = self._is_thinking and self._budget is not None
+        return not (self._matcher is not None or forces or self._allowed or self._banned)
 
     @property
     def asked(self) -> LLMatcher | None:
@@ -57,6 +62,8 @@ class Following:
     def follow(self, tokens: ListOf[int]) -> None:
         """Take the next generated tokens."""
         self.num_followed += len(tokens)
+        if self._banned:
+            self._newest = [*self._newest, *tokens][-self._kept :]
         for at, token in enumerate(tokens):
             if self.problem or self._is_over:
                 return
@@ -82,10 +89,25 @@ class Following:
             self._complete_thinking(mask)
         elif self._matcher is not None and self._matcher.is_error():
             self._fail(self._matcher.get_error())
+        elif self._matcher is None:
+            mask[:] = EVERYTHING
         elif not self._is_plain or self.num_followed < self._min_tokens:
             self._complete_ends(mask)
+        self._limit(mask)
         if not self.problem and not mask.any():
             self._fail("no token of this vocabulary may come next")
+
+    def _limit(self, mask: Mask) -> None:
+        """Leave only allowed tokens, and none that would end a banned run. What closes the reasoning stays."""
+        if self._is_thinking and self._budget is not None and self.num_followed >= self._budget:
+            return
+        if self._allowed:
+            only = np.zeros_like(mask)
+            _allow(only, self._allowed)
+            mask &= only
+        for *before, last in self._banned:
+            if not before or self._newest[-len(before) :] == before:
+                _forbid(mask, [last])
 
     def _complete_thinking(self, mask: Mask) -> None:
         if self._budget is not None and self.num_followed >= self._budget:

@@ -138,7 +138,7 @@ class Grammars:
         matcher = self._matcher(grammar) if grammar.text else None
         ends = self._tokenizer.eos_tokens if self._tokenizer else []
         following = Following(grammar, sampling, matcher, ends)
-        following.problem = _problem(matcher, self.available)
+        following.problem = _problem(matcher, self.available or not grammar.text)
         following.follow(generated)
         if following.asked is not None:
             following.asked.compute_bitmask()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common.messages import SamplingParams
+from gateway.grammars.limits import NO_LIMITS, TokenLimits
 from gateway.grammars.wanted import Wanted
 
 
@@ -98,6 +99,8 @@ class Ask:
     ignore_eos: bool = False
     text: TextRules = TextRules()
     grammar: Wanted | None = None  # what the answer follows
+    limits: TokenLimits = NO_LIMITS
+    longest_prompt: int | None = None  # tokens: only the end is kept; -1: what fits
     reply: Reply | None = None  # None: text as it is generated
     priority: int = 0
     cache_salt: str = ""

@@ -8,6 +8,7 @@ import secrets
 import time
 import uuid
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -18,6 +19,7 @@ from gateway.answers.ask import Ask
 from gateway.answers.catalogue import Catalogue, Served
 from gateway.answers.choice import Choice
 from gateway.answers.tokenising import Tokenising, context_error
+from gateway.grammars.wanted import Wanted
 from gateway.http.problem import ModelNotFoundError
 from gateway.request.spec import Generations, GenerationSpec
 from gateway.tenants.budgets import Budgets
@@ -98,7 +100,7 @@ class Answers:
                 f"at most {MAX_SEQUENCES} prompts times n are allowed", param=ask.name_of("prompt")
             )
         grammar = await _grammar(ask, served)
-        prompts = await self._tokenised(ask, served)
+        prompts = [_cut(ask, prompt, served) for prompt in await self._tokenised(ask, served)]
         answer = Answer(
             id=f"{ask.answer_prefix}-{uuid.uuid4().hex}",
             model=served.name,
@@ -180,15 +182,33 @@ class Answers:
 
 async def _grammar(ask: Ask, served: Served) -> Grammar | None:
     """Raises InvalidRequestError, or UnavailableError while a worker of the release before would ignore it."""
-    if ask.grammar is None:
+    if ask.grammar is None and not ask.limits:
         return None
+    if not served.follows_grammars:
+        field = ask.grammar.field if ask.grammar is not None else "allowed_token_ids, bad_words"
+        raise UnavailableError(f"{field}: not every worker of this model can follow a grammar now")
+    grammar = None if ask.grammar is None else await _followed(ask, ask.grammar, served)
+    if not ask.limits:
+        return grammar
+    encode = partial(served.tokenizer.encode, add_special_tokens=False, parse_special=False)
+    return ask.limits.added_to(grammar, encode, served.tokenizer.vocab_size)
+
+
+async def _followed(ask: Ask, wanted: Wanted, served: Served) -> Grammar:
+    """Raises InvalidRequestError."""
     if ask.ignore_eos:
         raise InvalidRequestError(
-            f"ignore_eos: an answer that follows {ask.grammar.field} ends where that ends", param="ignore_eos"
+            f"ignore_eos: an answer that follows {wanted.field} ends where that ends", param="ignore_eos"
         )
-    if not served.follows_grammars:
-        raise UnavailableError(f"{ask.grammar.field}: not every worker of this model can follow a grammar now")
-    return await served.tokenizer.grammars.make(ask.grammar)
+    return await served.tokenizer.grammars.make(wanted)
+
+
+def _cut(ask: Ask, prompt: list[int], served: Served) -> list[int]:
+    """The prompt's last tokens, as many as are wanted."""
+    longest = ask.longest_prompt
+    if longest == -1 and served.max_model_len is not None:
+        longest = max(1, served.max_model_len - max(1, ask.sampling.max_tokens))
+    return prompt if longest is None or longest < 0 else prompt[-longest:]
 
 
 def _check_prompt(ask: Ask, prompt: list[int], served: Served) -> None:

@@ -9,6 +9,8 @@ from common.errors import InvalidRequestError
 from common.messages import MAX_GRAMMAR_CHARS, Grammar, Job
 
 MAX_CLOSING = 64  # tokens that end a reasoning
+MAX_ALLOWED = 65_536
+MAX_BANNED = 2_048  # runs of tokens, and tokens of one
 
 
 def check_job(job: Job, *, vocab_size: int, max_model_len: int) -> None:
@@ -38,6 +40,11 @@ def check_job(job: Job, *, vocab_size: int, max_model_len: int) -> None:
 def _check_grammar(grammar: Grammar, vocab_size: int) -> None:
     if len(grammar.text) > MAX_GRAMMAR_CHARS:
         raise InvalidRequestError(f"the grammar has more than {MAX_GRAMMAR_CHARS} characters", param="grammar")
+    runs = [grammar.allowed, *grammar.banned]
+    if len(grammar.allowed) > MAX_ALLOWED or len(runs) > MAX_BANNED or any(len(run) > MAX_BANNED for run in runs[1:]):
+        raise InvalidRequestError("too many tokens are allowed or banned", param="grammar")
+    if not all(runs[1:]) or not all(0 <= token < vocab_size for run in runs for token in run):
+        raise InvalidRequestError("allowed and banned tokens must be in the vocabulary", param="grammar")
     closing = grammar.after
     if closing is not None and not (
         0 < len(closing) <= MAX_CLOSING and all(0 <= token < vocab_size for token in closing)

@@ -14,6 +14,7 @@ from gateway.answers.ask import Ask, Prompt, Reply, TextRules
 from gateway.answers.choice import Choice, Piece
 from gateway.dialects.openai.objects import usage_object
 from gateway.dialects.openai.schema import CommonFields
+from gateway.grammars.limits import TokenLimits
 from gateway.http.problem import Json, Problem, error_object
 from gateway.http.streaming import event
 
@@ -49,6 +50,8 @@ def asked(
             skip_special_tokens=body.skip_special_tokens,
             is_wanted=max_tokens != 0,
         ),
+        limits=TokenLimits(allowed=body.allowed_token_ids or (), bad_words=body.bad_words or ()),
+        longest_prompt=body.truncate_prompt_tokens,
         reply=reply,
         grammar=body.grammar,
         priority=body.priority,

@@ -26,13 +26,15 @@ MAX_STOP_CHARS = 1_000
 MAX_LOGIT_BIAS = 1_024
 MAX_N = 16
 MAX_LOGPROBS = 20
+MAX_ALLOWED = 16_384
+MAX_BAD_WORDS = 512
 
+BadWord = Annotated[StrictStr, Field(min_length=1, max_length=256)]
 Label = Annotated[StrictStr, Field(max_length=1_024)]
 
 # Known fields that are not served: refused with these words unless they are off.
 _SHARED_UNSUPPORTED = {
-    "allowed_token_ids": "", "bad_words": "", "logits_processors": "",
-    "truncate_prompt_tokens": "", "use_beam_search": "",
+    "logits_processors": "", "use_beam_search": "",
 }  # fmt: skip
 _CHAT_UNSUPPORTED = _SHARED_UNSUPPORTED | {
     "audio": "only text is supported", "chat_template": "the model's own is used", "documents": "",
@@ -124,6 +126,9 @@ class CommonFields(StrictFields):
     include_stop_str_in_output: StrictBool = False
     return_token_ids: StrictBool = False
     return_tokens_as_token_ids: StrictBool = False
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED)] | None = None
+    bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
+    truncate_prompt_tokens: Annotated[StrictInt, Field(ge=-1)] | None = None
     prompt_logprobs: Annotated[StrictInt, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     length_penalty: Number | None = None
     parse_special: StrictBool | None = None  # llama.cpp's; unset: prompts are parsed, messages are not
@@ -162,6 +167,13 @@ class CommonFields(StrictFields):
         if bias and not all(key.isascii() and key.isdigit() and len(key) < 11 for key in bias):
             raise ValueError("keys must be token ids")
         return bias
+
+    @field_validator("truncate_prompt_tokens")
+    @classmethod
+    def _leaves_some(cls, tokens: int | None) -> int | None:
+        if tokens == 0:
+            raise ValueError("must be -1 (what the context has room for) or at least 1")
+        return tokens
 
     @field_validator("service_tier")
     @classmethod

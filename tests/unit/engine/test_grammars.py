@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -117,6 +118,34 @@ def test_a_budget_alone_leaves_the_answer_free(engine: Engine) -> None:
     bounded = constrained("bounded", Grammar(after=[40, 41], budget=3), max_tokens=12, stop_token_ids=[])
     answer = Generator(engine).run([bounded])[0]
     assert (answer[3:5], len(answer)) == ([40, 41], 12)
+
+
+def test_only_allowed_tokens_come(engine: Engine) -> None:
+    sequence = constrained("r", Grammar(allowed=[40, 41, EOS_TOKEN_ID]), temperature=2.0)
+    (tokens,) = Generator(engine).run([sequence])
+    assert tokens
+    assert set(tokens) <= {40, 41, EOS_TOKEN_ID}
+
+
+def test_banned_runs_never_come(engine: Engine) -> None:
+    """A token alone is banned everywhere; the last one of a run only behind the others."""
+    allowed = [40, 41, 42, 43]
+    sequence = constrained("r", Grammar(allowed=allowed, banned=[[43], [40, 41], [41, 42, 41]]), temperature=5.0)
+    (tokens,) = Generator(engine).run([sequence])
+    assert len(tokens) == sequence.sampling.max_tokens
+    assert set(tokens) == {40, 41, 42}
+    assert (40, 41) not in set(itertools.pairwise(tokens))
+    assert (41, 42, 41) not in set(zip(tokens, tokens[1:], tokens[2:], strict=False))
+    moved = constrained("r", sequence.grammar, temperature=5.0)
+    moved.token_ids += tokens[:30]
+    assert Generator(engine).run([moved])[0] == tokens, "a new attempt goes on as it would have"
+
+
+def test_limits_and_a_grammar_hold_together(engine: Engine, tokenizer: Tokenizer) -> None:
+    yes = tokenizer.encode("y", add_special_tokens=False).ids
+    sequence = constrained("r", Grammar(text=WORDS.text, banned=[yes[:1]]), temperature=1.0, max_tokens=9)
+    (tokens,) = Generator(engine).run([sequence])
+    assert set(text_of(tokenizer, tokens)) <= set("no")
 
 
 @pytest.mark.parametrize("text", ['start: "a', "start: <|nobody|>"])

@@ -115,7 +115,7 @@ HOSTILE = "start: A\nA: " + " & ".join(
 
 
 async def test_a_hostile_grammar_costs_its_child_alone(maker: GrammarMaker) -> None:
-    with pytest.raises(InvalidRequestError, match="takes too much memory to build"):
+    with pytest.raises(InvalidRequestError, match=r"takes (too much memory|more than 5 s) to build"):
         await maker.make(ebnf("grammar", HOSTILE))
     assert (await maker.make(choice("f", ["next"]))).text
 
