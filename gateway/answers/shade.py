@@ -35,7 +35,6 @@ class Shade:
             raise ValueError(f"the control tokens have more than {MAX_MARKED} different characters")
         self._marks = {character: chr(0xD800 + index) for index, character in enumerate([*edges, *inner])}
         self._edges = edges
-        self._key_edges = [character for character in edges if not character.isalnum()]
         self._joined = _BETWEEN.join(self._literals)
         firsts = {re.escape(literal[0]) for literal in self._literals}
         self._first = re.compile(f"[{''.join(sorted(firsts))}]" if firsts else r"(?!)")
@@ -47,13 +46,12 @@ class Shade:
     def _slice_shaded(self, text: str) -> str:
         return self._edged(_without_surrogates(text), self._edges)
 
-    def all(self, value: Any) -> Any:
-        """Shade every string in a client's JSON value, keys of objects too."""
+    def all(self, value: Any, write: Callable[[Any], str] = repr) -> Any:
+        """Shade every string in a client's JSON value. `write` makes text of an object."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
-            pairs = {self._key(name): self.all(part) for name, part in value.items()}
-            return _Object(pairs, self)
+            return _Object({name: self.all(part) for name, part in value.items()}, self, write)
         if isinstance(value, list | tuple):
             return _Array(map(self.all, value), self)
         return value
@@ -64,10 +62,10 @@ class Shade:
 
     def _slice_plain(self, text: str) -> str:
         for character in self._edges:
-            text = text.replace(self._marks[character], character)
+            text = str.replace(text, self._marks[character], character)  # a Markup's own would escape
         if _SURROGATE.search(text):
             for character, mark in self._marks.items():
-                text = text.replace(mark, character)
+                text = str.replace(text, mark, character)
         return text
 
     def all_plain(self, value: Any) -> Any:
@@ -125,10 +123,6 @@ class Shade:
                 end = start + length
                 yield start, end
 
-    def _key(self, name: str) -> str:
-        """Shade an object's key, unless a template may look it up by its name."""
-        return name if name.isidentifier() else self._edged(_without_surrogates(name), self._key_edges)
-
     def _edged(self, text: str, edges: Sequence[str]) -> str:
         for character in edges:
             if character in text:
@@ -155,16 +149,44 @@ class Shade:
 
 
 class _Object(dict[str, Any]):
-    """A client's object, which writes itself as the plain one would."""
+    """A client's object, which writes itself as the plain one would. Its names are plain to look up, and shaded to show."""
 
-    __slots__ = ("_shade",)
+    __slots__ = ("_shade", "_write")
 
-    def __init__(self, pairs: Mapping[str, Any], shade: Shade) -> None:
+    def __init__(self, pairs: Mapping[str, Any], shade: Shade, write: Callable[[Any], str]) -> None:
         super().__init__(pairs)
         self._shade = shade
+        self._write = write
 
     def __repr__(self) -> str:
-        return self._shade.written(repr, self)
+        return self._shade.written(self._write, self)
+
+    def __radd__(self, text: str) -> str:
+        return text + str(self)
+
+    def __add__(self, text: str) -> str:
+        return str(self) + text
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self._shade.text, super().__iter__())
+
+    def __getitem__(self, name: str) -> Any:
+        return super().__getitem__(self._plain(name))
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(self._plain(name))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return super().get(self._plain(name), default)
+
+    def keys(self) -> Any:
+        return [*self]
+
+    def items(self) -> Any:
+        return [*zip(self, self.values(), strict=True)]
+
+    def _plain(self, name: Any) -> Any:
+        return self._shade.plain(name) if isinstance(name, str) else name
 
 
 class _Array(list[Any]):

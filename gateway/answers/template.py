@@ -23,6 +23,7 @@ RESERVED = frozenset({"messages", "add_generation_prompt", "tools", "documents",
 _KNOWS_NONE = "this model's chat template knows no tools; serve a model that was trained for them"
 MAX_REASON_CHARS = 500
 _NOTHING_SHADED = Shade()
+_AS_JSON = partial(json.dumps, ensure_ascii=False)
 
 
 class RenderOptions(TypedDict, total=False):
@@ -36,23 +37,6 @@ class RenderOptions(TypedDict, total=False):
     variables: Mapping[str, Any] | None
     tools: Sequence[Mapping[str, Any]]  # as Hugging Face's templates expect them
     parse_special: bool  # default False: what messages say is text, never a control token
-
-
-class Arguments(dict[str, Any]):
-    """A call's arguments: a mapping for templates that want one, its JSON for those that join it to text."""
-
-    def __init__(self, arguments: Mapping[str, Any], shade: Shade) -> None:
-        super().__init__(arguments)
-        self._shade = shade
-
-    def __str__(self) -> str:
-        return self._shade.written(partial(json.dumps, ensure_ascii=False), self)
-
-    def __radd__(self, text: str) -> str:
-        return text + str(self)
-
-    def __add__(self, text: str) -> str:
-        return str(self) + text
 
 
 class ChatTemplate:
@@ -93,13 +77,13 @@ class ChatTemplate:
             raise InvalidRequestError(f"{name}: not the client's to set", param="chat_template_kwargs")
         tools = options.get("tools") or None
         self._check_tools(messages, tools)
-        messages = [_of_client(message, shade) for message in messages]
+        shaded = [_of_client(message, shade) for message in messages]
         resumes = options.get("continue_final_message", False)
         if resumes:
-            messages = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + END}]
-        context = {**shade.all(variables), "tools": shade.all(tools)}
+            shaded[-1]["content"] += END
+        context = {name: shade.all(value) for name, value in variables.items()} | {"tools": shade.all(tools)}
         context["add_generation_prompt"] = options.get("add_generation_prompt", True)
-        text = self._rendered(messages, context)
+        text = self._rendered(shaded, context)
         if resumes:
             text, found, _ = text.partition(END)
             if not found:
@@ -157,11 +141,12 @@ def read_template(
     return ChatTemplate(inline, special, shade=shade) if inline else None
 
 
-def _of_client(given: Mapping[str, Any], shade: Shade) -> Mapping[str, Any]:
+def _of_client(given: Mapping[str, Any], shade: Shade) -> dict[str, Any]:
     """A shaded message, whose calls' arguments suit every template. Its role is one of ours."""
     message: dict[str, Any] = shade.all(given)
     if given["role"].isidentifier():
         message["role"] = given["role"]
     for call in message.get("tool_calls") or ():
-        call["function"]["arguments"] = Arguments(call["function"]["arguments"], shade)
+        # A mapping for templates that want one, its JSON for those that join it to text.
+        call["function"]["arguments"] = shade.all(shade.all_plain(call["function"]["arguments"]), _AS_JSON)
     return message

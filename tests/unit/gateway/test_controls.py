@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import InvalidRequestError
+from gateway.answers.shade import Shade
+from gateway.answers.template import ChatTemplate
 from gateway.answers.tokenizer import ChatTokenizer
 from tests.unit.gateway.tokenizers_of_others import SHAPES, write_folder
 
@@ -138,6 +140,14 @@ READING = {
     "HTML": ("{{ m.content | escape }}", "<think>", "&lt;think&gt;", 0),
     "formats": ("{{ '%s|%s' % (m.content, m.content) }}{{ '{}'.format(m.content) }}", "<think>", "<think>|<think><think>", 0),
     "capitals": ("{{ m.content | upper }}", "a<think>", "A<THINK>", 0),
+    "names of objects": (
+        "{% for k, v in m.thing.items() %}<{{ k }}>{{ v }}</{{ k }}>{% endfor %}{% for k in m.thing %}<{{ k }}>{{ m.thing[k] }}"
+        "{{ k in m.thing }}{{ m.thing.get(k) }}{% endfor %}{{ m.thing.think }}{{ 'think' in m.thing }}{{ m.thing | dictsort }}"
+        "{{ m.thing | length }}{{ '<' ~ (m.thing | first) ~ '>' }}{{ m.thing.keys() | list }}{{ '' + m.thing }}",
+        "<a>",
+        "<think><a></think><think><a>True<a><a>True[('think', '<a>')]1<think>['think']{'think': '<a>'}", 0,
+    ),
+    "safe text": ("{{ m.content | safe }}{{ m.content | safe | trim }}", "<b> ö", "<b> ö<b> ö", 0),
     "its own": ("{{ '<think>' }}<think>{% set a = '<thi' ~ 'nk>' %}{{ a }}", "x", "<think><think><think>", 3),
 }  # fmt: skip
 
@@ -145,7 +155,9 @@ READING = {
 @pytest.mark.parametrize(("inner", "content", "text", "count"), READING.values(), ids=READING)
 def test_templates_read_what_clients_wrote(open_with: Any, inner: str, content: str, text: str, count: int) -> None:
     tokenizer = open_with("qwen3", "{% for m in messages %}" + inner + "{% endfor %}")
-    messages = [{"role": "user", "content": content}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
+    if "thing" in inner:
+        messages = [{"role": "user", "thing": {"think": content}}]
     assert tokenizer.render(messages) == text
     ids = tokenizer.encode_chat(messages)
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
@@ -181,6 +193,27 @@ def test_a_message_can_not_say_where_the_last_one_ends(open_with: Any) -> None:
         tokenizer.decode(tokenizer.encode_chat(messages, continue_final_message=True), skip_special_tokens=False)
         == text
     )
+
+
+def test_names_that_control_tokens_contain_are_found() -> None:
+    source = "{{ tools[0].function.name }}{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}{{ thinking }}"
+    names = [
+        "<|content|>",
+        "<|role|>",
+        "<|tools|>",
+        "<|function|>",
+        "<|name|>",
+        "<|thinking|>",
+        "<|user|>",
+        "<|messages|>",
+    ]
+    template = ChatTemplate(source, {}, shade=Shade(names))
+    tool = {"type": "function", "function": {"name": "f"}}
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    text = template.render(messages, tools=[tool], variables={"thinking": "on"})
+    assert text == "fuseraassistantbon"
+    text = template.render(messages, tools=[tool], variables={"thinking": "on"}, continue_final_message=True)
+    assert text == "fuseraassistantb"
 
 
 def test_what_a_template_refuses_is_said_in_plain_text(open_with: Any) -> None:
