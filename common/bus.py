@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import random
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,9 +25,10 @@ from nats.aio.subscription import Subscription as NatsSubscription
 
 from common import subjects
 from common.access import inbox_of, read_login
-from common.errors import ForeignVersionError, MalformedMessageError, NobodyListensError, UnavailableError
+from common.errors import NobodyListensError, UnavailableError
 from common.job_queue import Delivery, JobQueue, JobStream, QueueLimits
-from common.messages import Ack, Job, decode, encode
+from common.messages import Ack, Job, encode
+from common.messages.arrivals import COMPLAINTS_A_SECOND, Arrivals, RateLimit
 from common.tasks import cancel_all
 from common.tls import Tls, client_context
 from common.tracing import in_trace
@@ -43,8 +43,6 @@ MAX_HANDLERS = 256  # concurrent handler tasks of one subscription
 # On a starved host a handshake takes seconds.
 ATTEMPT_TIMEOUT_S = 5
 PENDING_BYTES = 32 << 20  # stored while disconnected; more is refused
-MAX_FOREIGN = 1_000
-COMPLAINTS_A_SECOND = 5  # log lines and dead letters about bad messages; all are counted
 
 _ERRORS = (nats.errors.Error, OSError, TimeoutError)
 
@@ -73,11 +71,18 @@ class Bus(Protocol):
     def malformed(self) -> int: ...
 
     @property
+    def forged(self) -> int: ...
+
+    @property
     def dead_letters(self) -> int: ...
 
     @property
     def reconnects(self) -> int:
         """Connections lost so far; jobs may have been lost with them."""
+        ...
+
+    def refuse(self, subject: str, why: str) -> None:
+        """Count a message that its speaker had no right to."""
         ...
 
     async def publish(self, subject: str, message: msgspec.Struct) -> None:
@@ -153,12 +158,11 @@ class NatsBus:
     def __init__(self, limits: QueueLimits, *, owns_streams: bool = True) -> None:
         self.reconnects = 0
         self.errors = 0
-        self._malformed = 0
         self._client = Client()
         self._stream = JobStream(self._client, limits, owned=owns_streams)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._complaints = _RateLimit(COMPLAINTS_A_SECOND)
-        self._foreign: set[str] = set()  # subjects that carried an incompatible protocol version
+        self._complaints = RateLimit(COMPLAINTS_A_SECOND)
+        self._arrivals = Arrivals(self._bury)
 
     async def connect(self, settings: NatsSettings, *, name: str, identity: dict[str, Any]) -> None:
         """Connect, or raise UnavailableError."""
@@ -190,12 +194,20 @@ class NatsBus:
     @property
     def malformed(self) -> int:
         """Messages that no decoder accepted."""
-        return self._malformed + self._stream.malformed
+        return self._arrivals.malformed + self._stream.malformed
+
+    @property
+    def forged(self) -> int:
+        """Messages in another's name, or with an answer's address that is none."""
+        return self._arrivals.forged
 
     @property
     def dead_letters(self) -> int:
         """Jobs and messages that this process copied to the dead letters."""
         return self._stream.dead_letters
+
+    def refuse(self, subject: str, why: str) -> None:
+        self._arrivals.refuse(subject, why)
 
     async def close(self) -> None:
         """Flush what was published and disconnect."""
@@ -231,7 +243,7 @@ class NatsBus:
             raise NobodyListensError(f"nobody listens on {subject}") from error
         except _ERRORS as error:
             raise UnavailableError(f"no answer on {subject}: {_text(error)}") from error
-        answer = self._decode(reply, decoder)
+        answer = self._arrivals.take(reply, decoder)
         if answer is None:
             raise UnavailableError(f"malformed answer on {subject}")
         return answer
@@ -258,7 +270,7 @@ class NatsBus:
                     await self._client.publish(raw.reply, encode(result))
 
         async def receive(raw: Msg) -> None:
-            message = self._decode(raw, decoder)
+            message = self._arrivals.take(raw, decoder)
             if message is not None:
                 await slots.acquire()  # meanwhile the client stores incoming messages
                 self._spawn(answer(raw, message))
@@ -269,7 +281,7 @@ class NatsBus:
         self, subject: str, decoder: msgspec.msgpack.Decoder[M], handler: Callable[[M], None]
     ) -> Subscription:
         async def receive(raw: Msg) -> None:
-            message = self._decode(raw, decoder)
+            message = self._arrivals.take(raw, decoder)
             if message is None:
                 return
             with in_trace(getattr(message, "traceparent", "")):
@@ -285,23 +297,6 @@ class NatsBus:
             return _Subscription(await self._client.subscribe(subject, cb=receive))
         except _ERRORS as error:
             raise UnavailableError(f"could not subscribe to {subject}: {_text(error)}") from error
-
-    def _decode(self, raw: Msg, decoder: msgspec.msgpack.Decoder[M]) -> M | None:
-        try:
-            return decode(decoder, raw.data)
-        except ForeignVersionError as error:  # the peer will go on: log once, keep none
-            self._malformed += 1
-            if raw.subject not in self._foreign and len(self._foreign) < MAX_FOREIGN:
-                self._foreign.add(raw.subject)
-                log.error("bus.version_refused", extra={"subject": raw.subject, "error": error.message})
-            return None
-        except (MalformedMessageError, RecursionError) as error:  # RecursionError: thousands of nested arrays
-            self._malformed += 1
-            reason = _text(error)
-            if self._complaints.allows():
-                log.warning("bus.malformed", extra={"subject": raw.subject, "error": reason})
-                self._spawn(self._stream.dead_letter("malformed", raw.data, subject=raw.subject, reason=reason))
-            return None
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
@@ -322,6 +317,9 @@ class NatsBus:
 
     # -- connection ------------------------------------------------------------------------------------------------
 
+    def _bury(self, raw: Msg, reason: str) -> None:
+        self._spawn(self._stream.dead_letter("malformed", raw.data, subject=raw.subject, reason=reason))
+
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
@@ -329,7 +327,9 @@ class NatsBus:
 
     async def _on_error(self, error: Exception) -> None:
         self.errors += 1
-        if self._complaints.allows():
+        if "permissions violation" in str(error).lower():
+            log.error("bus.not_permitted", extra={"error": _text(error), "remedy": "renew the users: `baton users`"})
+        elif self._complaints.allows():
             log.warning("bus.error", extra={"error": _text(error), "errors": self.errors})
 
     async def _on_reconnected(self) -> None:
@@ -346,22 +346,6 @@ class _Subscription:
     async def close(self) -> None:
         with contextlib.suppress(*_ERRORS):
             await self._inner.unsubscribe()
-
-
-class _RateLimit:
-    """Lets a number of events pass in each second."""
-
-    def __init__(self, a_second: int) -> None:
-        self._a_second = a_second
-        self._second = -1
-        self._passed = 0
-
-    def allows(self) -> bool:
-        second = int(time.monotonic())
-        if second != self._second:
-            self._second, self._passed = second, 0
-        self._passed += 1
-        return self._passed <= self._a_second
 
 
 def identity_of(settings: NatsSettings) -> dict[str, Any]:

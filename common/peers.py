@@ -155,6 +155,16 @@ class Peers:
     def states(self) -> dict[str, WorkerState]:
         return self._table.states
 
+    def to(self, worker: str, speaker: str, subject: Callable[[str, str], str]) -> str:
+        """Where `speaker` says something to a worker: `subjects.peer` or `.order`, or where release 0.1.0 listens."""
+        known = self._table.states.get(worker)
+        return subjects.worker(worker) if known is not None and not known.named else subject(worker, speaker)
+
+    def speaks_unnamed(self, worker: str) -> bool:
+        """Whether this worker is of release 0.1.0: its words come on subjects without its name."""
+        known = self._table.states.get(worker)
+        return known is not None and not known.named
+
     def ready(self, role: Role) -> list[WorkerState]:
         """Workers that may get new work of `role` now."""
         return self._table.ready(role, self._clock())

@@ -1,6 +1,7 @@
 """Every NATS subject and stream, in one place. Redis keys are named in the Lua functions.
 
-Worker and gateway ids match `[A-Za-z0-9_-]{1,64}` (`check_id`), so an id can never widen a subject.
+Worker and gateway ids match `[A-Za-z0-9_-]{1,64}` (`check_id`), so an id can never widen a subject. A subject's last name is the
+speaker's, to which NATS' permissions bind it. Release 0.1.0 speaks on subjects without one.
 """
 
 from __future__ import annotations
@@ -15,9 +16,14 @@ BATCH_WORK_STREAM = "BATON_BATCH_WORK"  # work queue on disk: lines to run, and 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
 
+def is_id(name: str) -> bool:
+    """Whether `name` may be part of a subject or key."""
+    return _ID.match(name) is not None
+
+
 def check_id(name: str) -> str:
     """Return `name` if it may be part of a subject or key; raise ValueError otherwise."""
-    if not _ID.match(name):
+    if not is_id(name):
         raise ValueError(f"{name!r} is not a valid id: use 1 to 64 letters, digits, '-' or '_'")
     return name
 
@@ -27,19 +33,37 @@ def jobs(worker: str) -> str:
     return f"baton.jobs.{check_id(worker)}"
 
 
+ANY = "*"  # every speaker, to subscribe
+
+
 def worker(worker_id: str) -> str:
-    """Core NATS, requests to one worker: `ToWorker` (reserve, handoff, cancel, resend, set roles, ...)."""
+    """Core NATS, requests to one worker from processes of release 0.1.0: `ToWorker`."""
     return f"baton.worker.{check_id(worker_id)}"
 
 
-def gateway(gateway_id: str) -> str:
-    """Core NATS, requests to one gateway: `ToGateway` (claim, settle, failed, imported)."""
-    return f"baton.gateway.{check_id(gateway_id)}"
+def peer(worker_id: str, speaker: str) -> str:
+    """Core NATS, requests to one worker from another one: `FromPeer` (reserve, handoff, ...)."""
+    return f"baton.peer.{check_id(worker_id)}.{_speaker(speaker)}"
 
 
-def frames(gateway_id: str) -> str:
+def order(worker_id: str, speaker: str) -> str:
+    """Core NATS, requests to one worker from a gateway: `FromGateway` (cancel, resend, set roles, ...)."""
+    return f"baton.order.{check_id(worker_id)}.{_speaker(speaker)}"
+
+
+def plan(worker_id: str, speaker: str) -> str:
+    """Core NATS, requests to one worker from a planner: `SetRoles`."""
+    return f"baton.plan.{check_id(worker_id)}.{_speaker(speaker)}"
+
+
+def gateway(gateway_id: str, speaker: str = "") -> str:
+    """Core NATS, requests to one gateway: `ToGateway` (claim, settle, failed, imported). Without a speaker: release 0.1.0's."""
+    return f"baton.gateway.{check_id(gateway_id)}" + (f".{_speaker(speaker)}" if speaker else "")
+
+
+def frames(gateway_id: str, speaker: str = "") -> str:
     """Core NATS: token frames to one gateway, one a step and worker."""
-    return f"baton.frames.{check_id(gateway_id)}"
+    return f"baton.frames.{check_id(gateway_id)}" + (f".{_speaker(speaker)}" if speaker else "")
 
 
 def heartbeat(worker_id: str) -> str:
@@ -63,7 +87,12 @@ def console(gateway_id: str) -> str:
 ALL_GATEWAY_HEARTBEATS = "baton.gatebeat.*"
 
 
-PLANNER = "baton.planner"  # Core NATS: `PlannerState`, with each decision
+PLANNER = "baton.planner"  # Core NATS: `PlannerState`, with each decision; release 0.1.0 reads only this one
+
+
+def planner(planner_id: str) -> str:
+    """Core NATS: one planner's `PlannerState`."""
+    return f"{PLANNER}.{_speaker(planner_id)}"
 
 
 def dead_letter(kind: str) -> str:
@@ -109,3 +138,7 @@ def batch_line(batch: str, line: int | str) -> str:
 def batch_step(batch: str) -> str:
     """Work queue: an unfinished batch; it comes again until it is over."""
     return f"baton.batchwork.step.{batch}"
+
+
+def _speaker(name: str) -> str:
+    return name if name == ANY else check_id(name)

@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 from msgspec import UnsetType
 
-from common import subjects
 from common.blocks import hash_blocks
 from common.errors import HandoffRefusedError, InvalidRequestError, UnavailableError
 from common.messages import Handoff, HandoffReply, Imported, Reserve, ReserveReply
@@ -85,7 +84,7 @@ class Intake:
             return Refusal.DRAINING, ""
         if not self._context.layout.compatible_with(message.layout):
             return Refusal.INCOMPATIBLE, ""
-        if self._cancelled.covers(job.request_id, job.attempt):
+        if self._cancelled.covers(job.request_id, job.attempt) or self.reservations.gave_up(message):
             return Refusal.CANCELLED, ""
         if self._accepted.covers(job.request_id, job.attempt):
             return Refusal.HANDED_OVER, ""  # a late repetition, whose lease nobody would end
@@ -205,6 +204,6 @@ class Intake:
             transfer_ms=(time.monotonic() - reservation.granted_at) * 1000,
         )
         try:
-            await self._context.bus.publish(subjects.gateway(reservation.job.gateway), imported)
+            await self._context.bus.publish(self._context.identity.to_gateway(reservation.job.gateway), imported)
         except UnavailableError:
             log.warning("intake.import_not_told", extra={"request_id": reservation.job.request_id})

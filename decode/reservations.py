@@ -11,11 +11,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from common import subjects
 from common.blocks import pack_tokens
 from common.errors import UnavailableError
 from common.messages import (
     Ack,
+    Cancel,
     Handoff,
     Job,
     LeaseAborted,
@@ -30,6 +30,8 @@ from engine.sequence import Sequence
 from kvtransfer.lease import Lease, LeaseState, LeaseTable
 from worker.context import RoleContext
 from worker.serving.allocation import blocks_for
+from worker.serving.tombstones import Tombstones
+from worker.unnamed import OLD_WRITERS
 
 log = logging.getLogger("baton.intake")
 
@@ -71,6 +73,7 @@ class Reservations:
         self._context = context
         self._table = LeaseTable(incarnation=context.identity.incarnation)
         self._by_lease: dict[int, Reservation] = {}  # until the lease ended
+        self._given_up = Tombstones()  # by writer and request
 
     def __len__(self) -> int:
         return len(self._by_lease)
@@ -175,6 +178,24 @@ class Reservations:
         self._give_back(reservation, freed)
         return Ack(known=True)
 
+    def gave_up(self, message: Reserve) -> bool:
+        """Whether this writer took its question for the attempt back."""
+        return self._given_up.covers(f"{self._writer(message.worker)} {message.job.request_id}", message.job.attempt)
+
+    async def give_up(self, message: Cancel) -> bool:
+        """A writer takes its questions for a request back: abort its own lease alone."""
+        self._given_up.add(f"{message.worker} {message.request_id}", message.attempt)
+        for reservation in self:
+            lease = reservation.lease
+            is_its = lease.request_id == message.request_id and self._writer(lease.writer) == message.worker
+            if is_its and lease.attempt <= message.attempt and self._table.give_up(lease.lease_id):
+                await self._abort(lease, "its writer gave it up")
+                return True
+        return False
+
+    def _writer(self, worker: str) -> str:
+        return OLD_WRITERS if self._context.peers.speaks_unnamed(worker) else worker
+
     async def cancel(self, request_id: str, attempt: int) -> bool:
         """Abort the request's lease; its blocks stay in quarantine until no write can land."""
         lease = self._table.cancel(time.monotonic(), request_id, attempt)
@@ -225,7 +246,7 @@ class Reservations:
         )
         try:
             reply = await self._context.bus.request(
-                subjects.worker(lease.writer), question, worker_reply_decoder, timeout_s=ANSWER_TIMEOUT_S
+                self._context.to_peer(lease.writer), question, worker_reply_decoder, timeout_s=ANSWER_TIMEOUT_S
             )
         except UnavailableError:
             return  # `worker_lost` handles a writer that is gone
@@ -244,7 +265,7 @@ class Reservations:
             reason=reason,
         )
         try:
-            await self._context.bus.publish(subjects.worker(lease.writer), message)
+            await self._context.bus.publish(self._context.to_peer(lease.writer), message)
         except UnavailableError:
             log.debug("intake.abort_not_told", extra={"writer": lease.writer})
 

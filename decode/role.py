@@ -12,11 +12,12 @@ from collections.abc import Sequence as ListOf
 
 import msgspec
 
-from common import subjects
 from common.errors import InvalidRequestError, ServingError, StepFailedError, UnavailableError
 from common.messages import (
     Ack,
     Cancel,
+    Dial,
+    DialReply,
     Failed,
     Handoff,
     Job,
@@ -251,7 +252,7 @@ class DecodeRole:
 
     async def _publish_failed(self, gateway: str, failed: Failed) -> None:
         try:
-            await self._context.bus.publish(subjects.gateway(gateway), failed)
+            await self._context.bus.publish(self._context.identity.to_gateway(gateway), failed)
         except UnavailableError:
             with in_trace(failed.traceparent):
                 log.warning("decode.failure_not_told", extra={"request_id": failed.request_id})
@@ -273,6 +274,8 @@ class DecodeRole:
 
     async def handle(self, message: ToWorker) -> WorkerReply | None:
         match message:
+            case Dial():
+                return DialReply(region=self._context.region)
             case Reserve():
                 return await self._intake.reserve(message)
             case Handoff():
@@ -289,6 +292,10 @@ class DecodeRole:
                 return None
 
     async def _cancel(self, message: Cancel) -> bool:
+        if message.worker:
+            return await self._reservations.give_up(message)
+        if self._is_anothers(message):
+            return False
         self._cancelled.add(message.request_id, message.attempt)
         known = await self._reservations.cancel(message.request_id, message.attempt)
         request = self._requests.get(message.request_id)
@@ -311,8 +318,17 @@ class DecodeRole:
         request = self._requests.get(message.request_id)
         if request is None or request.attempt != message.attempt or request.ended_at is None:
             return False
+        if self._is_anothers(message):
+            return False
         del self._requests[message.request_id]
         return True
+
+    def _is_anothers(self, message: Cancel | Received) -> bool:
+        """Whether it is about a request of another gateway than the one that says it."""
+        request = self._requests.get(message.request_id)
+        jobs = [request.job] if request is not None else []
+        jobs += [one.job for one in self._reservations if one.job.request_id == message.request_id]
+        return bool(message.gateway) and any(job.gateway != message.gateway for job in jobs)
 
     async def cancel_all(self, reason: CancelReason, *, gateway: str | None = None) -> None:
         for request in list(self._requests.values()):

@@ -29,7 +29,10 @@ PROBE_BYTES = 4 << 20
 
 
 class ShmTransport:
-    """Each pool is a locked file of mode 0600 with an unguessable name in /dev/shm."""
+    """Each pool is a locked file of mode 0600 with an unguessable name in /dev/shm.
+
+    Another locked file, empty, shows everybody that the worker lives: its name opens nothing.
+    """
 
     name = "shm"
 
@@ -37,7 +40,8 @@ class ShmTransport:
         self._pool: torch.Tensor | None = None
         self._layout: KVLayout | None = None
         self._path: Path | None = None
-        self._lock = -1  # descriptor; its lock shows that this worker lives
+        self._lock = -1  # descriptor; an unlocked file would be removed by the next worker's start
+        self._life: tuple[Path, int] | None = None
         self._links: dict[str, ShmLink] = {}  # by file name: a new incarnation has a new file
         remove_stale(PREFIX)
 
@@ -64,7 +68,8 @@ class ShmTransport:
         if self._pool is None or pool.data_ptr() != self._pool.data_ptr() or self._path is None:
             raise ValueError("the pool was not allocated by this transport")
         self._layout = layout
-        address = {"file": self._path.name, "reach": shared_memory()}
+        self._life = create_locked(PREFIX)
+        address = {"file": self._path.name, "life": self._life[0].name, "reach": shared_memory()}
         return Region(transport=self.name, incarnation=incarnation, layout=layout, address=address)
 
     async def connect(self, region: Region) -> Link:
@@ -104,6 +109,10 @@ class ShmTransport:
             await link.close()
         self._links.clear()
         self._unlink()
+        if self._life is not None:
+            self._life[0].unlink(missing_ok=True)
+            os.close(self._life[1])
+            self._life = None
 
     def _unlink(self) -> None:
         if self._path is not None:

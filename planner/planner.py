@@ -35,6 +35,7 @@ log = logging.getLogger("baton.planner")
 GATEWAY_SILENT_S = 5.0
 SWITCH_TIMEOUT_S = 10.0  # a worker opens links before it answers
 REFUSED_FOR_S = 300.0  # pause before a worker that refused is asked again
+MAX_NAMED = 1_000
 SILENT_PERIODS = 3  # another planner that misses this many is gone
 
 
@@ -61,6 +62,7 @@ class Planner:
         self._report = report
         self._gateways: dict[str, tuple[float, GatewayState]] = {}
         self._planners: dict[tuple[str, int], float] = {}  # others (id, incarnation), and when they were heard
+        self._named: set[str] = set()  # planners whose subject says their name
         self._refused: dict[tuple[str, int], float] = {}  # (worker, incarnation) and when it refused
         self._me = config.planner_id, config.incarnation
         self._memory = Memory()
@@ -70,6 +72,7 @@ class Planner:
     async def start(self) -> None:
         """Listen to gateways and other planners; `peers` listens to the workers."""
         await self._bus.subscribe(subjects.ALL_GATEWAY_HEARTBEATS, gateway_state_decoder, self._saw_gateway)
+        await self._bus.subscribe(subjects.planner(subjects.ANY), planner_state_decoder, self._saw_named)
         await self._bus.subscribe(subjects.PLANNER, planner_state_decoder, self._saw_planner)
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -92,7 +95,8 @@ class Planner:
         state = self._state(observed.workers, decision, acts=acts)
         self._report(state)
         with contextlib.suppress(UnavailableError):
-            await self._bus.publish(subjects.PLANNER, state)
+            for subject in (subjects.planner(self._config.planner_id), subjects.PLANNER):
+                await self._bus.publish(subject, state)
 
     def _observe(self, now: float) -> Observed:
         self._gateways = {name: seen for name, seen in self._gateways.items() if now - seen[0] < GATEWAY_SILENT_S}
@@ -110,7 +114,10 @@ class Planner:
         message = SetRoles(roles=list(move.roles), reason=reason)
         try:
             reply = await self._bus.request(
-                subjects.worker(move.worker), message, worker_reply_decoder, timeout_s=SWITCH_TIMEOUT_S
+                self._peers.to(move.worker, self._config.planner_id, subjects.plan),
+                message,
+                worker_reply_decoder,
+                timeout_s=SWITCH_TIMEOUT_S,
             )
         except UnavailableError as error:
             reply = RolesReply(accepted=False, roles=[], reason=error.message)
@@ -151,7 +158,17 @@ class Planner:
     def _saw_gateway(self, state: GatewayState) -> None:
         self._gateways[state.gateway] = time.monotonic(), state
 
+    def _saw_named(self, state: PlannerState) -> None:
+        if state.planner not in self._named and len(self._named) < MAX_NAMED:
+            self._named.add(state.planner)
+        self._take_planner(state)
+
     def _saw_planner(self, state: PlannerState) -> None:
+        """Of release 0.1.0, or for its sake."""
+        if state.planner not in self._named:
+            self._take_planner(state)
+
+    def _take_planner(self, state: PlannerState) -> None:
         other = state.planner, state.incarnation
         if other != self._me:
             self._planners[other] = time.monotonic()

@@ -17,7 +17,6 @@ import time
 
 from msgspec import UnsetType
 
-from common import subjects
 from common.errors import HandoffRefusedError, NobodyListensError, ServingError, UnavailableError
 from common.messages import (
     ANYBODY_THERE,
@@ -136,6 +135,7 @@ class _HandoffTask:
             return
         worker, lease = granted
         self._decode_worker, self._lease = worker, lease
+        self._request.decode_worker = worker
         self._record.granted_at, self._record.decode_worker = time.monotonic(), worker
         if self._context.tracer.wants(self._request.job.traceparent):
             self._record.context = child_of(self._request.job.traceparent)
@@ -270,7 +270,7 @@ class _HandoffTask:
     async def _ask_receiver(self, message: Handoff | Resend) -> WorkerReply:
         timeout_s = min(MANIFEST_TIMEOUT_S, max(0.001, self._request.claimed.remaining_ms() / 1000))
         return await self._context.bus.request(
-            subjects.worker(self._decode_worker), message, worker_reply_decoder, timeout_s=timeout_s
+            self._context.to_peer(self._decode_worker), message, worker_reply_decoder, timeout_s=timeout_s
         )
 
     def _note_death(self, *, lives: bool) -> None:
@@ -311,7 +311,7 @@ class _HandoffTask:
         )
         with contextlib.suppress(UnavailableError):
             await self._context.bus.request(
-                subjects.worker(self._decode_worker), done, worker_reply_decoder, timeout_s=WRITER_DONE_TIMEOUT_S
+                self._context.to_peer(self._decode_worker), done, worker_reply_decoder, timeout_s=WRITER_DONE_TIMEOUT_S
             )
 
 

@@ -28,6 +28,7 @@ class PrefillRequest:
     told: Tokens | None = None  # the first token as sent to the gateway
     finish: Finish = Finish.NONE  # set with the first token if the request ends there
     waits_for_room: bool = False  # every candidate is full
+    decode_worker: str = ""  # the one that granted a lease
     dead_worker: str = ""  # the decode worker that fell silent over the handoff
     stopped: Stop | None = None  # why the request was given up; None while it goes on
     detail: str = ""  # more about the stop, for people

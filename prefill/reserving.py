@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 
-from common import subjects
 from common.errors import UnavailableError
 from common.messages import Cancel, Reserve, ReserveReply, worker_reply_decoder
 from common.words import Refusal
@@ -73,6 +72,7 @@ class Reserving:
             attempt=self._request.job.attempt,
             traceparent=self._request.job.context,
             reason="reserved elsewhere",
+            worker=self._context.identity.worker,
         )
         for worker in self._silent - {but}:
             self._context.background.spawn(self._tell(worker, cancel))
@@ -89,7 +89,7 @@ class Reserving:
         self._silent.add(worker)  # the request may end before the answer comes
         try:
             reply = await self._context.bus.request(
-                subjects.worker(worker), message, worker_reply_decoder, timeout_s=RESERVE_TIMEOUT_S
+                self._context.to_peer(worker), message, worker_reply_decoder, timeout_s=RESERVE_TIMEOUT_S
             )
         except UnavailableError:
             return None
@@ -100,5 +100,5 @@ class Reserving:
     async def _tell(self, worker: str, cancel: Cancel) -> None:
         with contextlib.suppress(UnavailableError):
             await self._context.bus.request(
-                subjects.worker(worker), cancel, worker_reply_decoder, timeout_s=CANCEL_TIMEOUT_S
+                self._context.to_peer(worker), cancel, worker_reply_decoder, timeout_s=CANCEL_TIMEOUT_S
             )

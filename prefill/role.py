@@ -11,20 +11,23 @@ import logging
 import time
 from collections.abc import Sequence as ListOf
 
-from common import subjects
 from common.blocks import pack_tokens
-from common.errors import InvalidRequestError
+from common.errors import InvalidRequestError, UnavailableError
 from common.messages import (
     Ack,
     Cancel,
+    Dial,
+    DialReply,
     Job,
     LeaseAborted,
+    Region,
     Resend,
     Tokens,
     ToWorker,
     WorkerReply,
     WorkerState,
     WriterDone,
+    worker_reply_decoder,
 )
 from common.words import Role
 from engine.cache.block_pool import OutOfBlocksError
@@ -45,6 +48,7 @@ from worker.serving.tombstones import Tombstones
 
 log = logging.getLogger("baton.prefill")
 
+DIAL_TIMEOUT_S = 1.0
 MAX_LINK_WAIT_S = 2.0  # longest wait for links before taking prompts
 _STOPS = {
     CancelReason.GATEWAY_LOST: Stop.GATEWAY_LOST,
@@ -249,7 +253,7 @@ class PrefillRole:
 
     async def handle(self, message: ToWorker) -> WorkerReply | None:
         match message:
-            case Cancel():
+            case Cancel() if not message.worker:
                 return Ack(known=self._cancel(message))
             case Resend():
                 request = self._requests.get(message.request_id)
@@ -263,7 +267,8 @@ class PrefillRole:
     async def _lease_aborted(self, message: LeaseAborted) -> None:
         """Stop the request that writes under the lease (it answers after its write), or say that nobody does."""
         for request in self._tasks:  # an older attempt may still write
-            if (request.id, request.job.attempt) == (message.request_id, message.attempt):
+            is_its = request.decode_worker in ("", message.worker)  # "": an answer may be on its way
+            if is_its and (request.id, request.job.attempt) == (message.request_id, message.attempt):
                 request.stop(Stop.LEASE_ABORTED, message.reason)
                 return
         done = WriterDone(
@@ -271,11 +276,13 @@ class PrefillRole:
             lease_id=message.lease_id,
             generation=message.generation,
         )
-        await self._context.bus.publish(subjects.worker(message.worker), done)
+        await self._context.bus.publish(self._context.to_peer(message.worker), done)
 
     def _cancel(self, message: Cancel) -> bool:
-        self._cancelled.add(message.request_id, message.attempt)
         request = self._requests.get(message.request_id)
+        if request is not None and message.gateway not in ("", request.job.gateway):
+            return False
+        self._cancelled.add(message.request_id, message.attempt)
         if request is None or request.job.attempt > message.attempt:
             return False
         request.stop(Stop.CANCELLED)
@@ -302,12 +309,25 @@ class PrefillRole:
 
     async def _connect(self, state: WorkerState) -> None:
         try:
-            link = await self._context.transport.connect(state.region)
-        except TransferError as error:
+            link = await self._context.transport.connect(await self._region_of(state))
+        except (TransferError, UnavailableError) as error:
             log.warning("prefill.no_link", extra={"worker": state.worker, "error": str(error)})
             return
         self._links[state.worker, state.incarnation] = link.bandwidth
         log.info("prefill.linked", extra={"worker": state.worker, "gb_per_s": round(link.bandwidth / 1e9, 2)})
+
+    async def _region_of(self, state: WorkerState) -> Region:
+        """How to reach a worker's pool. One of release 0.1.0 says it to everybody. Raises UnavailableError."""
+        if not state.named:
+            return state.region
+        identity = self._context.identity
+        question = Dial(worker=identity.worker, incarnation=identity.incarnation)
+        reply = await self._context.bus.request(
+            self._context.to_peer(state.worker), question, worker_reply_decoder, timeout_s=DIAL_TIMEOUT_S
+        )
+        if not isinstance(reply, DialReply) or reply.region.incarnation != state.incarnation:
+            raise UnavailableError(f"{state.worker} did not say how to reach it")
+        return reply.region
 
     def worker_lost(self, worker: str, incarnation: int) -> None:
         self._links.pop((worker, incarnation), None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from common import subjects
 from common.bus import Bus
 from common.messages import KVLayout, Region
 from common.peers import Peers
@@ -53,3 +54,6 @@ class RoleContext:
     background: Background
     totals: Totals
     tracer: Tracer
+
+    def to_peer(self, worker: str) -> str:
+        return self.peers.to(worker, self.identity.worker, subjects.peer)

@@ -14,6 +14,7 @@ from enum import Enum, auto
 from common.bus import Bus
 from common.messages import GatewayState
 from common.peers import CONTESTED
+from worker.identity import Identity
 from worker.roles import CancelReason, Roles
 
 log = logging.getLogger("baton.worker")
@@ -69,8 +70,9 @@ class GatewayTable:
 class Fencing:
     """Cancels requests of lost gateways, and all requests when this worker is cut off for too long."""
 
-    def __init__(self, *, bus: Bus, roles: Roles, clock: Callable[[], float] | None = None) -> None:
+    def __init__(self, *, bus: Bus, roles: Roles, identity: Identity, clock: Callable[[], float] | None = None) -> None:
         self._bus = bus
+        self._identity = identity
         self._roles = roles
         self._clock = clock or time.monotonic
         self._gateways = GatewayTable()
@@ -83,6 +85,7 @@ class Fencing:
 
     def saw(self, state: GatewayState) -> Heard:
         """Take a heartbeat. The caller cancels the requests of a REPLACED gateway."""
+        self._identity.heard(state)
         heard = self._gateways.saw(state.gateway, state.incarnation, self._clock())
         if heard is Heard.CONTESTED and state.gateway not in self._contested and len(self._contested) < MAX_NAMED:
             self._contested.add(state.gateway)
@@ -95,6 +98,7 @@ class Fencing:
         if self._bus.connected:
             self._connected_at = now
             for gateway in self._gateways.forget_silent(now):
+                self._identity.forget(gateway)
                 await self.cancel(gateway)
             return
         self._gateways.excuse(now)

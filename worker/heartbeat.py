@@ -46,7 +46,7 @@ class Heartbeat:
             tokenizer_fingerprint=settings.tokenizer_fingerprint,
             vocab_size=context.vocab_size,
             max_model_len=context.max_model_len,
-            region=context.region,
+            region=context.region.public,
             parity_hash=parity_hash(self._fingerprint, context.layout),
             steps=self._pipeline.steps,
             busy=self._pipeline.busy,
@@ -64,6 +64,7 @@ class Heartbeat:
             prefill_double_tokens=budget.prompt_cost.double_tokens,
             local_tokens_per_s=budget.local_tokens_per_s,
             link_bytes_per_s=max((load.link_bytes_per_s for load in loads), default=0.0),
+            named=True,
             totals=context.totals.as_message(
                 preemptions=sum(load.preemptions for load in loads),
                 bad_digests=sum(load.bad_digests for load in loads),
@@ -71,6 +72,7 @@ class Heartbeat:
                 lost_frames=context.outbox.lost_frames,
                 malformed=context.bus.malformed,
                 dead_letters=context.bus.dead_letters,
+                forged=context.bus.forged,
             ),
             grammars=context.grammars.available,
         )

@@ -1,13 +1,14 @@
-"""Who this worker is, and the head of its messages about a request."""
+"""Who this worker is, the head of its messages about a request, and the subjects on which it speaks under its name."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypedDict
 
 from msgspec import UnsetType
 
-from common.messages import AttemptMessage, Job
+from common import subjects
+from common.messages import AttemptMessage, GatewayState, Job
 
 
 class Head(TypedDict):
@@ -26,6 +27,32 @@ class Identity:
 
     worker: str
     incarnation: int
+    # Gateways of release 0.1.0, which listen on subjects without the speaker's name.
+    _old_gateways: set[str] = field(default_factory=set, compare=False, repr=False)
+
+    @property
+    def hears_old_gateways(self) -> bool:
+        return bool(self._old_gateways)
+
+    def heard(self, state: GatewayState) -> None:
+        """A gateway's heartbeat says where it listens."""
+        if state.named:
+            self._old_gateways.discard(state.gateway)
+        else:
+            self._old_gateways.add(state.gateway)
+
+    def forget(self, gateway: str) -> None:
+        """It is gone."""
+        self._old_gateways.discard(gateway)
+
+    def to_gateway(self, gateway: str) -> str:
+        return subjects.gateway(gateway, self._name_for(gateway))
+
+    def frames_to(self, gateway: str) -> str:
+        return subjects.frames(gateway, self._name_for(gateway))
+
+    def _name_for(self, gateway: str) -> str:
+        return "" if gateway in self._old_gateways else self.worker
 
     def head(self, about: Job | AttemptMessage, *, trace: str | UnsetType | None = None) -> Head:
         """The head of a message about this attempt: `Failed(**identity.head(job), …)`.

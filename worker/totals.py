@@ -48,6 +48,7 @@ class Totals:
         lost_frames: int,
         malformed: int,
         dead_letters: int,
+        forged: int,
     ) -> WorkerTotals:
         """The message, with counts that are kept elsewhere in the worker."""
         return WorkerTotals(
@@ -66,4 +67,5 @@ class Totals:
             lost_frames=lost_frames,
             malformed=malformed,
             dead_letters=dead_letters,
+            forged=forged,
         )

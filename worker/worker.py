@@ -22,7 +22,17 @@ import torch
 from common import subjects
 from common.bus import Bus
 from common.errors import ServingError, UnavailableError
-from common.messages import GatewayState, KVLayout, Region, WorkerState, gateway_state_decoder, to_worker_decoder
+from common.messages import (
+    GatewayState,
+    KVLayout,
+    Region,
+    WorkerState,
+    from_gateway_decoder,
+    from_peer_decoder,
+    from_planner_decoder,
+    gateway_state_decoder,
+    to_worker_decoder,
+)
 from common.peers import Peers
 from common.store import Store
 from common.tasks import cancel_all
@@ -50,6 +60,7 @@ from worker.serving.frames import FrameOutbox
 from worker.serving.jobs import JobIntake
 from worker.settings import WorkerSettings
 from worker.totals import Totals
+from worker.unnamed import Unnamed
 
 log = logging.getLogger("baton.worker")
 
@@ -140,7 +151,7 @@ class Worker:
         self.heartbeat = Heartbeat(
             self.context, pipeline=self._pipeline, store=store, settings=settings, fingerprint=engine.fingerprint
         )
-        self._fencing = Fencing(bus=bus, roles=roles)
+        self._fencing = Fencing(bus=bus, roles=roles, identity=identity)
         self.control = Control(
             identity=identity, roles=roles, jobs=jobs, fencing=self._fencing, tell=self.heartbeat.tell
         )
@@ -158,7 +169,12 @@ class Worker:
         """Serve until `stopping` is set, then drain: claim no more, finish what runs, leave the registry."""
         context, roles = self.context, self.context.roles
         worker = context.identity.worker
-        await context.bus.serve(subjects.worker(worker), to_worker_decoder, self.control.handle)
+        anybody = subjects.ANY
+        await context.bus.serve(subjects.peer(worker, anybody), from_peer_decoder, self.control.handle)
+        await context.bus.serve(subjects.order(worker, anybody), from_gateway_decoder, self.control.handle)
+        await context.bus.serve(subjects.plan(worker, anybody), from_planner_decoder, self.control.handle)
+        unnamed = Unnamed(bus=context.bus, peers=context.peers, identity=context.identity, handle=self.control.handle)
+        await context.bus.serve(subjects.worker(worker), to_worker_decoder, unnamed.handle)
         await context.bus.subscribe(subjects.ALL_GATEWAY_HEARTBEATS, gateway_state_decoder, self._gateway_seen)
         context.peers.on_lost(self._worker_lost)
         context.peers.on_joined(self._worker_joined)

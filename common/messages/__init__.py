@@ -11,6 +11,8 @@ milliseconds, never wall-clock instants: hosts' clocks differ.
     states    heartbeats
     control   orders to a worker
     codec     one union and one decoder for each receiver
+    speakers  whose word a message is
+    arrivals  what a process lets in
 """
 
 from common.messages.base import (
@@ -21,6 +23,8 @@ from common.messages.base import (
     WorkerMessage,
 )
 from common.messages.codec import (
+    FromGateway,
+    FromPeer,
     GatewayReply,
     Message,
     ToGateway,
@@ -29,6 +33,9 @@ from common.messages.codec import (
     decode,
     encode,
     frame_decoder,
+    from_gateway_decoder,
+    from_peer_decoder,
+    from_planner_decoder,
     gateway_reply_decoder,
     gateway_state_decoder,
     job_decoder,
@@ -41,6 +48,8 @@ from common.messages.codec import (
 from common.messages.control import Ack, Drain, RolesReply, SetRoles
 from common.messages.frames import ANYBODY_THERE, Cancel, Frame, PromptLogprobs, Received, Resend, TokenLogprobs, Tokens
 from common.messages.handoff import (
+    Dial,
+    DialReply,
     Handoff,
     HandoffReply,
     Imported,
@@ -78,9 +87,13 @@ __all__ = [
     "Cancel",
     "Claim",
     "ClaimReply",
+    "Dial",
+    "DialReply",
     "Drain",
     "Failed",
     "Frame",
+    "FromGateway",
+    "FromPeer",
     "GatewayReply",
     "GatewayState",
     "Grammar",
@@ -119,6 +132,9 @@ __all__ = [
     "decode",
     "encode",
     "frame_decoder",
+    "from_gateway_decoder",
+    "from_peer_decoder",
+    "from_planner_decoder",
     "gateway_reply_decoder",
     "gateway_state_decoder",
     "job_decoder",

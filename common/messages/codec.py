@@ -12,6 +12,8 @@ from common.messages.base import MAX_PROTOCOL_VERSION, MIN_PROTOCOL_VERSION, PRO
 from common.messages.control import Ack, Drain, RolesReply, SetRoles
 from common.messages.frames import Cancel, Frame, Received, Resend
 from common.messages.handoff import (
+    Dial,
+    DialReply,
     Handoff,
     HandoffReply,
     Imported,
@@ -23,12 +25,17 @@ from common.messages.handoff import (
 from common.messages.jobs import Claim, ClaimReply, Failed, Job, Settle, SettleReply, Trying
 from common.messages.states import GatewayState, PlannerState, WorkerState
 
-ToWorker = Reserve | Handoff | WriterDone | LeaseAborted | Cancel | Resend | Received | SetRoles | Drain
+FromPeer = Dial | Reserve | Handoff | WriterDone | LeaseAborted | Cancel | Resend
+FromGateway = Cancel | Resend | Received | SetRoles | Drain
+ToWorker = FromPeer | FromGateway
 ToGateway = Claim | Settle | Failed | Imported | Trying
-WorkerReply = ReserveReply | HandoffReply | RolesReply | Ack
+WorkerReply = DialReply | ReserveReply | HandoffReply | RolesReply | Ack
 GatewayReply = ClaimReply | SettleReply | Ack
 
 to_worker_decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+from_peer_decoder: msgspec.msgpack.Decoder[FromPeer] = msgspec.msgpack.Decoder(FromPeer)
+from_gateway_decoder: msgspec.msgpack.Decoder[FromGateway] = msgspec.msgpack.Decoder(FromGateway)
+from_planner_decoder: msgspec.msgpack.Decoder[SetRoles] = msgspec.msgpack.Decoder(SetRoles)
 to_gateway_decoder: msgspec.msgpack.Decoder[ToGateway] = msgspec.msgpack.Decoder(ToGateway)
 worker_reply_decoder: msgspec.msgpack.Decoder[WorkerReply] = msgspec.msgpack.Decoder(WorkerReply)
 gateway_reply_decoder: msgspec.msgpack.Decoder[GatewayReply] = msgspec.msgpack.Decoder(GatewayReply)

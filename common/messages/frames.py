@@ -86,6 +86,8 @@ class Resend(AttemptMessage, frozen=True, kw_only=True, tag="resend"):
 class Received(AttemptMessage, frozen=True, kw_only=True, tag="received"):
     """Gateway -> worker, one way: every token up to the final one arrived; the worker may forget the stream."""
 
+    gateway: str = ""  # as in `Cancel`
+
 
 class Cancel(AttemptMessage, frozen=True, kw_only=True, tag="cancel"):
     """Gateway -> prefill and decode worker, request (`Ack`): stop attempts up to `attempt`, and leave a tombstone.
@@ -94,6 +96,8 @@ class Cancel(AttemptMessage, frozen=True, kw_only=True, tag="cancel"):
     """
 
     reason: str = "client"
+    worker: str = ""  # the prefill worker that asks: then its own lease alone
+    gateway: str = ""  # the gateway that asks: then its own requests alone
 
 
 ANYBODY_THERE = Resend(request_id="", attempt=0, position=0)  # about no request: any answer shows that the worker lives

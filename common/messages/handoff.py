@@ -12,12 +12,35 @@ from common.words import Refusal
 
 
 class Region(msgspec.Struct, frozen=True, kw_only=True):
-    """How a peer reaches a worker's registered pool. `address` is the transport's own (a shm name, host and port, ...)."""
+    """How a peer reaches a worker's registered pool. `address` is the transport's own (a shm name, host, port and token, ...).
+
+    Whoever has the whole address may write into the pool: it is told to writers alone. Heartbeats and Redis have its public part.
+    """
 
     transport: str  # "shm", "ucx", "cuda_ipc"
     incarnation: int
     layout: KVLayout
     address: dict[str, str]
+
+    @property
+    def public(self) -> Region:
+        """What everybody may know: from where it is reached, and the file whose lock shows that it lives."""
+        shown = {"file": self.address.get("life", ""), "reach": self.address.get("reach", "")}
+        return msgspec.structs.replace(self, address={name: text for name, text in shown.items() if text})
+
+
+class Dial(msgspec.Struct, frozen=True, kw_only=True, tag="dial"):
+    """Prefill -> decode worker, request: how do I reach your pool? Answered by `DialReply`."""
+
+    v: int = PROTOCOL_VERSION
+    worker: str  # the writer
+    incarnation: int
+
+
+class DialReply(msgspec.Struct, frozen=True, kw_only=True, tag="dial_reply"):
+    """The receiver's region, to open a link to before a request needs it."""
+
+    region: Region
 
 
 class Reserve(msgspec.Struct, frozen=True, kw_only=True, tag="reserve"):

@@ -27,6 +27,7 @@ class WorkerTotals(msgspec.Struct, frozen=True, kw_only=True):
     lost_frames: int = 0  # not taken by the bus; gateways ask for their tokens
     malformed: int = 0  # messages that no decoder accepts
     dead_letters: int = 0
+    forged: int = 0  # messages in another's name
 
 
 class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="worker_state"):
@@ -62,6 +63,7 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="worker_state")
     link_bytes_per_s: float = 0.0  # the slowest measured link to a decode worker
     totals: WorkerTotals = WorkerTotals()
     grammars: bool = False  # it follows `Job.grammar`
+    named: bool = False  # speaks and listens on subjects with its name; release 0.1.0 does not
 
 
 class TenantPlaces(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +107,7 @@ class GatewayState(msgspec.Struct, frozen=True, kw_only=True, tag="gateway_state
     unclaimed_tokens: int = 0  # the started ones that no worker has claimed yet
     models: dict[str, ModelLoad] = {}  # the three by model; empty from older releases
     kept_traces: bytes = b""  # 16-byte ids: recently ended requests whose traces tail sampling keeps
+    named: bool = False  # as in `WorkerState`
 
 
 class PlannerState(msgspec.Struct, frozen=True, kw_only=True, tag="planner_state"):

@@ -106,7 +106,8 @@ class FleetControl:
         return await self._order(worker, Drain(draining=draining, reason="operator"))
 
     async def _order(self, worker: str, order: SetRoles | Drain) -> RolesReply:
-        reply = await self._bus.request(subjects.worker(worker), order, worker_reply_decoder, timeout_s=ORDER_TIMEOUT_S)
+        subject = self._peers.to(worker, self._gateway_id, subjects.order)
+        reply = await self._bus.request(subject, order, worker_reply_decoder, timeout_s=ORDER_TIMEOUT_S)
         if not isinstance(reply, RolesReply):
             reply = RolesReply(accepted=False, roles=[], reason=f"{worker} does not know this order: update it")
         log.info("console.ordered", extra={"worker": worker, "order": order, "accepted": reply.accepted})

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from msgspec import UnsetType
 
+from common.bus import Bus
 from common.errors import error_from_code
 from common.messages import (
     Ack,
@@ -43,6 +44,7 @@ class Inbox:
     def __init__(
         self,
         *,
+        bus: Bus,
         running: Running,
         attempts: Attempts,
         losses: Losses,
@@ -56,6 +58,7 @@ class Inbox:
         counters: Counter[Event],
         clock: Callable[[], float],
     ) -> None:
+        self._bus = bus
         self._running = running
         self._attempts = attempts
         self._losses = losses
@@ -68,6 +71,21 @@ class Inbox:
         self._background = background
         self._counters = counters
         self._clock = clock
+
+    # -- of release 0.1.0, whose subjects don't bind the speaker -------------------------------------------------------
+
+    async def answer_unnamed(self, message: ToGateway) -> GatewayReply | None:
+        return await self.answer(message) if self._may_be_unnamed(message) else None
+
+    def take_unnamed(self, frame: Frame) -> None:
+        if self._may_be_unnamed(frame):
+            self.take_frame(frame)
+
+    def _may_be_unnamed(self, message: ToGateway | Frame) -> bool:
+        if self._peers.speaks_unnamed(message.worker):
+            return True
+        self._bus.refuse("unnamed", f"somebody speaks as {message.worker[:64]!r}, which says its name")
+        return False
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
@@ -86,7 +104,7 @@ class Inbox:
             case Trying():
                 self._suspects.trying(sender, message.request_id)
             case Failed():
-                if request is not None:
+                if request is not None and request.state.is_held_by(sender):
                     self._failed(request, message)
         return Ack(known=request is not None)
 

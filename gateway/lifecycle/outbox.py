@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+import msgspec
+
 from common import subjects
 from common.bus import Bus
 from common.errors import UnavailableError
@@ -23,34 +25,38 @@ HEARTBEAT_PERIOD_S = 1.0
 class Orders:
     """Messages to workers, with time-outs and repetitions."""
 
-    def __init__(self, bus: Bus, peers: Peers) -> None:
+    def __init__(self, bus: Bus, peers: Peers, *, gateway_id: str) -> None:
         self._bus = bus
         self._peers = peers
+        self._gateway_id = gateway_id
 
     async def cancel(self, worker: str, cancel: Cancel) -> None:
         """Repeat it until the worker has acked it or is gone."""
+        cancel = msgspec.structs.replace(cancel, gateway=self._gateway_id)
         for _ in range(CANCEL_TRIES):
             with contextlib.suppress(UnavailableError):
-                await self._bus.request(
-                    subjects.worker(worker), cancel, worker_reply_decoder, timeout_s=CANCEL_TIMEOUT_S
-                )
+                await self._bus.request(self._to(worker), cancel, worker_reply_decoder, timeout_s=CANCEL_TIMEOUT_S)
                 return
             if worker not in self._peers.states:
                 return
 
     async def received(self, worker: str, received: Received) -> None:
         """The worker may forget the stream: its last token is here."""
+        received = msgspec.structs.replace(received, gateway=self._gateway_id)
         with contextlib.suppress(UnavailableError):
-            await self._bus.publish(subjects.worker(worker), received)
+            await self._bus.publish(self._to(worker), received)
 
     async def resend(self, worker: str, resend: Resend, *, timeout_s: float = PROBE_TIMEOUT_S) -> Ack:
         """Ask for the tokens from a position on. What the worker says of the stream; raises UnavailableError."""
-        reply = await self._bus.request(subjects.worker(worker), resend, worker_reply_decoder, timeout_s=timeout_s)
+        reply = await self._bus.request(self._to(worker), resend, worker_reply_decoder, timeout_s=timeout_s)
         return reply if isinstance(reply, Ack) else Ack(known=False)
 
     async def ask(self, worker: str, *, timeout_s: float) -> None:
         """Return if the worker is there. Raises NobodyListensError, or UnavailableError without an answer in time."""
         await self.resend(worker, ANYBODY_THERE, timeout_s=timeout_s)
+
+    def _to(self, worker: str) -> str:
+        return self._peers.to(worker, self._gateway_id, subjects.order)
 
 
 class Heartbeat:

@@ -67,7 +67,7 @@ def assemble(
 ) -> Parts:
     """Make the parts, without starting anything. `weights`: see `Catalogue.fingerprint`."""
     running, background, counters = Running(), Background(), Counter[Event]()
-    suspects, pulse, orders = Suspects(), Pulse(), Orders(bus, peers)
+    suspects, pulse, orders = Suspects(), Pulse(), Orders(bus, peers, gateway_id=gateway_id)
     placer = Placer(store=store, agreement=agreement, cut_over_tokens=limits.cut_over_tokens)
     fleet = Fleet(placer, gateway_id=gateway_id, local=limits.cut_over_tokens < 0)
 
@@ -105,6 +105,7 @@ def assemble(
         running=running, attempts=attempts, peers=peers, suspects=suspects, pulse=pulse, fleet=fleet, clock=clock
     )
     inbox = Inbox(
+        bus=bus,
         running=running,
         attempts=attempts,
         losses=losses,

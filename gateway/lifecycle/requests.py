@@ -83,8 +83,11 @@ class Requests:
     async def start(self) -> None:
         """Listen for workers; from now on requests can be submitted."""
         inbox, background = self.parts.inbox, self.parts.background
-        await self._bus.serve(subjects.gateway(self._gateway_id), to_gateway_decoder, inbox.answer)
-        await self._bus.subscribe(subjects.frames(self._gateway_id), frame_decoder, inbox.take_frame)
+        here, anybody = self._gateway_id, subjects.ANY
+        await self._bus.serve(subjects.gateway(here, anybody), to_gateway_decoder, inbox.answer)
+        await self._bus.subscribe(subjects.frames(here, anybody), frame_decoder, inbox.take_frame)
+        await self._bus.serve(subjects.gateway(here), to_gateway_decoder, inbox.answer_unnamed)
+        await self._bus.subscribe(subjects.frames(here), frame_decoder, inbox.take_unnamed)
         await self._bus.subscribe(subjects.ALL_GATEWAY_HEARTBEATS, gateway_state_decoder, self.parts.fleet.saw)
         inbox.listen()
         loops = (self.parts.heartbeat.run(), self.parts.watchdog.run(), self._tell_differences())
@@ -135,6 +138,8 @@ class Requests:
         for event, count in self.parts.counters.items():
             if event.model == model or (is_first and not event.model):
                 counters[event.name] += count
+        if is_first:
+            counters |= Counter(forged_messages=self._bus.forged, malformed_messages=self._bus.malformed)
         room = self.parts.rooms.of(model)
         return Load(in_flight=room.in_flight, waiting=room.waiting, counters=counters)
 

@@ -94,6 +94,7 @@ class Attainment:
         share = sums["prefilled tokens"] / sums["prompt tokens"] if sums["prompt tokens"] else 1.0
         seconds = max(1.0, min(self._levels.window_s, now - self._started_at))
         return GatewayState(
+            named=True,
             gateway=gateway,
             incarnation=incarnation,
             window_s=self._levels.window_s,

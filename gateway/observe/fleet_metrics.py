@@ -71,6 +71,7 @@ COUNTERS: dict[str, tuple[str, Callable[[WorkerState], float]]] = {
     "baton_worker_expired_jobs": ("Jobs claimed too late to begin", lambda state: state.totals.expired_jobs),
     "baton_worker_lost_frames": ("Token frames that the bus did not take", lambda state: state.totals.lost_frames),
     "baton_worker_malformed_messages": ("Messages that no decoder accepts", lambda state: state.totals.malformed),
+    "baton_worker_forged_messages": ("Messages in another's name, dropped", lambda state: state.totals.forged),
     "baton_worker_dead_letters": ("Messages given up", lambda state: state.totals.dead_letters),
 }
 

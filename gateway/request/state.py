@@ -151,7 +151,7 @@ class RequestState:
 
     def imported(self, attempt: int, decoder: Incarnation) -> bool:
         """The decode worker verified the KV; False if its attempt is old."""
-        if attempt != self.attempt or self.is_over:
+        if attempt != self.attempt or self.is_over or not self.may_speak(decoder):
             return False
         self._decodes(decoder)
         return True
@@ -163,7 +163,7 @@ class RequestState:
 
     def take(self, tokens: Tokens, sender: Incarnation, now: float) -> list[TokenEvent]:
         """Take tokens off a frame; return what can be delivered now, in order."""
-        if tokens.attempt != self.attempt or self.is_over or self.claimed_by is None:
+        if tokens.attempt != self.attempt or self.is_over or not self.may_speak(sender):
             return []
         self.progress_at, self.unanswered = now, 0
         if tokens.position > self.next_position:
@@ -232,6 +232,16 @@ class RequestState:
             return [self.assigned] if self.assigned else []
         holders = (self.decoder,) if self.phase is Phase.DECODING else (self.claimed_by, self.decoder)
         return [holder[0] for holder in holders if holder is not None]
+
+    def may_speak(self, worker: Incarnation) -> bool:
+        """Whether tokens of the current attempt may come from this worker."""
+        if self.claimed_by is None or worker == self.claimed_by:
+            return self.claimed_by is not None
+        return worker == self.decoder if self.decoder is not None else worker.worker in self.candidates
+
+    def is_held_by(self, worker: Incarnation) -> bool:
+        """Whether this life of a worker has the current attempt."""
+        return worker in (self.claimed_by, self.decoder)
 
     def is_with(self, worker: str) -> bool:
         return any(holder is not None and holder[0] == worker for holder in (self.claimed_by, self.decoder))

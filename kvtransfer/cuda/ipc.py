@@ -78,6 +78,7 @@ class CudaIpcTransport:
             "host": host(),
             "reach": shared_memory(),
             "file": self._life[0].name,
+            "life": self._life[0].name,
             "pool": shared.handle.hex(),
             "pool_offset": str(shared.offset),
             "probe": probe.handle.hex(),

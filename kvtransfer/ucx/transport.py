@@ -6,9 +6,9 @@ wire the next two are packed and the one before unpacked. The receiver answers o
 in place. UCX notices neither a hung peer nor a silent partition: each wait within a run has a deadline, after which the
 endpoint is dropped.
 
-A connecting writer shows the token from the receiver's `Region`, so only readers of the bus may write; tags in the answers
-can't be guessed. A receive is then posted for each slot, so no piece waits for a credit (`kvtransfer.ucx.protocol`). UCX
-neither encrypts nor authenticates, and the binding listens on every interface: keep its ports inside the cluster's network.
+A connecting writer shows the token from the receiver's `Region`, which only workers are told; tags in the answers can't be
+guessed. A receive is then posted for each slot, so no piece waits for a credit (`kvtransfer.ucx.protocol`). UCX neither encrypts
+nor authenticates: keep its ports inside the cluster's network. The listener hears one address (`kvtransfer.ucx.listening`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from common.messages import KVLayout, Region
 from kvtransfer.cuda.driver import use_device
 from kvtransfer.liveness import host as this_host
 from kvtransfer.transport import Link, TransferError, check_whole, plan_to
+from kvtransfer.ucx.listening import hear_only, own_address
 from kvtransfer.ucx.memory import PoolMemory, memory_of
 from kvtransfer.ucx.protocol import CONNECT_TIMEOUT_S, PROTOCOL
 from kvtransfer.ucx.receive import Door, Expected, Incoming
@@ -63,8 +64,12 @@ class UcxTransport:
         self._pool, self._layout = await asyncio.to_thread(memory_of, pool, layout), layout
         if pool.is_cuda:
             use_device(pool.device.index or 0)  # this thread drives UCX
-        self._wire = Wire(hold_s=self._pool.hold_s)
+        at = await asyncio.to_thread(own_address, self._host)
+        self._wire = Wire(hold_s=self._pool.hold_s, loopback_only=at is not None and at.is_loopback)
         self._listener = self._wire.listen(self._accept)
+        if at is None or not hear_only(self._listener.port, at):
+            extra = {"transport_host": self._host, "remedy": "give --transport-host an address of this machine"}
+            log.warning("ucx.listens_everywhere", extra=extra)
         address = {
             "host": self._host,
             "port": str(self._listener.port),

@@ -32,9 +32,13 @@ ABORT_NS = 10**9  # longest wait for an endpoint to let go
 class Wire:
     """A UCX worker, and the tasks that wait for its requests."""
 
-    def __init__(self, *, hold_s: float) -> None:
+    def __init__(self, *, hold_s: float, loopback_only: bool = False) -> None:
         self._loop = asyncio.get_running_loop()
-        self._worker = api.UCXWorker(api.UCXContext({}), enable_delayed_submission=False, enable_python_future=False)
+        # UCX listens for data on each device that it may use.
+        options = {"NET_DEVICES": "lo"} if loopback_only and "UCX_NET_DEVICES" not in os.environ else {}
+        self._worker = api.UCXWorker(
+            api.UCXContext(options), enable_delayed_submission=False, enable_python_future=False
+        )
         self._worker.init_blocking_progress_mode()
         self._file = self._worker.epoll_file_descriptor
         self._loop.add_reader(self._file, self._look)

@@ -54,8 +54,10 @@ def nats_permissions(member: Member) -> Permissions:
         return _worker(member.id, inbox)
     heartbeats = (subjects.ALL_HEARTBEATS, subjects.ALL_GATEWAY_HEARTBEATS)
     if member.role == "planner":
+        own = subjects.planner(member.id)
         return Permissions(
-            publish=("baton.worker.*", subjects.PLANNER), subscribe=(inbox, *heartbeats, subjects.PLANNER)
+            publish=("baton.worker.*", f"baton.plan.*.{member.id}", subjects.PLANNER, own),
+            subscribe=(inbox, *heartbeats, subjects.PLANNER, subjects.planner(subjects.ANY)),
         )
     return Permissions(publish=("$JS.API.INFO",), subscribe=(inbox, *heartbeats, subjects.PLANNER))
 
@@ -170,7 +172,8 @@ def _gateway(gateway: str, inbox: str) -> Permissions:
     return Permissions(
         publish=(
             "baton.jobs.*",
-            "baton.worker.*",
+            "baton.worker.*",  # release 0.1.0's
+            f"baton.order.*.{gateway}",
             f"baton.gatebeat.{gateway}",
             "baton.console.*",  # other gateways' requests, for the console
             "baton.dead.*",
@@ -183,6 +186,8 @@ def _gateway(gateway: str, inbox: str) -> Permissions:
             inbox,
             f"baton.gateway.{gateway}",
             f"baton.frames.{gateway}",
+            f"baton.gateway.{gateway}.*",
+            f"baton.frames.{gateway}.*",
             f"baton.console.{gateway}",
             subjects.ALL_HEARTBEATS,
             subjects.ALL_GATEWAY_HEARTBEATS,  # admission counts the prompts of other gateways
@@ -212,9 +217,13 @@ def _worker(worker: str, inbox: str) -> Permissions:
     consumer = EVERY_ID if worker == EVERY_ID else f"worker-{worker}"
     return Permissions(
         publish=(
+            # Release 0.1.0's, which don't bind the speaker.
             "baton.gateway.*",
             "baton.frames.*",
             "baton.worker.*",
+            f"baton.gateway.*.{worker}",
+            f"baton.frames.*.{worker}",
+            f"baton.peer.*.{worker}",
             f"baton.heartbeat.{worker}",
             "baton.dead.malformed",
             f"$JS.API.CONSUMER.CREATE.{jobs}.{consumer}.baton.jobs.{worker}",
@@ -224,6 +233,9 @@ def _worker(worker: str, inbox: str) -> Permissions:
         subscribe=(
             inbox,
             f"baton.worker.{worker}",
+            f"baton.peer.{worker}.*",
+            f"baton.order.{worker}.*",
+            f"baton.plan.{worker}.*",
             subjects.ALL_HEARTBEATS,
             subjects.ALL_GATEWAY_HEARTBEATS,
         ),

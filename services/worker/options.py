@@ -19,7 +19,9 @@ class WorkerOptions(ModelSettings):
         description="how KV moves: shm (CPU) and cuda_ipc (GPU, NVLink) within a host, ucx also between hosts, local not at all; "
         "auto: shm or cuda_ipc",
     )
-    transport_host: str = Field("127.0.0.1", description="address that peers reach this worker's ucx listener at")
+    transport_host: str = Field(
+        "127.0.0.1", description="address of this machine that the ucx listener hears and peers reach"
+    )
     device: Device = Field("cpu", description="cpu, cuda or cuda:N")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="weights and KV; auto: float32 on the CPU"

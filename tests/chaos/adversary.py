@@ -16,6 +16,8 @@ from common.blocks import hash_root, pack_tokens, unpack_tokens
 from common.bus import NatsBus, NatsSettings, connect_bus
 from common.messages import (
     Ack,
+    Dial,
+    DialReply,
     Handoff,
     HandoffReply,
     Job,
@@ -64,11 +66,16 @@ class Liar:
             incarnation=self._incarnation,
             roles=[],
             status=WorkerStatus.STARTING,
-            region=region,
+            region=region.public,
         )
-        await self._bus.serve(subjects.worker(NAME), to_worker_decoder, self._answer)
+        await self._bus.serve(subjects.peer(NAME, subjects.ANY), to_worker_decoder, self._answer)
         self._beating = asyncio.create_task(self._beat(state))
-        self._link = await self._transport.connect(self._target.region)
+        dial = Dial(worker=NAME, incarnation=self._incarnation)
+        told = await self._bus.request(
+            subjects.peer(self._target.worker, NAME), dial, worker_reply_decoder, timeout_s=10.0
+        )
+        assert isinstance(told, DialReply)
+        self._link = await self._transport.connect(told.region)
         self._pool.random_(0, 100)
 
     async def close(self) -> None:
@@ -139,7 +146,7 @@ class Liar:
     async def _answer(self, message: ToWorker) -> Ack | None:
         if isinstance(message, LeaseAborted):
             done = self._done(message.request_id, message.lease_id, message.generation)
-            await self._bus.publish(subjects.worker(message.worker), done)
+            await self._bus.publish(subjects.peer(message.worker, NAME), done)
         return None
 
     def _done(self, request_id: str, lease_id: int, generation: int) -> WriterDone:
@@ -150,7 +157,7 @@ class Liar:
 
     async def _ask(self, message: msgspec.Struct) -> object:
         return await self._bus.request(
-            subjects.worker(self._target.worker), message, worker_reply_decoder, timeout_s=10.0
+            subjects.peer(self._target.worker, NAME), message, worker_reply_decoder, timeout_s=10.0
         )
 
 

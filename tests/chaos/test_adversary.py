@@ -72,6 +72,7 @@ async def test_rubbish_on_every_subject_is_counted_and_survived(cluster: ChaosCl
         subject.removeprefix("baton.gatebeat.") for subject in [await _first_subject(client, "baton.gatebeat.*")]
     }
     aimed = [subjects.worker(DECODE), subjects.worker("prefill-0"), subjects.gateway(gateway), subjects.frames(gateway)]
+    aimed += [subjects.peer(DECODE, "x"), subjects.order(DECODE, "x"), subjects.gateway(gateway, "x")]
     for subject in [*aimed, subjects.heartbeat("x"), subjects.gateway_heartbeat("x"), subjects.jobs("prefill-0")]:
         for rubbish in (b"", b"\xc1", b"\x91" * 5000, os.urandom(100), b"\x81\xa4type\xa6cancel"):
             await client.publish(subject, rubbish)

@@ -194,7 +194,9 @@ class Fleet:
 
     async def ask(self, worker: str, roles: list[str]) -> RolesReply:
         message = SetRoles(roles=roles, reason="the test wants it")
-        reply = await self._bus.request(subjects.worker(worker), message, worker_reply_decoder, timeout_s=SWITCH_S)
+        reply = await self._bus.request(
+            subjects.plan(worker, "tests"), message, worker_reply_decoder, timeout_s=SWITCH_S
+        )
         assert isinstance(reply, RolesReply)
         return reply
 

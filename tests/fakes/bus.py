@@ -11,6 +11,7 @@ import msgspec
 from common.errors import NobodyListensError, ServingError, UnavailableError
 from common.job_queue import JobQueue
 from common.messages import Job, decode, encode
+from common.messages.speakers import contradiction
 
 Decoder = msgspec.msgpack.Decoder[Any]
 Handler = Callable[[Any], Awaitable[msgspec.Struct | None]]
@@ -26,6 +27,7 @@ class MemoryBus:
     malformed = dead_letters = 0
 
     def __init__(self) -> None:
+        self.forged = 0
         self.connected = True
         self.reconnects = 0
         self.published: list[tuple[str, msgspec.Struct]] = []
@@ -42,11 +44,24 @@ class MemoryBus:
     async def publish(self, subject: str, message: msgspec.Struct) -> None:
         self.published.append((subject, message))
         for pattern, decoder, handler in self._listeners:
-            if pattern == subject or (pattern.endswith(".*") and subject.startswith(pattern[:-1])):
-                handler(decode(decoder, encode(message)))
-        if subject in self._servers:
-            server_decoder, server = self._servers[subject]
-            await server(decode(server_decoder, encode(message)))
+            if _covers(pattern, subject) and (heard := self._take(subject, decoder, message)) is not None:
+                handler(heard)
+        served = self._served(subject)
+        if served is not None and (heard := self._take(subject, served[0], message)) is not None:
+            await served[1](heard)
+
+    def refuse(self, subject: str, why: str) -> None:
+        self.forged += 1
+
+    def _take(self, subject: str, decoder: Decoder, message: msgspec.Struct) -> Any:
+        heard = decode(decoder, encode(message))
+        if contradiction(subject, heard):
+            self.forged += 1
+            return None
+        return heard
+
+    def _served(self, subject: str) -> tuple[Decoder, Handler] | None:
+        return next((server for pattern, server in self._servers.items() if _covers(pattern, subject)), None)
 
     async def flush(self, timeout_s: float) -> None:
         """Nothing is ever on its way."""
@@ -54,10 +69,11 @@ class MemoryBus:
     async def request(self, subject: str, message: msgspec.Struct, decoder: Decoder, *, timeout_s: float) -> Any:
         if not self.connected:
             raise UnavailableError("not connected")
-        if subject not in self._servers:
+        served = self._served(subject)
+        if served is None:
             raise NobodyListensError(f"nobody listens on {subject}")
-        own_decoder, handler = self._servers[subject]
-        answer = await handler(decode(own_decoder, encode(message)))
+        heard = self._take(subject, served[0], message)
+        answer = None if heard is None else await served[1](heard)
         if subject in self.deaf or answer is None:
             raise UnavailableError(f"no answer on {subject}")
         return decode(decoder, encode(answer))
@@ -99,6 +115,10 @@ class MemoryBus:
         """The server was restarted: its memory is gone."""
         self.queued.clear()
         self._seen.clear()
+
+
+def _covers(pattern: str, subject: str) -> bool:
+    return pattern == subject or (pattern.endswith(".*") and subject.rpartition(".")[0] == pattern[:-2])
 
 
 class MemorySubscription:

@@ -124,8 +124,8 @@ class HearingGateway:
         self.on_frame: Callable[[], object] = lambda: None
 
     async def listen(self, bus: MemoryBus) -> None:
-        await bus.serve(subjects.gateway(GATEWAY), to_gateway_decoder, self._handle)
-        await bus.subscribe(subjects.frames(GATEWAY), frame_decoder, self._take)
+        await bus.serve(subjects.gateway(GATEWAY, subjects.ANY), to_gateway_decoder, self._handle)
+        await bus.subscribe(subjects.frames(GATEWAY, subjects.ANY), frame_decoder, self._take)
 
     async def _handle(self, message: ToGateway) -> ClaimReply | SettleReply | Ack:
         match message:
@@ -212,7 +212,7 @@ class Bench:
 
     async def serve(self, worker: str, handle: Callable[[Any], Awaitable[WorkerReply | None]]) -> None:
         """Be another worker on this bus."""
-        await self.bus.serve(subjects.worker(worker), to_worker_decoder, handle)
+        await self.bus.serve(subjects.peer(worker, subjects.ANY), to_worker_decoder, handle)
 
     def said(self, *kinds: type[ToWorker]) -> list[msgspec.Struct]:
         """What was published to other workers."""

@@ -17,6 +17,7 @@ from tests.needs import needs
 
 needs("ucxx")
 
+from engine.cache.pages import pool_dtype, pool_shape
 from kvtransfer.transport import TransferError
 from kvtransfer.ucx.memory import HostSlot
 from kvtransfer.ucx.protocol import HEADER, HELLO, MAGIC, PROBE, WRITE
@@ -187,3 +188,33 @@ async def test_a_peer_of_another_protocol_is_refused_with_the_remedy(protocol: s
         other = msgspec.structs.replace(receiver.region, address=receiver.region.address | {"protocol": protocol})
         with pytest.raises(TransferError, match="upgrade one release at a time"):
             await writer.transport.connect(other)
+
+
+async def test_the_listener_hears_the_configured_address_alone() -> None:
+    """Another address of the same machine finds nobody; the configured one is found all the same."""
+    async with start_writer("ucx") as receiver:
+        port = int(receiver.region.address["port"])
+        assert [await is_heard(host, port) for host in ("127.0.0.1", "127.0.0.2")] == [True, False]
+
+
+async def test_a_host_that_is_not_this_machine_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """Behind a translated address there is none to listen at: the listener then hears all, and says so."""
+    transport = UcxTransport(host="192.0.2.77")
+    try:
+        pool = transport.allocate(pool_shape(SMALL), pool_dtype(SMALL), "cpu")
+        region = await transport.open(pool, SMALL, 1)
+        assert await is_heard("127.0.0.2", int(region.address["port"]))
+        assert "ucx.listens_everywhere" in caplog.messages
+    finally:
+        await transport.close()
+
+
+async def is_heard(host: str, port: int) -> bool:
+    """Whether a connection is made, tried for a moment: what is not heard is not refused, either."""
+    try:
+        async with asyncio.timeout(1):
+            _, stream = await asyncio.open_connection(host, port)
+    except (OSError, TimeoutError):
+        return False
+    stream.close()
+    return True

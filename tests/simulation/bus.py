@@ -20,6 +20,7 @@ from common.errors import NobodyListensError, UnavailableError
 from common.job_queue import QueueLimits
 from common.messages import Job, decode, encode, job_decoder
 from tests.simulation.clock import Process, VirtualLoop
+from tests.simulation.honesty import believed, honest
 from tests.simulation.weather import Weather
 
 API_TIMEOUT_S = 0.5  # of the queue's own calls; the real one's is 2 s
@@ -135,7 +136,8 @@ class Network:
 class SimBus:
     """`Bus` of one process."""
 
-    malformed = dead_letters = reconnects = 0
+    malformed = dead_letters = reconnects = forged = 0
+    refuse = believed
 
     def __init__(self, network: Network, process: Process) -> None:
         self.process = process
@@ -158,7 +160,7 @@ class SimBus:
     async def publish(self, subject: str, message: msgspec.Struct) -> None:
         self._network.note(self.process, "send", message)
         await self._alive()
-        self.publish_raw(subject, encode(message))
+        self.publish_raw(subject, honest(subject, message))
 
     async def flush(self, timeout_s: float) -> None:
         if not self.connected or self.is_held:
@@ -179,8 +181,8 @@ class SimBus:
         self._network.note(self.process, "ask", message)
         await self._alive()
         reply, answer = self._network.ask(self)
-        is_held = self.holds(self._network.send, subject, encode(message), reply)
-        if not is_held and not self._network.send(subject, encode(message), reply):
+        raw = honest(subject, message)
+        if not self.holds(self._network.send, subject, raw, reply) and not self._network.send(subject, raw, reply):
             await asyncio.sleep(0.001)
             raise NobodyListensError(f"nobody listens on {subject}")
         try:

@@ -257,7 +257,7 @@ class WatchedBus:
                 with self._checking(tokens):
                     handler(msgspec.structs.replace(frame, tokens=[tokens]))
 
-        is_frames = subject == subjects.frames(self._node.name)
+        is_frames = subject == subjects.frames(self._node.name, subjects.ANY)
         return await self._bus.subscribe(subject, decoder, checked if is_frames else handler)
 
     @contextlib.contextmanager

@@ -65,7 +65,8 @@ class SimTransport:
         self.lanes = lane_view(pool)
         self.factors = multipliers(self.lanes.shape[1])
         self.fabric.nodes[f"{self.process.name}@{incarnation}"] = self
-        address = {"node": f"{self.process.name}@{incarnation}"}
+        name = f"{self.process.name}@{incarnation}"
+        address = {"node": name, "life": name}
         return Region(transport=self.name, incarnation=incarnation, layout=layout, address=address)
 
     async def connect(self, region: Region) -> Link:
@@ -99,7 +100,7 @@ class SimTransport:
             return True
         if writer is None:
             return False
-        node = self.fabric.nodes[writer.address["node"]]
+        node = self.fabric.nodes[writer.address["file"]]
         return not node.process.alive or not node.is_open
 
     async def close(self) -> None:

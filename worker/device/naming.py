@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 
-from common import subjects
 from common.bus import Bus
 from common.errors import UnavailableError
 from common.messages import Trying
@@ -34,5 +33,5 @@ class Naming:
         )
         with contextlib.suppress(UnavailableError):
             for gateway in self._trials.gateways:
-                await self._bus.publish(subjects.gateway(gateway), trying)
+                await self._bus.publish(self._identity.to_gateway(gateway), trying)
             await self._bus.flush(NAMING_TIMEOUT_S)

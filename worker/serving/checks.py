@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 
 from common.blocks import DIGEST_BYTES
 from common.errors import InvalidRequestError
-from common.messages import MAX_GRAMMAR_CHARS, Grammar, Job
+from common.messages import MAX_GRAMMAR_CHARS, Grammar, Job, SamplingParams
+from common.subjects import is_id
 
 MAX_CLOSING = 64  # tokens that end a reasoning
 MAX_ALLOWED = 65_536
 MAX_BANNED = 2_048  # runs of tokens, and tokens of one
+MAX_ID_CHARS = 256
+U64, I32 = 2.0**64, 2**31 - 1
+# Wider than what gateways let clients say.
+RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0, 1e4),
+    "top_p": (0, 1),
+    "top_k": (-1, I32),
+    "min_p": (0, 1),
+    "seed": (0, U64),
+    "presence_penalty": (-1e4, 1e4),
+    "frequency_penalty": (-1e4, 1e4),
+    "repetition_penalty": (5e-324, 1e4),
+    "logprobs": (0, 100),
+    "max_tokens": (1, I32),
+    "min_tokens": (0, U64),
+}
 
 
 def check_job(job: Job, *, vocab_size: int, max_model_len: int) -> None:
@@ -28,8 +46,12 @@ def check_job(job: Job, *, vocab_size: int, max_model_len: int) -> None:
         raise InvalidRequestError(f"hash_root must have {DIGEST_BYTES} bytes", param="hash_root")
     if max(array("I", job.token_ids)) >= vocab_size:
         raise InvalidRequestError(f"a token id is not below the vocabulary size {vocab_size}", param="token_ids")
-    if job.sampling.max_tokens < 1:
-        raise InvalidRequestError("max_tokens must be at least 1", param="max_tokens")
+    for name in (job.gateway, *job.decode_workers):
+        if not is_id(name):
+            raise InvalidRequestError("gateway and decode_workers must be ids", param="gateway")
+    if len(job.request_id) > MAX_ID_CHARS or len(job.traceparent) > MAX_ID_CHARS or job.attempt < 1:
+        raise InvalidRequestError("request_id, traceparent or attempt is out of range", param="request_id")
+    check_sampling(job.sampling)
     biased = [*job.sampling.logit_bias, *job.sampling.stop_token_ids]
     if any(not 0 <= token < vocab_size for token in biased):
         raise InvalidRequestError("logit_bias or stop_token_ids name a token that is not in the vocabulary")
@@ -50,3 +72,13 @@ def _check_grammar(grammar: Grammar, vocab_size: int) -> None:
         0 < len(closing) <= MAX_CLOSING and all(0 <= token < vocab_size for token in closing)
     ):
         raise InvalidRequestError(f"after must be 1 to {MAX_CLOSING} tokens of the vocabulary", param="grammar")
+
+
+def check_sampling(sampling: SamplingParams) -> None:
+    """Raise InvalidRequestError for what no device can compute: it would fail the pass of everybody in the batch."""
+    for name, (low, high) in RANGES.items():
+        value = getattr(sampling, name)
+        if value is not None and not low <= value <= high:  # NaN is in no range
+            raise InvalidRequestError(f"{name} must be from {low:g} to {high:g}", param=name)
+    if not all(math.isfinite(bias) for bias in sampling.logit_bias.values()):
+        raise InvalidRequestError("logit_bias must be finite", param="logit_bias")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 
-from common import subjects
 from common.bus import Bus
 from common.errors import UnavailableError
 from common.messages import Frame, Tokens
@@ -47,6 +46,6 @@ class FrameOutbox:
     async def _publish(self, gateway: str, entries: list[Tokens]) -> None:
         frame = Frame(worker=self._identity.worker, incarnation=self._identity.incarnation, tokens=entries)
         try:
-            await self._bus.publish(subjects.frames(gateway), frame)
+            await self._bus.publish(self._identity.frames_to(gateway), frame)
         except UnavailableError:
             self.lost_frames += 1

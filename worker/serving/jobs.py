@@ -13,7 +13,6 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from common import subjects
 from common.bus import Bus, Delivery
 from common.errors import UnavailableError
 from common.messages import (
@@ -127,7 +126,10 @@ class JobIntake:
         )
         try:
             reply = await self._bus.request(
-                subjects.gateway(claimed.job.gateway), settle, gateway_reply_decoder, timeout_s=SETTLE_TIMEOUT_S
+                self._identity.to_gateway(claimed.job.gateway),
+                settle,
+                gateway_reply_decoder,
+                timeout_s=SETTLE_TIMEOUT_S,
             )
         except UnavailableError:
             reply = SettleReply(ack=False)  # the gateway is gone, and the request with it
@@ -151,7 +153,7 @@ class JobIntake:
             dead_worker=dead_worker,
         )
         with contextlib.suppress(UnavailableError):
-            await self._bus.publish(subjects.gateway(claimed.job.gateway), failed)
+            await self._bus.publish(self._identity.to_gateway(claimed.job.gateway), failed)
         with contextlib.suppress(UnavailableError):
             await claimed.delivery.term()
 
@@ -211,7 +213,7 @@ class JobIntake:
         )
         try:
             reply = await self._bus.request(
-                subjects.gateway(job.gateway), claim, gateway_reply_decoder, timeout_s=CLAIM_TIMEOUT_S
+                self._identity.to_gateway(job.gateway), claim, gateway_reply_decoder, timeout_s=CLAIM_TIMEOUT_S
             )
         except UnavailableError:
             return None

@@ -21,6 +21,14 @@ MUST_NOT_PUBLISH = {
         "baton.jobs.prefill-0",
         "baton.heartbeat.prefill-0",
         "baton.gatebeat.gateway-0",
+        "baton.gateway.gateway-0.prefill-0",
+        "baton.frames.gateway-0.prefill-0",
+        "baton.peer.prefill-0.prefill-1",
+        "baton.order.prefill-0.decode-0",
+        "baton.order.prefill-0.gateway-0",
+        "baton.plan.prefill-0.decode-0",
+        "baton.planner.planner",
+        "baton.planner",
         "baton.dead.job",
         f"$JS.API.STREAM.MSG.GET.{JOBS}",
         f"$JS.API.STREAM.MSG.DELETE.{JOBS}",
@@ -44,6 +52,13 @@ MUST_NOT_PUBLISH = {
         "baton.frames.gateway-1",
         "baton.gatebeat.gateway-1",
         "baton.heartbeat.decode-0",
+        "baton.order.decode-0.gateway-1",
+        "baton.peer.decode-0.gateway-0",
+        "baton.peer.decode-0.prefill-0",
+        "baton.gateway.gateway-1.gateway-0",
+        "baton.frames.gateway-1.decode-0",
+        "baton.planner.gateway-0",
+        "baton.plan.decode-0.gateway-0",
         f"$JS.API.STREAM.DELETE.{JOBS}",
         f"$JS.API.STREAM.PURGE.{JOBS}",
         f"$JS.API.CONSUMER.CREATE.{JOBS}.mine.baton.jobs.prefill-0",
@@ -54,16 +69,40 @@ MUST_NOT_PUBLISH = {
         "baton.gateway.gateway-0",
         "baton.frames.gateway-0",
         "baton.heartbeat.decode-0",
+        "baton.peer.decode-0.planner",
+        "baton.order.decode-0.planner",
+        "baton.order.decode-0.gateway-0",
+        "baton.gateway.gateway-0.planner",
     ],
-    "observer": ["baton.jobs.prefill-0", "baton.worker.prefill-0", "baton.gateway.gateway-0", "$JS.API.STREAM.LIST"],
+    "observer": [
+        "baton.jobs.prefill-0",
+        "baton.worker.prefill-0",
+        "baton.order.prefill-0.observer",
+        "baton.planner",
+        "baton.gateway.gateway-0",
+        "$JS.API.STREAM.LIST",
+    ],
 }
 MUST_NOT_HEAR = {
-    "decode-0": ["baton.worker.prefill-0", "baton.frames.*", "baton.gateway.*", "baton.jobs.*", "_INBOX.>", ">"],
+    "decode-0": [
+        "baton.worker.prefill-0",
+        "baton.peer.prefill-0.*",
+        "baton.order.*.*",
+        "baton.frames.*.decode-0",
+        "baton.frames.*",
+        "baton.gateway.*",
+        "baton.jobs.*",
+        "_INBOX.>",
+        ">",
+    ],
     "prefill-0": ["baton.worker.*", "baton.dead.*", "_INBOX.gateway-0.>", "$JS.API.>"],
     "gateway-0": [
         "baton.frames.gateway-1",
         "baton.frames.*",
+        "baton.frames.gateway-1.*",
+        "baton.frames.>",
         "baton.gateway.gateway-1",
+        "baton.gateway.gateway-1.*",
         "baton.worker.*",
         "_INBOX.gateway-1.>",
         "_INBOX.*.>",
@@ -100,7 +139,12 @@ async def test_a_user_hears_nothing_beyond_its_role(deployment: Deployment, user
 async def test_what_a_role_needs_is_allowed(deployment: Deployment) -> None:
     """The control of the two tests above: the same question, answered with yes."""
     async with connected(deployment, "decode-0") as raw:
-        assert not await raw.refused(lambda: raw.client.publish("baton.frames.gateway-0", b""))
+        for own in (
+            "baton.frames.gateway-0.decode-0",
+            "baton.gateway.gateway-0.decode-0",
+            "baton.peer.prefill-0.decode-0",
+        ):
+            assert not await raw.refused(lambda own=own: raw.client.publish(own, b""))
         assert not await raw.refused(lambda: raw.client.subscribe("baton.worker.decode-0"))
 
 
@@ -138,13 +182,13 @@ async def test_requests_are_answered_between_users_whose_inboxes_are_their_own(d
         connect_bus(deployment.settings("gateway-0"), name="gateway-0") as gateway,
         connect_bus(deployment.settings("decode-0"), name="decode-0", owns_streams=False) as worker,
     ):
-        await worker.serve(subjects.worker("decode-0"), to_worker_decoder, known)
-        cancel = Cancel(request_id="request", attempt=1)
+        await worker.serve(subjects.order("decode-0", subjects.ANY), to_worker_decoder, known)
+        cancel = Cancel(request_id="request", attempt=1, gateway="gateway-0")
 
         async def answered() -> bool:
             with contextlib.suppress(UnavailableError):  # the server may not know the subscription yet
                 answer = await gateway.request(
-                    subjects.worker("decode-0"), cancel, worker_reply_decoder, timeout_s=LIMIT_S
+                    subjects.order("decode-0", "gateway-0"), cancel, worker_reply_decoder, timeout_s=LIMIT_S
                 )
                 return answer == Ack(known=True)
             return False

@@ -69,11 +69,11 @@ async def test_a_restart_of_nats_brings_subscriptions_streams_and_consumers_back
             await bus.publish_job("w", a_job())
         with pytest.raises(UnavailableError):
             await bus.request("baton.worker.w", Cancel(request_id="r", attempt=1), worker_reply_decoder, timeout_s=60)
-        await bus.publish("baton.frames.g", Frame(worker="stored while away", incarnation=1, tokens=[]))
+        await bus.publish("baton.frames.g", Frame(worker="stored-while-away", incarnation=1, tokens=[]))
 
         await stack.enter_async_context(run_nats(port=server.port, data_dir=tmp_path))
         async with asyncio.timeout(LIMIT_S):
-            assert (await frames.get()).worker == "stored while away"
+            assert (await frames.get()).worker == "stored-while-away"
         await bus.publish_job("w", a_job("after"))
         assert [delivery.job.request_id for delivery in await some_jobs(queue)] == ["after"]
         assert bus.reconnects == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
+import nats
 import pytest
 
 from common.bus import NatsBus
@@ -19,6 +20,8 @@ from common.messages import (
     Tokens,
     ToWorker,
     WorkerReply,
+    decode,
+    encode,
     frame_decoder,
     to_worker_decoder,
     worker_reply_decoder,
@@ -55,6 +58,23 @@ async def test_a_handler_that_raises_answers_known_false_and_serves_on(bus: Nats
     for attempt, known in ((1, False), (2, True)):
         cancel = Cancel(request_id="r", attempt=attempt)
         assert await bus.request("baton.worker.w", cancel, worker_reply_decoder, timeout_s=LIMIT_S) == Ack(known=known)
+
+
+async def test_an_answer_goes_to_an_inbox_and_makes_nobody_a_deputy(bus: NatsBus, raw: nats.NATS) -> None:
+    """NATS lets who answers publish wherever the question says."""
+    served: list[ToWorker] = []
+
+    async def handler(message: ToWorker) -> WorkerReply:
+        served.append(message)
+        return Ack(known=True)
+
+    await bus.serve("baton.worker.w", to_worker_decoder, handler)
+    victim = await raw.subscribe("baton.heartbeat.victim")
+    cancel = encode(Cancel(request_id="r", attempt=1))
+    for reply in ("baton.heartbeat.victim", "$JS.API.STREAM.PURGE.BATON_JOBS", "_INBOXES.x"):
+        await raw.publish("baton.worker.w", cancel, reply=reply)
+    assert decode(worker_reply_decoder, (await raw.request("baton.worker.w", cancel)).data) == Ack(known=True)
+    assert (bus.forged, len(served), victim.pending_msgs) == (3, 1, 0)
 
 
 async def test_handlers_of_one_subject_run_beside_each_other(bus: NatsBus) -> None:

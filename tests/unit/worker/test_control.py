@@ -25,7 +25,7 @@ class Controlled:
         self.roles.attach(self.decode, active=True)
         self.roles.attach(self.prefill, active=False)
         self.told: list[tuple[str, list[str]]] = []
-        self.fencing = Fencing(bus=bench.bus, roles=self.roles)
+        self.fencing = Fencing(bus=bench.bus, roles=self.roles, identity=bench.context.identity)
         self.control = Control(
             identity=bench.context.identity,
             roles=self.roles,

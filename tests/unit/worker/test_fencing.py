@@ -8,6 +8,7 @@ from common.messages import GatewayState
 from tests.fakes.bus import MemoryBus
 from tests.fakes.role import NotingRole
 from worker.fencing import FENCE_AFTER_S, GATEWAY_SILENT_S, Fencing, GatewayTable, Heard
+from worker.identity import Identity
 from worker.roles import CancelReason, Roles
 
 
@@ -42,7 +43,7 @@ def role() -> NotingRole:
 def fencing(bus: MemoryBus, role: NotingRole, clock: Clock) -> Fencing:
     roles = Roles(hands_over=True)
     roles.attach(role, active=False)  # one that retires has requests, too
-    return Fencing(bus=bus, roles=roles, clock=clock)
+    return Fencing(bus=bus, roles=roles, identity=Identity("w", 1), clock=clock)
 
 
 @pytest.mark.parametrize(

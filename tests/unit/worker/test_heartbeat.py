@@ -116,7 +116,7 @@ async def test_gateways_with_suspects_hear_whose_turn_it_is_and_a_lost_bus_holds
         sequence.suspect_until = 5
         trials.watch(sequence, gateway, "00-11-22-01")
     await Naming(bus=bus, identity=Identity("w", 1), trials=trials).name(suspect)
-    assert sorted(subject for subject, _ in bus.published) == ["baton.gateway.g1", "baton.gateway.g2"]
+    assert sorted(subject for subject, _ in bus.published) == ["baton.gateway.g1.w", "baton.gateway.g2.w"]
     for _, message in bus.published:
         assert isinstance(message, Trying)
         assert (message.request_id, message.traceparent, message.worker) == ("a", "00-11-22-01", "w")

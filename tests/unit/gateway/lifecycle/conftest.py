@@ -66,7 +66,7 @@ class FakeWorker:
             worker=name, incarnation=incarnation, roles=list(roles), status=WorkerStatus.READY, model="m", model_fingerprint="m",
             tokenizer_fingerprint="", vocab_size=100, max_model_len=1000, max_sequences=8, free_blocks=100,
             region=Region(transport="shm", incarnation=incarnation, layout=LAYOUT, address={}),
-            prefill_tokens_per_s=1000.0, local_tokens_per_s=100.0,
+            prefill_tokens_per_s=1000.0, local_tokens_per_s=100.0, named=True,
         )  # fmt: skip
         self.state = msgspec.structs.replace(self.state, **facts)
         self._gateway = gateway
@@ -98,7 +98,7 @@ class FakeWorker:
 
     @property
     def subject(self) -> str:
-        return subjects.worker(self.itself.worker)
+        return subjects.order(self.itself.worker, "here")
 
     def told(self, kind: type[Any]) -> list[Any]:
         return [message for message in self.heard if type(message) is kind]

@@ -287,15 +287,41 @@ async def test_nothing_is_kept_of_workers_that_are_gone(gateway: Gateway) -> Non
         assert (len(parts.fleet), len(parts.pulse)) == before
 
 
+async def test_who_does_not_have_a_request_has_no_say_in_it(gateway: Gateway) -> None:
+    """p1 knows its id, and speaks in its own name."""
+    _, p1, _ = await gateway.fleet()
+    request = await gateway.decoding()
+    p1.send(request, 2, 999, finish="stop")
+    await p1.say(Failed, request, code="invalid_request", message="no", retryable=False)
+    await p1.say(Imported, request, transferred_blocks=1, transferred_bytes=1, reused_blocks=0, transfer_ms=1.0)
+    await gateway.idle()
+    assert (request.state.attempt, request.state.generated, request.state.is_over) == (1, [100, 101], False)
+    assert request.state.decoder == gateway.workers["d0"].itself
+
+
+async def test_a_worker_that_says_its_name_is_not_believed_without_it(gateway: Gateway) -> None:
+    await gateway.fleet()
+    await gateway.requests.start()
+    await gateway.submit()
+    claim = Claim(request_id="r", attempt=1, worker="p0", incarnation=1)
+    for subject in (subjects.gateway("here"), subjects.gateway("here", "p1")):
+        await gateway.bus.publish(subject, claim)
+    assert gateway.bus.forged == 2
+    assert gateway.requests.counters["forged_messages"] == 2
+    await gateway.bus.publish(subjects.gateway("here", "p0"), claim)
+    assert [request.state.phase for request in gateway.requests.parts.running] == [Phase.CLAIMED]
+    await gateway.requests.close()
+
+
 async def test_the_bus_brings_it_all(gateway: Gateway) -> None:
     """Wired as in a process: the requests' own subjects."""
     p0, _, _ = await gateway.fleet()
     await gateway.requests.start()
     request = await gateway.submit()
     claim = Claim(request_id="r", attempt=1, worker="p0", incarnation=1)
-    await gateway.bus.publish(subjects.gateway("here"), claim)
+    await gateway.bus.publish(subjects.gateway("here", "p0"), claim)
     tokens = Tokens(request_id="r", attempt=1, position=0, token_ids=pack_tokens([7]), finish="stop")
-    await gateway.bus.publish(subjects.frames("here"), Frame(worker="p0", incarnation=1, tokens=[tokens]))
+    await gateway.bus.publish(subjects.frames("here", "p0"), Frame(worker="p0", incarnation=1, tokens=[tokens]))
     assert await answer_of(request) == [7]
     await gateway.idle()
     assert p0.told(Received)

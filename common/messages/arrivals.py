@@ -1,0 +1,90 @@
+"""What a process lets in: not what is unreadable, of a foreign version or in another's name."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+from nats.aio.msg import Msg
+
+from common.errors import ForeignVersionError, MalformedMessageError
+from common.messages import decode
+from common.messages.sense import nonsense
+from common.messages.speakers import contradiction, speaker_of
+
+log = logging.getLogger("baton.bus")
+
+M = TypeVar("M")
+
+MAX_TOLD = 1_000  # subjects and speakers that a log line was written about
+COMPLAINTS_A_SECOND = 5  # log lines and dead letters about bad messages; all are counted
+INBOXES = "_INBOX."  # where answers go
+
+
+class RateLimit:
+    """Lets a number of events pass in each second."""
+
+    def __init__(self, a_second: int) -> None:
+        self._a_second = a_second
+        self._second = -1
+        self._passed = 0
+
+    def allows(self) -> bool:
+        second = int(time.monotonic())
+        if second != self._second:
+            self._second, self._passed = second, 0
+        self._passed += 1
+        return self._passed <= self._a_second
+
+
+class Arrivals:
+    """Lets through what may be handled. `bury(raw, reason)` keeps a malformed message."""
+
+    def __init__(self, bury: Callable[[Msg, str], None]) -> None:
+        self.malformed = 0
+        self.forged = 0
+        self._bury = bury
+        self._complaints = RateLimit(COMPLAINTS_A_SECOND)
+        self._told: set[str] = set()
+
+    def take(self, raw: Msg, decoder: msgspec.msgpack.Decoder[M]) -> M | None:
+        """The message, or None."""
+        try:
+            message = decode(decoder, raw.data)
+            if isinstance(message, msgspec.Struct) and (why := nonsense(message)):
+                raise MalformedMessageError(why)
+        except ForeignVersionError as error:  # the peer will go on: log once, keep none
+            self.malformed += 1
+            if self._is_new(f"version {raw.subject}"):
+                log.error("bus.version_refused", extra={"subject": raw.subject, "error": error.message})
+            return None
+        except (MalformedMessageError, RecursionError) as error:  # RecursionError: thousands of nested arrays
+            self.malformed += 1
+            reason = f"{type(error).__name__}: {error}"[:200]
+            if self._complaints.allows():
+                log.warning("bus.malformed", extra={"subject": raw.subject, "error": reason})
+                self._bury(raw, reason)
+            return None
+        wrong = contradiction(raw.subject, message) if isinstance(message, msgspec.Struct) else ""
+        if raw.reply and not raw.reply.startswith(INBOXES):
+            # An answer there would be a word of ours: we may answer anywhere.
+            wrong = wrong or f"it wants its answer on {raw.reply[:64]!r}"
+        if wrong:
+            self.refuse(raw.subject, wrong)
+            return None
+        return message
+
+    def refuse(self, subject: str, wrong: str) -> None:
+        """Count a forged message, with one line for each speaker."""
+        self.forged += 1
+        if self._is_new(f"speaker {speaker_of(subject) or subject}"):
+            log.warning("bus.forged", extra={"subject": subject, "why": wrong})
+
+    def _is_new(self, name: str) -> bool:
+        is_new = name not in self._told and len(self._told) < MAX_TOLD
+        if is_new:
+            self._told.add(name)
+        return is_new

@@ -1,0 +1,60 @@
+"""Whether what a process says of itself can be: figures that are numbers, names of a line's length, a pool that has blocks.
+
+Heartbeats are read by everybody, and counted with. One that makes no sense is dropped, and its process is missed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from common.messages.states import GatewayState, PlannerState, WorkerState
+from common.pages import KVLayout
+
+MAX_FIGURE = 2.0**63
+MAX_TEXT_CHARS = 512
+MAX_ENTRIES = 1_000  # lists and maps
+MAX_BYTES = 64 << 10
+
+
+def nonsense(message: msgspec.Struct) -> str:
+    """What can't be so in a heartbeat; "" if all can, or it is none."""
+    if not isinstance(message, WorkerState | GatewayState | PlannerState):
+        return ""
+    wrong = next(_found(message, ""), "")
+    return wrong or (_pool(message.region.layout) if isinstance(message, WorkerState) else "")
+
+
+def _pool(layout: KVLayout) -> str:
+    try:
+        has_room = layout.num_blocks > 0 and layout.block_size > 0 and layout.block_bytes > 0
+    except ValueError as error:
+        return str(error)
+    return "" if has_room else "the pool has no room"
+
+
+def _found(value: Any, name: str) -> Iterator[str]:
+    match value:
+        case bool() | None:
+            return
+        case int() | float() if not (math.isfinite(value) and 0 <= value <= MAX_FIGURE):
+            yield f"{name} is {value:g}"
+        case str() if len(value) > MAX_TEXT_CHARS or not value.isprintable():
+            yield f"{name} is no line of text"
+        case bytes() if len(value) > MAX_BYTES:
+            yield f"{name} has {len(value)} bytes"
+        case list() | dict() | tuple() if len(value) > MAX_ENTRIES:
+            yield f"{name} has {len(value)} entries"
+        case list() | tuple():
+            for one in value:
+                yield from _found(one, name)
+        case dict():
+            for key, one in value.items():
+                yield from _found(key, name)
+                yield from _found(one, f"{name}.{key}")
+        case msgspec.Struct():
+            for field in value.__struct_fields__:
+                yield from _found(getattr(value, field), field)
