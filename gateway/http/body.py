@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
-from common.errors import InvalidRequestError
+from common.errors import InvalidRequestError, OverloadedError
 
 CLOSE = {"connection": "close"}  # the rest of the body is not read
+MAX_LARGEST_BODIES = 32  # read at a time, or more smaller ones
+
+
+@dataclass(slots=True)
+class Reading:
+    """Bytes of the bodies that are being read."""
+
+    num_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,23 +28,32 @@ class BodyLimits:
 
     max_bytes: int
     timeout_s: float = 60.0
+    reading: Reading = field(default_factory=Reading)
 
 
 async def read_body(request: Request, limits: BodyLimits) -> bytes:
-    """The whole body, unpacked. Raises HTTPException 413 when too large, 408 when too slow, 415 when not packed by gzip."""
+    """The whole body, unpacked. Raises HTTPException 413 when too large, 408 when too slow, 415 when not packed by gzip.
+
+    Raises OverloadedError when too much is being read.
+    """
     is_packed = check_encoding(request, "gzip")
-    chunks, size = [], 0
+    chunks, size, reading = [], 0, limits.reading
     try:
         async with asyncio.timeout(limits.timeout_s):
             async for chunk in request.stream():
                 size += len(chunk)
+                reading.num_bytes += len(chunk)
                 if size > limits.max_bytes:
                     raise _too_large(limits)
+                if reading.num_bytes > MAX_LARGEST_BODIES * limits.max_bytes:
+                    raise OverloadedError("too much of other requests' bodies is being read: try again later")
                 chunks.append(chunk)
+        body = b"".join(chunks)
+        return await asyncio.to_thread(_unpacked, body, limits) if is_packed else body
     except TimeoutError:
         raise HTTPException(408, f"the body was not complete after {limits.timeout_s:g} s", CLOSE) from None
-    body = b"".join(chunks)
-    return await asyncio.to_thread(_unpacked, body, limits) if is_packed else body
+    finally:
+        reading.num_bytes -= size
 
 
 def check_encoding(request: Request, *known: str) -> bool:

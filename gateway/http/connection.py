@@ -95,16 +95,24 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more. It may still read, so what is due to it is answered."""
-        if self._answering is None or self.scheme == "https":
+        if self._answering is None or self._answering.disconnected or self.scheme == "https":
             return False
-        if not self._in_head:  # the newest request will never be whole
-            if self.cycle is self._answering:
-                return False
-            self.pipeline.popleft()
+        if not self._held and self._is_cut_short():
+            return False
         if self._reach is None:
-            if not self.pipeline and not self._held:
+            if not self.pipeline and not self._held and self._problem is None:
                 self._answering.keep_alive = False
             self._reach = Reach(self.transport, self.loop, lambda: self._answering)
+        return True
+
+    def _is_cut_short(self) -> bool:
+        """Drop a request that will never be whole. Whether it is the one whose answer is due."""
+        if self._in_head:
+            return False
+        if self.cycle is not self._answering:
+            self._in_head = True
+            self.pipeline.popleft()
+            return False
         return True
 
     def pause_writing(self) -> None:
@@ -271,6 +279,8 @@ class BoundedProtocol(HttpToolsProtocol):
         elif self._held:
             held, self._held = bytes(self._held), bytearray()
             self._read(held)
+            if self._reach is not None and self._is_cut_short():
+                self.transport.close()
         self._wait_for_client()
 
     def _wait_for_client(self) -> None:
@@ -322,6 +332,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._held.clear()
         self._stop_timer()
         newest: Exchange | None = None if self._in_head else cast(Exchange, self.cycle)
+        self._in_head = True  # no more of it is read
         if newest is None or newest is not self._answering:
             if newest is not None and not newest.response_complete:
                 self.pipeline.popleft()
@@ -346,6 +357,9 @@ class BoundedProtocol(HttpToolsProtocol):
         head += f"x-request-id: {uuid.uuid4().hex}\r\n"
         head += f"retry-after: {RETRY_AFTER_S}\r\n" if problem.status == 503 else ""
         self.transport.write(STATUS_LINE[problem.status] + head.encode() + b"\r\n" + body)
+        if self._reach is not None:
+            self.transport.close()  # nothing comes that could reset it
+            return
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._timer = self.loop.call_later(LEAVE_TIMEOUT_S, self.transport.close)

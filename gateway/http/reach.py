@@ -33,6 +33,8 @@ class Reach:
         self._timer.cancel()
 
     def _look(self) -> None:
+        if self._transport.is_closing():
+            return
         taken = self._transport.get_extra_info("socket")
         if taken is None or taken.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self._transport.abort()

@@ -79,7 +79,10 @@ class Keys:
 class Tenants:
     """The tenants now; `reload` reads their file again."""
 
-    def __init__(self, *, api_keys: Sequence[str] = (), admin_key: str = "", path: Path | None = None) -> None:
+    def __init__(
+        self, *, api_keys: Sequence[str] = (), admin_key: str = "", path: Path | None = None, needs_keys: bool = False
+    ) -> None:
+        self._needs_keys = needs_keys  # the network could ask
         self._api_keys = api_keys
         self._admin_key = admin_key
         self._path = path
@@ -95,6 +98,8 @@ class Tenants:
         admin = [bytes.fromhex(digest) for digest in file.admin_keys_sha256]
         admin += [hash_key(self._admin_key)] if self._admin_key else []
         _check_keys([digest for digest, _ in known] + admin, self._path)
+        if self._needs_keys and not known:
+            raise ConfigError(f"--tenants {self._path}: has no key, and --host is not loopback: `baton keys new`")
         self.keys = Keys(known, admin=admin)
         self.default = anybody
         self.names = sorted({DEFAULT, *named})

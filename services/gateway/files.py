@@ -33,10 +33,8 @@ def _tokenizer(folder: Path, parsers: Parsers, option: str) -> ChatTokenizer:
 def read_tenants(settings: GatewaySettings) -> Tenants:
     """Return the tenants. Raises ConfigError when the network could ask without a key."""
     path = Path(settings.tenants) if settings.tenants else None
-    tenants = Tenants(api_keys=settings.keys, admin_key=settings.admin_key, path=path)
-    if settings.host not in LOOPBACK and tenants.open_to_all:
-        raise ConfigError(f"--tenants {path}: has no key, and --host {settings.host} is not loopback: `baton keys new`")
-    return tenants
+    needs_keys = settings.host not in LOOPBACK
+    return Tenants(api_keys=settings.keys, admin_key=settings.admin_key, path=path, needs_keys=needs_keys)
 
 
 def reload(tenants: Tenants) -> None:

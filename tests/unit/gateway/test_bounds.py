@@ -14,6 +14,7 @@ from gateway.answers import template
 from gateway.answers.template import ChatTemplate
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.app import HttpSettings
+from gateway.http import body
 from gateway.http.connection import MAX_HEAD_BYTES, BoundedProtocol
 from tests.unit.gateway.conftest import MODEL, Gateway, run_gateway
 
@@ -98,10 +99,10 @@ async def test_a_client_that_says_nothing_is_told_and_closed(hurried: Gateway) -
 
 async def test_a_client_that_does_not_read_its_answer_is_cut_off_and_its_work_cancelled(hurried: Gateway) -> None:
     hurried.script.script, hurried.script.max_model_len = lambda spec: [5] * 300_000, None
-    body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "x"}], "stream": True}).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    asked = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "x"}], "stream": True}).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(asked)}\r\n\r\n".encode()
     _, writer = await asyncio.open_connection("127.0.0.1", int(hurried.url.rpartition(":")[2]), limit=1)
-    writer.write(head + body)  # the stream's limit is 1: nothing is read from the socket after a few bytes
+    writer.write(head + asked)  # the stream's limit is 1: nothing is read from the socket after a few bytes
     await hurried.script.until(lambda: bool(hurried.script.cancelled))
     writer.close()
     assert len(hurried.script.cancelled) == 1
@@ -121,6 +122,16 @@ async def test_a_second_head_on_the_same_connection_is_timed_too(hurried: Gatewa
 async def test_a_body_that_never_ends_is_told_and_closed(hurried: Gateway) -> None:
     head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n".encode()
     assert await said_to(hurried, head, b'{"model":') == (408, "the body was not complete after 0.2 s")
+
+
+async def test_bodies_that_are_read_at_a_time_have_a_bound_together(
+    hurried: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body, "MAX_LARGEST_BODIES", 2)
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1900000\r\n\r\n".encode()
+    heard = await asyncio.gather(*(said_to(hurried, head, b" " * 1_800_000) for _ in range(3)))
+    assert sorted(status for status, _ in heard) == [408, 408, 429]
+    assert (await hurried.http.post(CHAT, content=b" " * 1_900_000)).status_code == 400
 
 
 async def test_headers_without_end_are_refused(gateway: Gateway) -> None:
@@ -184,8 +195,8 @@ async def test_a_deeply_nested_body_is_refused(hurried: Gateway, path: str, nest
     ],
 )  # fmt: skip
 async def test_a_field_beyond_its_bound_is_named(hurried: Gateway, fields: dict[str, Any], param: str) -> None:
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]} | fields
-    answer = await hurried.http.post(CHAT, content=json.dumps(body))
+    asked = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]} | fields
+    answer = await hurried.http.post(CHAT, content=json.dumps(asked))
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
 

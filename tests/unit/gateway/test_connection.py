@@ -175,6 +175,20 @@ async def test_a_stream_to_a_client_that_closed_its_side_ends_when_it_leaves(
     await held.until(lambda: len(held.cancelled) == 1)
 
 
+async def test_what_was_sent_ahead_and_is_not_whole_is_dropped(gateway: Gateway, held: ScriptedGenerations) -> None:
+    """Also where it is read only after the client closed its side, and what is whole only then is kept."""
+    for more in (b"GET /unfin", ask()[:-3], get() + ask()[:-3], b"\0"):
+        async with wire(gateway) as client:
+            await client.say(ask(stream=True))
+            begun = await client.until(b'"index":0')
+            client.writer.write(more)
+            client.writer.write_eof()
+            asyncio.get_running_loop().call_later(2 * Hurried.head_timeout_s, held.release.set)
+            answers = [answer.status for answer in await client.rest(before=begun)]
+        held.release.clear()
+        assert answers == [200] + [200] * more.startswith(get()) + [400] * (more == b"\0")
+
+
 async def test_half_a_request_and_no_more_is_closed(gateway: Gateway) -> None:
     for part in (b"GET /hea", ask()[:-3], ask(stream=True)[:-3]):
         async with wire(gateway) as client:

@@ -52,6 +52,16 @@ def test_who_is_who(path: Path) -> None:
     assert tenants.names == ["acme", "default", "shared"]
 
 
+def test_a_file_without_keys_does_not_open_a_gateway_that_the_network_reaches(path: Path) -> None:
+    tenants = Tenants(path=path, needs_keys=True)
+    path.write_text("[tenants.default]\nrequests_per_minute = 5\n")
+    with pytest.raises(ConfigError, match="has no key"):
+        tenants.reload()
+    assert tenants.keys.tenant_of(KEY) is not None
+    with pytest.raises(ConfigError, match="has no key"):
+        Tenants(path=path, needs_keys=True)
+
+
 def test_without_keys_everybody_is_the_default_tenant(tmp_path: Path) -> None:
     path = tmp_path / "tenants.toml"
     path.write_text("[tenants.default]\nrequests_per_minute = 5\n")
