@@ -201,6 +201,8 @@ class Requests:
         for spec in specs:
             self._check(spec)
         lines = [timeline_of(spec, received) for spec in specs]
+        for line in lines:
+            line.ahead = self.parts.rooms.of(line.model).queued_requests
         with self.timelines.waiting(lines):
             waited_s = await self.parts.rooms.enter(specs)
             begun: list[ActiveRequest] = []

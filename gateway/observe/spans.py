@@ -169,6 +169,7 @@ class RequestSpans:
             "baton.gateway": self._gateway_id,
             "baton.tenant": timeline.tenant,
             "baton.admission.waited_ms": timeline.waited_ms,
+            "baton.admission.ahead": timeline.ahead,
             "baton.slo.missed": missed_target(timeline, self._levels),  # collectors keep such traces
             "baton.prompt_tokens": timeline.prompt_tokens,
         }

@@ -96,6 +96,7 @@ class Timeline:
     model: str = ""  # name in the API
     patient: bool = False  # lowest tier: no service level is promised
     waited_ms: float = 0.0  # wait for admission
+    ahead: int = 0  # requests of its model that waited when it came
     received_unix: float = field(default_factory=time.time)
     attempts: list[AttemptLine] = field(default_factory=list)
     dropped_attempts: int = 0  # attempts no longer listed
@@ -215,6 +216,7 @@ class Timeline:
         return self.summary() | {
             "submitted_ms": self._ms(self.submitted_at),
             "waited_ms": self._waited_ms(),
+            "ahead": self.ahead,
             "attempts": [self._attempt_json(attempt) for attempt in self.attempts],
             "frame_ms": [round(ms, 3) for ms in self.frame_ms],
             "frame_tokens": list(self.frame_tokens),

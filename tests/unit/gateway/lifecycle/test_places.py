@@ -73,6 +73,11 @@ async def test_the_same_tenant_waits_for_its_own_streams(full: Gateway) -> None:
     waits = submitted(full, "c", tenant=LONG)
     await asyncio.sleep(LOOK_S)
     assert (waits.done(), full.requests.waiting["normal"][0]) == (False, 1)
+    later = submitted(full, "d", tenant=LONG)
+    await full.idle()
+    [told] = full.requests.timelines.find("d")
+    assert (told.status, told.ahead) == ("waiting", 1)
+    later.cancel()
     assert full.workers["d0"].told(Cancel) == []
     full.workers["d0"].send(streams[0], 2, 102, finish="stop")
     assert (await waits).state.assigned == "p0"
