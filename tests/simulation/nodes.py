@@ -331,7 +331,7 @@ class Waited:
 
 _WORKER_TASKS = Counter({"every": 5, "Pipeline.run": 1, "FrameOutbox.run": 1, "JobIntake.keep_alive": 1})
 _WORKER_TASKS["DecodeRole._keep_house"] = 1
-_GATEWAY_TASKS = Counter({"Heartbeat.run": 1, "Watchdog.run": 1})
+_GATEWAY_TASKS = Counter({"Heartbeat.run": 1, "Watchdog.run": 1, "Requests._tell_differences": 1})
 
 
 def _unusual(tasks: Iterable[asyncio.Task[Any]], usual: Counter[str]) -> str:
