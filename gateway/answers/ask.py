@@ -9,6 +9,7 @@ from typing import Any
 from common.messages import SamplingParams
 from gateway.grammars.limits import NO_LIMITS, TokenLimits
 from gateway.grammars.wanted import Wanted
+from gateway.parsing.grammar import CallShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,10 @@ class Tool:
         described = {} if self.description is None else {"description": self.description}
         return {"type": "function", "function": {"name": self.name} | described | {"parameters": self.parameters}}
 
+    def as_shape(self) -> CallShape:
+        """As grammars see it."""
+        return CallShape(name=self.name, parameters=self.parameters, is_strict=self.strict)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRules:
@@ -50,6 +55,12 @@ class ToolRules:
     allowed: frozenset[str] = frozenset()  # the names that it may call
     parallel: bool = True  # several calls in one answer
 
+    @property
+    def restricts(self) -> bool:
+        """Whether calls, if there are any, must keep to more than their form."""
+        is_part = len(self.allowed) < len(self.tools)
+        return is_part or any(tool.strict for tool in self.tools if tool.name in self.allowed)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
@@ -57,6 +68,7 @@ class Reply:
 
     tools: ToolRules = ToolRules()
     shows_reasoning: bool = True
+    thinking_budget: int | None = None  # tokens of reasoning at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,7 +74,7 @@ class Piece:
         self.prompt = self.prompt or other.prompt
 
 
-class _Reader:
+class MessageReader:
     """Tokens to a message: the detokenizer, and for replies the parser of the model's format."""
 
     def __init__(self, tokenizer: ChatTokenizer, rules: TextRules, reply: Reply | None, prompt: Sequence[int]) -> None:
@@ -90,6 +90,15 @@ class _Reader:
                 self._parse(self._parser, token_id)
             self._parser.text(self._detokenizer.flush())
             self._parser.resume()
+
+    @property
+    def is_reasoning(self) -> bool:
+        return self._parser is not None and self._parser.is_reasoning
+
+    @property
+    def has_reasoned(self) -> bool:
+        """Whether a block of reasoning has begun, and perhaps is over."""
+        return self._parser is not None and self._parser.has_reasoned
 
     @property
     def has_calls(self) -> bool:
@@ -165,7 +174,7 @@ class Choice:
         self.cached_tokens = 0
         self.finish = Finish.NONE
         self._tokenizer = tokenizer
-        self._reader = _Reader(tokenizer, rules, reply, prompt)
+        self._reader = MessageReader(tokenizer, rules, reply, prompt)
         self._stop = StopMatcher(rules.stops, include=rules.include_stop)
         self._min_tokens = sampling.min_tokens
         self._stop_token_ids = frozenset(sampling.stop_token_ids)

@@ -15,10 +15,12 @@ import msgspec
 from common.errors import DeadlineExceededError, InvalidRequestError, UnavailableError
 from common.messages import Grammar, SamplingParams
 from gateway.answers.answer import Answer
-from gateway.answers.ask import Ask
+from gateway.answers.ask import Ask, Reply
 from gateway.answers.catalogue import Catalogue, Served
-from gateway.answers.choice import Choice
+from gateway.answers.choice import Choice, MessageReader
 from gateway.answers.tokenising import Tokenising, context_error
+from gateway.answers.tokenizer import ChatTokenizer
+from gateway.grammars.messages import MessageWish, grammar_of_message
 from gateway.grammars.wanted import Wanted
 from gateway.http.problem import ModelNotFoundError
 from gateway.request.spec import Generations, GenerationSpec
@@ -99,8 +101,8 @@ class Answers:
             raise InvalidRequestError(
                 f"at most {MAX_SEQUENCES} prompts times n are allowed", param=ask.name_of("prompt")
             )
-        grammar = await _grammar(ask, served)
         prompts = [_cut(ask, prompt, served) for prompt in await self._tokenised(ask, served)]
+        grammar = await _grammar(ask, served, prompts[0])
         answer = Answer(
             id=f"{ask.answer_prefix}-{uuid.uuid4().hex}",
             model=served.name,
@@ -180,18 +182,42 @@ class Answers:
         return specs
 
 
-async def _grammar(ask: Ask, served: Served) -> Grammar | None:
+async def _grammar(ask: Ask, served: Served, prompt: list[int]) -> Grammar | None:
     """Raises InvalidRequestError, or UnavailableError while a worker of the release before would ignore it."""
-    if ask.grammar is None and not ask.limits:
+    wanted = ask.grammar if ask.reply is None else await _message_grammar(ask, ask.reply, served.tokenizer, prompt)
+    if wanted is None and not ask.limits:
         return None
     if not served.follows_grammars:
-        field = ask.grammar.field if ask.grammar is not None else "allowed_token_ids, bad_words"
+        field = wanted.field if wanted is not None else "allowed_token_ids, bad_words"
         raise UnavailableError(f"{field}: not every worker of this model can follow a grammar now")
-    grammar = None if ask.grammar is None else await _followed(ask, ask.grammar, served)
+    grammar = None if wanted is None else await _followed(ask, wanted, served)
     if not ask.limits:
         return grammar
     encode = partial(served.tokenizer.encode, add_special_tokens=False, parse_special=False)
     return ask.limits.added_to(grammar, encode, served.tokenizer.vocab_size)
+
+
+async def _message_grammar(ask: Ask, reply: Reply, tokenizer: ChatTokenizer, prompt: list[int]) -> Wanted | None:
+    """Raises InvalidRequestError."""
+    tools, begun = reply.tools, MessageReader(tokenizer, ask.text, reply, prompt)
+    body = None if tools.must_call else ask.grammar
+    is_bound = tools.must_call or tools.restricts or body is not None
+    wish = MessageWish(
+        calls=[tool.as_shape() for tool in tools.tools if tool.name in tools.allowed] if is_bound else (),
+        must_call=tools.must_call,
+        is_single=not tools.parallel,
+        body=body,
+        budget=reply.thinking_budget,
+        is_reasoning=begun.is_reasoning,
+        has_reasoned=begun.has_reasoned,
+    )
+    return await grammar_of_message(
+        wish,
+        tokenizer.format,
+        tokenizer.grammars,
+        eos_ids=tokenizer.eos_ids,
+        encode=partial(tokenizer.encode, add_special_tokens=False),
+    )
 
 
 async def _followed(ask: Ask, wanted: Wanted, served: Served) -> Grammar:

@@ -128,7 +128,7 @@ LLAMA3_JSON = Format(
         "bare": State(means=Means.JSON_CALLS, is_guess=True),
     },
     stops=("<|eom_id|>",),
-    wire=Wire(call='{"name": "{name}", "parameters": {arguments}}', between="; "),
+    wire=Wire(call='{"name": "{name}", "parameters": {arguments}}', between="; ", is_telling=False),
 )
 
 PYTHONIC = Format(
@@ -143,7 +143,7 @@ PYTHONIC = Format(
         "lines": State(means=Means.PYTHON_CALLS, exits=(Exit(on="</function_calls>", to="content"),)),
         "bare": State(means=Means.PYTHON_CALLS, is_guess=True),
     },
-    wire=Wire(opens="[", call="{name}({arguments})", between=", ", closes="]", arguments="python"),
+    wire=Wire(opens="[", call="{name}({arguments})", between=", ", closes="]", arguments="python", is_telling=False),
 )
 
 OLMO3 = Format(
@@ -234,7 +234,7 @@ KIMI_K2 = Format(
     ids=CallIds.KIMI,
     wire=Wire(
         opens="<|tool_calls_section_begin|>",
-        call="<|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>{arguments}<|tool_call_end|>",
+        call="<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>{arguments}<|tool_call_end|>",
         closes="<|tool_calls_section_end|>",
     ),
 )  # fmt: skip
@@ -252,6 +252,7 @@ GEMMA4 = Format(
     },
     stops=("<|tool_response>",),
     wire=Wire(call="<|tool_call>call:{name}{arguments}<tool_call|>", arguments="gemma"),
+    opens_reasoning="<|channel>thought\n",
     closes_reasoning="<channel|>",
 )
 
@@ -287,8 +288,11 @@ HARMONY = Format(
     start="start",
     turn="<|start|>",
     stops=("<|call|>", "<|return|>"),
-    wire=Wire(call="<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}<|call|>"),
-    closes_reasoning="<|end|>",
+    wire=Wire(
+        call="<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}", is_telling=False
+    ),
+    opens_reasoning="<|channel|>analysis<|message|>",
+    closes_reasoning="<|end|><|start|>assistant",
 )
 
 CALLS: dict[str, Format] = {

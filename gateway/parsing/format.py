@@ -70,6 +70,7 @@ class Wire:
     argument: str = ""  # one argument, of `{key}` and `{value}`; "": `{arguments}` is JSON
     ends_value: str = ""  # no argument's text contains it
     arguments: str = "json"  # or python, gemma
+    is_telling: bool = True  # how a call begins can't be text of an answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,8 @@ class Format:
     stops: tuple[str, ...] = ()  # tokens that end an answer beside the model's own
     ids: CallIds = CallIds.OPENAI
     wire: Wire | None = None
-    closes_reasoning: str = ""  # text that ends a block of reasoning
+    opens_reasoning: str = ""  # what begins a block of reasoning, for grammars
+    closes_reasoning: str = ""  # what ends it
 
     @property
     def knows_calls(self) -> bool:
@@ -124,7 +126,14 @@ def with_reasoning(calls: Format, reasoning: Reasoning) -> Format:
     }  # fmt: skip
     name = f"{calls.name}+{reasoning.name}" if calls.name else reasoning.name
     start = "reasoning" if reasoning.begins_open else calls.start
-    return replace(calls, name=name, states={**calls.states, **blocks}, start=start, closes_reasoning=reasoning.closes)
+    return replace(
+        calls,
+        name=name,
+        states={**calls.states, **blocks},
+        start=start,
+        opens_reasoning=reasoning.opens,
+        closes_reasoning=reasoning.closes,
+    )
 
 
 PLAIN = Format(name="", states={"content": State(means=Means.CONTENT)})

@@ -61,6 +61,7 @@ class CallWriter:
         self.has_arguments = False
         self._ids = ids
         self._max_calls = max_calls
+        self._known: set[str] = set()
         self._pieces: list[CallDelta] = []
 
     def begin(self, name: str, id: str = "") -> None:
@@ -69,7 +70,10 @@ class CallWriter:
         index = self.count
         self.count += 1
         if index < self._max_calls:
-            self._pieces.append(CallDelta(index=index, id=id or new_call_id(self._ids, name, index), name=name))
+            if not id or id in self._known:
+                id = new_call_id(self._ids, name, index)
+            self._known.add(id)
+            self._pieces.append(CallDelta(index=index, id=id, name=name))
 
     def arguments(self, text: str) -> None:
         if not text or not self.is_open:

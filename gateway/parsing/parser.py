@@ -27,6 +27,7 @@ class Parser:
         self._message = Message(self._calls, schemas or {}, schemas or ())
         self._buffer = ""
         self._is_prompt = False
+        self.has_reasoned = False
         self._reader: Reader
         self._enter(bound.format.start, {})
 
@@ -97,6 +98,7 @@ class Parser:
 
     def _enter(self, name: str, captures: Mapping[str, str], opener: str = "") -> None:
         self._name, self._state, self._opener = name, self._states[name], opener
+        self.has_reasoned = self.has_reasoned or self._state.means == Means.REASONING
         if not self._state.in_call:
             self._message.end_call()
         self._reader = reader_of(self._state, self._message, captures)

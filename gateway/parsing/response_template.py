@@ -26,18 +26,30 @@ def read_response_template(spec: Any) -> Format:
     implicit = [name for name, entry in fields.items() if not _terminals(entry, "open")]
     if len(implicit) > 1:
         raise ValueError(f"fields {implicit} have no opening")
-    openings = [
-        Exit(on=on, is_pattern=is_pattern, to=f"field {name}", calls=name == "tool_calls")
-        for name, entry in fields.items()
-        for on, is_pattern in _terminals(entry, "open")
-    ]
+    openings = [exit_ for name, entry in fields.items() for exit_ in _openings(name, entry)]
     home = fields[implicit[0]] if implicit else {}
     means = _means(implicit[0]) if implicit else Means.DROP
     states = {HOME: State(means=means, exits=(*openings, *_closings(home)))}
     states |= {f"field {name}": _state(name, entry) for name, entry in fields.items() if name not in implicit}
-    thoughts = [exit_ for name in _REASONING if name in fields for exit_ in _closings(fields[name])]
-    closes = next((exit_.on for exit_ in thoughts if not exit_.is_pattern), "")
-    return Format(name="response_template", states=states, start=HOME, closes_reasoning=closes)
+    opens, closes = _block_of_reasoning(fields)
+    return Format(name="response_template", states=states, start=HOME, opens_reasoning=opens, closes_reasoning=closes)
+
+
+def _block_of_reasoning(fields: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
+    """What opens and closes it, for grammars; nothing where one of both is a pattern."""
+    for name in _REASONING:
+        entry = fields.get(name, {})
+        ends = [_terminals(entry, kind)[:1] for kind in ("open", "close")]
+        if all(end and not end[0][1] for end in ends):
+            return ends[0][0][0], ends[1][0][0]
+    return "", ""
+
+
+def _openings(name: str, entry: Mapping[str, Any]) -> list[Exit]:
+    return [
+        Exit(on=on, is_pattern=is_pattern, to=f"field {name}", calls=name == "tool_calls")
+        for on, is_pattern in _terminals(entry, "open")
+    ]
 
 
 def _fields(spec: Any) -> Mapping[str, Mapping[str, Any]]:

@@ -100,6 +100,7 @@ class Bound:
     terminals: Mapping[str, Terminals]
     with_calls: Mapping[str, Terminals]
     ids: frozenset[int]  # all tokens that are terminals somewhere, or part of one
+    marks: Mapping[str, int]  # those that a format's texts have, by text
     turn: int | None
     stops: tuple[int, ...]
 
@@ -113,14 +114,16 @@ def bound(format_: Format, vocabulary: Mapping[str, int]) -> Bound:
     with_calls = {name: of(state.exits) for name, state in format_.states.items()}
     without = {name: of([one for one in state.exits if not one.calls]) for name, state in format_.states.items()}
     quotes = {state.quote for state in format_.states.values() if state.quote}
+    ids = frozenset(
+        [token for one in with_calls.values() for token in (*one.by_id, *one.inner)]
+        + [vocabulary[quote] for quote in quotes if quote in vocabulary]
+    )
     return Bound(
         format=format_,
         terminals=without,
         with_calls=with_calls,
-        ids=frozenset(
-            [token for one in with_calls.values() for token in (*one.by_id, *one.inner)]
-            + [vocabulary[quote] for quote in quotes if quote in vocabulary]
-        ),
+        ids=ids,
+        marks={text: token for text, token in vocabulary.items() if token in ids and text[0] in "<["},
         turn=vocabulary.get(format_.turn),
         stops=tuple(vocabulary[stop] for stop in format_.stops if stop in vocabulary),
     )

@@ -11,7 +11,7 @@ import pydantic
 import pytest
 
 from tests.e2e.cluster import Cluster
-from tests.models import build_tiny_model
+from tests.models import CALL_TEMPLATE, TOOL_TOKENS, build_tiny_model, build_tokenizer
 
 MESSAGES = [{"role": "user", "content": "Tell me about blocks, please."}]
 
@@ -20,6 +20,7 @@ MESSAGES = [{"role": "user", "content": "Tell me about blocks, please."}]
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
     folder = tmp_path_factory.mktemp("openai")
     model = build_tiny_model(folder / "model", "llama")
+    build_tokenizer(model, template=CALL_TEMPLATE, added=TOOL_TOKENS[:2])
     async with Cluster(folder / "run", model=model, transport="shm") as cluster:
         yield cluster
 
@@ -212,3 +213,36 @@ async def test_max_tokens_may_cut_a_grammar(client: openai.AsyncOpenAI, model: s
     with pytest.raises(openai.BadRequestError, match="strng") as refused:
         await chat(client, model, extra_body={"structured_outputs": {"json": {"type": "strng"}}})
     assert refused.value.param == "structured_outputs"
+
+
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Paris"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_even_random_weights_call_the_function_that_they_must(
+    client: openai.AsyncOpenAI, model: str, seed: int, stream: bool
+) -> None:
+    tool = {"type": "function", "function": {"name": "weather", "strict": True, "parameters": WEATHER}}
+    options = {
+        "tools": [tool], "tool_choice": {"type": "function", "function": {"name": "weather"}}, "seed": seed, "max_tokens": 600,
+    }  # fmt: skip
+    if stream:
+        async with client.chat.completions.stream(model=model, messages=MESSAGES, **options) as events:
+            answer = await events.get_final_completion()
+    else:
+        answer = await chat(client, model, **options)
+    choice = answer.choices[0]
+    assert (choice.finish_reason, choice.message.content or "") == ("tool_calls", "")
+    [call] = choice.message.tool_calls
+    arguments = json.loads(call.function.arguments)
+    assert (call.function.name, arguments["city"] in ("Rome", "Paris"), 1 <= arguments["days"] <= 9) == (
+        "weather",
+        True,
+        True,
+    )

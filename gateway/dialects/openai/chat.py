@@ -41,7 +41,9 @@ class Chat:
             max_tokens=body.wanted_tokens,
             logprobs=body.num_logprobs,
             prompt_logprobs=body.prompt_logprobs,
-            reply=Reply(tools=body.tool_rules, shows_reasoning=body.include_reasoning),
+            reply=Reply(
+                tools=body.tool_rules, shows_reasoning=body.include_reasoning, thinking_budget=body.reasoning_budget
+            ),
             field_names={"prompt": "messages"}
             | ({} if body.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}),
         )

@@ -45,6 +45,7 @@ _CHAT_UNSUPPORTED = _SHARED_UNSUPPORTED | {
 # OpenAI's and vLLM's fields that change nothing here, whatever they say.
 _SHARED_INERT = frozenset({"request_id", "spaces_between_special_tokens", "prediction", "guided_decoding_backend"})
 _CHAT_INERT = _SHARED_INERT | {"verbosity", "prompt_cache_retention", "prompt_cache_options"}
+Budget = Annotated[StrictInt, Field(ge=-1, lt=2**31)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max", "auto"]
 _TIERS = ("auto", "default", "flex", "scale", "priority")
 
@@ -240,6 +241,9 @@ class ChatRequest(CommonFields):
     modalities: list[Literal["text"]] | None = None
     reasoning_effort: Effort | None = None
     include_reasoning: StrictBool = True
+    thinking_token_budget: Budget | None = None
+    max_thinking_tokens: Budget | None = None
+    thinking_budget: Budget | None = None
     _tool_rules: ToolRules = PrivateAttr(default_factory=ToolRules)
 
     @model_validator(mode="after")
@@ -285,6 +289,12 @@ class ChatRequest(CommonFields):
         thinks = effort != "none"
         said = {"enable_thinking": thinks, "thinking": thinks} | ({"reasoning_effort": effort} if thinks else {})
         return said | (self.chat_template_kwargs or {})
+
+    @property
+    def reasoning_budget(self) -> int | None:
+        """The least of the budgets, which servers name in three ways; -1 is none."""
+        named = (self.thinking_token_budget, self.max_thinking_tokens, self.thinking_budget)
+        return min((budget for budget in named if budget is not None and budget >= 0), default=None)
 
     @property
     def opens_answer(self) -> bool:

@@ -75,15 +75,15 @@ def rules_of(tools: list[Tool], choice: Any, *, parallel: bool, field: str = "to
     unknown = [name for name in allowed or () if name not in names]
     if unknown:
         raise ValueError(f"{field}: {unknown[0]!r} is not among the tools")
-    if mode == "required":
-        raise ValueError(f"{field}: only auto and none are supported yet" if tools else f"{field}: there are no tools")
     if not tools:
+        if mode == "required":
+            raise ValueError(f"{field}: there are no tools to call")
         return NO_TOOLS
     return ToolRules(
         tools=tools,
         must_call=mode == "required",
         allowed=frozenset(names if allowed is None else allowed),
-        parallel=parallel,
+        parallel=parallel and not (isinstance(choice, dict) and choice.get("type") == "function"),
     )
 
 

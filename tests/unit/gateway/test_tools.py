@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 
 from gateway.answers.template import ChatTemplate
 from gateway.answers.tokenizer import ChatTokenizer
@@ -311,3 +312,108 @@ async def test_choices_and_batches_of_calls_are_told_apart(tooled: Gateway) -> N
     calls = [choice.message.tool_calls for choice in whole.choices]
     assert [len(made) for made in calls] == [2, 2, 2]
     assert len({call.id for made in calls for call in made}) == 6
+
+
+# -- enforced -----------------------------------------------------------------------------------------------------
+
+STRICT: list[Any] = [{"type": "function", "function": WEATHER | {"strict": True}}]
+OTHER: list[Any] = [*TOOLS, {"type": "function", "function": {"name": "other"}}]
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+
+
+def follows(gateway: Gateway, text: str) -> bool:
+    """Whether the last request's grammar takes a text, from where the prompt left off."""
+    grammar = gateway.script.submitted[-1].grammar
+    assert grammar is not None
+    tokenizer = gateway.tokenizer.tokenizer
+    library = LLTokenizer(tokenizer.to_str(), eos_token=gateway.tokenizer.eos_ids)
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    if grammar.after is not None:
+        ids = ids[ids.index(grammar.after[-1]) + 1 :]
+    matcher = LLMatcher(library, grammar.text, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
+
+
+CALL_TEXT = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+OTHER_TEXT = '<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>'
+TWICE = f"{CALL_TEXT}\n{CALL_TEXT}"
+
+
+@pytest.mark.parametrize(
+    ("options", "takes", "refuses"),
+    [
+        ({"tools": TOOLS, "tool_choice": "required"}, [CALL_TEXT, TWICE, f"<think>\nHm\n</think>\n\n{CALL_TEXT}"], ["Hello"]),
+        ({"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}, [CALL_TEXT], [TWICE]),
+        ({"tools": OTHER, "tool_choice": NAMED}, [CALL_TEXT], [OTHER_TEXT, TWICE, "Hello"]),
+        ({"functions": [WEATHER], "function_call": {"name": "get_weather"}}, [CALL_TEXT], ["Hello"]),
+        ({"tools": STRICT}, ["Hello", f"Well. {CALL_TEXT}"], [f"Well. {OTHER_TEXT}", "<tool_call>no"]),
+        (
+            {"tools": OTHER, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}},
+            ["Hello", CALL_TEXT], [OTHER_TEXT],
+        ),
+        (
+            {"tools": OTHER, "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [NAMED]}},
+            [CALL_TEXT, TWICE], [OTHER_TEXT, "Hello"],
+        ),
+    ],
+)  # fmt: skip
+async def test_what_must_be_called_is_a_grammar(
+    tooled: Gateway, options: dict[str, Any], takes: list[str], refuses: list[str]
+) -> None:
+    await ask(tooled, extra_body=options)
+    assert [text for text in takes if not follows(tooled, text)] == []
+    assert [text for text in refuses if follows(tooled, text)] == []
+
+
+async def test_tools_that_may_be_called_as_the_model_likes_need_no_grammar(tooled: Gateway) -> None:
+    for options in ({"tools": TOOLS}, {"tools": STRICT, "tool_choice": "none"}, {}):
+        await ask(tooled, **options)
+        assert tooled.script.submitted[-1].grammar is None
+
+
+async def test_behind_reasoning_that_the_prompt_opened_a_grammar_begins_later(tooled: Gateway) -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": "<think>\nHm"}]
+    options = {"continue_final_message": True, "parse_special": True, "thinking_token_budget": 7}
+    await ask(tooled, messages=messages, tools=TOOLS, tool_choice="required", extra_body=options)
+    grammar = tooled.script.submitted[-1].grammar
+    assert grammar is not None
+    assert grammar.after == tooled.tokenizer.encode("</think>", add_special_tokens=False)
+    assert grammar.budget == 7
+    assert follows(tooled, f"so.</think>{CALL_TEXT}")
+
+
+@pytest.mark.parametrize("name", ["thinking_token_budget", "max_thinking_tokens", "thinking_budget"])
+async def test_reasoning_has_a_budget(tooled: Gateway, name: str) -> None:
+    await ask(tooled, extra_body={name: 4})
+    assert follows(tooled, "<think>\nHm</think>\n\nYes, <tool_call>.")
+    assert not follows(tooled, "<think>\nHm, so it is, and so will it be.</think>\n\nYes.")
+    assert follows(tooled, "Yes.")
+    await ask(tooled, extra_body={name: -1})
+    assert tooled.script.submitted[-1].grammar is None
+    await ask(tooled, reasoning_effort="none", extra_body={name: 4})
+    assert tooled.script.submitted[-1].grammar is None
+
+
+async def test_a_schema_that_can_t_be_enforced_is_named(tooled: Gateway) -> None:
+    wrong = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": "nonsense"}}}
+    for choice, param in (("required", "tool_choice"), ("auto", "tools")):
+        body = {"model": MODEL, "messages": MESSAGES, "tools": [wrong], "tool_choice": choice}
+        error = (await tooled.http.post("/v1/chat/completions", json=body)).json()["error"]
+        assert (error["param"], error["code"]) == (param, "invalid_request")
+
+
+async def test_a_grammar_for_content_begins_behind_the_reasoning_and_lets_tools_be_called(tooled: Gateway) -> None:
+    wanted = {"response_format": {"type": "json_object"}}
+    await ask(tooled, **wanted)
+    for text in ("{}", "<think>\nHm</think>\n\n{}"):
+        assert follows(tooled, text)
+    for text in ("Hello", "<think>\nHm</think>Hello", CALL_TEXT):
+        assert not follows(tooled, text)
+    await ask(tooled, **wanted, tools=TOOLS)
+    for text in ("{}", CALL_TEXT, f"<think>\nHm</think>\n\n{CALL_TEXT}"):
+        assert follows(tooled, text)
+    assert not follows(tooled, "Hello")
+    await ask(tooled, **wanted, reasoning_effort="none")
+    assert follows(tooled, "{}")
+    assert not follows(tooled, "<think>\nHm</think>\n\n{}")

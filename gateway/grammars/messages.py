@@ -1,0 +1,68 @@
+"""The grammar of an answer that is a message: the client's for content, the tools' and the bound on reasoning, as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from common.errors import InvalidRequestError
+from gateway.grammars.maker import GrammarMaker
+from gateway.grammars.wanted import Wanted, of_text
+from gateway.parsing.grammar import CallShape, Shape, message_grammar, with_body
+from gateway.parsing.terminals import Bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageWish:
+    """What an answer must be. `calls` are the functions that may be called, if that is to be enforced."""
+
+    calls: Sequence[CallShape] = ()
+    must_call: bool = False
+    is_single: bool = False
+    body: Wanted | None = None  # what content follows
+    budget: int | None = None  # tokens of reasoning
+    is_reasoning: bool = False  # the prompt opened a block of it
+    has_reasoned: bool = False  # that, or the prompt closed one
+
+    @property
+    def asks_for_anything(self) -> bool:
+        return bool(self.calls) or self.body is not None or self.budget is not None
+
+
+async def grammar_of_message(
+    wish: MessageWish, bound: Bound, maker: GrammarMaker, *, eos_ids: Sequence[int], encode: Callable[[str], list[int]]
+) -> Wanted | None:
+    """None: anything. Raises InvalidRequestError."""
+    if not wish.asks_for_anything:
+        return None
+    format_ = bound.format
+    shape = Shape(
+        calls=wish.calls,
+        must_call=wish.must_call,
+        is_single=wish.is_single,
+        has_body=wish.body is not None,
+        thinks=bool(format_.opens_reasoning) and not wish.has_reasoned,
+        budget=None if wish.has_reasoned else wish.budget,
+    )
+    # Where the prompt opened the reasoning, the grammar begins behind it.
+    after = encode(format_.closes_reasoning) if wish.is_reasoning else None
+    budget = wish.budget if wish.is_reasoning else None
+    if wish.body is not None and not shape.calls and not shape.thinks:
+        return replace(wish.body, after=after, budget=budget)
+    text = message_grammar(bound, shape, eos_ids)
+    if wish.body is not None:
+        made = await maker.make(wish.body)
+        return of_text(wish.body.field, with_body(text, made.text), after=after, budget=budget)
+    if wish.must_call and not text:
+        raise InvalidRequestError(
+            "tool_choice: how this model writes calls isn't known, so none can be required: see --tool-call-parser",
+            param="tool_choice",
+        )
+    return of_text(_field(wish), text, after=after, budget=budget) if text or budget is not None else None
+
+
+def _field(wish: MessageWish) -> str:
+    """The client's field that a mistake is in."""
+    if wish.must_call:
+        return "tool_choice"
+    return "tools" if wish.calls else "thinking_token_budget"

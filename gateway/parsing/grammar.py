@@ -1,0 +1,214 @@
+"""Grammars of messages: calls as the model's format writes them, behind reasoning that may come first, in llguidance's Lark."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.parsing.format import Wire
+from gateway.parsing.terminals import Bound
+from gateway.parsing.values import Schema, is_text, types_of
+
+# More whitespace helps nobody, and a weak model would write it until its tokens are used up.
+_JSON_OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,64}"}
+_ANY = "/(?s:.*)/"
+_BODY = "body"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallShape:
+    """A function that may be called. Unless `is_strict`, what can't be enforced of its schema is ignored."""
+
+    name: str
+    parameters: Schema
+    is_strict: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a message may be. Without `calls` and `has_body` it is anything, behind bounded reasoning."""
+
+    calls: Sequence[CallShape] = ()
+    must_call: bool = False
+    is_single: bool = False  # at most one call
+    has_body: bool = False  # content follows a grammar of its own
+    thinks: bool = False  # it may begin with reasoning
+    budget: int | None = None  # tokens of reasoning
+
+
+def message_grammar(bound: Bound, shape: Shape, eos_ids: Sequence[int]) -> str:
+    """Lark's text; "" where nothing can be enforced. A body is `@body`, which `with_body` defines."""
+    return _Writer(bound, shape, eos_ids).text()
+
+
+def with_body(lark: str, body: str) -> str:
+    """One grammar of a message's and of its content's, which is Lark or llguidance's JSON."""
+    if body.lstrip().startswith("{"):
+        first, *others = json.loads(body)["grammars"]
+    else:
+        first, others = {"lark_grammar": body}, []
+    return json.dumps({"grammars": [{"lark_grammar": lark}, {**first, "name": _BODY}, *others]})
+
+
+class _Writer:
+    def __init__(self, bound: Bound, shape: Shape, eos_ids: Sequence[int]) -> None:
+        self._bound = bound
+        self._shape = shape
+        self._eos_ids = eos_ids
+        self._marks = sorted(bound.marks, key=len, reverse=True)
+        self._rules: list[str] = []
+
+    def text(self) -> str:
+        shape, wire = self._shape, self._bound.format.wire
+        calls = shape.calls if wire is not None else ()
+        if not calls and (shape.must_call or not (shape.has_body or shape.budget is not None)):
+            return ""
+        message = self._message(wire, calls)
+        if not message:
+            return ""
+        thoughts = self._thoughts() if shape.thinks else ""
+        return "\n".join(["%llguidance {}", f"start: {thoughts} {message}", *self._rules])
+
+    def _message(self, wire: Wire | None, calls: Sequence[CallShape]) -> str:
+        shape = self._shape
+        if wire is None or not calls:
+            return f"@{_BODY}" if shape.has_body else f"{self._other_than([])}*"
+        if shape.must_call:
+            return self._calls(wire, calls, wire.opens)
+        if shape.has_body:
+            return f"(@{_BODY} | {self._calls(wire, calls, wire.opens)})"
+        return self._lazily(wire, calls)
+
+    def _thoughts(self) -> str:
+        """Reasoning that the model may begin with."""
+        format_ = self._bound.format
+        if not format_.opens_reasoning:
+            return ""
+        bound = "" if self._shape.budget is None else f"[max_tokens={max(1, self._shape.budget)}]"
+        closes = format_.closes_reasoning
+        if closes in self._bound.marks or self._marked(closes)[0] in self._bound.marks:
+            self._rules += [f"thoughts{bound}: {_ANY}"]
+            closing = f"thoughts {self._literal(closes)}"
+        else:
+            self._rules += [f"thoughts[suffix={json.dumps(closes)}]: {_ANY}"]
+            closing = "thoughts"
+        return rf"({self._literal(format_.opens_reasoning)} {closing} /[\x20\x0A]{{0,4}}/)?"
+
+    def _lazily(self, wire: Wire, calls: Sequence[CallShape]) -> str:
+        """Any text, and calls where the first terminal of one is."""
+        head = wire.opens or re.split(r"\{(?:name|arguments)\}", wire.call)[0]
+        first = next((part for part in self._marked(head) if part.strip()), "")
+        repeats = "?" if self._shape.is_single else "*"
+        if not first or not wire.is_telling:
+            return ""
+        rest = self._calls(wire, calls, wire.opens, without=first)
+        if first in self._bound.marks:
+            token = self._bound.marks[first]
+            other = self._other_than([token])
+            return f"{other}* (<[{token}]> {rest} {other}*){repeats}"
+        self._rules += [f"opening[lazy]: {_ANY} {json.dumps(first)}"]
+        return f"(opening {rest}){repeats} {_ANY}"
+
+    def _other_than(self, tokens: Sequence[int]) -> str:
+        """Any token but these; the end of an answer is no token of its text."""
+        excluded = sorted({*tokens, *self._eos_ids})
+        return f"<[^{','.join(map(str, excluded))}]>" if excluded else "<[*]>"
+
+    def _calls(self, wire: Wire, calls: Sequence[CallShape], opens: str, without: str = "") -> str:
+        """One call, or several. `without`: their first terminal, which was written already."""
+        rest_of_opens = opens.replace(without, "", 1) if without and opens else opens
+        first = "" if opens else without
+        self._rules.append("call: " + " | ".join(self._call(wire, index, one) for index, one in enumerate(calls)))
+        head = "call"
+        if first:
+            names = [self._call(wire, index, one, without=first) for index, one in enumerate(calls)]
+            self._rules.append("first_call: " + " | ".join(names))
+            head = "first_call"
+        for index, one in enumerate(calls):
+            self._rules.append(f"arguments_{index}: {self._arguments(wire, index, one)}")
+        between = self._literal(wire.between)
+        more = "" if self._shape.is_single else f"({between} call)*"
+        return " ".join(filter(None, [self._literal(rest_of_opens), head, more, self._literal(wire.closes)]))
+
+    def _call(self, wire: Wire, index: int, call: CallShape, without: str = "") -> str:
+        text = wire.call.replace(without, "", 1) if without else wire.call
+        before, _, after = text.partition("{arguments}")
+        written = [self._named(part, call.name) for part in (before, after)]
+        return " ".join(filter(None, [written[0], f"arguments_{index}", written[1]]))
+
+    def _named(self, text: str, name: str) -> str:
+        parts = text.replace("{name}", name).split("{index}")
+        return " /[0-9]{1,3}/ ".join(map(self._literal, parts))
+
+    def _arguments(self, wire: Wire, index: int, call: CallShape) -> str:
+        if wire.arguments == "json" and not wire.argument:
+            return self._json(call, {"type": "object", **call.parameters})
+        template, between, opens, closes = wire.argument, "", "", ""
+        if wire.arguments == "python":
+            template, between = "{key}={value}", ", "
+        elif wire.arguments == "gemma":
+            template, between, opens, closes = "{key}:{value}", ",", "{", "}"
+        written = self._in_order(wire, index, call, template, between)
+        return " ".join(filter(None, [self._literal(opens), written, self._literal(closes)])) or '""'
+
+    def _in_order(self, wire: Wire, index: int, call: CallShape, template: str, between: str) -> str:
+        """Rules for the arguments in the schema's order: those that aren't required may lack."""
+        properties = call.parameters.get("properties")
+        required = call.parameters.get("required") or ()
+        keys = list(properties) if isinstance(properties, Mapping) else []
+        for at, key in enumerate(keys):
+            value = self._argument(wire, call, template, key, properties[key] if properties else {})
+            self._rules.append(f"value_{index}_{at}: {value}")
+        following = {False: '""', True: '""'}  # whether an argument came before
+        for at in range(len(keys) - 1, -1, -1):
+            names = {}
+            for has_before in (False, True):
+                separator = self._literal(between) if has_before else ""
+                written = f"{separator} value_{index}_{at} {following[True]}"
+                names[has_before] = f"from_{index}_{at}_{int(has_before)}"
+                lacks = "" if keys[at] in required else f" | {following[has_before]}"
+                self._rules.append(f"{names[has_before]}: {written}{lacks}")
+            following = names
+        return following[False]
+
+    def _argument(self, wire: Wire, call: CallShape, template: str, key: str, schema: Any) -> str:
+        before, _, after = template.replace("{key}", key).partition("{value}")
+        schema = schema if isinstance(schema, Mapping) else {}
+        types = types_of(schema, call.parameters)
+        options = schema.get("enum")
+        begins = self._literal(before)
+        if wire.arguments == "gemma" and is_text(types):
+            quote = self._literal('<|"|>')
+            return f"{begins} {quote} {_ANY} {quote}"
+        if not wire.ends_value or not (is_text(types) or "string" in types):
+            return f"{begins} {self._json(call, {**_definitions(call.parameters), **schema})} {self._literal(after)}"
+        if isinstance(options, list) and options and all(isinstance(one, str) for one in options):
+            return f"{begins} ({' | '.join(map(json.dumps, options))}) {self._literal(after)}"
+        rest = self._literal(after.partition(wire.ends_value)[2])
+        if wire.ends_value in self._bound.marks:
+            return f"{begins} {_ANY} {self._literal(wire.ends_value)} {rest}"
+        if not any(rule.startswith("text_value[") for rule in self._rules):
+            self._rules.append(f"text_value[suffix={json.dumps(wire.ends_value)}]: {_ANY}")
+        return f"{begins} text_value {rest}"
+
+    def _json(self, call: CallShape, schema: Mapping[str, Any]) -> str:
+        return "%json " + json.dumps({**schema, "x-guidance": {**_JSON_OPTIONS, "lenient": not call.is_strict}})
+
+    def _marked(self, text: str) -> list[str]:
+        """A text's parts: tokens that stand for themselves, and what is between."""
+        if not self._marks:
+            return [text]
+        return [part for part in re.split(f"({'|'.join(map(re.escape, self._marks))})", text) if part]
+
+    def _literal(self, text: str) -> str:
+        marks = self._bound.marks
+        return " ".join(
+            f"<[{marks[part]}]>" if part in marks else json.dumps(part) for part in self._marked(text) if part
+        )
+
+
+def _definitions(schema: Schema) -> dict[str, Any]:
+    return {name: schema[name] for name in ("$defs", "definitions") if name in schema}

@@ -1,0 +1,194 @@
+"""What a grammar lets a model write is what the parser reads, for every format."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import Tokenizer
+
+from gateway.parsing.builtin import CALLS
+from gateway.parsing.choose import Parsers, choose
+from gateway.parsing.format import Wire
+from gateway.parsing.grammar import CallShape, Shape, message_grammar, with_body
+from gateway.parsing.terminals import Bound
+from tests.models import build_tokenizer
+from tests.unit.gateway.parsing.cases import CASES, CITY, TAGS
+from tests.unit.gateway.parsing.formats import SCHEMAS, Said, parse, said_of
+
+EOS = 2
+SHAPES = [
+    CallShape(name="weather", parameters={**SCHEMAS["weather"], "required": ["city"]}, is_strict=False),
+    CallShape(name="now", parameters=SCHEMAS["now"], is_strict=False),
+]
+MARKS = {name: next((case.marks for case in CASES.values() if case.calls == name and case.marks), ()) for name in CALLS}
+WIRES = [name for name, one in CALLS.items() if one.wire is not None]
+
+
+@cache
+def tokenizer_with(marks: tuple[str, ...], folder: Path) -> tuple[Tokenizer, LLTokenizer, dict[str, int]]:
+    folder.mkdir()
+    build_tokenizer(folder, added=marks)
+    raw = (folder / "tokenizer.json").read_text()
+    tokenizer = Tokenizer.from_str(raw)
+    return tokenizer, LLTokenizer(raw, eos_token=[EOS]), {mark: tokenizer.token_to_id(mark) for mark in marks}
+
+
+class Follower:
+    """A format, its tokenizer, and whether a grammar takes a text."""
+
+    def __init__(self, name: str, folder: Path, *, reasoning: str = "none") -> None:
+        self.wire: Wire | None = CALLS[name].wire
+        self.tokenizer, self._library, self.vocabulary = tokenizer_with(MARKS[name], folder / name)
+        self.bound: Bound = choose("", self.vocabulary, parsers=Parsers(name, reasoning))
+
+    def grammar(self, **shape: Any) -> str:
+        return message_grammar(self.bound, Shape(**shape), [EOS])
+
+    def takes(self, grammar: str, text: str) -> bool:
+        matcher = LLMatcher(self._library, grammar, log_level=0)
+        assert not matcher.is_error(), matcher.get_error()
+        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
+
+    def said(self, text: str) -> Said:
+        return said_of(parse(self.bound, text, self.vocabulary))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("grammars")
+
+
+def written(wire: Wire, *calls: tuple[str, dict[str, Any]]) -> str:
+    """Calls as a model would write them."""
+    texts = []
+    for index, (name, arguments) in enumerate(calls):
+        if wire.argument:
+            parts = (
+                wire.argument.replace("{key}", key).replace(
+                    "{value}", value if isinstance(value, str) else json.dumps(value)
+                )
+                for key, value in arguments.items()
+            )
+            text = "".join(parts)
+        elif wire.arguments == "python":
+            text = ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in arguments.items())
+        elif wire.arguments == "gemma":
+            quoted = {
+                key: f'<|"|>{value}<|"|>' if isinstance(value, str) else value for key, value in arguments.items()
+            }
+            text = "{" + ",".join(f"{key}:{value}" for key, value in quoted.items()) + "}"
+        else:
+            text = json.dumps(arguments, ensure_ascii=False)
+        texts.append(wire.call.replace("{name}", name).replace("{index}", str(index)).replace("{arguments}", text))
+    return wire.opens + wire.between.join(texts) + wire.closes
+
+
+@pytest.mark.parametrize("name", WIRES)
+def test_what_a_grammar_takes_is_read_as_calls(name: str, folder: Path) -> None:
+    follower = Follower(name, folder)
+    assert follower.wire is not None
+    grammar = follower.grammar(calls=SHAPES, must_call=True)
+    one, two = written(follower.wire, ("weather", CITY)), written(follower.wire, ("weather", CITY), ("now", {}))
+    assert follower.takes(grammar, one)
+    assert follower.said(one).calls == [("weather", CITY)]
+    assert follower.takes(grammar, two)
+    assert follower.said(two).calls[0] == ("weather", CITY)
+    single = follower.grammar(calls=SHAPES, must_call=True, is_single=True)
+    assert follower.takes(single, one)
+    assert not follower.takes(single, two)
+
+
+@pytest.mark.parametrize("name", WIRES)
+def test_a_grammar_refuses_what_is_no_call(name: str, folder: Path) -> None:
+    follower = Follower(name, folder)
+    wire = follower.wire
+    assert wire is not None
+    grammar = follower.grammar(calls=SHAPES, must_call=True)
+    for wrong in ("Hello", "", written(wire, ("other", {})), written(wire, ("weather", {"days": 3}))):
+        assert not follower.takes(grammar, wrong), wrong
+    assert not follower.takes(grammar, written(wire, ("weather", {"city": "x", "days": [1]})))
+
+
+@pytest.mark.parametrize("name", [name for name in WIRES if CALLS[name].wire.is_telling])  # type: ignore[union-attr]
+def test_text_is_free_until_a_call_opens(name: str, folder: Path) -> None:
+    follower = Follower(name, folder)
+    wire = follower.wire
+    assert wire is not None
+    grammar = follower.grammar(calls=SHAPES)
+    assert follower.takes(grammar, "Any text.")
+    assert follower.takes(grammar, "Well: " + written(wire, ("weather", CITY)))
+    assert not follower.takes(grammar, "Well: " + written(wire, ("other", {})))
+
+
+@pytest.mark.parametrize("name", ["llama3_json", "pythonic", "harmony"])
+def test_what_may_be_text_is_not_forced(name: str, folder: Path) -> None:
+    assert Follower(name, folder).grammar(calls=SHAPES) == ""
+
+
+def test_reasoning_may_come_first_and_has_its_budget(folder: Path) -> None:
+    follower = Follower("hermes", folder, reasoning="think")
+    call = written(follower.wire, ("now", {}))  # type: ignore[arg-type]
+    grammar = follower.grammar(calls=SHAPES, must_call=True, thinks=True)
+    thought = f"<think>\nLet me think.\n</think>\n\n{call}"
+    assert follower.takes(grammar, thought)
+    assert follower.takes(grammar, call)
+    assert follower.said(thought) == Said("", "Let me think.", [("now", {})])
+    assert not follower.takes(grammar, "<think>\nLet me think.")
+    short = follower.grammar(calls=SHAPES, must_call=True, thinks=True, budget=3)
+    assert not follower.takes(short, thought)
+    assert follower.takes(follower.grammar(thinks=True, budget=50), "<think>\nHm\n</think>\n\nYes <tool_call>x")
+
+
+def test_harmony_s_reasoning_is_a_channel(folder: Path) -> None:
+    follower = Follower("harmony", folder)
+    grammar = follower.grammar(calls=SHAPES, must_call=True, thinks=True)
+    text = (
+        "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant"
+        '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "x"}'
+    )
+    assert follower.takes(grammar, text)
+    assert follower.said(text) == Said("", "Hm", [("weather", {"city": "x"})])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [LLMatcher.grammar_from_json_schema({"type": "object"}), LLMatcher.grammar_from_regex(r"\{.*\}"), 'start: "{}"'],
+)
+def test_content_may_follow_a_grammar_of_its_own(body: str, folder: Path) -> None:
+    follower = Follower("hermes", folder, reasoning="think")
+    alone = with_body(follower.grammar(has_body=True, thinks=True), body)
+    assert follower.takes(alone, "<think>Hm</think>\n\n{}")
+    assert follower.takes(alone, "{}")
+    assert not follower.takes(alone, "Hello")
+    either = with_body(follower.grammar(calls=SHAPES, has_body=True), body)
+    assert follower.takes(either, "{}")
+    assert follower.takes(either, written(follower.wire, ("now", {})))  # type: ignore[arg-type]
+    assert not follower.takes(either, "Hello")
+
+
+def test_strict_schemas_are_followed_to_the_letter(folder: Path) -> None:
+    follower = Follower("hermes", folder)
+    parameters = {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "maximum": 3}},
+        "additionalProperties": False,
+    }
+    shape = CallShape(name="f", parameters=parameters, is_strict=True)
+    grammar = follower.grammar(calls=[shape], must_call=True)
+    assert follower.takes(grammar, written(follower.wire, ("f", {"n": 3})))  # type: ignore[arg-type]
+    for wrong in ({"n": 4}, {"m": 1}):
+        assert not follower.takes(grammar, written(follower.wire, ("f", wrong)))  # type: ignore[arg-type]
+
+
+def test_tags_that_are_no_tokens_are_found_as_text(folder: Path) -> None:
+    follower = Follower("hermes", folder)
+    follower.bound = choose("", {}, parsers=Parsers("hermes", "none"))
+    grammar = follower.grammar(calls=SHAPES)
+    assert len(TAGS) == 4
+    assert "opening[lazy]" in grammar
