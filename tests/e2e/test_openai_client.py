@@ -135,13 +135,13 @@ async def test_cached_tokens_tell_the_truth(client: openai.AsyncOpenAI, model: s
     ("options", "status", "param"),
     [
         ({"temperature": 9}, 400, "temperature"),
-        ({"top_p": 0}, 400, "top_p"),
+        ({"top_p": 2}, 400, "top_p"),
         ({"logit_bias": {"999999": 1}}, 400, "logit_bias"),
         ({"n": 1000}, 400, "n"),
         ({"messages": []}, 400, "messages"),
         ({"extra_body": {"no_such_field": 1}}, 400, "no_such_field"),
         ({"model": "another"}, 404, "model"),
-        ({"max_tokens": 0}, 400, "max_tokens"),
+        ({"max_tokens": -1}, 400, "max_tokens"),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, dict) else str(value),
 )
