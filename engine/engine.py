@@ -156,7 +156,7 @@ class Engine:
         )  # waits for the pass before, while the device computes this one
         if self.kv.is_cuda:
             return self._sample_on_device(chunks, logits, sampling, masks)
-        allowed = {row: masks.allowed(at, self.vocab_size) for at, row in enumerate(masks.rows)}
+        allowed = masks.allowed(self.vocab_size) if masks.rows else {}
         rows = [SampledRow.of(chunk, self._known, allowed.get(row)) for row, chunk in enumerate(sampling)]
         sampled = sample(logits.float(), rows) if logits is not None else []
         tokens = [result.token_id if result else 0 for result in sampled]

@@ -100,7 +100,7 @@ class FakeEngine:
             self._write(chunk, tokens[chunk])
         sampling = [chunk for chunk in chunks if chunk.sample]
         masks = self.grammars.masks(sampling, lambda sequence: newest[sequence][1])
-        allowed = {sampling[row]: masks.allowed(at, self.vocab_size) for at, row in enumerate(masks.rows)}
+        allowed = {sampling[row]: mask for row, mask in masks.allowed(self.vocab_size).items()} if masks.rows else {}
         results = [
             Sampled(NO_TOKEN, None, problem=masks.problems[chunk.sequence])
             if chunk.sequence in masks.problems
@@ -146,7 +146,7 @@ class FakeEngine:
             states = sum(part.expected(hashes) for part in self._parts if not part.per_token)
             chunk = Chunk(followed, 0, len(followed.token_ids), sample=True)
             masks = self.grammars.masks([chunk], lambda _: 0)
-            allowed = masks.allowed(0, self.vocab_size) if masks.rows else None
+            allowed = masks.allowed(self.vocab_size)[0] if masks.rows else None
             token = self._choose((tokens + states) & MASK, sampling, num_generated + len(answer), allowed)
             answer.append(token)
             followed.append(token)

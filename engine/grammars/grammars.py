@@ -12,10 +12,10 @@ from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
 from common.messages import GRAMMAR_LIMITS, Grammar, SamplingParams
@@ -40,9 +40,10 @@ class Masks:
     )  # [listed rows, V / 64]: bit v = token v
     problems: dict[Sequence, str] = field(default_factory=dict)  # sequences that can't get a token
 
-    def allowed(self, at: int, vocab_size: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """[V] bool: the tokens that listed row `at` may get."""
-        return np.unpackbits(self.words[at].view(np.uint8), count=vocab_size, bitorder="little").astype(bool)
+    def allowed(self, vocab_size: int) -> dict[int, npt.NDArray[np.bool_]]:
+        """By listed row: [V] bool, the tokens that it may get."""
+        bits = np.unpackbits(self.words.view(np.uint8), axis=1, count=vocab_size, bitorder="little")
+        return dict(zip(self.rows, bits.view(np.bool_), strict=True))
 
 
 NO_MASKS = Masks()

@@ -70,12 +70,12 @@ def sample(logits: torch.Tensor, rows: SequenceOf[SampledRow]) -> list[Sampled |
 
 def _allowed_alone(logits: torch.Tensor, rows: SequenceOf[SampledRow]) -> torch.Tensor:
     """`logits` itself without grammars, else a copy."""
-    masked = [(row, known.allowed) for row, known in enumerate(rows) if known.allowed is not None]
-    if masked:
-        logits = logits.clone()
-    for row, allowed in masked:
-        logits[row, torch.from_numpy(~allowed)] = float("-inf")
-    return logits
+    masked = {row: known.allowed for row, known in enumerate(rows) if known.allowed is not None}
+    if not masked:
+        return logits
+    index = torch.tensor(list(masked))
+    allowed = torch.from_numpy(np.stack(list(masked.values())))
+    return logits.index_copy(0, index, logits[index].masked_fill_(~allowed, float("-inf")))
 
 
 def choose_tokens(logits: torch.Tensor, rows: SequenceOf[SampledRow]) -> torch.Tensor:

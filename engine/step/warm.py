@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from common.messages import KVLayout, SamplingParams
+from common.messages import Grammar, KVLayout, SamplingParams
 from engine.passes import Pass
 from engine.sequence import Chunk, Sequence
 
@@ -25,6 +25,8 @@ SAMPLINGS = (
     SamplingParams(max_tokens=4, temperature=0.0, repetition_penalty=1.1, presence_penalty=0.5, frequency_penalty=0.5),
     SamplingParams(max_tokens=4, temperature=0.0, logit_bias={1: 1.0}, stop_token_ids=[2], min_tokens=2),
 )
+
+ANYTHING = Grammar(text=r"start: /(.|\n)*/")
 
 
 def warm_up(
@@ -51,6 +53,9 @@ def warm_up(
         decoding, prompt = sequence(12, sampling), sequence(24, sampling, first_block=layout.num_blocks // 2)
         launch([decoding.schedule(12)]).wait()
         launch([decoding.schedule(1), prompt.schedule(24)]).wait()
+    masked = sequence(12)
+    masked.grammar = ANYTHING
+    launch([masked.schedule(12)]).wait()
 
 
 def time_prompts(

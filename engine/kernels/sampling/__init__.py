@@ -5,7 +5,7 @@ versions share), `triton_mask`, `triton_choose`, `triton_filter`, and their comm
 """
 
 from engine.kernels.sampling.choose import choose, choose_rows, count_tokens, mask_rows
-from engine.kernels.sampling.words import GENERATED, MAX_VOCAB, RowWord, SampledTokens, SamplingInputs
+from engine.kernels.sampling.words import GENERATED, MAX_VOCAB, RowWord, SampledTokens, SamplingInputs, mask_words
 
 __all__ = [
     "GENERATED",
@@ -17,4 +17,5 @@ __all__ = [
     "choose_rows",
     "count_tokens",
     "mask_rows",
+    "mask_words",
 ]

@@ -83,7 +83,7 @@ def check_mixture(seed: int, device: torch.device) -> None:
     chunks = [schedule(random_sequence(draw, str(row))) for row in range(draw.randint(1, 16))]
     logits = random_logits(len(chunks))
     masks = random_masks(draw, len(chunks))
-    allowed = {row: masks.allowed(at, VOCAB) for at, row in enumerate(masks.rows)}
+    allowed = masks.allowed(VOCAB) if masks.rows else {}
     actual = sampler.launch(logits.to(device), chunks, NewestTokens.none(device), masks).wait()
     wanted = sample(logits, [SampledRow.of(chunk, {}, allowed.get(row)) for row, chunk in enumerate(chunks)])
     for row, mask in allowed.items():

@@ -190,7 +190,7 @@ def test_special_tokens_are_no_text(folder: Path, tokenizer: Tokenizer) -> None:
     grammars = Grammars(folder, VOCAB_SIZE)
     sequence = constrained("text", Grammar(text=r"start: /(.|\n)*/"))
     masks = grammars.masks([sequence.schedule(4)], lambda _: 0)
-    allowed = masks.allowed(0, VOCAB_SIZE)
+    allowed = masks.allowed(VOCAB_SIZE)[0]
     assert allowed[EOS_TOKEN_ID]
     assert not allowed[[0, 1]].any()
     assert allowed.sum() > VOCAB_SIZE // 2

@@ -203,6 +203,30 @@ def check_counts(device: str, large: bool) -> None:
     assert values == [1, -0x7FFF, 0x7FFF, -1, 1]
 
 
+def check_masks(device: str, large: bool) -> None:
+    """Rows without a mask, and what lies beside a row's logits, stay as they are."""
+    for vocab_size, dtype in (
+        (300, torch.bfloat16),
+        (4096, torch.float32),
+        (4097, torch.float16),
+        (9999, torch.bfloat16),
+    ):
+        wide = torch.randn(5, vocab_size + 7).to(dtype).to(device)
+        width = sampling.mask_words(vocab_size)
+        words = torch.randint(-(2**63), 2**63 - 1, (4 + 2 * width,))
+        words[2:4] = torch.tensor([3, 1])  # rows
+        inputs = SamplingInputs(
+            words=words.to(device), counts=None, filtered=0, filtered_at=0, random=False, extras=False, logprobs=False,
+            masked=2, masked_at=2, masks_at=4,
+        )  # fmt: skip
+        expected = wide.clone()
+        sampling.mask_rows(wide[:, :vocab_size], inputs)
+        sampling.mask_rows.reference(expected[:, :vocab_size], inputs)
+        assert torch.equal(wide, expected)
+        assert wide[[1, 3]].isinf().any()
+        assert not wide[[0, 2, 4]].isinf().any()
+
+
 def check_device_sampler(device: str, large: bool) -> None:
     """The class that calls the kernels, against the host's sampler."""
     for seed in range(40 if large else 8):
@@ -220,6 +244,7 @@ CHECKS: dict[str, Callable[[str, bool], None]] = {
     "unusable": check_unusable,
     "counts": check_counts,
     "rows_alone": check_rows_alone,
+    "masks": check_masks,
     "device_sampler": check_device_sampler,
 }
 
