@@ -7,6 +7,7 @@ A block is one contiguous run of bytes with the layout's parts one after the oth
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -49,6 +50,9 @@ class PagePart(msgspec.Struct, frozen=True, kw_only=True):
         return self.rows(block_size) * self.heads * self.head_bytes
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]  # gateways compute with a heartbeat's
+
+
 class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     """Shape of a pool: how many blocks, and what is in one.
 
@@ -56,11 +60,11 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     `num_layers` to `dtype` describe the first of them, for older peers.
     """
 
-    num_blocks: int
-    num_layers: int
-    block_size: int
-    num_kv_heads: int
-    head_dim: int
+    num_blocks: _Count
+    num_layers: _Count
+    block_size: Annotated[int, msgspec.Meta(ge=1, le=4096)]
+    num_kv_heads: _Count
+    head_dim: _Count
     dtype: str  # a key of `ITEM_BYTES`
     parts: tuple[PagePart, ...] = ()
 

@@ -118,12 +118,17 @@ class Ledger:
 
     async def enter(self, states: Sequence[WorkerState], *, gateway: str, ttl_ms: int = ENTRY_TTL_MS) -> list[str]:
         """Enter workers that were just heard, for `ttl_ms`. Returns those that can't be: their figures are none."""
-        refused = []
-        for start in range(0, len(states), ENTERED_A_CALL):
-            entries = [part for state in states[start : start + ENTERED_A_CALL] for part in entry_of(state)]
-            arguments = (gateway, ttl_ms, 0, *entries)
-            refused += await self._store.call("baton4_enter", *arguments, timeout_s=self._timeout_s)
-        return [worker.decode(errors="replace") for worker in refused]
+        entries, refused = [], []
+        for state in states:
+            try:
+                entries.append(entry_of(state))
+            except (ArithmeticError, LookupError, ValueError):  # an unknown dtype, a number too large
+                refused.append(state.worker)
+        for start in range(0, len(entries), ENTERED_A_CALL):
+            parts = [part for entry in entries[start : start + ENTERED_A_CALL] for part in entry]
+            answer = await self._store.call("baton4_enter", gateway, ttl_ms, 0, *parts, timeout_s=self._timeout_s)
+            refused += [worker.decode(errors="replace") for worker in answer]
+        return refused
 
     async def leave(self, worker: str, incarnation: int) -> None:
         """A worker is gone; nothing happens if a newer incarnation was entered."""

@@ -11,8 +11,8 @@ import pytest
 import redis.asyncio
 import redis.exceptions
 
-from common.errors import UnavailableError
-from common.messages import WorkerState
+from common.errors import MalformedMessageError, UnavailableError
+from common.messages import WorkerState, decode, encode, worker_state_decoder
 from common.peers import Peers
 from common.store import record_of
 from gateway.placement.enrolment import Enrolment
@@ -173,12 +173,25 @@ async def test_an_answer_that_is_none_is_told_once(
     assert [record.message for record in caplog.records].count("placement.unreadable_answer") == 1
 
 
+def with_layout(**odd: Any) -> WorkerState:
+    state = a_worker("bad", "decode")
+    layout = msgspec.structs.replace(state.region.layout, **odd)
+    return msgspec.structs.replace(state, region=msgspec.structs.replace(state.region, layout=layout))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        a_worker("bad", "decode", decode_step_ms=float("nan")), a_worker("bad", "decode", free_blocks=-1),
+        with_layout(dtype="of the future"), with_layout(num_layers=2**62), a_worker("no id", "decode"),
+    ],
+)  # fmt: skip
 async def test_a_heartbeat_with_figures_that_are_none_is_told_once_and_keeps_nobody_out(
-    ledger: Ledger, store: FleetStore, raw: redis.asyncio.Redis, caplog: pytest.LogCaptureFixture
+    bad: WorkerState, ledger: Ledger, store: FleetStore, raw: redis.asyncio.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     peers = Peers()
     enrolment = Enrolment(ledger, peers, gateway_id="gateway")
-    states: list[WorkerState] = [*WORKERS, a_worker("bad", "decode", decode_step_ms=float("nan"))]
+    states: list[WorkerState] = [*WORKERS, bad]
     for state in states:
         peers.saw(state)
     for _ in range(3):
@@ -186,3 +199,12 @@ async def test_a_heartbeat_with_figures_that_are_none_is_told_once_and_keeps_nob
     assert await raw.smembers("baton:workers") == {state.worker.encode() for state in WORKERS}
     assert [record.message for record in caplog.records].count("placement.worker_refused") == 1
     assert (await ledger.place(a_request())).decode
+
+
+@pytest.mark.parametrize(
+    "odd", [{"block_size": 0}, {"block_size": -1}, {"block_size": 10**9}, {"num_blocks": -1}, {"num_layers": 2**40}]
+)
+def test_a_heartbeat_that_gateways_can_t_compute_with_is_no_message(odd: dict[str, int]) -> None:
+    """With blocks of 0 every request failed; with large ones the hash of the probe took all memory."""
+    with pytest.raises(MalformedMessageError):
+        decode(worker_state_decoder, encode(with_layout(**odd)))

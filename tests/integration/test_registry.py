@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from typing import Any
 
@@ -10,8 +11,11 @@ import pytest
 import redis.asyncio
 
 from common.errors import UnavailableError
+from common.store import connect_store
 from gateway.placement.ledger import Ledger
-from tests.integration.fleet import KIND, TTL_MS, FleetStore, a_prompt, a_request, a_worker, live, two_and_two
+from services.runtime.functions import function_libraries
+from tests.integration.conftest import patient_ledger
+from tests.integration.fleet import KIND, TTL_MS, FleetStore, a_prompt, a_request, a_worker, live, patient, two_and_two
 from tests.integration.waiting import eventually
 
 
@@ -161,3 +165,42 @@ async def test_a_worker_that_comes_back_with_other_blocks_leaves_its_old_kind(
     assert (await ledger.place(a_request("new", kind=other))).prefill == "d0"
     with pytest.raises(UnavailableError, match="no decode worker"):
         await ledger.place(a_request("old"))
+
+
+async def test_a_worker_says_everything_again_when_redis_lost_it_and_only_then(
+    raw: redis.asyncio.Redis, redis_url: str
+) -> None:
+    """A worker's own store, and a gateway's beside it."""
+    state, blocks = a_worker("d0", "decode"), a_prompt()
+    async with (
+        connect_store(patient(redis_url), libraries=function_libraries()) as gateways,
+        connect_store(patient(redis_url)) as worker,
+    ):
+        ledger = patient_ledger(gateways)
+
+        async def tell(*digests: bytes) -> None:
+            telling = asyncio.create_task(worker.announce("d0", 1, list(digests), []))
+            await eventually(lambda: ledger.take_news(["d0"]))
+            await telling
+
+        assert await worker.register(state)  # nobody has heard it yet
+        with pytest.raises(UnavailableError, match="no gateway has entered this worker"):
+            await worker.announce("d0", 1, blocks, [])
+        await ledger.enter([state], gateway="gateway")
+        assert not await worker.register(state)
+        await tell(*blocks[:2])
+        await tell(*blocks[2:])
+        assert not await worker.register(state)
+        await raw.flushall()
+        assert await worker.register(state)
+        await ledger.enter([state], gateway="gateway")
+        await tell(*blocks)
+        assert not await worker.register(state)
+        assert (await ledger.place(a_request(digests=blocks))).matched_blocks_decode == len(blocks)
+        later = a_worker("d0", "decode", incarnation=2)
+        await ledger.enter([later], gateway="gateway")
+        assert await worker.register(state)  # another process has its name now
+        await raw.set("baton:news:d0", b"1:9:1:16:" + blocks[0])
+        assert await ledger.take_news(["d0"])  # a late word of the earlier one
+        assert await raw.smembers(b"baton:block:" + blocks[0]) == {b"d0@1"}
+        assert await raw.get("baton:told:d0") == b"2:0"

@@ -15,6 +15,7 @@ VALUES: dict[Any, Any] = {int: 7, float: 1.5, str: "decode-0", bytes: b"\x01\x02
 
 def sample(kind: Any, *, nth_word: int = 1) -> Any:
     """A value of a type in which every field says something. Where only some words mean something today, it is one of them."""
+    kind = getattr(kind, "__origin__", kind) if hasattr(kind, "__metadata__") else kind  # a number with bounds
     if kind in VALUES:
         return VALUES[kind]
     if isinstance(kind, type) and issubclass(kind, StrEnum):
