@@ -26,6 +26,11 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
     return fields | {"trace_id": trace} if (trace := trace_id.get()) else fields
 
 
+def printable(value: object) -> str:
+    """As text of one line: others' words make no further line, and tell a terminal nothing."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(value))
+
+
 class _Text(logging.Formatter):
     def __init__(self, service: str) -> None:
         super().__init__()
@@ -33,7 +38,7 @@ class _Text(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        fields = "".join(f" {name}={value}" for name, value in _fields(record).items())
+        fields = "".join(f" {name}={printable(value)}" for name, value in _fields(record).items())
         line = f"{clock}.{int(record.msecs):03d} {record.levelname[0]} {self._service} {record.getMessage()}{fields}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 

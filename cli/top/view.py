@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from common.log import printable
 from common.messages import WorkerState
 
 COLUMNS = (  # title, key, width
@@ -74,7 +75,7 @@ def picture(
         lines.append("".join(_cell(_text(row[key]), widths[at], at) for at, (_, key, _) in enumerate(COLUMNS)))
     if not workers:
         lines.append("no worker is heard")
-    return [line[:columns].rstrip() for line in lines]
+    return [printable(line[:columns]).rstrip() for line in lines]
 
 
 def parse_metrics(text: str) -> dict[str, float]:

@@ -8,6 +8,8 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+from common.log import printable
+
 NAME = 12  # columns of a bar's name
 TIMES = 22  # columns of a span's start and length
 FEWEST_BAR = 16
@@ -46,7 +48,7 @@ def waterfall(request: Mapping[str, Any], columns: int) -> list[str]:
         lines += [_line(bar, total, width) for bar in _bars(attempt, total)]
     if request["frame_ms"]:
         lines.append(_line(_tokens(request), total, width))
-    return [line[:columns].rstrip() for line in lines]
+    return [printable(line[:columns]).rstrip() for line in lines]
 
 
 def table(requests: Mapping[str, Sequence[Mapping[str, Any]]], columns: int) -> list[str]:
@@ -57,7 +59,7 @@ def table(requests: Mapping[str, Sequence[Mapping[str, Any]]], columns: int) -> 
         entries = requests.get(title, [])  # older gateways have no such list
         lines += ["   ".join(_column(name, entry[name]) for name in LISTED) for entry in entries]
         lines.append("")
-    return [line[:columns].rstrip() for line in lines[:-1]]
+    return [printable(line[:columns]).rstrip() for line in lines[:-1]]
 
 
 def _before_attempts(request: Mapping[str, Any]) -> list[Bar]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from msgspec import UnsetType
 
+from common import subjects
 from common.bus import Bus
 from common.errors import error_from_code
 from common.messages import (
@@ -38,6 +39,8 @@ from gateway.lifecycle.running import Running
 from gateway.lifecycle.suspects import Suspects
 from gateway.request.active import ActiveRequest
 from gateway.request.ends import End
+
+MAX_FRAME_TOKENS = 4096  # as workers send at most
 
 
 class Inbox:
@@ -148,6 +151,9 @@ class Inbox:
     def take_frame(self, frame: Frame) -> None:
         sender = Incarnation(frame.worker, frame.incarnation)
         self._pulse.heard(frame.worker, self._clock())
+        if len(frame.tokens) > MAX_FRAME_TOKENS:  # each unknown stream's end is answered
+            self._bus.refuse(subjects.frames("any", frame.worker), f"{len(frame.tokens)} entries in a frame")
+            return
         for tokens in frame.tokens:
             request = self._running.find(tokens.request_id)
             if request is not None:

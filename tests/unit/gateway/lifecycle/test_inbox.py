@@ -11,6 +11,7 @@ from common.blocks import pack_tokens
 from common.errors import InvalidRequestError, PlaceAgainError, QuarantinedError, WorkerFailedError
 from common.messages import Ack, Cancel, Claim, Failed, Frame, Imported, Received, Settle, Tokens, Trying
 from common.peers import DEAD_AFTER_S
+from gateway.lifecycle.inbox import MAX_FRAME_TOKENS
 from gateway.request.ends import MAX_PAUSE_S
 from gateway.request.state import Phase
 from tests.unit.gateway.lifecycle.conftest import Gateway, answer_of
@@ -297,6 +298,17 @@ async def test_who_does_not_have_a_request_has_no_say_in_it(gateway: Gateway) ->
     await gateway.idle()
     assert (request.state.attempt, request.state.generated, request.state.is_over) == (1, [100, 101], False)
     assert request.state.decoder == gateway.workers["d0"].itself
+
+
+async def test_a_frame_is_no_longer_than_workers_make_them(gateway: Gateway) -> None:
+    """The end of each unknown stream is acknowledged: a longer frame would make this gateway send that much."""
+    p0, _, _ = await gateway.fleet()
+    end = Tokens(request_id="unknown", attempt=1, position=0, token_ids=b"", finish="stop")
+    for number in (MAX_FRAME_TOKENS, MAX_FRAME_TOKENS + 1):
+        gateway.requests.parts.inbox.take_frame(Frame(worker="p0", incarnation=1, tokens=[end] * number))
+    assert len(list(gateway.requests.parts.background)) == MAX_FRAME_TOKENS
+    assert gateway.bus.forged == 1
+    assert p0.told(Received) == []
 
 
 async def test_a_worker_that_says_its_name_is_not_believed_without_it(gateway: Gateway) -> None:

@@ -1,0 +1,31 @@
+"""Others' words in a log: one line each, and nothing that a terminal obeys."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from cli.top.view import picture
+from common.log import _Text, printable
+
+HOSTILE = "x\n19:00:00.000 I gateway all.is.well\x1b[2J\x9b31m\u2028"
+
+
+def test_a_field_makes_no_second_line_and_no_escape() -> None:
+    record = logging.LogRecord("baton", logging.WARNING, "", 0, "job.failed", None, None)
+    record.__dict__["why"] = HOSTILE
+    line = _Text("worker").format(record)
+    assert line.count("\n") == 0
+    assert line.endswith("why=x\\n19:00:00.000 I gateway all.is.well\\x1b[2J\\x9b31m\\u2028")
+
+
+@pytest.mark.parametrize("text", ["plain", "Zürich 東京", "cmpl-1 (a, b)", ""])
+def test_text_stays_what_it_is(text: str) -> None:
+    assert printable(text) == text
+
+
+def test_top_shows_a_hostile_name_as_text() -> None:
+    shown = "\n".join(picture([], [HOSTILE], None, columns=200))
+    assert "\x1b" not in shown
+    assert "\x9b" not in shown
