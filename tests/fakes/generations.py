@@ -106,7 +106,7 @@ class ScriptedGenerations:
 
     async def until(self, predicate: Callable[[], bool]) -> None:
         """Return when `predicate` holds; it is looked at after every submission and end."""
-        async with asyncio.timeout(10), self.changed:
+        async with asyncio.timeout(60), self.changed:
             await self.changed.wait_for(predicate)
 
 

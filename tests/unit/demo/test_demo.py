@@ -86,7 +86,7 @@ def test_it_was_trained_on_what_the_template_renders(monkeypatch: pytest.MonkeyP
     monkeypatch.syspath_prepend(str(DEMO))
     train = importlib.import_module("train")
     rng = random.Random(5)
-    for one in (train.dialogue(rng) for _ in range(200)):
+    for one in (train.dialogue(rng) for _ in range(60)):
         seen = "".join(text for text, _ in train.parts(one))
         shown = one.messages[:-1] if one.thinks else one.messages
         tools = [{"type": "function", "function": tool} for tool in one.tools] or None
