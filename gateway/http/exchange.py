@@ -16,6 +16,7 @@ class Exchange(RequestResponseCycle):
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
         self._has_no_length = False
+        self.streams_events = False  # a comment may come between any two writes
 
     async def send(self, message: Any) -> None:
         if message["type"] == "http.response.start":
@@ -24,6 +25,8 @@ class Exchange(RequestResponseCycle):
             lengths = [value for name, value in message.get("headers", []) if name == b"content-length"]
             if self.scope["http_version"] == "1.0" and not lengths:
                 self._has_no_length, self.chunked_encoding = True, False
+            kinds = [value for name, value in message.get("headers", []) if name == b"content-type"]
+            self.streams_events = not lengths and any(kind.startswith(b"text/event-stream") for kind in kinds)
         elif self._has_no_length:
             self.expected_content_length = len(message.get("body", b""))  # each part is as long as it is
         await super().send(message)

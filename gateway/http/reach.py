@@ -1,7 +1,8 @@
 """Whether a client that sends no more still reads.
 
 One that closed its side only and one that is gone send the same FIN. A closed socket answers further bytes with a reset, which
-the kernel notes as the socket's error. So a client of HTTP/1.1 whose answer has not begun gets one `100 Continue`.
+the kernel notes as the socket's error. So a client of HTTP/1.1 whose answer has not begun gets one `100 Continue`, and one in
+the middle of a stream of events gets a comment.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from gateway.http.exchange import Exchange
 
 LOOK_EVERY_S = 0.1
 PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
+COMMENT = b"3\r\n:\n\n\r\n"  # a chunk
 
 
 class Reach:
@@ -44,4 +46,6 @@ class Reach:
             self._probed = exchange
             if exchange.scope["http_version"] == "1.1" and not exchange.response_started:
                 self._transport.write(PROBE)
+            elif exchange.scope["http_version"] == "1.1" and exchange.streams_events and not exchange.response_complete:
+                self._transport.write(COMMENT)
         self._timer = self._loop.call_later(LOOK_EVERY_S, self._look)

@@ -7,6 +7,7 @@ retries or time between them. The fake device takes no notice of penalties: `tes
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,10 +111,12 @@ class Oracle:
         return Seen(tokens=tokens, text=text, finish="stop" if ended or stops.matched is not None else "length")
 
 
-def ask(number: int, oracle: Oracle, *, deadline_s: float, longest_answer: int = 70) -> Ask:
+def ask(
+    number: int, oracle: Oracle, *, deadline_s: float, longest_answer: int = 70, kinds: Sequence[str] = KINDS
+) -> Ask:
     """Request `number` of a load: the same number asks the same thing."""
     chance = random.Random(number)
-    kind = KINDS[number % len(KINDS)]
+    kind = kinds[number % len(kinds)]
     length = chance.randint(150, 400) if kind.startswith("long prompt") else chance.randint(4, 120)
     prompt = [chance.randint(SPECIAL, VOCABULARY) for _ in range(length)]
     if number % 3 == 0:
