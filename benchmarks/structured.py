@@ -165,7 +165,7 @@ def _answers(page: ResultsPage, engine: Engine, model: Path, folders: list[Path]
                 assert building is not None
                 if building.result().problem:
                     refused.add(id(schema))
-                    counts[building.result().problem[:70]] += 1
+                    counts[_why(building.result().problem)] += 1
                     continue
                 slot = slots[at] = (sequence, schema)
         running = [slot[0] for slot in slots if slot is not None]
@@ -189,6 +189,12 @@ def _answers(page: ResultsPage, engine: Engine, model: Path, folders: list[Path]
         Result(name="answers: invalid", value=counts["invalid"], unit="answers", better="lower", target=0),
     )
     return 1 if counts["invalid"] else 0
+
+
+def _why(problem: str) -> str:
+    """The keyword that can't be enforced, or the kind of mistake."""
+    words = problem.removeprefix("the grammar can't be built: ")
+    return words if words.startswith("Unimplemented") else " ".join(words.split()[:3])
 
 
 def _free(slots: list[tuple[Tokens, Any] | None], sequence: Tokens) -> Any:
