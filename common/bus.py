@@ -29,7 +29,7 @@ from common.errors import NobodyListensError, UnavailableError
 from common.job_queue import Delivery, JobQueue, JobStream, QueueLimits
 from common.messages import Ack, Job, encode
 from common.messages.arrivals import COMPLAINTS_A_SECOND, Arrivals, RateLimit
-from common.tasks import cancel_all
+from common.tasks import cancel_all, in_time
 from common.tls import Tls, client_context
 from common.tracing import in_trace
 
@@ -167,25 +167,28 @@ class NatsBus:
     async def connect(self, settings: NatsSettings, *, name: str, identity: dict[str, Any]) -> None:
         """Connect, or raise UnavailableError."""
         try:
-            async with asyncio.timeout(settings.connect_timeout_s):  # the client itself would try for ever
-                await self._client.connect(
-                    settings.url,
-                    name=name,
-                    **identity,
-                    allow_reconnect=True,
-                    max_reconnect_attempts=-1,
-                    reconnect_time_wait=0.1 + random.random() * 0.1,
-                    connect_timeout=ATTEMPT_TIMEOUT_S,
-                    ping_interval=1,
-                    max_outstanding_pings=2,
-                    pending_size=PENDING_BYTES,
-                    error_cb=self._on_error,
-                    reconnected_cb=self._on_reconnected,
-                )
-                await self._stream.open()
+            # The client itself would try for ever.
+            await in_time(self._open(settings, name=name, identity=identity), settings.connect_timeout_s)
         except _ERRORS as error:
             why = _why(self._client.last_error or error, settings.url, identity.get("user"))
             raise UnavailableError(why) from error
+
+    async def _open(self, settings: NatsSettings, *, name: str, identity: dict[str, Any]) -> None:
+        await self._client.connect(
+            settings.url,
+            name=name,
+            **identity,
+            allow_reconnect=True,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=0.1 + random.random() * 0.1,
+            connect_timeout=ATTEMPT_TIMEOUT_S,
+            ping_interval=1,
+            max_outstanding_pings=2,
+            pending_size=PENDING_BYTES,
+            error_cb=self._on_error,
+            reconnected_cb=self._on_reconnected,
+        )
+        await self._stream.open()
 
     @property
     def connected(self) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
 
 
 async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
@@ -15,3 +17,15 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
             task.cancel()
         ended, ending = await asyncio.wait(ending, timeout=1.0)
         await asyncio.gather(*ended, return_exceptions=True)  # their outcomes don't matter
+
+
+async def in_time(work: Coroutine[Any, Any, Result], seconds: float) -> Result:
+    """What `work` returns; TimeoutError after so long, also if it swallows a cancellation."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait([task], timeout=seconds)
+        if task.done():
+            return await task
+        raise TimeoutError
+    finally:
+        await cancel_all([task])

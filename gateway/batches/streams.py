@@ -34,6 +34,7 @@ from nats.js.client import JetStreamContext
 from common import subjects
 from common.bus import NatsSettings, identity_of
 from common.errors import InvalidRequestError, OverloadedError, ServingError, UnavailableError
+from common.tasks import in_time
 
 log = logging.getLogger("baton.batches")
 
@@ -123,18 +124,18 @@ class BatchStreams:
     async def open(self) -> None:
         """Connect. Streams and consumers are made when needed, also after the server lost them."""
         try:
-            async with asyncio.timeout(self._settings.connect_timeout_s):
-                await self._client.connect(
-                    self._settings.url,
-                    name="gateway-batches",
-                    **identity_of(self._settings),
-                    max_reconnect_attempts=-1,
-                    reconnect_time_wait=0.2,
-                    ping_interval=1,
-                    max_outstanding_pings=2,
-                    error_cb=self._on_error,
-                    reconnected_cb=self._on_reconnected,
-                )
+            connecting = self._client.connect(
+                self._settings.url,
+                name="gateway-batches",
+                **identity_of(self._settings),
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=0.2,
+                ping_interval=1,
+                max_outstanding_pings=2,
+                error_cb=self._on_error,
+                reconnected_cb=self._on_reconnected,
+            )
+            await in_time(connecting, self._settings.connect_timeout_s)
         except _ERRORS as error:
             raise UnavailableError(f"no NATS server for batches: {_text(error)}") from error
         self._beating = asyncio.create_task(self._beat())

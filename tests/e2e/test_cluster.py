@@ -188,7 +188,7 @@ async def test_who_can_t_be_served_in_time_is_told_at_once_when_to_come_back(mod
     ):
         await complete(client, [3] * 200)
         await until(peers, lambda states: any(state.prefill_tokens_per_s > 0 for state in states))
-        prompts = [[index + 2] * 400 for index in range(6)]
+        prompts = [[index + 2] * 400 for index in range(9)]
         answers = [asyncio.create_task(complete(client, prompt)) for prompt in prompts]
         async with asyncio.timeout(15):
             while await waiting(client) < 3:

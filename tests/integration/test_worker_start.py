@@ -35,17 +35,20 @@ async def test_links_are_open_before_a_prefill_worker_is_ready_also_to_workers_h
         new_worker(bus, redis_url, model, "start-decode") as decode,
         new_worker(bus, redis_url, model, "start-prefill") as prefill,
     ):
-        decode.context.roles.status = WorkerStatus.READY
-        prefill.context.peers.saw(decode.heartbeat.state())  # before `run` asks to be told of those who join
         told: asyncio.Queue[WorkerState] = asyncio.Queue()
+        heard: asyncio.Queue[WorkerState] = asyncio.Queue()
         beats = await bus.subscribe(subjects.heartbeat("start-prefill"), worker_state_decoder, told.put_nowait)
+        others = await bus.subscribe(subjects.heartbeat("start-decode"), worker_state_decoder, heard.put_nowait)
         stopping = asyncio.Event()
-        running = asyncio.create_task(prefill.run(stopping))
         async with asyncio.timeout(LIMIT_S):
+            decoding = asyncio.create_task(decode.run(stopping))
+            prefill.context.peers.saw(await heard.get())  # before `run` asks to be told of those who join
+            running = asyncio.create_task(prefill.run(stopping))
             first = await told.get()
         stopping.set()
-        await running
+        await asyncio.gather(running, decoding)
         await beats.close()
+        await others.close()
 
     assert first.status == WorkerStatus.READY
     assert first.link_bytes_per_s > 0
