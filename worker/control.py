@@ -57,7 +57,8 @@ class Control:
         replies = [await role.handle(message) for role in self._roles.all]
         answers = [reply for reply in replies if reply is not None]
         if isinstance(message, Cancel | Resend):
-            return Ack(known=any(isinstance(answer, Ack) and answer.known for answer in answers))
+            acks = [answer for answer in answers if isinstance(answer, Ack)]
+            return Ack(known=any(ack.known for ack in acks), waits=any(ack.waits for ack in acks))
         return answers[0] if answers else Ack(known=False)
 
     def stop(self) -> None:

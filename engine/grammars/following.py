@@ -91,6 +91,7 @@ class Following:
             self._fail(self._matcher.get_error())
         elif self._matcher is None:
             mask[:] = EVERYTHING
+            self._forbid_early_ends(mask)
         elif not self._is_plain or self.num_followed < self._min_tokens:
             self._complete_ends(mask)
         self._limit(mask)
@@ -116,6 +117,12 @@ class Following:
             return
         mask[:] = EVERYTHING
         if self._matcher is not None:
+            _forbid(mask, self._stops)
+        self._forbid_early_ends(mask)
+
+    def _forbid_early_ends(self, mask: Mask) -> None:
+        """Without a text: the sampler leaves it to masks when a masked row may stop."""
+        if self.num_followed < self._min_tokens:
             _forbid(mask, self._stops)
 
     def _num_closed(self) -> int:

@@ -21,6 +21,7 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from common.messages import GRAMMAR_LIMITS, Grammar, SamplingParams
 from engine.arrays import Longs
 from engine.grammars.following import Following
+from engine.kernels.sampling import mask_words
 from engine.sequence import Chunk, Sequence
 
 log = logging.getLogger("baton.grammars")
@@ -61,6 +62,7 @@ class Grammars:
         self._built: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()  # guards `_built`
         self._filling: LLExecutor | None = None
+        self._vocab_size = vocab_size
         words = -(-max(vocab_size, self._tokenizer.vocab_size if self._tokenizer else 0) // 64)
         self._words = np.zeros((0, words), dtype=np.int64)
 
@@ -102,12 +104,13 @@ class Grammars:
                 masks.rows.append(row)
                 followed.append(following)
         words = self._filled([following.asked for following in followed])
+        self._cut(words)
         for at, following in enumerate(followed):
             following.complete(words[at].view(np.uint32))
             if following.problem:
                 masks.problems[chunks[masks.rows[at]].sequence] = following.problem
                 words[at] = -1
-        masks.words = words
+        masks.words = np.ascontiguousarray(words[:, : mask_words(self._vocab_size)])
         return masks
 
     def _followed(self, chunk: Chunk, pending: Callable[[Sequence], int]) -> Following:
@@ -133,6 +136,13 @@ class Grammars:
                 self._filling = LLExecutor(min(os.cpu_count() or 1, MOST_FILLING_THREADS))
             self._filling.unsafe_compute_mask_ptr(asked, words.ctypes.data, words.strides[0], len(words))
         return words
+
+    def _cut(self, words: Longs) -> None:
+        """A tokenizer may have ids that the model has no score for: none of them may come."""
+        width, rest = mask_words(self._vocab_size), self._vocab_size % 64
+        words[:, width:] = 0
+        if rest:
+            words[:, width - 1] &= (1 << rest) - 1
 
     def _build(self, grammar: Grammar, sampling: SamplingParams, generated: list[int]) -> Following:
         """Build it, follow what was generated before, and compute a first mask, which later ones build on."""

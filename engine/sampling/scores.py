@@ -68,8 +68,8 @@ def split(logits: torch.Tensor, chunks: SequenceOf[Chunk]) -> tuple[Scores, torc
     targets = [token for chunk in scoring for token in _targets(chunk)]
     count = max(chunk.sequence.sampling.prompt_logprobs or 0 for chunk in scoring)
     device = logits.device
-    columns = _columns(logits[torch.tensor(scored, device=device)].float(), torch.tensor(targets, device=device), count)
-    rest = logits[torch.tensor(sampled, device=device)] if sampled else None
+    columns = _columns(logits[_on(device, scored)].float(), _on(device, targets), count)
+    rest = logits[_on(device, sampled)] if sampled else None
     if device.type != "cuda":
         return Scores(scoring, columns, None), rest
     host = torch.empty(columns.shape, dtype=columns.dtype, pin_memory=True)
@@ -77,6 +77,12 @@ def split(logits: torch.Tensor, chunks: SequenceOf[Chunk]) -> tuple[Scores, torc
     over = torch.cuda.Event()
     over.record()
     return Scores(scoring, host, over), rest
+
+
+def _on(device: torch.device, values: list[int]) -> torch.Tensor:
+    """Without waiting for the device, which may be busy with this very pass."""
+    pinned = torch.tensor(values, dtype=torch.int64, pin_memory=device.type == "cuda")
+    return pinned.to(device, non_blocking=True)
 
 
 def _targets(chunk: Chunk) -> list[int]:

@@ -27,7 +27,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "repetition_penalty": (5e-324, 1e4),
     "logprobs": (0, 100),
     "max_tokens": (1, I32),
-    "min_tokens": (0, U64),
+    "min_tokens": (0, I32),
+    "prompt_logprobs": (0, 100),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -17,7 +18,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine, Sampled
 from engine.fake.engine import FakeEngine
 from engine.grammars.grammars import NO_MASKS, Grammars
-from engine.kernels.sampling import RowWord, SamplingInputs, choose
+from engine.kernels.sampling import RowWord, SamplingInputs, choose, mask_words
 from engine.sampling.host import SampledRow, sample
 from engine.sequence import Sequence
 from tests.models import EOS_TOKEN_ID, VOCAB_SIZE, build_tiny_model
@@ -194,6 +195,29 @@ def test_special_tokens_are_no_text(folder: Path, tokenizer: Tokenizer) -> None:
     assert allowed[EOS_TOKEN_ID]
     assert not allowed[[0, 1]].any()
     assert allowed.sum() > VOCAB_SIZE // 2
+
+
+def test_masks_are_as_wide_as_the_scores_whatever_the_tokenizer_has(folder: Path) -> None:
+    """A tokenizer with ids beyond the model's vocabulary: their words would push the next row's aside on a GPU."""
+    narrow = VOCAB_SIZE - 100
+    grammars = Grammars(folder, narrow)
+    chunks = [constrained(name, Grammar(allowed=[7, at])).schedule(4) for at, name in enumerate("ab", 20)]
+    masks = grammars.masks(chunks, lambda _: 0)
+    assert masks.words.shape == (2, mask_words(narrow))
+    assert [row.nonzero()[0].tolist() for row in masks.allowed(narrow).values()] == [[7, 20], [7, 21]]
+
+
+@pytest.mark.parametrize(
+    "grammar", [Grammar(banned=[[5, 6]]), Grammar(allowed=[40, 41, EOS_TOKEN_ID]), Grammar(after=[9], budget=50)]
+)
+def test_min_tokens_hold_without_a_text(engine: Engine, grammar: Grammar) -> None:
+    """Scores that favour the end: only the ban keeps it away."""
+    options: dict[str, Any] = {"min_tokens": 6, "max_tokens": 8, "logit_bias": {EOS_TOKEN_ID: 100.0}}
+    if isinstance(engine, FakeEngine):
+        options.pop("logit_bias")
+    (tokens,) = Generator(engine).run([constrained("r", grammar, **options)])
+    assert EOS_TOKEN_ID not in tokens[:6]
+    assert len(tokens) >= 6
 
 
 def test_logprobs_are_among_allowed_tokens() -> None:

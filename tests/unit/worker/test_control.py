@@ -6,7 +6,18 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from common.messages import Ack, Cancel, Drain, GatewayState, Job, Received, RolesReply, SamplingParams, SetRoles
+from common.messages import (
+    Ack,
+    Cancel,
+    Drain,
+    GatewayState,
+    Job,
+    Received,
+    Resend,
+    RolesReply,
+    SamplingParams,
+    SetRoles,
+)
 from tests.fakes.role import NotingRole
 from tests.fakes.worker import Bench, claim, new_fake_engine, new_job, running_bench
 from worker.control import Control
@@ -128,3 +139,14 @@ async def test_other_questions_are_answered_by_the_role_that_has_an_answer(worke
     assert await worker.control.handle(question) == Ack(known=False)
     worker.prefill.answer = Ack(known=True)
     assert await worker.control.handle(question) == Ack(known=True)
+
+
+async def test_who_asks_for_tokens_hears_that_the_request_waits(
+    worker: Controlled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def waits(message: object) -> Ack:
+        return Ack(known=True, waits=True)
+
+    monkeypatch.setattr(worker.prefill, "handle", waits)
+    reply = await worker.control.handle(Resend(request_id="r", attempt=1, position=0))
+    assert reply == Ack(known=True, waits=True)
