@@ -68,9 +68,10 @@ class DecodeRole:
         )
         self._requests: dict[str, DecodeRequest] = {}  # includes ended ones until received
         self._local: dict[DecodeRequest, ClaimedJob] = {}  # local jobs without a first token yet
+        self._building: set[DecodeRequest] = set()  # wait for their grammar, and have a place nevertheless
         self._cancelled = Tombstones()
         self._intake = Intake(
-            context, running=lambda: len(self.scheduler), cancelled=self._cancelled, activate=self.activate
+            context, running=lambda: len(self._placed), cancelled=self._cancelled, activate=self.activate
         )
         self._reservations = self._intake.reservations
         self._housekeeping = context.background.spawn(self._keep_house())
@@ -83,7 +84,12 @@ class DecodeRole:
     def room(self) -> int:
         if self.scheduler.waiting:
             return 0
-        return self._context.max_sequences - len(self.scheduler) - self._reservations.num_open
+        return self._context.max_sequences - len(self._placed) - self._reservations.num_open
+
+    @property
+    def _placed(self) -> list[DecodeRequest]:
+        """Every request that has a place of the batch, or is about to need one."""
+        return [*self.scheduler, *self._building]
 
     async def prepare(self) -> None:
         """Nothing to do: writers connect to us."""
@@ -108,11 +114,13 @@ class DecodeRole:
         if job.grammar is None:
             self._enqueue(request)
         else:
+            self._building.add(request)
             self._context.background.spawn(self._enqueue_when_built(request))
 
     async def _enqueue_when_built(self, request: DecodeRequest) -> None:
         await built(self._context.grammars, request.sequence)
-        if not request.is_over:
+        if request in self._building:  # else it is over
+            self._building.remove(request)
             self._enqueue(request)
 
     def _enqueue(self, request: DecodeRequest) -> None:
@@ -143,7 +151,7 @@ class DecodeRole:
     # -- the pipeline ----------------------------------------------------------------------------------------------
 
     def plan(self, token_budget: int) -> list[Chunk]:
-        for request in [request for request in self.scheduler if request.expired]:
+        for request in [request for request in self._placed if request.expired]:
             if time.monotonic() > request.deadline_at + LATE_AFTER_S:
                 self._stop(request, "deadline")
         return self.scheduler.plan(token_budget)
@@ -224,6 +232,7 @@ class DecodeRole:
     def _stop(self, request: DecodeRequest, reason: str) -> None:
         """Forget a request; its blocks go back now, or after the passes that use them."""
         request.stopped = reason
+        self._building.discard(request)
         if self._requests.get(request.id) is request:
             del self._requests[request.id]
         claimed = self._local.pop(request, None)
@@ -345,15 +354,15 @@ class DecodeRole:
     def load(self) -> RoleLoad:
         return RoleLoad(
             running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting) + self._reservations.num_open,
-            queued_tokens=sum(max(0, request.sequence.num_unscheduled - 1) for request in self.scheduler),
+            waiting=len(self.scheduler.waiting) + len(self._building) + self._reservations.num_open,
+            queued_tokens=sum(max(0, request.sequence.num_unscheduled - 1) for request in self._placed),
             held_blocks=self._reservations.held_blocks,
             preemptions=self.scheduler.preemptions,
             bad_digests=self._intake.bad_digests,
         )
 
     def idle(self) -> bool:
-        return len(self.scheduler) == 0 and self._reservations.num_open == 0
+        return not self._placed and self._reservations.num_open == 0
 
     async def close(self) -> None:
         self._housekeeping.cancel()

@@ -88,8 +88,12 @@ class PrefillRole:
         return bool(job.decode_workers)
 
     def room(self) -> int:
-        """Jobs that could start now: none while a prompt waits for blocks, so that others can see the queue."""
-        if any(not request.admitted for request in self._requests.values()):
+        """Jobs that could start now: none while a prompt waits for blocks, so that others can see the queue.
+
+        Nobody waits for another's grammar, which may take seconds to build.
+        """
+        ready = self._context.grammars.is_ready
+        if any(not request.admitted and ready(request.sequence) for request in self._requests.values()):
             return 0
         return self._max_requests - len(self._tasks)
 

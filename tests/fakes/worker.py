@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,11 @@ from common.words import WorkerStatus
 from engine.cache.block_pool import BlockPool
 from engine.config import EngineConfig
 from engine.fake.engine import FakeEngine
+from engine.sequence import Sequence
 from kvtransfer.local import LocalTransport
 from kvtransfer.transport import Transport
 from tests.fakes.bus import MemoryBus
-from tests.fakes.device import HandThread
+from tests.fakes.device import HandThread, settled
 from worker.background import Background
 from worker.context import RoleContext
 from worker.device.launcher import SteppingEngine, Threads
@@ -251,3 +253,28 @@ async def running_bench(engine: FakeEngine, **options: Any) -> AsyncIterator[Ben
         yield bench
     finally:
         await bench.stop()
+
+
+@contextlib.contextmanager
+def slow_grammars(bench: Bench) -> Iterator[threading.Event]:
+    """Grammars that are built only once the event is set, as at the end."""
+    grammars, may_end = bench.engine.grammars, threading.Event()
+    build = grammars._build
+
+    def build_late(*arguments: Any) -> Any:
+        assert may_end.wait(60.0)
+        return build(*arguments)
+
+    grammars._build = build_late  # type: ignore[method-assign]
+    try:
+        yield may_end
+    finally:
+        may_end.set()
+
+
+async def grammar_built(bench: Bench, sequence: Sequence) -> None:
+    """Return when it is, and the roles have heard it."""
+    building = bench.engine.grammars.prepare(sequence)
+    assert building is not None
+    await asyncio.wrap_future(building)
+    await settled()

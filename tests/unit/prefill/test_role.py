@@ -9,7 +9,18 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from common.messages import Ack, Cancel, Job, LeaseAborted, Reserve, ReserveReply, SamplingParams, ToWorker, WriterDone
+from common.messages import (
+    Ack,
+    Cancel,
+    Grammar,
+    Job,
+    LeaseAborted,
+    Reserve,
+    ReserveReply,
+    SamplingParams,
+    ToWorker,
+    WriterDone,
+)
 from common.words import Refusal
 from decode.role import DecodeRole
 from engine.engine import Chunk, Sampled
@@ -18,7 +29,16 @@ from prefill.request import PrefillRequest
 from prefill.role import PrefillRole
 from prefill.stop import Stop
 from tests.fakes.device import settled
-from tests.fakes.worker import BLOCK, Bench, claim, new_fake_engine, new_job, running_bench
+from tests.fakes.worker import (
+    BLOCK,
+    Bench,
+    claim,
+    grammar_built,
+    new_fake_engine,
+    new_job,
+    running_bench,
+    slow_grammars,
+)
 
 PROMPT = list(range(20, 40))  # five blocks
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)  # a request that ends with its prefill needs no decode worker
@@ -198,6 +218,23 @@ async def test_who_finds_all_blocks_free_may_take_them_all() -> None:
 
         assert prefill.pool.num_free == 0
         await prefill.end()
+
+
+async def test_nobody_waits_for_anothers_grammar(prefill: Prefill) -> None:
+    """One that takes seconds to build would keep all other tenants' jobs in the queue."""
+    hard = msgspec.structs.replace(
+        new_job("hard", [7] * (14 * BLOCK), ONE_TOKEN, prefill=True), grammar=Grammar(allowed=[1])
+    )
+    with slow_grammars(prefill.bench):
+        await prefill.claim(hard)
+        assert prefill.role.room() == 3
+        await prefill.start()
+        assert prefill.role.room() == 0  # until this one has its blocks
+        prefill.role.plan(0)
+        assert prefill.role.room() == 2
+    await grammar_built(prefill.bench, prefill.role.requests[0].sequence)
+    prefill.role.plan(0)
+    assert prefill.role.room() == 0, "it is built, and waits for blocks"
 
 
 @pytest.mark.parametrize("teller", ["a candidate", "the gateway", "nobody"])
