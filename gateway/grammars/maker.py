@@ -42,8 +42,8 @@ class GrammarMaker:
         """Raises InvalidRequestError with the library's words, or OverloadedError."""
         try:
             key = msgspec.msgpack.encode(wanted.form)
-        except (OverflowError, RecursionError):
-            raise _refused(wanted, "has a number or a depth that no grammar has") from None
+        except (OverflowError, RecursionError, UnicodeEncodeError):
+            raise _refused(wanted, "has a number, a depth or half a character that no grammar has") from None
         verdict = self._verdicts.get(key)
         if verdict is None:
             if self._num_waiting >= MOST_WAITING:

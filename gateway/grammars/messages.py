@@ -49,7 +49,11 @@ async def grammar_of_message(
     budget = wish.budget if wish.is_reasoning else None
     if wish.body is not None and not shape.calls and not shape.thinks:
         return replace(wish.body, after=after, budget=budget)
-    text = message_grammar(bound, shape, eos_ids)
+    try:
+        text = message_grammar(bound, shape, eos_ids)
+    except (ValueError, RecursionError) as error:
+        why = "is too deep" if isinstance(error, RecursionError) else error
+        raise InvalidRequestError(f"{_field(wish)}: {why}", param=_field(wish)) from None
     if wish.body is not None:
         made = await maker.make(wish.body)
         return of_text(wish.body.field, with_body(text, made.text), after=after, budget=budget)

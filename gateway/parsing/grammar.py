@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from common.messages import MAX_GRAMMAR_CHARS
 from gateway.parsing.format import Wire
 from gateway.parsing.terminals import Bound
 from gateway.parsing.values import Schema, is_text, types_of
@@ -40,7 +41,7 @@ class Shape:
 
 
 def message_grammar(bound: Bound, shape: Shape, eos_ids: Sequence[int]) -> str:
-    """Lark's text; "" where nothing can be enforced. A body is `@body`, which `with_body` defines."""
+    """Lark's text; "" where nothing can be enforced. A body is `@body`, which `with_body` defines. Raises ValueError."""
     return _Writer(bound, shape, eos_ids).text()
 
 
@@ -60,6 +61,15 @@ class _Writer:
         self._eos_ids = eos_ids
         self._marks = sorted(bound.marks, key=len, reverse=True)
         self._rules: list[str] = []
+        self._left = MAX_GRAMMAR_CHARS
+        self._has_text_value = False
+
+    def _rule(self, text: str) -> None:
+        """Add a rule. A schema's definitions stand in each argument's, so what is too large ends here, not behind all of them."""
+        self._left -= len(text)
+        if self._left < 0:
+            raise ValueError(f"is too large: {MAX_GRAMMAR_CHARS} characters are allowed as a grammar")
+        self._rules.append(text)
 
     def text(self) -> str:
         shape, wire = self._shape, self._bound.format.wire
@@ -90,10 +100,10 @@ class _Writer:
         bound = "" if self._shape.budget is None else f"[max_tokens={max(1, self._shape.budget)}]"
         closes = format_.closes_reasoning
         if closes in self._bound.marks or self._marked(closes)[0] in self._bound.marks:
-            self._rules += [f"thoughts{bound}: {_ANY}"]
+            self._rule(f"thoughts{bound}: {_ANY}")
             closing = f"thoughts {self._literal(closes)}"
         else:
-            self._rules += [f"thoughts[suffix={json.dumps(closes)}]: {_ANY}"]
+            self._rule(f"thoughts[suffix={json.dumps(closes)}]: {_ANY}")
             closing = "thoughts"
         return rf"({self._literal(format_.opens_reasoning)} {closing} /[\x20\x0A]{{0,4}}/)?"
 
@@ -109,7 +119,7 @@ class _Writer:
             token = self._bound.marks[first]
             other = self._other_than([token])
             return f"{other}* (<[{token}]> {rest} {other}*){repeats}"
-        self._rules += [f"opening[lazy]: {_ANY} {json.dumps(first)}"]
+        self._rule(f"opening[lazy]: {_ANY} {json.dumps(first)}")
         return f"(opening {rest}){repeats} {_ANY}"
 
     def _other_than(self, tokens: Sequence[int]) -> str:
@@ -121,14 +131,14 @@ class _Writer:
         """One call, or several. `without`: their first terminal, which was written already."""
         rest_of_opens = opens.replace(without, "", 1) if without and opens else opens
         first = "" if opens else without
-        self._rules.append("call: " + " | ".join(self._call(wire, index, one) for index, one in enumerate(calls)))
+        self._rule("call: " + " | ".join(self._call(wire, index, one) for index, one in enumerate(calls)))
         head = "call"
         if first:
             names = [self._call(wire, index, one, without=first) for index, one in enumerate(calls)]
-            self._rules.append("first_call: " + " | ".join(names))
+            self._rule("first_call: " + " | ".join(names))
             head = "first_call"
         for index, one in enumerate(calls):
-            self._rules.append(f"arguments_{index}: {self._arguments(wire, index, one)}")
+            self._rule(f"arguments_{index}: {self._arguments(wire, index, one)}")
         between = self._literal(wire.between)
         more = "" if self._shape.is_single else f"({between} call)*"
         return " ".join(filter(None, [self._literal(rest_of_opens), head, more, self._literal(wire.closes)]))
@@ -157,11 +167,12 @@ class _Writer:
     def _in_order(self, wire: Wire, index: int, call: CallShape, template: str, between: str) -> str:
         """Rules for the arguments in the schema's order: those that aren't required may lack."""
         properties = call.parameters.get("properties")
-        required = call.parameters.get("required") or ()
+        listed = call.parameters.get("required")
+        required = {one for one in listed if isinstance(one, str)} if isinstance(listed, list) else set()
         keys = list(properties) if isinstance(properties, Mapping) else []
         for at, key in enumerate(keys):
             value = self._argument(wire, call, template, key, properties[key] if properties else {})
-            self._rules.append(f"value_{index}_{at}: {value}")
+            self._rule(f"value_{index}_{at}: {value}")
         following = {False: '""', True: '""'}  # whether an argument came before
         for at in range(len(keys) - 1, -1, -1):
             names = {}
@@ -170,7 +181,7 @@ class _Writer:
                 written = f"{separator} value_{index}_{at} {following[True]}"
                 names[has_before] = f"from_{index}_{at}_{int(has_before)}"
                 lacks = "" if keys[at] in required else f" | {following[has_before]}"
-                self._rules.append(f"{names[has_before]}: {written}{lacks}")
+                self._rule(f"{names[has_before]}: {written}{lacks}")
             following = names
         return following[False]
 
@@ -190,8 +201,9 @@ class _Writer:
         rest = self._literal(after.partition(wire.ends_value)[2])
         if wire.ends_value in self._bound.marks:
             return f"{begins} {_ANY} {self._literal(wire.ends_value)} {rest}"
-        if not any(rule.startswith("text_value[") for rule in self._rules):
-            self._rules.append(f"text_value[suffix={json.dumps(wire.ends_value)}]: {_ANY}")
+        if not self._has_text_value:
+            self._has_text_value = True
+            self._rule(f"text_value[suffix={json.dumps(wire.ends_value)}]: {_ANY}")
         return f"{begins} text_value {rest}"
 
     def _json(self, call: CallShape, schema: Mapping[str, Any]) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import string
 from dataclasses import dataclass, field
 
 from gateway.parsing.format import CallIds
 
+# A model may write the escape of one alone, which no encoder takes.
+_SURROGATES = re.compile("[\ud800-\udfff]")
 _LETTERS = string.ascii_letters + string.digits
 
 
@@ -51,6 +54,10 @@ def new_call_id(kind: CallIds, name: str, index: int) -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
+def _encodable(text: str) -> str:
+    return _SURROGATES.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
 class CallWriter:
     """Numbers calls and collects their pieces. Calls beyond `max_calls` are left out."""
 
@@ -66,6 +73,7 @@ class CallWriter:
 
     def begin(self, name: str, id: str = "") -> None:
         self.end()
+        name, id = _encodable(name), _encodable(id)
         self.name, self.is_open, self.has_arguments = name, True, False
         index = self.count
         self.count += 1
@@ -79,6 +87,7 @@ class CallWriter:
         if not text or not self.is_open:
             return
         self.has_arguments = True
+        text = _encodable(text)
         if self.count > self._max_calls:
             return
         last = self._pieces[-1] if self._pieces else None

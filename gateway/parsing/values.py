@@ -12,7 +12,8 @@ from gateway.parsing.json_text import escaped
 
 Schema = Mapping[str, Any]
 MAX_PYTHON_CHARS = 200_000
-MAX_REFERENCES = 8
+MAX_LOOKED = 256
+MAX_REFERENCE_CHARS = 1_000
 _BRANCHES = ("anyOf", "oneOf", "allOf")
 
 
@@ -23,22 +24,38 @@ def schema_of(parameters: Schema, key: str) -> Schema:
     return found if isinstance(found, Mapping) else {}
 
 
-def types_of(schema: Schema, root: Schema, depth: int = 0) -> frozenset[str]:
-    """The JSON types that an argument may have; empty: anything."""
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#/"):
-        schema = _resolved(reference, root)
+def types_of(schema: Schema, root: Schema) -> frozenset[str]:
+    """The JSON types that an argument may have, as far as MAX_LOOKED parts of its schema say; empty: anything."""
     found: set[str] = set()
-    kind = schema.get("type")
-    found.update([kind] if isinstance(kind, str) else [one for one in kind or () if isinstance(one, str)])
-    if not found and isinstance(schema.get("enum"), list):
-        found.update(_TYPE_NAMES.get(type(one), "object") for one in schema["enum"])
-    if not found and depth < MAX_REFERENCES:
-        for name in _BRANCHES:
-            for branch in schema.get(name) or ():
-                if isinstance(branch, Mapping):
-                    found |= types_of(branch, root, depth + 1)
+    seen: set[int] = set()
+    to_see, left = [schema], MAX_LOOKED
+    while to_see and left > 0:
+        one = to_see.pop()
+        left -= 1
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        reference = one.get("$ref")
+        if isinstance(reference, str) and reference.startswith("#/"):
+            to_see.append(_resolved(reference, root))
+            continue
+        kind = one.get("type")
+        listed = [kind] if isinstance(kind, str) else _listed(kind, left)
+        options = _listed(one.get("enum"), left - len(listed))
+        left -= len(listed) + len(options)
+        kinds = {each for each in listed if isinstance(each, str)}
+        kinds = kinds or {_TYPE_NAMES.get(type(option), "object") for option in options}
+        found |= kinds
+        if not kinds:
+            for name in _BRANCHES:
+                branches = _listed(one.get(name), left - len(to_see))
+                to_see += [branch for branch in branches if isinstance(branch, Mapping)]
     return frozenset(found)
+
+
+def _listed(value: Any, most: int) -> list[Any]:
+    """A list's beginning; a client may have put anything there."""
+    return value[: max(0, most)] if isinstance(value, list) else []
 
 
 _TYPE_NAMES: dict[type, str] = {
@@ -47,6 +64,8 @@ _TYPE_NAMES: dict[type, str] = {
 
 
 def _resolved(reference: str, root: Schema) -> Schema:
+    if len(reference) > MAX_REFERENCE_CHARS:
+        return {}
     found: Any = root
     for part in reference[2:].split("/"):
         found = found.get(part) if isinstance(found, Mapping) else None

@@ -128,10 +128,13 @@ def _structured(fields: Mapping[str, Any]) -> Wanted | None:
         whitespace = Whitespace(is_allowed=False)
     said = given[kinds[0]]
     if kinds[0] == "structural_tag":
-        said = json.loads(said) if isinstance(said, str) else said
+        said = _read(said, f"{field}: structural_tag")
         return _structural_tag(_mapping(said, f"{field}: structural_tag"), field)
     if kinds[0] == "json" and given.get("disable_additional_properties"):
-        said = _closed(json.loads(said) if isinstance(said, str) else said)
+        try:
+            said = _closed(_read(said, f"{field}: json"))
+        except RecursionError:
+            raise ValueError(f"{field}: json is too deep") from None
     return _of_kind(kinds[0], said, field, whitespace)
 
 
@@ -179,6 +182,15 @@ def _closed(schema: Any) -> Any:
     closed = {name: _closed(value) for name, value in schema.items()}
     is_object = isinstance(schema.get("properties"), dict) and schema.get("type", "object") == "object"
     return {"additionalProperties": False} | closed if is_object else closed
+
+
+def _read(said: Any, name: str) -> Any:
+    """What may be written as JSON text as well."""
+    try:
+        return json.loads(said) if isinstance(said, str) else said
+    except (ValueError, RecursionError) as error:
+        why = "too deep" if isinstance(error, RecursionError) else error
+        raise ValueError(f"{name} isn't JSON: {why}") from None
 
 
 def _whitespace(pattern: Any, name: str) -> Whitespace:

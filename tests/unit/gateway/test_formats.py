@@ -17,6 +17,10 @@ AGE = {"type": "object", "properties": {"age": {"type": "integer"}}, "required":
 OPEN = {name: value for name, value in AGE.items() if name != "additionalProperties"}
 TAG = {"type": "structural_tag", "structures": [{"begin": "<a>", "schema": AGE, "end": "</a>"}], "triggers": ["<a>"]}
 UNENFORCED = {"type": "json_schema", "json_schema": {"schema": {"if": 1}, "strict": True}}
+
+
+NESTED = '{"not":' * 980 + "{}" + "}" * 980
+HALF = json.dumps(TAG).replace("<a>", "\\ud83d")
 FORMATS: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "json_object"}}, '{"b":[1]}', "[1]"),
     ({"response_format": {"type": "json_object", "value": AGE}}, '{"age":1}', "{}"),
@@ -64,6 +68,11 @@ async def test_every_form_reaches_the_job(
         ({"response_format": {"type": "structural_tag", "format": {}}}, "response_format", "structures"),
         ({"response_format": TAG | {"triggers": ["<b>"]}}, "response_format", "none of the triggers"),
         ({"structured_outputs": {}}, "structured_outputs", "exactly one of"),
+        ({"structured_outputs": {"structural_tag": "[" * 5_000}}, "structured_outputs", "too deep"),
+        ({"structured_outputs": {"structural_tag": "{"}}, "structured_outputs", "structural_tag isn't JSON"),
+        ({"structured_outputs": {"json": "[" * 5_000, "disable_additional_properties": True}}, "structured_outputs", "too deep"),
+        ({"structured_outputs": {"json": NESTED, "disable_additional_properties": True}}, "structured_outputs", "too deep"),
+        ({"structured_outputs": {"structural_tag": HALF}}, "structured_outputs", "half a character"),
         ({"structured_outputs": {"jsn": {}}}, "structured_outputs", "unknown field 'jsn'"),
         ({"guided_regex": "("}, "guided_regex", "unclosed group"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "response_format as well"),

@@ -78,3 +78,19 @@ def test_a_call_that_was_cut_is_not_made_whole(name: str) -> None:
     assert parsed.calls[0].name == "weather"
     with pytest.raises(ValueError):
         said_of(parsed)
+
+
+@pytest.mark.parametrize(
+    ("calls", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "weather", "arguments": "{\\"city\\": \\"\\ud83d\\"}"}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "a\\ud83d", "id": "\\udc00", "arguments": {}}</tool_call>'),
+        ("qwen3_coder", "<tool_call>\n<function=weather>\n<parameter=tags>\n[\"\\ud83d\"]\n</parameter>\n</function>\n</tool_call>"),
+        ("pythonic", '[weather(city="\\ud83d")]'),
+    ],
+)  # fmt: skip
+def test_half_a_character_in_a_call_can_be_sent(calls: str, text: str) -> None:
+    parsed = parse(choose("", {}, parsers=Parsers(calls, "none")), text, {})
+    assert len(parsed.calls) == 1
+    call = parsed.calls[0]
+    assert "\N{REPLACEMENT CHARACTER}" in f"{call.id}{call.name}{call.arguments}".encode().decode()

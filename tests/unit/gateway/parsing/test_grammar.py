@@ -192,3 +192,23 @@ def test_tags_that_are_no_tokens_are_found_as_text(folder: Path) -> None:
     grammar = follower.grammar(calls=SHAPES)
     assert len(TAGS) == 4
     assert "opening[lazy]" in grammar
+
+
+@pytest.mark.parametrize("name", WIRES)
+@pytest.mark.parametrize("odd", [5, True, {"a": 1}, [5, ["x"]]], ids=str)
+def test_an_odd_schema_is_written_all_the_same(name: str, odd: Any, folder: Path) -> None:
+    for parameters in (
+        {"properties": {"a": {"type": odd, "anyOf": odd, "enum": odd}}, "required": odd},
+        {"properties": {"a": odd}},
+        {"properties": odd},
+    ):
+        shape = CallShape(name="f", parameters=parameters, is_strict=False)
+        assert "f" in Follower(name, folder).grammar(calls=[shape], must_call=True)
+
+
+def test_a_grammar_that_grows_with_its_definitions_ends_at_the_bound(folder: Path) -> None:
+    follower = Follower("qwen3_coder", folder)
+    properties = {f"k{index}": {"type": "integer"} for index in range(100)}
+    parameters = {"properties": properties, "$defs": {"a": {"description": "x" * 10_000}}}
+    with pytest.raises(ValueError, match="too large"):
+        follower.grammar(calls=[CallShape(name="f", parameters=parameters, is_strict=False)], must_call=True)

@@ -99,3 +99,33 @@ def test_text_is_converted_by_the_schema(text: str, schema: dict[str, Any], valu
 def test_a_schema_that_refers_to_itself_ends() -> None:
     loop = {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"}
     assert types_of(loop, loop) == frozenset()
+
+
+def test_a_schema_that_branches_into_itself_ends_soon() -> None:
+    looked = 0
+
+    class Counted(dict[str, Any]):
+        def get(self, key: str, default: Any = None) -> Any:
+            nonlocal looked
+            looked += 1
+            return super().get(key, default)
+
+    one = Counted({"anyOf": [{"$ref": "#/properties/a"}] * 4 + [{"type": "null"}]})
+    assert types_of(one, {"properties": {"a": one}}) == {"null"}
+    wide = Counted({"anyOf": [{"anyOf": [Counted({}) for _ in range(1_000)]} for _ in range(1_000)]})
+    assert types_of(wide, wide) == frozenset()
+    assert looked < 2_000
+
+
+def test_a_reference_to_a_reference_is_followed() -> None:
+    root = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"type": "integer"}}}
+    assert types_of({"$ref": "#/$defs/a"}, root) == {"integer"}
+
+
+ODD: list[Any] = [5, True, {"a": 1}, [5, ["x"]], "x"]
+
+
+@pytest.mark.parametrize("name", ["type", "anyOf", "enum", "$ref"])
+@pytest.mark.parametrize("odd", ODD, ids=str)
+def test_what_no_schema_has_is_as_if_absent(name: str, odd: Any) -> None:
+    assert types_of({name: odd}, {}) <= {"x", "string", "integer", "array"}
