@@ -123,6 +123,7 @@ class Store:
         self._errors = 0
         self._open_until = 0.0
         self._turn = 0  # number of the last news that a gateway took
+        self._said = 0  # number of the last news written
         self._unheard_since: float | None = None  # without a gateway of this release
         self._enters_itself = False
 
@@ -131,12 +132,12 @@ class Store:
 
         Gateways enter the workers that they hear. Those of 0.1.0 don't: there a worker enters itself.
         """
-        told = await self._told(state.worker)
-        if told.startswith(f"{state.incarnation}:"):
+        told = await self._told(state.worker, state.incarnation)
+        if told is not None:
             self._unheard_since, self._enters_itself = None, False
-            known = {f"{state.incarnation}:{turn}" for turn in (self._turn, self._turn + 1)}
-            self._turn = self._turn if told in known else 0
-            return told not in known
+            is_known = self._turn <= told <= self._said
+            self._turn = told if is_known else 0
+            return not is_known
         self._turn, now = 0, time.monotonic()
         if self._unheard_since is None:
             self._unheard_since = now
@@ -166,23 +167,25 @@ class Store:
         if self._enters_itself:
             await self._call_0_1_0("announce", f"{worker}@{incarnation}", num_added, *digests)
             return
-        told, turn = await self._told(worker), self._turn + 1
-        if not told.startswith(f"{incarnation}:"):
-            raise UnavailableError("no gateway has entered this worker yet")
+        told = await self._told(worker, incarnation)
+        if told is None or told < self._turn:
+            raise UnavailableError("no gateway has entered this worker yet, or Redis lost what it announced")
+        self._said = turn = max(told, self._said) + 1
         head = f"{incarnation}:{turn}:{num_added}:{len(digests[0])}:"  # all have as many bytes
         news = head.encode() + b"".join(digests)
         await self._guarded(lambda: self._client.set(f"baton:news:{worker}", news, px=NEWS_TTL_MS))
         give_up_at = time.monotonic() + self._settings.timeout_s
-        while await self._told(worker) != f"{incarnation}:{turn}":
+        while await self._told(worker, incarnation) != turn:
             if time.monotonic() > give_up_at:
                 raise UnavailableError("no gateway takes this worker's news")
             await asyncio.sleep(NEWS_POLL_S)
         self._turn = turn
 
-    async def _told(self, worker: str) -> str:
-        """The incarnation and the number of the last news that a gateway took; "" without any."""
+    async def _told(self, worker: str, incarnation: int) -> int | None:
+        """The number of the last news that a gateway took, 0 for none yet; None where no gateway entered this incarnation."""
         told = await self._guarded(lambda: self._client.get(f"baton:told:{worker}"))
-        return bytes(told or b"").decode(errors="replace")
+        whose, _, number = bytes(told or b"").partition(b":")
+        return int(number) if whose == b"%d" % incarnation and number.isdigit() and len(number) < 16 else None
 
     async def _call_0_1_0(self, function: str, *args: Any) -> Any:
         """Call a function of the release before, where its gateways installed it and this user may. None without an answer."""
@@ -199,9 +202,6 @@ class Store:
 
     async def call(self, function: str, *args: Any, timeout_s: float) -> Any:
         """Call a function of a library. Raises UnavailableError."""
-        return await self._call(function, *args, timeout_s=timeout_s)
-
-    async def _call(self, function: str, *args: Any, timeout_s: float | None = None) -> Any:
         return await self._guarded(lambda: self._call_loading(function, *args), timeout_s)
 
     async def _guarded(self, ask: Callable[[], Awaitable[Any]], timeout_s: float | None = None) -> Any:

@@ -62,17 +62,17 @@ class FleetStore:
 
     async def register(self, state: WorkerState, *, ttl_ms: int = 3_000) -> bool:
         """Enter a worker; whether Redis did not know this incarnation."""
-        told = await self._store._told(state.worker)
+        told = await self._store._told(state.worker, state.incarnation)
         assert await self._ledger.enter([state], gateway="gateway", ttl_ms=ttl_ms) == []
-        return not told.startswith(f"{state.incarnation}:")
+        return told is None
 
     async def unregister(self, worker: str, incarnation: int) -> None:
         await self._ledger.leave(worker, incarnation)
 
     async def announce(self, worker: str, incarnation: int, added: list[bytes], removed: list[bytes]) -> None:
         """As a worker's process that was there all the time."""
-        told = await self._store._told(worker)
-        self._store._turn = int(told.partition(":")[2] or 0)  # of that worker: this store speaks for many
+        # This store speaks for many.
+        self._store._turn = await self._store._told(worker, incarnation) or 0
         telling = asyncio.create_task(self._store.announce(worker, incarnation, added, removed))
         while not telling.done():
             await self._ledger.take_news([worker])

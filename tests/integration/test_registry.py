@@ -11,7 +11,7 @@ import pytest
 import redis.asyncio
 
 from common.errors import UnavailableError
-from common.store import connect_store
+from common.store import DIGESTS_A_CALL, connect_store
 from gateway.placement.ledger import Ledger
 from services.runtime.functions import function_libraries
 from tests.integration.conftest import patient_ledger
@@ -204,3 +204,33 @@ async def test_a_worker_says_everything_again_when_redis_lost_it_and_only_then(
         assert await ledger.take_news(["d0"])  # a late word of the earlier one
         assert await raw.smembers(b"baton:block:" + blocks[0]) == {b"d0@1"}
         assert await raw.get("baton:told:d0") == b"2:0"
+
+
+async def test_news_that_a_gateway_takes_too_late_hide_none_that_follow(
+    raw: redis.asyncio.Redis, redis_url: str
+) -> None:
+    """What a worker no longer waits for may still be taken, at any time later."""
+    state, (late, *blocks) = a_worker("d0", "decode"), [b"%016d" % number for number in range(2 * DIGESTS_A_CALL + 1)]
+    async with (
+        connect_store(patient(redis_url), libraries=function_libraries()) as gateways,
+        connect_store(patient(redis_url)) as worker,
+    ):
+        ledger = patient_ledger(gateways)
+        await ledger.enter([state], gateway="gateway")
+        given_up = asyncio.create_task(worker.announce("d0", 1, [late], []))
+        await eventually(lambda: raw.exists("baton:news:d0"))
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        assert await ledger.take_news(["d0"])
+        telling = asyncio.create_task(worker.announce("d0", 1, blocks, [late]))
+
+        async def has_more_or_ended() -> bool:
+            return telling.done() or await raw.exists("baton:news:d0") > 0
+
+        while not telling.done():
+            await eventually(has_more_or_ended)
+            await ledger.take_news(["d0"])
+        await telling
+        assert not await worker.register(state)
+    found = {key.removeprefix(b"baton:block:") async for key in raw.scan_iter("baton:block:*", count=1000)}
+    assert (len(found), found) == (len(blocks), set(blocks))
