@@ -46,8 +46,9 @@ class WaitingRooms:
         """See `WaitingRoom.placed`."""
         self.of(spec.model).placed(spec, work)
 
-    def computed(self, spec: GenerationSpec) -> None:
-        self.of(spec.model).computed(spec)
+    def computed(self, spec: GenerationSpec, *, is_first: bool = True) -> None:
+        """See `WaitingRoom.computed`."""
+        self.of(spec.model).computed(spec, is_first=is_first)
 
     def ended(self, spec: GenerationSpec, generated: int) -> None:
         self.of(spec.model).ended(spec, generated)

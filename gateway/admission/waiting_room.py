@@ -138,8 +138,9 @@ class WaitingRoom:
         """A worker is chosen; `work` prompt tokens are left to compute there."""
         self._admission.placed(spec.request_id, work)
 
-    def computed(self, spec: GenerationSpec) -> None:
-        self.work[spec.tenant.name] += len(spec.token_ids)
+    def computed(self, spec: GenerationSpec, *, is_first: bool = True) -> None:
+        """An attempt's first token came. `is_first`: the request's, too."""
+        self.work[spec.tenant.name] += len(spec.token_ids) if is_first else 0
         self._admission.computed(spec.request_id)
         self.pump()
 

@@ -175,10 +175,9 @@ class Inbox:
         for event in events:  # first: the client's token must not wait for the rest
             request.timeline.took(tokens, len(event.token_ids), event.finish, now)
             request.events.put_nowait(event)
-        if events and was_first:
-            self._rooms.computed(state.spec)
         if events and request.prefilled != state.attempt:
             request.prefilled = state.attempt
+            self._rooms.computed(state.spec, is_first=was_first)
             self._attempts.release_prefill(request)
         self._suspects.heard(state, sender)
         if state.is_over:

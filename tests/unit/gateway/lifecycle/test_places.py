@@ -166,3 +166,37 @@ async def test_planners_hear_that_decode_workers_are_short(full: Gateway) -> Non
     [*_, last] = [state for _, state in full.bus.published if isinstance(state, GatewayState)]
     assert (last.handing_over, last.queued_requests, last.queued_tokens) == (1, 0, 0)
     waits.cancel()
+
+
+async def test_a_stream_that_returned_leaves_the_window_with_its_next_token(gateway: Gateway) -> None:
+    """Else nobody starts behind it until it ends, and it counts as a prompt to be computed."""
+    await gateway.worker("p0", "prefill", max_sequences=4)
+    await gateway.worker("d0", "decode", max_sequences=4)
+    await gateway.requests.start()
+    for name in "abcd":
+        await gateway.decoding(name, tenant=LONG, token_ids=[1] * 900)
+    await asyncio.sleep(MIN_RUN_S)
+    streams = list(gateway.requests.parts.running)
+    request = await gateway.submit("e", tenant=SHORT)
+    [moved] = [one for one in streams if one.place.preemptions]
+    p0, d0 = gateway.workers["p0"], gateway.workers["d0"]
+    await p0.claim(request)
+    p0.send(request, 0, 7, finish="stop")
+    await gateway.idle()
+    assert moved.state.attempt == 2
+    await p0.claim(moved)
+    p0.send(moved, 2, 102)
+    d0.send(moved, 3, 103)
+    for one in streams:
+        if one is not moved:
+            d0.send(one, 2, 102, finish="stop")
+    await gateway.idle()
+    state = gateway.requests.parts.rooms.tell(
+        GatewayState(gateway="here", incarnation=1), gateway.requests.parts.running
+    )
+    assert state.started_tokens == 0
+    names = [submitted(gateway, name, tenant=SHORT, token_ids=[1] * 10) for name in "fg"]
+    await gateway.idle()
+    assert all(one.done() for one in names)
+    assert gateway.requests.counters["work:long"] == 4 * 900 + 3 * 3  # each prompt once, and what has ended
+    await gateway.requests.close()
