@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+BEGINNING = b"HTTP/1.1 "  # all status lines of uvicorn begin so, also for HTTP/1.0
+
+
+class _Begun:
+    """A transport to which an answer's beginning was written already."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._left = BEGINNING
+
+    def write(self, data: bytes) -> None:
+        left, self._left = self._left, b""
+        self._transport.write(data.removeprefix(left))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 class Exchange(RequestResponseCycle):
@@ -30,6 +48,12 @@ class Exchange(RequestResponseCycle):
         elif self._has_no_length:
             self.expected_content_length = len(message.get("body", b""))  # each part is as long as it is
         await super().send(message)
+
+    def begin_status_line(self) -> None:
+        """Write what every answer begins with, before it is known. HTTP/1.0 has no `100 Continue` to try a client with."""
+        if not self.waiting_for_100_continue:
+            self.transport.write(BEGINNING)
+            self.transport = cast(asyncio.Transport, _Begun(self.transport))
 
     def give_up(self) -> None:
         """Have the application told that its client is gone, and write nothing more."""

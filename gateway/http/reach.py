@@ -1,8 +1,8 @@
 """Whether a client that sends no more still reads.
 
 One that closed its side only and one that is gone send the same FIN. A closed socket answers further bytes with a reset, which
-the kernel notes as the socket's error. So a client of HTTP/1.1 whose answer has not begun gets one `100 Continue`, and one in
-the middle of a stream of events gets a comment.
+the kernel notes as the socket's error. So a client of HTTP/1.1 whose answer has not begun gets one `100 Continue`, one of
+HTTP/1.0 the first bytes of its answer, and one in the middle of a stream of events a comment.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from gateway.http.exchange import Exchange
 
 LOOK_EVERY_S = 0.1
 PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
-COMMENT = b"3\r\n:\n\n\r\n"  # a chunk
+COMMENT = b":\n\n"
+COMMENT_IN_CHUNK = b"3\r\n" + COMMENT + b"\r\n"
 
 
 class Reach:
@@ -44,8 +45,12 @@ class Reach:
         exchange = self._due()
         if exchange is not None and exchange is not self._probed:
             self._probed = exchange
-            if exchange.scope["http_version"] == "1.1" and not exchange.response_started:
-                self._transport.write(PROBE)
-            elif exchange.scope["http_version"] == "1.1" and exchange.streams_events and not exchange.response_complete:
-                self._transport.write(COMMENT)
+            is_old = exchange.scope["http_version"] == "1.0"
+            if not exchange.response_started:
+                if is_old:
+                    exchange.begin_status_line()
+                else:
+                    self._transport.write(PROBE)
+            elif exchange.streams_events and not exchange.response_complete:
+                self._transport.write(COMMENT_IN_CHUNK if not is_old else COMMENT)
         self._timer = self._loop.call_later(LOOK_EVERY_S, self._look)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from common.errors import UnavailableError
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.app import HttpSettings
 from gateway.http.connection import (
@@ -134,6 +135,36 @@ async def test_a_client_that_leaves_is_noticed_whatever_it_sent_ahead(
         await client.say(ask(stream=stream) + more)
         await held.until(lambda: bool(held.running))
     await held.until(lambda: len(held.cancelled) == 1)
+
+
+@pytest.mark.parametrize("begun", [True, False], ids=["begun", "before"])
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+async def test_an_old_client_that_leaves_is_noticed(
+    gateway: Gateway, held: ScriptedGenerations, stream: bool, begun: bool
+) -> None:
+    """As nginx asks by default."""
+    held.hold_after = 1 if begun else 0
+    async with wire(gateway) as client:
+        await client.say(ask(version="1.0", stream=stream))
+        if stream and begun:
+            await client.until(b'"index":0')
+        else:
+            await held.until(lambda: bool(held.running))
+    await held.until(lambda: len(held.cancelled) == 1)
+
+
+@pytest.mark.parametrize("status", [200, 503])
+async def test_an_old_client_that_closed_its_side_early_gets_one_status_line(
+    gateway: Gateway, held: ScriptedGenerations, status: int
+) -> None:
+    held.fail, held.fail_after = None if status == 200 else UnavailableError("gone"), 1
+    async with wire(gateway) as client:
+        await client.say(ask(version="1.0"))
+        client.writer.write_eof()
+        begun = await client.until(b"HTTP/1.1 ")
+        held.release.set()
+        (answer,) = await client.rest(before=begun)
+    assert (answer.status, answer.headers["connection"]) == (status, "close")
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
