@@ -18,7 +18,14 @@ def test_triton_kernel(interpreter: Interpreter, name: str) -> None:
     interpreter.check("triton_checks", name)
 
 
-LONG = {"device_sampler", "filters", "random", "mistral"}  # a minute or so each in the interpreter: `make long`
+LONG = {
+    "device_sampler",
+    "filters",
+    "filters_of_equal_scores",
+    "random",
+    "mistral",
+    "qwen3",
+}  # up to a minute each: `make long`
 
 
 def cases(names: Iterable[str]) -> list[ParameterSet]:
