@@ -141,8 +141,7 @@ class SharedBudgets:
         self._here = LocalBudgets(clock=clock)
         self._held: dict[str, _Held] = {}
         self._renewed_at = clock()
-        self._may_settle = asyncio.Event()
-        self._may_settle.set()
+        self._renewal: asyncio.Task[None] | None = None  # at most one, for whoever waits
         self._told_of_nonsense = False
 
     @contextlib.asynccontextmanager
@@ -152,9 +151,10 @@ class SharedBudgets:
         try:
             yield
         finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            tasks = [task, self._renewal] if self._renewal else [task]
+            for one in tasks:
+                one.cancel()
+            await asyncio.wait(tasks)
 
     async def _renew_often(self) -> None:
         while True:
@@ -163,7 +163,14 @@ class SharedBudgets:
 
     async def renew(self) -> None:
         """Tell Redis what is in flight here: also what it lost, and what began while it was away."""
-        self._may_settle.clear()  # or a renewal on its way would bring back what was settled
+        await asyncio.shield(self._renewing())
+
+    def _renewing(self) -> asyncio.Task[None]:
+        if self._renewal is None or self._renewal.done():
+            self._renewal = asyncio.create_task(self._renew())
+        return self._renewal
+
+    async def _renew(self) -> None:
         try:
             for part in _parts(list(self._held.values()), RENEWED_A_CALL):
                 told = [held.renewal() for held in part]
@@ -174,20 +181,24 @@ class SharedBudgets:
             self._renewed_at = self._clock()
         except UnavailableError:
             pass  # the next one may come in time
-        finally:
-            self._may_settle.set()
 
     async def take(
         self, tenant: str, limits: Limits, request_id: str, *, tokens: int, ttl_s: float, used: Callable[[], int] = int
     ) -> Grant:
-        if self._held and self._clock() - self._renewed_at > LEASE_S:
-            await self.renew()  # this process stood still: what it runs counts before anything new
-        grant = await self._take_there(tenant, limits, request_id, tokens=tokens)
+        is_renewed = await self._is_renewed()
+        grant = await self._take_there(tenant, limits, request_id, tokens=tokens) if is_renewed else None
         if grant is None:
             grant = await self._here.take(tenant, limits, request_id, tokens=tokens, ttl_s=ttl_s)
         if not grant.refused:
             self._held[request_id] = _Held(grant, used, in_redis=not grant.counted_here)
         return grant
+
+    async def _is_renewed(self) -> bool:
+        """Whether Redis may be asked. Where this process stood still, what it runs counts before anything new."""
+        if not self._held or self._clock() - self._renewed_at <= LEASE_S:
+            return True
+        done, _ = await asyncio.wait([self._renewing()], timeout=TAKE_TIMEOUT_S)
+        return bool(done)
 
     async def _take_there(self, tenant: str, limits: Limits, request_id: str, *, tokens: int) -> Grant | None:
         try:
@@ -226,7 +237,8 @@ class SharedBudgets:
         held = self._held.pop(grant.request_id, None)
         if grant.counted_here:
             await self._here.settle(grant, used=used)
-        await self._may_settle.wait()
+        if self._renewal is not None:
+            await asyncio.wait([self._renewal])  # or one on its way would bring back what was settled
         if held is None or not held.in_redis:
             return
         limits = grant.limits

@@ -217,6 +217,52 @@ async def test_a_renewal_on_its_way_brings_nothing_back_that_was_settled(shared:
     assert (await take(other, "b")).refused == ""
 
 
+async def test_nothing_is_settled_before_the_last_renewal_that_may_tell_of_it(shared: Store) -> None:
+    here, other = SharedBudgets(shared), SharedBudgets(shared)
+    grant = await take(here, "a")
+    there, gates = shared.call, [asyncio.Event(), asyncio.Event()]
+    waiting = iter(gates)
+
+    async def slowly(function: str, *args: Any, **limits: Any) -> Any:
+        if function == "baton2_budget_renew":
+            await next(waiting).wait()
+        return await there(function, *args, **limits)
+
+    shared.call = slowly  # type: ignore[method-assign]
+    renewals = [asyncio.create_task(here.renew()) for _ in gates]
+    settling = asyncio.create_task(here.settle(grant, used=1))
+    for gate in gates:
+        gate.set()
+        await asyncio.wait([renewals[0], settling])
+    await asyncio.gather(*renewals, settling)
+    assert (await take(other, "b")).refused == ""
+
+
+async def test_a_redis_that_hangs_is_renewed_once_and_holds_nobody_up(
+    shared: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budgets, "TAKE_TIMEOUT_S", 0.01)
+    now, calls, answers = 0.0, [], asyncio.Event()
+    gateway = SharedBudgets(shared, clock=lambda: now)
+    shared.call = shared_is_away  # type: ignore[method-assign,assignment]
+    await take(gateway, "a", limit=10)
+
+    async def hangs(function: str, *_: Any, timeout_s: float) -> Any:
+        calls.append(function)
+        if timeout_s > budgets.TAKE_TIMEOUT_S:
+            await answers.wait()
+        raise budgets.UnavailableError("hung")
+
+    shared.call = hangs  # type: ignore[method-assign]
+    now += budgets.LEASE_S + 1
+    async with asyncio.timeout(LIMIT_S):
+        grants = await asyncio.gather(*(take(gateway, f"{number}", limit=10) for number in range(5)))
+    assert all(grant.counted_here and not grant.refused for grant in grants)
+    assert calls == ["baton2_budget_renew"]
+    answers.set()
+    await gateway.renew()
+
+
 async def test_a_gateway_that_stood_still_counts_what_it_runs_before_it_takes_more(
     shared: Store, raw: redis.asyncio.Redis
 ) -> None:
