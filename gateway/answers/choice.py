@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,8 @@ from gateway.parsing.parser import Parser
 from gateway.request.spec import Generation, TokenEvent
 from gateway.request.timeline import STOP_STRING
 
-MAX_TAIL_TOKENS = 64  # when no mark in the prompt begins the answer
+MAX_TAIL_TOKENS = 256  # at either end of a message
+MAX_END_TOKENS = 64  # when no mark in the prompt begins the answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +88,7 @@ class MessageReader:
         self.reasoning_tokens = 0
         if self._parser is not None:
             self._parser.read_prompt()
-            for token_id in _tail(tokenizer, prompt):
+            for token_id in _tail(tokenizer, prompt) or _opened(tokenizer, prompt):
                 self._parse(self._parser, token_id)
             self._parser.text(self._detokenizer.flush())
             self._parser.resume()
@@ -146,11 +148,31 @@ def _tail(tokenizer: ChatTokenizer, prompt: Sequence[int]) -> Sequence[int]:
     """The prompt's end that belongs to the answer's message: templates may open its reasoning."""
     known, turn = tokenizer.format.ids, tokenizer.format.turn
     for index in range(len(prompt) - 1, -1, -1):
-        if prompt[index] == turn:
-            return prompt[index:]
-        if prompt[index] in tokenizer.added and prompt[index] not in known:
-            return prompt[index + 1 :]
-    return prompt[-MAX_TAIL_TOKENS:]
+        token = prompt[index]
+        if token == turn:
+            return _shortened(prompt[index:], known)
+        if token in tokenizer.added and token not in known:
+            return () if token in tokenizer.borders else _shortened(prompt[index + 1 :], known)
+    return ()
+
+
+def _shortened(tail: Sequence[int], known: Container[int]) -> Sequence[int]:
+    """A long message to be continued, by how it begins and ends and the marks between."""
+    if len(tail) <= 2 * MAX_TAIL_TOKENS:
+        return tail
+    between = [token for token in tail[MAX_TAIL_TOKENS:-MAX_TAIL_TOKENS] if token in known]
+    return [*tail[:MAX_TAIL_TOKENS], *between[-MAX_TAIL_TOKENS:], *tail[-MAX_TAIL_TOKENS:]]
+
+
+def _opened(tokenizer: ChatTokenizer, prompt: Sequence[int]) -> Sequence[int]:
+    """Where no token begins the answer, users' own words stand before it: only reasoning opened or closed last counts."""
+    format_ = tokenizer.format.format
+    if not format_.opens_reasoning:
+        return ()
+    opens, closes = re.escape(format_.opens_reasoning), re.escape(format_.closes_reasoning)
+    end = tokenizer.decode(prompt[-MAX_END_TOKENS:], skip_special_tokens=False)
+    found = re.search(rf"(?:{opens}\s*)?{closes}\s*\Z|{opens}\s*\Z", end)
+    return tokenizer.encode(found[0], add_special_tokens=False) if found else ()
 
 
 class Choice:

@@ -62,6 +62,9 @@ class ChatTokenizer:
             parsers=parsers,
         )
         self.eos_ids = list(dict.fromkeys([*self.eos_ids, *self.format.stops]))
+        bos = self.tokenizer.token_to_id(self._special["bos_token"]) if "bos_token" in self._special else None
+        # Tokens that don't tell whose words follow.
+        self.borders = frozenset([*self.eos_ids, bos])
         self.grammars = GrammarMaker(
             raw.decode("utf-8"),
             vocab_size=max(self.vocab_size, 1 + max(self.tokenizer.get_vocab().values())),

@@ -79,15 +79,16 @@ class TextReader:
     def __init__(self, message: Message, means: Means) -> None:
         self._message = message
         self._is_content = means == Means.CONTENT
-        self._space = ""
+        self._space: list[str] = []
 
     def push(self, text: str) -> int:
         message = self._message
-        whole = self._space + text
-        stripped = whole.rstrip()
-        self._space = whole[len(stripped) :]
-        if not stripped:
+        if not text or text.isspace():
+            self._space.append(text)
             return len(text)
+        whole = "".join([*self._space, text])
+        stripped = whole.rstrip()
+        self._space = [whole[len(stripped) :]]
         if message.trims:
             said = stripped.lstrip()
             lead = stripped[: len(stripped) - len(said)]
@@ -102,13 +103,13 @@ class TextReader:
 
     def finish(self, *, is_whole: bool) -> str:
         if self._is_content and self._message.has_content:
-            self._message.gap = self._space
+            self._message.gap = "".join(self._space)
         return ""
 
     def close(self) -> None:
         """The answer ended here: its last space is part of it."""
         if self._is_content and not self._message.trims:
-            self._message.new.content += self._space
+            self._message.new.content += "".join(self._space)
 
 
 class HeaderReader:
