@@ -41,7 +41,6 @@ from common.words import WorkerStatus
 from engine.cache.block_pool import BlockPool
 from engine.config import EngineConfig
 from engine.fake.engine import FakeEngine
-from engine.sequence import Sequence
 from kvtransfer.local import LocalTransport
 from kvtransfer.transport import Transport
 from tests.fakes.bus import MemoryBus
@@ -272,9 +271,8 @@ def slow_grammars(bench: Bench) -> Iterator[threading.Event]:
         may_end.set()
 
 
-async def grammar_built(bench: Bench, sequence: Sequence) -> None:
-    """Return when it is, and the roles have heard it."""
-    building = bench.engine.grammars.prepare(sequence)
-    assert building is not None
-    await asyncio.wrap_future(building)
+async def grammars_built(bench: Bench) -> None:
+    """Return when all are, and the roles have heard it. No others can be built after that."""
+    await settled()
+    await asyncio.to_thread(bench.engine.grammars._threads.shutdown)  # a thread's last act is to tell who waits
     await settled()

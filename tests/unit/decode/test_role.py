@@ -11,7 +11,7 @@ from common.messages import Cancel, Grammar, Reserve, ReserveReply, SamplingPara
 from common.words import Refusal
 from decode.role import DecodeRole
 from tests.fakes.device import settled
-from tests.fakes.worker import Bench, claim, grammar_built, new_fake_engine, new_job, running_bench, slow_grammars
+from tests.fakes.worker import Bench, claim, grammars_built, new_fake_engine, new_job, running_bench, slow_grammars
 from worker.roles import CancelReason
 
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)
@@ -42,11 +42,8 @@ async def test_a_request_has_its_place_while_its_grammar_is_built(bench: Bench) 
         load = role.load()
         assert (role.room(), role.idle()) == (1, False)
         assert (load.running, load.waiting, load.queued_tokens) == (0, 3, 6)
-        [first] = [request for request in role._requests.values() if request.id == "r0"]
-    for request in list(role._requests.values()):
-        await grammar_built(bench, request.sequence)
+    await grammars_built(bench)
     chunks = role.plan(16)
-    assert chunks[0].sequence is first.sequence
     role.apply(list(zip(chunks, bench.engine.launch(chunks).wait(), strict=True)))
     await settled()
     assert bench.gateway.ended == dict.fromkeys(("r0", "r1", "r2"), "length")
@@ -83,7 +80,7 @@ async def test_who_ends_while_its_grammar_is_built_leaves_its_place(bench: Bench
             request.deadline_at = 0.0
             assert role.plan(16) == []
         assert (role.room(), role.idle()) == (4, True)
-    await grammar_built(bench, request.sequence)
+    await grammars_built(bench)
     assert (role.plan(16), role.room(), role.idle()) == ([], 4, True)
     assert bench.gateway.ended == {"r0": "dropped"}
     await role.close()

@@ -33,7 +33,7 @@ from tests.fakes.worker import (
     BLOCK,
     Bench,
     claim,
-    grammar_built,
+    grammars_built,
     new_fake_engine,
     new_job,
     running_bench,
@@ -232,7 +232,7 @@ async def test_nobody_waits_for_anothers_grammar(prefill: Prefill) -> None:
         assert prefill.role.room() == 0  # until this one has its blocks
         prefill.role.plan(0)
         assert prefill.role.room() == 2
-    await grammar_built(prefill.bench, prefill.role.requests[0].sequence)
+    await grammars_built(prefill.bench)
     prefill.role.plan(0)
     assert prefill.role.room() == 0, "it is built, and waits for blocks"
 
