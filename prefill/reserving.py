@@ -78,6 +78,9 @@ class Reserving:
             self._context.background.spawn(self._tell(worker, cancel))
 
     async def _ask(self, worker: str) -> ReserveReply | None:
+        known = self._context.peers.states.get(worker)
+        if self._request.job.grammar is not None and known is not None and not known.grammars:
+            return ReserveReply(granted=False, reason=Refusal.DRAINING, detail="it doesn't follow grammars")
         message = Reserve(
             job=self._request.job,
             worker=self._context.identity.worker,

@@ -14,7 +14,7 @@ from common.errors import OverloadedError, QuarantinedError, ServingError, Unava
 from common.messages import Cancel, Job, WorkerState
 from common.peers import Peers
 from common.tracing import in_trace
-from common.words import Role, WorkerStatus
+from common.words import WorkerStatus
 from gateway.admission.rooms import WaitingRooms
 from gateway.lifecycle.background import Background
 from gateway.lifecycle.outbox import Orders
@@ -191,9 +191,7 @@ class Attempts:
             if error is not None:
                 self._give_up(request, type(error)(f"{error.message}; last: {why.reason}"))
                 return
-            state.exclude(
-                why.blame, [worker.worker for worker in self._placer.workers(Role.DECODE, state.spec.model_fingerprint)]
-            )
+            state.exclude(why.blame, self._placer.decoders(state.spec))
             if why.until is not None:
                 await self._wait_for_place(request, why.until)
             await asyncio.sleep(pause_s(why.end, state.fruitless))

@@ -115,6 +115,10 @@ class Inbox:
         if request is None:
             return ClaimReply(granted=False, reason="unknown")
         now = self._clock()
+        if request.state.waits(message.attempt) and not self._suits(request, sender):
+            why = f"{sender.worker} isn't known to follow grammars"  # an older release may have come under the name
+            self._attempts.move_soon(request, Why(end=End.ROLE_LOST, detail=why))
+            return ClaimReply(granted=False, reason=why)
         refusal = request.state.claim(message.attempt, sender, now)
         if refusal:
             self._counters[Event(request.state.spec.model, "claims_refused")] += 1
@@ -123,6 +127,12 @@ class Inbox:
             request.claimed_at = now
             request.timeline.claimed(sender.worker, now)
         return ClaimReply(granted=True, remaining_ms=max(0, int((request.state.deadline_at - now) * 1000)))
+
+    def _suits(self, request: ActiveRequest, claimer: Incarnation) -> bool:
+        known = self._peers.states.get(claimer.worker)
+        if known is None or known.incarnation != claimer.number:
+            return request.state.spec.grammar is None
+        return request.state.spec.suits(known)
 
     def _settle(self, request: ActiveRequest | None, message: Settle, sender: Incarnation) -> SettleReply:
         if request is None:

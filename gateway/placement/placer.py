@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -53,6 +54,10 @@ class Placer:
         """See `Agreement.ready`; with `model` only those of that fingerprint."""
         return [state for state in self._agreement.ready(role) if model in ("", state.model_fingerprint)]
 
+    def decoders(self, spec: GenerationSpec) -> list[str]:
+        """The decode workers that the request may go to, whatever their blocks."""
+        return [state.worker for state in self.workers(Role.DECODE, spec.model_fingerprint) if spec.suits(state)]
+
     def root(self, spec: GenerationSpec) -> bytes:
         """The root of the request's block hashes. There must be a decode worker."""
         return _root(self._blocks_for(spec).kind, spec)
@@ -69,13 +74,13 @@ class Placer:
     async def place(self, state: RequestState, others: Iterable[RequestState]) -> Placement:
         """Where the attempt goes. `others` are this gateway's requests in flight.
 
-        Raises UnavailableError without a decode worker.
+        Raises UnavailableError without a decode worker that suits the request.
         """
         blocks, token_ids, others = self._blocks_for(state.spec), state.token_ids, list(others)
         kind = blocks.kind
         digests = await _digests(iter_hashes(_root(kind, state.spec), token_ids, kind.block_size))
-        island = self._island(blocks, others, state.excluded)
-        prefill, decode = self._members(blocks, island)
+        island = self._island(blocks, state, others)
+        prefill, decode = self._members(blocks, state.spec, island)
         request = PlacementRequest(
             request_id=state.spec.request_id,
             attempt=state.attempt,
@@ -92,16 +97,17 @@ class Placer:
         placement = None
         with contextlib.suppress(UnavailableError):
             placement = await self._store.place(request)
-        prefill, decode = self._members(blocks, island)  # after the call
+        prefill, decode = self._members(blocks, state.spec, island)  # after the call
         if placement is not None:
             known = _is_possible(placement, prefill, decode)
             log.debug("placement.chosen", extra={"request_id": request.request_id, "is_known": known} | placement.costs)
             if known:
                 usable = min(placement.matched_blocks_prefill, (len(token_ids) - 1) // kind.block_size)
                 state.cached_tokens = usable * kind.block_size  # the last token is always computed
-                return placement
+                return _among(placement, decode)
         if not decode:
-            raise UnavailableError("no decode worker is ready")
+            follows = " that follows grammars" if state.spec.grammar is not None else ""
+            raise UnavailableError(f"no decode worker{follows} is ready")
         return choose(
             loads_of((*prefill, *decode), others),
             num_tokens=request.num_tokens,
@@ -116,19 +122,23 @@ class Placer:
             raise UnavailableError("no decode worker is ready")
         return blocks
 
-    def _members(self, blocks: Blocks, island: set[str] | None = None) -> tuple[list[WorkerState], list[WorkerState]]:
-        """Prefill and decode workers with these blocks, on one island or all."""
+    def _members(
+        self, blocks: Blocks, spec: GenerationSpec, island: set[str] | None = None
+    ) -> tuple[list[WorkerState], list[WorkerState]]:
+        """Prefill and decode workers with these blocks that suit the request, on one island or all."""
         found = (self._agreement.with_blocks(role, blocks) for role in (Role.PREFILL, Role.DECODE))
-        prefill, decode = ([one for one in states if island is None or one.worker in island] for states in found)
+        prefill, decode = (
+            [one for one in states if spec.suits(one) and (island is None or one.worker in island)] for states in found
+        )
         return prefill, decode
 
-    def _island(self, blocks: Blocks, others: Sequence[RequestState], exclude: Sequence[str]) -> set[str] | None:
+    def _island(self, blocks: Blocks, state: RequestState, others: Sequence[RequestState]) -> set[str] | None:
         """The workers among which a request stays; None: all of them reach each other."""
-        prefill, decode = self._members(blocks)
-        reach = {state.worker: self._agreement.reach(state) for state in (*prefill, *decode)}
+        prefill, decode = self._members(blocks, state.spec)
+        reach = {one.worker: self._agreement.reach(one) for one in (*prefill, *decode)}
         if len(set(reach.values())) < 2 or not decode:
             return None
-        return least_busy(islands(reach, decode), loads_of(decode, others), exclude)
+        return least_busy(islands(reach, decode), loads_of(decode, others), state.excluded)
 
     async def release(self, request_id: str, attempt: int, *, stage: str, workers: list[str]) -> None:
         """`stage`: "prefill" or "decode"."""
@@ -156,3 +166,9 @@ def _is_possible(placement: Placement, prefill: Iterable[WorkerState], decode: I
     if not placement.decode:
         return placement.prefill in decoders
     return placement.prefill in {worker.worker for worker in prefill} and not decoders.isdisjoint(placement.decode)
+
+
+def _among(placement: Placement, decode: Iterable[WorkerState]) -> Placement:
+    """Without candidates that don't decode, or don't suit: one may have joined since the request was made."""
+    names = {state.worker for state in decode}
+    return dataclasses.replace(placement, decode=[name for name in placement.decode if name in names])

@@ -33,6 +33,10 @@ class GenerationSpec:
     received_at: float = 0.0  # `time.monotonic()` when the HTTP request came; 0: unknown
     grammar: Grammar | None = None
 
+    def suits(self, worker: WorkerState) -> bool:
+        """Whether the worker would do all that is asked for: one of release 0.1.0 ignores a grammar."""
+        return self.grammar is None or worker.grammars
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenEvent:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from common.errors import UnavailableError
-from common.messages import Region, SamplingParams, WorkerState
+from common.messages import Grammar, Region, SamplingParams, WorkerState
 from common.peers import Peers
 from gateway.placement.agreement import Agreement
 from gateway.placement.ledger import PlacementRequest
@@ -64,13 +64,14 @@ def a_placer(*states: WorkerState) -> Placer:
     return Placer(store=LateStore(None, peers, []), agreement=Agreement(peers), cut_over_tokens=0)
 
 
-def a_request_for(model: str) -> RequestState:
+def a_request_for(model: str, grammar: Grammar | None = None) -> RequestState:
     spec = GenerationSpec(
         request_id="r",
         token_ids=[1] * 64,
         sampling=SamplingParams(max_tokens=8, temperature=0.0),
         deadline_s=60,
         model_fingerprint=model,
+        grammar=grammar,
     )
     return RequestState(spec=spec, deadline_at=1e12)
 
@@ -207,3 +208,57 @@ async def test_where_all_agree_nobody_is_excluded() -> None:
     store = NotingStore(None, peers)
     await Placer(store=store, agreement=Agreement(peers), cut_over_tokens=0).place(a_request_for("model"), [])
     assert store.excluded == [[]]  # release 0.1.0 doesn't say where it is
+
+
+FOLLOWED = Grammar(text='start: "yes"')
+FLEET = [a_worker(f"{role}-{age}", role, grammars=age == "new") for role in ROLES for age in ("new", "old")]
+
+
+@pytest.mark.parametrize(
+    "chosen", [None, ("prefill-old", ["decode-old"]), ("prefill-new", ["decode-old"]), ("decode-old", [])]
+)
+async def test_a_request_with_a_grammar_goes_to_workers_that_follow_it(chosen: tuple[str, list[str]] | None) -> None:
+    """One of release 0.1.0 would ignore it, and its answer be wrong."""
+    peers = Peers(clock=lambda: 0.0)
+    for state in FLEET:
+        peers.saw(state)
+    placement = Placement(prefill=chosen[0], decode=chosen[1], reason=Reason.LOAD) if chosen else None
+    store = NotingStore(placement, peers)
+    placer = Placer(store=store, agreement=Agreement(peers), cut_over_tokens=0)
+    found = await placer.place(a_request_for("model", FOLLOWED), [])
+    assert (found.prefill, found.decode) == ("prefill-new", ["decode-new"])
+    assert store.excluded == [["decode-old", "prefill-old"]]
+    free = await placer.place(a_request_for("model"), [])
+    assert {"decode-old", "prefill-old"} & {free.prefill, *free.decode}
+    assert store.excluded[1] == []
+
+
+async def test_a_candidate_that_joined_meanwhile_gets_no_grammar_that_it_would_ignore() -> None:
+    peers = Peers(clock=lambda: 0.0)
+    for state in FLEET:
+        if state.grammars:
+            peers.saw(state)
+    both = Placement(prefill="prefill-new", decode=["decode-old", "decode-new"], reason=Reason.LOAD)
+    store = LateStore(both, peers, [state for state in FLEET if not state.grammars])
+    placer = Placer(store=store, agreement=Agreement(peers), cut_over_tokens=0)
+    assert (await placer.place(a_request_for("model", FOLLOWED), [])).decode == ["decode-new"]
+    assert (await placer.place(a_request_for("model"), [])).decode == both.decode
+
+
+async def test_without_a_worker_that_follows_grammars_there_is_no_choice() -> None:
+    placer = a_placer(*(state for state in FLEET if state.worker != "decode-new"))
+    with pytest.raises(UnavailableError, match="no decode worker that follows grammars is ready"):
+        await placer.place(a_request_for("model", FOLLOWED), [])
+
+
+async def test_a_follower_is_the_last_resort_even_after_it_failed() -> None:
+    """Nobody else may go on with the answer."""
+    placer, state = a_placer(*FLEET), a_request_for("model", FOLLOWED)
+    assert placer.decoders(state.spec) == ["decode-new"]
+    state.excluded.append("decode-new")
+    assert (await placer.place(state, [])).decode == ["decode-new"]
+
+
+async def test_a_request_with_a_grammar_stays_off_an_island_where_nobody_follows_it() -> None:
+    placer = a_placer(*(on_host(f"{role}-{host}", role, grammars=host == "b") for role in ROLES for host in "ab"))
+    assert (await placer.place(a_request_for("model", FOLLOWED), [])).prefill == "prefill-b"

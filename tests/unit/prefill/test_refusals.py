@@ -12,6 +12,7 @@ import pytest
 from common.messages import (
     Ack,
     Failed,
+    Grammar,
     Resend,
     Reserve,
     ReserveReply,
@@ -26,7 +27,7 @@ from common.words import Refusal
 from decode.role import DecodeRole
 from prefill import reserving
 from prefill.role import PrefillRole
-from tests.fakes.worker import Bench, claim, new_fake_engine, new_job, running_bench
+from tests.fakes.worker import Bench, claim, grammars_built, new_fake_engine, new_job, running_bench
 from worker.roles import CancelReason
 
 PROMPT = list(range(20, 40))
@@ -47,7 +48,7 @@ class Refused:
     def told(self) -> Failed:
         return self.bench.gateway.failures["r"]
 
-    async def run(self, answer: Answer, *candidates: str) -> None:
+    async def run(self, answer: Answer, *candidates: str, grammar: Grammar | None = None) -> None:
         """Serve the request to its end."""
 
         async def handle(message: ToWorker, *, worker: str) -> WorkerReply:
@@ -61,7 +62,10 @@ class Refused:
         for worker in candidates:
             await self.bench.serve(worker, functools.partial(handle, worker=worker))
         job = new_job("r", PROMPT, FOUR_TOKENS, prefill=True)
-        await self.role.start(claim(msgspec.structs.replace(job, decode_workers=list(candidates)), self.bench.gateway))
+        job = msgspec.structs.replace(job, decode_workers=list(candidates), grammar=grammar)
+        await self.role.start(claim(job, self.bench.gateway))
+        if grammar is not None:
+            await grammars_built(self.bench)
         chunks = self.role.plan(8)
         self.role.apply(list(zip(chunks, self.bench.engine.launch(chunks).wait(), strict=True)))
         [serving] = self.role.serving.values()
@@ -116,6 +120,21 @@ async def test_a_candidate_that_refuses_for_good_is_not_asked_while_another_is_f
     await refused.run(answer, "d0", "d1")
     assert refused.asked == {"d0": 1, "d1": 7}
     assert (refused.told.code, refused.told.retryable) == ("place_again", True)
+
+
+async def test_a_candidate_that_would_ignore_the_grammar_is_not_asked(refused: Refused) -> None:
+    """It may have come under the name of one that follows grammars."""
+    bench = refused.bench
+    for name, grammars in (("d0", False), ("d1", True)):
+        bench.peers.saw(msgspec.structs.replace(bench.state(name), named=True, grammars=grammars))
+
+    async def answer(worker: str, message: Reserve) -> WorkerReply:
+        return ReserveReply(granted=False, reason=Refusal.DRAINING)
+
+    await refused.run(answer, "d0", "d1", grammar=Grammar(allowed=[5]))
+    assert refused.asked == {"d1": 1}
+    assert (refused.told.code, refused.told.retryable) == ("place_again", True)
+    assert "d0: it doesn't follow grammars" in refused.told.message
 
 
 async def test_who_finds_every_decode_worker_full_says_that_it_waits(refused: Refused) -> None:

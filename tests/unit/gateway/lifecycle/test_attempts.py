@@ -14,7 +14,7 @@ from common.errors import (
     QuarantinedError,
     UnavailableError,
 )
-from common.messages import Cancel, Job
+from common.messages import Cancel, Grammar, Job
 from common.peers import Incarnation
 from gateway.lifecycle.attempts import REPLACE_PERIOD_S, Why
 from gateway.lifecycle.suspects import MAX_UNNAMED_DEATHS, Death
@@ -121,6 +121,25 @@ async def test_a_moved_request_goes_on_from_what_the_client_has(gateway: Gateway
     await p1.claim(request)
     p1.send(request, 2, 102, finish="stop")
     assert await answer_of(request) == [100, 101, 102]
+
+
+async def test_an_answer_with_a_grammar_waits_for_a_worker_that_follows_it(gateway: Gateway) -> None:
+    """Moved to one of release 0.1.0, the rest of it would follow nothing."""
+    follows = {"grammars": True}
+    p0 = await gateway.worker("p0", "prefill", **follows)
+    d0 = await gateway.worker("d0", "decode", **follows)
+    for name, role in (("p1", "prefill"), ("d1", "decode")):
+        await gateway.worker(name, role, named=False)
+    request = await gateway.decoding(grammar=Grammar(text='start: "yes"'))
+    await d0.stop()
+    await gateway.idle()
+    assert (request.state.attempt > 1, gateway.bus.queued) == (True, {})
+    await gateway.worker("d2", "decode", **follows)
+    await asyncio.sleep(2 * REPLACE_PERIOD_S)
+    [job] = gateway.jobs("p0")
+    assert (job.decode_workers, job.grammar, gateway.jobs("p1")) == (["d2"], request.state.spec.grammar, [])
+    assert (await p0.claim(request)).granted
+    await request.cancel("the client left")
 
 
 async def test_a_request_that_nobody_can_take_is_placed_again_and_again(gateway: Gateway) -> None:

@@ -9,7 +9,7 @@ import pytest
 from common import subjects
 from common.blocks import pack_tokens
 from common.errors import InvalidRequestError, PlaceAgainError, QuarantinedError, WorkerFailedError
-from common.messages import Ack, Cancel, Claim, Failed, Frame, Imported, Received, Settle, Tokens, Trying
+from common.messages import Ack, Cancel, Claim, Failed, Frame, Grammar, Imported, Received, Settle, Tokens, Trying
 from common.peers import DEAD_AFTER_S
 from gateway.lifecycle.inbox import MAX_FRAME_TOKENS
 from gateway.request.ends import MAX_PAUSE_S
@@ -48,6 +48,27 @@ async def test_another_incarnation_of_the_claimer_is_another_worker(gateway: Gat
     request = await gateway.submit()
     await p0.claim(request)
     assert (await p0.claim(request, incarnation=2)).reason == "claimed by another worker"
+
+
+@pytest.mark.parametrize("is_heard", [True, False])
+async def test_a_worker_of_an_older_release_with_the_same_name_gets_no_grammar(
+    gateway: Gateway, is_heard: bool
+) -> None:
+    """Its pod was rolled back, and it found the job in the queue; its first heartbeat may come later than its claim."""
+    p0 = await gateway.worker("p0", "prefill", grammars=True)
+    await gateway.worker("d0", "decode", grammars=True)
+    request = await gateway.submit(grammar=Grammar(text='start: "yes"'))
+    await gateway.worker("p1", "prefill", grammars=True)
+    if is_heard:
+        await p0.beat(grammars=False)
+    claim = {} if is_heard else {"incarnation": 2}
+    reply = await p0.claim(request, **claim)
+    assert (reply.granted, reply.reason) == (False, "p0 isn't known to follow grammars")
+    await gateway.idle()
+    assert (request.state.attempt, request.state.failed, request.state.phase) == (2, 0, Phase.QUEUED)
+    assert [job.attempt for _, job in gateway.bus.queued.values()] == [2]
+    other = await gateway.submit("other")
+    assert (await gateway.workers[other.state.assigned].claim(other, incarnation=2)).granted
 
 
 async def test_a_worker_that_holds_a_claim_may_ask_whether_it_is_still_wanted(gateway: Gateway) -> None:
