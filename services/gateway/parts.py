@@ -78,21 +78,23 @@ async def started(
         control = FleetControl(bus, peers, gateway_id=gateway_id)
         await control.start()
         budgets = SharedBudgets(store)
-        async with budgets.renewing():
-            yield Parts(
-                gateway_id=gateway_id,
-                tenants=tenants,
-                requests=requests,
-                budgets=budgets,
-                control=control,
-                batches=_batches(settings, tenants, tracer) if settings.batch_store_mb else None,
-                tracer=tracer,
-            )
-        await requests.close()
-        await enrolment.close()
-        await control.close()
-        await peers.close()
-        await asyncio.to_thread(tracer.close)
+        try:
+            async with budgets.renewing():
+                yield Parts(
+                    gateway_id=gateway_id,
+                    tenants=tenants,
+                    requests=requests,
+                    budgets=budgets,
+                    control=control,
+                    batches=_batches(settings, tenants, tracer) if settings.batch_store_mb else None,
+                    tracer=tracer,
+                )
+        finally:  # also when the name is lost: that cancels
+            await requests.close()
+            await enrolment.close()
+            await control.close()
+            await peers.close()
+            await asyncio.to_thread(tracer.close)
 
 
 def _name(bus: NatsBus, gateway: str, incarnation: int) -> Name:
