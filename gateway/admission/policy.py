@@ -8,6 +8,7 @@ as the measured rates say that its first token would be late.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from common.errors import OverloadedError
@@ -200,8 +201,7 @@ class Admission:
         """The request that starts now, if there is room."""
         if not self._has_place(capacity):
             return None
-        ticket = self.head(capacity)
-        if ticket is not None:
+        for ticket in self.heads(capacity):
             self.start(ticket, capacity)
             return ticket
         if capacity.short:
@@ -213,15 +213,14 @@ class Admission:
                     return short
         return None
 
-    def head(self, capacity: Capacity) -> Ticket | None:
-        """The request that starts next once it has a place."""
+    def heads(self, capacity: Capacity) -> Iterator[Ticket]:
+        """Each tier's next request, if it needs a place only; in the order in which they start."""
         order = self.queue.order()
         if capacity.places.floor:  # lower tiers below their part of the places come first
             order.sort(key=lambda tier: self.held.below(tier + 1) >= capacity.places.floor)
         for tier in order:
             if self._has_room(tier, capacity):
-                return self.queue.head(tier, self._share(capacity))
-        return None
+                yield self.queue.head(tier, self._share(capacity))
 
     def start(self, ticket: Ticket, capacity: Capacity) -> None:
         """Start a ticket that is the first of its tenant and tier."""

@@ -162,8 +162,8 @@ class WaitingRoom:
         while True:
             while (ticket := self._admission.next(capacity)) is not None:
                 self._begin(ticket, capacity)
-            ticket = self._admission.head(capacity)
-            if ticket is None or not self._make_room(ticket, capacity):
+            # Who is first may have nobody to take a place from, and a higher tier's next one somebody.
+            if not any(self._make_room(ticket, capacity) for ticket in self._admission.heads(capacity)):
                 return
 
     def _begin(self, ticket: Ticket, capacity: Capacity) -> None:

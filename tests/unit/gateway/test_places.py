@@ -152,14 +152,15 @@ class Hall:
     def returns(self, request: ActiveRequest) -> None:
         request.place.returns_at = self.now
         request.place.decodes(self.now)
+        self.room.computed(request.state.spec, is_first=False)
 
-    async def arrive(self, name: str) -> None:
+    async def arrive(self, name: str, *, priority: int | None = None, lasts_s: float = 0.0) -> None:
         chance = self.chance
         spec = GenerationSpec(
             request_id=name, token_ids=[1], sampling=SamplingParams(max_tokens=9), deadline_s=1e6,
-            tenant=chance.choice(self.tenants), priority=chance.choice([0, 0, 0, 1, -1]),
+            tenant=chance.choice(self.tenants), priority=chance.choice([0, 0, 0, 1, -1]) if priority is None else priority,
         )  # fmt: skip
-        self.left[name], self.arrived[name] = chance.choice([0.3, 2.0, 8.0]), self.now
+        self.left[name], self.arrived[name] = lasts_s or chance.choice([0.3, 2.0, 8.0]), self.now
         await self.room.enter([spec])
         state = RequestState(spec=spec, deadline_at=1e6)
         state.begin_attempt(self.now)
@@ -203,3 +204,18 @@ async def test_everybody_is_served_whoever_takes_whose_place() -> None:
         assert (hall.room.in_flight, hall.room.waiting["normal"]) == (0, (0, 0))
         preempted += hall.preempted
     assert preempted > 12, "nobody gave way: this shows nothing"
+
+
+async def test_credit_of_a_lower_tier_keeps_no_higher_one_from_taking_places() -> None:
+    """Those who gave way wait and earn it, and have nobody to take a place from."""
+    hall = Hall(0)
+    hall.places, hall.tenants = 15, hall.tenants[:1]
+    low = [asyncio.create_task(hall.arrive(f"low{n}", priority=-1, lasts_s=1e6)) for n in range(15)]
+    await asyncio.gather(*low)
+    for number in range(13):  # the floor is 2
+        hall.step(MIN_RUN_S + 0.5)
+        high = asyncio.create_task(hall.arrive(f"high{number}", priority=1, lasts_s=1e6))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert high.done(), f"after {hall.preempted} others"
+    assert hall.preempted == 13
