@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from common.messages import GatewayState, ModelLoad, TenantPlaces, WorkerState
@@ -78,14 +77,14 @@ class Fleet:
         now = time.monotonic()
         others = [_load_of(state, model) for state in self._others.states()]
         unplaced = sum(load.unclaimed_tokens for load in others)
-        decoders: list[str] = []
+        decoders: dict[str, str] = {}
         ours, claimed = Counter[str](), defaultdict[str, list[ActiveRequest]](list)
         for request in active:
             state = request.state
             if model and state.spec.model != model:
                 continue
             if state.decoder is not None and request.place.since is not None:
-                decoders.append(state.decoder.worker)
+                decoders[state.spec.request_id] = state.decoder.worker
             if state.phase is Phase.QUEUED and not state.assigned:
                 unplaced += request.work
             elif state.phase in (Phase.QUEUED, Phase.CLAIMED):
@@ -98,7 +97,7 @@ class Fleet:
             for state in (*prefill, *decode)
         }
         return Capacity(
-            places=Places(total=_places(decode, decoders), others=self._places_elsewhere(model)),
+            places=_places(decode, decoders, self._places_elsewhere(model)),
             workers=prefillers(prefill, decode, local=self._local, queued=queued),
             gateways=1 + len(others),
             unplaced_tokens=unplaced,
@@ -125,12 +124,15 @@ class Fleet:
         return told.others - (told.computed if told.longest in claimed else 0)
 
 
-def _places(decode: Iterable[WorkerState], decoders: Iterable[str]) -> float:
-    """Sequences that the decode workers take, and ours at workers that take no new ones."""
+def _places(
+    decode: Iterable[WorkerState], decoders: Mapping[str, str], others: tuple[dict[str, TenantPlaces], ...]
+) -> Places:
+    """`decoders`: the workers of our streams, by request."""
     most = {state.worker: state.max_sequences for state in decode}
     if not all(most.values()):
-        return math.inf
-    return sum(most.values()) + sum(decoder not in most for decoder in decoders)
+        return Places(others=others)
+    leaving = frozenset(request_id for request_id, worker in decoders.items() if worker not in most)
+    return Places(total=sum(most.values()) + len(leaving), leaving=leaving, others=others)
 
 
 def _load_of(state: GatewayState, model: str) -> GatewayState | ModelLoad:

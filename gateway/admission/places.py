@@ -82,7 +82,8 @@ class Held:
 class Places:
     """The fleet's places for one model."""
 
-    total: float = math.inf  # sequences that its decode workers take
+    total: float = math.inf  # sequences that its decode workers take, and `leaving`
+    leaving: frozenset[str] = frozenset()  # our streams at workers that take no new ones
     others: tuple[Mapping[str, TenantPlaces], ...] = ()  # what each other gateway says, by tenant
     mean_s: float = 0.0  # how long a place is held; 0: not measured
 

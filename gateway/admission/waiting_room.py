@@ -196,6 +196,7 @@ class WaitingRoom:
         now = self._clock()
         started = {one.state.spec.request_id: one for one in self._started() if one.may_give_way}
         started = {name: one for name, one in started.items() if name not in self._returning}
+        started = {name: one for name, one in started.items() if name not in capacity.places.leaving}
         holders = [holder_of(one, now) for one in started.values()]
         victim = capacity.places.victim(claim, holders, self._admission.held)
         if victim is None or (for_others and not capacity.places.holds_most(victim.tenant, self._admission.held)):
@@ -278,9 +279,14 @@ class WaitingRoom:
         )
 
     def _tenants(self, active: Sequence[ActiveRequest]) -> dict[str, TenantPlaces]:
-        """Who holds places and who waits for some, those with most first."""
+        """Who holds places and who waits for some, those with most first.
+
+        What `leaving` streams hold is no place to other gateways: they don't count those workers.
+        """
+        leaving = self._capacity(self._clock()).places.leaving
+        left = Counter(one.state.spec.tenant.name for one in active if one.state.spec.request_id in leaving)
         found = {
-            name: TenantPlaces(held=amount, weight=weight)
+            name: TenantPlaces(held=max(0, amount - left[name]), weight=weight)
             for name, (amount, weight) in self._admission.held.tenants().items()
         }
         waiting = [(one.tenant, one.weight, one.tier, one.requests) for one in self._admission.queue]

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from common.messages import GatewayState, KVLayout, Region, SamplingParams, WorkerState
-from common.peers import Peers
+from common.peers import Incarnation, Peers
 from common.words import WorkerStatus
 from gateway.admission.capacity import HEARTBEAT_LAG_S, SILENT_S, Fleet, HeardGateways
+from gateway.admission.places import MIN_RUN_S, Held
+from gateway.admission.policy import RequestLimits
+from gateway.admission.waiting_room import WaitingRoom
 from gateway.placement.agreement import Agreement
 from gateway.placement.placer import Placer
 from gateway.request.active import ActiveRequest
 from gateway.request.spec import GenerationSpec
 from gateway.request.state import Phase, RequestState
+from gateway.tenants.tenants import Tenant
 from tests.fakes.ledger import MemoryLedger
 
 LAYOUT = KVLayout(num_blocks=1, num_layers=1, block_size=16, num_kv_heads=1, head_dim=8, dtype="float32")
@@ -43,8 +49,18 @@ def fleet(peers: Peers, *, local: bool = True) -> Fleet:
     return Fleet(placer, gateway_id="here", local=local)
 
 
-def request(phase: Phase, *, assigned: str = "p", claimed_s_ago: float | None = None, work: int = 50) -> ActiveRequest:
-    spec = GenerationSpec(request_id="r", token_ids=[1] * work, sampling=SamplingParams(max_tokens=1), deadline_s=9.0)
+def request(
+    phase: Phase,
+    *,
+    assigned: str = "p",
+    claimed_s_ago: float | None = None,
+    work: int = 50,
+    name: str = "r",
+    tenant: str = "default",
+) -> ActiveRequest:
+    spec = GenerationSpec(
+        request_id=name, token_ids=[1] * work, sampling=SamplingParams(max_tokens=1), deadline_s=9.0, tenant=Tenant(name=tenant)
+    )  # fmt: skip
     state = RequestState(spec=spec, deadline_at=9.0, phase=phase, assigned=assigned)
     active = ActiveRequest(state, 0.0, None)  # type: ignore[arg-type]
     active.claimed_at = None if claimed_s_ago is None else time.monotonic() - claimed_s_ago
@@ -111,3 +127,77 @@ def test_nothing_is_kept_of_gateways_that_are_silent_even_if_nobody_asks(monkeyp
         heard.saw(GatewayState(gateway=f"g-{number}", incarnation=1))
         assert len(heard) <= SILENT_S
     assert [state.gateway for state in heard.states()] == ["g-17", "g-18", "g-19"]
+
+
+# -- a decode worker that drains -------------------------------------------------------------------------------------------
+
+
+def decoder(name: str, **facts: Any) -> WorkerState:
+    return msgspec.structs.replace(worker(name, "decode", rate=10.0), max_sequences=8, **facts)
+
+
+class Streams:
+    """A gateway's waiting room and what it started, each decoded by a worker."""
+
+    def __init__(self, peers: Peers) -> None:
+        self.now = 1000.0
+        self.peers = peers
+        self.running: list[ActiveRequest] = []
+        self.preempted: list[ActiveRequest] = []
+        self.room = WaitingRoom(
+            RequestLimits(), lambda: fleet(peers).capacity(self.running), started=lambda: self.running,
+            preempt=lambda request, _: self.preempted.append(request), clock=lambda: self.now,
+        )  # fmt: skip
+
+    async def start(self, name: str, at: str) -> None:
+        one = request(Phase.DECODING, name=name)
+        await self.room.enter([one.state.spec])
+        self.now += 1.0
+        one.state.decoder = Incarnation(at, 1)
+        one.place.decodes(self.now)
+        self.running.append(one)
+        self.room.computed(one.state.spec)
+
+    def drain(self, name: str) -> None:
+        self.peers.saw(decoder(name, status=WorkerStatus.DRAINING))
+        self.now += MIN_RUN_S
+
+    def told(self) -> GatewayState:
+        return GatewayState(gateway="elsewhere", incarnation=1, models={"": self.room.load(self.running)})
+
+
+@pytest.fixture
+def streams() -> Streams:
+    peers = Peers()
+    for state in (worker("p", "prefill", rate=100.0), decoder("d1"), decoder("d2")):
+        peers.saw(state)
+    return Streams(peers)
+
+
+async def test_streams_at_a_worker_that_drains_take_nobody_s_place(streams: Streams) -> None:
+    """Neither here nor at other gateways, which don't count that worker."""
+    for number in range(8):
+        await streams.start(f"r{number}", at="d2")
+    streams.drain("d2")
+    told = streams.told()
+    here = fleet(streams.peers)
+    here.saw(told)
+    assert told.models[""].tenants["default"].held == 0
+    assert here.capacity([]).places.free(Held(), 0) == 8
+    for number in range(8):
+        await asyncio.wait_for(streams.start(f"more{number}", at="d1"), 1)
+    here.saw(streams.told())
+    assert here.capacity([]).places.free(Held(), 0) == 0
+
+
+async def test_streams_at_a_worker_that_drains_do_not_give_way(streams: Streams) -> None:
+    """The newcomer could not have their place."""
+    for number in range(16):
+        await streams.start(f"r{number}", at="d1" if number < 8 else "d2")
+    streams.drain("d2")
+    newcomer = request(Phase.QUEUED, name="n", tenant="other").state.spec
+    call = asyncio.create_task(streams.room.enter([newcomer]))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert call.done()
+    assert [one.state.decoder for one in streams.preempted] == [Incarnation("d1", 1)]
