@@ -12,7 +12,7 @@ from tests.chaos.asks import Oracle
 from tests.chaos.cluster import FAKE
 from tests.chaos.kills import Verdict, judge
 from tests.chaos.load import Load
-from tests.chaos.upgrade import LAST, HistoryIsMissingError, UpgradeCluster, check_out
+from tests.chaos.upgrade import KNOWN_KINDS, LAST, HistoryIsMissingError, UpgradeCluster, check_out
 
 STREAMS = 12
 CONTESTED_WITHIN_S = 60.0  # the other one loads torch first
@@ -36,7 +36,7 @@ async def test_a_worker_under_another_ones_name_costs_no_request(
 async def beside_another(cluster: UpgradeCluster, oracle: Oracle, name: str) -> Verdict:
     """Let a process of the last release take the name of a running worker for a while, under load."""
     ours = cluster.processes[name]
-    async with Load(cluster.balance, oracle, streams=STREAMS, first=60_000) as load:
+    async with Load(cluster.balance, oracle, streams=STREAMS, first=60_000, kinds=KNOWN_KINDS) as load:
         await load.until_answered(STREAMS // 2)
         began = time.monotonic()
         cluster.old.add(name)
