@@ -94,6 +94,11 @@ class MessageReader:
             self._parser.resume()
 
     @property
+    def withheld(self) -> str:
+        """Space behind content that isn't given out yet: what follows decides whether it is part of it."""
+        return "" if self._parser is None else self._parser.withheld
+
+    @property
     def is_reasoning(self) -> bool:
         return self._parser is not None and self._parser.is_reasoning
 
@@ -199,6 +204,7 @@ class Choice:
         self._reader = MessageReader(tokenizer, rules, reply, prompt)
         self._stop = StopMatcher(rules.stops, include=rules.include_stop)
         self._min_tokens = sampling.min_tokens
+        self._exempt = ""  # withheld space of tokens that no stop string ends
         self._stop_token_ids = frozenset(sampling.stop_token_ids)
         self._offset = 0
         self._scored_prompt = scored_prompt
@@ -256,7 +262,19 @@ class Choice:
         self._say(piece, self._reader.push(token_id), looks_for_stops=self.completion_tokens > self._min_tokens)
 
     def _say(self, piece: Piece, new: Parsed, *, looks_for_stops: bool = True) -> None:
-        piece.text += self._stop.push(new.content) if looks_for_stops else new.content
+        content, withheld = new.content, self._reader.withheld
+        if not looks_for_stops:
+            piece.text += content
+            self._exempt = withheld
+        else:
+            if content:
+                exempt = self._exempt if content.startswith(self._exempt) else ""
+                piece.text += exempt + self._stop.push(content.removeprefix(exempt))
+                self._exempt = ""
+            exempt = self._exempt if withheld.startswith(self._exempt) else ""
+            rest = withheld.removeprefix(exempt)
+            if rest and self._stop.matched is None and self._stop.foresees(rest):
+                piece.text += exempt + self._stop.push(rest)
         if self._stop.matched is None:
             piece.reasoning += new.reasoning
             piece.calls += new.calls

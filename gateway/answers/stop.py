@@ -16,12 +16,14 @@ class StopMatcher:
         self._firsts = frozenset(stop[0] for stop in stops if stop)
         self._include = include
         self._held = ""
+        self._ahead, self._ahead_state = "", self._root
         self.matched: str | None = None
 
     def push(self, piece: str) -> str:
         """Return the text that may go out. After a match `matched` is set and nothing more comes."""
         if self.matched is not None:
             return ""
+        self._ahead = ""
         state = self._state
         if state is self._root and self._firsts.isdisjoint(piece):
             return piece
@@ -35,6 +37,17 @@ class StopMatcher:
         sure = len(text) - state.depth
         self._held = text[sure:]
         return text[:sure]
+
+    def foresees(self, piece: str) -> bool:
+        """Whether a stop string would be complete with this piece. One that grew since the last time isn't read again."""
+        if not self._ahead or not piece.startswith(self._ahead):
+            self._ahead, self._ahead_state = "", self._state
+        for character in piece[len(self._ahead) :]:
+            self._ahead_state = self._ahead_state.after(character)
+            if self._ahead_state.complete is not None:
+                return True
+        self._ahead = piece
+        return False
 
     def flush(self) -> str:
         """The stream ended: return what was withheld."""

@@ -40,6 +40,11 @@ class Parser:
         return self._calls.count > 0
 
     @property
+    def withheld(self) -> str:
+        """Space that the model wrote behind content, and that isn't taken yet."""
+        return self._reader.withheld if isinstance(self._reader, TextReader) else ""
+
+    @property
     def ids(self) -> frozenset[int]:
         """Tokens that must come by `token`."""
         return self._bound.ids

@@ -101,6 +101,14 @@ class TextReader:
             message.new.reasoning += stripped
         return len(text)
 
+    @property
+    def withheld(self) -> str:
+        """Space behind content, which markup may still make a border of."""
+        if not self._is_content or not self._message.has_content or self._message.trims:
+            return ""
+        self._space = ["".join(self._space)]
+        return self._space[0]
+
     def finish(self, *, is_whole: bool) -> str:
         if self._is_content and self._message.has_content:
             self._message.gap = "".join(self._space)
@@ -110,6 +118,7 @@ class TextReader:
         """The answer ended here: its last space is part of it."""
         if self._is_content and not self._message.trims:
             self._message.new.content += "".join(self._space)
+            self._space = []
 
 
 class HeaderReader:

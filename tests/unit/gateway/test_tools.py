@@ -306,6 +306,30 @@ async def test_stop_strings_are_looked_for_in_content_alone(tooled: Gateway, str
     assert (len(message["tool_calls"]), finish) == (2, "tool_calls")
 
 
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("foo\n\n\n\n\n\n", {"stop": "\n\n"}),
+        ("foo\n\nbar baz", {"stop": "\n\n"}),
+        ("foo\nbar baz", {"stop": "\n", "min_tokens": 4}),
+        ("foo\n\nbar\nbaz", {"stop": "\n", "min_tokens": 4, "include_stop_str_in_output": True}),
+        ("foo\n", {"stop": "\n\n"}),
+        ("foo \n b\n\n c", {"stop": ["\n\n", " \n \n"]}),
+        ("\n\nfoo \n", {"stop": "\n"}),
+    ],
+)
+async def test_space_ends_content_where_it_ends_a_completion(
+    text: str, options: dict[str, Any], tooled: Gateway
+) -> None:
+    say(tooled, text)
+    message, finish, usage = await answered(tooled, stream=False, extra_body=options)
+    body = {"model": MODEL, "prompt": "Hello", "max_tokens": 30} | options
+    known = (await tooled.http.post("/v1/completions", json=body)).json()
+    assert message["content"] == known["choices"][0]["text"]
+    assert finish == known["choices"][0]["finish_reason"]
+    assert text.startswith("\n") or usage.completion_tokens == known["usage"]["completion_tokens"]
+
+
 async def test_choices_and_batches_of_calls_are_told_apart(tooled: Gateway) -> None:
     say(tooled, TWO_CALLS)
     whole = await ask(tooled, tools=TOOLS, n=3)
