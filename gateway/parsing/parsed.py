@@ -101,6 +101,14 @@ class CallWriter:
             self.arguments("{}")
         self.is_open = False
 
+    def resume(self) -> None:
+        """What came before belongs to another message, but for a call that is still open: it is the first of this one."""
+        self._pieces, self.count = [], 0
+        if self.is_open:
+            self.is_open, had_arguments = False, self.has_arguments
+            self.begin(self.name)
+            self.has_arguments = had_arguments
+
     def take(self) -> list[CallDelta]:
         pieces, self._pieces = self._pieces, []
         return pieces

@@ -26,6 +26,7 @@ class Parser:
         self._calls = CallWriter(bound.format.ids, MAX_CALLS if parallel else 1)
         self._message = Message(self._calls, schemas or {}, schemas or ())
         self._buffer = ""
+        self._num_known = 0  # characters of the buffer that are the prompt's
         self._is_prompt = False
         self.has_reasoned = False
         self._reader: Reader
@@ -75,8 +76,8 @@ class Parser:
         """The prompt ends here: only the state it leads to counts."""
         self._is_prompt = False
         self._message.new = Parsed()
-        self._calls.take()
-        self._calls.count = 0
+        self._calls.resume()
+        self._num_known = len(self._buffer)
         self._message.has_content = False
         if isinstance(self._reader, TextReader):
             self._reader = TextReader(self._message, self._state.means)
@@ -165,17 +166,26 @@ class Parser:
             if not found:
                 break
             text = self._buffer[: found[0].end - start]
-            self._buffer = self._buffer[len(text) :]
+            new = text[self._num_known :]
+            self._drop(len(text))
             if not self._take_one(found, text):
-                self._reader.push(text)
+                self._reader.push(new if isinstance(self._reader, TextReader) else text)
         if is_final and self._reader.over:
             self._return()
 
     def _read(self, count: int) -> bool:
         """Give the reader so much; False if it is over before."""
-        used = self._reader.push(self._buffer[:count])
-        self._buffer = self._buffer[used:]
+        if isinstance(self._reader, TextReader):
+            self._reader.push(self._buffer[self._num_known : count])
+            used = count
+        else:
+            used = self._reader.push(self._buffer[:count])
+        self._drop(used)
         return used == count
+
+    def _drop(self, count: int) -> None:
+        self._buffer = self._buffer[count:]
+        self._num_known = max(0, self._num_known - count)
 
     def _return(self) -> None:
         """A guess is over: what was no call is content, and so is what follows."""

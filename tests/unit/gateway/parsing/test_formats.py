@@ -81,6 +81,34 @@ def test_a_call_that_was_cut_is_not_made_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("prompt", "text", "content"),
+    [
+        ("if a <", " b then", " b then"),
+        ("so <tool", "s> and <tool", "s> and <tool"),
+    ],
+)
+def test_what_a_prompt_s_end_held_back_is_not_said_again(prompt: str, text: str, content: str) -> None:
+    for cuts in (None, [1]):
+        parsed = parse(choose("", {}, parsers=Parsers("qwen3_coder", "none")), text, {}, prompt=prompt, cuts=cuts)
+        assert (parsed.content, parsed.calls) == (content, [])
+
+
+def test_a_call_that_a_prompt_opened_is_the_first() -> None:
+    format_ = choose("", {}, parsers=Parsers("hermes", "none"))
+    prompt = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ro'
+    parsed = parse(format_, 'me"}}\n</tool_call>', {}, prompt=prompt)
+    assert [(call.index, call.name, call.arguments) for call in parsed.calls] == [(0, "weather", 'me"}')]
+    assert parsed.calls[0].id
+    late = parse(
+        format_,
+        '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+        {},
+        prompt=prompt + 'me"}}\n</tool_call>',
+    )
+    assert said_of(late).calls == [("now", {})]
+
+
+@pytest.mark.parametrize(
     ("calls", "text"),
     [
         ("hermes", '<tool_call>{"name": "weather", "arguments": "{\\"city\\": \\"\\ud83d\\"}"}</tool_call>'),
