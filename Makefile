@@ -52,7 +52,7 @@ properties: $(VENV)/.testing
 	$(PYTEST) -n 2 --dist worksteal -m hypothesis tests/unit --hypothesis-profile=search
 
 fuzz-short: $(VENV)/.testing
-	$(PYTEST) -n 2 tests/fuzz --hypothesis-profile=short
+	$(PYTEST) -n 2 -m "not long" tests/fuzz --hypothesis-profile=short
 
 chaos-short: $(VENV)/.testing
 	$(PYTEST) -n 2 --dist loadfile -m "not long" tests/chaos

@@ -43,6 +43,10 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
     }
     if kind in simple:
         return simple[kind]
+    if bounds := [one for one in getattr(kind, "__metadata__", ()) if isinstance(one, msgspec.Meta)]:
+        return st.integers(
+            -(2**63) if bounds[0].ge is None else bounds[0].ge, 2**63 if bounds[0].le is None else bounds[0].le
+        )
     inner = [values_of(one) for one in get_args(kind) if one not in (Ellipsis, msgspec.UnsetType)]
     origin = getattr(kind, "__origin__", None)
     if origin in (list, tuple):

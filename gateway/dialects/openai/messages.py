@@ -75,7 +75,7 @@ class ToolCall(LenientFields):
 class Message(LenientFields):
     """One message of a chat. `content` may be parts; only text parts are served, and they are joined."""
 
-    schemas: ClassVar[dict[str, dict[str, Any]]] = {"role": {"enum": list(ROLES)}, "content": _CONTENT}
+    schemas: ClassVar[dict[str, dict[str, Any]]] = {"role": {"enum": list(ROLES)}, "content": _CONTENT, "reasoning": {}}
 
     role: StrictStr
     content: StrictStr | None = None
@@ -86,14 +86,6 @@ class Message(LenientFields):
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS)] | None = None
     tool_call_id: Id | None = None
     function_call: CalledFunction | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_this_role(cls, message: Any) -> Any:
-        """What only assistants say is ignored elsewhere, as whatever else a client adds."""
-        if not isinstance(message, dict) or message.get("role") == "assistant":
-            return message
-        return {name: value for name, value in message.items() if name not in _ASSISTANT_FIELDS}
 
     @field_validator("role")
     @classmethod
@@ -120,7 +112,9 @@ class Message(LenientFields):
 
     @property
     def calls(self) -> list[ToolCall]:
-        """The tool calls, those of the older form too."""
+        """The tool calls, those of the older form too. What only assistants say is ignored elsewhere."""
+        if self.role != "assistant":
+            return []
         if self.tool_calls or self.function_call is None:
             return self.tool_calls or []
         return [ToolCall(id="call_0", function=self.function_call)]
@@ -133,7 +127,9 @@ class Message(LenientFields):
             plain["tool_calls"] = [
                 {"id": call.id, "type": "function", "function": call.function.as_template_input()} for call in calls
             ]
-        thoughts = self.reasoning_content if self.reasoning_content is not None else self.reasoning
+        thoughts = None
+        if self.role == "assistant":
+            thoughts = self.reasoning_content if self.reasoning_content is not None else self.reasoning
         extra = {
             "name": self.name,
             "tool_call_id": self.tool_call_id if self.role == "tool" else None,
@@ -142,9 +138,6 @@ class Message(LenientFields):
             "thinking": thoughts,
         }
         return plain | {name: value for name, value in extra.items() if value is not None}
-
-
-_ASSISTANT_FIELDS = frozenset({"refusal", "reasoning_content", "reasoning", "tool_calls", "function_call"})
 
 
 def _text_of(part: Any) -> str:
