@@ -151,9 +151,8 @@ class Engine:
     def _sample(self, chunks: list[Chunk], logits: torch.Tensor | None, ordered: list[Chunk]) -> Pass:
         """Start choosing a token for each row of the logits, which follow `ordered`."""
         sampling = [chunk for chunk in ordered if chunk.sample]
-        masks = self.grammars.masks(
-            sampling, self._pending
-        )  # waits for the pass before, while the device computes this one
+        # It waits for the pass before, while the device computes this one.
+        masks = self.grammars.masks(sampling, self._pending)
         if self.kv.is_cuda:
             return self._sample_on_device(chunks, logits, sampling, masks)
         allowed = masks.allowed(self.vocab_size) if masks.rows else {}

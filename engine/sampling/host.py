@@ -63,7 +63,7 @@ def sample(logits: torch.Tensor, rows: SequenceOf[SampledRow]) -> list[Sampled |
     tokens = choose_tokens(logits, rows)
     columns = [logits.amax(dim=-1).isfinite()[:, None], tokens[:, None]]
     if any(count is not None for count in wanted):
-        columns += _logprob_columns(logits, tokens, max(max(count or 0, 0) for count in wanted))
+        columns += logprob_columns(logits, tokens, max(max(count or 0, 0) for count in wanted))
     values = torch.cat([column.double() for column in columns], dim=1).tolist()  # ids are exact in float64
     return [_sampled(row, count) if row[0] else None for row, count in zip(values, wanted, strict=True)]
 
@@ -188,7 +188,7 @@ def as_int64(seed: int) -> int:
     return seed - (1 << 64) if seed >> 63 else seed
 
 
-def _logprob_columns(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> list[torch.Tensor]:
+def logprob_columns(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> list[torch.Tensor]:
     """[R, 1] the chosen tokens' log probabilities, [R, K] ids and [R, K] log probabilities of the most likely tokens."""
     logprobs = logits.log_softmax(dim=-1)
     top = logprobs.topk(min(count, logits.shape[1]), dim=-1)

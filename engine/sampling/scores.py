@@ -14,6 +14,7 @@ import torch
 
 from common.messages import PromptLogprobs
 from engine.passes import Finished, Pass, Sampled
+from engine.sampling.host import logprob_columns
 from engine.sequence import Chunk
 
 NO_TOKEN = -1  # stands for no sampled token
@@ -91,11 +92,9 @@ def _targets(chunk: Chunk) -> list[int]:
 
 def _columns(logits: torch.Tensor, targets: torch.Tensor, count: int) -> torch.Tensor:
     """[N, 2 + 2 K] float64 of logits [N, V] and the tokens [N] that followed."""
-    logprobs = logits.log_softmax(dim=-1)
-    chosen = logprobs.gather(1, targets[:, None])
-    top = logprobs.topk(min(count, logits.shape[1]), dim=-1)
-    rank = (logprobs > chosen).sum(dim=-1, keepdim=True) + 1
-    return torch.cat([column.double() for column in (chosen, rank, top.indices, top.values)], dim=1)
+    chosen, top_ids, top_logprobs = logprob_columns(logits, targets, count)
+    rank = (logits > logits.gather(1, targets[:, None])).sum(dim=-1, keepdim=True) + 1
+    return torch.cat([column.double() for column in (chosen, rank, top_ids, top_logprobs)], dim=1)
 
 
 def _packed(rows: np.ndarray[tuple[int, int], np.dtype[np.float64]], count: int) -> PromptLogprobs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, ClassVar
 
-from pydantic import ConfigDict, Field, StrictStr, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, StrictStr, field_validator, model_validator
 
 from gateway.http.fields import StrictFields, described
 
@@ -23,6 +23,15 @@ _PART = {
     "required": ["type", "text"],
 }
 _CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}, _NULL]}
+
+
+def _function_only(kind: str) -> str:
+    if kind != "function":
+        raise ValueError("only 'function' is supported")
+    return kind
+
+
+Kind = Annotated[StrictStr, AfterValidator(_function_only)]  # a tool's, or a call's
 Id = Annotated[StrictStr, Field(max_length=256)]
 
 
@@ -61,15 +70,8 @@ class ToolCall(LenientFields):
     """A call that an assistant made."""
 
     id: Id = ""
-    type: StrictStr = "function"
+    type: Kind = "function"
     function: CalledFunction
-
-    @field_validator("type")
-    @classmethod
-    def _function_only(cls, kind: str) -> str:
-        if kind != "function":
-            raise ValueError("only 'function' is supported")
-        return kind
 
 
 class Message(LenientFields):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, StrictBool, StrictStr, field_validator
 
 from gateway.answers.ask import Tool, ToolRules
-from gateway.dialects.openai.messages import LenientFields
+from gateway.dialects.openai.messages import Kind, LenientFields
 
 MAX_TOOLS = 512
 MAX_TOOL_CHARS = 1_000_000
@@ -45,15 +45,8 @@ class ToolDefinition(LenientFields):
 
     schemas: ClassVar[dict[str, dict[str, Any]]] = {"type": {"const": "function"}}
 
-    type: StrictStr = "function"
+    type: Kind = "function"
     function: Function
-
-    @field_validator("type")
-    @classmethod
-    def _function_only(cls, kind: str) -> str:
-        if kind != "function":
-            raise ValueError("only 'function' is supported")
-        return kind
 
 
 CHOICE_SCHEMA: dict[str, Any] = {
