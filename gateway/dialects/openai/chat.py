@@ -53,8 +53,9 @@ class Chat:
 
     async def whole(self, body: ChatRequest, answer: Answer) -> Json:
         whole = await framing.whole(body, answer, head(answer, "chat.completion"), _message)
-        scored = [choice.pop("prompt_logprobs", None) for choice in whole["choices"]]
-        return whole if body.prompt_logprobs is None else whole | {"prompt_logprobs": scored[0]}
+        if body.prompt_logprobs is None:
+            return whole
+        return whole | {"prompt_logprobs": whole["choices"][0].pop("prompt_logprobs", None)}
 
     def describe(self, body: ChatRequest) -> Attributes:
         return framing.described(body, body.wanted_tokens)
@@ -84,7 +85,7 @@ def _message(body: ChatRequest, answer: Answer, index: int, piece: Piece) -> Jso
     elif piece.calls:
         message["tool_calls"] = [_call(call) for call in piece.calls]
     choice: Json = {"message": message, "logprobs": _logprobs(body, answer, piece)}
-    if piece.prompt is not None:
+    if piece.prompt is not None and index == 0:  # all choices have the same prompt
         choice["prompt_logprobs"] = prompt_logprobs(answer.tokenizer, piece.prompt)
     return choice
 

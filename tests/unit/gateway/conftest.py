@@ -7,6 +7,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import openai
@@ -22,7 +23,9 @@ from gateway.dialects.dialect import Dialect
 from gateway.http.connection import BoundedProtocol
 from tests.fakes.generations import ScriptedGenerations
 from tests.models import build_tokenizer
+from tests.unit.gateway.tokenizers_of_others import SHAPES, write_folder
 
+ROOT = Path(__file__).resolve().parents[3]
 MODEL = "scripted"
 TEXT = "The capital of France is Paris. Größe 🙂 and the sea."
 
@@ -60,6 +63,14 @@ def prefix_space_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatToke
     built.add_special_tokens(["<s>", "</s>", "<unk>"])
     built.save(str(folder / "tokenizer.json"))
     return ChatTokenizer(folder)
+
+
+@pytest.fixture(scope="module", params=[*SHAPES, "demo"])
+def any_tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
+    """One of each usual shape."""
+    if request.param == "demo":
+        return ChatTokenizer(ROOT / "demo")
+    return ChatTokenizer(write_folder(tmp_path_factory.mktemp("shapes") / request.param, request.param))
 
 
 @dataclass

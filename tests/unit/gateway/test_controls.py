@@ -13,7 +13,7 @@ from common.errors import InvalidRequestError
 from gateway.answers.shade import Shade
 from gateway.answers.template import ChatTemplate
 from gateway.answers.tokenizer import ChatTokenizer
-from tests.unit.gateway.tokenizers_of_others import SHAPES, write_folder
+from tests.unit.gateway.tokenizers_of_others import write_folder
 
 ROOT = Path(__file__).resolve().parents[3]
 ROLES = ("system", "user", "assistant", "user")
@@ -44,13 +44,6 @@ _PARTS = [
 ]
 _hostile = st.lists(st.sampled_from(_LITERALS + _PARTS), max_size=6).map("".join)
 _harmless = st.text(st.sampled_from("abcdeh tn.\n,'1234Öé🙂"), max_size=40)
-
-
-@pytest.fixture(scope="module", params=[*SHAPES, "demo"])
-def any_tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
-    if request.param == "demo":
-        return ChatTokenizer(ROOT / "demo")
-    return ChatTokenizer(write_folder(tmp_path_factory.mktemp("shapes") / request.param, request.param))
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from gateway.answers.tokenizer import ChatTokenizer
 from gateway.http.problem import ContextLengthError
 from tests.fakes.generations import ScriptedGenerations
 from tests.unit.gateway.conftest import MODEL, Gateway
-from tests.unit.gateway.tokenizers_of_others import SHAPES, write_folder
 
 ROOT = Path(__file__).resolve().parents[3]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -31,13 +30,6 @@ _words = st.lists(
     | st.text(max_size=4),
     max_size=60,
 ).map(" ".join)
-
-
-@pytest.fixture(scope="module", params=[*SHAPES, "demo"])
-def any_tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
-    if request.param == "demo":
-        return ChatTokenizer(ROOT / "demo")
-    return ChatTokenizer(write_folder(tmp_path_factory.mktemp("shapes") / request.param, request.param))
 
 
 @pytest.fixture
