@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python -m
 PIP := $(RUN) pip --disable-pip-version-check -q
 # a test that waits for ever ends the run, which names it (tests/conftest.py has the bound of an async one)
 PYTEST := $(RUN) pytest -q -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true --max-worker-restart=0
-.PHONY: up setup test long check tiers unit-long properties unit integration e2e fuzz-short fuzz audit simulation simulation-short chaos-short chaos redis-7 chart clients hardened clean
+.PHONY: up setup test long check tiers unit-long models properties unit integration e2e fuzz-short fuzz audit simulation simulation-short chaos-short chaos redis-7 chart clients hardened clean
 
 up: setup
 	@exec ./baton up $(ARGS)
@@ -46,6 +46,10 @@ tiers: $(VENV)/.testing
 
 unit-long: $(VENV)/.testing
 	$(PYTEST) -n 2 --dist worksteal -m long tests
+
+# Every family's answers through separate processes against transformers: some seconds each.
+models: $(VENV)/.testing
+	$(PYTEST) -n 2 -m "long or not long" tests/e2e/test_parity.py
 
 # Property tests with other examples each time, many more of them: what it finds becomes a test of its own.
 properties: $(VENV)/.testing

@@ -12,6 +12,8 @@ import pytest
 from tests.e2e.cluster import Cluster
 from tests.models import build_tiny_model
 from tests.reference import greedy_tokens
+from tests.unit.engine.families.case import Case
+from tests.unit.engine.families.catalogue import CASES
 
 NEW_TOKENS = 12
 PROMPT_LENGTHS = (1, 15, 16, 17, 33, 150)  # the cluster's token budget is 64: 150 tokens are three chunks
@@ -22,11 +24,23 @@ PROMPT_LENGTHS = (1, 15, 16, 17, 33, 150)  # the cluster's token budget is 64: 1
 )
 async def test_a_family_answers_as_transformers_does(family: str, transport: str, tmp_path: Path) -> None:
     model = build_tiny_model(tmp_path / family, family, shards=2 if family == "llama" else 1)
-    rng = random.Random(family)
+    await check(model, tmp_path, transport=transport)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+async def test_every_family_does(case: Case, tmp_path: Path) -> None:
+    options = {} if case.max_model_len is None else {"max_model_len": case.max_model_len}
+    await check(case.build(tmp_path / case.name), tmp_path, **options)
+
+
+async def check(model: Path, tmp_path: Path, **options: object) -> None:
+    """Prompts alone, again with cached prefixes, and in a batch."""
+    rng = random.Random(model.name)
     prompts = [[rng.randrange(10, 400) for _ in range(length)] for length in PROMPT_LENGTHS]
     mixed = [[rng.randrange(10, 400) for _ in range(rng.randint(1, 120))] for _ in range(16)]
     expected = greedy_tokens(model, [*prompts, *mixed], NEW_TOKENS)
-    async with Cluster(tmp_path / "run", model=model, transport=transport, max_batch_tokens=64) as cluster:
+    async with Cluster(tmp_path / "run", model=model, max_batch_tokens=64, **options) as cluster:
         async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
             alone = [await complete(client, prompt) for prompt in prompts]
             again = [await complete(client, prompt) for prompt in prompts]  # with a prefix hit where a block is full

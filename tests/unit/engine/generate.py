@@ -40,12 +40,25 @@ class Generator:
         sequences = list(sequences)
         for sequence in sequences:
             self.admit(sequence)
-        while running := [sequence for sequence in sequences if not self._is_over(sequence)]:
-            self._advance(running)
+        self.go_on(sequences)
         for sequence in sequences:
             self._publish(sequence)
             self.pool.release(sequence.block_table)
         return [sequence.token_ids[sequence.num_prompt_tokens :] for sequence in sequences]
+
+    def start(self, sequence: Sequence) -> None:
+        """Admit a sequence and compute its prompt and first token."""
+        self.admit(sequence)
+        self.go_on([sequence], num_tokens=1)
+
+    def go_on(self, sequences: list[Sequence], *, num_tokens: int | None = None) -> None:
+        """Advance admitted sequences to their end, or until each has generated `num_tokens`."""
+        while running := [
+            sequence
+            for sequence in sequences
+            if not self._is_over(sequence) and (num_tokens is None or sequence.num_generated < num_tokens)
+        ]:
+            self._advance(running)
 
     def _is_over(self, sequence: Sequence) -> bool:
         return bool(sequence.finish_reason()) or None in self.results.get(sequence.request_id, [])

@@ -1,0 +1,7 @@
+"""All cases."""
+
+from __future__ import annotations
+
+from tests.unit.engine.families import dense, experts, hybrids
+
+CASES = [*dense.CASES, *experts.CASES, *hybrids.CASES]

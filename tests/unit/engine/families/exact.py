@@ -1,0 +1,104 @@
+# mypy: allow-untyped-calls
+"""Two engines over one checkpoint, a prefill's and a decode's, and `transformers` as the judge of what they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+import transformers
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.sequence import Sequence
+from tests.models import VOCAB_SIZE
+from tests.unit.engine.families.case import Case
+from tests.unit.engine.generate import Generator, new_sequence
+
+NUM_BLOCKS = 64
+NUM_TOKENS = 8
+TOP_LOGPROBS = 20
+TOLERANCE = 2e-3  # of a logprob; float32 sums in another order make 1e-5, a forgotten switch 0.1
+
+
+def prompt_of(length: int, *, seed: int = 0) -> list[int]:
+    return torch.randint(3, VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(seed + length)).tolist()
+
+
+def asked(request_id: str, prompt: list[int], *, max_tokens: int = NUM_TOKENS) -> Sequence:
+    return new_sequence(request_id, prompt, max_tokens=max_tokens, logprobs=TOP_LOGPROBS)
+
+
+class Bench:
+    """The engines of one case. What was never written into their pools is NaN."""
+
+    def __init__(self, case: Case, folder: Path) -> None:
+        case.build(folder)
+        self._reference = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+        self._logprobs: dict[tuple[int, ...], torch.Tensor] = {}
+        config = EngineConfig(model=folder, num_blocks=NUM_BLOCKS, max_model_len=case.max_model_len)
+        self._engines = Engine(config, allocate=_full_of_nan), Engine(config, allocate=_full_of_nan)
+
+    def generators(self, *, chunk_size: int = 512) -> tuple[Generator, Generator]:
+        """Empty pools at both ends, and what drives them."""
+        for engine in self._engines:
+            _fill_with_nan(engine.kv)
+        prefill, decode = (Generator(engine, chunk_size=chunk_size) for engine in self._engines)
+        decode.pool.allocate(5)  # a block has another id at the other end
+        return prefill, decode
+
+    def hand_over(self, sequence: Sequence, prefill: Generator, decode: Generator) -> None:
+        """Copy a sequence's blocks to the other pool, and let it go on there."""
+        source, count = sequence.block_table, len(sequence.block_table)
+        target = decode.pool.allocate(count)
+        self._engines[1].kv[target] = self._engines[0].kv[source]
+        prefill.pool.release(source)
+        sequence.block_table = target
+
+    def lose(self, sequence: Sequence, generator: Generator) -> None:
+        """Take all blocks of a sequence of the decode end away, as preemption does; what was in them is lost."""
+        self._engines[1].kv[sequence.block_table] = self._engines[1].kv.new_tensor(_nothing(self._engines[1].kv))
+        generator.pool.release(sequence.block_table)
+        sequence.block_table = []
+        sequence.restart(0)
+
+    def check(self, sequences: Iterable[Sequence], *generators: Generator) -> None:
+        """Every token is the likeliest of transformers, and has the logprobs that it gives to the twenty likeliest."""
+        for sequence in sequences:
+            expected = self._expected(sequence.token_ids)
+            prompt = sequence.num_prompt_tokens
+            got = [each for generator in generators for each in generator.results.get(sequence.request_id, [])]
+            assert len(got) == sequence.num_generated
+            for at, sampled in enumerate(got, start=prompt - 1):
+                row = expected[at]
+                assert sampled is not None
+                assert sampled.logprobs is not None
+                ids = sampled.logprobs.top_ids
+                assert len(ids) == TOP_LOGPROBS
+                ours = torch.tensor(sampled.logprobs.top_logprobs)
+                error = float((ours - row[ids]).abs().max())
+                assert error < TOLERANCE, f"{sequence.request_id}, position {at}: logprobs differ by {error}"
+                assert sampled.token_id == int(row.argmax()), f"{sequence.request_id}, position {at}"
+
+    @torch.inference_mode()
+    def _expected(self, tokens: list[int]) -> torch.Tensor:
+        """Logprobs [T, V] behind each token."""
+        if (key := tuple(tokens)) not in self._logprobs:
+            self._logprobs[key] = self._reference(torch.tensor([tokens])).logits[0].float().log_softmax(dim=-1)
+        return self._logprobs[key]
+
+
+def _full_of_nan(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
+    return _fill_with_nan(torch.empty(shape, dtype=dtype, device=device))
+
+
+def _fill_with_nan(pool: torch.Tensor) -> torch.Tensor:
+    return pool.fill_(_nothing(pool))
+
+
+def _nothing(pool: torch.Tensor) -> float:
+    """NaN, also where the pool is bytes: all ones is NaN in every format."""
+    return float("nan") if pool.is_floating_point() else 255

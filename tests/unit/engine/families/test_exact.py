@@ -1,0 +1,67 @@
+"""Every family answers as `transformers` does in float32, token for token, however the work is cut up and moved."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.engine.families.case import Case
+from tests.unit.engine.families.catalogue import CASES
+from tests.unit.engine.families.exact import Bench, asked, prompt_of
+
+LENGTHS = (1, 16, 17, 33)
+
+
+def _parameter(case: Case) -> object:
+    return pytest.param(case, id=case.name, marks=[pytest.mark.long] if case.is_long else [])
+
+
+@pytest.fixture(scope="module", params=[_parameter(case) for case in CASES])
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return Bench(request.param, tmp_path_factory.mktemp("family"))
+
+
+@pytest.mark.parametrize("chunk_size", [512, 23])
+def test_a_prompt_is_handed_over_and_goes_on(bench: Bench, chunk_size: int) -> None:
+    prefill, decode = bench.generators(chunk_size=chunk_size)
+    sequence = asked("alone", prompt_of(70))
+    prefill.start(sequence)
+    bench.hand_over(sequence, prefill, decode)
+    decode.go_on([sequence])
+    bench.check([sequence], prefill, decode)
+
+
+def test_a_prompt_begins_with_another_ones_blocks(bench: Bench) -> None:
+    generator, _ = bench.generators()
+    first, prompt = asked("first", prompt_of(70)), prompt_of(70)
+    generator.run([first])
+    again, branched = asked("again", prompt), asked("branched", prompt[:40] + prompt_of(9, seed=5))
+    generator.run([again, branched])
+    bench.check([first, again, branched], generator)
+    assert (again.num_cached, branched.num_cached) == (64, 32)
+
+
+def test_prompts_arrive_beside_sequences_that_decode(bench: Bench) -> None:
+    prefill, decode = bench.generators(chunk_size=13)
+    moved = [asked(f"moved {length}", prompt_of(length, seed=1)) for length in LENGTHS]
+    for sequence in moved:
+        prefill.start(sequence)
+        bench.hand_over(sequence, prefill, decode)
+    local = [asked(f"local {length}", prompt_of(length, seed=2)) for length in LENGTHS]
+    for sequence in local:
+        decode.admit(sequence)
+    decode.go_on([*moved, *local])
+    bench.check([*moved, *local], prefill, decode)
+
+
+def test_a_sequence_that_lost_its_blocks_is_computed_again(bench: Bench) -> None:
+    prefill, decode = bench.generators()
+    lost, other = asked("lost", prompt_of(33)), asked("other", prompt_of(20))
+    for sequence in (lost, other):
+        prefill.start(sequence)
+        bench.hand_over(sequence, prefill, decode)
+    decode.go_on([lost, other], num_tokens=3)
+    bench.lose(lost, decode)
+    decode.admit(lost)
+    assert lost.num_computed == 0
+    decode.go_on([lost, other])
+    bench.check([lost, other], prefill, decode)
