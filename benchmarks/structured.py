@@ -1,7 +1,7 @@
 """Answers inside a grammar: what a step and a first mask cost, and whether answers validate.
 
     python -m benchmarks.structured --out DIR                          on a CPU with the demo model, in some minutes
-    python -m benchmarks.structured --out DIR --device cuda --model F  on a GPU
+    python -m benchmarks.structured --out DIR --device cuda --model F  on a GPU; F without a tokenizer gets a wide one
 
 Schemas: Kubernetes' of `kubernetes-validate` (Apache-2.0), the metaschemas of `jsonschema-specifications` (MIT), this chart's
 values; `--schemas FOLDER` adds others, such as `cfnlint/data/schemas/resources` of `cfn-lint` (MIT-0).
@@ -68,11 +68,26 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--schemas", type=Path, action="append", default=[])
     options = parser.parse_args(arguments)
     facts = describe("benchmarks.structured", arguments, torch.device(options.device))
-    page = ResultsPage(options.out, "structured", title="Answers inside a grammar", facts=facts)
+    name = "structured" if options.device == "cpu" else "structured_gpu"
+    page = ResultsPage(options.out, name, title="Answers inside a grammar", facts=facts)
+    if not (options.model / "tokenizer.json").is_file():
+        _write_tokenizer(options.model)
+    page.state("model", _described(options.model))
     _first_masks(page)
     engine = Engine(EngineConfig(model=options.model, device=options.device, num_blocks=ROWS * 48, max_model_len=768))
-    _step(page, engine)
-    return _answers(page, engine, options.model, options.schemas, options.answers)
+    _step(page, engine, _stops(options.model))
+    return _answers(page, engine, options.model, options.schemas, options.answers) if options.answers else 0
+
+
+def _described(model: Path) -> str:
+    config = json.loads((model / "config.json").read_text())
+    names = ("num_hidden_layers", "hidden_size", "vocab_size")
+    return f"{model.name}: " + ", ".join(f"{name} {config[name]:,}" for name in names)
+
+
+def _stops(model: Path) -> list[int]:
+    named = json.loads((model / "config.json").read_text())["eos_token_id"]
+    return named if isinstance(named, list) else [named]
 
 
 def _first_masks(page: ResultsPage) -> None:
@@ -94,7 +109,7 @@ def _first_masks(page: ResultsPage) -> None:
             page.add(Result(name=f"first_mask_{name}", value=took_ms, unit="ms", better="lower", target=20))
 
 
-def _step(page: ResultsPage, engine: Engine) -> None:
+def _step(page: ResultsPage, engine: Engine, stops: list[int]) -> None:
     """Median step of 64 decoding rows, free and constrained ones in turns.
 
     On a GPU two passes are in flight. On a CPU it is the process's time, which others on the machine don't change.
@@ -104,7 +119,8 @@ def _step(page: ResultsPage, engine: Engine) -> None:
     took: dict[bool, list[float]] = {False: [], True: []}
     for turn in range(2 * ROUNDS):
         constrained = turn % 2 == 1
-        rows = [_placed(_sequence(f"row {at}", grammar if constrained else None, seed=at), at) for at in range(ROWS)]
+        asked = grammar if constrained else None
+        rows = [_placed(_sequence(f"row {at}", asked, seed=at, stops=stops), at) for at in range(ROWS)]
         took[constrained] += _steps(engine, rows)[STEPS // 4 :]
     free, masked = (1000 * statistics.median(took[constrained]) for constrained in (False, True))
     page.add(
@@ -142,7 +158,7 @@ def _apply(chunks: list[Any], results: list[Any]) -> None:
 
 def _answers(page: ResultsPage, engine: Engine, model: Path, folders: list[Path], wanted: int) -> int:
     """Answers that ended by themselves, one a schema as long as there are schemas: all must validate."""
-    schemas = list(_schemas(folders))
+    schemas, stops = list(_schemas(folders)), _stops(model)
     random.Random(0).shuffle(schemas)
     waiting, counts, tokenizer = (
         itertools.cycle(schemas),
@@ -159,7 +175,8 @@ def _answers(page: ResultsPage, engine: Engine, model: Path, folders: list[Path]
                     continue
                 asked += 1
                 sequence = _placed(
-                    _sequence(f"answer {asked}", _grammar(schema), seed=asked, max_tokens=LONGEST_ANSWER), at
+                    _sequence(f"answer {asked}", _grammar(schema), seed=asked, max_tokens=LONGEST_ANSWER, stops=stops),
+                    at,
                 )
                 building = engine.grammars.prepare(sequence)
                 assert building is not None
@@ -215,8 +232,10 @@ def _judged(tokenizer: Tokenizer, sequence: Tokens, schema: Any) -> str:
     return "valid"
 
 
-def _sequence(name: str, grammar: Grammar | None, *, seed: int = 0, max_tokens: int = 10_000) -> Tokens:
-    sampling = SamplingParams(temperature=0.8, seed=seed, max_tokens=max_tokens, stop_token_ids=[2])
+def _sequence(
+    name: str, grammar: Grammar | None, *, seed: int = 0, max_tokens: int = 10_000, stops: Sequence[int] = ()
+) -> Tokens:
+    sampling = SamplingParams(temperature=0.8, seed=seed, max_tokens=max_tokens, stop_token_ids=list(stops))
     return Tokens(
         request_id=name, attempt=1, token_ids=[5 + seed % 100], num_prompt_tokens=1, sampling=sampling, hash_root=b"",
         grammar=grammar,
