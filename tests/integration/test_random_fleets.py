@@ -15,7 +15,7 @@ from gateway.placement.ledger import Ledger, PlacementRequest
 from gateway.request.placement import Placement, Reason
 from tests.integration.fleet import BLOCK_SIZE, TTL_MS, FleetStore, a_prompt, a_region, a_request, a_worker
 
-FLEETS = 250
+FLEETS = 100
 NOW_MS = 4_102_444_800_000  # a fixed time, so that no charge expires
 BLOCKS = 12  # of the longest prompt
 
