@@ -11,6 +11,8 @@ from fastapi import Request, Response
 
 FOLDER = Path(__file__).parent / "static"
 PAGE = "index.html"
+MAX_DEPTH = 4  # folders in the address of a page: /console/requests/ID/
+_LINK = b'"console/static/'
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -63,15 +65,21 @@ class Asset:
 
 
 def load_assets(folder: Path = FOLDER) -> dict[str, Asset]:
-    """The files by name."""
-    return {path.name: _load(path) for path in sorted(folder.iterdir()) if path.suffix in _TYPES}
+    """The files by their paths below `folder`."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.suffix in _TYPES]
+    return {path.relative_to(folder).as_posix(): _asset(path.suffix, path.read_bytes()) for path in paths}
 
 
-def _load(path: Path) -> Asset:
-    body = path.read_bytes()
+def load_pages(folder: Path = FOLDER) -> list[Asset]:
+    """The page by the number of folders in its address: its links are relative, so a proxy may put it below a path."""
+    page = (folder / PAGE).read_bytes()
+    return [_asset(".html", page.replace(_LINK, b'"' + b"../" * depth + _LINK[1:])) for depth in range(MAX_DEPTH + 1)]
+
+
+def _asset(suffix: str, body: bytes) -> Asset:
     return Asset(
         body=body,
         zipped=gzip.compress(body, mtime=0),
-        media_type=_TYPES[path.suffix],
+        media_type=_TYPES[suffix],
         etag=f'"{hashlib.sha256(body).hexdigest()[:32]}"',
     )

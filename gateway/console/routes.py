@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from common.messages import RolesReply
 from gateway.answers.catalogue import Catalogue
-from gateway.console.assets import PAGE, load_assets
+from gateway.console.assets import MAX_DEPTH, load_assets, load_pages
 from gateway.console.control import FleetControl
 from gateway.console.feed import Feed
 from gateway.console.parts import merged, own_part
@@ -28,16 +28,21 @@ from gateway.http.streaming import EVENTS, ByteStream
 from gateway.observe.attainment import ServiceLevels
 from gateway.observe.tenant_metrics import TenantMetrics
 from gateway.request.spec import Generations
+from gateway.tenants.tenants import CONSOLE_PAGES
 
 FRESH_S = 0.5  # further viewers share a state this new
 ORDER_LIMITS = BodyLimits(max_bytes=4096, timeout_s=5.0)
 
 _FIGURES = ("in_flight", "waiting", "latencies", "placed", "refused", "events", "tenants")
+_FILES = ("text/html", "text/css", "text/javascript", "image/svg+xml")
 _GETS = {
     "/": ("The console, a page.", "text/html"),
-    "/console/static/{name}": ("A file of the page.", "text/html", "text/css", "text/javascript", "image/svg+xml"),
+    "/console/static/{name}": ("A file of the page.", *_FILES),
+    "/console/static/{folder}/{name}": ("A file of the page.", *_FILES),
     "/console/state": ("The fleet, and what all gateways do: docs/console.md.", JSON),
     "/console/events": ("The same as server-sent events, as it changes.", EVENTS),
+    "/console/{page}": ("The same page: chat, overview, requests, fleet, …", "text/html"),
+    "/console/{page}/{name}": ("The same page, about one request, one chat, …", "text/html"),
 }
 _ROLES, _DRAIN = "/admin/workers/{worker}/roles", "/admin/workers/{worker}/drain"
 
@@ -77,27 +82,33 @@ class ConsoleRoutes:
         self._facts = facts
         self._feed = Feed(self._sections, leaving=control.leaving)
         control.answer_with(self._tell)
-        self._assets = load_assets()
+        self._assets, self._pages = load_assets(), load_pages()
         self._building = asyncio.Lock()
         self._state: tuple[float, dict[str, Any]] | None = None
         self.routes = Routes(
             gets={
                 "/": self.page,
                 "/console/static/{name}": self.asset,
+                "/console/static/{folder}/{name}": self.asset,
                 "/console/state": self.state,
                 "/console/events": self.events,
+                "/console/{page}": self.page,
+                "/console/{page}/{name}": self.page,
             },
             posts={_ROLES: self.set_roles, _DRAIN: self.drain},
             api=_api(),
         )
 
     async def page(self, request: Request) -> Response:
-        """The page."""
-        return self._assets[PAGE].response(request)
+        """The page, at the root and at the address of each of its pages."""
+        depth = request.scope["raw_path"].count(b"/") - 1
+        if request.path_params.get("page", CONSOLE_PAGES[0]) not in CONSOLE_PAGES or depth > MAX_DEPTH:
+            raise HTTPException(404)
+        return self._pages[depth].response(request)
 
     async def asset(self, request: Request) -> Response:
         """A file of the page."""
-        asset = self._assets.get(request.path_params["name"])
+        asset = self._assets.get("/".join(request.path_params.values()))
         if asset is None:
             raise HTTPException(404)
         return asset.response(request)

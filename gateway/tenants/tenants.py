@@ -21,7 +21,8 @@ from gateway.tenants.budgets import UNLIMITED, Limits
 
 DEFAULT = "default"
 # Routes without a key ("/" shows no data), with the admin key, and with it if there is one.
-OPEN_PATHS = ("/health", "/ready", "/console/static")
+CONSOLE_PAGES = ("chat", "overview", "requests", "fleet", "planner", "batches", "tenants")  # addresses of one page
+OPEN_PATHS = ("/health", "/ready", "/console/static", *(f"/console/{page}" for page in CONSOLE_PAGES))
 ADMIN_PATHS = ("/admin",)
 OPERATOR_PATHS = ("/metrics", "/debug", "/console")
 TENANT_NAME = r"^[A-Za-z0-9_.-]{1,64}$"

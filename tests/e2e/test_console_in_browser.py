@@ -43,6 +43,10 @@ async def http(cluster: Cluster) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
+def at(cluster: Cluster, page: str) -> str:
+    return f"{cluster.url}/console/{page}"
+
+
 async def ask(page: Any, text: str) -> None:
     await page.get_by_label("Message", exact=True).fill(text)
     await page.keyboard.press("Enter")
@@ -61,27 +65,50 @@ async def test_an_answer_shows_where_its_time_went(cluster: Cluster, browser: An
         assert ticks is not None
         assert ticks.count("M") > 1
         assert "prompt cached" in await answer.locator(".figures").inner_text()
-        assert await answer.locator(".text").inner_text() != ""
+        assert await answer.locator("> .text").inner_text() != ""
         await answer.get_by_role("button", name="Zoom to first token").click()
         assert "decode" not in (await answer.locator(".waterfall li .what").all_inner_texts())[:3]
+        await page.get_by_role("link", name="Requests").click()
         await page.locator("#lists").get_by_text("Latest").click()
         await page.locator("#request-list button").first.click()
         await page.locator("#detail .waterfall").first.wait_for()
         assert "placement" in await page.locator("#detail .facts").inner_text()
 
 
-async def test_the_page_is_live_by_one_stream(cluster: Cluster, http: httpx.AsyncClient, browser: Any) -> None:
-    async with open_page(browser, cluster.url, admin_key=ADMIN_KEY) as watched:
+async def test_the_pages_are_live_by_one_stream(cluster: Cluster, http: httpx.AsyncClient, browser: Any) -> None:
+    async with open_page(browser, at(cluster, "fleet"), admin_key=ADMIN_KEY) as watched:
         page = watched.page
         await page.locator("[data-node='worker-0']").wait_for()
-        await page.locator("#lists").get_by_text("Latest").click()
         async with one_pair(http):
             answer = await complete(http, first=33, tokens=4)
         await page.locator(f"#handovers [data-request='{answer['id']}-0']").wait_for()
+        await page.get_by_role("link", name="Requests").click()
+        await page.locator("#lists").get_by_text("Latest").click()
         await page.locator(f"#request-list [data-request='{answer['id']}-0']").wait_for()
+        await page.get_by_role("link", name="Tenants").click()
         await page.locator("#tenant-list").get_by_text("default").wait_for()
         asked = [url.removeprefix(cluster.url) for url in watched.urls if "static" not in url]
-        assert asked == ["/", "/console/events"]
+        assert asked == ["/console/fleet", "/console/events"]
+
+
+async def test_pages_have_addresses_that_survive_back_forward_and_reload(cluster: Cluster, browser: Any) -> None:
+    async with open_page(browser, cluster.url, admin_key=ADMIN_KEY) as watched:
+        page = watched.page
+        current = page.locator("#pages [aria-current]")
+        await page.wait_for_url("**/console/chat")
+        await page.get_by_role("link", name="Fleet").click()
+        await page.locator("[data-node='worker-0']").wait_for()
+        assert page.url == at(cluster, "fleet")
+        await page.get_by_role("link", name="Overview").click()
+        await page.locator(".tile").first.wait_for()
+        await page.go_back()
+        await page.locator("[data-node='worker-0']").wait_for()
+        assert await current.inner_text() == "Fleet"
+        await page.go_forward()
+        await page.locator(".tile").first.wait_for()
+        await page.reload()
+        await page.locator(".tile").first.wait_for()
+        assert (page.url, await page.title()) == (at(cluster, "overview"), "Overview · Baton")
 
 
 async def test_words_of_the_model_are_never_markup(cluster: Cluster, browser: Any) -> None:
@@ -94,8 +121,8 @@ async def test_words_of_the_model_are_never_markup(cluster: Cluster, browser: An
             "**/v1/chat/completions", lambda route: route.fulfill(body=stream, content_type="text/event-stream")
         )
         await ask(page, "<i>what</i>")
-        await page.locator(".turn.model .times").wait_for()
-        assert await page.locator(".turn.model .text").inner_text() == evil
+        await page.locator(".turn.model .times .waterfall").wait_for()
+        assert await page.locator(".turn.model > .text").inner_text() == evil
         assert await page.locator(".turn.user .text").inner_text() == "<i>what</i>"
         assert await page.locator("#chat :is(img, script, b, i)").count() == 0
         refused = "() => { try { document.body.innerHTML = '<p>'; return 'set' } catch (error) { return error.name } }"
@@ -106,7 +133,7 @@ async def test_words_of_the_model_are_never_markup(cluster: Cluster, browser: An
 
 
 async def test_everything_by_keyboard_and_only_with_the_key(cluster: Cluster, browser: Any) -> None:
-    async with open_page(browser, cluster.url) as watched:
+    async with open_page(browser, at(cluster, "fleet")) as watched:
         page = watched.page
         await page.get_by_text("admin key is needed").wait_for()
         assert await page.locator("#columns .card").count() == 0
@@ -114,7 +141,7 @@ async def test_everything_by_keyboard_and_only_with_the_key(cluster: Cluster, br
         assert await page.evaluate("document.activeElement.textContent") == "Skip to content"
         await page.get_by_role("button", name="Enter a key").focus()
         await page.keyboard.press("Enter")
-        await page.get_by_label("Admin key").focus()
+        assert await page.evaluate("document.activeElement.id") == "admin-key"
         await page.keyboard.type(ADMIN_KEY)
         await page.keyboard.press("Enter")
         card = page.locator("[data-node='worker-0']")
@@ -140,7 +167,7 @@ async def test_everything_by_keyboard_and_only_with_the_key(cluster: Cluster, br
 async def test_what_goes_wrong_is_said_and_passes(cluster: Cluster, browser: Any) -> None:
     async with open_page(browser, cluster.url, admin_key=ADMIN_KEY) as watched:
         page = watched.page
-        await page.locator("[data-node='worker-0']").wait_for()
+        await page.get_by_text("live", exact=True).wait_for()
         await page.route("**/console/events", lambda route: route.abort())
         await page.get_by_role("button", name="Keys").click()
         await page.get_by_role("button", name="Use").click()  # another key, another stream
@@ -165,38 +192,54 @@ async def test_what_goes_wrong_is_said_and_passes(cluster: Cluster, browser: Any
         await page.get_by_text("measured by the gateway").wait_for()
 
 
+PAGES = {
+    "chat": "#composer",
+    "overview": ".tile",
+    "requests": "#request-list",
+    "fleet": "[data-node='worker-0']",
+    "tenants": "#tenant-list",
+}
+
+
+@pytest.mark.long
 async def test_every_stop_of_the_keyboard_is_named_and_seen(cluster: Cluster, browser: Any) -> None:
+    look = """() => {
+      const at = document.activeElement, shown = at.type === "radio" ? at.nextSibling : at;
+      const name = at.ariaLabel || at.labels?.[0]?.textContent || at.textContent;
+      return [at.tagName, name.trim(), at === document.body, getComputedStyle(shown).outlineStyle];
+    }"""
+    stops = []
     async with open_page(browser, cluster.url, admin_key=ADMIN_KEY) as watched:
         page = watched.page
-        await page.locator("[data-node='worker-0']").wait_for()
-        look = """() => {
-          const at = document.activeElement, shown = at.type === "radio" ? at.nextSibling : at;
-          const name = at.ariaLabel || at.labels?.[0]?.textContent || at.textContent;
-          return [at.tagName, name.trim(), at === document.body, getComputedStyle(shown).outlineStyle];
-        }"""
-        stops = []
-        for _ in range(120):
-            await page.keyboard.press("Tab")
-            tag, name, over, outline = await page.evaluate(look)
-            if over:
-                break
-            assert (name != "", outline) == (True, "solid"), (tag, name, outline)
-            stops.append(name)
-        assert {"Skip to content", "Fleet", "Keys", "Send", "Drain", "Conversation"} <= set(stops)
+        for name, sign in PAGES.items():
+            await page.goto(at(cluster, name))
+            await page.locator(sign).first.wait_for()
+            for _ in range(120):
+                await page.keyboard.press("Tab")
+                tag, text, over, outline = await page.evaluate(look)
+                if over:
+                    break
+                assert (text != "", outline) == (True, "solid"), (name, tag, text, outline)
+                stops.append(text)
+    assert {"Skip to content", "Fleet", "Keys", "Send", "Drain"} <= set(stops)
 
 
+@pytest.mark.long
 async def test_it_fits_and_can_be_read(cluster: Cluster, browser: Any) -> None:
     """At the width of a phone, a tablet and a screen, light and dark."""
     async with open_page(browser, cluster.url, admin_key=ADMIN_KEY, motion="reduce") as watched:
         page = watched.page
-        await page.locator("[data-node='worker-0']").wait_for()
-        for width, scheme in product((390, 800, 1440), ("light", "dark")):
-            await page.set_viewport_size({"width": width, "height": 900})
-            await page.emulate_media(color_scheme=scheme)
-            assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
-            assert await page.evaluate(UNREADABLE) == [], (width, scheme)
-            assert (await brightness(page) < 200) == (scheme == "dark")
-        await page.get_by_role("button", name="Theme: system").click()  # now light, whatever the system has
+        for name, sign in PAGES.items():
+            await page.set_viewport_size({"width": 1440, "height": 900})
+            await page.goto(at(cluster, name))
+            await page.locator(sign).first.wait_for()
+            for width, scheme in product((390, 800, 1440), ("light", "dark")):
+                await page.set_viewport_size({"width": width, "height": 900})
+                await page.emulate_media(color_scheme=scheme)
+                assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (name, width)
+                assert await page.evaluate(UNREADABLE) == [], (name, width, scheme)
+                assert (await brightness(page) < 200) == (scheme == "dark")
+        await page.locator("#theme").get_by_text("Light").click()  # whatever the system has
         assert await brightness(page) > 600
 
 

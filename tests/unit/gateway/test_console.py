@@ -26,7 +26,7 @@ from tests.fakes.generations import ScriptedGenerations
 
 NOW = 1000.0
 UNIX = 1_800_000_000.0
-CSS = (FOLDER / "style.css").read_text()
+CSS = "".join(path.read_text() for path in [FOLDER / "style.css", *sorted((FOLDER / "pages").glob("*.css"))])
 COLOURS = {
     name: (light, dark) for name, light, dark in re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\);", CSS)
 }

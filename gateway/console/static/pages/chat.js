@@ -1,16 +1,21 @@
 // The playground: a conversation, and for each answer where its time went.
 
-import { ApiError, chat, readModels, readRequest } from "./api.js";
-import { announce, byId, h, toast } from "./dom.js";
-import { plural } from "./format.js";
-import { requestView } from "./waterfall.js";
+import { ApiError, chat, readModels, readRequest } from "../frame/api.js";
+import { announce, byId, h, toast } from "../frame/dom.js";
+import { plural } from "../frame/format.js";
+import { requestView } from "../frame/waterfall.js";
 
 const DRAW_EVERY_MS = 100;
+let log = null; // the conversation's element, kept from page to page
 const conversation = []; // messages: what the model is told next time
 let calls = []; // functions that the last answer wants called: what is typed next are their results
 let running = null; // AbortController of the answer that comes
 
-export function startChat() {
+export function mount(view) {
+  view.append(byId("old-chat").content.cloneNode(true));
+  const old = log;
+  if (old) byId("chat").replaceWith(old);
+  log = byId("chat");
   byId("composer").addEventListener("submit", (event) => {
     event.preventDefault();
     if (running) return;
@@ -52,7 +57,7 @@ async function converse(answer, prompt, options) {
     await stream(answer, [...conversation, ...asked], options, running.signal);
     calls = answer.calls;
     conversation.push(...asked, { role: "assistant", content: answer.text, ...(calls.length ? { tool_calls: calls } : {}) });
-    byId("prompt").placeholder = calls.length ? `What came of ${calls[0].function.name}?` : "Ask the model something";
+    if (byId("prompt")) byId("prompt").placeholder = calls.length ? `What came of ${calls[0].function.name}?` : "Ask the model something";
     announce(`Answered with ${plural(answer.measured.completion_tokens, "token")}: ${answer.text}`);
   } catch (error) {
     if (error.name === "AbortError") answer.say("stopped");
@@ -66,6 +71,7 @@ async function converse(answer, prompt, options) {
 }
 
 function setRunning(is) {
+  if (!byId("send")) return; // another page is shown
   byId("send").hidden = is;
   byId("stop").hidden = !is;
   if (!is && document.activeElement === document.body) byId("prompt").focus();
@@ -128,7 +134,6 @@ function openAnswer(prompt) {
   const source = h("span", { class: "hint" }, "measured here");
   const times = h("details", { class: "times", open: true }, h("summary", {}, "Time line ", source), view);
   times.hidden = true;
-  const log = byId("chat");
   log.append(h("article", { class: "turn user" }, h("h3", { class: "hidden" }, "You"), h("p", { class: "text" }, prompt)),
     h("article", { class: "turn model" }, h("h3", { class: "hidden" }, "Model"), folded, text, wanted, note, times));
   const follow = () => (log.scrollTop = log.scrollHeight);

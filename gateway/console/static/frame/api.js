@@ -9,7 +9,13 @@ export function setKeys({ api, admin }) {
     if (value) sessionStorage.setItem(NAMES[kind], value);
     else sessionStorage.removeItem(NAMES[kind]);
   }
+  dispatchEvent(new Event("baton-keys"));
 }
+
+// Call `take` whenever keys were entered or forgotten.
+export const onKeys = (take, { signal } = {}) => addEventListener("baton-keys", take, { signal });
+
+const ROOT = new URL("../../../", import.meta.url);
 
 export class ApiError extends Error {
   constructor(status, message) {
@@ -19,7 +25,7 @@ export class ApiError extends Error {
 }
 
 // What operators see needs the admin key where there is one, and an API key otherwise.
-const operator = () => key("admin") || key("api");
+export const operator = () => key("admin") || key("api");
 
 export const readRequest = async (id) => (await call(`debug/requests/${encodeURIComponent(id)}`, { with: operator() })).requests;
 export const readModels = async () => (await call("v1/models", { with: key("api") })).data;
@@ -29,13 +35,14 @@ export const setDraining = (worker, draining) => order(worker, "drain", { draini
 const order = (worker, what, body) =>
   call(`admin/workers/${encodeURIComponent(worker)}/${what}`, { with: key("admin"), method: "POST", body });
 
-async function send(path, { with: secret, method = "GET", body, signal }) {
+// A checked answer of `path` (relative to the gateway's root), with a key: {with, method, body (JSON), signal}. Throws ApiError.
+export async function send(path, { with: secret, method = "GET", body, signal }) {
   const headers = secret ? { authorization: `Bearer ${secret}` } : {};
   if (body) headers["content-type"] = "application/json";
   const options = { method, headers, body: body && JSON.stringify(body), signal, cache: "no-store", credentials: "omit" };
   let answer;
   try {
-    answer = await fetch(path, options);
+    answer = await fetch(new URL(path, ROOT), options);
   } catch (error) {
     if (error.name === "AbortError" || error.name === "TimeoutError") throw error;
     throw new ApiError(0, "the gateway does not answer");
@@ -47,11 +54,14 @@ async function send(path, { with: secret, method = "GET", body, signal }) {
   return answer;
 }
 
-async function call(path, options) {
+// The same as JSON, within 10 s.
+export async function call(path, options = {}) {
+  const late = AbortSignal.timeout(10_000);
   try {
-    return await (await send(path, { ...options, signal: AbortSignal.timeout(10_000) })).json();
+    return await (await send(path, { ...options, signal: options.signal ? AbortSignal.any([options.signal, late]) : late })).json();
   } catch (error) {
-    throw error instanceof ApiError ? error : new ApiError(0, "the gateway does not answer");
+    if (error instanceof ApiError || options.signal?.aborted) throw error;
+    throw new ApiError(0, "the gateway does not answer");
   }
 }
 
@@ -94,7 +104,8 @@ export async function* chat(body, signal) {
   throw new ApiError(0, "the answer was cut off");
 }
 
-async function* blocks(stream, heard = () => {}) {
+// The blocks of a stream of server-sent events.
+export async function* blocks(stream, heard = () => {}) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {

@@ -1,26 +1,29 @@
 // The slowest, latest and running requests: a bar of phases for each, and all of one in a dialog.
 
-import { readRequest } from "./api.js";
-import { byId, h, patch } from "./dom.js";
-import { clock, count, ms } from "./format.js";
-import { KINDS, requestDetail } from "./waterfall.js";
+import { readRequest } from "../frame/api.js";
+import { byId, h, patch } from "../frame/dom.js";
+import { on } from "../frame/feed.js";
+import { clock, count, ms } from "../frame/format.js";
+import { KINDS, requestDetail } from "../frame/waterfall.js";
 
 const NOBODY = { waiting: "Nobody waits.", running: "Nothing runs." };
 const PHASES = [["http", "read"], ["admission", "wait"], ["queue", "queue"], ["prefill", "prefill"], ["first_frame", "frame"]];
 
 let latest = null; // the lists, and how many gateways they are of
 
-export function startRequests() {
+export function mount(view, { signal }) {
+  view.append(byId("old-requests").content.cloneNode(true));
   byId("lists").addEventListener("change", () => latest && showRequests(...latest));
   const shown = ["read", "wait", "queue", "prefill", "frame", "decode"];
   byId("legend").append(...shown.map((kind) => h("span", {}, h("i", { class: kind }), kind === "decode" ? "further tokens" : KINDS[kind])));
   document.addEventListener("click", (event) => {
     const button = event.target.closest("button[data-request]");
     if (button) open(button.dataset.request);
-  });
+  }, { signal });
+  on("*", ({ requests, gateways }) => requests && gateways && showRequests(requests, gateways.length), { signal });
 }
 
-export function showRequests(lists, gateways) {
+function showRequests(lists, gateways) {
   latest = [lists, gateways];
   const list = document.querySelector("#lists input:checked").value;
   const entries = lists[list];

@@ -1,8 +1,10 @@
 // The fleet: gateways and workers in columns, links between them, hand-overs that run along the links.
 
-import { ApiError, key, setDraining, setRoles } from "./api.js";
-import { byId, confirmed, h, patch, svg, toast } from "./dom.js";
-import { ago, bytes, count, ms, plural, rate, share } from "./format.js";
+import { ApiError, key, setDraining, setRoles } from "../frame/api.js";
+import { byId, confirmed, h, patch, svg, toast } from "../frame/dom.js";
+import { on } from "../frame/feed.js";
+import { ago, bytes, count, ms, plural, rate, share } from "../frame/format.js";
+import { openKeys } from "../frame/keys.js";
 
 const COLUMNS = [
   ["Prefill", (worker) => worker.roles.length === 1 && worker.roles[0] === "prefill"],
@@ -13,18 +15,28 @@ const CHOICES = { Prefill: ["prefill"], Decode: ["decode"], Both: ["prefill", "d
 const seen = new Set(); // hand-overs that were drawn
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 let latest = null;
+let before = null; // the totals of the picture before, for rates
 let ahead = 0; // seconds that this clock is ahead of the gateway's
 
-export function startFleet({ openKeys }) {
+export function mount(view, { signal }) {
+  view.append(byId("old-fleet").content.cloneNode(true));
   byId("columns").addEventListener("click", (event) => {
     const button = event.target.closest("button[data-worker]");
     if (button) operate(button);
   });
-  byId("manage").addEventListener("click", openKeys);
-  new ResizeObserver(drawWires).observe(byId("map"));
+  byId("manage").addEventListener("click", () => openKeys("admin"));
+  const size = new ResizeObserver(drawWires);
+  size.observe(byId("map"));
+  const ages = setInterval(showAges, 1000);
+  signal.addEventListener("abort", () => {
+    size.disconnect();
+    clearInterval(ages);
+  });
+  on("fleet", showFleet, { signal });
 }
 
-export function showFleet(state) {
+function showFleet(state) {
+  addRates(state);
   latest = state;
   ahead = Date.now() / 1000 - state.time_unix;
   const manages = Boolean(key("admin"));
@@ -45,6 +57,17 @@ export function showFleet(state) {
   const listed = new Set(state.handovers.map((move) => move.id));
   for (const id of seen) if (!listed.has(id)) seen.delete(id);
   for (const id of listed) seen.add(id);
+}
+
+// Generated tokens a second of each worker, from its totals of two states.
+function addRates(state) {
+  const passed = before ? state.time_unix - before.time_unix : 0;
+  for (const worker of state.workers) {
+    const old = before?.workers.find((one) => one.id === worker.id && one.incarnation === worker.incarnation);
+    if (passed > 0.2 && old) worker.tokens_per_s = Math.max(0, worker.generated_tokens - old.generated_tokens) / passed;
+    else worker.tokens_per_s = old?.tokens_per_s;
+  }
+  if (!before || passed > 0.2) before = { time_unix: state.time_unix, workers: state.workers };
 }
 
 const column = (name, cards) => h("div", { class: "column", "data-key": name }, h("h3", {}, name), cards);
@@ -145,7 +168,7 @@ function showHandovers({ handovers }) {
 }
 
 // They grow while nothing else happens.
-export function showAges() {
+function showAges() {
   if (latest && !document.hidden) showHandovers(latest);
 }
 

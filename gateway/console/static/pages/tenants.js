@@ -1,14 +1,19 @@
 // Who uses how much: work, what it costs in seconds of devices, and budgets.
 
-import { byId, h, patch } from "./dom.js";
-import { count, plural, seconds, share } from "./format.js";
+import { byId, h, patch } from "../frame/dom.js";
+import { on } from "../frame/feed.js";
+import { count, plural, seconds, share } from "../frame/format.js";
 
 const BUDGETS = { requests: "requests a minute", tokens: "tokens a minute", concurrent: "at a time" };
 
-export function showTenants(tenants) {
+export function mount(view, { signal }) {
+  view.append(byId("old-tenants").content.cloneNode(true));
+  on("figures", ({ tenants }) => showTenants(tenants), { signal });
+}
+
+function showTenants(tenants) {
   const cost = (one) => (one.prefill_s ?? 0) + (one.decode_s ?? 0);
   const all = tenants.reduce((sum, one) => sum + cost(one), 0);
-  byId("tenants").hidden = byId("to-tenants").hidden = !tenants.length;
   patch(byId("tenant-list"), tenants.map((one) => h("li", { "data-key": one.tenant },
     h("h3", {}, one.tenant),
     meter("costs", `${seconds(cost(one))} of devices, ${share(cost(one), all)} of all`, cost(one), all),

@@ -1,0 +1,10 @@
+// The pages in the order of the rail: name in the address, title, icon (an SVG path of 24 by 24), and whether the page shows what only
+// operators may see. A page is `pages/NAME.js`, and `pages/NAME.css` where `styles` says so; docs/console.md tells what it exports.
+
+export const PAGES = [
+  { name: "chat", title: "Chat", icon: "M4 5h16v11H9l-5 4z" },
+  { name: "overview", title: "Overview", icon: "M3 20h18M4 15l5-6 4 4 7-9", operator: true },
+  { name: "requests", title: "Requests", icon: "M4 6h16M4 12h10M4 18h13", operator: true },
+  { name: "fleet", title: "Fleet", icon: "M4 4h7v7H4zM13 4h7v7h-7zM4 13h7v7H4zM13 13h7v7h-7z", operator: true },
+  { name: "tenants", title: "Tenants", icon: "M9 11a4 4 0 1 0 0-8 4 4 0 0 0 0 8zM2 21c0-4 3-7 7-7s7 3 7 7M17 4a4 4 0 0 1 0 7M18 14c3 1 4 4 4 7", operator: true },
+];
