@@ -200,7 +200,7 @@ def _prefill_case(device: torch.device, new: int, context: int) -> Case:
         max_query_len=new,
         max_context_len=context,
     )
-    cut = attention.tiling(device, q.dtype, num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, window=False)
+    cut = attention.tiling(device, q.dtype, attention.HeadShape(HEADS, KV_HEADS, HEAD_DIM), window=False)
     rows, start = cut.rows(new, behind=new < context), np.zeros(1, dtype=np.int64)
     tiles = cut.deal_out(np.array([new]), np.array([context]), start, rows=rows)
     gathered = torch.stack((table[0], torch.full_like(table[0], BLOCK)), dim=1) if new < context else None

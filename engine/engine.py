@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 
 from common.messages import KVLayout
-from engine.cache.pages import allocate_zeros, plan_layout, pool_dtype, pool_shape
+from engine.cache.pages import allocate_zeros, part_views, plan_layout, pool_dtype, pool_shape
 from engine.config import EngineConfig
 from engine.grammars.grammars import Grammars, Masks
-from engine.kernels.attention import items_at_once, tiling
+from engine.kernels.attention import HeadShape, items_at_once, tiling
 from engine.kernels.device import describe
 from engine.kernels.launch import compiled_ahead
 from engine.model.decoder import Decoder
@@ -26,7 +26,7 @@ from engine.sampling.host import SampledRow, sample
 from engine.sampling.scores import ScoredPass, split
 from engine.sequence import Chunk, Sequence
 from engine.step.layout import GraphSize
-from engine.step.limits import Limits
+from engine.step.limits import HeadLimits, Limits
 from engine.step.newest import NewestTokens
 from engine.step.runner import Runner
 from engine.step.warm import time_prompts, warm_up
@@ -99,20 +99,26 @@ class Engine:
             num_blocks=layout.num_blocks,
             vocab_size=self.vocab_size,
             max_model_len=self.max_model_len,
-            items_at_once=items_at_once(describe(self.kv.device), layout.num_kv_heads),
-            tiling=tiling(
-                self.kv.device,
-                self.kv.dtype,
-                num_heads=model.attention.num_heads,
-                num_kv_heads=layout.num_kv_heads,
-                head_dim=layout.head_dim,
-                window=any(model.windows),
-            ),
-            windows=tuple(sorted(set(model.windows))),
+            attention=tuple(self._head_limits(*shape) for shape in model.windows_by_heads.items()),
+            last_heads=list(model.windows_by_heads).index(model.layers[-1].mixer.heads),
             last_window=model.windows[-1],
         )
-        config = self.config
-        return Runner(decoder, self.kv, limits, max_tokens=config.max_batch_tokens, max_sequences=config.max_sequences)
+        return Runner(
+            decoder,
+            part_views(self.kv, layout),
+            limits,
+            max_tokens=self.config.max_batch_tokens,
+            max_sequences=self.config.max_sequences,
+        )
+
+    def _head_limits(self, heads: HeadShape, windows: tuple[int, ...]) -> HeadLimits:
+        device = self.kv.device
+        return HeadLimits(
+            heads,
+            windows,
+            items_at_once=items_at_once(describe(device), heads.num_kv_heads),
+            tiling=tiling(device, self._decoder.weights.dtype, heads, window=any(windows)),
+        )
 
     def warm_up(self) -> None:
         """Compute passes of every kind while the pool is empty, so that no request waits for a compilation."""

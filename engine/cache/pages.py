@@ -15,9 +15,18 @@ GPU_HEADROOM = 0.06  # share of the memory for graphs, library workspaces and fr
 
 
 def page_parts(model: ModelSpec, dtype: str) -> list[PagePart]:
-    """Return what every layer keeps of each token: keys and values."""
-    heads = model.attention
-    return [PagePart(layers=model.num_layers, planes=2, heads=heads.num_kv_heads, dim=heads.head_dim, dtype=dtype)]
+    """Return the parts of a block: one for each kind of content that layers keep."""
+    return [
+        PagePart(
+            layers=layers,
+            planes=kept.planes,
+            heads=kept.heads,
+            dim=kept.dim,
+            dtype=kept.dtype or dtype,
+            per_token=kept.per_token,
+        )
+        for kept, layers in model.kept.items()
+    ]
 
 
 def plan_layout(model: ModelSpec, config: EngineConfig, dtype: str) -> KVLayout:

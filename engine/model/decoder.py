@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,6 +20,7 @@ from engine.step.batch import ForwardBatch
 class Layer:
     mixer: Mixer
     mlp: Mlp
+    places: tuple[tuple[int, int], ...]  # see `ModelSpec.places`
 
 
 class Decoder:
@@ -30,22 +32,23 @@ class Decoder:
         self._embedding = Embedding(spec, self.weights)
         rotations = Rotations(max_model_len, device)
         self._layers = [
-            _layer(layer, Surroundings(spec, self.weights, rotations, f"model.layers.{index}."))
-            for index, layer in enumerate(spec.layers)
+            _layer(layer, Surroundings(spec, self.weights, rotations, f"model.layers.{index}."), places)
+            for index, (layer, places) in enumerate(zip(spec.layers, spec.places, strict=True))
         ]
         self._head = Head(spec, self.weights, self._embedding)
 
     def forward(
-        self, batch: ForwardBatch, kv: torch.Tensor, *, logits: torch.Tensor | None = None
+        self, batch: ForwardBatch, parts: Sequence[torch.Tensor], *, logits: torch.Tensor | None = None
     ) -> torch.Tensor | None:
         """Compute the batch, write its KV into the pool, return the sampled rows' logits [R, V]; None for R = 0.
 
-        `kv` is [num_blocks, num_layers, 2, block_size, Hkv, D] in the model's dtype, as are the logits. The result is in `logits`
-        if that is given.
+        `parts` are the pool's, each [num_blocks, layers, planes, slots, heads, dim]; the logits have the model's dtype. The
+        result is in `logits` if that is given.
         """
         stream, last = self._embedding(batch), len(self._layers) - 1
         for index, layer in enumerate(self._layers):
-            layer.mixer(stream, batch, kv[:, index], is_last=index == last)
+            kept = [parts[part][:, number] for part, number in layer.places]
+            layer.mixer(stream, batch, kept, is_last=index == last)
             if stream.is_empty:
                 return None
             layer.mlp(stream)
@@ -62,5 +65,5 @@ class Decoder:
         return decoder
 
 
-def _layer(spec: LayerSpec, around: Surroundings) -> Layer:
-    return Layer(MIXERS[type(spec.mixer)](spec.mixer, around), MLPS[type(spec.mlp)](spec.mlp, around))
+def _layer(spec: LayerSpec, around: Surroundings, places: tuple[tuple[int, int], ...]) -> Layer:
+    return Layer(MIXERS[type(spec.mixer)](spec.mixer, around), MLPS[type(spec.mlp)](spec.mlp, around), places)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+
+from engine.kernels.attention import HeadShape
 
 
 class UnsupportedModelError(ValueError):
@@ -29,6 +32,17 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What a layer keeps in each block of the pool: an array [planes, slots, heads, dim], see `common.pages`."""
+
+    planes: int
+    heads: int
+    dim: int
+    dtype: str | None = None  # None: the one that the model computes in
+    per_token: bool = True  # False: one state a block, after its last computed token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
     """Attention whose query heads share key and value heads in groups."""
 
@@ -40,6 +54,15 @@ class AttentionSpec:
     qk_norm: bool = False  # RMSNorm over each head of queries and keys, before rope
     qkv_bias: bool = False
     output_bias: bool = False
+
+    @property
+    def heads(self) -> HeadShape:
+        return HeadShape(self.num_heads, self.num_kv_heads, self.head_dim)
+
+    @property
+    def kept(self) -> tuple[Kept, ...]:
+        """Keys and values."""
+        return (Kept(planes=2, heads=self.num_kv_heads, dim=self.head_dim),)
 
     @property
     def q_size(self) -> int:
@@ -93,21 +116,29 @@ class ModelSpec:
         return tuple(layer.mixer.window for layer in self.layers)
 
     @property
-    def attention(self) -> AttentionSpec:
-        """The heads that all layers share: a pass has one shape of attention.
+    def windows_by_heads(self) -> dict[HeadShape, tuple[int, ...]]:
+        """The distinct windows of the layers with each shape of attention heads, in the layers' order."""
+        found: dict[HeadShape, set[int]] = {}
+        for layer in self.layers:
+            found.setdefault(layer.mixer.heads, set()).add(layer.mixer.window)
+        return {heads: tuple(sorted(windows)) for heads, windows in found.items()}
 
-        Raises UnsupportedModelError when layers differ.
-        """
-        shapes = {(mixer.num_heads, mixer.num_kv_heads, mixer.head_dim) for mixer in self._mixers}
-        if len(shapes) > 1:
-            raise UnsupportedModelError(f"layers of {len(shapes)} shapes of attention heads are not supported")
-        return self.layers[0].mixer
+    @property
+    def kept(self) -> dict[Kept, int]:
+        """How many layers keep each kind of content, in the layers' order. Each is a part of every block."""
+        return dict(Counter(kept for layer in self.layers for kept in layer.mixer.kept))
+
+    @property
+    def places(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """For each layer, where its content is: the number of the part and the layer's number in it."""
+        parts, used = list(self.kept), Counter[Kept]()
+        places = []
+        for layer in self.layers:
+            places.append(tuple((parts.index(kept), used[kept]) for kept in layer.mixer.kept))
+            used.update(layer.mixer.kept)
+        return tuple(places)
 
     @property
     def widest_mlp(self) -> int:
         """The largest intermediate size of a layer."""
         return max(layer.mlp.size for layer in self.layers)
-
-    @property
-    def _mixers(self) -> list[MixerSpec]:
-        return [layer.mixer for layer in self.layers]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
-from engine.kernels.attention import AttentionBatch, AttentionPlan, DecodeItems, PrefillPlan
-from engine.step.layout import Layout, PassSize, PromptsSize, SinglesSize
+from engine.kernels.attention import AttentionBatch, AttentionPlan, DecodeItems, HeadShape, PrefillPlan
+from engine.step.layout import HeadsSize, Layout, PassSize, PromptsSize, SinglesSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,8 @@ class ForwardBatch:
     newest: torch.Tensor  # [R] int64
     positions: torch.Tensor  # [T] int32
     slots: torch.Tensor  # [T] int32: each token's slot; -1: not written
-    attention: AttentionPlan
+    attention: Mapping[HeadShape, AttentionPlan]
+    has_prompts: bool
     # The last layer of a pass with prompts computes the sampled rows alone. None: all rows, or none.
     final: AttentionPlan | None
     sampled_rows: torch.Tensor | None  # [R] int32: rows whose logits are wanted; None: all (decoding)
@@ -29,11 +31,10 @@ class ForwardBatch:
 def batch_of(size: PassSize, layout: Layout, buffer: torch.Tensor, newest: torch.Tensor) -> ForwardBatch:
     """The views of a buffer with the words of a pass of this size."""
     views = _Views(layout, buffer, is_captured=size.graph is not None)
-    prompts, final = None, None
-    if size.prompts is not None:
-        prompts = views.prefill(size.prompts)
-        if size.final.places:
-            final = views.singles("final", size.final, (size.last_window,), None)
+    final = None
+    if size.prompts is not None and size.final.places:
+        items = {size.last_window: views.items("final", 0)}
+        final = AttentionPlan(size.final.places, views.singles("final", size.final), items, buffer, None)
     decodes_only = size.graph is not None and size.prompts is None
     return ForwardBatch(
         token_ids=views["token_ids"],
@@ -41,7 +42,8 @@ def batch_of(size: PassSize, layout: Layout, buffer: torch.Tensor, newest: torch
         newest=newest,
         positions=views["positions"],
         slots=views["slots"],
-        attention=views.singles("decode", size.decode, size.windows, prompts),
+        attention=dict(views.attention(size)),
+        has_prompts=size.prompts is not None,
         final=final,
         sampled_rows=None if decodes_only else views["sampled_rows"],
         num_sampled=size.num_sampled,
@@ -57,39 +59,50 @@ class _Views:
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.layout.view(self.buffer, name)
 
-    def singles(
-        self, name: str, size: SinglesSize, windows: tuple[int, ...], prefill: PrefillPlan | None
-    ) -> AttentionPlan:
-        """Sequences with one query each, its last token; and prompts, if there are any."""
-        if not size.places:
-            return AttentionPlan(0, None, {}, self.buffer, prefill)
-        batch = None
-        if not self.is_captured:
-            ends = self[f"{name}_ends"]
-            on_cpu = ends.device.type == "cpu"  # plain torch alone reads `query_start`
-            batch = AttentionBatch(
-                query_start=torch.arange(size.places + 1, dtype=torch.int32) if on_cpu else ends,
-                context_len=ends,
-                block_table=self[f"{name}_tables"],
-                max_query_len=1,
-                max_context_len=size.longest,
-            )
-        items = {
-            window: DecodeItems(
-                self.layout.view(self.buffer, f"{name}_items", copy),
-                self.layout.view(self.buffer, f"{name}_parts", copy),
-            )
-            for copy, window in enumerate(windows)
-        }
-        return AttentionPlan(size.places, batch, items, self.buffer, prefill)
+    def attention(self, size: PassSize) -> Iterator[tuple[HeadShape, AttentionPlan]]:
+        """The plan for each shape of heads."""
+        decoding = self.singles("decode", size.decode) if size.decode.places else None
+        prompts = self.prompts(size.prompts) if size.prompts is not None else None
+        copy = 0
+        for number, shape in enumerate(size.attention):
+            items = {}
+            if size.decode.places:
+                items = {window: self.items("decode", copy + index) for index, window in enumerate(shape.windows)}
+            copy += len(shape.windows)
+            prefill = None
+            if size.prompts is not None and prompts is not None:
+                prefill = self.prefill(size.prompts, prompts, shape, number)
+            yield shape.heads, AttentionPlan(size.decode.places, decoding, items, self.buffer, prefill)
 
-    def prefill(self, size: PromptsSize) -> PrefillPlan:
-        batch = AttentionBatch(
+    def singles(self, name: str, size: SinglesSize) -> AttentionBatch | None:
+        """Sequences with one query each, its last token."""
+        if self.is_captured:
+            return None
+        ends = self[f"{name}_ends"]
+        on_cpu = ends.device.type == "cpu"  # plain torch alone reads `query_start`
+        return AttentionBatch(
+            query_start=torch.arange(size.places + 1, dtype=torch.int32) if on_cpu else ends,
+            context_len=ends,
+            block_table=self[f"{name}_tables"],
+            max_query_len=1,
+            max_context_len=size.longest,
+        )
+
+    def items(self, name: str, copy: int) -> DecodeItems:
+        return DecodeItems(
+            self.layout.view(self.buffer, f"{name}_items", copy), self.layout.view(self.buffer, f"{name}_parts", copy)
+        )
+
+    def prompts(self, size: PromptsSize) -> AttentionBatch:
+        return AttentionBatch(
             query_start=self["query_start"],
             context_len=self["context_len"],
             block_table=self["prompt_tables"],
             max_query_len=size.max_query_len,
             max_context_len=size.max_context_len,
         )
+
+    def prefill(self, size: PromptsSize, batch: AttentionBatch, shape: HeadsSize, copy: int) -> PrefillPlan:
         blocks = self["context_blocks"] if size.blocks else None
-        return PrefillPlan(batch, self["tiles"], size.tile_rows, size.tiles_at_once, blocks)
+        tiles = self.layout.view(self.buffer, "tiles", copy)
+        return PrefillPlan(batch, tiles, shape.tile_rows, shape.tiles_at_once, blocks)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from engine.arrays import Integers, Ints
+from engine.kernels.attention import HeadShape
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -57,15 +58,22 @@ class SinglesSize(msgspec.Struct, frozen=True, kw_only=True):
     longest: Count = 0  # positions of the longest context
 
 
+class HeadsSize(msgspec.Struct, frozen=True, kw_only=True):
+    """Attention with one shape of heads."""
+
+    heads: HeadShape
+    windows: tuple[int, ...]  # distinct windows of its layers
+    tile_rows: Count = 0  # prompts' queries of a tile
+    tiles_at_once: Count = 0  # the limit with which tiles were cut into parts
+
+
 class PromptsSize(msgspec.Struct, frozen=True, kw_only=True):
     """Prompts, or parts of them. In a captured graph the tiles say everything, and no sequence is listed."""
 
     sequences: Count = 0  # listed ones
     width: Count = 0  # blocks in a row of their block table
     blocks: Count = 0  # contexts' blocks; 0: all tokens are new
-    tiles: Count
-    tile_rows: Count  # queries of a tile
-    tiles_at_once: Count  # the limit with which tiles were cut into parts
+    tiles: Count  # with each shape of heads
     max_query_len: Count
     max_context_len: Count
 
@@ -77,8 +85,9 @@ class PassSize(msgspec.Struct, frozen=True, kw_only=True):
     tokens: Count
     num_sampled: Count  # sequences whose logits are wanted
     sampled_rows: Count  # entries that say where they are
-    windows: tuple[int, ...]  # distinct windows of the model's layers
-    last_window: int  # window of the last layer
+    attention: tuple[HeadsSize, ...]
+    last_heads: Count = 0  # index of the last layer's heads in `attention`
+    last_window: int = 0
     decode: SinglesSize
     prompts: PromptsSize | None = None
     final: SinglesSize = SinglesSize()  # the sampled rows, where the pass has prompts
@@ -98,6 +107,10 @@ def _prompts(shape: Callable[[PromptsSize], tuple[int, ...]]) -> Callable[[PassS
     return lambda size: (0,) if size.prompts is None else shape(size.prompts)
 
 
+def _num_windows(size: PassSize) -> int:
+    return sum(len(shape.windows) for shape in size.attention)
+
+
 # The block tables of single queries come last: only their width is unknown to a captured graph.
 FIELDS = (
     Field("token_ids", lambda size: (size.tokens,)),
@@ -107,11 +120,11 @@ FIELDS = (
     Field("sampled_rows", lambda size: (size.sampled_rows,)),
     Field("query_start", _prompts(lambda size: (size.sequences + 1 if size.sequences else 0,))),
     Field("context_blocks", _prompts(lambda size: (size.blocks, 2)), empty=-1),
-    Field("tiles", _prompts(lambda size: (size.tiles, 8))),
+    Field("tiles", _prompts(lambda size: (size.tiles, 8)), copies=lambda size: len(size.attention)),
     Field("context_len", _prompts(lambda size: (size.sequences,))),
     Field("prompt_tables", _prompts(lambda size: (size.sequences, size.width))),
-    Field("decode_items", lambda size: (size.decode.items, 8), empty=-1, copies=lambda size: len(size.windows)),
-    Field("decode_parts", lambda size: (size.decode.places, 2), copies=lambda size: len(size.windows)),
+    Field("decode_items", lambda size: (size.decode.items, 8), empty=-1, copies=_num_windows),
+    Field("decode_parts", lambda size: (size.decode.places, 2), copies=_num_windows),
     Field("decode_ends", lambda size: (size.decode.places,)),
     Field("final_items", lambda size: (size.final.items, 8), empty=-1),
     Field("final_parts", lambda size: (size.final.places, 2)),

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.kernels.attention import Tiling
+from engine.kernels.attention import HeadShape, Tiling
 from engine.passes import InvalidChunkError
 from engine.sequence import Chunk
 from engine.step.newest import NewestTokens
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLimits:
+    """How the attention of one shape of heads is cut."""
+
+    heads: HeadShape
+    windows: tuple[int, ...]  # distinct windows of its layers
+    items_at_once: int  # items of decode attention that the device computes at once
+    tiling: Tiling
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +28,9 @@ class Limits:
     num_blocks: int
     vocab_size: int
     max_model_len: int
-    items_at_once: int  # items of decode attention that the device computes at once
-    tiling: Tiling
-    windows: tuple[int, ...]  # distinct windows of the model's layers
-    last_window: int  # window of the last layer
+    attention: tuple[HeadLimits, ...]
+    last_heads: int  # index of the last layer's heads in `attention`
+    last_window: int
     graph_context: int = 16384  # positions of prompts' contexts in a graph that also decodes
 
     @property

@@ -16,8 +16,8 @@ from engine.kernels.attention import deal_out, max_items, point
 from engine.passes import InvalidChunkError
 from engine.sequence import Chunk
 from engine.step.block_tables import BlockTables
-from engine.step.layout import GraphSize, Packed, PassSize, PromptsSize, SinglesSize
-from engine.step.limits import Limits, check
+from engine.step.layout import GraphSize, HeadsSize, Packed, PassSize, PromptsSize, SinglesSize
+from engine.step.limits import HeadLimits, Limits, check
 from engine.step.newest import NewestTokens
 
 
@@ -43,13 +43,15 @@ def pack(
     token_ends = np.cumsum(lengths)
     tokens = _tokens(chunks, newest, tables, rows, lengths, ends - token_ends, limits)
 
-    decode = _Singles.of(ends[:num_decode], rows[:num_decode], tables, limits, limits.windows)
+    cuts = [(heads, window) for heads in limits.attention for window in heads.windows]
+    decode = _Singles.of(ends[:num_decode], rows[:num_decode], tables, limits, cuts)
     prompts, final = None, _NO_SINGLES
     if num_decode < len(chunks):
         some = slice(num_decode, None)
         matrix = _block_tables(tables, rows[some], ends[some], limits)
         prompts = _Prompts.of(lengths[some], ends[some], matrix, limits, graph)
-        final = _Singles.of(sampled_ends, rows[sampled], tables, limits, (limits.last_window,))
+        its = (limits.attention[limits.last_heads], limits.last_window)
+        final = _Singles.of(sampled_ends, rows[sampled], tables, limits, [its])
     if graph is not None:
         size = graph_size(graph, limits, decode, final, num_sampled=len(sampled))
     else:
@@ -87,23 +89,25 @@ def _sampled(chunks: SequenceOf[Chunk], ends: Longs) -> tuple[Longs, Longs]:
 
 @dataclass(frozen=True, slots=True)
 class _Singles:
-    """Sequences with one query each, and how their attention is dealt out for each window."""
+    """Sequences with one query each, and how their attention is dealt out for each shape of heads and window."""
 
     ends: Longs
     tables: Ints
     items: list[tuple[Integers, Integers]]
 
     @classmethod
-    def of(cls, ends: Longs, rows: Longs, tables: BlockTables, limits: Limits, windows: SequenceOf[int]) -> _Singles:
+    def of(
+        cls, ends: Longs, rows: Longs, tables: BlockTables, limits: Limits, cuts: SequenceOf[tuple[HeadLimits, int]]
+    ) -> _Singles:
         if not len(ends):
             return _NO_SINGLES
-        items = [deal_out(ends, window=window, at_once=limits.items_at_once) for window in windows]
+        items = [deal_out(ends, window=window, at_once=heads.items_at_once) for heads, window in cuts]
         return cls(ends, _block_tables(tables, rows, ends, limits), items)
 
-    def size(self, places: int, limits: Limits) -> SinglesSize:
+    def size(self, places: int, heads: SequenceOf[HeadLimits]) -> SinglesSize:
         return SinglesSize(
             places=places,
-            items=max_items(places, limits.items_at_once) if places else 0,
+            items=max((max_items(places, shape.items_at_once) for shape in heads), default=0) if places else 0,
             sequences=len(self.ends),
             width=self.tables.shape[1],
             longest=int(self.ends.max(initial=0)),
@@ -131,8 +135,7 @@ class _Prompts:
     lengths: Longs
     ends: Longs
     tables: Ints
-    tiles: Integers
-    rows: int
+    cuts: list[tuple[Integers, HeadsSize]]  # the tiles for each shape of heads
     blocks: Longs | None  # the contexts' blocks; None: all tokens are new
     is_captured: bool
 
@@ -140,30 +143,31 @@ class _Prompts:
     def of(cls, lengths: Longs, ends: Longs, tables: Ints, limits: Limits, graph: GraphSize | None) -> _Prompts:
         """A graph of prompts alone reads them from the projection; others read contexts from the pool."""
         if graph is not None:
-            has_context, rows = graph.decoding > 0, _graph_tile_rows(graph, limits)
+            has_context, longest = graph.decoding > 0, 1
         else:
-            has_context = bool(np.any(lengths < ends))
-            rows = limits.tiling.rows(int(lengths.max()), behind=has_context)
+            has_context, longest = bool(np.any(lengths < ends)), int(lengths.max())
         starts, blocks = np.cumsum(lengths) - lengths, None
         if has_context:
             blocks, starts = _context_blocks(ends, tables, limits)
-        tiles = limits.tiling.deal_out(lengths, ends, starts, rows=rows)
-        return cls(lengths, ends, tables, tiles, rows, blocks, graph is not None)
+        cuts = []
+        for heads in limits.attention:
+            size = _heads_size(heads, longest, behind=has_context)
+            cuts.append((heads.tiling.deal_out(lengths, ends, starts, rows=size.tile_rows), size))
+        return cls(lengths, ends, tables, cuts, blocks, graph is not None)
 
-    def size(self, limits: Limits) -> PromptsSize:
+    def size(self) -> PromptsSize:
         return PromptsSize(
             sequences=len(self.ends),
             width=self.tables.shape[1],
             blocks=0 if self.blocks is None else len(self.blocks),
-            tiles=len(self.tiles),
-            tile_rows=self.rows,
-            tiles_at_once=limits.tiling.at_once,
+            tiles=max(len(tiles) for tiles, _ in self.cuts),
             max_query_len=int(self.lengths.max()),
             max_context_len=int(self.ends.max()),
         )
 
     def put(self, packed: Packed) -> None:
-        packed.put("tiles", self.tiles)
+        for copy, (tiles, _) in enumerate(self.cuts):
+            packed.put("tiles", tiles, copy=copy)
         if self.blocks is not None:
             packed.put("context_blocks", self.blocks)
         if not self.is_captured:
@@ -180,11 +184,12 @@ def _tight_size(
         tokens=num_tokens,
         num_sampled=num_sampled,
         sampled_rows=num_sampled,
-        windows=limits.windows,
+        attention=_without_prompts(limits) if prompts is None else tuple(size for _, size in prompts.cuts),
+        last_heads=limits.last_heads,
         last_window=limits.last_window,
-        decode=decode.size(len(decode.ends), limits),
-        prompts=None if prompts is None else prompts.size(limits),
-        final=final.size(len(final.ends), limits),
+        decode=decode.size(len(decode.ends), limits.attention),
+        prompts=None if prompts is None else prompts.size(),
+        final=final.size(len(final.ends), [limits.attention[limits.last_heads]]),
     )
 
 
@@ -197,15 +202,14 @@ def graph_size(
     num_sampled: int | None = None,
 ) -> PassSize:
     """The header of a pass for this graph. All places but those of single queries' block tables depend on the graph alone."""
-    prompts, sampled_rows = None, 0
+    prompts, sampled_rows, attention = None, 0, _without_prompts(limits)
     if graph.prompts:
-        sampled_rows, rows = graph.num_sampled, _graph_tile_rows(graph, limits)
-        tiles = -(-graph.prompts // rows) + (graph.num_prompts - 1)  # each prompt but the first may start a tile more
+        sampled_rows = graph.num_sampled
+        attention = tuple(_heads_size(heads, 1, behind=graph.decoding > 0) for heads in limits.attention)
+        starts = graph.num_prompts - 1  # each prompt but the first may start a tile more
         prompts = PromptsSize(
             blocks=limits.graph_blocks if graph.decoding else 0,
-            tiles=max(tiles, limits.tiling.at_once),
-            tile_rows=rows,
-            tiles_at_once=limits.tiling.at_once,
+            tiles=max(max(-(-graph.prompts // each.tile_rows) + starts, each.tiles_at_once) for each in attention),
             max_query_len=graph.prompts,
             max_context_len=limits.graph_context if graph.decoding else 0,
         )
@@ -214,17 +218,28 @@ def graph_size(
         tokens=graph.tokens,
         num_sampled=graph.num_sampled if num_sampled is None else num_sampled,
         sampled_rows=sampled_rows,
-        windows=limits.windows,
+        attention=attention,
+        last_heads=limits.last_heads,
         last_window=limits.last_window,
-        decode=decode.size(graph.decoding, limits),
+        decode=decode.size(graph.decoding, limits.attention),
         prompts=prompts,
-        final=final.size(sampled_rows, limits),
+        final=final.size(sampled_rows, [limits.attention[limits.last_heads]]),
     )
 
 
-def _graph_tile_rows(graph: GraphSize, limits: Limits) -> int:
-    """Queries of a tile in a graph, whatever its contexts are."""
-    return limits.tiling.rows(1, behind=graph.decoding > 0)
+def _heads_size(heads: HeadLimits, longest: int, *, behind: bool) -> HeadsSize:
+    """How prompts are cut for one shape of heads. `longest`: new tokens of a sequence; 1 in a graph, whatever it computes."""
+    tiling = heads.tiling
+    return HeadsSize(
+        heads=heads.heads,
+        windows=heads.windows,
+        tile_rows=tiling.rows(longest, behind=behind),
+        tiles_at_once=tiling.at_once,
+    )
+
+
+def _without_prompts(limits: Limits) -> tuple[HeadsSize, ...]:
+    return tuple(HeadsSize(heads=heads.heads, windows=heads.windows) for heads in limits.attention)
 
 
 def _tokens(

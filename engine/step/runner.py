@@ -34,19 +34,26 @@ class Runner:
     """Owns a device's input buffers and graphs. One thread at a time."""
 
     def __init__(
-        self, decoder: Decoder, kv: torch.Tensor, limits: Limits, *, max_tokens: int, max_sequences: int
+        self,
+        decoder: Decoder,
+        parts: SequenceOf[torch.Tensor],
+        limits: Limits,
+        *,
+        max_tokens: int,
+        max_sequences: int,
     ) -> None:
+        """`parts`: views of the pool, see `Decoder.forward`."""
         self.graphs = Graphs(limits)
         self._decoder = decoder
-        self._kv = kv
+        self._parts = parts
         self._limits = limits
-        self._device = kv.device
+        self._device = device = parts[0].device
         self._tables = BlockTables(
             max_blocks=-(-limits.max_model_len // limits.block_size),
             num_blocks=limits.num_blocks,
             num_rows=2 * max_sequences,
         )
-        self._staging = Staging(kv.device, torch.int32, capacity=INPUT_WORDS)
+        self._staging = Staging(device, torch.int32, capacity=INPUT_WORDS)
         # Graphs read their inputs here alone, so every pass of a graph must fit.
         room = INPUT_WORDS + (2 * max_sequences + MAX_GRAPH_PROMPTS) * self._tables.max_blocks
         self._inputs = torch.zeros(room, dtype=torch.int32, device=self._device)
@@ -66,7 +73,7 @@ class Runner:
         if size.graph is not None:
             logits = self.graphs.replay(size.graph)
             return logits[: size.num_sampled] if size.num_sampled else None
-        return self._decoder.forward(batch_of(size, packed.layout, inputs, self._newest), self._kv)
+        return self._decoder.forward(batch_of(size, packed.layout, inputs, self._newest), self._parts)
 
     def keep_newest(self, token_ids: torch.Tensor) -> None:
         """Let the next pass begin with `token_ids` [R] int64."""
@@ -76,7 +83,7 @@ class Runner:
     def rehearse(self, sizes: SequenceOf[GraphSize]) -> None:
         """Launch kernel by kernel what `capture` will."""
         for _, batch in self._empty_passes(sizes):
-            self._decoder.forward(batch, self._kv)
+            self._decoder.forward(batch, self._parts)
 
     @torch.inference_mode()
     def capture(self, sizes: SequenceOf[GraphSize]) -> None:
@@ -86,11 +93,17 @@ class Runner:
 
     def _forward_into(self, batch: ForwardBatch, logits: torch.Tensor | None) -> torch.Tensor | None:
         if logits is None:
-            return self._decoder.forward(batch, self._kv)
-        return self._decoder.forward(batch, self._kv, logits=logits)
+            return self._decoder.forward(batch, self._parts)
+        return self._decoder.forward(batch, self._parts, logits=logits)
 
     def _empty_passes(self, sizes: SequenceOf[GraphSize]) -> Iterator[tuple[GraphSize, ForwardBatch]]:
-        wanted = [size for size in sizes if not size.prompts or copies_in_bulk(self._kv)]
+        in_bulk = all(
+            copies_in_bulk(
+                torch.empty((0, shape.heads.head_dim), dtype=self._decoder.weights.dtype, device=self._device)
+            )
+            for shape in self._limits.attention
+        )
+        wanted = [size for size in sizes if not size.prompts or in_bulk]
         for graph in sorted(wanted, key=lambda size: (size.num_sampled, size.tokens), reverse=True):
             packed = self._empty_pass(graph)
             yield graph, batch_of(packed.size, packed.layout, self._upload(packed), self._newest)

@@ -6,13 +6,14 @@ computes it), `reference` (the same in plain torch), and one file for each Trito
 
 from engine.kernels.attention.decode_items import deal_out, items_at_once, max_items, point
 from engine.kernels.attention.dispatch import copies_in_bulk, needs_qkv, paged_attention, tiling
-from engine.kernels.attention.plan import AttentionBatch, AttentionPlan, DecodeItems, PrefillPlan
+from engine.kernels.attention.plan import AttentionBatch, AttentionPlan, DecodeItems, HeadShape, PrefillPlan
 from engine.kernels.attention.tiles import Tiling, deal_out_tiles
 
 __all__ = [
     "AttentionBatch",
     "AttentionPlan",
     "DecodeItems",
+    "HeadShape",
     "PrefillPlan",
     "Tiling",
     "copies_in_bulk",

@@ -10,19 +10,17 @@ import torch
 
 from engine.kernels.attention import reference
 from engine.kernels.attention.hopper_trial import hopper_works, tiles_at_once
-from engine.kernels.attention.plan import AttentionPlan, PrefillPlan
+from engine.kernels.attention.plan import AttentionPlan, HeadShape, PrefillPlan
 from engine.kernels.attention.tiles import LARGE_TILE, SMALL_TILE, Tiling
 from engine.kernels.device import describe, use_triton
 
 
-def tiling(
-    device: torch.device, dtype: torch.dtype, *, num_heads: int, num_kv_heads: int, head_dim: int, window: bool
-) -> Tiling:
+def tiling(device: torch.device, dtype: torch.dtype, heads: HeadShape, *, window: bool) -> Tiling:
     """The tiling for the kernel that computes prompts of this shape here; `window`: some layers have one."""
-    if head_dim > 128:
+    if heads.head_dim > 128:
         return Tiling(LARGE_TILE, LARGE_TILE)
-    if not window and hopper_works(device, dtype, num_heads, num_kv_heads, head_dim):
-        return Tiling(SMALL_TILE, LARGE_TILE, tiles_at_once(device, num_heads))
+    if not window and hopper_works(device, dtype, heads.num_heads, heads.num_kv_heads, heads.head_dim):
+        return Tiling(SMALL_TILE, LARGE_TILE, tiles_at_once(device, heads.num_heads))
     return Tiling(SMALL_TILE, LARGE_TILE)
 
 

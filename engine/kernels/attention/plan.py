@@ -12,6 +12,15 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
+class HeadShape:
+    """The heads of a layer's attention. Layers of one shape share a plan."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionBatch:
     """Sequences whose new tokens follow one another."""
 

@@ -6,9 +6,11 @@ one product.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from engine.kernels.attention import needs_qkv, paged_attention
+from engine.kernels.attention import AttentionPlan, needs_qkv, paged_attention
 from engine.kernels.rope import rope_and_write_kv
 from engine.model.layers.building import Surroundings
 from engine.model.layers.linear import LinearSpec
@@ -36,11 +38,13 @@ class GroupedQueryAttention:
         self._eps = around.model.norm_eps
         self._scale = head_dim**-0.5
         self._window = spec.window
+        self._heads = spec.heads
 
-    def __call__(self, stream: Stream, batch: ForwardBatch, kv: torch.Tensor, *, is_last: bool) -> None:
-        """Attend; `kv` [num_blocks, 2, block_size, Hkv, D] is the layer's strided view of the pool."""
-        plan = batch.attention
-        q, qkv = self._project(stream.normed(self._norm), batch, kv)
+    def __call__(self, stream: Stream, batch: ForwardBatch, kept: Sequence[torch.Tensor], *, is_last: bool) -> None:
+        """Attend; `kept` is one view of the pool, [num_blocks, 2, block_size, Hkv, D]."""
+        (kv,) = kept
+        plan = batch.attention[self._heads]
+        q, qkv = self._project(stream.normed(self._norm), batch, plan, kv)
         if is_last and plan.prefill is not None:
             # Later tokens need only the other rows' keys and values, which are written.
             rows = batch.sampled_rows
@@ -53,14 +57,14 @@ class GroupedQueryAttention:
         stream.plus(self._output, x.flatten(-2))
 
     def _project(
-        self, x: torch.Tensor, batch: ForwardBatch, kv: torch.Tensor
+        self, x: torch.Tensor, batch: ForwardBatch, plan: AttentionPlan, kv: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Turn x [T, E] into rotated queries [T, Hq, D]; keys and values go into the pool.
 
         Also returns the product [T, (Hq + 2 Hkv) D] if attention reads keys and values there.
         """
-        qkv = self._qkv.parts(x) if batch.attention.prefill is None else self._qkv(x)
-        stays = needs_qkv(batch.attention, kv)
+        qkv = self._qkv.parts(x) if plan.prefill is None else self._qkv(x)
+        stays = needs_qkv(plan, kv)
         q = rope_and_write_kv(
             qkv,
             batch.positions,

@@ -42,6 +42,6 @@ class Head:
         """Return the sampled rows' logits [R, V], None for R = 0."""
         if not batch.num_sampled:
             return None
-        if batch.sampled_rows is not None and batch.attention.prefill is None:
+        if batch.sampled_rows is not None and not batch.has_prompts:
             stream.only(batch.sampled_rows)
         return self._linear(stream.normed(self._norm), out=out)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -18,9 +18,10 @@ from engine.step.batch import ForwardBatch
 class Mixer(Protocol):
     """The part of a layer in which tokens attend to earlier ones."""
 
-    def __call__(self, stream: Stream, batch: ForwardBatch, kv: torch.Tensor, *, is_last: bool) -> None:
-        """Read the stream, write what later tokens need into `kv`, add to the stream.
+    def __call__(self, stream: Stream, batch: ForwardBatch, kept: Sequence[torch.Tensor], *, is_last: bool) -> None:
+        """Read the stream, write what later tokens need into the pool, add to the stream.
 
+        `kept`: the layer's strided views of the pool, [num_blocks, planes, slots, heads, dim], as its spec's `kept` lists them.
         `is_last`: only the sampled rows go on from here, if any.
         """
         ...

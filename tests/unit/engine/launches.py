@@ -96,19 +96,19 @@ def launches_of(folder: Path) -> dict[str, list[str]]:
     forward = Decoder.forward
     found: dict[str, list[str]] = {}
 
-    def recorded(decoder: Decoder, batch: Any, kv: torch.Tensor, **options: Any) -> torch.Tensor | None:
+    def recorded(decoder: Decoder, batch: Any, parts: Any, **options: Any) -> torch.Tensor | None:
         with (
             Recorder() as recorder,
             mock.patch.object(launch.Kernel, "launch", lambda *given, **named: recorder.kernel(*given, **named)),
         ):
-            logits = forward(decoder, batch, kv, **options)
+            logits = forward(decoder, batch, parts, **options)
         found[name] = recorder.launches
         return logits
 
-    def in_a_graph(decoder: Decoder, batch: Any, kv: torch.Tensor) -> torch.Tensor | None:
+    def in_a_graph(decoder: Decoder, batch: Any, parts: Any) -> torch.Tensor | None:
         object.__setattr__(batch, "sampled_rows", None)
-        logits = torch.empty((batch.num_sampled, engine.vocab_size), dtype=kv.dtype)
-        return recorded(decoder, batch, kv, logits=logits)
+        logits = torch.empty((batch.num_sampled, engine.vocab_size), dtype=parts[0].dtype)
+        return recorded(decoder, batch, parts, logits=logits)
 
     for name, parts in PASSES.items():
         with mock.patch.object(Decoder, "forward", recorded):

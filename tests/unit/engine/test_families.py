@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +41,8 @@ def fields(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[str, 
 def test_absent_fields_have_the_formats_defaults() -> None:
     spec = model_spec(fields())
     assert spec.layers == (spec.layers[0],) * 4
-    assert (spec.attention.num_kv_heads, spec.attention.head_dim, spec.dtype) == (4, 16, "bfloat16")
-    assert spec.attention.rope == RopeSpec(theta=500000.0)
+    assert (spec.layers[0].mixer.num_kv_heads, spec.layers[0].mixer.head_dim, spec.dtype) == (4, 16, "bfloat16")
+    assert spec.layers[0].mixer.rope == RopeSpec(theta=500000.0)
     assert not spec.has_tied_head
 
 
@@ -55,7 +54,7 @@ def test_absent_fields_have_the_formats_defaults() -> None:
     ],
 )
 def test_rope_is_read_in_the_old_and_the_new_form(changes: dict[str, Any]) -> None:
-    assert model_spec(fields(**changes)).attention.rope == RopeSpec(theta=500000.0, linear_factor=4.0)
+    assert model_spec(fields(**changes)).layers[0].mixer.rope == RopeSpec(theta=500000.0, linear_factor=4.0)
 
 
 @pytest.mark.parametrize("scaling", [LLAMA3, {"rope_type": "linear", "factor": 4.0}])
@@ -64,7 +63,7 @@ def test_frequencies_are_those_of_transformers(scaling: dict[str, Any]) -> None:
         hidden_size=256, num_attention_heads=4, rope_parameters=scaling | {"rope_theta": 500000.0}
     )
     expected, _ = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](theirs, torch.device("cpu"))
-    ours = inverse_frequencies(model_spec(fields(rope_scaling=scaling)).attention.rope, head_dim=64)
+    ours = inverse_frequencies(model_spec(fields(rope_scaling=scaling)).layers[0].mixer.rope, head_dim=64)
     torch.testing.assert_close(ours, expected, rtol=1e-6, atol=0)
 
 
@@ -114,13 +113,6 @@ def test_biases_and_head_norms_are_those_of_the_family(
     plain = model_spec(fields(architecture)).layers[0]
     assert (plain.mixer.qkv_bias, plain.mixer.output_bias) == (architecture == "Qwen2ForCausalLM", False)
     assert asked.mixer.qk_norm == plain.mixer.qk_norm == qk_norm
-
-
-def test_layers_with_heads_of_several_shapes_are_refused() -> None:
-    spec = model_spec(fields())
-    narrow = replace(spec.layers[0], mixer=replace(spec.attention, num_kv_heads=2))
-    with pytest.raises(UnsupportedModelError, match="layers of 2 shapes of attention heads"):
-        _ = replace(spec, layers=(*spec.layers, narrow)).attention
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from engine.kernels.attention import Tiling
+from engine.kernels.attention import HeadShape, Tiling
 from engine.sequence import Chunk
 from engine.step.graphs import Graphs
 from engine.step.layout import GraphSize
-from engine.step.limits import Limits
+from engine.step.limits import HeadLimits, Limits
 from tests.unit.engine.generate import new_sequence
 
 LIMITS = Limits(
@@ -16,9 +16,8 @@ LIMITS = Limits(
     num_blocks=100,
     vocab_size=100,
     max_model_len=5000,
-    items_at_once=66,
-    tiling=Tiling(64, 128),
-    windows=(0,),
+    attention=(HeadLimits(HeadShape(16, 4, 64), (0,), items_at_once=66, tiling=Tiling(64, 128)),),
+    last_heads=0,
     last_window=0,
     graph_context=2048,
 )

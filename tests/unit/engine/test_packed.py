@@ -14,9 +14,20 @@ from hypothesis import strategies as st
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.kernels.attention import HeadShape
 from engine.passes import Pass
 from engine.sequence import Chunk, Sequence
-from engine.step.layout import ALIGNMENT, FIELDS, GraphSize, Layout, Packed, PassSize, PromptsSize, SinglesSize
+from engine.step.layout import (
+    ALIGNMENT,
+    FIELDS,
+    GraphSize,
+    HeadsSize,
+    Layout,
+    Packed,
+    PassSize,
+    PromptsSize,
+    SinglesSize,
+)
 from tests.unit.engine.generate import Generator, new_sequence
 from tests.unit.engine.rank import Rank
 
@@ -27,17 +38,22 @@ counts = st.integers(0, 9)
 singles = st.builds(SinglesSize, places=counts, items=counts, sequences=counts, width=counts, longest=counts)
 prompts = st.builds(
     PromptsSize,
-    sequences=counts, width=counts, blocks=counts, tiles=counts, tile_rows=counts, tiles_at_once=counts,
-    max_query_len=counts, max_context_len=counts,
+    sequences=counts, width=counts, blocks=counts, tiles=counts, max_query_len=counts, max_context_len=counts,
 )  # fmt: skip
+shapes = st.builds(
+    HeadsSize,
+    heads=st.builds(HeadShape, counts, counts, counts),
+    windows=st.sampled_from([(0,), (7,), (0, 7)]),
+    tile_rows=counts,
+    tiles_at_once=counts,
+)
 sizes = st.builds(
     PassSize,
     graph=st.none() | st.builds(GraphSize, decoding=counts, prompts=counts),
     tokens=counts,
     num_sampled=counts,
     sampled_rows=counts,
-    windows=st.sampled_from([(0,), (7,), (0, 7)]),
-    last_window=st.just(0),
+    attention=st.lists(shapes, min_size=1, max_size=2).map(tuple),
     decode=singles,
     prompts=st.none() | prompts,
     final=singles,
@@ -70,7 +86,11 @@ def test_fields_lie_apart_and_a_pass_survives_its_bytes(size: PassSize, seed: in
 
 def test_what_is_no_packed_pass_is_refused_with_what_is_wrong() -> None:
     size = PassSize(
-        tokens=3, num_sampled=1, sampled_rows=1, windows=(0,), last_window=0, decode=SinglesSize(places=3, items=4)
+        tokens=3,
+        num_sampled=1,
+        sampled_rows=1,
+        attention=(HeadsSize(heads=HeadShape(4, 2, 16), windows=(0,)),),
+        decode=SinglesSize(places=3, items=4),
     )
     data = Packed.empty(size).encode()
     with pytest.raises(ValueError, match=r"not a packed pass.*the same release"):

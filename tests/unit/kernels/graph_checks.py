@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from engine.cache.pages import part_views
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.kernels.attention import copies_in_bulk
@@ -63,7 +64,7 @@ def _check_pass(loaded: Engine, limits: Limits, parts: tuple[tuple[int, int], ..
         buffer = torch.from_numpy(packed.words)
         batch = batch_of(captured.size, captured.layout, buffer, newest)
         with torch.inference_mode():
-            logits = loaded._decoder.forward(batch, loaded.kv)
+            logits = loaded._decoder.forward(batch, part_views(loaded.kv, loaded.layout))
         assert logits is not None
         results.append((logits[: sum(chunk.sample for chunk in chunks)], loaded.kv.clone()))
     (logits, kv), (padded_logits, padded_kv) = results

@@ -168,7 +168,7 @@ def check_chunks_from_projection(device: str, large: bool) -> None:
         expected = references.attention(q, kv_layer, batch, 0.1, 0)
         qkv[starts[1] : starts[2]] = float("nan")
         query_len = batch.query_start.cpu().diff().long().numpy()
-        cut = attention.tiling(q.device, dtype, num_heads=4, num_kv_heads=2, head_dim=64, window=False)
+        cut = attention.tiling(q.device, dtype, attention.HeadShape(4, 2, 64), window=False)
         rows = cut.rows(batch.max_query_len, behind=False)
         tiles = cut.deal_out(query_len, query_len, np.array(starts[:-1]), rows=rows)
         prompts = attention.PrefillPlan(batch, torch.from_numpy(tiles).to(device), rows, cut.at_once, None)
