@@ -91,9 +91,8 @@ def load_settings(
 
 def as_environment(settings: BaseModel, kind: type[BaseModel]) -> dict[str, str]:
     """Environment variables that give `kind` the values of `settings`, for the services of `baton up`."""
-    return {
-        f"{PREFIX}{name.upper()}": str(getattr(settings, name)) for name in kind.model_fields if hasattr(settings, name)
-    }
+    names = [name for name in kind.model_fields if hasattr(settings, name)]
+    return {f"{PREFIX}{name.upper()}": str(getattr(settings, name)) for name in names}
 
 
 def flag_of(name: str) -> str:
@@ -181,9 +180,8 @@ def _is_known(kind: type[BaseModel], name: str) -> bool:
 def _explain(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     name = str(first["loc"][0]) if first["loc"] else "?"
-    return (
-        f"{flag_of(name)} ({PREFIX}{name.upper()}): {first['msg'][0].lower()}{first['msg'][1:]}, not {first['input']!r}"
-    )
+    text = f"{first['msg'][0].lower()}{first['msg'][1:]}, not {first['input']!r}"
+    return f"{flag_of(name)} ({PREFIX}{name.upper()}): {text}"
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:

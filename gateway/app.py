@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
+from common import VERSION
 from common.errors import ServingError
 from common.tracing import NoTracer, Tracer
 from gateway import openapi
@@ -45,7 +46,6 @@ from gateway.routes.text import TextRoutes
 from gateway.tenants.budgets import Budgets, LocalBudgets
 from gateway.tenants.tenants import Tenants
 
-VERSION = "0.1.0"
 OPENAPI_PATH = "/openapi.json"
 
 MakeBatches = Callable[[Answers, DialectTable, GatewayMetrics], BatchRoutes]

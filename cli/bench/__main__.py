@@ -16,6 +16,7 @@ from cli.bench.client import Sample, Target
 from cli.bench.report import render, summarize
 from cli.bench.run import LoadGenerator, Run
 from cli.bench.settings import BenchSettings
+from cli.reach import Gateway
 from common.settings import ConfigError, fail, load_settings
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
@@ -26,29 +27,31 @@ def main() -> int:
     """Entry point; 1 when a request failed, 2 when nothing could be sent."""
     try:
         settings = load_settings(BenchSettings, command="bench", arguments=sys.argv[1:])
-        target = Target.of(settings.url, PATHS[settings.endpoint], settings.api_key)
-        return asyncio.run(bench(settings, target, settings.served_model_name or first_model(settings)))
+        server = settings.gateway()
+        target = Target.of(server.url, PATHS[settings.endpoint], server.api_key, server.trusted)
+        model = settings.served_model_name or first_model(server)
+        return asyncio.run(bench(settings, server.url, target, model))
     except KeyboardInterrupt:  # before the load began
         return 130
     except (ConfigError, ValueError, OSError) as error:
         return fail(error)
     except httpx.HTTPError as error:
-        return fail(f"no answer from {settings.url}: {error}; is `baton up` running?")
+        return fail(server.silent(error))
 
 
-def first_model(settings: BenchSettings) -> str:
+def first_model(server: Gateway) -> str:
     """The first model that the server lists. Raises httpx.HTTPError and ConfigError."""
-    headers = {"authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
-    answer = httpx.get(f"{settings.url.rstrip('/').removesuffix('/v1')}/v1/models", headers=headers, timeout=10)
+    with server.client(timeout_s=10) as client:
+        answer = client.get("/v1/models")
     if answer.status_code != 200:
-        raise ConfigError(f"{settings.url}/v1/models: HTTP {answer.status_code}; --api-key or --served-model-name?")
+        raise ConfigError(f"{server.url}/v1/models: HTTP {answer.status_code}; --api-key or --served-model-name?")
     models = answer.json()["data"]
     if not models:
-        raise ConfigError(f"{settings.url} lists no model: give --served-model-name")
+        raise ConfigError(f"{server.url} lists no model: give --served-model-name")
     return str(models[0]["id"])
 
 
-async def bench(settings: BenchSettings, target: Target, model: str) -> int:
+async def bench(settings: BenchSettings, url: str, target: Target, model: str) -> int:
     """Send the load, print the report; Ctrl-C ends the load and prints what there is."""
 
     def ended(run: Run, sample: Sample) -> None:
@@ -78,8 +81,8 @@ async def bench(settings: BenchSettings, target: Target, model: str) -> int:
     summary = summarize(generator.run, settings)
     print(render(summary, generator.run))
     if settings.json_file:
-        options = settings.model_dump(exclude={"api_key", "json_file"})
-        result = {"server": settings.url, "model": model, "options": options, "results": summary}
+        options = settings.model_dump(exclude={"url", "api_key", "data_dir", "json_file"})
+        result = {"server": url, "model": model, "options": options, "results": summary}
         Path(settings.json_file).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     return 0 if summary["completed"] and not summary["failed"] else 1
 

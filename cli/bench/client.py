@@ -55,16 +55,17 @@ class Target:
     path: str = "/v1/completions"
     tls: bool = False
     api_key: str = ""
+    trusted: ssl.SSLContext | None = None  # instead of the system's authorities
 
     @classmethod
-    def of(cls, url: str, path: str, api_key: str = "") -> Target:
+    def of(cls, url: str, path: str, api_key: str = "", trusted: ssl.SSLContext | None = None) -> Target:
         """Take `http[s]://host[:port][/prefix]` apart. Raises ValueError."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url!r} is not an http:// or https:// address")
         tls = parts.scheme == "https"
         prefix = parts.path.rstrip("/").removesuffix("/v1")
-        return cls(parts.hostname, parts.port or (443 if tls else 80), prefix + path, tls, api_key)
+        return cls(parts.hostname, parts.port or (443 if tls else 80), prefix + path, tls, api_key, trusted)
 
 
 class Connection:
@@ -73,7 +74,7 @@ class Connection:
 
     @classmethod
     async def open(cls, target: Target) -> Connection:
-        tls = ssl.create_default_context() if target.tls else None
+        tls = (target.trusted or ssl.create_default_context()) if target.tls else None
         reader, writer = await asyncio.open_connection(target.host, target.port, limit=LINE_LIMIT, ssl=tls)
         return cls(reader, writer, target)
 

@@ -6,14 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from common.settings import Options, Positive, Seconds
+from cli.reach import ClientOptions
+from common.settings import Positive, Seconds
 
 
-class BenchSettings(Options):
+class BenchSettings(ClientOptions):
     """`baton bench`: load for any OpenAI-compatible server, and what its clients saw."""
 
-    url: str = Field("http://127.0.0.1:8000", description="the server")
-    api_key: str = Field("", description="key to send")
     served_model_name: str = Field("", description="model to ask for; empty: the first that the server lists")
     endpoint: Literal["completions", "chat"] = Field("completions", description="which API")
     dataset_path: str = Field("", description="JSONL or ShareGPT-like JSON with prompts; empty: random ones")

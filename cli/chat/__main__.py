@@ -11,6 +11,7 @@ import httpx
 
 from cli.chat.settings import ChatSettings
 from cli.chat.turn import Turn
+from cli.reach import Gateway
 from common.settings import ConfigError, fail, load_settings
 
 SHOW_THOUGHTS = "/thoughts"
@@ -20,20 +21,20 @@ def main() -> int:
     """Entry point; returns the exit code."""
     try:
         settings = load_settings(ChatSettings, command="chat", arguments=sys.argv[1:])
-        return chat(settings, _tools(settings.tools))
+        gateway = settings.gateway()
+        return chat(settings, gateway, _tools(settings.tools))
     except (ConfigError, ValueError) as error:
         return fail(error)
     except httpx.HTTPError as error:
-        return fail(f"no answer from {settings.url}: {error}; is `baton up` running?")
+        return fail(gateway.silent(error))
 
 
-def chat(settings: ChatSettings, tools: list[Any]) -> int:
+def chat(settings: ChatSettings, gateway: Gateway, tools: list[Any]) -> int:
     """Read lines, stream answers, until the end of the input or an empty Ctrl-C."""
-    headers = {"authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
     history: list[dict[str, Any]] = [{"role": "system", "content": settings.system}] if settings.system else []
-    with httpx.Client(base_url=settings.url, headers=headers, timeout=httpx.Timeout(600, connect=5)) as client:
+    with gateway.client(timeout_s=600) as client:
         body = _asked(settings, tools, _model(client))
-        print(f"{body['model']} at {settings.url}. Empty line or Ctrl-D leaves.", file=sys.stderr)
+        print(f"{body['model']} at {gateway.url}. Empty line or Ctrl-D leaves.", file=sys.stderr)
         turn = Turn()
         while line := _line("you> "):
             if line == SHOW_THOUGHTS:

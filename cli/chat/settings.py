@@ -6,14 +6,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from common.settings import Options
+from cli.reach import ClientOptions
 
 
-class ChatSettings(Options):
+class ChatSettings(ClientOptions):
     """`baton chat`: talk to a gateway in the terminal."""
 
-    url: str = Field("http://127.0.0.1:8000", description="the gateway")
-    api_key: str = Field("", description="key to send")
     system: str = Field("", description="system message")
     max_tokens: Annotated[int, Field(ge=0)] = Field(0, description="longest answer; 0: what the context has room for")
     temperature: Annotated[float, Field(ge=0, le=2)] = Field(0.7, description="0: always the most likely token")

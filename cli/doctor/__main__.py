@@ -11,6 +11,7 @@ from dataclasses import asdict
 from cli.doctor import machine
 from cli.doctor.finding import Finding
 from cli.doctor.fleet import check_fleet
+from cli.doctor.running import running
 from cli.doctor.servers import check_nats, check_redis
 from cli.doctor.settings import DoctorSettings
 from common import bus, store
@@ -35,7 +36,8 @@ def main() -> int:
 
 
 async def examine(settings: DoctorSettings) -> list[Finding]:
-    findings = [*machine.python_and_packages(), *machine.limits(), *machine.port(settings.host, settings.port)]
+    findings, settings = await running(settings)
+    findings += [*machine.python_and_packages(), *machine.limits(), *machine.port(settings.host, settings.port)]
     findings += machine.model(settings.model)
     nats, redis = settings.nats(), settings.redis()
     findings += [finding async for finding in check_nats(nats.url, bus.identity_of(nats))]

@@ -6,14 +6,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from services.runtime.settings import NatsOptions
+from cli.reach import ClientOptions
 
 
-class TopSettings(NatsOptions):
+class TopSettings(ClientOptions):
     """`baton top`: workers and gateways, live in the terminal."""
 
-    url: str = Field("", description="a gateway whose /metrics to show; empty: none")
-    api_key: str = Field("", description="key to send: the admin key where there is one")
     interval_s: Annotated[float, Field(ge=0.1, le=60)] = Field(1.0, description="time between two pictures")
     once: bool = Field(False, description="print one table and end")
     print_json: bool = Field(False, description="print one JSON document and end")

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common.log import printable
-from common.messages import WorkerState
 
 COLUMNS = (  # title, key, width
     ("WORKER", "worker", 18),
@@ -35,39 +34,33 @@ METRICS = {
 }
 
 
-def worker_row(state: WorkerState, *, contested: bool = False) -> dict[str, Any]:
-    """One worker's figures: KV in blocks, rates per second, times in milliseconds."""
-    total = state.region.layout.num_blocks
+KEPT = ("model", "running", "waiting", "queued_tokens", "kv_blocks", "kv_used", "kv_held", "kv_free")
+
+
+def worker_row(worker: Mapping[str, Any]) -> dict[str, Any]:
+    """One worker of `/console/state`: KV in blocks, rates per second, times in milliseconds."""
     return {
-        "worker": state.worker,
-        "roles": ",".join(state.roles),
-        "status": CONTESTED if contested else state.status,
-        "model": state.model,
-        "running": state.running,
-        "waiting": state.waiting,
-        "queued_tokens": state.queued_tokens,
-        "kv_blocks": total,
-        "kv_used": max(0, total - state.free_blocks - state.held_blocks),
-        "kv_held": state.held_blocks,
-        "kv_free": state.free_blocks,
-        "prefill_tokens_per_s": state.prefill_tokens_per_s,
-        "decode_step_ms": state.decode_step_ms,
-        "link_gb_per_s": state.link_bytes_per_s / 1e9,
+        "worker": worker["id"],
+        "roles": ",".join(worker["roles"]),
+        "status": CONTESTED if worker.get("is_contested") else worker["status"],
+        **{name: worker[name] for name in KEPT},
+        "prefill_tokens_per_s": worker["prefill_tokens_per_s"],
+        "decode_step_ms": worker["decode_step_ms"],
+        "link_gb_per_s": worker["link_bytes_per_s"] / 1e9,
     }
 
 
 def picture(
     workers: Sequence[Mapping[str, Any]],
     gateways: Sequence[str],
-    metrics: Mapping[str, float] | None,
+    metrics: Mapping[str, float],
     *,
     columns: int,
     refused: str = "",
 ) -> list[str]:
     """The table's lines, none longer than `columns`. `refused`: why there are no metrics."""
     lines = [f"baton top   {len(workers)} workers   {len(gateways)} gateways: {', '.join(gateways) or 'none'}"]
-    if metrics is not None:
-        lines.append("gateway   " + ("   ".join(f"{name} {value:.0f}" for name, value in metrics.items()) or refused))
+    lines.append("gateway   " + ("   ".join(f"{name} {value:.0f}" for name, value in metrics.items()) or refused))
     longest = max((len(row["worker"]) for row in workers), default=0)
     widths = [max(COLUMNS[0][2], min(longest, MAX_NAME) + 2), *(width for _, _, width in COLUMNS[1:])]
     lines += ["", "".join(_cell(title, widths[at], at) for at, (title, _, _) in enumerate(COLUMNS))]

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from cli.reach import Gateway
 from cli.trace.settings import TraceSettings
 from cli.trace.view import table, waterfall
 from common.settings import ConfigError, fail, load_settings
@@ -20,7 +21,8 @@ def main() -> int:
     """Entry point; returns the exit code."""
     try:
         settings = load_settings(TraceSettings, command="trace", arguments=_named(sys.argv[1:]))
-        code = trace(settings)
+        gateway = settings.gateway(admin=True)
+        code = trace(settings, gateway)
         sys.stdout.flush()
         return code
     except (ConfigError, ValueError) as error:
@@ -29,13 +31,13 @@ def main() -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except httpx.HTTPError as error:
-        return fail(f"no answer from {settings.url}: {error}; is `baton up` running?")
+        return fail(gateway.silent(error))
 
 
-def trace(settings: TraceSettings) -> int:
+def trace(settings: TraceSettings, gateway: Gateway) -> int:
     """Print one request's waterfall (all choices of an answer), or without a request the lists to choose from."""
     path = f"/debug/requests/{settings.request}" if settings.request else "/debug/requests?limit=10"
-    told = _get(settings, path)
+    told = _get(gateway, path)
     if settings.print_json:
         print(json.dumps(told, indent=2))
         return 0
@@ -48,9 +50,8 @@ def trace(settings: TraceSettings) -> int:
     return 0
 
 
-def _get(settings: TraceSettings, path: str) -> Any:
-    headers = {"authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
-    with httpx.Client(base_url=settings.url, headers=headers, timeout=httpx.Timeout(10, connect=5)) as client:
+def _get(gateway: Gateway, path: str) -> Any:
+    with gateway.client(timeout_s=10) as client:
         response = client.get(path)
     if response.status_code == 200:
         return response.json()
@@ -58,7 +59,7 @@ def _get(settings: TraceSettings, path: str) -> Any:
         message = str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
         message = f"status {response.status_code}"
-    raise ConfigError(f"{settings.url}: {message}")
+    raise ConfigError(f"{gateway.url}: {message}")
 
 
 def _named(arguments: Sequence[str]) -> list[str]:

@@ -6,14 +6,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from common.settings import Options
+from cli.reach import ClientOptions
 
 
-class TraceSettings(Options):
+class TraceSettings(ClientOptions):
     """`baton trace [REQUEST]`: where the time of a recent request went."""
 
-    url: str = Field("http://127.0.0.1:8000", description="the gateway that served it")
-    api_key: str = Field("", description="key to send: the admin key where there is one")
     request: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{0,200}$")] = Field(
         "", description="id of an answer or of one of its choices; empty: list the running, slowest and latest requests"
     )

@@ -62,6 +62,10 @@ class FleetControl:
         """The live workers, by name."""
         return [state for _, state in sorted(self._peers.states.items())]
 
+    def contested(self) -> frozenset[str]:
+        """Names that two workers have."""
+        return frozenset(self._peers.contested)
+
     def gateways(self) -> list[GatewayState]:
         """The live gateways, this one too, by name."""
         return self._gateways.states()

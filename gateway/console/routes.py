@@ -141,6 +141,7 @@ class ConsoleRoutes:
         facts, models = self._facts, self._facts.catalogue.all()
         asked = await asyncio.gather(self._own_part(), self._control.ask())
         parts = {facts.gateway_id: asked[0]} | asked[1]
+        contested = self._control.contested()
         heard = [gateway_json(gateway) for gateway in self._control.gateways()]
         return {
             "gateway": facts.gateway_id,
@@ -152,7 +153,9 @@ class ConsoleRoutes:
             "not_ready": self._generations.not_ready_reason,
             "time_unix": round(time.time(), 3),
             "levels": asdict(facts.levels),
-            "workers": [worker_json(worker) for worker in self._control.workers()],
+            "workers": [
+                worker_json(worker) | {"is_contested": worker.worker in contested} for worker in self._control.workers()
+            ],
             "gateways": [one | {"in_flight": parts.get(one["id"], {}).get("in_flight")} for one in heard],
             **merged(parts),
         }

@@ -33,14 +33,18 @@ class Reach:
     def servers(self) -> list[Server]:
         return [server for server in (self.nats, self.redis) if server is not None]
 
-    def variables(self, user: str) -> dict[str, str]:
+    def settings(self, user: str) -> dict[str, str]:
         """A service's addresses and credentials, where they differ from the settings."""
         found: dict[str, str] = {}
         for server, file in ((self.nats, self.users.nats_file(user)), (self.redis, self.users.redis_file(user))):
             if server is not None:
-                found[f"{PREFIX}{server.name.upper()}_URL"] = server.address
-                found[f"{PREFIX}{server.name.upper()}_CREDENTIALS"] = str(file)
+                found[f"{server.name}_url"] = server.address
+                found[f"{server.name}_credentials"] = str(file)
         return found
+
+    def variables(self, user: str) -> dict[str, str]:
+        """The same as environment."""
+        return {f"{PREFIX}{name.upper()}": value for name, value in self.settings(user).items()}
 
 
 async def start_servers(

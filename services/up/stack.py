@@ -22,6 +22,7 @@ from services.planner.settings import PlannerSettings
 from services.runtime.names import TAG, made_up, made_up_tag
 from services.runtime.permissions import WORKERS, Member, Role
 from services.runtime.servers import Server, port_is_free
+from services.up.announcement import announce
 from services.up.child import Child, describe_exit, last_lines
 from services.up.servers import Reach, start_servers
 from services.up.settings import UpSettings
@@ -43,6 +44,7 @@ class Stack:
         self._settings = settings
         self._say = say
         self._held = contextlib.AsyncExitStack()
+        self._found = contextlib.ExitStack()  # tools find this stack while it is open
         self._servers: list[Server] = []
         self._children: list[Child] = []
         self._data = settings.data_dir.resolve()
@@ -64,6 +66,7 @@ class Stack:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._found.close()
         if self._children:
             self._say("stopping: finishing what runs … (Ctrl-C again stops at once)")
         gateways = [child for child in self._children if child.service == "gateway"]
@@ -94,6 +97,7 @@ class Stack:
             await child.start()
         await self._until_ready(stopping)
         if not stopping.is_set():
+            announce(self._found, self._settings, reach, url=self.url, data=self._data)
             self._say(_welcome(self._settings, self.url, self._logs, seconds=time.monotonic() - began))
 
     async def watch(self, stopping: asyncio.Event) -> None:

@@ -105,9 +105,8 @@ async def test_an_interrupted_bench_prints_what_there_is(cluster: Cluster, tmp_p
 
 
 async def test_top_shows_every_worker_and_the_gateway(cluster: Cluster) -> None:
-    """With an observer's user, who may do nothing else; below with the admin's."""
-    observer = ("--nats-url", cluster.nats.address, "--nats-credentials", str(cluster.users.nats_file("observer")))
-    code, out, err = await output("top", *observer, "--url", cluster.url, "--api-key", ADMIN_KEY, "--json")
+    asked = ("--url", cluster.url, "--api-key", ADMIN_KEY)
+    code, out, err = await output("top", *asked, "--json")
     assert code == 0, err
     found = json.loads(out)
     assert [(row["worker"], row["roles"]) for row in found["workers"]] == [
@@ -117,16 +116,16 @@ async def test_top_shows_every_worker_and_the_gateway(cluster: Cluster) -> None:
     assert all(row["kv_used"] + row["kv_held"] + row["kv_free"] == row["kv_blocks"] > 0 for row in found["workers"])
     assert len(found["gateways"]) == 1
     assert found["metrics"]["running"] == 0
-    code, out, err = await output("top", "--nats-url", cluster.nats.url, "--once")
+    code, out, err = await output("top", *asked, "--once")
     assert code == 0, err
     assert "prefill-0" in out
     assert "1 gateways" in out
 
 
 async def test_what_tells_of_everybody_needs_the_admin_key_and_says_so(cluster: Cluster) -> None:
-    code, out, err = await output("top", "--nats-url", cluster.nats.url, "--url", cluster.url, "--once")
-    assert code == 0, err
-    assert "a key is needed: --api-key" in out
+    code, _, err = await output("top", "--url", cluster.url, "--once")
+    assert code == 2
+    assert "a key is needed: --api-key" in err
     code, _, err = await output("trace", "--url", cluster.url)
     assert code == 2
     assert "a valid admin key is needed" in err
@@ -138,7 +137,7 @@ async def test_what_tells_of_everybody_needs_the_admin_key_and_says_so(cluster: 
 async def test_top_lives_in_a_terminal_until_q(cluster: Cluster) -> None:
     master, slave = pty.openpty()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "cli.top", "--nats-url", cluster.nats.url, "--interval-s", "0.1"),
+        *(sys.executable, "-m", "cli.top", "--url", cluster.url, "--api-key", ADMIN_KEY, "--interval-s", "0.1"),
         cwd=ROOT,
         env=ENVIRONMENT,
         stdin=slave,
@@ -154,8 +153,8 @@ async def test_top_lives_in_a_terminal_until_q(cluster: Cluster) -> None:
     os.close(master)
 
 
-async def test_top_without_nats_says_so() -> None:
-    code, _, err = await output("top", "--nats-url", "nats://127.0.0.1:1", "--once")
+async def test_top_without_a_gateway_says_so() -> None:
+    code, _, err = await output("top", "--url", "http://127.0.0.1:1", "--once")
     assert code == 2
     assert "baton:" in err
     assert "Traceback" not in err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -17,6 +18,7 @@ import httpx
 import psutil
 import pytest
 
+from services.runtime.running import FILE
 from services.runtime.servers import free_port, run_nats, run_redis
 from tests.models import build_tiny_model
 
@@ -77,6 +79,13 @@ async def ask(url: str, lines: str) -> str:
     return printed.decode(errors="replace")
 
 
+def commands_of_the_readme() -> list[str]:
+    """What the README tells a newcomer to type beside `make up`."""
+    made, typed = re.findall(r"^```\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)[:2]
+    assert made == "make up\n"
+    return str(typed).replace("\\\n", "").strip().splitlines()
+
+
 Start = Callable[..., contextlib.AbstractAsyncContextManager[Up]]
 
 
@@ -111,7 +120,9 @@ def start(model: Path, tmp_path: Path) -> Start:
     return start
 
 
-async def test_the_curl_line_works_a_dead_worker_comes_back_and_ctrl_c_leaves_nothing(start: Start) -> None:
+async def test_the_curl_line_works_a_dead_worker_comes_back_and_ctrl_c_leaves_nothing(
+    start: Start, tmp_path: Path
+) -> None:
     async with start("--decode", "2") as up:
         await up.says(f"Baton serves tiny at {up.url}")
         curl = shlex.split(await up.says("curl"))
@@ -130,6 +141,37 @@ async def test_the_curl_line_works_a_dead_worker_comes_back_and_ctrl_c_leaves_no
         code, rest = await up.ends()
         assert (code, rest[-1]) == (0, "stopped")
         assert await all_gone(family) == []
+        assert not (tmp_path / "data" / FILE).exists()
+
+
+async def test_what_the_readme_tells_a_newcomer_to_type_works(start: Start, tmp_path: Path) -> None:
+    """Word for word but for the port; load and answers are short, by variables."""
+    short = {"BATON_DATA_DIR": str(tmp_path / "data"), "BATON_NUM_PROMPTS": "3", "BATON_MAX_TOKENS": "4"}
+
+    async def typed(line: str) -> tuple[str, str]:
+        process = await asyncio.create_subprocess_shell(
+            line.replace("http://127.0.0.1:8000", up.url),
+            cwd=ROOT,
+            env=os.environ | short,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        printed, _ = await asyncio.wait_for(process.communicate(b"Hello!\n"), PATIENCE_S)
+        assert process.returncode == 0, (line, printed)
+        return line.split()[1] if line.startswith("./baton") else "curl", printed.decode()
+
+    async with start("--model", "demo", "--fake", "--fake-step-ms", "0.1") as up:
+        await up.says("Baton serves demo")
+        assert (tmp_path / "data" / FILE).stat().st_mode & 0o777 == 0o600
+        said = dict(await asyncio.gather(*map(typed, commands_of_the_readme())))
+    assert said.keys() == {"chat", "curl", "top", "trace", "bench", "doctor"}
+    assert f"demo at {up.url}" in said["chat"]
+    assert '"completion_tokens"' in said["curl"]
+    assert "prefill-0" in said["top"]
+    assert "slowest:" in said["trace"]
+    assert "TTFT" in said["bench"]
+    assert f"{up.url} (`baton up` in {tmp_path / 'data'}) is ready" in said["doctor"]
 
 
 async def test_stopping_while_starting_leaves_nothing(start: Start) -> None:

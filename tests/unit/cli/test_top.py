@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from cli.top.view import parse_metrics, picture, worker_row
+from gateway.console.state import worker_json
 from tests.fakes.workers import a_worker
 
 ROW = {
@@ -29,16 +32,17 @@ def test_the_picture_fits_the_terminal() -> None:
 
 
 def test_columns_line_up_and_unmeasured_rates_are_dashes() -> None:
-    title, row = picture([ROW], [], None, columns=500)[-2:]
+    title, row = picture([ROW], [], {}, columns=500)[-2:]
     assert row.split()[:3] == ["a-worker-with-a-very-long-name", "prefill,decode", "ready"]
     assert row.split()[3:] == ["3", "2", "4096", "10", "1", "5", "51234", "-", "351.2"]
     assert len(title) == len(row)
 
 
 def test_a_name_that_two_processes_have_is_shown() -> None:
-    assert worker_row(a_worker("d0", "decode"))["status"] == "ready"
-    row = worker_row(a_worker("d0", "decode"), contested=True)
-    assert "d0                decode         2 have it " in picture([row], [], None, columns=500)[-1]
+    told: dict[str, Any] = worker_json(a_worker("d0", "decode"))
+    assert worker_row(told)["status"] == "ready"
+    row = worker_row(told | {"is_contested": True})
+    assert "d0                decode         2 have it " in picture([row], [], {}, columns=500)[-1]
 
 
 def test_nothing_heard_is_said() -> None:

@@ -26,6 +26,6 @@ def test_text_stays_what_it_is(text: str) -> None:
 
 
 def test_top_shows_a_hostile_name_as_text() -> None:
-    shown = "\n".join(picture([], [HOSTILE], None, columns=200))
+    shown = "\n".join(picture([], [HOSTILE], {}, columns=200))
     assert "\x1b" not in shown
     assert "\x9b" not in shown
