@@ -12,6 +12,8 @@ JOBS_STREAM = "BATON_JOBS"  # work queue in memory: jobs admitted and not yet se
 DEAD_STREAM = "BATON_DEAD"  # dead letters: abandoned jobs and unreadable messages
 BATCH_STREAM = "BATON_BATCH"  # Batch API on disk: files, batches, results, one message a subject
 BATCH_WORK_STREAM = "BATON_BATCH_WORK"  # work queue on disk: lines to run, and batches to look after
+KEYS_STREAM = "BATON_KEYS"  # on disk, the gateways' own: keys and tenants made at run time, one message
+USAGE_STREAM = "BATON_USAGE"  # on disk, the gateways' own: what each key used, one message a day and gateway's life
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
@@ -138,6 +140,14 @@ def batch_line(batch: str, line: int | str) -> str:
 def batch_step(batch: str) -> str:
     """Work queue: an unfinished batch; it comes again until it is over."""
     return f"baton.batchwork.step.{batch}"
+
+
+KEYS = "baton.keys.register"  # JetStream: `gateway.tenants.register.Register`
+
+
+def usage(day: int | str, gateway_id: str, incarnation: int | str) -> str:
+    """JetStream: what each key used at a gateway on a day since 1970 (`gateway.tenants.usage.UsageRecord`)."""
+    return f"baton.usage.{day}.{_speaker(gateway_id)}.{incarnation}"
 
 
 def _speaker(name: str) -> str:

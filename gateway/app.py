@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -40,10 +41,12 @@ from gateway.observe.request_metrics import RequestMetrics
 from gateway.observe.spans import TraceRequests
 from gateway.observe.tenant_metrics import TenantLabels, TenantMetrics
 from gateway.request.spec import Generations
+from gateway.routes.keys import KeyRoutes, count_usage
 from gateway.routes.operator import OperatorRoutes
 from gateway.routes.serving import ServingRoutes
 from gateway.routes.text import TextRoutes
 from gateway.tenants.budgets import Budgets, LocalBudgets
+from gateway.tenants.kept import KeptKeys
 from gateway.tenants.tenants import Tenants
 
 OPENAPI_PATH = "/openapi.json"
@@ -76,13 +79,14 @@ def create_app(
     budgets: Budgets | None = None,
     control: FleetControl | None = None,
     batches: MakeBatches | None = None,
+    keys: KeptKeys | None = None,
     dialects: Sequence[Dialect] = DIALECTS,
 ) -> FastAPI:
     """Build the application. It owns no connection: start and stop `generations` around it.
 
     `catalogue` has at least one model. `budgets` are counted in this process by default. `registry` takes the metrics of
     `/metrics`. Other gateways are asked, and answered, through `control`; without it there is no console. `batches` makes the
-    Batch API's routes; without it there are none.
+    Batch API's routes; without it there are none. `keys` are those made at run time; without them nobody makes any.
     """
     table = DialectTable(dialects)
     budgets = budgets or LocalBudgets()
@@ -104,6 +108,9 @@ def create_app(
     ]
     if batches is not None:
         routes.append(batches(answers, table, metrics).routes)
+    if keys is not None:
+        routes.append(KeyRoutes(keys, settings.tenants).routes)
+        generations.timelines.on_end(partial(count_usage, keys.usage))
     if control is not None:
         console = ConsoleRoutes(control, generations, tenant_metrics, _facts(catalogue, settings))
         routes += [console.routes] if settings.console else []

@@ -11,6 +11,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -143,7 +144,8 @@ class KeyCheck:
         if is_open(path):
             return tenants.default
         if is_under(path, ADMIN_PATHS) or (tenants.keys.has_admin and is_under(path, OPERATOR_PATHS)):
-            return tenants.default if tenants.keys.is_admin(key) else None
+            admin = tenants.keys.admin_of(key)
+            return replace(tenants.default, key=admin) if admin else None
         return tenants.default if tenants.open_to_all else tenants.keys.tenant_of(key)
 
 

@@ -140,7 +140,7 @@ def timeline_of(spec: GenerationSpec, submitted_at: float) -> Timeline:
         submitted_at=submitted_at,
         prompt_tokens=len(spec.token_ids),
         traceparent=spec.traceparent,
-        tenant=spec.tenant.name,
+        asker=spec.tenant,
         model=spec.model,
         patient=spec.priority < 0,
     )

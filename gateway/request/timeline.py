@@ -20,6 +20,7 @@ from common.errors import ServingError
 from common.messages import Imported, Job, Settle, Tokens
 from common.words import Finish
 from gateway.request.placement import Placement
+from gateway.tenants.tenants import NOBODY, Tenant
 
 MAX_ATTEMPTS = 32  # attempts in one timeline
 MAX_FRAMES = 2048  # arrivals kept of one request, 6 bytes each
@@ -92,7 +93,7 @@ class Timeline:
     submitted_at: float  # when it was ready for admission
     prompt_tokens: int
     traceparent: str = ""  # the HTTP request's span, or the client's
-    tenant: str = ""
+    asker: Tenant = NOBODY
     model: str = ""  # name in the API
     patient: bool = False  # lowest tier: no service level is promised
     waited_ms: float = 0.0  # wait for admission
@@ -111,6 +112,10 @@ class Timeline:
     phases: dict[str, float] = field(default_factory=dict)  # see `Generation.timings`; shared with the generation
     frame_ms: array[float] = field(default_factory=lambda: array("f"))  # since receipt
     frame_tokens: array[int] = field(default_factory=lambda: array("H"))
+
+    @property
+    def tenant(self) -> str:
+        return self.asker.name
 
     @property
     def attempt(self) -> AttemptLine | None:
@@ -193,6 +198,7 @@ class Timeline:
             "request_id": self.request_id,
             "trace_id": self.traceparent[3:35],
             "tenant": self.tenant,
+            "key": self.asker.key,
             "model": self.model,
             "received_unix": round(self.received_unix, 3),
             "received_at": round(self.received_at, 6),

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import secrets
+import time
 import tomllib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.settings import ConfigError
 from gateway.tenants.budgets import UNLIMITED, Limits
+from gateway.tenants.register import NOTHING, MadeKey, MadeTenant, Register
 
 DEFAULT = "default"
 # Routes without a key ("/" shows no data), with the admin key, and with it if there is one.
@@ -40,6 +43,7 @@ class Tenant:
     max_priority: int = 100
     limits: Limits = UNLIMITED
     cache_salt: str = ""  # tenants with different ones never share KV
+    key: str = field(default="", compare=False)  # id of the key that it came with
 
     def salt(self, asked: str) -> str:
         """The salt of block hashes, from the tenant's and the client's own. No client can ask for another tenant's."""
@@ -50,35 +54,58 @@ class Tenant:
 
 
 ANYBODY = Tenant()
+NOBODY = Tenant(name="")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownKey:
+    """A key that is valid until `ends_at`, unix seconds. `tenant` None: an admin's."""
+
+    id: str
+    digest: bytes
+    tenant: Tenant | None
+    ends_at: float = math.inf
+
+    @classmethod
+    def of_file(cls, digest: bytes, tenant: Tenant | None) -> KnownKey:
+        """A key of the file, or of an option, named by the beginning of its hash."""
+        name = f"file_{digest.hex()[:8]}"
+        return cls(id=name, digest=digest, tenant=None if tenant is None else replace(tenant, key=name))
 
 
 class Keys:
-    """Hashes of keys, and whose they are."""
+    """Hashes of keys, and whose they are. Finding a hash tells nothing of a key: nobody can choose its bytes one by one."""
 
-    def __init__(self, known: Iterable[tuple[bytes, Tenant]], *, admin: Iterable[bytes] = ()) -> None:
-        self._known = list(known)
-        self._admin = list(admin)
+    def __init__(self, known: Iterable[KnownKey]) -> None:
+        self._known = {key.digest: key for key in known}
+        self._num_tenants = sum(key.tenant is not None for key in self._known.values())
+        self.has_admin = self._num_tenants < len(self._known)
 
     def __len__(self) -> int:
-        return len(self._known)
-
-    @property
-    def has_admin(self) -> bool:
-        return bool(self._admin)
+        return self._num_tenants
 
     def tenant_of(self, key: str) -> Tenant | None:
-        digest = hash_key(key)
-        matches = [hmac.compare_digest(digest, known) for known, _ in self._known]  # compare with all: constant time
-        return self._known[matches.index(True)][1] if any(matches) else None
+        known = self._valid(key)
+        return None if known is None else known.tenant
+
+    def admin_of(self, key: str) -> str:
+        """The id of an admin's key; "" for others."""
+        known = self._valid(key)
+        return known.id if known is not None and known.tenant is None else ""
 
     def is_admin(self, key: str) -> bool:
+        return bool(self.admin_of(key))
+
+    def _valid(self, key: str) -> KnownKey | None:
         digest = hash_key(key)
-        matches = [hmac.compare_digest(digest, known) for known in self._admin]
-        return any(matches)
+        known = self._known.get(digest)
+        if known is None or not hmac.compare_digest(digest, known.digest) or known.ends_at <= time.time():
+            return None
+        return known
 
 
 class Tenants:
-    """The tenants now; `reload` reads their file again."""
+    """The tenants now: of the file, which `reload` reads again, and those made at run time, which `apply` takes."""
 
     def __init__(
         self, *, api_keys: Sequence[str] = (), admin_key: str = "", path: Path | None = None, needs_keys: bool = False
@@ -87,25 +114,53 @@ class Tenants:
         self._api_keys = api_keys
         self._admin_key = admin_key
         self._path = path
+        self._file = _File()
+        self._register: Register | None = NOTHING
         self.reload()
 
     def reload(self) -> None:
         """Read the file again; it holds for open connections, too. Raises ConfigError, and changes nothing then."""
         file = _read(self._path) if self._path else _File()
-        named = {name: entry.tenant(name) for name, entry in file.tenants.items()}
-        anybody = named.get(DEFAULT, Tenant(queue_share=0.5 if named else 1.0))
-        known = [(hash_key(key), anybody) for key in self._api_keys]
-        known += [(digest, named[name]) for name, entry in file.tenants.items() for digest in entry.hashes()]
+        digests = [digest for digest, _ in self._digests(file)]
+        _check_keys(digests, self._path)
+        if self._needs_keys and not digests:
+            raise ConfigError(f"--tenants {self._path}: has no key, and --host is not loopback: `baton keys new`")
+        self._file = file
+        self._build()
+
+    def apply(self, register: Register | None) -> None:
+        """Take the keys and tenants made at run time; None: they could not be read yet."""
+        self._register = register
+        self._build()
+
+    def _build(self) -> None:
+        """What the file says goes before what was made."""
+        file, register = self._file, self._register or NOTHING
+        named = {name: _made(name, entry) for name, entry in register.tenants.items()}
+        named |= {name: entry.tenant(name) for name, entry in file.tenants.items()}
+        self.default = named.get(DEFAULT, Tenant(queue_share=0.5 if named else 1.0))
+        self._named = named | {DEFAULT: self.default}
+        self.from_file = [
+            KnownKey.of_file(digest, self._named[name] if name else None) for digest, name in self._digests(file)
+        ]
+        made = [self._known(key) for key in register.keys.values() if key.is_admin or key.tenant in self._named]
+        self.keys = Keys([*made, *self.from_file])
+        self.names = sorted({DEFAULT, *named})
+        self.names_of_file = frozenset(file.tenants)
+        self.limits = {name: tenant.limits for name, tenant in named.items() if tenant.limits != UNLIMITED}
+
+    def _digests(self, file: _File) -> list[tuple[bytes, str]]:
+        """Keys of the file and of options, with their tenants; "" is the admin."""
+        users = [(hash_key(key), DEFAULT) for key in self._api_keys]
+        users += [(digest, name) for name, entry in file.tenants.items() for digest in entry.hashes()]
         admin = [bytes.fromhex(digest) for digest in file.admin_keys_sha256]
         admin += [hash_key(self._admin_key)] if self._admin_key else []
-        _check_keys([digest for digest, _ in known] + admin, self._path)
-        if self._needs_keys and not known:
-            raise ConfigError(f"--tenants {self._path}: has no key, and --host is not loopback: `baton keys new`")
-        self.keys = Keys(known, admin=admin)
-        self.default = anybody
-        self.names = sorted({DEFAULT, *named})
-        self.limits = {name: tenant.limits for name, tenant in named.items() if tenant.limits != UNLIMITED}
-        self._named = named | {DEFAULT: anybody}
+        return users + [(digest, "") for digest in admin]
+
+    def _known(self, key: MadeKey) -> KnownKey:
+        tenant = None if key.is_admin else replace(self._named[key.tenant], key=key.id)
+        ends_at = key.revoked_at or key.expires_at or math.inf
+        return KnownKey(id=key.id, digest=key.digest, tenant=tenant, ends_at=ends_at)
 
     def named(self, name: str) -> Tenant | None:
         """The tenant of this name now: its work may outlive its keys."""
@@ -113,7 +168,22 @@ class Tenants:
 
     @property
     def open_to_all(self) -> bool:
-        return not len(self.keys)
+        """Whether no key is asked for: there never was one. An admin may have made some that are not read yet."""
+        register = self._register
+        is_closed = self.keys.has_admin if register is None else register.closed
+        return not len(self.keys) and not is_closed and not self._needs_keys
+
+
+def _made(name: str, made: MadeTenant) -> Tenant:
+    own = "" if name == DEFAULT else name
+    return Tenant(
+        name=name,
+        weight=made.weight,
+        queue_share=made.queue_share,
+        max_priority=made.max_priority,
+        limits=made.limits,
+        cache_salt=own if made.cache_salt is None else made.cache_salt,
+    )
 
 
 def is_under(path: str, roots: tuple[str, ...]) -> bool:

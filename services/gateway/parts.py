@@ -24,6 +24,7 @@ from gateway.lifecycle.requests import Requests
 from gateway.placement.enrolment import Enrolment
 from gateway.placement.ledger import Ledger
 from gateway.tenants.budgets import SharedBudgets
+from gateway.tenants.kept import KeptKeys
 from gateway.tenants.tenants import Tenants
 from services.gateway.settings import GatewaySettings
 from services.runtime.names import ANSWER_S, Name, held, made_up, new_incarnation
@@ -38,6 +39,7 @@ class Parts:
     tenants: Tenants
     requests: Requests
     budgets: SharedBudgets
+    keys: KeptKeys
     control: FleetControl
     batches: Batches | None
     tracer: Tracer
@@ -78,13 +80,15 @@ async def started(
         control = FleetControl(bus, peers, gateway_id=gateway_id)
         await control.start()
         budgets = SharedBudgets(store)
+        keys = KeptKeys(settings.nats(), tenants, gateway_id=gateway_id, incarnation=incarnation)
         try:
-            async with budgets.renewing():
+            async with budgets.renewing(), keys.following():
                 yield Parts(
                     gateway_id=gateway_id,
                     tenants=tenants,
                     requests=requests,
                     budgets=budgets,
+                    keys=keys,
                     control=control,
                     batches=_batches(settings, tenants, tracer) if settings.batch_store_mb else None,
                     tracer=tracer,
@@ -127,6 +131,7 @@ def app_of(parts: Parts, settings: GatewaySettings) -> FastAPI:
         ),
         tracer=parts.tracer,
         control=parts.control,
+        keys=parts.keys,
         batches=parts.batches.connect if parts.batches is not None else None,
     )
 

@@ -181,6 +181,8 @@ def _gateway(gateway: str, inbox: str) -> Permissions:
             # Bury jobs that were delivered too often; delete cancelled ones.
             *(f"{api}.MSG.{verb}.{jobs}" for verb in ("GET", "DELETE")),
             *_BATCHES,
+            *_KEYS,
+            subjects.usage(subjects.ANY, gateway, subjects.ANY),
         ),
         subscribe=(
             inbox,
@@ -208,6 +210,16 @@ _BATCHES = (
     *(f"$JS.API.CONSUMER.CREATE.{_WORK}.{kind}.baton.batchwork.{kind}.>" for kind in ("line", "step")),
     *(f"$JS.API.CONSUMER.MSG.NEXT.{_WORK}.{kind}" for kind in ("line", "step")),
     f"$JS.ACK.{_WORK}.>",
+)
+
+# Keys made at run time, and what each key used: any gateway may make and revoke, as its administrators may there.
+_KEYS = (
+    subjects.KEYS,
+    *(
+        f"$JS.API.STREAM.{verb}.{stream}"
+        for verb in ("CREATE", "MSG.GET")
+        for stream in (subjects.KEYS_STREAM, subjects.USAGE_STREAM)
+    ),
 )
 
 

@@ -40,6 +40,9 @@ MUST_NOT_PUBLISH = {
         f"$JS.API.CONSUMER.MSG.NEXT.{JOBS}.worker-prefill-0",
         f"$JS.ACK.{JOBS}.worker-prefill-0.1.1.1.1.1",
         "_INBOX.gateway-0.forged",
+        "baton.keys.register",
+        "$JS.API.STREAM.MSG.GET.BATON_KEYS",
+        "baton.usage.1.gateway-0.1",
     ],
     "prefill-0": [
         "baton.jobs.decode-0",
@@ -63,6 +66,8 @@ MUST_NOT_PUBLISH = {
         f"$JS.API.STREAM.PURGE.{JOBS}",
         f"$JS.API.CONSUMER.CREATE.{JOBS}.mine.baton.jobs.prefill-0",
         "_INBOX.prefill-0.forged",
+        "baton.usage.1.gateway-1.1",
+        "$JS.API.STREAM.DELETE.BATON_KEYS",
     ],
     "planner": [
         "baton.jobs.prefill-0",
@@ -77,6 +82,7 @@ MUST_NOT_PUBLISH = {
     "observer": [
         "baton.jobs.prefill-0",
         "baton.worker.prefill-0",
+        "$JS.API.STREAM.MSG.GET.BATON_KEYS",
         "baton.order.prefill-0.observer",
         "baton.planner",
         "baton.gateway.gateway-0",

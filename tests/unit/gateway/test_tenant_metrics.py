@@ -12,6 +12,7 @@ from gateway.observe.tenant_metrics import MAX_TENANTS, OTHERS, TenantLabels, Te
 from gateway.request.spec import Load
 from gateway.request.timeline import AttemptLine, Timeline
 from gateway.tenants.budgets import Limits, LocalBudgets
+from gateway.tenants.tenants import Tenant
 from tests.fakes.workers import a_worker
 
 PREFILL = a_worker("p", "prefill", prefill_tokens_per_s=1000.0, decode_step_ms=0.0)
@@ -29,7 +30,7 @@ def attempt(number: int = 1, *, prompt: int = 100, cached: int = 40, tokens: int
 
 
 def ended(*attempts: AttemptLine, tenant: str = "acme") -> Timeline:
-    line = Timeline(request_id="r-0", received_at=0.0, submitted_at=0.0, prompt_tokens=100, tenant=tenant)
+    line = Timeline(request_id="r-0", received_at=0.0, submitted_at=0.0, prompt_tokens=100, asker=Tenant(name=tenant))
     for one in attempts:
         line.began(one)
     line.first_token_at, line.cached_tokens, line.completion_tokens = 1.0, 40, 11

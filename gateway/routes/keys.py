@@ -1,0 +1,248 @@
+"""Administrators' routes: make and revoke keys, make tenants and set their limits, see what keys used.
+
+Each asks for an admin key. A key is shown by the answer that made it, and nowhere again.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from typing import Annotated, Any
+
+from fastapi import Request, Response
+from pydantic import Field, StrictBool, StrictInt, StrictStr
+
+from common.errors import InvalidRequestError
+from gateway.http.api import JSON, ApiPart, fields, get, path_parameters, post
+from gateway.http.body import BodyLimits, read_body
+from gateway.http.fields import Number, StrictFields, parse_body
+from gateway.http.problem import ConflictError, NotKeptError
+from gateway.http.request_scope import request_scope
+from gateway.http.responses import json_response
+from gateway.http.routing import Routes
+from gateway.request.timeline import Timeline
+from gateway.tenants.kept import KeptKeys
+from gateway.tenants.register import (
+    Change,
+    KeyConflictError,
+    MadeKey,
+    MadeTenant,
+    Register,
+    UnknownKeyError,
+    is_key_id,
+    new_key_id,
+)
+from gateway.tenants.tenants import DEFAULT, TENANT_NAME, Tenant, Tenants, hash_key, new_key
+from gateway.tenants.usage import MAX_HOURS, Usage, usage_json
+
+audit = logging.getLogger("baton.audit")
+
+BODY_LIMITS = BodyLimits(max_bytes=4096, timeout_s=5.0)
+DAY_S = 86_400
+_KEYS, _REVOKE, _TENANTS = "/admin/keys", "/admin/keys/{key_id}/revoke", "/admin/tenants"
+_TENANT, _USAGE = "/admin/tenants/{name}", "/admin/usage"
+_LIMIT = Annotated[StrictInt, Field(ge=0, le=10**12)]
+
+
+class NewKey(StrictFields):
+    """A key of a tenant, or an administrator's."""
+
+    tenant: Annotated[StrictStr, Field(pattern=TENANT_NAME)] = DEFAULT
+    name: Annotated[StrictStr, Field(max_length=64)] = ""
+    admin: StrictBool = False
+    expires_in_days: Annotated[Number, Field(gt=0, le=3650)] | None = None
+
+
+class TenantOptions(StrictFields):
+    """What a tenant may have; 0 is no limit. The whole of it: what is left out is as by default."""
+
+    weight: Annotated[Number, Field(gt=0, le=1000)] = 1.0
+    queue_share: Annotated[Number, Field(gt=0, le=1)] = 0.5
+    max_priority: Annotated[StrictInt, Field(ge=-100, le=100)] = 0
+    requests_per_minute: _LIMIT = 0
+    tokens_per_minute: _LIMIT = 0
+    max_concurrent: Annotated[StrictInt, Field(ge=0, le=10_000)] = 0
+    cache_salt: Annotated[StrictStr, Field(max_length=256)] | None = None
+
+
+class KeyRoutes:
+    """Keys and tenants, made through any gateway and valid at all of them."""
+
+    def __init__(self, kept: KeptKeys, tenants: Tenants) -> None:
+        self._kept = kept
+        self._tenants = tenants
+        self.routes = Routes(
+            gets={_KEYS: self.keys, _TENANTS: self.all_tenants, _USAGE: self.usage},
+            posts={_KEYS: self.create, _REVOKE: self.revoke, _TENANT: self.set_tenant},
+            deletes={_TENANT: self.delete_tenant},
+            api=_api(),
+        )
+
+    async def keys(self, request: Request) -> Response:
+        """All keys, none of them in plain text: those made here with their id, those of the file by their hash's first digits."""
+        now = time.time()
+        made = sorted(self._kept.register.keys.values(), key=lambda key: (key.created_at, key.id), reverse=True)
+        of_file = [
+            {
+                "id": key.id,
+                "name": "",
+                "tenant": key.tenant.name if key.tenant else None,
+                "admin": key.tenant is None,
+                "state": "active",
+                "source": "file",
+                **dict.fromkeys(("created_at", "expires_at", "revoked_at", "created_by", "revoked_by")),
+            }
+            for key in self._tenants.from_file
+        ]
+        return json_response(
+            {
+                "keys": [key.as_json(now) for key in made] + of_file,
+                "your_key": request_scope(request.scope).tenant.key,
+                "open_to_all": self._tenants.open_to_all,
+            }
+        )
+
+    async def create(self, request: Request) -> Response:
+        """The only answer that has the key itself."""
+        body = parse_body(await read_body(request, BODY_LIMITS), NewKey)
+        if not body.admin and self._tenants.named(body.tenant) is None:
+            message = f"tenant: there is no {body.tenant!r}: make it first, POST /admin/tenants/{body.tenant}"
+            raise InvalidRequestError(message, param="tenant")
+        if re.search(r"[\x00-\x1f\x7f]", body.name):
+            raise InvalidRequestError("name: control characters are not allowed", param="name")
+        now, plain = time.time(), new_key()
+        key = MadeKey(
+            id=new_key_id(),
+            digest=hash_key(plain),
+            tenant="" if body.admin else body.tenant,
+            name=body.name,
+            is_admin=body.admin,
+            created_at=int(now),
+            created_by=_by(request),
+            expires_at=int(now + body.expires_in_days * DAY_S) if body.expires_in_days else 0,
+        )
+        await self._change(lambda register: register.with_key(key, now))
+        _audit(request, "keys.created", key=key.id, tenant=key.tenant, admin=key.is_admin, expires_at=key.expires_at)
+        return json_response(key.as_json(now) | {"key": plain}, headers={"cache-control": "no-store"})
+
+    async def revoke(self, request: Request) -> Response:
+        """No gateway takes the key any more, a second later at the latest. What it began goes on."""
+        key_id, now, by = request.path_params["key_id"], time.time(), _by(request)
+        if any(key.id == key_id for key in self._tenants.from_file):
+            raise ConflictError(f"key {key_id} is in the gateways' files: take it out there, and send them SIGHUP")
+        if not is_key_id(key_id):
+            raise NotKeptError(f"no key {key_id[:100]!r}: GET /admin/keys lists them", param="key_id")
+        register = await self._change(lambda register: register.revoked(key_id, by=by, now=now))
+        key = register.keys[key_id]
+        _audit(request, "keys.revoked", key=key_id, tenant=key.tenant, admin=key.is_admin)
+        return json_response(key.as_json(now))
+
+    async def all_tenants(self, request: Request) -> Response:
+        """Every tenant with its options, and where they come from."""
+        made, of_file = self._kept.register.tenants, self._tenants.names_of_file
+        found = []
+        for name in self._tenants.names:
+            tenant = self._tenants.named(name)
+            source = "file" if name in of_file else "made" if name in made else "built in"
+            if tenant is not None:
+                found.append(_tenant_json(tenant) | {"source": source})
+        return json_response({"tenants": found})
+
+    async def set_tenant(self, request: Request) -> Response:
+        """Make a tenant, or give it other options; they hold for its next requests."""
+        name = self._made_name(request)
+        body = parse_body(await read_body(request, BODY_LIMITS) or b"{}", TenantOptions)
+        options = MadeTenant(**body.model_dump(include=set(TenantOptions.model_fields)))
+        await self._change(lambda register: register.with_tenant(name, options))
+        _audit(request, "tenants.set", tenant=name, options=repr(options))
+        tenant = self._tenants.named(name)
+        return json_response(_tenant_json(tenant) | {"source": "made"} if tenant is not None else {})
+
+    async def delete_tenant(self, request: Request) -> Response:
+        """One that has no keys any more."""
+        name, now = self._made_name(request), time.time()
+        await self._change(lambda register: register.without_tenant(name, now))
+        _audit(request, "tenants.deleted", tenant=name)
+        return json_response({"name": name, "deleted": True})
+
+    async def usage(self, request: Request) -> Response:
+        """Requests and tokens by key over the last hours, of all gateways."""
+        text = request.query_params.get("hours", "24")
+        if not (text.isascii() and text.isdecimal() and len(text) < 5 and 1 <= int(text) <= MAX_HOURS):
+            raise InvalidRequestError(f"hours: must be 1 to {MAX_HOURS}", param="hours")
+        hours = int(text)
+        return json_response(usage_json(await self._kept.used(hours // 24 + 1), hours=hours))
+
+    def _made_name(self, request: Request) -> str:
+        name: str = request.path_params["name"]
+        if not re.match(TENANT_NAME, name):
+            raise InvalidRequestError("name: must be 1 to 64 letters, digits and _.-", param="name")
+        if name in self._tenants.names_of_file:
+            raise ConflictError(
+                f"tenant {name} is in the gateways' file of --tenants: change it there, and send SIGHUP"
+            )
+        return name
+
+    async def _change(self, to: Change) -> Register:
+        try:
+            return await self._kept.change(to)
+        except UnknownKeyError as error:
+            raise NotKeptError(error.message, param=error.param) from None
+        except KeyConflictError as error:
+            raise ConflictError(error.message, param=error.param) from None
+
+
+def count_usage(usage: Usage, line: Timeline) -> None:
+    """A request ended: its key used this."""
+    read = line.first_token_at is not None
+    counts = [1, int(line.status == "error"), line.prompt_tokens if read else 0, line.cached_tokens if read else 0]
+    usage.add(line.asker.key, line.tenant, [*counts, line.completion_tokens], now=time.time())
+
+
+def _by(request: Request) -> str:
+    return request_scope(request.scope).tenant.key
+
+
+def _audit(request: Request, event: str, **what: Any) -> None:
+    """One line for each change: who did what. Never a key."""
+    scope = request_scope(request.scope)
+    audit.info(event, extra=what | {"by": scope.tenant.key, "request_id": scope.request_id})
+
+
+def _tenant_json(tenant: Tenant) -> dict[str, Any]:
+    limits = tenant.limits
+    return {
+        "name": tenant.name,
+        "weight": tenant.weight,
+        "queue_share": tenant.queue_share,
+        "max_priority": tenant.max_priority,
+        "requests_per_minute": limits.requests_per_minute,
+        "tokens_per_minute": limits.tokens_per_minute,
+        "max_concurrent": limits.max_concurrent,
+        "shares_cache": not tenant.cache_salt,
+    }
+
+
+def _api() -> ApiPart:
+    text, listed = {"type": "string"}, {"type": "array", "items": {"type": "object"}}
+    key = fields({"id": text, "state": text})
+    revoking = post(NewKey, key) | {"summary": "Refuse a key from now on.", "parameters": path_parameters(_REVOKE)}
+    del revoking["requestBody"]
+    setting = post(TenantOptions, fields({"name": text})) | {"parameters": path_parameters(_TENANT)}
+    setting["requestBody"]["required"] = False
+    deleting = get(_TENANT, "Delete a tenant without keys.", JSON, answer=fields({"name": text}))
+    hours = {"name": "hours", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": MAX_HOURS}}
+    return ApiPart(
+        paths={
+            _KEYS: {
+                "get": get(_KEYS, "Keys, by their ids.", JSON, answer=fields({"keys": listed})),
+                "post": post(NewKey, fields({"id": text, "key": text})),
+            },
+            _REVOKE: {"post": revoking},
+            _TENANTS: {"get": get(_TENANTS, "Tenants and their limits.", JSON, answer=fields({"tenants": listed}))},
+            _TENANT: {"post": setting, "delete": deleting},
+            _USAGE: {"get": get(_USAGE, "What keys used.", JSON, query=(hours,), answer=fields({"keys": listed}))},
+        },
+        bodies=(NewKey, TenantOptions),
+    )

@@ -1,0 +1,270 @@
+"""Keys made at run time, and what each key used, in NATS: through a connection of their own, so that they delay no token.
+
+All keys are one message, which is replaced only if it is still what was read. Every gateway asks twice a second whether there
+is a newer one: a revoked key is refused everywhere within a second. A gateway that can't ask goes on with what it knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+import msgspec
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+from nats.js.api import DiscardPolicy, RawStreamMsg, StorageType, StreamConfig
+
+from common import subjects
+from common.bus import NatsSettings, identity_of
+from common.errors import UnavailableError
+from common.tasks import cancel_all, in_time
+from gateway.tenants.register import NOTHING, Change, Register, register_decoder
+from gateway.tenants.tenants import Tenants
+from gateway.tenants.usage import DAY_S, KEEP_DAYS, Usage, UsageRecord, usage_decoder
+
+log = logging.getLogger("baton.keys")
+
+LOOK_EACH_S = 0.5
+DENIED_EACH_S = 30.0
+WRITE_USAGE_EACH_S = 20.0
+API_TIMEOUT_S = 3.0
+CHANGE_TRIES = 20
+KEYS_BYTES = 8 << 20
+USAGE_BYTES = 64 << 20
+MAX_RECORDS = 20_000  # read for one picture
+_EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+_WRONG_SEQUENCE = 10071
+_ERRORS = (nats.errors.Error, OSError, TimeoutError)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class KeptKeys:
+    """One gateway's eye on the keys. `tenants` get each newer register; until one could be asked for, None."""
+
+    def __init__(self, settings: NatsSettings, tenants: Tenants, *, gateway_id: str, incarnation: int) -> None:
+        self._settings = settings
+        self._tenants = tenants
+        self._gateway_id = gateway_id
+        self._incarnation = incarnation
+        self._client = Client()
+        self._js = self._client.jetstream(timeout=API_TIMEOUT_S)
+        self._seen = 0  # sequence of what `tenants` have
+        self._told = ""  # the complaint that was logged last
+        self._is_open = False
+        self._denied = False
+        self._is_known = False  # it was asked what there is
+        self._turn = asyncio.Lock()
+        self.register = NOTHING
+        self.usage = Usage()
+
+    @contextlib.asynccontextmanager
+    async def following(self) -> AsyncIterator[None]:
+        """Know the keys, and follow their changes meanwhile. What can't be had now is logged, not raised."""
+        if not await self._look_safely():
+            self._tenants.apply(None)
+        tasks = [asyncio.create_task(one) for one in (self._follow(), self._write_often())]
+        try:
+            yield
+        finally:
+            await cancel_all(tasks)
+            with contextlib.suppress(*_ERRORS, UnavailableError):
+                await self._write_usage()
+            with contextlib.suppress(*_ERRORS):
+                await self._client.close()
+
+    async def change(self, to: Change) -> Register:
+        """Apply `to` to the newest register until nobody else interferes; it is on disk, and holds here, when this returns.
+
+        Raises what `to` raises, or UnavailableError.
+        """
+        async with self._turn:
+            for _ in range(CHANGE_TRIES):
+                seq = await self._look()
+                changed = to(self.register)
+                if changed == self.register:
+                    return changed
+                if written := await self._replace(changed, seq):
+                    self._take(changed, written)
+                    return changed
+        raise UnavailableError("the keys are changed all the time: try again")
+
+    # -- keys ----------------------------------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EACH_S if not self._denied else DENIED_EACH_S)
+            await self._look_safely()
+
+    async def _look_safely(self) -> bool:
+        """Whether the keys are known as they are now."""
+        try:
+            if not self._is_open:
+                await self._open()
+            await self._look()
+        except UnavailableError as error:
+            self._complain(error.message)
+            return False
+        self._told = ""
+        return True
+
+    async def _look(self) -> int:
+        """Take a newer register if there is one. Returns the sequence that the next one has to follow."""
+        stored = await self._next(subjects.KEYS_STREAM, subjects.KEYS, after=self._seen)
+        if stored is not None:
+            try:
+                register = register_decoder.decode(stored.data or b"")
+            except msgspec.MsgspecError as error:
+                raise UnavailableError(f"the record of keys can't be read: {error}"[:200]) from None
+            self._take(register, stored.seq or 0)
+        elif not self._is_known:
+            self._take(self.register, 0)  # there is none yet
+        return self._seen
+
+    def _take(self, register: Register, seq: int) -> None:
+        self.register, self._seen, self._is_known = register, seq, True
+        self._tenants.apply(register)
+
+    async def _replace(self, register: Register, seq: int) -> int:
+        """The new sequence, or 0: somebody else was first."""
+        await self._ensure(_keys_stream())
+        try:
+            ack = await self._js.publish(subjects.KEYS, _encode(register), headers={_EXPECTED: str(seq)})
+        except nats.js.errors.APIError as error:
+            if error.err_code == _WRONG_SEQUENCE:
+                if seq and await self._next(subjects.KEYS_STREAM, subjects.KEYS, after=0) is None:
+                    self._seen = 0  # the server lost them: what is known here is written again
+                return 0
+            raise UnavailableError(f"the keys can't be written: {_text(error)}") from error
+        except _ERRORS as error:
+            raise UnavailableError(f"the keys can't be written: {_text(error)}") from error
+        return ack.seq
+
+    # -- usage ---------------------------------------------------------------------------------------------------------
+
+    async def used(self, days: int) -> list[UsageRecord]:
+        """What all gateways wrote of the last `days`, and what this one knows. Raises UnavailableError."""
+        first = int(time.time()) // DAY_S - days
+        found, after = self.usage.records(), 0
+        own = f".{self._gateway_id}.{self._incarnation}"
+        subject = subjects.usage(subjects.ANY, subjects.ANY, subjects.ANY)
+        for _ in range(MAX_RECORDS):
+            stored = await self._next(subjects.USAGE_STREAM, subject, after=after)
+            if stored is None:
+                break
+            after = stored.seq or 0
+            day = (stored.subject or "").split(".")[2]
+            if not day.isdigit() or int(day) < first or (stored.subject or "").endswith(own):
+                continue
+            with contextlib.suppress(msgspec.MsgspecError):  # another release's
+                found.append(usage_decoder.decode(stored.data or b""))
+        return found
+
+    async def _write_often(self) -> None:
+        while True:
+            await asyncio.sleep(WRITE_USAGE_EACH_S)
+            with contextlib.suppress(UnavailableError):  # said already
+                await self._write_usage()
+
+    async def _write_usage(self) -> None:
+        changed = self.usage.take_changed()
+        for record in changed:
+            try:
+                await self._ensure(_usage_stream())
+                await self._js.publish(subjects.usage(record.day, self._gateway_id, self._incarnation), _encode(record))
+            except (*_ERRORS, UnavailableError):
+                self.usage.again(record)
+
+    # -- connection ----------------------------------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        """Raises UnavailableError. Once it was there, the client finds the server again by itself."""
+        self._client = Client()
+        self._js = self._client.jetstream(timeout=API_TIMEOUT_S)
+        try:
+            connecting = self._client.connect(
+                self._settings.url,
+                name="gateway-keys",
+                **identity_of(self._settings),
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=0.2,
+                ping_interval=2,
+                max_outstanding_pings=2,
+                error_cb=self._on_error,
+                reconnected_cb=self._on_reconnected,
+            )
+            await in_time(connecting, self._settings.connect_timeout_s)
+        except _ERRORS as error:
+            raise UnavailableError(f"no NATS server for keys: {_text(error)}") from error
+        self._is_open = True
+
+    async def _next(self, stream: str, subject: str, *, after: int) -> RawStreamMsg | None:
+        """The first message of a subject behind `after`."""
+        reading = self._js.get_msg(stream, seq=after + 1, subject=subject, next=True)
+        try:
+            return await self._asked(reading)
+        except nats.js.errors.NotFoundError:
+            return None
+        except _ERRORS as error:
+            if self._denied:  # users made before there were keys of this kind: there can't be any
+                return None
+            raise UnavailableError(f"the keys can't be read: {_text(error)}") from error
+
+    async def _ensure(self, config: StreamConfig) -> None:
+        try:
+            await self._asked(self._js.add_stream(config))
+        except nats.js.errors.BadRequestError:
+            pass  # there already, configured otherwise
+        except _ERRORS as error:
+            remedy = ": make NATS's users again (`baton users`)" if self._denied else ""
+            raise UnavailableError(f"keys can't be kept: {_text(error)}{remedy}") from error
+
+    async def _asked(self, question: Coroutine[Any, Any, Any]) -> Any:
+        if not self._client.is_connected:  # the client would buffer what is sent
+            question.close()
+            raise UnavailableError("not connected to NATS")
+        return await question
+
+    async def _on_error(self, error: Exception) -> None:
+        if "permissions violation" in str(error).lower():
+            self._denied = True
+        log.debug("keys.connection", extra={"error": _text(error)})
+
+    async def _on_reconnected(self) -> None:
+        self._seen, self._denied = 0, False  # the server may have lost its messages, or got other users
+
+    def _complain(self, text: str) -> None:
+        if self._told != text:  # once, until it works again
+            log.warning("keys.not_followed", extra={"error": text})
+        self._told = text
+
+
+def _keys_stream() -> StreamConfig:
+    return StreamConfig(
+        name=subjects.KEYS_STREAM,
+        subjects=["baton.keys.>"],
+        storage=StorageType.FILE,
+        discard=DiscardPolicy.NEW,
+        max_msgs_per_subject=1,
+        max_bytes=KEYS_BYTES,
+    )
+
+
+def _usage_stream() -> StreamConfig:
+    return StreamConfig(
+        name=subjects.USAGE_STREAM,
+        subjects=["baton.usage.>"],
+        storage=StorageType.FILE,
+        discard=DiscardPolicy.OLD,
+        max_msgs_per_subject=1,
+        max_bytes=USAGE_BYTES,
+        max_age=KEEP_DAYS * DAY_S,
+    )
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:200]
