@@ -12,8 +12,8 @@ JOBS_STREAM = "BATON_JOBS"  # work queue in memory: jobs admitted and not yet se
 DEAD_STREAM = "BATON_DEAD"  # dead letters: abandoned jobs and unreadable messages
 BATCH_STREAM = "BATON_BATCH"  # Batch API on disk: files, batches, results, one message a subject
 BATCH_WORK_STREAM = "BATON_BATCH_WORK"  # work queue on disk: lines to run, and batches to look after
-KEYS_STREAM = "BATON_KEYS"  # on disk, the gateways' own: keys and tenants made at run time, one message
-USAGE_STREAM = "BATON_USAGE"  # on disk, the gateways' own: what each key used, one message a day and gateway's life
+KEYS_STREAM = "BATON_KEYS"  # on disk: keys made at run time, one message
+USAGE_STREAM = "BATON_USAGE"  # on disk: what each key used, by day and gateway
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 

@@ -210,7 +210,7 @@ class KeptKeys:
         except nats.js.errors.NotFoundError:
             return None
         except _ERRORS as error:
-            if self._denied:  # users made before there were keys of this kind: there can't be any
+            if self._denied:  # by users of a time without such keys: there are none
                 return None
             raise UnavailableError(f"the keys can't be read: {_text(error)}") from error
 
