@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
 
 from common.messages import PlannerState
 
@@ -12,6 +12,7 @@ class PlannerMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self._workers = self._gauge("baton_planner_workers", "Workers that take new work of a role")
         self._desired = self._gauge("baton_planner_desired_workers", "Workers of a role that would be enough")
         self._pressure = self._gauge("baton_planner_pressure", "Load of a role as a share of its capacity")

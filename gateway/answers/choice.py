@@ -197,6 +197,7 @@ class Choice:
     ) -> None:
         self.generation = generation
         self.index = index
+        self.max_tokens = sampling.max_tokens
         self.completion_tokens = 0
         self.cached_tokens = 0
         self.finish = Finish.NONE

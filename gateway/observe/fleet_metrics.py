@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from common.messages import WorkerState, WorkerTotals
@@ -143,11 +143,22 @@ def _as_vllm(states: list[WorkerState]) -> Iterator[Metric]:
     queries = CounterMetricFamily("vllm:prefix_cache_queries", "Prompt tokens that looked for a prefix", labels=labels)
     hits = CounterMetricFamily("vllm:prefix_cache_hits", "Prompt tokens found in the cache", labels=labels)
     preemptions = CounterMetricFamily("vllm:num_preemptions", "Preempted sequences", labels=labels)
+    # Workers tell sums alone, so the mean of a pass is known and its quantiles are not: all are in the last bucket.
+    passes = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens of a forward pass", labels=labels)
+    config = GaugeMetricFamily(
+        "vllm:cache_config_info",
+        "1: the KV pool is like this",
+        labels=[*labels, "block_size", "num_gpu_blocks", "cache_dtype"],
+    )
     for state in states:
         values = [state.model, state.worker]
+        layout, totals = state.region.layout, state.totals
+        computed = totals.prompt_tokens - totals.cached_tokens + totals.generated_tokens
+        passes.add_metric(values, buckets=[("+Inf", state.steps)], sum_value=computed)
+        config.add_metric([*values, str(layout.block_size), str(layout.num_blocks), layout.dtype], 1.0)
         blocks = max(1, state.region.layout.num_blocks)
         usage.add_metric(values, 1.0 - state.free_blocks / blocks)
         queries.add_metric(values, state.totals.prompt_tokens)
         hits.add_metric(values, state.totals.cached_tokens)
         preemptions.add_metric(values, state.totals.preemptions)
-    yield from (usage, queries, hits, preemptions)
+    yield from (usage, queries, hits, preemptions, passes, config)

@@ -10,6 +10,7 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    ProcessCollector,
     disable_created_metrics,
     generate_latest,
     openmetrics,
@@ -25,6 +26,8 @@ _TTFT = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2, 
 _ITL = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
 _E2E = (0.1, 0.3, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
 _PHASE = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+_CHOICES = (1, 2, 5, 10, 20)
 _REFUSAL = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 REFUSED_WHEN = ("at once", "after waiting")
 # Errors that are not the client's fault.
@@ -77,6 +80,25 @@ class TokenCounters:
         self._prompt.labels(self._models.of(model)).inc(prompt)
         self._generated.labels(self._models.of(model)).inc(generated)
         self._cached.labels(self._models.of(model)).inc(cached)
+
+
+class Requested:
+    """What answers were asked for, and the longest choice that they got."""
+
+    def __init__(self, models: ModelLabels, registry: CollectorRegistry) -> None:
+        def histogram(name: str, text: str, buckets: tuple[int, ...]) -> Histogram:
+            return Histogram(name, text, ["model_name"], registry=registry, buckets=buckets)
+
+        self._models = models
+        self._n = histogram("vllm:request_params_n", "Choices asked for", _CHOICES)
+        self._max_tokens = histogram("vllm:request_params_max_tokens", "Tokens asked for at most", _TOKENS)
+        self._longest = histogram("vllm:request_max_num_generation_tokens", "Tokens of the longest choice", _TOKENS)
+
+    def add(self, answer: Answer) -> None:
+        model = self._models.of(answer.model)
+        self._n.labels(model).observe(answer.choices_per_prompt)
+        self._max_tokens.labels(model).observe(max((choice.max_tokens for choice in answer.choices), default=0))
+        self._longest.labels(model).observe(max((choice.completion_tokens for choice in answer.choices), default=0))
 
 
 class DecisionCounters:
@@ -141,6 +163,7 @@ class GatewayMetrics:
         self._models = names = ModelLabels(models)
         self.latencies = Latencies(names, self.registry)
         self.tokens = TokenCounters(names, self.registry)
+        self.requested = Requested(names, self.registry)
         self._success = Counter(
             "vllm:request_success", "Finished requests", ["model_name", "finished_reason"], registry=self.registry
         )
@@ -156,6 +179,7 @@ class GatewayMetrics:
             buckets=_REFUSAL,
         )
         self._load = LoadGauges(names, self.registry)
+        ProcessCollector(registry=self.registry)
         for model in names.names:  # a rate needs a first sample
             for reason in ("stop", "length", "abort"):
                 self._success.labels(model, reason)
@@ -228,6 +252,7 @@ class AnswerMetrics:
         seconds = time.monotonic() - self._started
         answer = self._answer
         per_prompt = answer.choices_per_prompt
+        self._metrics.requested.add(answer)
         for choice in answer.choices:
             is_first = choice.index % per_prompt == 0
             self._metrics.finished(answer.model, self._finishes.get(choice.index, "abort"))

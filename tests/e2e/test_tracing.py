@@ -45,6 +45,11 @@ VLLM = [
     "request_time_per_output_token_seconds_bucket",
     "request_prompt_tokens_bucket",
     "request_generation_tokens_bucket",
+    "request_params_n_bucket",
+    "request_params_max_tokens_bucket",
+    "request_max_num_generation_tokens_bucket",
+    "iteration_tokens_total_bucket",
+    "cache_config_info",
 ]
 # The parent of each span of an undisturbed request with a handoff.
 PARENTS = {
@@ -207,6 +212,7 @@ def test_there_are_queries_to_compare() -> None:
 
 def test_the_scrape_has_vllm_s_names(run: TracedRun) -> None:
     assert {f"vllm:{name}" for name in VLLM} <= families(run.metrics)
+    assert {"process_resident_memory_bytes", "process_cpu_seconds_total"} <= families(run.metrics)
 
 
 @pytest.mark.parametrize(

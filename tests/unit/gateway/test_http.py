@@ -361,6 +361,9 @@ async def test_metrics_count_each_answer_once(tokenizer: ChatTokenizer) -> None:
         'baton_request_errors_total{code="invalid_request",model_name="scripted"} 1.0',
         'vllm:request_success_total{finished_reason="abort",model_name="scripted"} 1.0',
         'baton_ttft_phase_seconds_count{model_name="scripted",phase="prefill"} 5.0',
+        'vllm:request_params_n_count{model_name="scripted"} 3.0',
+        'vllm:request_params_max_tokens_count{model_name="scripted"} 3.0',
+        'vllm:request_max_num_generation_tokens_count{model_name="scripted"} 3.0',
     ):
         assert sample in text, sample
 

@@ -20,8 +20,8 @@ STATE = WorkerState(
     worker="d0", incarnation=1, roles=["decode"], status=WorkerStatus.READY, model="m", model_fingerprint="f",
     tokenizer_fingerprint="t", vocab_size=10, max_model_len=100,
     region=Region(transport="shm", incarnation=1, layout=LAYOUT, address={}),
-    free_blocks=25, held_blocks=5, decode_step_ms=4.0,
-    totals=WorkerTotals(prompt_tokens=1000, cached_tokens=300, pushed_bytes=4096, preemptions=2),
+    free_blocks=25, held_blocks=5, decode_step_ms=4.0, steps=50,
+    totals=WorkerTotals(prompt_tokens=1000, cached_tokens=300, generated_tokens=90, pushed_bytes=4096, preemptions=2),
 )  # fmt: skip
 
 
@@ -103,6 +103,10 @@ def test_the_fleet_is_shown_as_it_is_heard_now() -> None:
     assert registry.get_sample_value("vllm:kv_cache_usage_perc", engine) == pytest.approx(0.75)
     assert registry.get_sample_value("vllm:prefix_cache_hits_total", engine) == 300
     assert registry.get_sample_value("vllm:num_preemptions_total", engine) == 2
+    passes = [registry.get_sample_value(f"vllm:iteration_tokens_total_{part}", engine) for part in ("sum", "count")]
+    assert passes == [1000 - 300 + 90, 50]
+    pool = engine | {"block_size": "16", "num_gpu_blocks": "100", "cache_dtype": "float32"}
+    assert registry.get_sample_value("vllm:cache_config_info", pool) == 1
     fleet.pop(0)  # lost
     assert (value("baton_worker_kv_free_blocks"), value("baton_worker_kv_free_blocks", "p0")) == (None, 25)
 
