@@ -58,12 +58,17 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
 _FAMILIES: dict[str, tuple[type[transformers.PreTrainedConfig], dict[str, Any]]] = {
     "llama": (transformers.LlamaConfig, {}),
     "llama3": (transformers.LlamaConfig, {"rope_parameters": _LLAMA3_ROPE, "tie_word_embeddings": True}),
     "mistral": (transformers.MistralConfig, {"sliding_window": 24}),
     "qwen2": (transformers.Qwen2Config, {"tie_word_embeddings": True}),
     "qwen3": (transformers.Qwen3Config, {"head_dim": 32}),
+    "qwen3_moe": (
+        transformers.Qwen3MoeConfig,
+        {"head_dim": 32, "num_hidden_layers": 3, "mlp_only_layers": [1], **_EXPERTS, "norm_topk_prob": True},
+    ),
 }
 FAMILIES = tuple(_FAMILIES)
 
@@ -123,20 +128,21 @@ def build_tokenizer(folder: Path, *, template: str = CHAT_TEMPLATE, added: tuple
 @torch.no_grad()
 def _randomise(model: torch.nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
+    for name, parameter in (*model.named_parameters(), *_kept_buffers(model)):
         noise = torch.randn(parameter.shape, generator=generator)
         if name.endswith("norm.weight"):
             parameter.copy_(1 + 0.2 * noise)
         elif name.endswith("embed_tokens.weight"):
             parameter.copy_(0.2 * noise)  # small beside what the layers add: tied models would echo their input
-        elif parameter.dim() == 2:
-            parameter.copy_(noise * 1.5 / parameter.shape[1] ** 0.5)
+        elif parameter.dim() >= 2:
+            parameter.copy_(noise * 1.5 / parameter.shape[-1] ** 0.5)
         else:
             parameter.copy_(0.5 * noise)
 
 
 def _save_weights(folder: Path, model: torch.nn.Module, shards: int) -> None:
-    weights = {name: parameter.detach().contiguous() for name, parameter in model.named_parameters()}
+    tensors = (*model.named_parameters(), *_kept_buffers(model))
+    weights = {name: tensor.detach().contiguous() for name, tensor in tensors}
     if shards == 1:
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         return
@@ -152,6 +158,11 @@ def _save_weights(folder: Path, model: torch.nn.Module, shards: int) -> None:
         "weight_map": weight_map,
     }
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+
+
+def _kept_buffers(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Buffers that checkpoints hold, such as the corrections of experts' scores."""
+    return [(name, buffer) for name, buffer in model.named_buffers() if name in model.state_dict()]
 
 
 _CORPUS = """\

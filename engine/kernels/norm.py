@@ -33,6 +33,6 @@ def add_and_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if x.dim() > residual.dim():
-        x = x.sum(dim=0).to(residual.dtype)
+        x = x.sum(dim=0, dtype=torch.float32).to(residual.dtype)
     total = x + residual
     return rms_norm.reference(total, weight, eps), total

@@ -25,7 +25,7 @@ INPUTS_MULTIPLE, GATED_INPUTS_MULTIPLE = 256, 128  # K consists of whole loop st
 
 
 @dataclass(frozen=True, slots=True)
-class _Tiles:
+class Tiles:
     """How a product is cut, measured on an H200: by the share of its processors that a shape keeps busy."""
 
     rows: int  # weight rows of a program
@@ -45,7 +45,7 @@ def linear(
         return torch.mm(x, weight.T, out=out) if bias is None else torch.addmm(bias, x, weight.T, out=out)
     if out is None:
         out = x.new_empty((x.shape[0], weight.shape[0]))
-    _launch(x, weight, bias, out, tiles, gated=False)
+    launch_product(x, weight, bias, out, tiles)
     return out
 
 
@@ -57,7 +57,7 @@ def linear_parts(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     if tiles.splits > 1:
         shape, dtype = (tiles.splits, *shape), torch.float32
     out = torch.empty(shape, dtype=dtype, device=x.device)
-    _launch(x, weight, bias, out, tiles, gated=False)
+    launch_product(x, weight, bias, out, tiles)
     return out
 
 
@@ -75,11 +75,11 @@ def gated_linear(x: torch.Tensor, gate_up: torch.Tensor, bias: torch.Tensor | No
     if tiles is None:
         return silu_and_mul(torch_linear(x, gate_up, bias))
     out = x.new_empty((x.shape[0], gate_up.shape[0] // 2))
-    _launch(x, gate_up, bias, out, tiles, gated=True)
+    launch_product(x, gate_up, bias, out, tiles, gated=True)
     return out
 
 
-def _choose(x: torch.Tensor, weight: torch.Tensor, *, parts: bool) -> _Tiles | None:
+def _choose(x: torch.Tensor, weight: torch.Tensor, *, parts: bool) -> Tiles | None:
     """The tiles, or None where the library is at least as fast or the shape does not suit."""
     num_rows, (num_outputs, num_inputs) = x.shape[0], weight.shape
     if num_rows == 0 or num_rows > MAX_ROWS or x.element_size() != 2 or num_inputs % INPUTS_MULTIPLE:
@@ -87,26 +87,33 @@ def _choose(x: torch.Tensor, weight: torch.Tensor, *, parts: bool) -> _Tiles | N
     processors = describe(x.device).processors
     row_tiles = triton.cdiv(num_outputs, 64)
     if row_tiles >= processors:
-        return _Tiles(64, 128, 4, 4)
+        return Tiles(64, 128, 4, 4)
     if row_tiles > processors // 2:
         if num_rows <= 16 and parts:
-            return _Tiles(32, 128, 6, 4, splits=2)
-        return _Tiles(64, 128, 6, 4) if num_rows <= 32 else _Tiles(64, 64, 8, 4)
+            return Tiles(32, 128, 6, 4, splits=2)
+        return Tiles(64, 128, 6, 4) if num_rows <= 32 else Tiles(64, 64, 8, 4)
     if not parts:
-        return _Tiles(32, 128, 6, 4)
-    return _Tiles(64, 64, 8, 4, splits=2) if num_rows > 32 else _Tiles(64, 128, 6, 4, splits=2)
+        return Tiles(32, 128, 6, 4)
+    return Tiles(64, 64, 8, 4, splits=2) if num_rows > 32 else Tiles(64, 128, 6, 4, splits=2)
 
 
-def _choose_gated(x: torch.Tensor, gate_up: torch.Tensor) -> _Tiles | None:
+def _choose_gated(x: torch.Tensor, gate_up: torch.Tensor) -> Tiles | None:
     num_rows, num_inputs = x.shape[0], gate_up.shape[1]
     if num_rows == 0 or num_rows > MAX_GATED_ROWS or x.element_size() != 2 or num_inputs % GATED_INPUTS_MULTIPLE:
         return None
-    return _Tiles(64, 128, 4, 4) if num_rows <= 64 else _Tiles(128, 64, 4, 8)
+    return Tiles(64, 128, 4, 4) if num_rows <= 64 else Tiles(128, 64, 4, 8)
 
 
-def _launch(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, tiles: _Tiles, *, gated: bool
+def launch_product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    tiles: Tiles,
+    *,
+    gated: bool = False,
 ) -> None:
+    """Write the product of few rows to `out` [T, N], or its partial sums [P, T, N]."""
     num_rows, num_outputs = x.shape[0], out.shape[-1]
     pdl = describe(x.device).has_tma
     _FEW_ROWS.launch(

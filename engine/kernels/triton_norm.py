@@ -62,6 +62,8 @@ def _norm(
         gdc_launch_dependents()
         gdc_wait()
     x = tl.load(x_PTE + row + at, mask=inside, other=0.0)
+    if PARTS > 1:
+        x = x.to(tl.float32)
     for part in tl.static_range(1, PARTS):
         x += tl.load(x_PTE + part * num_rows.to(tl.int64) * NUM_FEATURES + row + at, mask=inside, other=0.0)
     x = x.to(out_TE.dtype.element_ty)

@@ -7,7 +7,7 @@ asks `Weights` where each tensor goes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
@@ -48,6 +48,15 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
+class Way:
+    """Tensors of a checkpoint that hold a parameter."""
+
+    parameter: Parameter
+    # A view of the share whose elements, row by row, are in the stored tensor's order.
+    seen: Callable[[torch.Tensor], torch.Tensor] = lambda share: share
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
     """Which part of a checkpoint's tensor goes to which region of a rank's share."""
 
@@ -71,7 +80,7 @@ class Destination:
 
     stored_shape: tuple[int, ...]
     source: tuple[slice, ...]  # the wanted part of it
-    tensor: torch.Tensor  # a contiguous view of the share
+    tensor: torch.Tensor  # a view of the share
 
 
 class Weights:
@@ -80,20 +89,31 @@ class Weights:
     def __init__(self, dtype: torch.dtype, device: torch.device, *, rank: int = 0, size: int = 1) -> None:
         self.dtype, self.device = dtype, device
         self.destinations: dict[str, Destination] = {}  # by the tensor's name
+        self.ways: list[tuple[frozenset[str], ...]] = []  # for each parameter, the tensors of every way to store it
         self.unused: set[str] = set()  # a checkpoint may have these tensors; the model does not need them
         self._rank, self._size = rank, size
 
-    def new(self, parameter: Parameter, *, under: str = "") -> torch.Tensor:
-        """Return the share of a parameter, whose parts' names in the checkpoint begin with `under`."""
-        share = share_of(parameter, self._rank, self._size)
-        tensor = torch.empty(share.shape, dtype=parameter.format or self.dtype, device=self.device)
-        for placement in share.placements:
+    def new(self, parameter: Parameter, *, ways: Sequence[Way] = (), under: str = "") -> torch.Tensor:
+        """Return the share of a parameter, whose parts' names in the checkpoint begin with `under`.
+
+        With `ways`, a checkpoint has the tensors of one of them instead of the parameter's parts.
+        """
+        shape = share_of(parameter, self._rank, self._size).shape
+        tensor = torch.empty(shape, dtype=parameter.format or self.dtype, device=self.device)
+        self.ways.append(tuple(self._declare(way, tensor, under) for way in ways or (Way(parameter),)))
+        return tensor
+
+    def _declare(self, way: Way, tensor: torch.Tensor, under: str) -> frozenset[str]:
+        """Remember where the tensors of one way go; returns their names."""
+        names, seen = set(), way.seen(tensor)
+        for placement in share_of(way.parameter, self._rank, self._size).placements:
             name = under + placement.name
             if name in self.destinations:
                 raise ValueError(f"two parameters are made of {name}")
-            view = tensor[placement.target]
+            view = seen[placement.target]
             self.destinations[name] = Destination(placement.stored_shape, placement.source, view)
-        return tensor
+            names.add(name)
+        return frozenset(names)
 
 
 def whole(name: str, *shape: int) -> Parameter:

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from engine.kernels.attention import HeadShape
+from engine.model.experts import SparseMlpSpec
 
 
 class UnsupportedModelError(ValueError):
@@ -83,7 +84,7 @@ class GatedMlpSpec:
 
 # The next kinds join these unions.
 MixerSpec = AttentionSpec
-MlpSpec = GatedMlpSpec
+MlpSpec = GatedMlpSpec | SparseMlpSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,5 +141,9 @@ class ModelSpec:
 
     @property
     def widest_mlp(self) -> int:
-        """The largest intermediate size of a layer."""
-        return max(layer.mlp.size for layer in self.layers)
+        """The largest intermediate size of a layer, and what its experts give for a token."""
+        return max(_width(layer.mlp, self.hidden_size) for layer in self.layers)
+
+
+def _width(mlp: MlpSpec, hidden_size: int) -> int:
+    return mlp.size if isinstance(mlp, GatedMlpSpec) else mlp.rule.chosen * (mlp.size + hidden_size)

@@ -33,6 +33,12 @@ class Stream:
             self._settle(self._added)
         self._added = linear.onto(self._residual, x)
 
+    def add(self, added: torch.Tensor) -> None:
+        """Add a sum [T, E], or its terms [P, T, E]."""
+        if self._added is not None:
+            self._settle(self._added)
+        self._added = added
+
     def only(self, rows: torch.Tensor | None) -> None:
         """Go on with these rows alone, [R] int32; None: no rows."""
         if rows is None:

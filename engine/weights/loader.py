@@ -72,13 +72,13 @@ def model_fingerprint(folder: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Elements of a stored tensor that are contiguous in the file and at their destination."""
+    """Elements of a stored tensor that are contiguous in the file."""
 
     file: Path
     begin: int  # first byte in the file
     end: int
     dtype: torch.dtype  # as stored
-    flat: torch.Tensor  # destination, [num_elements]
+    target: torch.Tensor  # [num_elements], or a view whose elements are in the file's order
 
 
 def _match(folder: Path, weights: Weights) -> list[_Run]:
@@ -96,11 +96,22 @@ def _match(folder: Path, weights: Weights) -> list[_Run]:
             runs += _runs(stored, destination)
     if unexpected:
         raise CheckpointError(f"{folder}: unexpected weights {some(unexpected)}: config.json describes another model")
-    if missing := sorted(weights.destinations.keys() - found):
+    if missing := _missing(weights, found):
         raise CheckpointError(f"{folder}: missing weights {some(missing)}: is the download complete?")
+    for ways in weights.ways:
+        used = [names & found for names in ways if names & found]
+        doubled += [name for names in used[1:] for name in sorted(names)]
     if doubled:
         raise CheckpointError(f"{folder}: weights {some(doubled)} are in several files: remove those of another model")
     return runs
+
+
+def _missing(weights: Weights, found: set[str]) -> list[str]:
+    """The tensors that lack, by the way that most of a parameter's tensors follow."""
+    missing = set[str]()
+    for ways in weights.ways:
+        missing |= min((names - found for names in ways), key=len)
+    return sorted(missing)
 
 
 def _runs(stored: StoredTensor, destination: Destination) -> Iterator[_Run]:
@@ -112,7 +123,14 @@ def _runs(stored: StoredTensor, destination: Destination) -> Iterator[_Run]:
         )
     if stored.dtype not in _FLOATS:
         raise CheckpointError(f"{stored.name} holds {stored.dtype}: quantised weights are not supported")
-    dtype, flat = _FLOATS[stored.dtype], destination.tensor.view(-1)
+    dtype = _FLOATS[stored.dtype]
+    if not destination.tensor.is_contiguous():
+        length = math.prod(shape[1:]) * dtype.itemsize
+        for index, target in zip(range(shape[0])[source[0]], destination.tensor, strict=True):
+            begin = stored.begin + index * length
+            yield _Run(stored.file, begin, begin + length, dtype, target)
+        return
+    flat = destination.tensor.view(-1)
     if len(shape) == 1 or source[-1] == slice(0, shape[-1]):
         starts, length = [source[0].start * math.prod(shape[1:])], flat.numel()
     else:
@@ -134,15 +152,32 @@ class _Part:
 
     def copy(self, buffer: torch.Tensor) -> None:
         """Copy out of the buffer: on a GPU, in the current stream and without waiting."""
-        source = buffer[self.at : self.at + self.size]
+        source, target = buffer[self.at : self.at + self.size], self.run.target
         count = self.size // self.run.dtype.itemsize
-        target = self.run.flat[self.first : self.first + count]
-        if target.dtype is self.run.dtype:
-            target.view(torch.uint8).copy_(source, non_blocking=True)
+        if target.dim() == 1 and target.dtype is self.run.dtype and target.is_contiguous():
+            target[self.first : self.first + count].view(torch.uint8).copy_(source, non_blocking=True)
         else:  # the file's bytes may not be aligned
             aligned = torch.empty(self.size, dtype=torch.uint8, device=target.device)
             aligned.copy_(source, non_blocking=True)
-            target.copy_(aligned.view(self.run.dtype))
+            _place(aligned.view(self.run.dtype), target, self.first)
+
+
+def _place(values: torch.Tensor, target: torch.Tensor, first: int) -> None:
+    """Copy `values` to the elements of `target` from the `first` on, in the order of its rows."""
+    if target.dim() == 1:
+        target[first : first + len(values)].copy_(values)
+        return
+    width = target[0].numel()
+    row, at = divmod(first, width)
+    begun = min(width - at, len(values)) if at else 0
+    if begun:
+        _place(values[:begun], target[row], at)
+        row, values = row + 1, values[begun:]
+    rows = len(values) // width
+    if rows:
+        target[row : row + rows].copy_(values[: rows * width].view(rows, *target.shape[1:]))
+    if len(values) > rows * width:
+        _place(values[rows * width :], target[row + rows], 0)
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.unit.kernels.triton_checks import CHECKS, run
+from tests.unit.kernels import expert_checks, triton_checks
 
 pytestmark = [
     pytest.mark.gpu,
@@ -13,6 +13,11 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("name", triton_checks.CHECKS)
 def test_triton_kernel(name: str) -> None:
-    run(name, "cuda", large=True)
+    triton_checks.run(name, "cuda", large=True)
+
+
+@pytest.mark.parametrize("name", expert_checks.CHECKS)
+def test_experts_kernel(name: str) -> None:
+    expert_checks.run(name, "cuda", large=True)

@@ -7,9 +7,11 @@ from typing import Any, Protocol
 
 import torch
 
+from engine.model.experts import SparseMlpSpec
 from engine.model.layers.attention import GroupedQueryAttention
 from engine.model.layers.building import Surroundings
 from engine.model.layers.mlp import GatedMlp
+from engine.model.layers.sparse_mlp import SparseMlp
 from engine.model.spec import AttentionSpec, GatedMlpSpec
 from engine.model.stream import Stream
 from engine.step.batch import ForwardBatch
@@ -34,4 +36,4 @@ class Mlp(Protocol):
 
 
 MIXERS: dict[type, Callable[[Any, Surroundings], Mixer]] = {AttentionSpec: GroupedQueryAttention}
-MLPS: dict[type, Callable[[Any, Surroundings], Mlp]] = {GatedMlpSpec: GatedMlp}
+MLPS: dict[type, Callable[[Any, Surroundings], Mlp]] = {GatedMlpSpec: GatedMlp, SparseMlpSpec: SparseMlp}

@@ -9,13 +9,18 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from tests.models import build_tiny_model
-from tests.unit.kernels import sampling_checks, triton_checks
+from tests.unit.kernels import expert_checks, sampling_checks, triton_checks
 from tests.unit.kernels.interpreter import Interpreter
 
 
 @pytest.mark.parametrize("name", triton_checks.CHECKS)
 def test_triton_kernel(interpreter: Interpreter, name: str) -> None:
     interpreter.check("triton_checks", name)
+
+
+@pytest.mark.parametrize("name", expert_checks.CHECKS)
+def test_experts_kernel(interpreter: Interpreter, name: str) -> None:
+    interpreter.check("expert_checks", name)
 
 
 LONG = {

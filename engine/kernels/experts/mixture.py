@@ -1,0 +1,67 @@
+"""The experts' gated MLPs, each of its own tokens. T tokens, E experts, K experts a token, H hidden size, I intermediate size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import linear, silu
+
+from engine.kernels.experts.routing import Choice
+from engine.kernels.twin import twin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clamp:
+    """The gated activation of gpt-oss: both halves are clamped, and (up + 1) * gate * sigmoid(alpha * gate)."""
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """The matrices of all experts of a layer."""
+
+    gate_up: torch.Tensor  # [E, 2 I, H], the gate's rows first
+    down: torch.Tensor  # [E, H, I]
+    gate_up_bias: torch.Tensor | None = None  # [E, 2 I]
+    down_bias: torch.Tensor | None = None  # [E, H]
+    clamp: Clamp | None = None  # None: silu(gate) * up
+    weighs_inputs: bool = False  # a weight multiplies what an expert reads, not its result
+
+
+@twin("engine.kernels.experts.triton_mixture")
+def mixture(x: torch.Tensor, choice: Choice, experts: Experts) -> torch.Tensor:
+    """Return the weighted sum of each token's experts [T, H], or its terms [K, T, H] for a kernel that adds up as it reads.
+
+    `x` [T, H]. A token's result depends on no other token, but for the order of float32 sums that a number of tokens selects.
+    """
+    num_chosen = choice.ids.shape[1]
+    ids, pairs = choice.ids.flatten().long().sort(stable=True)
+    weights = choice.weights.flatten()[pairs, None].to(x.dtype)
+    out = torch.zeros_like(x)
+    ends = torch.bincount(ids, minlength=experts.down.shape[0]).cumsum(0).tolist()
+    begin = 0
+    for expert, end in enumerate(ends):
+        if begin < end:
+            tokens, weight = pairs[begin:end] // num_chosen, weights[begin:end]
+            rows = x[tokens] * weight if experts.weighs_inputs else x[tokens]
+            result = _expert(rows, experts, expert)
+            out.index_add_(0, tokens, result if experts.weighs_inputs else result * weight)
+        begin = end
+    return out
+
+
+def _expert(x: torch.Tensor, experts: Experts, index: int) -> torch.Tensor:
+    bias = None if experts.gate_up_bias is None else experts.gate_up_bias[index]
+    gate, up = linear(x, experts.gate_up[index], bias).chunk(2, dim=-1)
+    bias = None if experts.down_bias is None else experts.down_bias[index]
+    return linear(gated(gate, up, experts.clamp), experts.down[index], bias)
+
+
+def gated(gate: torch.Tensor, up: torch.Tensor, clamp: Clamp | None) -> torch.Tensor:
+    if clamp is None:
+        return silu(gate) * up
+    gate, up = gate.clamp(max=clamp.limit), up.clamp(min=-clamp.limit, max=clamp.limit)
+    return (up + 1) * gate * (clamp.alpha * gate).sigmoid()

@@ -1,0 +1,60 @@
+"""From a token's hidden state to its experts and their weights. T tokens, E experts, K experts a token, P partial sums."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import linear
+
+from engine.kernels.experts.rule import GroupScore, RoutingRule, Score
+from engine.kernels.twin import twin
+
+
+class Choice(NamedTuple):
+    """Each token's experts, the best one first."""
+
+    ids: torch.Tensor  # [T, K] int32
+    weights: torch.Tensor  # [T, K] float32
+
+
+@twin("engine.kernels.experts.triton_routing")
+def route(
+    x: torch.Tensor,
+    router: torch.Tensor,
+    bias: torch.Tensor | None,
+    correction: torch.Tensor | None,
+    rule: RoutingRule,
+) -> Choice:
+    """Choose experts for `x` [T, H] by the logits x @ router.T + bias, `router` [E, H], in float32.
+
+    `correction` [E] float32 is added to the scores that are compared, not to the weights. Where scores are equal, the first
+    expert wins. Numbers that are none count as 0, so ids are always valid.
+    """
+    logits = linear(x.float(), router.float(), None if bias is None else bias.float())
+    scores = logits if rule.score is Score.SOFTMAX_OF_CHOSEN else _scores(logits, rule.score)
+    scores = scores.nan_to_num(nan=0.0)
+    compared = scores if correction is None else scores + correction
+    compared = _within_groups(compared, rule)
+    ids = compared.sort(dim=-1, descending=True, stable=True).indices[:, : rule.chosen]
+    weights = scores.gather(-1, ids)
+    if rule.score is Score.SOFTMAX_OF_CHOSEN:
+        weights = weights.softmax(dim=-1)
+    if rule.renormalised:
+        weights = weights / weights.sum(dim=-1, keepdim=True).clamp(min=rule.smallest_sum)
+    return Choice(ids.to(torch.int32), weights * rule.scale)
+
+
+def _scores(logits: torch.Tensor, score: Score) -> torch.Tensor:
+    return logits.softmax(dim=-1) if score is Score.SOFTMAX else logits.sigmoid()
+
+
+def _within_groups(scores: torch.Tensor, rule: RoutingRule) -> torch.Tensor:
+    """The scores [T, E], -inf outside the groups that are worth most."""
+    if rule.groups_kept == rule.num_groups:
+        return scores
+    grouped = scores.unflatten(-1, (rule.num_groups, -1))
+    worth = grouped.topk(1 if rule.group_score is GroupScore.BEST else 2, dim=-1).values.sum(dim=-1)
+    kept = worth.sort(dim=-1, descending=True, stable=True).indices[:, : rule.groups_kept]
+    dropped = torch.ones_like(worth, dtype=torch.bool).scatter_(-1, kept, False)
+    return grouped.masked_fill(dropped[..., None], float("-inf")).flatten(-2)

@@ -1,0 +1,184 @@
+"""Experts' products for few tokens: the weights are streamed once, at memory speed. M pairs of a tile, N outputs, K inputs.
+
+The weight tile is the tensor core's wide operand, the few tokens its narrow one (as in `triton_linear`). The second product
+begins while the first one runs and asks for its first weights: the experts are known by then.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from engine.kernels.device import describe
+from engine.kernels.experts.mixture import Experts
+from engine.kernels.launch import Kernel
+
+PREFETCH_ELEMENTS = 256  # leading ones of each weight row of the second product
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A program's part of a product."""
+
+    outputs: int
+    inputs: int  # of a loop step
+    stages: int
+    warps: int
+
+
+# By pairs of a tile; 0: one. Gated, down.
+SHAPES: dict[int, tuple[Shape, Shape]] = {
+    0: (Shape(32, 128, 4, 4), Shape(32, 128, 4, 4)),
+    16: (Shape(64, 128, 4, 4), Shape(64, 128, 4, 4)),
+    32: (Shape(64, 128, 4, 4), Shape(64, 128, 4, 4)),
+    64: (Shape(64, 64, 4, 4), Shape(128, 64, 4, 4)),
+}
+
+
+def gated(
+    x: torch.Tensor,
+    experts: Experts,
+    weights: torch.Tensor,
+    inner: torch.Tensor,
+    order: torch.Tensor,
+    tiles: torch.Tensor,
+    tile: int,
+) -> None:
+    """Write each pair's gated activation [P, I]."""
+    _launch(x, experts.gate_up, experts.gate_up_bias, experts, weights, inner, order, tiles, tile, gated=True)
+
+
+def down(
+    inner: torch.Tensor,
+    experts: Experts,
+    weights: torch.Tensor,
+    out: torch.Tensor,
+    order: torch.Tensor,
+    tiles: torch.Tensor,
+    tile: int,
+) -> None:
+    """Write each pair's weighted result to its place in `out` [K, T, H]."""
+    _launch(inner, experts.down, experts.down_bias, experts, weights, out, order, tiles, tile, gated=False)
+
+
+def _launch(
+    x: torch.Tensor,
+    matrices: torch.Tensor,
+    bias: torch.Tensor | None,
+    experts: Experts,
+    weights: torch.Tensor,
+    out: torch.Tensor,
+    order: torch.Tensor,
+    tiles: torch.Tensor,
+    tile: int,
+    *,
+    gated: bool,
+) -> None:
+    num_tokens, num_chosen = weights.shape
+    shape = SHAPES[tile][0 if gated else 1]
+    num_outputs, num_inputs, pdl = out.shape[-1], matrices.shape[2], describe(x.device).has_tma
+    step = min(shape.inputs, max(16, triton.next_power_of_2(num_inputs)))
+    clamp = experts.clamp
+    fixed = (
+        num_outputs, num_inputs, num_chosen, max(16, tile), shape.outputs, step, gated, tile == 0, bias is not None,
+        gated == experts.weighs_inputs, clamp is not None and gated, num_inputs % step != 0,
+        PREFETCH_ELEMENTS if not gated and num_inputs >= PREFETCH_ELEMENTS else 0, pdl, shape.stages,
+    )  # fmt: skip
+    rows = weights.numel() if tile == 0 else tiles.shape[0]
+    alpha, limit = (clamp.alpha, clamp.limit) if clamp is not None else (1.0, 0.0)
+    _FEW.launch(
+        (triton.cdiv(num_outputs, shape.outputs), rows), (x.dtype, out.dtype, *fixed),
+        x, matrices, out, matrices if bias is None else bias, weights, order, tiles, num_tokens, alpha, limit, *fixed,
+        num_warps=shape.warps, num_stages=shape.stages, launch_pdl=pdl,
+    )  # fmt: skip
+
+
+@triton.jit
+def _prefetch(pointers):
+    """Ask for the cache lines at `pointers` without waiting."""
+    tl.inline_asm_elementwise(
+        "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit(do_not_specialize=["num_tokens", "alpha", "limit"])
+def _few(
+    x, w_ENK, out, bias_EN, weights_P, order_P, tiles_S4, num_tokens, alpha, limit,
+    N: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    GATED: tl.constexpr, ALONE: tl.constexpr, HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr, CLAMPED: tl.constexpr,
+    RAGGED: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """`x` is [T, K] for the gated product, else [P, K]. The matrices [E, N, K] have a gate's rows before the N of up."""
+    tile = tl.program_id(1)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    m, k = tl.arange(0, BM), tl.arange(0, BK)
+    if PDL:
+        if GATED:
+            gdc_wait()
+            gdc_launch_dependents()
+        else:
+            gdc_launch_dependents()
+    if ALONE:
+        expert, first, count = tl.load(tiles_S4 + tile), tile, 1
+    else:
+        expert = tl.load(tiles_S4 + tile * 4)
+        first, count = tl.load(tiles_S4 + tile * 4 + 1), tl.load(tiles_S4 + tile * 4 + 2)
+    if expert >= 0:
+        there = m < count
+        pair = first + m if ALONE else tl.load(order_P + first + m, mask=there, other=0)
+        SIDES: tl.constexpr = 2 if GATED else 1
+        row = (expert.to(tl.int64) * (SIDES * N) + tl.minimum(n, N - 1)) * K
+        if PREFETCH > 0:
+            LINES: tl.constexpr = PREFETCH // 64  # cache lines of 128 bytes = 64 elements
+            _prefetch(w_ENK + row[:, None] + tl.arange(0, LINES)[None, :] * 64)
+        if PDL and not GATED:
+            gdc_wait()
+        x_row = (pair // CHOSEN if GATED else pair).to(tl.int64) * K
+        w_at = w_ENK + row[:, None] + k[None, :]
+        x_at = x + x_row[:, None] + k[None, :]
+        acc = tl.zeros((BN, BM), tl.float32)
+        if GATED:
+            up_at = w_at + tl.cast(N, tl.int64) * K
+            acc_up = tl.zeros((BN, BM), tl.float32)
+        for at in tl.range(0, K, BK, num_stages=STAGES):
+            if RAGGED:
+                known = (at + k < K)[None, :]
+                w = tl.load(w_at + at, mask=known, other=0.0, eviction_policy="evict_first")
+                rows = tl.load(x_at + at, mask=there[:, None] & known, other=0.0)
+            else:
+                w = tl.load(w_at + at, eviction_policy="evict_first")
+                rows = tl.load(x_at + at, mask=there[:, None], other=0.0)
+            acc = tl.dot(w, tl.trans(rows), acc, input_precision="ieee")
+            if GATED:
+                if RAGGED:
+                    up = tl.load(up_at + at, mask=known, other=0.0, eviction_policy="evict_first")
+                else:
+                    up = tl.load(up_at + at, eviction_policy="evict_first")
+                acc_up = tl.dot(up, tl.trans(rows), acc_up, input_precision="ieee")
+        if WEIGHTED:
+            weight = tl.load(weights_P + pair, mask=there, other=0.0)[None, :]
+        if GATED:
+            if WEIGHTED:
+                acc, acc_up = acc * weight, acc_up * weight
+            if HAS_BIAS:
+                bias_at = bias_EN + expert.to(tl.int64) * (2 * N) + n
+                acc += tl.load(bias_at, mask=n < N, other=0.0).to(tl.float32)[:, None]
+                acc_up += tl.load(bias_at + N, mask=n < N, other=0.0).to(tl.float32)[:, None]
+            if CLAMPED:
+                acc = tl.minimum(acc, limit)
+                acc_up = tl.minimum(tl.maximum(acc_up, -limit), limit) + 1.0
+            acc = acc / (1.0 + tl.exp(-alpha * acc)) * acc_up
+            target = out + pair.to(tl.int64)[None, :] * N + n[:, None]
+        else:
+            if HAS_BIAS:
+                acc += tl.load(bias_EN + expert.to(tl.int64) * N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+            if WEIGHTED:
+                acc = acc * weight
+            place = (pair % CHOSEN).to(tl.int64) * num_tokens + pair // CHOSEN
+            target = out + place[None, :] * N + n[:, None]
+        tl.store(target, acc.to(out.dtype.element_ty), mask=there[None, :] & (n < N)[:, None])
+
+
+_FEW = Kernel(_few)

@@ -1,0 +1,60 @@
+"""Pairs of tokens and experts, grouped by expert and cut into tiles, without a word from the host.
+
+P pairs, E experts, S tiles of at most M pairs. Each expert owns as many tiles as it can need: those from (pairs before its own)
+// M + its number on. So every program finds its own place by counting, and S = P // M + E is known before.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from engine.kernels.device import describe
+from engine.kernels.launch import Kernel
+
+TILE_COLUMNS = 4  # expert (-1: nothing to do), first place in the order, pairs
+BLOCK = 1024  # pairs of a loop step, at most
+
+
+def group(ids: torch.Tensor, num_experts: int, tile: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the pairs [P] int32, those of an expert in a row and in order, and tiles [S, 4] int32. `ids` [T, K] int32."""
+    num_pairs = ids.numel()
+    order = torch.empty((num_pairs,), dtype=torch.int32, device=ids.device)
+    tiles = torch.empty((num_pairs // tile + num_experts, TILE_COLUMNS), dtype=torch.int32, device=ids.device)
+    pdl = describe(ids.device).has_tma
+    block = min(BLOCK, max(32, triton.next_power_of_2(num_pairs)))
+    _GROUP.launch((num_experts,), (tile, block, pdl), ids, order, tiles, num_pairs, tile, block, pdl, launch_pdl=pdl)
+    return order, tiles
+
+
+@triton.jit(do_not_specialize=["num_pairs"])
+def _group(ids_P, order_P, tiles_S4, num_pairs, M: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    expert = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    before, own = tl.zeros((BLOCK,), tl.int32), tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, num_pairs, BLOCK):
+        ids = tl.load(ids_P + start + at, mask=start + at < num_pairs, other=2147483647)
+        before += (ids < expert).to(tl.int32)
+        own += (ids == expert).to(tl.int32)
+    first, count = tl.sum(before, axis=0), tl.sum(own, axis=0)
+    tile = first // M + expert
+    last = (first + count) // M + expert
+    for index in range(tile, last + 1):
+        done = (index - tile) * M
+        left = tl.minimum(M, count - done)
+        tl.store(tiles_S4 + index * 4, tl.where(left > 0, expert, -1))
+        tl.store(tiles_S4 + index * 4 + 1, first + done)
+        tl.store(tiles_S4 + index * 4 + 2, left)
+    if count > 0:
+        filled = first
+        for start in range(0, num_pairs, BLOCK):
+            mine = tl.load(ids_P + start + at, mask=start + at < num_pairs, other=-1) == expert
+            place = tl.cumsum(mine.to(tl.int32), axis=0)
+            tl.store(order_P + filled + place - 1, start + at, mask=mine)
+            filled += tl.sum(mine.to(tl.int32), axis=0)
+
+
+_GROUP = Kernel(_group)

@@ -1,0 +1,148 @@
+# ruff: noqa: SIM108 - Triton decides an `if` of constants at compile time, an expression at run time
+"""Experts' products for many tokens: tiles of an expert's tokens, weights by the bulk copy engine. M pairs of a tile, N outputs.
+
+The tokens of a tile lie anywhere, so their rows are gathered; the weights' tiles are rectangles of one tall matrix, whose rows
+beyond an expert's own are computed and not written.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from engine.kernels.experts.mixture import Experts
+from engine.kernels.launch import Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A program's part of a product."""
+
+    outputs: int
+    inputs: int  # of a loop step
+    stages: int
+    warps: int
+
+
+GATED_SHAPE = Shape(128, 64, 4, 8)  # 128 outputs of both halves
+DOWN_SHAPE = Shape(256, 64, 4, 8)
+
+
+def gated(
+    x: torch.Tensor,
+    experts: Experts,
+    weights: torch.Tensor,
+    inner: torch.Tensor,
+    order: torch.Tensor,
+    tiles: torch.Tensor,
+    tile: int,
+) -> None:
+    """Write each pair's gated activation [P, I]."""
+    _launch(x, experts.gate_up, experts.gate_up_bias, experts, weights, inner, order, tiles, tile, gated=True)
+
+
+def down(
+    inner: torch.Tensor,
+    experts: Experts,
+    weights: torch.Tensor,
+    out: torch.Tensor,
+    order: torch.Tensor,
+    tiles: torch.Tensor,
+    tile: int,
+) -> None:
+    """Write each pair's weighted result to its place in `out` [K, T, H]."""
+    _launch(inner, experts.down, experts.down_bias, experts, weights, out, order, tiles, tile, gated=False)
+
+
+def _launch(
+    x: torch.Tensor,
+    matrices: torch.Tensor,
+    bias: torch.Tensor | None,
+    experts: Experts,
+    weights: torch.Tensor,
+    out: torch.Tensor,
+    order: torch.Tensor,
+    tiles: torch.Tensor,
+    tile: int,
+    *,
+    gated: bool,
+) -> None:
+    num_tokens, num_chosen = weights.shape
+    shape = GATED_SHAPE if gated else DOWN_SHAPE
+    num_outputs, num_inputs = out.shape[-1], matrices.shape[2]
+    step = min(shape.inputs, max(16, triton.next_power_of_2(num_inputs)))
+    tall = matrices.flatten(0, 1)
+    rows = TensorDescriptor(tall, list(tall.shape), list(tall.stride()), [shape.outputs, step])
+    clamp = experts.clamp
+    fixed = (
+        num_outputs, num_inputs, num_chosen, tile, shape.outputs, step, gated, bias is not None,
+        gated == experts.weighs_inputs, clamp is not None and gated, num_inputs % step != 0, shape.stages,
+    )  # fmt: skip
+    alpha, limit = (clamp.alpha, clamp.limit) if clamp is not None else (1.0, 0.0)
+    _MANY.launch(
+        (triton.cdiv(num_outputs, shape.outputs), tiles.shape[0]), (x.dtype, out.dtype, *fixed),
+        x, rows, out, matrices if bias is None else bias, weights, order, tiles, num_tokens, alpha, limit, *fixed,
+        num_warps=shape.warps, num_stages=shape.stages,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_tokens", "alpha", "limit"])
+def _many(
+    x, matrices, out, bias_EN, weights_P, order_P, tiles_S4, num_tokens, alpha, limit,
+    N: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    GATED: tl.constexpr, HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr, CLAMPED: tl.constexpr, RAGGED: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """`x` is [T, K] for the gated product, else [P, K]."""
+    tile = tl.program_id(1)
+    first_output = tl.program_id(0) * BN
+    expert = tl.load(tiles_S4 + tile * 4)
+    if expert >= 0:
+        first, count = tl.load(tiles_S4 + tile * 4 + 1), tl.load(tiles_S4 + tile * 4 + 2)
+        m, k = tl.arange(0, BM), tl.arange(0, BK)
+        n = first_output + tl.arange(0, BN)
+        there = m < count
+        # Places beyond the tile's own take its first row: what is computed for them is not written.
+        pair = tl.load(order_P + first + tl.where(there, m, 0))
+        x_row = (pair // CHOSEN if GATED else pair).to(tl.int64) * K
+        x_at = x + x_row[:, None] + k[None, :]
+        SIDES: tl.constexpr = 2 if GATED else 1
+        row = expert * (SIDES * N) + first_output
+        acc = tl.zeros((BM, BN), tl.float32)
+        if GATED:
+            acc_up = tl.zeros((BM, BN), tl.float32)
+        for at in tl.range(0, K, BK, num_stages=STAGES):
+            if RAGGED:
+                rows = tl.load(x_at + at, mask=(at + k < K)[None, :], other=0.0)
+            else:
+                rows = tl.load(x_at + at)
+            acc = tl.dot(rows, matrices.load([row, at]).T, acc, input_precision="ieee")
+            if GATED:
+                acc_up = tl.dot(rows, matrices.load([row + N, at]).T, acc_up, input_precision="ieee")
+        if WEIGHTED:
+            weight = tl.load(weights_P + pair)[:, None]
+        if GATED:
+            if WEIGHTED:
+                acc, acc_up = acc * weight, acc_up * weight
+            if HAS_BIAS:
+                bias_at = bias_EN + expert.to(tl.int64) * (2 * N) + n
+                acc += tl.load(bias_at, mask=n < N, other=0.0).to(tl.float32)[None, :]
+                acc_up += tl.load(bias_at + N, mask=n < N, other=0.0).to(tl.float32)[None, :]
+            if CLAMPED:
+                acc = tl.minimum(acc, limit)
+                acc_up = tl.minimum(tl.maximum(acc_up, -limit), limit) + 1.0
+            acc = acc / (1.0 + tl.exp(-alpha * acc)) * acc_up
+            target = out + pair.to(tl.int64)[:, None] * N + n[None, :]
+        else:
+            if HAS_BIAS:
+                acc += tl.load(bias_EN + expert.to(tl.int64) * N + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+            if WEIGHTED:
+                acc = acc * weight
+            place = (pair % CHOSEN).to(tl.int64) * num_tokens + pair // CHOSEN
+            target = out + place[:, None] * N + n[None, :]
+        tl.store(target, acc.to(out.dtype.element_ty), mask=there[:, None] & (n < N)[None, :])
+
+
+_MANY = Kernel(_many)

@@ -1,0 +1,59 @@
+"""Triton version of `mixture`: both products of the experts, and how each number of tokens is cut.
+
+T tokens, E experts, K experts a token, P = T K pairs, H hidden size, I intermediate size. The first product writes the gated
+activation of each pair [P, I], the second each pair's weighted result to its own place [K, T, H]: nothing is added up where
+the order would be left to chance.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.kernels.device import describe
+from engine.kernels.experts import triton_few, triton_many
+from engine.kernels.experts.mixture import Experts
+from engine.kernels.experts.routing import Choice
+from engine.kernels.experts.triton_grouping import group
+
+ALONE = 4  # pairs are tiles of their own while there are at most E / ALONE; more share weights
+FEW_ROWS_TILES = (16, 32, 64)  # pairs of a tile
+MANY_ROWS = 32  # average pairs of an expert from which rows of tokens are the tensor core's wide operand
+MANY_TILE = 128
+COPY_BYTES = 16  # rows that the bulk copy engine reads are multiples of it
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How the pairs are cut."""
+
+    tile: int  # pairs; 0: one each, without an order
+    is_many: bool
+
+
+def plan(num_pairs: int, num_experts: int, *, in_bulk: bool) -> Plan:
+    """`in_bulk`: the copy engine can read the matrices."""
+    if num_pairs * ALONE <= num_experts:
+        return Plan(0, is_many=False)
+    if in_bulk and num_pairs > MANY_ROWS * num_experts:
+        return Plan(MANY_TILE, is_many=True)
+    average = num_pairs / num_experts
+    return Plan(next((tile for tile in FEW_ROWS_TILES if average <= tile / 2), FEW_ROWS_TILES[-1]), is_many=False)
+
+
+def mixture(x: torch.Tensor, choice: Choice, experts: Experts) -> torch.Tensor:
+    (num_tokens, hidden), num_chosen = x.shape, choice.ids.shape[1]
+    num_experts, _, size = experts.down.shape
+    has_copies = describe(x.device).has_tma or not x.is_cuda
+    in_bulk = has_copies and all(length * x.element_size() % COPY_BYTES == 0 for length in (hidden, size))
+    cut = plan(num_tokens * num_chosen, num_experts, in_bulk=in_bulk)
+    # Terms of many tokens would take as long to write in float32 as a product takes.
+    dtype = x.dtype if cut.is_many else torch.float32
+    inner = torch.empty((num_tokens * num_chosen, size), dtype=x.dtype, device=x.device)
+    out = torch.empty((num_chosen, num_tokens, hidden), dtype=dtype, device=x.device)
+    if num_tokens == 0:
+        return out
+    order, tiles = (choice.ids, choice.ids) if cut.tile == 0 else group(choice.ids, num_experts, cut.tile)
+    products = triton_many if cut.is_many else triton_few
+    products.gated(x, experts, choice.weights, inner, order, tiles, cut.tile)
+    products.down(inner, experts, choice.weights, out, order, tiles, cut.tile)
+    return out

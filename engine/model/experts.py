@@ -1,0 +1,54 @@
+"""What a layer of experts is, as plain values, and how checkpoints name its tensors. Sizes are element counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from engine.kernels.experts.rule import RoutingRule
+
+
+class Order(Enum):
+    """How a checkpoint orders a tensor that holds all experts. E experts, H hidden size, I intermediate size."""
+
+    ROWS = auto()  # [E, 2 I, H] and [E, H, I]: outputs first, as the products read them
+    COLUMNS = auto()  # [E, H, 2 I] and [E, I, H]
+    INTERLEAVED_COLUMNS = auto()  # [E, H, 2 I], a gate's column before each column of up; and [E, I, H]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertTensors:
+    """Names below the layer's, and the order of tensors that hold all experts."""
+
+    router: tuple[str, ...] = ("mlp.gate",)  # one of these modules
+    each: tuple[str, str, str] | None = None  # gate, up and down of expert `{}`
+    all: tuple[tuple[str, str], ...] = (("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),)  # or one of these pairs
+    order: Order = Order.ROWS
+    correction: tuple[str, ...] = ()  # one of these tensors; none: the rule has no correction
+    correction_shape: tuple[int, ...] | None = None  # where it is not [E]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedExpertSpec:
+    """A gated MLP that every token passes through beside its experts."""
+
+    size: int
+    under: str  # name of its module
+    is_gated: bool = False  # its result is multiplied by sigmoid of one more product, `{under}_gate`
+    gate_up: str | None = None  # name of one tensor with both halves; None: gate_proj and up_proj
+    down: str = "down_proj"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseMlpSpec:
+    """Gated MLPs, of which a router chooses some for each token."""
+
+    num_experts: int
+    size: int  # of one expert
+    rule: RoutingRule
+    tensors: ExpertTensors
+    shared: SharedExpertSpec | None = None
+    router_bias: bool = False
+    expert_bias: bool = False
+    clamp: tuple[float, float] | None = None  # alpha and limit of the clamped activation; None: silu
+    weighs_inputs: bool = False

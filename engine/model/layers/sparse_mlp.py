@@ -1,0 +1,123 @@
+"""A mixture of experts: a router's choice of gated MLPs for each token, and those that every token passes through.
+
+E experts, H hidden size, I intermediate size of an expert.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from engine.kernels.experts import Clamp, Experts, mixture, route
+from engine.model.experts import ExpertTensors, Order, SharedExpertSpec, SparseMlpSpec
+from engine.model.layers.building import Surroundings
+from engine.model.layers.linear import Linear, LinearSpec
+from engine.model.parameters import Parameter, Part, Shard, Way, whole
+from engine.model.stream import Stream
+
+
+class SparseMlp:
+    def __init__(self, spec: SparseMlpSpec, around: Surroundings) -> None:
+        hidden = around.model.hidden_size
+        self._rule = spec.rule
+        self._norm = around.norm("post_attention_layernorm")
+        self._router = _one_of(spec.tensors.router, "weight", (spec.num_experts, hidden), around)
+        self._router_bias = self._correction = None
+        if spec.router_bias:
+            self._router_bias = _one_of(spec.tensors.router, "bias", (spec.num_experts,), around)
+        if spec.tensors.correction:
+            shape = spec.tensors.correction_shape or (spec.num_experts,)
+            correction = _one_of(spec.tensors.correction, "", shape, around, format=torch.float32)
+            self._correction = correction.view(-1)
+        self._experts = _experts(spec, around)
+        self._shared = None if spec.shared is None else _SharedExpert(spec.shared, around)
+
+    def __call__(self, stream: Stream) -> None:
+        x = stream.normed(self._norm)
+        choice = route(x, self._router, self._router_bias, self._correction, self._rule)
+        stream.add(mixture(x, choice, self._experts))
+        if self._shared is not None:
+            self._shared(stream, x)
+
+
+class _SharedExpert:
+    def __init__(self, spec: SharedExpertSpec, around: Surroundings) -> None:
+        hidden, under = around.model.hidden_size, spec.under
+        halves = {f"{under}.gate_proj": spec.size, f"{under}.up_proj": spec.size}
+        gate_up = halves if spec.gate_up is None else {f"{under}.{spec.gate_up}": 2 * spec.size}
+        down = {f"{under}.{spec.down}": hidden}
+        self._gate_up = around.linear(LinearSpec(inputs=hidden, outputs=gate_up, bias=False, shard=Shard.OUTPUTS))
+        self._down = around.linear(LinearSpec(inputs=spec.size, outputs=down, bias=False, shard=Shard.INPUTS))
+        self._gate: Linear | None = None
+        if spec.is_gated:
+            outputs = {f"{under}_gate": 1}
+            self._gate = around.linear(LinearSpec(inputs=hidden, outputs=outputs, bias=False, shard=Shard.NONE))
+
+    def __call__(self, stream: Stream, x: torch.Tensor) -> None:
+        inner = self._gate_up.gated(x)
+        if self._gate is not None:
+            inner = inner * self._gate(x).sigmoid()
+        stream.plus(self._down, inner)
+
+
+def _one_of(
+    names: tuple[str, ...],
+    tensor: str,
+    shape: tuple[int, ...],
+    around: Surroundings,
+    *,
+    format: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Declare a parameter that every rank has whole, under the first of the names or another."""
+    parameters = [replace(whole(f"{name}.{tensor}".rstrip("."), *shape), format=format) for name in names]
+    return around.weights.new(parameters[0], ways=[Way(parameter) for parameter in parameters], under=around.under)
+
+
+def _experts(spec: SparseMlpSpec, around: Surroundings) -> Experts:
+    num, size, hidden, tensors = spec.num_experts, spec.size, around.model.hidden_size, spec.tensors
+    gate_up_bias = down_bias = None
+    if spec.expert_bias:
+        gate_up_bias = _of_all(tensors, 0, "_bias", (num, 2 * size), around)
+        down_bias = _of_all(tensors, 1, "_bias", (num, hidden), around)
+    return Experts(
+        gate_up=_of_all(tensors, 0, "", (num, 2 * size, hidden), around),
+        down=_of_all(tensors, 1, "", (num, hidden, size), around),
+        gate_up_bias=gate_up_bias,
+        down_bias=down_bias,
+        clamp=None if spec.clamp is None else Clamp(alpha=spec.clamp[0], limit=spec.clamp[1]),
+        weighs_inputs=spec.weighs_inputs,
+    )
+
+
+def _of_all(
+    tensors: ExpertTensors, which: int, suffix: str, shape: tuple[int, ...], around: Surroundings
+) -> torch.Tensor:
+    """Declare gate and up (`which` = 0) or down (1) of all experts: one tensor, or one for each expert and matrix."""
+    ways = [_together(pair[which] + suffix, shape, tensors.order, halves=which == 0) for pair in tensors.all]
+    if tensors.each is not None:
+        modules = tensors.each[:2] if which == 0 else tensors.each[2:]
+        rows = shape[1] // len(modules)
+        parts = tuple(
+            Part(name=f"{module.format(expert)}.weight", rows=slice(at * rows, (at + 1) * rows), expert=expert)
+            for expert in range(shape[0])
+            for at, module in enumerate(modules)
+        )
+        ways.insert(0, Way(Parameter(shape=shape, parts=parts, shard=Shard.EXPERTS)))
+    parameter = Parameter(shape=shape, parts=whole("", *shape).parts, shard=Shard.EXPERTS)
+    return around.weights.new(parameter, ways=ways, under=around.under)
+
+
+def _together(name: str, shape: tuple[int, ...], order: Order, *, halves: bool) -> Way:
+    """One tensor with all experts."""
+    num_experts, *matrix = shape
+    swapped = len(matrix) == 2 and order is not Order.ROWS
+    stored = (num_experts, *(reversed(matrix) if swapped else matrix))
+    parameter = Parameter(shape=stored, parts=whole(name, *stored).parts, shard=Shard.EXPERTS)
+
+    def seen(share: torch.Tensor) -> torch.Tensor:
+        if halves and order is Order.INTERLEAVED_COLUMNS:
+            share = share.unflatten(1, (2, -1)).movedim(1, -1)  # [E, I, H, 2], or [E, I, 2] of biases
+        return share.transpose(1, 2) if swapped else share
+
+    return Way(parameter, seen)

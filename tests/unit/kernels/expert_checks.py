@@ -1,0 +1,182 @@
+"""Checks of the kernels of mixtures of experts against float64, token by token.
+
+`test_triton.py` runs them in Triton's interpreter, `tests/gpu/test_kernels.py` on a GPU.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from engine.kernels.device import use_triton
+from engine.kernels.experts import Choice, Clamp, Experts, RoutingRule, Score, mixture, route
+from engine.kernels.experts.rule import GroupScore
+from tests.unit.kernels.references import close
+from tests.unit.kernels.triton_checks import poisoned
+
+RULES: list[tuple[int, RoutingRule]] = [
+    (8, RoutingRule(chosen=2, renormalised=True)),
+    (20, RoutingRule(chosen=3)),
+    (128, RoutingRule(chosen=8, renormalised=True)),
+    (1, RoutingRule(chosen=1)),
+    (32, RoutingRule(chosen=4, score=Score.SOFTMAX_OF_CHOSEN)),
+    (16, RoutingRule(chosen=1, score=Score.SIGMOID)),
+    (
+        32,
+        RoutingRule(
+            chosen=4, score=Score.SIGMOID, num_groups=4, groups_kept=2, group_score=GroupScore.TWO_BEST,
+            renormalised=True, scale=2.5,
+        ),
+    ),
+    (60, RoutingRule(chosen=6, num_groups=3, groups_kept=1, scale=16.0)),
+]  # fmt: skip
+
+
+def check_routing(device: str, large: bool) -> None:
+    for index, (num_experts, rule) in enumerate(RULES):
+        has_bias = index % 2 == 1
+        for num_tokens, hidden in [(2, 512), (5, 48)] + [(70, 64)] * (not index) + [(4096, 2048)] * large:
+            x = torch.randn(num_tokens, hidden, device=device).half()
+            router = (torch.randn(num_experts, hidden, device=device) / hidden**0.5).half()
+            bias = torch.randn(num_experts, device=device) if has_bias else None
+            correction = torch.randn(num_experts, device=device) if has_bias else None
+            choice = route(x, router, bias, correction, rule)
+            _check_choice(choice, x, router, bias, correction, rule)
+
+
+def _check_choice(
+    choice: Choice,
+    x: torch.Tensor,
+    router: torch.Tensor,
+    bias: torch.Tensor | None,
+    correction: torch.Tensor | None,
+    rule: RoutingRule,
+) -> None:
+    """Kernel and twin agree wherever the twin's choice does not hang on rounding."""
+    expected = route.reference(x, router, bias, correction, rule)
+    assert choice.ids.dtype == torch.int32
+    assert bool(((choice.ids >= 0) & (choice.ids < len(router))).all())
+    same = (choice.ids == expected.ids).all(dim=1)
+    assert same.double().mean() > 0.9, "choices differ by more than rounding"
+    close(choice.weights[same], expected.weights[same].double(), torch.float32)
+
+
+def check_routing_of_nan(device: str, large: bool) -> None:
+    """What was never written, or overflowed, still chooses experts that exist."""
+    for (num_experts, rule), value in itertools.product(RULES, (float("nan"), float("inf"))):
+        x = torch.full((3, 512), value, device=device).half()
+        ids = route(x, torch.randn(num_experts, 512, device=device).half(), None, None, rule).ids
+        assert bool(((ids >= 0) & (ids < num_experts)).all())
+
+
+def check_mixture(device: str, large: bool) -> None:
+    """Every way to cut the pairs: one each, few an expert, many an expert, experts without a token."""
+    shapes = [(1, 32, 2, 64, 48), (3, 4, 2, 80, 40), (20, 5, 3, 64, 32), (70, 4, 3, 64, 136), (150, 2, 2, 40, 72)]
+    large_shapes = [
+        (4, 128, 8, 2048, 768),
+        (64, 128, 8, 2048, 768),
+        (700, 32, 4, 2880, 2880),
+        (1024, 128, 8, 2048, 768),
+    ]
+    for num_tokens, num_experts, chosen, hidden, size in shapes + large_shapes * large:
+        _check_mixture(num_tokens, num_experts, chosen, hidden, size, device)
+
+
+def check_mixture_with_bias(device: str, large: bool) -> None:
+    clamp = Clamp(alpha=1.702, limit=0.5)
+    for num_tokens, num_experts in [(1, 16), (9, 4), (150, 2)]:
+        _check_mixture(num_tokens, num_experts, 2, 48, 40, device, has_bias=True, clamp=clamp)
+        _check_mixture(num_tokens, num_experts, 1, 48, 40, device, weighs_inputs=True)
+
+
+def _check_mixture(
+    num_tokens: int,
+    num_experts: int,
+    chosen: int,
+    hidden: int,
+    size: int,
+    device: str,
+    *,
+    has_bias: bool = False,
+    **more: Any,
+) -> None:
+    x = torch.randn(num_tokens, hidden, device=device).half()
+    gate_up = (torch.randn(num_experts, 2 * size, hidden, device=device) / hidden**0.5).half()
+    down = (torch.randn(num_experts, hidden, size, device=device) / size**0.5).half()
+    biases = {}
+    if has_bias:
+        biases["gate_up_bias"] = torch.randn(num_experts, 2 * size, device=device).half()
+        biases["down_bias"] = torch.randn(num_experts, hidden, device=device).half()
+    experts = Experts(gate_up=gate_up, down=down, **biases, **more)
+    # All but the last expert, and the first one more often: no tile is like the other.
+    likely = torch.ones(num_tokens, num_experts, device=device)
+    likely[:, 0] = 3
+    likely[:, chosen:][:, -1:] = 0
+    ids = torch.multinomial(likely, chosen).to(torch.int32)
+    choice = Choice(ids, torch.rand(num_tokens, chosen, device=device))
+    terms = mixture(x, choice, experts)
+    terms = terms.sum(dim=0, dtype=torch.float32) if terms.dim() == 3 else terms
+    close(terms, _mixture_of(x, choice, experts), torch.float16)
+
+
+def _mixture_of(x: torch.Tensor, choice: Choice, experts: Experts) -> torch.Tensor:
+    """In float64, without a thought of what is stored between the products."""
+    out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+    for expert in range(len(experts.down)):
+        tokens, slots = (choice.ids == expert).nonzero(as_tuple=True)
+        weight = choice.weights[tokens, slots, None].double()
+        rows = x[tokens].double() * (weight if experts.weighs_inputs else 1)
+        inner = rows @ experts.gate_up[expert].double().T
+        if experts.gate_up_bias is not None:
+            inner += experts.gate_up_bias[expert].double()
+        gate, up = inner.chunk(2, dim=-1)
+        if experts.clamp is None:
+            inner = gate * gate.sigmoid() * up
+        else:
+            gate, up = gate.clamp(max=experts.clamp.limit), up.clamp(-experts.clamp.limit, experts.clamp.limit)
+            inner = (up + 1) * gate * (experts.clamp.alpha * gate).sigmoid()
+        result = inner @ experts.down[expert].double().T
+        if experts.down_bias is not None:
+            result += experts.down_bias[expert].double()
+        out.index_add_(0, tokens, result if experts.weighs_inputs else result * weight)
+    return out
+
+
+def check_a_tokens_mixture_is_its_own(device: str, large: bool) -> None:
+    """The same bits for a token, whoever is beside it in a pass that is cut alike."""
+    x = torch.randn(40, 64, device=device).half()
+    gate_up, down = torch.randn(8, 96, 64, device=device).half(), torch.randn(8, 64, 48, device=device).half()
+    experts = Experts(gate_up=gate_up, down=down)
+    choice = route(x, torch.randn(8, 64, device=device).half(), None, None, RoutingRule(chosen=2))
+    whole = mixture(x, choice, experts)
+    order = torch.randperm(40, device=device)
+    moved = mixture(x[order], Choice(choice.ids[order], choice.weights[order]), experts)
+    if device == "cpu":  # the interpreter's products know where a row is
+        close(moved, whole[:, order].double())
+    else:
+        assert torch.equal(whole[:, order], moved)
+
+
+CHECKS: dict[str, Callable[[str, bool], None]] = {
+    "routing": check_routing,
+    "routing_of_nan": check_routing_of_nan,
+    "mixture": check_mixture,
+    "mixture_with_bias": check_mixture_with_bias,
+    "a_tokens_mixture_is_its_own": check_a_tokens_mixture_is_its_own,
+}
+
+
+def run(name: str, device: str, *, large: bool) -> None:
+    """Run one check; its assertions tell."""
+    assert use_triton(torch.zeros(1, device=device)), "this would check the twin"
+    torch.manual_seed(0)
+    with poisoned():
+        CHECKS[name](device, large)
+
+
+def interpret(name: str) -> None:
+    """For `interpreter`."""
+    run(name, "cpu", large=False)
