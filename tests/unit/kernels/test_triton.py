@@ -30,6 +30,7 @@ LONG = {
     "random",
     "mistral",
     "qwen3",
+    "qwen3_moe",
 }  # up to a minute each: `make long`
 
 
@@ -47,6 +48,6 @@ def test_paged_prefill(interpreter: Interpreter, name: str) -> None:
     interpreter.check("prefill_checks", name)
 
 
-@pytest.mark.parametrize("family", cases(["mistral", "qwen3"]))
+@pytest.mark.parametrize("family", cases(["mistral", "qwen3", "qwen3_moe"]))
 def test_a_pass_in_a_larger_graph(interpreter: Interpreter, family: str, tmp_path: Path) -> None:
     interpreter.check("graph_checks", str(build_tiny_model(tmp_path / family, family)))
