@@ -9,11 +9,14 @@ from engine.kernels.experts.rule import RoutingRule
 
 
 class Order(Enum):
-    """How a checkpoint orders a tensor that holds all experts. E experts, H hidden size, I intermediate size."""
+    """How a checkpoint orders a tensor that holds all experts. E experts, H hidden size, I intermediate size.
 
-    ROWS = auto()  # [E, 2 I, H] and [E, H, I]: outputs first, as the products read them
+    Interleaved, each of the gate's columns stands before its column of up.
+    """
+
+    ROWS = auto()  # [E, 2 I, H] and [E, H, I], as the products read them
     COLUMNS = auto()  # [E, H, 2 I] and [E, I, H]
-    INTERLEAVED_COLUMNS = auto()  # [E, H, 2 I], a gate's column before each column of up; and [E, I, H]
+    INTERLEAVED_COLUMNS = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

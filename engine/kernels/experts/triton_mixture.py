@@ -15,9 +15,11 @@ from engine.kernels.experts.mixture import Experts
 from engine.kernels.experts.routing import Choice
 from engine.kernels.experts.triton_grouping import group
 
-ALONE = 4  # pairs are tiles of their own while there are at most E / ALONE; more share weights
+# Pairs are tiles of their own while there are at most E / ALONE of them. More share an expert's weights.
+ALONE = 4
 FEW_ROWS_TILES = (16, 32, 64)  # pairs of a tile
-MANY_ROWS = 32  # average pairs of an expert from which rows of tokens are the tensor core's wide operand
+# Average pairs of an expert from which tokens are the tensor core's wide operand.
+MANY_ROWS = 32
 MANY_TILE = 128
 COPY_BYTES = 16  # rows that the bulk copy engine reads are multiples of it
 

@@ -9,8 +9,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.model.families import llama, mistral, qwen2, qwen3
-from engine.model.families.experts import qwen3_moe
+from engine.model.families import experts, llama, mistral, qwen2, qwen3
 from engine.model.families.fields import Fields
 from engine.model.layers.linear import FORMATS
 from engine.model.spec import ModelSpec, UnsupportedModelError
@@ -20,7 +19,7 @@ FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
     "MistralForCausalLM": mistral.read,
     "Qwen2ForCausalLM": qwen2.read,
     "Qwen3ForCausalLM": qwen3.read,
-    "Qwen3MoeForCausalLM": qwen3_moe.read,
+    **experts.FAMILIES,
 }
 
 
