@@ -14,7 +14,7 @@ class Order(Enum):
     Interleaved, each of the gate's columns stands before its column of up.
     """
 
-    ROWS = auto()  # [E, 2 I, H] and [E, H, I], as the products read them
+    ROWS = auto()  # [E, 2 I, H] and [E, H, I]
     COLUMNS = auto()  # [E, H, 2 I] and [E, I, H]
     INTERLEAVED_COLUMNS = auto()
 
