@@ -47,7 +47,7 @@ class SparseMlpSpec:
     """Gated MLPs, of which a router chooses some for each token."""
 
     num_experts: int
-    size: int  # of one expert
+    size: int  # one expert has
     rule: RoutingRule
     tensors: ExpertTensors
     shared: SharedExpertSpec | None = None

@@ -89,7 +89,7 @@ class Weights:
     def __init__(self, dtype: torch.dtype, device: torch.device, *, rank: int = 0, size: int = 1) -> None:
         self.dtype, self.device = dtype, device
         self.destinations: dict[str, Destination] = {}  # by the tensor's name
-        self.ways: list[tuple[frozenset[str], ...]] = []  # for each parameter, the tensors of every way to store it
+        self.ways: list[tuple[frozenset[str], ...]] = []  # each parameter: the tensors of every way to store it
         self.unused: set[str] = set()  # a checkpoint may have these tensors; the model does not need them
         self._rank, self._size = rank, size
 

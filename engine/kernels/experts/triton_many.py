@@ -21,7 +21,7 @@ class Shape:
     """A program's part of a product."""
 
     outputs: int
-    inputs: int  # of a loop step
+    inputs: int  # a loop step takes
     stages: int
     warps: int
 
