@@ -8,29 +8,44 @@ import json
 import signal
 import sys
 import time
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import httpx
 
-from cli.bench.client import Sample, Target
-from cli.bench.report import render, summarize
+from cli.bench.aliases import SEPARATOR, translated
+from cli.bench.client import Sample, Target, message_of
+from cli.bench.compare import compared
+from cli.bench.files import check_writable, document, lines, metadata_of, read, table, write
+from cli.bench.load import more_fields
+from cli.bench.page import page
+from cli.bench.report import progress_line, render, rows_of, step_head, step_row, verdict
+from cli.bench.results import Done, missed_already, shares_of, summarize
 from cli.bench.run import LoadGenerator, Run
 from cli.bench.settings import BenchSettings
+from cli.bench.steps import MaxSearch, Step, of_step, seed_of, steps_of
 from cli.reach import Gateway
 from common.settings import ConfigError, fail, load_settings
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 PROGRESS_EVERY_S = 0.5
+BETWEEN_STEPS_S = 1.0  # what was given up ends at the server meanwhile
 
 
 def main() -> int:
-    """Entry point; 1 when a request failed, 2 when nothing could be sent."""
+    """Entry point; 1 when a request failed or no rate was within the objectives, 2 when nothing could be sent."""
     try:
-        settings = load_settings(BenchSettings, command="bench", arguments=sys.argv[1:])
+        arguments, needless = translated(sys.argv[1:])
+        settings = load_settings(BenchSettings, command="bench", arguments=arguments)
+        if needless:
+            print(f"baton: not needed here, ignored: {', '.join(needless)}", file=sys.stderr)
+        if settings.compare:
+            return compare(settings.compare)
+        steps = steps_of(settings)
+        check(settings)
         server = settings.gateway()
         target = Target.of(server.url, PATHS[settings.endpoint], server.api_key, server.trusted)
-        model = settings.served_model_name or first_model(server)
-        return asyncio.run(bench(settings, server.url, target, model))
+        bench = Bench(settings, server.url, target, settings.served_model_name or first_model(server))
+        return asyncio.run(bench.run(steps))
     except KeyboardInterrupt:  # before the load began
         return 130
     except (ConfigError, ValueError, OSError) as error:
@@ -39,66 +54,167 @@ def main() -> int:
         return fail(server.silent(error))
 
 
+def compare(files: str) -> int:
+    """Print two results side by side. Raises ConfigError."""
+    paths = files.split(SEPARATOR)
+    if len(paths) != 2:
+        raise ConfigError(f"--compare takes two results of --json, not {len(paths)}: --compare A.json B.json")
+    print(compared(*map(read, paths)))
+    return 0
+
+
+def check(settings: BenchSettings) -> None:
+    """Before any load: what would fail after it. Raises ConfigError."""
+    shares_of(settings)
+    rows_of(settings)
+    metadata_of(settings)
+    more_fields(settings)
+    check_writable(settings)
+
+
 def first_model(server: Gateway) -> str:
     """The first model that the server lists. Raises httpx.HTTPError and ConfigError."""
     with server.client(timeout_s=10) as client:
         answer = client.get("/v1/models")
     if answer.status_code != 200:
-        raise ConfigError(f"{server.url}/v1/models: HTTP {answer.status_code}; --api-key or --served-model-name?")
+        said = message_of(answer.content)
+        hint = "--api-key or --served-model-name?"
+        raise ConfigError(f"{server.url}/v1/models: HTTP {answer.status_code}: {said}; {hint}")
     models = answer.json()["data"]
     if not models:
         raise ConfigError(f"{server.url} lists no model: give --served-model-name")
     return str(models[0]["id"])
 
 
-async def bench(settings: BenchSettings, url: str, target: Target, model: str) -> int:
-    """Send the load, print the report; Ctrl-C ends the load and prints what there is."""
+class Bench:
+    """A run: its steps, one after the other, and what came of them. Ctrl-C ends it and keeps what there is."""
 
-    def ended(run: Run, sample: Sample) -> None:
-        if settings.print_each:
-            what = (
-                sample.error
-                or f"{sample.tokens} tokens, TTFT {sample.ttft * 1e3:.1f} ms, in all {sample.e2e * 1e3:.1f} ms"
-            )
-            print(f"{len(run.samples)}/{settings.num_prompts} {what}", flush=True)
+    def __init__(self, settings: BenchSettings, url: str, target: Target, model: str) -> None:
+        self._settings, self._url, self._target, self._model = settings, url, target, model
+        self._done: list[Done] = []
+        self._search: MaxSearch | None = None
+        self._sending: asyncio.Task[None] | None = None
+        self._interrupted = False
 
-    generator = LoadGenerator(settings, target, model, ended)
-    for sample in await generator.warm_up():
-        if sample.error:
-            raise ConfigError(f"the warm-up failed: {sample.error}")
-    sending = asyncio.create_task(generator.send())
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, sending.cancel)
-    progress = asyncio.create_task(_progress(generator, settings)) if sys.stderr.isatty() else None
+    async def run(self, steps: list[Step]) -> int:
+        """Send the load, print and write what was found; the exit code. Raises ConfigError."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._interrupt)
+        await self._warm_up()
+        if self._settings.find_max:
+            await self._find(MaxSearch(self._settings.request_rate))
+        else:
+            await self._sweep(steps)
+        if not self._done:
+            return 130
+        chosen = self._chosen()
+        self._tell(chosen)
+        if self._search is not None:
+            return 0 if self._search.met else 1
+        return 0 if all(done.summary["completed"] and not done.summary["failed"] for done in self._done) else 1
+
+    async def _warm_up(self) -> None:
+        generator = LoadGenerator(self._settings, self._target, self._model, lambda run, sample: None, 0)
+        for sample in await generator.warm_up():
+            if sample.error:
+                raise ConfigError(f"the warm-up failed: {sample.error}")
+
+    async def _sweep(self, steps: list[Step]) -> None:
+        if len(steps) > 1:
+            print(step_head(self._settings), flush=True)
+        for step in steps:
+            if not self._interrupted:
+                await self._step(step, several=len(steps) > 1)
+
+    async def _find(self, search: MaxSearch) -> None:
+        self._search = search
+        print(step_head(self._settings), flush=True)
+        while (rate := search.rate) is not None and not self._interrupted:
+            done = await self._step(Step(rate), several=True)
+            if self._interrupted:
+                return
+            share = done.summary["slo_attainment"]
+            search.took(rate, met=not done.run.settled and share >= self._settings.slo_share)
+
+    async def _step(self, step: Step, *, several: bool) -> Done:
+        settings, index = of_step(self._settings, step), len(self._done)
+        if index:
+            await asyncio.sleep(BETWEEN_STEPS_S)
+        generator = LoadGenerator(settings, self._target, self._model, self._ended(settings), seed_of(settings, index))
+        run = generator.run
+        self._sending = asyncio.create_task(generator.send())
+        with _shown(run, settings, str(step) if several else ""):
+            try:
+                await self._sending
+            except asyncio.CancelledError:
+                run.interrupted = not run.settled
+        done = Done(step, run, summarize(run, settings))
+        self._done.append(done)
+        if several:
+            print(step_row(done), flush=True)
+        return done
+
+    def _ended(self, settings: BenchSettings) -> Callable[[Run, Sample], None]:
+        def ended(run: Run, sample: Sample) -> None:
+            if settings.print_each:
+                took = f"{sample.tokens} tokens, TTFT {sample.ttft * 1e3:.1f} ms, in all {sample.e2e * 1e3:.1f} ms"
+                print(f"{len(run.samples)}/{settings.num_prompts} {sample.error or took}", flush=True)
+            if self._search is not None and self._sending is not None and missed_already(run, settings):
+                run.settled = True
+                self._sending.cancel()
+
+        return ended
+
+    def _interrupt(self) -> None:
+        self._interrupted = True
+        if self._sending is not None:
+            self._sending.cancel()
+
+    def _chosen(self) -> Done:
+        """The step that stands for the run: of a search the highest rate that met, else the highest goodput or throughput."""
+        if self._search is not None:
+            met = [done for done in self._done if done.step.rate == self._search.met]
+            return met[0] if met else self._done[-1]
+        figure = "goodput_requests_per_s" if self._settings.has_objectives else "output_tokens_per_s"
+        return max(self._done, key=lambda done: float(done.summary[figure]))
+
+    def _tell(self, chosen: Done) -> None:
+        """Files first: whoever reads the text may have closed the pipe."""
+        settings, search = self._settings, self._search
+        found = (search.met or None) if search is not None else None
+        told = document(settings, self._url, self._model, self._done, chosen, found)
+        if settings.json_file:
+            write(settings.json_file, json.dumps(told, indent=2) + "\n", "--json")
+        if settings.csv:
+            write(settings.csv, table(told), "--csv")
+        if settings.per_request:
+            write(settings.per_request, lines(settings, self._done), "--per-request")
+        if settings.html:
+            write(settings.html, page(told, self._done, chosen, within=settings.objectives()), "--html")
+        if search is not None:
+            print(f"\n{verdict(search, settings)}")
+        if len(self._done) > 1:
+            print(f"\nat {chosen.step}:")
+        print(render(chosen.summary, chosen.run, settings), flush=True)
+
+
+@contextlib.contextmanager
+def _shown(run: Run, settings: BenchSettings, title: str) -> Iterator[None]:
+    """Show on a terminal where the step is, while it runs."""
+    progress = asyncio.create_task(_progress(run, settings, title)) if sys.stderr.isatty() else None
     try:
-        await sending
-    except asyncio.CancelledError:
-        generator.run.interrupted = True
+        yield
     finally:
         if progress is not None:
             progress.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await progress
-    summary = summarize(generator.run, settings)
-    print(render(summary, generator.run))
-    if settings.json_file:
-        options = settings.model_dump(exclude={"url", "api_key", "data_dir", "json_file"})
-        result = {"server": url, "model": model, "options": options, "results": summary}
-        Path(settings.json_file).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    return 0 if summary["completed"] and not summary["failed"] else 1
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-async def _progress(generator: LoadGenerator, settings: BenchSettings) -> None:
-    try:
-        while True:
-            run = generator.run
-            failed = sum(1 for sample in run.samples if sample.error)
-            seconds = time.monotonic() - (run.started or time.monotonic())
-            ended = f"{len(run.samples)}/{settings.num_prompts} ended"
-            line = f"{seconds:6.1f} s  {ended}, {run.in_flight} in flight, {failed} failed"
-            print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
-            await asyncio.sleep(PROGRESS_EVERY_S)
-    finally:
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+async def _progress(run: Run, settings: BenchSettings, title: str) -> None:
+    while True:
+        seconds = time.monotonic() - (run.started or time.monotonic())
+        line = f"{title}  " if title else ""
+        print(f"\r{line}{progress_line(run, settings, seconds)}\x1b[K", end="", file=sys.stderr, flush=True)
+        await asyncio.sleep(PROGRESS_EVERY_S)
 
 
 if __name__ == "__main__":

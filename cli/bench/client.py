@@ -15,8 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from common.log import printable
+
 ERRORS = (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)
 LINE_LIMIT = 1 << 20  # bytes of one line of an answer
+MAX_REASON = 1 << 16  # bytes of a refusal's body
+MAX_SAID = 300  # characters of it
 
 
 @dataclass(slots=True)
@@ -87,7 +91,7 @@ class Connection:
         self._writer.write(self._head(len(body)) + body)
         status, headers = await self._answer_head()
         if status != 200:
-            raise ValueError(f"HTTP {status}")
+            raise ValueError(f"HTTP {status}{await self._reason(headers)}")
         done = False
         pending = b""
         async for chunk, now in self._chunks(headers):
@@ -117,6 +121,18 @@ class Connection:
             headers[name.lower()] = value.strip().lower()
         return int(words[1]), headers
 
+    async def _reason(self, headers: dict[str, str]) -> str:
+        """What a refusal's body says, with a colon before it; "" for a body that says nothing."""
+        try:
+            if headers.get("transfer-encoding") == "chunked":
+                body = b"".join([chunk async for chunk, _ in self._chunks(headers)])
+            else:
+                body = await self._reader.readexactly(min(int(headers.get("content-length", "0")), MAX_REASON))
+        except ERRORS:
+            return ""
+        said = message_of(body)
+        return f": {said}" if said else ""
+
     async def _chunks(self, headers: dict[str, str]) -> AsyncIterator[tuple[bytes, float]]:
         """The pieces of the body, each with its time of arrival."""
         if headers.get("transfer-encoding") != "chunked":
@@ -127,10 +143,21 @@ class Connection:
         await self._reader.readline()
 
 
+def message_of(body: bytes) -> str:
+    """The message of an error's body: OpenAI's form, FastAPI's, or plain text, as one line."""
+    try:
+        found = json.loads(body)
+        error = found.get("error", found)
+        text = error if isinstance(error, str) else error.get("message") or error.get("detail") or ""
+    except (ValueError, AttributeError):
+        text = body.decode(errors="replace")
+    return printable(" ".join(str(text).split()))[:MAX_SAID]
+
+
 def _take(sample: Sample, event: dict[str, Any], now: float) -> None:
     """Add one event of the stream to `sample`. Raises ValueError for an error event."""
     if event.get("error"):
-        raise ValueError(f"stream: {event['error']}")
+        raise ValueError(f"stream: {message_of(json.dumps(event).encode())}")
     if usage := event.get("usage"):
         sample.tokens = usage["completion_tokens"]
         sample.prompt_tokens = usage.get("prompt_tokens", 0)

@@ -15,7 +15,7 @@ from common.settings import ConfigError
 def bodies(settings: BenchSettings, model: str, count: int, seed: int) -> list[bytes]:
     """`count` request bodies, the same for the same seed. Raises ConfigError for an unusable file."""
     random_ = random.Random(seed)
-    if settings.dataset_path:
+    if _is_from_file(settings):
         prompts = read_prompts(Path(settings.dataset_path), settings.output_len)
         random_.shuffle(prompts)
         chosen = [prompts[index % len(prompts)] for index in range(count)]
@@ -30,17 +30,18 @@ def arrivals(settings: BenchSettings, seed: int) -> list[float]:
     count, rate = settings.num_prompts, settings.request_rate
     if rate and settings.arrivals == "constant":
         return [index / rate for index in range(count)]
-    return poisson(count, rate, random.Random(seed))
+    return poisson(count, rate, random.Random(seed), settings.burstiness)
 
 
-def poisson(count: int, rate: float, random_: random.Random) -> list[float]:
-    """Seconds from the first of `count` arrivals: Poisson gaps, scaled to take `count / rate` seconds in all.
+def poisson(count: int, rate: float, random_: random.Random, shape: float = 1.0) -> list[float]:
+    """Seconds from the first of `count` arrivals: gamma gaps (a shape of 1: Poisson), scaled to take `count / rate` seconds.
 
     So does `vllm bench serve`: unscaled, a few hundred arrivals miss the rate by up to a tenth. All 0 for a rate of 0.
     """
     if not rate:
         return [0.0] * count
-    ends = list(itertools.accumulate(random_.expovariate(rate) for _ in range(count)))
+    gaps = (random_.expovariate(rate) if shape == 1 else random_.gammavariate(shape, 1 / shape) for _ in range(count))
+    ends = list(itertools.accumulate(gaps))
     scale = count / rate / ends[-1]
     return [0.0, *(scale * end for end in ends[:-1])]
 
@@ -61,6 +62,29 @@ def read_prompts(path: Path, default_len: int) -> list[tuple[str, int]]:
     if not prompts:
         raise ConfigError(f'--dataset-path {path}: no row has a "prompt" or "conversations"')
     return prompts
+
+
+def _is_from_file(settings: BenchSettings) -> bool:
+    """Raises ConfigError when the kind of prompts and the file don't go together."""
+    kind, path = settings.dataset_name, settings.dataset_path
+    if kind == "random" and path:
+        raise ConfigError("--dataset-name random takes no --dataset-path")
+    if kind in ("sharegpt", "custom") and not path:
+        raise ConfigError(f"--dataset-name {kind} needs --dataset-path FILE")
+    return bool(path)
+
+
+def more_fields(settings: BenchSettings) -> dict[str, Any]:
+    """What `--extra-body` adds to each request. Raises ConfigError."""
+    if not settings.extra_body:
+        return {}
+    try:
+        fields = json.loads(settings.extra_body)
+    except ValueError as error:
+        raise ConfigError(f"--extra-body: {error}") from None
+    if not isinstance(fields, dict):
+        raise ConfigError('--extra-body: a JSON object, for instance {"top_k": 5}')
+    return fields
 
 
 def _prompt(row: Any, default_len: int) -> tuple[str, int] | None:
@@ -96,4 +120,4 @@ def _body(settings: BenchSettings, model: str, prompt: str | list[int], answer: 
         request["messages"] = [{"role": "user", "content": prompt}]
     else:
         request["prompt"] = prompt
-    return json.dumps(request).encode()
+    return json.dumps(request | more_fields(settings)).encode()

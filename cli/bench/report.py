@@ -1,4 +1,4 @@
-"""What the samples say: percentiles, throughput, goodput, errors by kind, and plots in plain text."""
+"""A run's results as plain text: figures, tables and plots; pure."""
 
 from __future__ import annotations
 
@@ -6,71 +6,32 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cli.bench.client import Sample, percentile
+from cli.bench.client import Sample
+from cli.bench.results import Done, Summary, names_of, shares_of
 from cli.bench.run import Run
 from cli.bench.settings import BenchSettings
+from cli.bench.steps import MaxSearch
+from common.settings import ConfigError
 
-PERCENTILES = (0.5, 0.9, 0.95, 0.99)
 BAR = 40  # characters
 TIME_LINE = 60  # columns
 LEVELS = " ▁▂▃▄▅▆▇█"
+MAX_ERRORS = 8  # kinds that are shown
+LATE_MS = 50.0  # said when requests were sent so late
+ROWS = {"ttft": "ttft", "itl": "itl", "tpot": "tpot", "e2el": "e2e", "e2e": "e2e"}  # vLLM's names, and ours
 
 
-def summarize(run: Run, settings: BenchSettings) -> dict[str, Any]:
-    """The results as JSON-ready values: latencies in milliseconds, rates per second."""
-    good = [sample for sample in run.samples if not sample.error]
-    seconds = max(run.ended - run.started, 1e-9)
-    several = [sample for sample in good if sample.tokens > 1]
-    within = sum(meets_slo(sample, settings) for sample in good)
-    prompt_tokens, tokens = sum(sample.prompt_tokens for sample in good), sum(sample.tokens for sample in good)
-    return {
-        "duration_s": seconds,
-        "interrupted": run.interrupted,
-        "completed": len(good),
-        "failed": len(run.samples) - len(good),
-        "errors": dict(Counter(sample.error for sample in run.samples if sample.error)),
-        "input_tokens": prompt_tokens,
-        "output_tokens": tokens,
-        "requests_per_s": len(good) / seconds,
-        "input_tokens_per_s": prompt_tokens / seconds,
-        "output_tokens_per_s": tokens / seconds,
-        "goodput_requests_per_s": within / seconds,
-        "slo_attainment": within / max(1, len(run.samples)),
-        "ttft_ms": spread([sample.ttft for sample in good]),
-        "itl_ms": spread([gap for sample in good for gap in sample.gaps]),
-        "tpot_ms": spread([sample.tpot for sample in several]),
-        "e2e_ms": spread([sample.e2e for sample in good]),
-    }
-
-
-def meets_slo(sample: Sample, settings: BenchSettings) -> bool:
-    """Whether a whole answer came within every objective."""
-    pairs = (
-        (sample.ttft, settings.ttft_slo_ms),
-        (sample.tpot, settings.tpot_slo_ms),
-        (sample.e2e, settings.e2e_slo_ms),
-    )
-    return not sample.error and all(not limit or seconds * 1e3 <= limit for seconds, limit in pairs)
-
-
-def spread(seconds: Sequence[float]) -> dict[str, float]:
-    """Mean, percentiles and extremes in milliseconds; empty for no values."""
-    if not seconds:
-        return {}
-    values = {"mean": sum(seconds) / len(seconds), "min": min(seconds)}
-    values |= {f"p{share * 100:g}": percentile(seconds, share) for share in PERCENTILES}
-    return {name: value * 1e3 for name, value in (values | {"max": max(seconds)}).items()}
-
-
-def render(summary: dict[str, Any], run: Run) -> str:
+def render(summary: Summary, run: Run, settings: BenchSettings) -> str:
+    """One step's figures."""
     lines = [
         f"{summary['completed']} requests in {summary['duration_s']:.1f} s, {summary['failed']} failed"
         + (", interrupted: what was in flight is not counted" if summary["interrupted"] else ""),
         f"  {summary['requests_per_s']:.2f} requests/s   {summary['input_tokens_per_s']:.0f} prompt tokens/s   "
         f"{summary['output_tokens_per_s']:.0f} output tokens/s",
-        f"  goodput {summary['goodput_requests_per_s']:.2f} requests/s, {summary['slo_attainment']:.1%} within the SLO",
-        *(f"  {count} x {error}" for error, count in sorted(summary["errors"].items())),
-        *_table(summary),
+        *_goodput(summary, settings),
+        *_errors(summary),
+        *_lateness(summary),
+        *_table(summary, rows_of(settings)),
     ]
     good = [sample for sample in run.samples if not sample.error]
     if good:
@@ -83,13 +44,84 @@ def render(summary: dict[str, Any], run: Run) -> str:
     return "\n".join(lines)
 
 
-def _table(summary: dict[str, Any]) -> list[str]:
-    columns = ("mean", "min", *(f"p{share * 100:g}" for share in PERCENTILES), "max")
+def _goodput(summary: Summary, settings: BenchSettings) -> list[str]:
+    if summary["slo_attainment"] is None:
+        return ["  goodput: no objective was given (--ttft-slo-ms, --tpot-slo-ms, --e2e-slo-ms)"]
+    share, goodput = summary["slo_attainment"], summary["goodput_requests_per_s"]
+    return [f"  goodput {goodput:.2f} requests/s, {share:.1%} within the objectives ({settings.objectives()})"]
+
+
+def _errors(summary: Summary) -> list[str]:
+    kinds = sorted(summary["errors"].items(), key=lambda kind: -kind[1])
+    lines = [f"  {count} x {error}" for error, count in kinds[:MAX_ERRORS]]
+    rest = sum(count for _, count in kinds[MAX_ERRORS:])
+    return [*lines, f"  {rest} x something else (--per-request has all)"] if rest else lines
+
+
+def _lateness(summary: Summary) -> list[str]:
+    late = summary["sent_late_ms"]
+    if late.get("max", 0.0) < LATE_MS:
+        return []
+    return [f"  sent up to {late['max']:.0f} ms late: --max-concurrency held requests back, or this machine is slow"]
+
+
+def rows_of(settings: BenchSettings) -> list[str]:
+    """The kinds of times to show. Raises ConfigError."""
+    names = settings.percentile_metrics.split(",")
+    if unknown := [name for name in names if name not in ROWS]:
+        raise ConfigError(f"--percentile-metrics {unknown[0]}: ttft, itl, tpot and e2el are known")
+    return [ROWS[name] for name in names]
+
+
+def _table(summary: Summary, names: Sequence[str]) -> list[str]:
+    columns = ["mean", "min", *names_of(summary["e2e_ms"]), "max"]
     rows = ["", "  ms   " + "".join(f"{column:>10}" for column in columns)]
-    for name in ("ttft", "itl", "tpot", "e2e"):
+    for name in names:
         if values := summary[f"{name}_ms"]:
             rows.append(f"  {name.upper():5}" + "".join(f"{values[column]:10.2f}" for column in columns))
     return rows
+
+
+# -- steps ---------------------------------------------------------------------------------------------------------
+
+
+def step_head(settings: BenchSettings) -> str:
+    """The headings of a sweep's lines."""
+    high = f"p{shares_of(settings)[-1] * 100:g}"
+    return (
+        f"{'load':>24}{'done':>7}{'failed':>7}{'req/s':>9}{'tok/s':>9}{'TTFT p50':>10}{high:>9}{'TPOT p50':>10}"
+        f"{high:>9}{'within':>9}"
+    )
+
+
+def step_row(done: Done) -> str:
+    """One line of a sweep: medians, and the highest percentile that was asked for."""
+    summary = done.summary
+    cells = [f"{done.step!s:>24}{summary['completed']:>7}{summary['failed']:>7}"]
+    cells.append(f"{summary['requests_per_s']:>9.2f}{summary['output_tokens_per_s']:>9.0f}")
+    for name in ("ttft", "tpot"):
+        values: dict[str, float] = summary[f"{name}_ms"]
+        high = names_of(values)[-1:] or ["p50"]
+        cells.append(_number(values.get("p50"), 10) + _number(values.get(high[0]), 9))
+    share = summary["slo_attainment"]
+    stopped = " stopped early" if summary["settled_early"] else ""
+    return "".join(cells) + ("        -" if share is None else f"{share:>9.1%}") + stopped
+
+
+def _number(value: float | None, width: int) -> str:
+    return f"{'-':>{width}}" if value is None else f"{value:>{width}.1f}"
+
+
+def verdict(search: MaxSearch, settings: BenchSettings) -> str:
+    """What a search found, and what "within" meant."""
+    rule = f"at least {settings.slo_share:.0%} of the requests: {settings.objectives()}"
+    if not search.met:
+        return f"no rate was within the objectives ({rule})"
+    missed = "none missed them" if search.missed == float("inf") else f"{search.missed:.4g} missed them"
+    return f"highest rate within the objectives: {search.met:.4g} requests/s; {missed} ({rule})"
+
+
+# -- plots ---------------------------------------------------------------------------------------------------------
 
 
 def histogram(values: Sequence[float], bins: int = 12) -> list[str]:
@@ -106,21 +138,27 @@ def histogram(values: Sequence[float], bins: int = 12) -> list[str]:
     return lines
 
 
-def time_line(samples: Sequence[Sample], started: float) -> list[str]:
-    """Over the run, one column a slice of time: how many answers ended, and the slowest first token."""
+def slices(samples: Sequence[Sample], started: float, count: int) -> tuple[float, list[int], list[float]]:
+    """The run's seconds; by slice of time how many answers ended, and the slowest first token of those that began there."""
     span = max(sample.ended for sample in samples) - started or 1e-9
 
     def column(at: float) -> int:
-        return min(TIME_LINE - 1, max(0, int((at - started) / span * TIME_LINE)))
+        return min(count - 1, max(0, int((at - started) / span * count)))
 
     ended = Counter(column(sample.ended) for sample in samples)
-    slowest = [0.0] * TIME_LINE
+    slowest = [0.0] * count
     for sample in samples:
         at = column(sample.arrived)
         slowest[at] = max(slowest[at], sample.ttft)
+    return span, [ended[index] for index in range(count)], slowest
+
+
+def time_line(samples: Sequence[Sample], started: float) -> list[str]:
+    """Over the run, one column a slice of time: how many answers ended, and the slowest first token."""
+    span, ended, slowest = slices(samples, started, TIME_LINE)
     return [
         f"over {span:.1f} s",
-        _row("answers that ended", [float(ended[index]) for index in range(TIME_LINE)], lambda most: f"{most:.0f}"),
+        _row("answers that ended", [float(count) for count in ended], lambda most: f"{most:.0f}"),
         _row("slowest first token", slowest, lambda most: f"{most * 1e3:.0f} ms"),
     ]
 
@@ -129,3 +167,24 @@ def _row(label: str, values: Sequence[float], name: Callable[[float], str]) -> s
     most = max(values) or 1.0
     line = "".join(LEVELS[-(-int(value / most * 1e6) * 8 // 1_000_000)] for value in values)
     return f"{label:>20} │{line}│ full: {name(most)}"
+
+
+def progress_line(run: Run, settings: BenchSettings, seconds: float) -> str:
+    """Where a running step is."""
+    good = sorted(sample.ttft for sample in run.samples if not sample.error)
+    ended, of = len(run.samples), settings.num_prompts
+    full = round(20 * ended / of)
+    parts = [f"{seconds:6.1f} s  {'█' * full}{'░' * (20 - full)} {ended}/{of}", f"{run.in_flight} in flight"]
+    if failed := ended - len(good):
+        parts.append(f"{failed} failed")
+    if good:
+        tokens = sum(sample.tokens for sample in run.samples)
+        parts.append(f"{ended / max(seconds, 1e-9):.2f} requests/s, {tokens / max(seconds, 1e-9):.0f} tokens/s")
+        parts.append(f"TTFT p50 {good[len(good) // 2] * 1e3:.0f} ms")
+    return ", ".join(parts)
+
+
+def options_of(settings: BenchSettings) -> dict[str, Any]:
+    """What a result keeps of the settings: no keys, no files."""
+    left_out = {"url", "api_key", "json_file", "html", "csv", "per_request", "compare", "data_dir"}
+    return settings.model_dump(exclude=left_out)

@@ -20,39 +20,43 @@ class Run:
     started: float = 0.0
     ended: float = 0.0
     samples: list[Sample] = field(default_factory=list)
+    late: list[float] = field(default_factory=list)  # seconds that requests were sent behind their time
     in_flight: int = 0
     interrupted: bool = False
+    settled: bool = False  # ended early: too many had missed the objectives already
 
 
 class LoadGenerator:
-    """Sends `settings`' load to `target` on connections that are reused."""
+    """Sends `settings`' load to `target` on connections that are reused. `seed` chooses prompts and arrivals."""
 
     def __init__(
-        self, settings: BenchSettings, target: Target, model: str, on_ended: Callable[[Run, Sample], None]
+        self, settings: BenchSettings, target: Target, model: str, on_ended: Callable[[Run, Sample], None], seed: int
     ) -> None:
-        self._settings, self._target, self._model = settings, target, model
+        self._settings, self._target, self._model, self._seed = settings, target, model, seed
         self._on_ended = on_ended
         self._idle: list[Connection] = []
         self.run = Run()
 
     async def warm_up(self) -> list[Sample]:
         """Send the requests that do not count, one by one, with other prompts than the load's."""
-        warm = bodies(self._settings, self._model, self._settings.num_warmups, self._settings.seed - 1)
+        warm = bodies(self._settings, self._model, self._settings.num_warmups, self._seed - 1)
         return [await self._ask(body) for body in warm]
 
     async def send(self) -> None:
         """Send the whole load and wait for its answers. When cancelled, `run` keeps the ended ones."""
         settings, run = self._settings, self.run
-        load = bodies(settings, self._model, settings.num_prompts, settings.seed)
+        load = bodies(settings, self._model, settings.num_prompts, self._seed)
         places = asyncio.Semaphore(settings.max_concurrency or len(load))
         run.started = time.monotonic()
         try:
             async with asyncio.TaskGroup() as group:
-                for body, due in zip(load, arrivals(settings, settings.seed), strict=True):
+                for body, due in zip(load, arrivals(settings, self._seed), strict=True):
                     await asyncio.sleep(max(0.0, run.started + due - time.monotonic()))
                     await places.acquire()
                     if settings.duration_s and time.monotonic() - run.started > settings.duration_s:
                         break
+                    if settings.request_rate:
+                        run.late.append(time.monotonic() - run.started - due)
                     group.create_task(self._count(body, places))
         finally:
             run.ended = time.monotonic()

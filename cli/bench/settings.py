@@ -7,17 +7,48 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from cli.reach import ClientOptions
-from common.settings import Positive, Seconds
+from common.settings import Positive, Seconds, Share
+
+Milliseconds = Annotated[float, Field(ge=0)]
 
 
 class BenchSettings(ClientOptions):
-    """`baton bench`: load for any OpenAI-compatible server, and what its clients saw."""
+    """`baton bench`: load for any OpenAI-compatible server, and what its clients saw.
+
+    `vllm bench serve`'s options are understood, too.
+    """
 
     served_model_name: str = Field("", description="model to ask for; empty: the first that the server lists")
     endpoint: Literal["completions", "chat"] = Field("completions", description="which API")
-    dataset_path: str = Field("", description="JSONL or ShareGPT-like JSON with prompts; empty: random ones")
+    num_prompts: Positive = Field(
+        100, description="requests in all; where there are steps and this is given, of each step"
+    )
+    request_rate: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="requests a second; 0: as many as may be in flight. --find-max begins there, or at 1"
+    )
+    max_concurrency: Annotated[int, Field(ge=0)] = Field(0, description="requests in flight at most; 0: any number")
     input_len: Positive = Field(512, description="tokens of a random prompt (chat: words), beside the shared prefix")
     output_len: Positive = Field(128, description="tokens of an answer")
+    sweep: str = Field(
+        "",
+        description="a step for each load: request rates `1,2,4` or `1:16:5` (5 rates from 1 to 16), or `concurrency=1,4,16`",
+    )
+    find_max: bool = Field(False, description="look for the highest request rate within the objectives, by bisection")
+    ttft_slo_ms: Milliseconds = Field(0.0, description="objective: longest time to first token; 0: any")
+    tpot_slo_ms: Milliseconds = Field(0.0, description="objective: longest mean time per further token; 0: any")
+    e2e_slo_ms: Milliseconds = Field(0.0, description="objective: longest time of a request; 0: any")
+    slo_share: Share = Field(0.95, description="share of the requests that must meet all objectives, for --find-max")
+    step_s: Seconds = Field(15.0, description="a step at a rate sends for so long, and at least 20 requests")
+    json_file: str = Field("", description="write the results there as JSON")
+    html: str = Field("", description="write a report there: one file that needs no network")
+    csv: str = Field("", description="write a row for each step there")
+    per_request: str = Field("", description="write a JSON line for each request there")
+    compare: str = Field("", description="send nothing; compare the results of --json: A.json B.json")
+    label: str = Field("", description="name of this run in reports and comparisons")
+    dataset_name: Literal["auto", "random", "sharegpt", "custom"] = Field(
+        "auto", description="kind of prompts; auto: as --dataset-path says"
+    )
+    dataset_path: str = Field("", description="JSONL or ShareGPT-like JSON with prompts; empty: random ones")
     range_ratio: Annotated[float, Field(ge=0, le=1)] = Field(
         0.0, description="random lengths lie within (1 - this) and (1 + this) of the given ones"
     )
@@ -25,18 +56,25 @@ class BenchSettings(ClientOptions):
     prefix_share: Annotated[float, Field(ge=0, le=1)] = Field(1.0, description="share of prompts with that prefix")
     vocab_size: Positive = Field(1000, description="random token ids are below this")
     ignore_eos: bool = Field(True, description="answers have their full length")
-    request_rate: Annotated[float, Field(ge=0)] = Field(
-        0.0, description="requests a second; 0: as many as may be in flight"
-    )
+    extra_body: str = Field("", description="JSON object with more fields for each request")
     arrivals: Literal["poisson", "constant"] = Field("poisson", description="how requests are spread at that rate")
-    max_concurrency: Annotated[int, Field(ge=0)] = Field(0, description="requests in flight at most; 0: any number")
-    num_prompts: Positive = Field(100, description="requests in all")
+    burstiness: Annotated[float, Field(gt=0, le=1000)] = Field(
+        1.0, description="shape of the gaps' gamma distribution; 1: Poisson, below: in bursts, above: more even"
+    )
     duration_s: Annotated[float, Field(ge=0)] = Field(0.0, description="stop sending after this; 0: send all")
     num_warmups: Annotated[int, Field(ge=0)] = Field(1, description="requests before, one by one, that do not count")
     timeout_s: Seconds = Field(600.0, description="a request that takes longer is an error")
     seed: int = Field(0, description="the same seed sends the same load")
-    ttft_slo_ms: Annotated[float, Field(ge=0)] = Field(0.0, description="goodput: longest time to first token; 0: any")
-    tpot_slo_ms: Annotated[float, Field(ge=0)] = Field(0.0, description="goodput: longest mean time per token; 0: any")
-    e2e_slo_ms: Annotated[float, Field(ge=0)] = Field(0.0, description="goodput: longest time of a request; 0: any")
+    metric_percentiles: str = Field("50,90,95,99", description="percentiles to tell, of each kind of time")
+    percentile_metrics: str = Field("ttft,itl,tpot,e2el", description="kinds of times in the table")
+    metadata: str = Field("", description="NAME=VALUE pairs to keep with the results")
     print_each: bool = Field(False, description="print a line for each request that ended")
-    json_file: str = Field("", description="write the results there as JSON")
+
+    @property
+    def has_objectives(self) -> bool:
+        return bool(self.ttft_slo_ms or self.tpot_slo_ms or self.e2e_slo_ms)
+
+    def objectives(self) -> str:
+        """The objectives in words; "" without any."""
+        limits = {"TTFT": self.ttft_slo_ms, "TPOT": self.tpot_slo_ms, "E2E": self.e2e_slo_ms}
+        return ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in limits.items() if limit)

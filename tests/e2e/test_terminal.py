@@ -87,7 +87,42 @@ async def test_bench_of_chat_and_of_refusals(cluster: Cluster) -> None:
     wrong = ["--served-model-name", "nobody", "--num-warmups", "0"]
     code, out, _ = await output("bench", *chat, *wrong)
     assert code == 1
-    assert "2 x HTTP 404" in out
+    assert "2 x HTTP 404: the model 'nobody' does not exist" in out
+
+
+async def test_bench_sweeps_with_vllm_s_words_and_leaves_a_report(cluster: Cluster, tmp_path: Path) -> None:
+    vllm = ["--base-url", cluster.url, "--random-input-len", "8", "--random-output-len", "4", "--num-prompts", "3"]
+    vllm += ["--backend", "openai", "--vocab-size", "60", "--goodput", "e2el:60000", "--save-result", "--save-detailed"]
+    vllm += ["--result-dir", str(tmp_path), "--result-filename", "run.json"]
+    files = ["--html", str(tmp_path / "run.html"), "--csv", str(tmp_path / "run.csv")]
+    code, out, err = await output("bench", *vllm, "--sweep", "concurrency=1,3", *files)
+    assert code == 0, out + err
+    assert [line.split()[:3] for line in out.splitlines() if "in flight" in line][:2] == [
+        ["1", "in", "flight"],
+        ["3", "in", "flight"],
+    ]
+    told = json.loads((tmp_path / "run.json").read_text())
+    assert [(step["concurrency"], step["completed"], step["slo_attainment"]) for step in told["steps"]] == [
+        (1, 3, 1.0),
+        (3, 3, 1.0),
+    ]
+    assert len((tmp_path / "run.jsonl").read_text().splitlines()) == 6
+    assert len((tmp_path / "run.csv").read_text().splitlines()) == 3
+    assert "<svg" in (tmp_path / "run.html").read_text()
+    code, out, err = await output("bench", "--compare", str(tmp_path / "run.json"), str(tmp_path / "run.json"))
+    assert code == 0, err
+    assert "TTFT p50 ms" in out
+    assert "worse" not in out
+
+
+async def test_bench_says_that_no_rate_is_within_what_nobody_can_do(cluster: Cluster) -> None:
+    """Each step ends with the first answer: one that misses settles it, so a rate of 0.004 takes no minutes."""
+    options = ["--url", cluster.url, "--input-len", "8", "--output-len", "2", "--vocab-size", "60"]
+    options += ["--find-max", "--e2e-slo-ms", "0.001", "--request-rate", "0.004", "--slo-share", "1"]
+    code, out, err = await output("bench", *options)
+    assert code == 1, out + err
+    assert out.count("stopped early") == 3
+    assert "no rate was within the objectives" in out
 
 
 async def test_an_interrupted_bench_prints_what_there_is(cluster: Cluster, tmp_path: Path) -> None:

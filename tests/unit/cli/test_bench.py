@@ -14,7 +14,8 @@ import pytest
 
 from cli.bench.client import Connection, Sample, Target, percentile
 from cli.bench.load import arrivals, bodies, read_prompts
-from cli.bench.report import histogram, render, summarize, time_line
+from cli.bench.report import histogram, render, time_line
+from cli.bench.results import summarize
 from cli.bench.run import Run
 from cli.bench.settings import BenchSettings
 from common.settings import ConfigError
@@ -52,6 +53,30 @@ def test_random_arrivals_keep_the_rate_that_is_named(seed: int) -> None:
     assert arrivals(BenchSettings(request_rate=10, num_prompts=1), seed) == [0.0]
 
 
+def test_burstiness_spreads_the_gaps_and_keeps_the_rate() -> None:
+    def gaps(shape: float) -> list[float]:
+        at = arrivals(BenchSettings(request_rate=10, num_prompts=400, burstiness=shape), 1)
+        return [later - earlier for earlier, later in itertools.pairwise(at)]
+
+    for shape in (0.2, 25.0):
+        assert statistics.mean(gaps(shape)) == pytest.approx(0.1, rel=0.05)
+        assert statistics.stdev(gaps(shape)) == pytest.approx(0.1 / shape**0.5, rel=0.2)
+
+
+def test_more_fields_of_each_request() -> None:
+    body = json.loads(bodies(BenchSettings(extra_body='{"top_k": 5, "temperature": 1}'), "m", 1, 1)[0])
+    assert (body["top_k"], body["temperature"]) == (5, 1)
+    for wrong in ("{", "[1]"):
+        with pytest.raises(ConfigError, match="extra-body"):
+            bodies(BenchSettings(extra_body=wrong), "m", 1, 1)
+
+
+@pytest.mark.parametrize("wrong", [{"dataset_name": "sharegpt"}, {"dataset_name": "random", "dataset_path": "x"}])
+def test_a_kind_of_prompts_that_does_not_suit_the_file(wrong: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="dataset-path"):
+        bodies(BenchSettings.model_validate(wrong), "m", 1, 1)
+
+
 def test_prompts_from_files(tmp_path: Path) -> None:
     lines, shared, bad = tmp_path / "a.jsonl", tmp_path / "b.json", tmp_path / "c.jsonl"
     lines.write_text('{"prompt": "one", "output_len": 3}\n{"other": 1}\n{"prompt": "two"}\n')
@@ -75,18 +100,43 @@ def test_goodput_counts_what_meets_every_objective() -> None:
     slow = Sample(arrived=0.0, ttft=0.1, gaps=[0.2] * 9, tokens=10, prompt_tokens=5, ended=1.9)
     lost = Sample(arrived=0.0, error="HTTP 503")
     run = Run(started=0.0, ended=2.0, samples=[fast, late, slow, lost])
-    found = summarize(run, BenchSettings(ttft_slo_ms=500, tpot_slo_ms=150))
+    settings = BenchSettings(ttft_slo_ms=500, tpot_slo_ms=150)
+    found = summarize(run, settings)
     assert (found["completed"], found["failed"], found["errors"]) == (3, 1, {"HTTP 503": 1})
     assert found["goodput_requests_per_s"] == 0.5
     assert found["slo_attainment"] == 0.25
     assert found["output_tokens_per_s"] == 15
     assert found["ttft_ms"]["p50"] == pytest.approx(100)
-    assert "1 x HTTP 503" in render(found, run)
+    said = render(found, run, settings)
+    assert "1 x HTTP 503" in said
+    assert "25.0% within the objectives (TTFT ≤ 500 ms, TPOT ≤ 150 ms)" in said
+
+
+def test_without_an_objective_nothing_is_within_it() -> None:
+    run = Run(started=0.0, ended=2.0, samples=[Sample(arrived=0.0, ttft=0.1, tokens=10, ended=1.0)])
+    found = summarize(run, BenchSettings())
+    assert (found["goodput_requests_per_s"], found["slo_attainment"]) == (None, None)
+    said = render(found, run, BenchSettings())
+    assert "no objective was given" in said
+    assert "%  within" not in said
+    assert "100.0% within" not in said
+
+
+def test_percentiles_and_rows_are_as_asked_for() -> None:
+    run = Run(started=0.0, ended=2.0, samples=[Sample(arrived=0.0, ttft=0.1, tokens=10, ended=1.0)])
+    settings = BenchSettings(metric_percentiles="25,99.9", percentile_metrics="e2el,ttft")
+    said = render(summarize(run, settings), run, settings).splitlines()
+    head = next(line for line in said if line.startswith("  ms"))
+    assert head.split() == ["ms", "mean", "min", "p25", "p50", "p99.9", "max"]
+    assert [line.split()[0] for line in said[said.index(head) + 1 :][:2]] == ["E2E", "TTFT"]
+    for wrong in ({"metric_percentiles": "fifty"}, {"metric_percentiles": "100"}, {"percentile_metrics": "ttfb"}):
+        with pytest.raises(ConfigError, match="percentile"):
+            render(summarize(run, BenchSettings(**wrong)), run, BenchSettings(**wrong))
 
 
 def test_a_run_without_answers_has_a_report() -> None:
     run = Run(started=0.0, ended=1.0, samples=[Sample(arrived=0.0, error="HTTP 500")])
-    assert "0 requests" in render(summarize(run, BenchSettings()), run)
+    assert "0 requests" in render(summarize(run, BenchSettings()), run, BenchSettings())
 
 
 def test_plots() -> None:
@@ -139,6 +189,10 @@ def stream(*chunks: bytes) -> bytes:
     return head + b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
 
 
+def refusal(body: bytes) -> bytes:
+    return b"HTTP/1.1 400 No\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+
+
 async def asked(answer: bytes) -> Sample:
     sample = Sample(arrived=0.0)
     async with server(answer) as target:
@@ -166,7 +220,12 @@ async def test_a_chat_s_opening_chunk_is_no_token() -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n", "HTTP 503"),
+        (b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n", "HTTP 503$"),
+        (refusal(b'{"error": {"message": "too long"}}'), "HTTP 400: too long"),
+        (refusal(b'{"error": "no such model"}'), "HTTP 400: no such model"),
+        (refusal(b'{"detail": "Not \\u001b[2J Found"}'), r"HTTP 400: Not \\x1b\[2J Found"),
+        (refusal(b"<h1>Bad\nGateway</h1>"), "HTTP 400: <h1>Bad Gateway</h1>"),
+        (b"HTTP/1.1 400 No\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nno\r\n0\r\n\r\n", "HTTP 400: no$"),
         (b"", "without an answer"),
         (stream(b'data: {"choices": [{"text": "a"}]}\n\n'), "ended early"),
         (stream(b'data: {"error": {"message": "no memory"}}\n\n'), "no memory"),

@@ -1,0 +1,109 @@
+"""What the samples say, as JSON-ready values: percentiles, throughput, goodput, errors by kind; pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cli.bench.client import Sample, percentile
+from cli.bench.run import Run
+from cli.bench.settings import BenchSettings
+from cli.bench.steps import Step
+from common.settings import ConfigError
+
+TIMES = ("ttft", "itl", "tpot", "e2e")
+Summary = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A step that ended."""
+
+    step: Step
+    run: Run
+    summary: Summary
+
+
+def summarize(run: Run, settings: BenchSettings) -> Summary:
+    """Latencies in milliseconds, rates per second. Goodput and attainment are None without an objective."""
+    good = [sample for sample in run.samples if not sample.error]
+    seconds = max(run.ended - run.started, 1e-9)
+    prompt_tokens, tokens = sum(sample.prompt_tokens for sample in good), sum(sample.tokens for sample in good)
+    shares = shares_of(settings)
+    return {
+        "duration_s": seconds,
+        "interrupted": run.interrupted,
+        "settled_early": run.settled,
+        "completed": len(good),
+        "failed": len(run.samples) - len(good),
+        "errors": dict(Counter(sample.error for sample in run.samples if sample.error)),
+        "input_tokens": prompt_tokens,
+        "output_tokens": tokens,
+        "requests_per_s": len(good) / seconds,
+        "input_tokens_per_s": prompt_tokens / seconds,
+        "output_tokens_per_s": tokens / seconds,
+        **_within(run, settings, seconds),
+        **{f"{name}_ms": spread(values, shares) for name, values in times_of(good).items()},
+        "sent_late_ms": spread(run.late, shares),
+    }
+
+
+def times_of(good: Sequence[Sample]) -> dict[str, list[float]]:
+    """All values of each of `TIMES`, in seconds."""
+    return {
+        "ttft": [sample.ttft for sample in good],
+        "itl": [gap for sample in good for gap in sample.gaps],
+        "tpot": [sample.tpot for sample in good if sample.tokens > 1],
+        "e2e": [sample.e2e for sample in good],
+    }
+
+
+def _within(run: Run, settings: BenchSettings, seconds: float) -> Summary:
+    if not settings.has_objectives:
+        return {"goodput_requests_per_s": None, "slo_attainment": None}
+    within = sum(meets_slo(sample, settings) for sample in run.samples)
+    return {"goodput_requests_per_s": within / seconds, "slo_attainment": within / max(1, len(run.samples))}
+
+
+def meets_slo(sample: Sample, settings: BenchSettings) -> bool:
+    """Whether a whole answer came within every objective."""
+    pairs = (
+        (sample.ttft, settings.ttft_slo_ms),
+        (sample.tpot, settings.tpot_slo_ms),
+        (sample.e2e, settings.e2e_slo_ms),
+    )
+    return not sample.error and all(not limit or seconds * 1e3 <= limit for seconds, limit in pairs)
+
+
+def missed_already(run: Run, settings: BenchSettings) -> bool:
+    """Whether so many requests missed the objectives that the step can't meet them any more."""
+    missed = sum(not meets_slo(sample, settings) for sample in run.samples)
+    allowed = (1 - settings.slo_share) * settings.num_prompts
+    return missed > allowed + 1e-6  # the product of shares is not exact
+
+
+def shares_of(settings: BenchSettings) -> list[float]:
+    """The percentiles to tell, as shares; always the median. Raises ConfigError."""
+    try:
+        found = {float(word) for word in settings.metric_percentiles.split(",")} | {50.0}
+    except ValueError:
+        found = {-1.0}
+    if not all(0 < value < 100 for value in found):
+        raise ConfigError(f"--metric-percentiles {settings.metric_percentiles}: numbers between 0 and 100, as 50,90,99")
+    return [value / 100 for value in sorted(found)]
+
+
+def names_of(values: dict[str, float]) -> list[str]:
+    """The percentiles that a spread has: p50, p90, …"""
+    return [name for name in values if name.startswith("p")]
+
+
+def spread(seconds: Sequence[float], shares: Sequence[float]) -> dict[str, float]:
+    """Mean, percentiles and extremes in milliseconds; empty for no values."""
+    if not seconds:
+        return {}
+    values = {"mean": sum(seconds) / len(seconds), "min": min(seconds)}
+    values |= {f"p{share * 100:g}": percentile(seconds, share) for share in shares}
+    return {name: value * 1e3 for name, value in (values | {"max": max(seconds)}).items()}
