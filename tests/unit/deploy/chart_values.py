@@ -15,12 +15,50 @@ EVERYTHING: dict[str, Any] = {
     "otlpEndpoint": "http://otel-collector:4318",
     "topology": {"required": True},
     "gpuNodes": {"runtimeClass": "nvidia", "selector": {"nvidia.com/gpu.product": "NVIDIA-H200"}},
-    "image": {"pullSecrets": [{"name": "registry"}]},
+    "image": {"pullSecrets": [{"name": "registry"}], "repository": "our.registry/baton", "tag": "1.2"},
     "pair": {"replicas": 1},
-    "monitoring": {"enabled": True},
+    "monitoring": {"enabled": True, "dashboards": True, "labels": {"release": "prometheus"}},
     "autoscaling": {"enabled": True},
+    "commonLabels": {"team": "models"},
+    "podAnnotations": {"linkerd.io/inject": "disabled"},
+    "extraEnv": [{"name": "BATON_LOG_LEVEL", "value": "debug"}],
+    "serviceAccount": {"create": True, "annotations": {"for": "us"}},
+    "servedModelName": "demo",
+    "gateway": {
+        "extraArgs": ["--max-connections", "500"],
+        "affinity": {"nodeAffinity": {}},
+        "nodeSelector": {"disk": "ssd"},
+    },
+    "ingress": {"enabled": True, "className": "nginx", "hosts": ["baton.example.org", "llm.example.org"]},
+    "httpRoute": {"enabled": True, "parentRefs": [{"name": "web"}], "hostnames": ["baton.example.org"]},
+    "pools": {
+        "cpu": {
+            "role": "worker",
+            "device": "cpu",
+            "replicas": 0,
+            "autoscaled": False,
+            "resources": {"requests": {"cpu": "2"}, "limits": {"memory": "4Gi"}},
+            "extraArgs": ["--threads", "2"],
+            "extraEnv": [{"name": "BATON_LOG_LEVEL", "value": "info"}],
+            "nodeSelector": {"cpu": "many"},
+            "affinity": {"nodeAffinity": {}},
+        },
+        "coder": {
+            "role": "decode",
+            "model": "/models/coder",
+            "servedModelName": "coder",
+            "nodeSelector": {"gpu": "h200"},
+        },
+    },
 }
-NOTHING: dict[str, Any] = {"usersSecret": "", "networkPolicies": False, "planner": {"enabled": False}}
+NOTHING: dict[str, Any] = {
+    "usersSecret": "",
+    "networkPolicies": False,
+    "planner": {"enabled": False},
+    "fullnameOverride": "other",
+    "serviceAccount": {"name": "ours"},
+    "pools": {"prefill": None, "decode": None, "all": {"role": "worker", "device": "cpu", "maxReplicas": 2}},
+}
 VARIANTS = [
     pytest.param({}, id="default"),
     pytest.param(EVERYTHING, id="everything"),
@@ -34,4 +72,8 @@ WRONG: list[dict[str, Any]] = [
     {"pair": {"memory": "64"}},
     {"autoscaling": {"missedShare": 5}},
     {"image": {"pullSecrets": ["registry"]}},
+    {"image": {"gateway": "baton:cpu"}},  # 0.3.0's
+    {"pools": {"cpu": {"device": "cpu"}}},
+    {"pools": {"cpu": {"role": "worker", "replica": 1}}},
+    {"podAnnotations": {"a": 1}},
 ]

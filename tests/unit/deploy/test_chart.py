@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,7 @@ KUBERNETES = "1.34"  # the first in which resource.k8s.io/v1 is on by default
 KINDS = {"gateway": GatewaySettings, "planner": PlannerSettings}
 # Kinds of others, which no schema here knows, with the keys of `spec` that we use.
 CUSTOM = {
+    "HTTPRoute": {"parentRefs", "hostnames", "rules"},
     "PodMonitor": {"selector", "podMetricsEndpoints"},
     "PrometheusRule": {"groups"},
     "ScaledObject": {"scaleTargetRef", "minReplicaCount", "maxReplicaCount", "fallback", "advanced", "triggers"},
@@ -65,12 +67,12 @@ def test_the_schemas_refuse_what_is_wrong() -> None:
 def test_pods_have_settings_that_exist_and_time_to_drain(changed: dict[str, Any]) -> None:
     shared = manifests(values(**changed), "config")[0]["data"]
     for container, pod in pods(changed):
-        (role,) = container["args"]
+        role, *arguments = container["args"]
         kind = KINDS.get(role, WorkerServiceSettings)
         own = {entry["name"]: entry.get("value", "10.0.0.1") for entry in container["env"]}
         environment = (shared if "envFrom" in container else {}) | own
         assert {name[6:].lower() for name in environment} <= set(kind.model_fields)
-        settings = load_settings(kind, command=role, arguments=[], environment=environment)
+        settings = load_settings(kind, command=role, arguments=arguments, environment=environment)
         pre_stop = 5 if "lifecycle" in container else 0
         assert pod.get("terminationGracePeriodSeconds", 30) > getattr(settings, "drain_s", 0) + pre_stop
 
@@ -131,9 +133,32 @@ def test_containers_have_no_privileges_and_no_foreign_variables(changed: dict[st
 def test_only_pods_with_gpus_go_to_their_nodes() -> None:
     given = {"gpuNodes": {"selector": {"gpu": "h200"}, "runtimeClass": "nvidia"}, "pair": {"replicas": 1}}
     for container, pod in pods(given):
-        with_gpus = container["image"] == "baton:cuda"
-        assert ("tolerations" in pod, "runtimeClassName" in pod) == (with_gpus, with_gpus)
+        with_gpus = container["image"].endswith("-cuda")
+        assert (bool(pod.get("tolerations")), "runtimeClassName" in pod) == (with_gpus, with_gpus)
         assert pod.get("nodeSelector", {}) == ({"gpu": "h200"} if with_gpus else {})
+
+
+def test_a_pool_says_what_differs_from_the_defaults() -> None:
+    own = EVERYTHING["pools"]
+    workers = manifests(values(pools=own), "workers")
+    made = {one["metadata"]["name"]: one["spec"] for one in workers if one["kind"] == "Deployment"}
+    cpu, coder = (made[f"baton-{name}"]["template"]["spec"] for name in ("cpu", "coder"))
+    (on_cpus,), (on_gpus,) = cpu["containers"], coder["containers"]
+    assert [one["image"].rpartition("-")[2] for one in (on_cpus, on_gpus)] == ["cpu", "cuda"]
+    assert on_cpus["args"] == ["worker", "--threads", "2"]
+    assert on_cpus["resources"] == own["cpu"]["resources"]
+    assert on_gpus["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert (cpu["affinity"], "podAffinity" in coder["affinity"]) == (own["cpu"]["affinity"], True)
+    assert {"name": "BATON_MODEL", "value": "/models/coder"} in on_gpus["env"]
+
+
+def test_releases_of_one_namespace_share_nothing() -> None:
+    """Names begin with the release's, and selectors have it."""
+    made = manifests(values(**EVERYTHING), release="other")
+    assert all(one["metadata"]["name"].split("-")[0] == "other" for one in made)
+    for one in made:
+        if one["kind"] == "Deployment":
+            assert one["spec"]["selector"]["matchLabels"]["app.kubernetes.io/instance"] == "other"
 
 
 def test_workers_are_ready_when_they_say_so() -> None:
@@ -208,3 +233,8 @@ def test_the_kserve_runtime_starts_with_settings_that_exist_and_has_time_to_drai
         for probe in ("startupProbe", "readinessProbe", "livenessProbe")
     )
     assert settings.prefill + settings.decode == int(container["resources"]["limits"]["nvidia.com/gpu"])
+
+
+def test_the_chart_s_readme_is_what_its_values_say() -> None:
+    rendered = runpy.run_path(str(CHART.parent / "make_readme.py"))["rendered"]()
+    assert (CHART / "README.md").read_text(encoding="utf-8") == rendered, "run python deploy/helm/make_readme.py"
