@@ -11,7 +11,7 @@ from pathlib import Path
 CHART = Path(__file__).resolve().parent / "baton"
 HEAD = """# Baton's chart
 
-Disaggregated LLM serving. NATS (JetStream), Redis, secrets and a claim with models are yours to bring: `docs/deployment.md` says how.
+Disaggregated LLM serving. NATS (JetStream), Redis, secrets and a claim with models are yours to bring (`docs/deployment.md`).
 
     helm install baton deploy/helm/baton --set natsUrl=nats://nats:4222 --set model=/models/qwen3
 
