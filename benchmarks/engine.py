@@ -26,6 +26,7 @@ import torch
 from benchmarks.accuracy import measure_accuracy, release_memory
 from benchmarks.ceilings import measure_ceilings
 from benchmarks.cells import FULL, QUICK, Bench, Cell, PrefillRate
+from benchmarks.drawn import DRAWN, draw_weights, write_config
 from benchmarks.environment import ROOT, clocks, describe
 from benchmarks.floors import Ceilings, ModelCost, upload
 from benchmarks.kernels import measure_kernels
@@ -37,6 +38,7 @@ from benchmarks.workload import Prompts
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.model.families import read_model_spec
+from engine.weights.loader import load_weights
 
 NOTES = ROOT / "benchmarks/results/engine.notes.md"
 DEFAULT_SHAPE = "llama-3.1-8b"
@@ -56,8 +58,8 @@ def main(arguments: Sequence[str]) -> int:
     facts = describe("benchmarks.engine", arguments, device, commit=options.commit)
     facts["model"] = options.shape if options.model or options.shape == "demo" else f"{options.shape}, random weights"
     if options.shape in TARGETS:
-        facts["reference"] = REFERENCE
-    notes = NOTES.read_text() if NOTES.is_file() and options.shape in TARGETS else ""
+        facts["reference"] = REFERENCE[options.shape]
+    notes = NOTES.read_text() if NOTES.is_file() and options.shape == DEFAULT_SHAPE else ""
     page = ResultsPage(options.out, "engine", title="The engine on one device", facts=facts, notes=notes)
     run = Run(options, page, device)
     run.profile(options.profile) if options.profile else run.table()
@@ -88,6 +90,8 @@ class Run:
             Result(name="matmul_rate", value=ceilings.flops_per_s / 1e12, unit="TFLOP/s", better="higher"),
             Result(name="upload_bandwidth", value=ceilings.upload_bytes_per_s / 1e9, unit="GB/s", better="higher"),
         )
+        if self._options.shape in DRAWN:  # a process of its own would need a checkpoint
+            wanted = [name for name in wanted if name not in STARTS]
         self._guarded(STARTS, wanted, lambda: self._measure_starts(model, ceilings, wanted))
         if any(name in self._cells for name in wanted):
             bench = self._bench(model, ceilings)
@@ -129,7 +133,8 @@ class Run:
         return model, ceilings
 
     def _bench(self, model: Path, ceilings: Ceilings) -> Bench:
-        engine = Engine(self._config(model))
+        is_drawn = self._options.shape in DRAWN and self._options.model is None
+        engine = Engine(self._config(model), load=draw_weights if is_drawn else load_weights)
         for blocks in engine.kv.split(256):
             blocks.normal_()
         self._say("engine ready")
@@ -238,7 +243,9 @@ class Run:
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for engine.json, engine.md and profiles")
-    parser.add_argument("--shape", default="llama-3.1-8b", help="a shape of benchmarks/checkpoint.py, or demo: demo")
+    parser.add_argument(
+        "--shape", default="llama-3.1-8b", help="a shape of benchmarks/checkpoint.py or drawn.py, or demo: demo"
+    )
     parser.add_argument(
         "--model", type=Path, help="a checkpoint of that shape; else one with random weights is written"
     )
@@ -267,6 +274,9 @@ def _checkpoint(shape: str, folder: Path) -> Path:
     from benchmarks.checkpoint import write_checkpoint
 
     target = folder / shape
+    if shape in DRAWN:
+        write_config(target, shape)
+        return target
     if not (target / "written").is_file():
         target.mkdir(parents=True, exist_ok=True)
         write_checkpoint(target, shape)

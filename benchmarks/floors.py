@@ -1,6 +1,7 @@
 """What physics allows: times that no program can beat on a device with the given ceilings, from config.json alone.
 
-A pass must read its weights and its KV once and do its arithmetic once. The larger of both times is the floor, as if one hid
+A pass must read its weights and its KV once and do its arithmetic once; of experts, those that its tokens choose, as if each
+choice were as likely. The larger of both times is the floor, as if one hid
 the other perfectly. Activations, logits, norms and kernel launches are left out, because they cost little.
 """
 
@@ -10,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
-from engine.model.spec import LayerSpec, ModelSpec
+from engine.model.experts import SparseMlpSpec
+from engine.model.spec import LayerSpec, MlpSpec, ModelSpec
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -29,12 +31,15 @@ class Ceilings:
 class ModelCost:
     """What one model reads and computes. A position is one token of context."""
 
-    layer_parameters: int  # everything but the embedding and the head
+    layer_parameters: int  # everything but the embedding, the head and experts
     head_parameters: int  # V * E; a tied model's table counts here
     stored_parameters: int  # those of the checkpoint
     item_bytes: int
     kv_bytes: int  # one position, all layers
     attention_flops: int  # one query at one position, all layers
+    expert_parameters: int = 0  # one expert of each layer that has them
+    num_experts: int = 1
+    experts_a_token: int = 0
 
     @classmethod
     def of(cls, model: ModelSpec, dtype: str) -> Self:
@@ -42,23 +47,39 @@ class ModelCost:
         head = model.vocab_size * model.hidden_size
         layers = model.hidden_size + sum(_layer_parameters(layer, model.hidden_size) for layer in model.layers)
         mixers = [layer.mixer for layer in model.layers]
+        sparse = [layer.mlp for layer in model.layers if isinstance(layer.mlp, SparseMlpSpec)]
+        one_expert = sum(3 * model.hidden_size * mlp.size for mlp in sparse)
+        num_experts = sparse[0].num_experts if sparse else 1
         return cls(
             layer_parameters=layers,
             head_parameters=head,
-            stored_parameters=layers + head * (1 if model.has_tied_head else 2),
+            stored_parameters=layers + head * (1 if model.has_tied_head else 2) + one_expert * num_experts,
             item_bytes=ITEM_BYTES[dtype],
             kv_bytes=2 * sum(mixer.kv_size for mixer in mixers) * ITEM_BYTES[dtype],
             attention_flops=4 * sum(mixer.q_size for mixer in mixers),
+            expert_parameters=one_expert,
+            num_experts=num_experts,
+            experts_a_token=sparse[0].rule.chosen if sparse else 0,
         )
 
     @property
     def read_parameters(self) -> int:
-        """What every pass reads: all but the embedding, of which it reads a few rows."""
+        """What every pass reads: all but experts, and the embedding, of which it reads a few rows."""
         return self.layer_parameters + self.head_parameters
 
     @property
     def weight_bytes(self) -> int:
         return self.read_parameters * self.item_bytes
+
+    @property
+    def token_parameters(self) -> int:
+        """Those that a token is multiplied with in the layers."""
+        return self.layer_parameters + self.experts_a_token * self.expert_parameters
+
+    def expert_bytes(self, tokens: int) -> float:
+        """The experts that a pass of so many tokens reads, in the mean."""
+        missed = (1 - self.experts_a_token / self.num_experts) ** tokens
+        return self.num_experts * (1 - missed) * self.expert_parameters * self.item_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +99,8 @@ class Work:
 def decode_step(cost: ModelCost, *, batch: int, context: int) -> Work:
     """One token for each of `batch` sequences, attending to `context` positions each."""
     return Work(
-        cost.weight_bytes + batch * context * cost.kv_bytes,
-        batch * (2 * cost.read_parameters + context * cost.attention_flops),
+        cost.weight_bytes + cost.expert_bytes(batch) + batch * context * cost.kv_bytes,
+        batch * (2 * (cost.token_parameters + cost.head_parameters) + context * cost.attention_flops),
     )
 
 
@@ -88,9 +109,10 @@ def prefill(cost: ModelCost, prompts: Iterable[int], *, passes: int = 1) -> Work
     flops, tokens = 0, 0
     for length in prompts:
         tokens += length
-        flops += 2 * cost.layer_parameters * length + cost.attention_flops * length * length // 2
+        flops += 2 * cost.token_parameters * length + cost.attention_flops * length * length // 2
         flops += 2 * cost.head_parameters
-    return Work(passes * cost.weight_bytes + tokens * cost.kv_bytes, flops)
+    experts = passes * cost.expert_bytes(tokens // passes)
+    return Work(passes * cost.weight_bytes + experts + tokens * cost.kv_bytes, flops)
 
 
 def offline(cost: ModelCost, *, requests: int, prompt: int, output: int) -> Work:
@@ -112,7 +134,15 @@ def upload(cost: ModelCost, ceilings: Ceilings) -> float:
 def _layer_parameters(layer: LayerSpec, hidden: int) -> int:
     mixer, mlp = layer.mixer, layer.mlp
     qkv = mixer.q_size + 2 * mixer.kv_size
-    matrices = hidden * qkv + mixer.q_size * hidden + 3 * hidden * mlp.size
-    biases = qkv * mixer.qkv_bias + hidden * mixer.output_bias + (2 * mlp.size + hidden) * mlp.bias
+    matrices = hidden * qkv + mixer.q_size * hidden
+    biases = qkv * mixer.qkv_bias + hidden * mixer.output_bias
     norms = 2 * hidden + 2 * mixer.head_dim * mixer.qk_norm
-    return matrices + biases + norms
+    return matrices + biases + norms + _mlp_parameters(mlp, hidden)
+
+
+def _mlp_parameters(mlp: MlpSpec, hidden: int) -> int:
+    """All but the experts that not every token passes through."""
+    if isinstance(mlp, SparseMlpSpec):
+        shared = 0 if mlp.shared is None else mlp.shared.size
+        return hidden * mlp.num_experts + 3 * hidden * shared
+    return 3 * hidden * mlp.size + (2 * mlp.size + hidden) * mlp.bias

@@ -1,4 +1,4 @@
-"""What the cells are compared with, by the shape of the model on one H200 in bf16 (issue 3)."""
+"""What the cells are compared with, by the shape of the model on one H200 in bf16 (issues 3 and 20)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ class Yardstick(NamedTuple):
     """What a figure is held against, in the cell's unit."""
 
     target: float
-    reference: float  # vLLM 0.26.0 with FlashAttention 3, prefix cache off, same kind of GPU
+    reference: float  # vLLM, prefix cache off, same kind of GPU
 
 
-REFERENCE = "vLLM 0.26.0, one H200, Llama-3.1-8B shape, bf16, random weights, prefix cache off"
+REFERENCE = {
+    "llama-3.1-8b": "vLLM 0.26.0, one H200, Llama-3.1-8B shape, bf16, random weights, prefix cache off",
+    "qwen3-30b-a3b": "vLLM 0.33, one H200, Qwen3-30B-A3B shape, bf16, context about 1072, prefix cache off",
+}
 
 TARGETS: dict[str, dict[str, Yardstick]] = {
     "llama-3.1-8b": {
@@ -31,5 +34,15 @@ TARGETS: dict[str, dict[str, Yardstick]] = {
         "offline_1024_128": Yardstick(32.0, 29.7),
         "start_cold_cache": Yardstick(20.0, 164.0),
         "start_warm_cache": Yardstick(20.0, 164.0),
-    }
+    },
+    "qwen3-30b-a3b": {
+        "decode_b1_ctx1088": Yardstick(2.8, 4.19),
+        "decode_b32_ctx1088": Yardstick(14.5, 15.7),
+        "decode_b64_ctx1088": Yardstick(16.8, 19.1),
+        "decode_b256_ctx1088": Yardstick(24.0, 27.2),
+        "ttft_p512": Yardstick(14.0, 18.0),
+        "ttft_p2048": Yardstick(45.0, 84.0),
+        "ttft_p8192": Yardstick(145.0, 153.0),
+        "prefill_1024": Yardstick(75_000.0, 70_000.0),
+    },
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -20,6 +21,7 @@ from engine.kernels.device import describe
 from engine.kernels.launch import compiled_ahead
 from engine.model.decoder import Decoder
 from engine.model.families import read_model_spec
+from engine.model.parameters import Weights
 from engine.passes import Finished, InvalidChunkError, Pass, Sampled
 from engine.sampling.device import DeviceSampler, Draw
 from engine.sampling.host import SampledRow, sample
@@ -40,15 +42,17 @@ PROMPT_GRAPHS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 512)
 MIXED_GRAPHS = ((16, 32, 64, 128), (128, 192, 256, 320, 384, 512))
 
 Allocate = Callable[[tuple[int, ...], torch.dtype, str], torch.Tensor]
+Load = Callable[[Weights, Path], None]
 
 
 class Engine:
     """Loads a model on construction. `launch` is called by one thread at a time, not always the same one.
 
     `allocate(shape, dtype, device)` provides the pool's memory (a transport's, so that peers can reach it), initialised or not.
+    `load(weights, folder)` fills the parameters.
     """
 
-    def __init__(self, config: EngineConfig, *, allocate: Allocate | None = None) -> None:
+    def __init__(self, config: EngineConfig, *, allocate: Allocate | None = None, load: Load = load_weights) -> None:
         model = read_model_spec(config.model)
         device = torch.device(config.device)
         if device.type == "cpu":
@@ -70,12 +74,12 @@ class Engine:
         self.pass_ms: dict[tuple[int, int], float] = {}
         self._sampler = DeviceSampler(self.vocab_size, max(config.max_sequences, config.max_batch_tokens), device)
         if device.type == "cuda":
-            self._start_on_gpu()
+            self._start_on_gpu(load)
         else:
-            load_weights(self._decoder.weights, config.model)
+            load(self._decoder.weights, config.model)
             self._runner = self._new_runner(self._decoder)
 
-    def _start_on_gpu(self) -> None:
+    def _start_on_gpu(self, load: Load) -> None:
         """Load the weights while kernels are compiled; capture graphs; compute and time passes of every kind."""
         longest = min(self.config.max_batch_tokens, self.max_model_len)
         sizes = _graph_sizes(self.config.max_sequences, longest)
@@ -83,7 +87,7 @@ class Engine:
             self._runner = self._new_runner(self._decoder.with_a_layer_of_each_kind())
             self._runner.rehearse(sizes)
             self.warm_up()
-            load_weights(self._decoder.weights, self.config.model)
+            load(self._decoder.weights, self.config.model)
         self._runner = self._new_runner(self._decoder)
         self._runner.capture(sizes)
         self.warm_up()

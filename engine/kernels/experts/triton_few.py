@@ -28,11 +28,11 @@ class Shape:
     warps: int
 
 
-# By pairs of a tile; 0: one. Gated, down.
+# By pairs of a tile (0: one): gate and up, down. Measured on an H200 with 128 experts of 768 over 2048, 8 a token.
 SHAPES: dict[int, tuple[Shape, Shape]] = {
-    0: (Shape(32, 128, 4, 4), Shape(32, 128, 4, 4)),
-    16: (Shape(64, 128, 4, 4), Shape(64, 128, 4, 4)),
-    32: (Shape(64, 128, 4, 4), Shape(64, 128, 4, 4)),
+    0: (Shape(16, 128, 4, 2), Shape(64, 128, 4, 4)),
+    16: (Shape(64, 128, 3, 4), Shape(64, 128, 3, 4)),
+    32: (Shape(64, 128, 4, 4), Shape(64, 128, 3, 4)),
     64: (Shape(64, 64, 4, 4), Shape(128, 64, 4, 4)),
 }
 

@@ -18,9 +18,9 @@ from engine.kernels.experts.triton_grouping import group
 # Pairs are tiles of their own while there are at most E / ALONE of them. More share an expert's weights.
 ALONE = 4
 FEW_ROWS_TILES = (16, 32, 64)  # pairs of a tile
-# Average pairs of an expert from which tokens are the tensor core's wide operand.
-MANY_ROWS = 32
-MANY_TILE = 128
+# Average pairs of an expert from which tokens are the tensor core's wide operand, and those from which its tiles are large.
+MANY_ROWS, LARGE_ROWS = 24, 48
+MANY_TILES = (64, 128)
 COPY_BYTES = 16  # rows that the bulk copy engine reads are multiples of it
 
 
@@ -36,9 +36,9 @@ def plan(num_pairs: int, num_experts: int, *, in_bulk: bool) -> Plan:
     """`in_bulk`: the copy engine can read the matrices."""
     if num_pairs * ALONE <= num_experts:
         return Plan(0, is_many=False)
-    if in_bulk and num_pairs > MANY_ROWS * num_experts:
-        return Plan(MANY_TILE, is_many=True)
     average = num_pairs / num_experts
+    if in_bulk and average > MANY_ROWS:
+        return Plan(MANY_TILES[average > LARGE_ROWS], is_many=True)
     return Plan(next((tile for tile in FEW_ROWS_TILES if average <= tile / 2), FEW_ROWS_TILES[-1]), is_many=False)
 
 

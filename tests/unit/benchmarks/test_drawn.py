@@ -1,0 +1,48 @@
+"""Models whose weights are drawn: every parameter is filled, and their floors are those of their cards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.drawn import DRAWN, draw_weights, write_config
+from benchmarks.floors import ModelCost
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.model.families import model_spec, read_model_spec
+
+TINY = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 128, "num_hidden_layers": 2, "head_dim": 16}
+TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2, "moe_intermediate_size": 48}
+
+
+def cost() -> ModelCost:
+    return ModelCost.of(model_spec(DRAWN["qwen3-30b-a3b"]), "bfloat16")
+
+
+def test_qwen3_30b_a3b_has_as_many_parameters_as_its_card_says() -> None:
+    assert cost().stored_parameters == 30_532_122_624
+
+
+def test_a_step_reads_the_experts_that_its_tokens_choose() -> None:
+    one_layer = 128 * 3 * 2048 * 768 * 2
+    assert cost().expert_bytes(1) == pytest.approx(48 * one_layer / 16)
+    assert cost().expert_bytes(2) == pytest.approx(48 * one_layer * (1 - (15 / 16) ** 2))
+    assert cost().expert_bytes(10_000) == pytest.approx(48 * one_layer)
+    assert cost().token_parameters == pytest.approx(3.35e9 - 2 * 0.311e9, rel=0.01)  # 3.3 billion are active
+
+
+@pytest.mark.parametrize("shape", DRAWN)
+def test_every_parameter_is_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shape: str) -> None:
+    monkeypatch.setitem(DRAWN, shape, DRAWN[shape] | TINY)
+    write_config(tmp_path, shape)
+    engine = Engine(EngineConfig(model=tmp_path, num_blocks=8, dtype="float32"), load=draw_weights)
+    weights = engine._decoder.weights
+    for name, destination in weights.destinations.items():
+        if name.endswith("norm.weight"):
+            assert bool((destination.tensor == 1).all()), name
+        else:
+            assert destination.tensor.std() == pytest.approx(0.02, rel=0.3), name
+    assert read_model_spec(tmp_path).dtype == "bfloat16"
+    assert torch.isfinite(engine.kv).all()
