@@ -24,6 +24,7 @@ LISTED_KERNELS = 25
 GROUPS = (
     ("attention", r"^_(attend|combine|decode|prefill|gather)$"),
     ("gemm", r"^_(few_rows|linear)$"),
+    ("experts", r"^_(few|many|route|group)$"),
     ("norm, rope, activation", r"^_(norm|rope|silu_and_mul|embed)$"),
     ("sampling", r"^_(survey|pick|fill_bins|plan|collect|cut|bisect|members|draw_kept|count)$"),
     ("attention", r"attention|attn|flash|fmha"),
