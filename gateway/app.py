@@ -40,6 +40,7 @@ from gateway.observe.metrics import GatewayMetrics
 from gateway.observe.request_metrics import RequestMetrics
 from gateway.observe.spans import TraceRequests
 from gateway.observe.tenant_metrics import TenantLabels, TenantMetrics
+from gateway.request.refused import Refusals
 from gateway.request.spec import Generations
 from gateway.routes.keys import KeyRoutes, count_usage
 from gateway.routes.operator import OperatorRoutes
@@ -66,6 +67,7 @@ class HttpSettings:
     trace_share: float = 1.0  # sampled share of requests without their own trace
     levels: ServiceLevels = field(default_factory=ServiceLevels)
     console: bool = True  # serve the page and what it asks for
+    trace_url: str = ""  # where the console's page links to for a trace
     web: WebAccess = field(default_factory=WebAccess)
 
 
@@ -101,10 +103,13 @@ def create_app(
     tenant_metrics = _observe(generations, catalogue, settings, metrics, budgets, labels)
     body_limits = BodyLimits(max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s)
     elsewhere = control.find if control is not None else None
+    refusals = Refusals()
     routes = [
-        ServingRoutes(table, answers, metrics, body_limits).routes,
+        ServingRoutes(table, answers, metrics, body_limits, refusals).routes,
         TextRoutes(answers, body_limits).routes,
-        OperatorRoutes(generations, metrics, tenant_metrics, version=VERSION, elsewhere=elsewhere).routes,
+        OperatorRoutes(
+            generations, metrics, tenant_metrics, version=VERSION, refusals=refusals, elsewhere=elsewhere
+        ).routes,
     ]
     if batches is not None:
         routes.append(batches(answers, table, metrics).routes)
@@ -112,7 +117,7 @@ def create_app(
         routes.append(KeyRoutes(keys, settings.tenants).routes)
         generations.timelines.on_end(partial(count_usage, keys.usage))
     if control is not None:
-        console = ConsoleRoutes(control, generations, tenant_metrics, _facts(catalogue, settings))
+        console = ConsoleRoutes(control, generations, tenant_metrics, _facts(catalogue, settings), refusals)
         routes += [console.routes] if settings.console else []
     routes.append(_document(routes, table, settings.tenants))
     app = FastAPI(
@@ -180,6 +185,7 @@ def _facts(catalogue: Catalogue, settings: HttpSettings) -> ConsoleFacts:
         catalogue=catalogue,
         version=VERSION,
         levels=settings.levels,
+        trace_url=settings.trace_url,
         has_admin=lambda: tenants.keys.has_admin,  # keys may be reloaded
     )
 

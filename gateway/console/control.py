@@ -15,15 +15,18 @@ from common.errors import UnavailableError
 from common.messages import (
     Drain,
     GatewayState,
+    PlannerState,
     RolesReply,
     SetRoles,
     WorkerState,
     gateway_state_decoder,
+    planner_state_decoder,
     worker_reply_decoder,
 )
 from common.peers import Peers
 from gateway.admission.capacity import HeardGateways
 from gateway.console.messages import ConsoleAsk, ConsoleTold, console_ask_decoder, console_told_decoder
+from gateway.console.recorder import LOOK_EVERY_S, Recorder
 
 log = logging.getLogger("baton.console")
 
@@ -40,23 +43,29 @@ class FleetControl:
         self._peers = peers
         self._gateway_id = gateway_id
         self._gateways = HeardGateways()
-        self._subscription: Subscription | None = None
-        self._tell: Callable[[str], Awaitable[Any]] | None = None
+        self._subscriptions: list[Subscription] = []
+        self._tell: Callable[[ConsoleAsk], Awaitable[Any]] | None = None
+        self._recorder: Recorder | None = None
+        self._looking: asyncio.Task[None] | None = None
         self.leaving = asyncio.Event()  # set when the gateway stops: watchers have to go
 
     async def start(self) -> None:
         """Listen for gateways, and answer them."""
-        self._subscription = await self._bus.subscribe(
-            subjects.ALL_GATEWAY_HEARTBEATS, gateway_state_decoder, self._gateways.saw
-        )
+        self._subscriptions = [
+            await self._bus.subscribe(subjects.ALL_GATEWAY_HEARTBEATS, gateway_state_decoder, self._gateways.saw),
+            await self._bus.subscribe(subjects.PLANNER, planner_state_decoder, self._saw_planner),
+        ]
+        self._looking = asyncio.create_task(self._look())
         if self._gateway_id:
             await self._bus.serve(subjects.console(self._gateway_id), console_ask_decoder, self._asked)
 
     async def close(self) -> None:
         """Stop listening."""
         self.leaving.set()
-        if self._subscription is not None:
-            await self._subscription.close()
+        if self._looking is not None:
+            self._looking.cancel()
+        for subscription in self._subscriptions:
+            await subscription.close()
 
     def workers(self) -> list[WorkerState]:
         """The live workers, by name."""
@@ -70,21 +79,41 @@ class FleetControl:
         """The live gateways, this one too, by name."""
         return self._gateways.states()
 
+    # -- what is written down ------------------------------------------------------------------------------------------
+
+    def record_with(self, recorder: Recorder) -> None:
+        """Let it look at the fleet, and hear planners."""
+        self._recorder = recorder
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            if self._recorder is not None:
+                try:
+                    self._recorder.look(self.workers(), self.gateways())
+                except Exception:  # nobody would restart this task, and the next look may succeed
+                    log.exception("console.look_failed")
+
+    def _saw_planner(self, state: PlannerState) -> None:
+        if self._recorder is not None:
+            self._recorder.saw_planner(state)
+
     # -- other gateways ------------------------------------------------------------------------------------------------
 
-    def answer_with(self, tell: Callable[[str], Awaitable[Any]]) -> None:
-        """Answer other gateways, as JSON values: `tell("")` of this one, `tell(id)` of a request."""
+    def answer_with(self, tell: Callable[[ConsoleAsk], Awaitable[Any]]) -> None:
+        """Answer other gateways with JSON values."""
         self._tell = tell
 
-    async def ask(self, request_id: str = "") -> dict[str, Any]:
+    async def ask(self, message: ConsoleAsk) -> dict[str, Any]:
         """Each other gateway's answer, by its id; silent ones are left out."""
         others = [state.gateway for state in self.gateways() if state.gateway != self._gateway_id]
-        told = await asyncio.gather(*(self._ask(name, ConsoleAsk(request_id=request_id)) for name in others))
+        told = await asyncio.gather(*(self._ask(name, message) for name in others))
         return {name: answer for name, answer in zip(others, told, strict=True) if answer is not None}
 
     async def find(self, request_id: str) -> list[dict[str, Any]]:
         """The time lines of an answer, or of one choice, from the gateway that has them."""
-        return next((lines for lines in (await self.ask(request_id)).values() if lines), [])
+        told = await self.ask(ConsoleAsk(request_id=request_id))
+        return next((lines for lines in told.values() if lines), [])
 
     async def _ask(self, gateway: str, message: ConsoleAsk) -> Any:
         subject = subjects.console(gateway)
@@ -96,7 +125,7 @@ class FleetControl:
             return None
 
     async def _asked(self, message: ConsoleAsk) -> ConsoleTold:
-        told = msgspec.json.encode(await self._tell(message.request_id) if self._tell is not None else None)
+        told = msgspec.json.encode(await self._tell(message) if self._tell is not None else None)
         return ConsoleTold(json=told if len(told) <= MAX_TOLD else b"null")
 
     # -- workers -------------------------------------------------------------------------------------------------------

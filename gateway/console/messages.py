@@ -12,6 +12,9 @@ class ConsoleAsk(msgspec.Struct, frozen=True, kw_only=True, tag="console_ask"):
 
     v: int = PROTOCOL_VERSION
     request_id: str = ""  # an answer's or a choice's; "": what the gateway does now
+    history: str = ""  # a span of `gateway.console.history`: what was measured in it
+    since: float = 0.0  # only what was measured after it, in unix seconds
+    search: dict[str, str] | None = None  # requests that suit: `gateway.console.search`
 
 
 class ConsoleTold(msgspec.Struct, frozen=True, kw_only=True, tag="console_told"):

@@ -12,12 +12,17 @@ from fastapi import Request, Response
 from pydantic import Field, StrictBool, StrictStr
 from starlette.exceptions import HTTPException
 
+from common.errors import InvalidRequestError
 from common.messages import RolesReply
 from gateway.answers.catalogue import Catalogue
 from gateway.console.assets import MAX_DEPTH, load_assets, load_pages
 from gateway.console.control import FleetControl
 from gateway.console.feed import Feed
+from gateway.console.history import SPANS, merged_history
+from gateway.console.messages import ConsoleAsk
 from gateway.console.parts import merged, own_part
+from gateway.console.recorder import Recorder
+from gateway.console.search import Wanted, found, newest
 from gateway.console.state import gateway_json, worker_json
 from gateway.http.api import JSON, ApiPart, fields, get, path_parameters, post
 from gateway.http.body import BodyLimits, read_body
@@ -27,6 +32,7 @@ from gateway.http.routing import Routes
 from gateway.http.streaming import EVENTS, ByteStream
 from gateway.observe.attainment import ServiceLevels
 from gateway.observe.tenant_metrics import TenantMetrics
+from gateway.request.refused import Refusals
 from gateway.request.spec import Generations
 from gateway.tenants.tenants import CONSOLE_PAGES
 
@@ -34,6 +40,7 @@ FRESH_S = 0.5  # further viewers share a state this new
 ORDER_LIMITS = BodyLimits(max_bytes=4096, timeout_s=5.0)
 
 _FIGURES = ("in_flight", "waiting", "latencies", "placed", "refused", "events", "tenants")
+_LOG = ("log", "lost", "planners", "decisions")
 _FILES = ("text/html", "text/css", "text/javascript", "image/svg+xml")
 _GETS = {
     "/": ("The console, a page.", "text/html"),
@@ -41,6 +48,8 @@ _GETS = {
     "/console/static/{folder}/{name}": ("A file of the page.", *_FILES),
     "/console/state": ("The fleet, and what all gateways do: docs/console.md.", JSON),
     "/console/events": ("The same as server-sent events, as it changes.", EVENTS),
+    "/console/history": ("What all gateways measured lately: span=10m, 1h or 6h.", JSON),
+    "/console/search": ("Requests of all gateways that suit, refused ones too.", JSON),
     "/console/{page}": ("The same page: chat, overview, requests, fleet, …", "text/html"),
     "/console/{page}/{name}": ("The same page, about one request, one chat, …", "text/html"),
 }
@@ -67,6 +76,7 @@ class ConsoleFacts:
     catalogue: Catalogue
     version: str
     levels: ServiceLevels
+    trace_url: str  # where a trace is shown; {trace_id} stands for its id
     has_admin: Callable[[], bool]
 
 
@@ -74,14 +84,22 @@ class ConsoleRoutes:
     """The page, its state, and orders to workers."""
 
     def __init__(
-        self, control: FleetControl, generations: Generations, tenants: TenantMetrics, facts: ConsoleFacts
+        self,
+        control: FleetControl,
+        generations: Generations,
+        tenants: TenantMetrics,
+        facts: ConsoleFacts,
+        refusals: Refusals,
     ) -> None:
         self._control = control
         self._generations = generations
         self._tenants = tenants
         self._facts = facts
         self._feed = Feed(self._sections, leaving=control.leaving)
+        self._refusals = refusals
+        self._recorder = Recorder(generations, refusals, facts.levels)
         control.answer_with(self._tell)
+        control.record_with(self._recorder)
         self._assets, self._pages = load_assets(), load_pages()
         self._building = asyncio.Lock()
         self._state: tuple[float, dict[str, Any]] | None = None
@@ -92,6 +110,8 @@ class ConsoleRoutes:
                 "/console/static/{folder}/{name}": self.asset,
                 "/console/state": self.state,
                 "/console/events": self.events,
+                "/console/history": self.history,
+                "/console/search": self.search,
                 "/console/{page}": self.page,
                 "/console/{page}/{name}": self.page,
             },
@@ -127,19 +147,47 @@ class ConsoleRoutes:
         """The same as server-sent events, as it changes: `fleet`, `figures` and `requests` (docs/console.md)."""
         return ByteStream(await self._feed.watch(), close=_nothing_to_close, headers={})
 
+    async def history(self, request: Request) -> Response:
+        """What all gateways measured in `span`, after `since`, as columns."""
+        span = request.query_params.get("span", "1h")
+        if span not in SPANS:
+            raise InvalidRequestError(f"span: not one of {', '.join(SPANS)}", param="span")
+        since = request.query_params.get("since", "0")
+        if not (since.isdecimal() and len(since) < 12):
+            raise InvalidRequestError(f"since: {since[:20]!r} is not in unix seconds", param="since")
+        ask = ConsoleAsk(history=span, since=float(since))
+        told = await self._everybody(ask, "history")
+        picture = merged_history(told, span, time.time(), ask.since)
+        return json_response(picture | {"levels": asdict(self._facts.levels)})
+
+    async def search(self, request: Request) -> Response:
+        """Summaries of requests, the newest first, with their `gateway`."""
+        wanted = Wanted.of(request.query_params)
+        told = await self._everybody(ConsoleAsk(search=dict(request.query_params)), "found")
+        lines = [line | {"gateway": gateway} for gateway, lines in told.items() for line in lines]
+        return json_response({"requests": newest(lines, wanted.limit)})
+
+    async def _everybody(self, ask: ConsoleAsk, field: str) -> dict[str, Any]:
+        """Each gateway's `field`, this one first. One of release 0.1.0 does not know it."""
+        own, others = await asyncio.gather(self._tell(ask), self._control.ask(ask))
+        parts = {self._facts.gateway_id: own} | others
+        return {name: part[field] for name, part in parts.items() if isinstance(part, dict) and field in part}
+
     async def _sections(self) -> dict[str, Any]:
         picture = await self._picture()
         del picture["time_unix"]  # each event has its own
         return {
             "requests": picture.pop("requests"),
             "figures": {name: picture.pop(name) for name in _FIGURES},
+            "log": {name: picture.pop(name) for name in _LOG},
             "fleet": picture,
         }
 
     async def _picture(self) -> dict[str, Any]:
         """What all gateways do, and the figures of everybody heard."""
-        facts, models = self._facts, self._facts.catalogue.all()
-        asked = await asyncio.gather(self._own_part(), self._control.ask())
+        facts, models, recorder = self._facts, self._facts.catalogue.all(), self._recorder
+        differences = {one.worker: one.text for one in self._generations.differences}
+        asked = await asyncio.gather(self._own_part(), self._control.ask(ConsoleAsk()))
         parts = {facts.gateway_id: asked[0]} | asked[1]
         contested = self._control.contested()
         heard = [gateway_json(gateway) for gateway in self._control.gateways()]
@@ -151,24 +199,38 @@ class ConsoleRoutes:
             "models": [{"name": model.name, "max_model_len": model.max_model_len} for model in models],
             "has_admin": facts.has_admin(),
             "not_ready": self._generations.not_ready_reason,
+            "not_ready_since": recorder.chronicle.not_ready_since,
+            "trace_url": facts.trace_url,
             "time_unix": round(time.time(), 3),
             "levels": asdict(facts.levels),
             "workers": [
-                worker_json(worker) | {"is_contested": worker.worker in contested} for worker in self._control.workers()
+                worker_json(worker)
+                | {"is_contested": worker.worker in contested, "differs": differences.get(worker.worker, "")}
+                for worker in self._control.workers()
             ],
             "gateways": [one | {"in_flight": parts.get(one["id"], {}).get("in_flight")} for one in heard],
             **merged(parts),
+            "log": recorder.chronicle.as_json(),
+            "lost": recorder.chronicle.lost(),
+            "planners": recorder.decisions.planners(time.time()),
+            "decisions": recorder.decisions.as_json(),
         }
 
     async def _own_part(self) -> dict[str, Any]:
         await self._tenants.refresh()
         return own_part(self._generations, self._tenants.as_json(), now=time.monotonic(), unix=time.time())
 
-    async def _tell(self, request_id: str) -> Any:
-        """Answer the console of another gateway."""
-        if not request_id:
+    async def _tell(self, ask: ConsoleAsk) -> Any:
+        """Answer the console of another gateway, or this one's."""
+        timelines = self._generations.timelines
+        if ask.history in SPANS:
+            return {"history": self._recorder.history.as_json(ask.history, ask.since)}
+        if ask.search is not None:
+            wanted = Wanted.of(ask.search)
+            return {"found": found(wanted, timelines.all(), self._refusals.newest(), time.monotonic())}
+        if not ask.request_id:
             return await self._own_part()
-        return [line.as_json() for line in self._generations.timelines.find(request_id)]
+        return [line.as_json() for line in timelines.find(ask.request_id)]
 
     async def set_roles(self, request: Request) -> Response:
         """`{"roles": ["prefill", "decode"]}`: what the worker takes new work of."""

@@ -338,10 +338,10 @@ class Timelines:
 
     def find(self, wanted: str) -> list[Timeline]:
         """The choice with this request id, or all choices of the answer with this id."""
-        for timeline in self._all():
+        for timeline in self.all():
             if timeline.request_id == wanted:
                 return [timeline]
-        found = {t.request_id: t for t in self._all() if t.request_id.rpartition("-")[0] == wanted}
+        found = {t.request_id: t for t in self.all() if t.request_id.rpartition("-")[0] == wanted}
         return [found[name] for name in sorted(found, key=_choice_of)]
 
     def since(self, instant: float) -> list[Timeline]:
@@ -360,9 +360,11 @@ class Timelines:
             "slowest": _summaries(slowest, limit),
         }
 
-    def _all(self) -> list[Timeline]:
+    def all(self) -> list[Timeline]:
+        """All that is kept, each once."""
         slowest = (timeline for _, _, timeline in self._slowest)
-        return [*self._waiting.values(), *self._running.values(), *self._recent.values(), *slowest]
+        lines = [*self._waiting.values(), *self._running.values(), *self._recent.values(), *slowest]
+        return list({id(line): line for line in lines}.values())
 
     def _forget_old(self, now: float) -> None:
         young = [entry for entry in self._slowest if now - (entry[2].ended_at or now) < SLOWEST_FOR_S]

@@ -16,6 +16,7 @@ from gateway.http.responses import json_response, plain_error, takes_gzip
 from gateway.http.routing import Routes
 from gateway.observe.metrics import GatewayMetrics
 from gateway.observe.tenant_metrics import TenantMetrics
+from gateway.request.refused import Refusals
 from gateway.request.spec import Generations
 from gateway.request.timeline import MAX_RECENT
 
@@ -56,12 +57,14 @@ class OperatorRoutes:
         tenant_metrics: TenantMetrics,
         *,
         version: str,
+        refusals: Refusals,
         elsewhere: FindElsewhere | None = None,
     ) -> None:
         self._generations = generations
         self._metrics = metrics
         self._tenant_metrics = tenant_metrics
         self._version = version
+        self._refusals = refusals
         self._elsewhere = elsewhere
         self.routes = Routes(
             gets={
@@ -114,6 +117,8 @@ class OperatorRoutes:
         """Every choice of one answer, or one of them, at any gateway."""
         wanted = request.path_params["request_id"]
         found = [timeline.as_json() for timeline in self._generations.timelines.find(wanted)]
+        if not found and (refused := self._refusals.find(wanted)) is not None:
+            found = [refused.as_json()]
         if not found and self._elsewhere is not None and len(wanted) <= MAX_REQUEST_ID_CHARS:
             found = await self._elsewhere(wanted)
         if not found:

@@ -26,6 +26,7 @@ from gateway.http.routing import Routes
 from gateway.http.streaming import ByteStream, disconnected
 from gateway.observe.metrics import AnswerMetrics, GatewayMetrics
 from gateway.observe.spans import describe_answer
+from gateway.request.refused import Refusals
 
 log = logging.getLogger("baton.http")
 
@@ -37,8 +38,14 @@ class ServingRoutes:
     """The endpoints and views of all dialects."""
 
     def __init__(
-        self, dialects: DialectTable, answers: Answers, metrics: GatewayMetrics, body_limits: BodyLimits
+        self,
+        dialects: DialectTable,
+        answers: Answers,
+        metrics: GatewayMetrics,
+        body_limits: BodyLimits,
+        refusals: Refusals,
     ) -> None:
+        self._refusals = refusals
         self._answers = answers
         self._metrics = metrics
         self._body_limits = body_limits
@@ -65,6 +72,14 @@ class ServingRoutes:
             answer = await self._unless_gone(request, self._answers.start(ask, origin, served))
         except ServingError as error:
             self._metrics.failed(error.code, model=model)
+            self._refusals.add(
+                error,
+                request_id=scope.request_id,
+                trace_id=scope.trace.context[3:35],
+                asker=scope.tenant,
+                model=model,
+                at=scope.received_at,
+            )
             if isinstance(error, RateLimitedError):
                 self._metrics.refused(f"budget: {error.what}", model=model)
             raise

@@ -54,6 +54,10 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
         description="key for what tells of all tenants (/metrics, /debug, /console, /admin); empty: an API key is enough there",
     )
     console: bool = Field(True, description="serve the console, a page, at /")
+    trace_url: str = Field(
+        "",
+        description="where the console links to for a trace, as https://jaeger.example/trace/{trace_id}; empty: no link",
+    )
     request_timeout_s: Seconds = Field(600.0, description="deadline of a request that sets none")
     max_connections: Positive = Field(
         4096, description="open HTTP connections at most; further ones are answered with 503"
@@ -151,6 +155,13 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
                     f"--cors-origins: {origin!r} is no origin: write it like https://app.example.org:8443"
                 )
         return origins
+
+    @field_validator("trace_url")
+    @classmethod
+    def _trace_link(cls, url: str) -> str:
+        if url and ("{trace_id}" not in url or not url.startswith(("https://", "http://"))):
+            raise ConfigError(f"--trace-url: {url!r} is not like https://jaeger.example/trace/{{trace_id}}")
+        return url
 
     @field_validator("served_models")
     @classmethod

@@ -193,6 +193,7 @@ def _gateway(gateway: str, inbox: str) -> Permissions:
             f"baton.console.{gateway}",
             subjects.ALL_HEARTBEATS,
             subjects.ALL_GATEWAY_HEARTBEATS,  # admission counts the prompts of other gateways
+            subjects.PLANNER,  # the console shows its decisions
             f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{jobs}.*",
         ),
     )

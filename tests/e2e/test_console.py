@@ -45,7 +45,7 @@ STATE_FIELDS = {
     "levels",
 }
 STATE_FIELDS |= {"in_flight", "waiting", "workers", "gateways", "links", "handovers", "latencies", "placed", "refused"}
-STATE_FIELDS |= {"events", "tenants"}
+STATE_FIELDS |= {"events", "tenants", "not_ready_since", "trace_url", "log", "lost", "planners", "decisions"}
 
 
 ROLES = {"decode-0": ["decode"], "prefill-0": ["prefill"], "worker-0": ["decode", "prefill"]}
@@ -162,8 +162,34 @@ async def test_the_state_of_a_fleet_that_served(http: httpx.AsyncClient) -> None
     assert (tenant["tenant"], tenant["requests"], tenant["completion_tokens"]) == ("default", 1, 6)
 
 
+async def test_what_was_measured_is_told_as_columns_and_refused_requests_are_found(http: httpx.AsyncClient) -> None:
+    await complete(http, first=11, tokens=6)
+    async with asyncio.timeout(20):
+        while True:
+            told = (await http.get("/console/history?span=10m")).json()
+            ended, workers = (told["series"].get(name, []) for name in ("ended", "workers"))
+            if sum(filter(None, ended)) > 0 and max(filter(None, workers), default=0) == 3:
+                break
+            await asyncio.sleep(0.2)
+    assert {len(column) for column in told["series"].values()} == {len(told["at"])}
+    assert (told["step_s"], told["length"], set(told["gateways"])) == (2, 300, {"gateway"})
+    assert any(value for value in told["series"]["ttft_p95"])
+    again = (await http.get(f"/console/history?span=10m&since={told['at'][-1]}")).json()
+    assert all(at > told["at"][-1] for at in again["at"])
+    refused = await http.post("/v1/completions", json={"model": "nobody", "prompt": "x"})
+    assert refused.status_code == 404
+    [found] = (await http.get("/console/search?status=refused&model=nobody")).json()["requests"]
+    assert (found["request_id"], found["gateway"]) == (refused.headers["x-request-id"], "gateway")
+    detail = (await http.get(f"/debug/requests/{found['request_id']}")).json()["requests"][0]
+    assert "nobody" in detail["detail"]
+    done = (await http.get("/console/search?status=done&worker=decode-0")).json()["requests"]
+    assert {one["status"] for one in done} == {"length"}
+    for wrong in ("history?span=1d", "history?since=x", "search?status=odd"):
+        assert (await http.get(f"/console/{wrong}")).status_code == 400
+
+
 async def test_what_tells_of_everybody_needs_the_key(http: httpx.AsyncClient) -> None:
-    for path in ("/console/state", "/console/events", "/debug/requests"):
+    for path in ("/console/state", "/console/events", "/console/history", "/console/search", "/debug/requests"):
         answer = await http.get(path, headers=NOBODY)
         assert answer.status_code == 401
         assert "admin key" in answer.json()["error"]["message"]

@@ -19,6 +19,7 @@ from gateway.app import HttpSettings, create_app
 from gateway.console.assets import FOLDER
 from gateway.console.control import FleetControl
 from gateway.console.feed import MAX_WATCHERS, Feed
+from gateway.console.messages import ConsoleAsk
 from gateway.console.parts import activity, merged, own_part
 from gateway.console.state import counted, handoffs, percentile
 from gateway.request.timeline import AttemptLine, Timeline, Timelines
@@ -229,7 +230,7 @@ class SlowControl(FleetControl):
         super().__init__(None, Peers())  # type: ignore[arg-type] - it is not started
         self.asked, self.answers = 0, asyncio.Event()
 
-    async def ask(self, request_id: str = "") -> dict[str, Any]:
+    async def ask(self, message: ConsoleAsk) -> dict[str, Any]:
         self.asked += 1
         await self.answers.wait()
         return {}

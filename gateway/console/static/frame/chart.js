@@ -1,0 +1,155 @@
+// Lines and stacked areas over time, as SVG: colours are classes, so they follow the theme. Charts that share a cursor move it together.
+
+import { h, svg } from "./dom.js";
+import { clock } from "./format.js";
+
+const HEIGHT = 148;
+const PAD = { left: 50, right: 10, top: 10, bottom: 20 };
+const JOINED_S = 30; // values further apart are not joined by a line
+
+// Where the pointer is, in unix seconds or null, for all charts of a page.
+export function newCursor() {
+  const moved = new Set();
+  return { at: null, moved, set(at) { this.at = at; for (const tell of moved) tell(); } };
+}
+
+// {title, hint, series: [{name, label, kind}], format, stack, most, limit: {value, label}, cursor} → {element, draw(data)}. `kind` is a
+// colour's class; `most` is the end of the axis, if that is always the same; data: {at, step_s, from, to, series: {name: [value or null]}, marks}.
+export function chart({ title, hint = "", series, format, stack = false, most = null, limit = null, cursor }) {
+  const drawing = svg("svg", { class: "plot", "aria-hidden": "true" });
+  const values = h("dl", { class: "values" });
+  const when = h("span", { class: "when num" });
+  const element = h("figure", { class: "chart", tabindex: 0, role: "group", "aria-label": title },
+    h("figcaption", {}, h("span", { class: "name", title: hint }, title), limit ? h("span", { class: "slo" }, limit.label) : null, when), drawing, values);
+  let data = null;
+  let scale = null;
+
+  const draw = (news) => {
+    data = news ?? data;
+    const width = drawing.clientWidth;
+    if (!data || !width) return;
+    scale = scaleOf(data, series, { width, stack, most, limit });
+    drawing.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
+    const lower = data.at.map(() => 0);
+    const shapes = series.map((one) => {
+      const column = data.series[one.name] ?? [];
+      if (!stack) return svg("path", { class: `line ${one.kind}`, d: lineOf(data, column, scale) });
+      const from = [...lower];
+      data.at.forEach((_, index) => (lower[index] += column[index] ?? 0));
+      return svg("path", { class: `area ${one.kind}`, d: areaOf(data, from, lower, scale) });
+    });
+    drawing.replaceChildren(...gridOf(data, scale, width, format), ...marksOf(data, scale),
+      ...shapes.reverse(), ...(limit && scale.top >= limit.value ? [level(scale, limit.value, width)] : []), svg("line", { class: "cursor", y1: PAD.top, y2: HEIGHT - PAD.bottom }));
+    point();
+  };
+
+  const point = () => {
+    if (!scale) return;
+    const line = drawing.querySelector(".cursor");
+    const index = cursor.at === null ? lastOf(data, series) : nearest(data, cursor.at);
+    line.style.display = cursor.at === null || index < 0 ? "none" : "";
+    if (index >= 0) for (const end of ["x1", "x2"]) line.setAttribute(end, scale.x(data.at[index] + data.step_s / 2));
+    when.textContent = cursor.at === null || index < 0 ? "" : clock(data.at[index]);
+    values.replaceChildren(...series.map((one) => h("div", {}, h("dt", {}, h("i", { class: one.kind }), one.label), h("dd", {}, format(data.series[one.name]?.[index] ?? null)))));
+  };
+
+  const follow = (event) => {
+    if (!scale) return;
+    const box = drawing.getBoundingClientRect();
+    cursor.set(scale.time(event.clientX - box.left));
+  };
+  drawing.addEventListener("pointermove", follow);
+  drawing.addEventListener("pointerdown", follow);
+  drawing.addEventListener("pointerleave", () => cursor.set(null));
+  element.addEventListener("keydown", (event) => {
+    if (!data?.at.length || !["ArrowLeft", "ArrowRight", "Escape"].includes(event.key)) return;
+    event.preventDefault();
+    if (event.key === "Escape") return cursor.set(null);
+    const index = cursor.at === null ? data.at.length - 1 : nearest(data, cursor.at) + (event.key === "ArrowLeft" ? -1 : 1);
+    cursor.set(data.at[Math.max(0, Math.min(data.at.length - 1, index))] + data.step_s / 2);
+  });
+  element.addEventListener("blur", () => cursor.set(null));
+  cursor.moved.add(point);
+  new ResizeObserver(() => draw()).observe(drawing);
+  return { element, draw };
+}
+
+function scaleOf(data, series, { width, stack, most, limit }) {
+  const columns = series.map((one) => data.series[one.name] ?? []);
+  let top = 0;
+  data.at.forEach((_, index) => {
+    const here = columns.map((column) => column[index] ?? 0);
+    top = Math.max(top, stack ? here.reduce((sum, value) => sum + value, 0) : Math.max(...here));
+  });
+  if (limit && top >= limit.value / 3) top = Math.max(top, limit.value);
+  const step = most ? most / 4 : stepOf((top || 1) / 3);
+  top = most ?? Math.max(step, Math.ceil((top || 1) / step - 1e-9) * step);
+  const [wide, high] = [width - PAD.left - PAD.right, HEIGHT - PAD.top - PAD.bottom];
+  return {
+    top, step,
+    x: (at) => PAD.left + (wide * (at - data.from)) / (data.to - data.from),
+    y: (value) => PAD.top + high * (1 - Math.min(1, value / top)),
+    time: (x) => data.from + ((x - PAD.left) / wide) * (data.to - data.from),
+  };
+}
+
+// 1, 2 or 5 times a power of ten, at least `least`.
+export function stepOf(least) {
+  const power = 10 ** Math.floor(Math.log10(least));
+  return [1, 2, 5, 10].map((times) => times * power).find((step) => step >= least * (1 - 1e-9));
+}
+
+function gridOf(data, scale, width, format) {
+  const parts = [];
+  for (let value = 0; value <= scale.top * 1.001; value += scale.step) {
+    parts.push(svg("line", { class: "grid", x1: PAD.left, x2: width - PAD.right, y1: scale.y(value), y2: scale.y(value) }));
+    parts.push(svg("text", { x: PAD.left - 6, y: scale.y(value) + 3.5, "text-anchor": "end" }, value ? format(value) : "0"));
+  }
+  const every = [60, 120, 300, 600, 900, 1800, 3600].find((step) => ((data.to - data.from) / step) * 62 <= width - PAD.left) ?? 7200;
+  const zone = new Date(data.from * 1000).getTimezoneOffset() * 60;
+  for (let at = Math.ceil((data.from - zone) / every) * every + zone; at < data.to; at += every) {
+    const x = scale.x(at);
+    if (x < PAD.left + 14 || x > width - 20) continue;
+    parts.push(svg("text", { x, y: HEIGHT - 5, "text-anchor": "middle" }, clock(at).slice(0, 5)));
+  }
+  return parts;
+}
+
+const marksOf = (data, scale) => (data.marks ?? []).filter((mark) => mark.at >= data.from && mark.at <= data.to).map((mark) =>
+  svg("line", { class: `mark ${mark.level}`, x1: scale.x(mark.at), x2: scale.x(mark.at), y1: PAD.top, y2: HEIGHT - PAD.bottom }));
+
+const level = (scale, value, width) => svg("line", { class: "limit", x1: PAD.left, x2: width - PAD.right, y1: scale.y(value), y2: scale.y(value) });
+
+// A path through the values that are known. Alone, one is a dot.
+export function lineOf(data, column, scale) {
+  let path = "";
+  let before = null;
+  data.at.forEach((at, index) => {
+    const value = column[index];
+    if (value === null || value === undefined) return;
+    const [x, y] = [scale.x(at + data.step_s / 2).toFixed(1), scale.y(value).toFixed(1)];
+    const joined = before !== null && at - before <= Math.max(JOINED_S, 3 * data.step_s);
+    path += joined ? `L${x} ${y}` : `M${x} ${y}h.01`;
+    before = at;
+  });
+  return path;
+}
+
+function areaOf(data, from, to, scale) {
+  if (!data.at.length) return "";
+  const x = (index) => scale.x(data.at[index] + data.step_s / 2).toFixed(1);
+  const over = data.at.map((_, index) => `${index ? "L" : "M"}${x(index)} ${scale.y(to[index]).toFixed(1)}`);
+  const under = data.at.map((_, index) => `L${x(index)} ${scale.y(from[index]).toFixed(1)}`).reverse();
+  return `${over.join("")}${under.join("")}Z`;
+}
+
+export function nearest(data, at) {
+  const index = Math.round((at - data.step_s / 2 - data.at[0]) / data.step_s);
+  return Math.max(0, Math.min(data.at.length - 1, index));
+}
+
+// The newest instant at which something is known.
+function lastOf(data, series) {
+  for (let index = data.at.length - 1; index >= 0; index--) if (series.some((one) => (data.series[one.name]?.[index] ?? null) !== null)) return index;
+  return -1;
+}
