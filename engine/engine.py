@@ -104,8 +104,9 @@ class Engine:
             vocab_size=self.vocab_size,
             max_model_len=self.max_model_len,
             attention=tuple(self._head_limits(*shape) for shape in model.windows_by_heads.items()),
-            last_heads=list(model.windows_by_heads).index(model.layers[-1].mixer.heads),
+            last_heads=list(model.windows_by_heads).index(model.attentions[-1].heads),
             last_window=model.windows[-1],
+            has_state=model.has_state,
         )
         return Runner(
             decoder,

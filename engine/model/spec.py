@@ -75,6 +75,39 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaSpec:
+    """The gated delta rule behind a short convolution, with an output gate. It keeps a state instead of keys and values."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int  # of a head
+    value_dim: int
+    taps: int  # tokens that the convolution reads, the own one included
+    grouped: bool = False  # the checkpoint keeps the rows of a key head together, else those of a kind
+
+    @property
+    def keys_size(self) -> int:
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def values_size(self) -> int:
+        return self.num_value_heads * self.value_dim
+
+    @property
+    def kept(self) -> tuple[Kept, ...]:
+        """The state, and the convolution's last inputs."""
+        state = Kept(
+            planes=1,
+            heads=self.num_value_heads,
+            dim=self.key_dim * self.value_dim,
+            dtype="float32",
+            per_token=False,
+        )
+        channels = 2 * self.keys_size + self.values_size
+        return (state, Kept(planes=self.taps - 1, heads=1, dim=channels, per_token=False))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GatedMlpSpec:
     """An MLP that computes down(silu(gate(x)) * up(x))."""
 
@@ -83,7 +116,7 @@ class GatedMlpSpec:
 
 
 # The next kinds join these unions.
-MixerSpec = AttentionSpec
+MixerSpec = AttentionSpec | DeltaSpec
 MlpSpec = GatedMlpSpec | SparseMlpSpec
 
 
@@ -114,20 +147,32 @@ class ModelSpec:
 
     @property
     def windows(self) -> tuple[int, ...]:
-        return tuple(layer.mixer.window for layer in self.layers)
+        """Of each layer with attention."""
+        return tuple(mixer.window for mixer in self.attentions)
+
+    @property
+    def attentions(self) -> tuple[AttentionSpec, ...]:
+        """Of the layers that have attention."""
+        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionSpec))
+
+    @property
+    def has_state(self) -> bool:
+        """Whether a block keeps more than its own tokens' content."""
+        return any(not kept.per_token for kept in self.kept)
 
     @property
     def windows_by_heads(self) -> dict[HeadShape, tuple[int, ...]]:
         """The distinct windows of the layers with each shape of attention heads, in the layers' order."""
         found: dict[HeadShape, set[int]] = {}
-        for layer in self.layers:
-            found.setdefault(layer.mixer.heads, set()).add(layer.mixer.window)
+        for mixer in self.attentions:
+            found.setdefault(mixer.heads, set()).add(mixer.window)
         return {heads: tuple(sorted(windows)) for heads, windows in found.items()}
 
     @property
     def kept(self) -> dict[Kept, int]:
-        """How many layers keep each kind of content, in the layers' order. Each is a part of every block."""
-        return dict(Counter(kept for layer in self.layers for kept in layer.mixer.kept))
+        """How many layers keep each kind of content; what is kept of each token comes first. Each is a part of every block."""
+        found = Counter(kept for layer in self.layers for kept in layer.mixer.kept)
+        return dict(sorted(found.items(), key=lambda item: not item[0].per_token))
 
     @property
     def places(self) -> tuple[tuple[tuple[int, int], ...], ...]:

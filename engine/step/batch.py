@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.kernels.attention import AttentionBatch, AttentionPlan, DecodeItems, HeadShape, PrefillPlan
+from engine.kernels.delta import StateBatch
 from engine.step.layout import HeadsSize, Layout, PassSize, PromptsSize, SinglesSize
 
 
@@ -22,6 +23,7 @@ class ForwardBatch:
     slots: torch.Tensor  # [T] int32: each token's slot; -1: not written
     attention: Mapping[HeadShape, AttentionPlan]
     has_prompts: bool
+    states: StateBatch | None  # None: no layer keeps a state
     # The last layer of a pass with prompts computes the sampled rows alone. None: all rows, or none.
     final: AttentionPlan | None
     sampled_rows: torch.Tensor | None  # [R] int32: rows whose logits are wanted; None: all (decoding)
@@ -44,6 +46,7 @@ def batch_of(size: PassSize, layout: Layout, buffer: torch.Tensor, newest: torch
         slots=views["slots"],
         attention=dict(views.attention(size)),
         has_prompts=size.prompts is not None,
+        states=views.states() if size.states is not None else None,
         final=final,
         sampled_rows=None if decodes_only else views["sampled_rows"],
         num_sampled=size.num_sampled,
@@ -73,6 +76,9 @@ class _Views:
             if size.prompts is not None and prompts is not None:
                 prefill = self.prefill(size.prompts, prompts, shape, number)
             yield shape.heads, AttentionPlan(size.decode.places, decoding, items, self.buffer, prefill)
+
+    def states(self) -> StateBatch:
+        return StateBatch(self["state_moves"], self["state_tiles"], self["state_runs"])
 
     def singles(self, name: str, size: SinglesSize) -> AttentionBatch | None:
         """Sequences with one query each, its last token."""

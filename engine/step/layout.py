@@ -78,6 +78,14 @@ class PromptsSize(msgspec.Struct, frozen=True, kw_only=True):
     max_context_len: Count
 
 
+class StatesSize(msgspec.Struct, frozen=True, kw_only=True):
+    """What changes states, in a model that has them."""
+
+    moves: Count  # places for decoding sequences
+    tiles: Count = 0  # of prompts
+    runs: Count = 0  # prompts
+
+
 class PassSize(msgspec.Struct, frozen=True, kw_only=True):
     """The header of a pass: how much of everything it has."""
 
@@ -90,6 +98,7 @@ class PassSize(msgspec.Struct, frozen=True, kw_only=True):
     last_window: int = 0
     decode: SinglesSize
     prompts: PromptsSize | None = None
+    states: StatesSize | None = None
     final: SinglesSize = SinglesSize()  # the sampled rows, where the pass has prompts
 
 
@@ -107,6 +116,10 @@ def _prompts(shape: Callable[[PromptsSize], tuple[int, ...]]) -> Callable[[PassS
     return lambda size: (0,) if size.prompts is None else shape(size.prompts)
 
 
+def _states(shape: Callable[[StatesSize], tuple[int, ...]]) -> Callable[[PassSize], tuple[int, ...]]:
+    return lambda size: (0,) if size.states is None else shape(size.states)
+
+
 def _num_windows(size: PassSize) -> int:
     return sum(len(shape.windows) for shape in size.attention)
 
@@ -121,6 +134,9 @@ FIELDS = (
     Field("query_start", _prompts(lambda size: (size.sequences + 1 if size.sequences else 0,))),
     Field("context_blocks", _prompts(lambda size: (size.blocks, 2)), empty=-1),
     Field("tiles", _prompts(lambda size: (size.tiles, 8)), copies=lambda size: len(size.attention)),
+    Field("state_moves", _states(lambda size: (size.moves, 2)), empty=-1),
+    Field("state_tiles", _states(lambda size: (size.tiles, 8))),
+    Field("state_runs", _states(lambda size: (size.runs, 2))),
     Field("context_len", _prompts(lambda size: (size.sequences,))),
     Field("prompt_tables", _prompts(lambda size: (size.sequences, size.width))),
     Field("decode_items", lambda size: (size.decode.items, 8), empty=-1, copies=_num_windows),

@@ -31,6 +31,7 @@ class Limits:
     attention: tuple[HeadLimits, ...]
     last_heads: int  # index of the last layer's heads in `attention`
     last_window: int
+    has_state: bool = False  # some layers keep a state in each block
     graph_context: int = 16384  # positions of prompts' contexts in a graph that also decodes
 
     @property

@@ -10,9 +10,10 @@ import torch
 from engine.model.experts import SparseMlpSpec
 from engine.model.layers.attention import GroupedQueryAttention
 from engine.model.layers.building import Surroundings
+from engine.model.layers.delta import GatedDelta
 from engine.model.layers.mlp import GatedMlp
 from engine.model.layers.sparse_mlp import SparseMlp
-from engine.model.spec import AttentionSpec, GatedMlpSpec
+from engine.model.spec import AttentionSpec, DeltaSpec, GatedMlpSpec
 from engine.model.stream import Stream
 from engine.step.batch import ForwardBatch
 
@@ -35,5 +36,8 @@ class Mlp(Protocol):
     def __call__(self, stream: Stream) -> None: ...
 
 
-MIXERS: dict[type, Callable[[Any, Surroundings], Mixer]] = {AttentionSpec: GroupedQueryAttention}
+MIXERS: dict[type, Callable[[Any, Surroundings], Mixer]] = {
+    AttentionSpec: GroupedQueryAttention,
+    DeltaSpec: GatedDelta,
+}
 MLPS: dict[type, Callable[[Any, Surroundings], Mlp]] = {GatedMlpSpec: GatedMlp, SparseMlpSpec: SparseMlp}

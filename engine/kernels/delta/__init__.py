@@ -1,0 +1,20 @@
+"""The gated delta rule (Yang, Kautz and Hatamizadeh, 2024): a layer that keeps a state instead of keys and values.
+
+Reading order: `plan` (where states are, and which tokens change them), `convolution`, `rule` and `gate` in plain torch, and their
+Triton versions.
+"""
+
+from engine.kernels.delta.convolution import convolve
+from engine.kernels.delta.gate import gated_norm
+from engine.kernels.delta.plan import DeltaHeads, StateBatch, deal_out_states, max_tiles
+from engine.kernels.delta.rule import delta_rule
+
+__all__ = [
+    "DeltaHeads",
+    "StateBatch",
+    "convolve",
+    "deal_out_states",
+    "delta_rule",
+    "gated_norm",
+    "max_tiles",
+]

@@ -1,0 +1,113 @@
+"""Which tokens change which states, and where a layer's numbers lie in its product.
+
+A state is a block's: the one after the block's last computed token. A token reads the state of the token before it and
+writes its own block's, so a full block's state never changes again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.arrays import Integers, Ints, Longs
+
+TILE_ROWS = 64  # tokens of a prompt that are computed at once
+NOTHING, CARRIED = -1, -2  # instead of a block's id: no state, or the one that the tile before left
+
+
+@dataclass(frozen=True, slots=True)
+class StateBatch:
+    """Decoding sequences (one new token each) first, then prompts or parts of them."""
+
+    moves: torch.Tensor  # [S, 2] int32: blocks whose states a decoding token reads (-1: none) and writes (-1: no token)
+    tiles: torch.Tensor  # [I, 8] int32, columns as in `deal_out_states`
+    runs: torch.Tensor  # [P, 2] int32: each prompt's first tile and number of tiles
+
+    @property
+    def num_decode(self) -> int:
+        return len(self.moves)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """Where the numbers of each key head's group are in a row of the product."""
+
+    first: int
+    step: int  # from one group to the next
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaHeads:
+    """The heads of a layer. `ratio` value heads share a key head, and are a group with it."""
+
+    num_key_heads: int
+    ratio: int
+    key_dim: int  # of a head
+    value_dim: int
+    taps: int  # inputs that the convolution reads: a token's own and those before it
+    q: Columns
+    k: Columns
+    v: Columns
+    z: Columns  # the output's gate
+    b: Columns
+    a: Columns
+
+    @property
+    def num_value_heads(self) -> int:
+        return self.num_key_heads * self.ratio
+
+    @property
+    def keys_size(self) -> int:
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def values_size(self) -> int:
+        return self.num_value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """What the convolution mixes: queries, keys and values side by side."""
+        return 2 * self.keys_size + self.values_size
+
+    def view(self, x: torch.Tensor, columns: Columns, width: int) -> torch.Tensor:
+        """The numbers [T, groups, width] in rows x [T, N]."""
+        shape, strides = (len(x), self.num_key_heads, width), (x.stride(0), columns.step, 1)
+        return x.as_strided(shape, strides, x.storage_offset() + columns.first)
+
+
+def deal_out_states(
+    starts: Longs, ends: Longs, rows: Longs, tables: Ints, *, block_size: int
+) -> tuple[Integers, Integers]:
+    """Cut prompts, positions [start, end) from row `rows` on, into tiles that end with their block. Returns tiles and runs.
+
+    A tile's columns: first row, rows, block whose state it begins with (`NOTHING`, `CARRIED`), block that keeps the state
+    behind it (`NOTHING`: the next tile carries it on); first row of its prompt, and the block with the state before that.
+    """
+    tiles, runs = list[tuple[int, ...]](), list[tuple[int, int]]()
+    for index, (start, end, row) in enumerate(zip(starts.tolist(), ends.tolist(), rows.tolist(), strict=True)):
+        table = tables[index]
+        before = int(table[(start - 1) // block_size]) if start else NOTHING
+        first, source = len(tiles), before
+        for at, count in _cuts(start, end, block_size):
+            behind = at + count
+            keeps = behind == end or behind % block_size == 0
+            target = int(table[at // block_size]) if keeps else NOTHING
+            tiles.append((row + at - start, count, source, target, row, before, 0, 0))
+            source = CARRIED
+        runs.append((first, len(tiles) - first))
+    return np.array(tiles, dtype=np.int32).reshape(-1, 8), np.array(runs, dtype=np.int32).reshape(-1, 2)
+
+
+def max_tiles(num_tokens: int, num_prompts: int, block_size: int) -> int:
+    """The most tiles that `deal_out_states` makes of prompts with so many tokens together."""
+    return num_tokens // TILE_ROWS + num_tokens // block_size + 2 * num_prompts
+
+
+def _cuts(start: int, end: int, block_size: int) -> Iterator[tuple[int, int]]:
+    while start < end:
+        count = min(end - start, TILE_ROWS, block_size - start % block_size)
+        yield start, count
+        start += count

@@ -1,0 +1,91 @@
+"""The gated delta rule in plain torch. T tokens, Hk key heads, Hv value heads, Dk and Dv their sizes.
+
+For each value head, with a token's decay exp(g) and strength beta: S = exp(g) S; S += k (beta (v - S^T k))^T; the output
+is S^T q.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import softplus
+
+from engine.kernels.delta.plan import DeltaHeads, StateBatch
+from engine.kernels.twin import twin
+
+NORM_EPS = 1e-6
+
+
+@twin("engine.kernels.delta.triton_rule")
+def delta_rule(
+    mixed: torch.Tensor,
+    x: torch.Tensor,
+    decay: torch.Tensor,
+    bias: torch.Tensor,
+    states: torch.Tensor,
+    batch: StateBatch,
+    heads: DeltaHeads,
+) -> torch.Tensor:
+    """Return the outputs [T, Hv, Dv] in the dtype of `mixed`; change the states in the pool.
+
+    `mixed` [T, C] are queries, keys and values from `convolve`; `x` [T, N] has b and a: beta = sigmoid(b), g = -exp(decay) *
+    softplus(a + bias), with `decay` and `bias` [Hv] float32. `states` [num_blocks, 1, 1, Hv, Dk Dv] float32 is a strided view of
+    the pool. Queries and keys get the length 1, queries are scaled by Dk ** -0.5.
+    """
+    q, k, v = mixed.float().split((heads.keys_size, heads.keys_size, heads.values_size), dim=1)
+    q, k = (_unit(part.unflatten(1, (-1, heads.key_dim))).repeat_interleave(heads.ratio, dim=1) for part in (q, k))
+    q, v = q * heads.key_dim**-0.5, v.unflatten(1, (-1, heads.value_dim))
+    beta = heads.view(x, heads.b, heads.ratio).flatten(1).float().sigmoid()
+    g = -decay.exp() * softplus(heads.view(x, heads.a, heads.ratio).flatten(1).float() + bias)
+    kept = states[:, 0, 0].unflatten(-1, (heads.key_dim, heads.value_dim))  # [num_blocks, Hv, Dk, Dv]
+    out = torch.empty_like(v)
+    for row, (source, target) in enumerate(batch.moves.tolist()):
+        if target >= 0:
+            state = _state(kept, source)
+            out[row], kept[target] = _step(state, q[row], k[row], v[row], g[row], beta[row])
+    for first, count in batch.runs.tolist():
+        state = _state(kept, -1)
+        for begin, length, source, target, *_ in batch.tiles[first : first + count].tolist():
+            rows = slice(begin, begin + length)
+            if source >= -1:
+                state = _state(kept, source)
+            out[rows], state = _tile(state, q[rows], k[rows], v[rows], g[rows], beta[rows])
+            if target >= 0:
+                kept[target] = state
+    return out.to(mixed.dtype)
+
+
+def _unit(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().sum(dim=-1, keepdim=True) + NORM_EPS)
+
+
+def _state(kept: torch.Tensor, block: int) -> torch.Tensor:
+    return kept.new_zeros(kept.shape[1:]) if block < 0 else kept[block]
+
+
+def _step(
+    state: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token of a sequence: output [Hv, Dv] and the state after it."""
+    state = state * g.exp()[:, None, None]
+    known = (state * k[:, :, None]).sum(dim=1)
+    state = state + k[:, :, None] * ((v - known) * beta[:, None])[:, None]
+    return (state * q[:, :, None]).sum(dim=1), state
+
+
+def _tile(
+    state: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Some tokens of a sequence at once: outputs [n, Hv, Dv] and the state after them.
+
+    What each token adds depends on what those before it in the tile added: a triangular system of equations.
+    """
+    q, k, v = (part.transpose(0, 1) for part in (q, k, v))  # [Hv, n, D]
+    total, beta = g.cumsum(dim=0).T[:, :, None], beta.T[:, :, None]  # [Hv, n, 1]
+    ratios = (total - total.transpose(1, 2)).tril().exp().tril()  # [Hv, n, n]: decay from one token to a later one
+    system = (beta * (k @ k.transpose(1, 2)) * ratios).tril(-1)
+    wanted = beta * (v - total.exp() * (k @ state))
+    added = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+    out = total.exp() * (q @ state) + ((q @ k.transpose(1, 2)) * ratios).tril() @ added
+    last = total[:, -1:]
+    state = last.exp() * state + (k * (last - total).exp()).transpose(1, 2) @ added
+    return out.transpose(0, 1), state

@@ -1,0 +1,82 @@
+"""The gated delta rule as a layer: it keeps a state and the last inputs of a convolution, both once a block.
+
+T tokens, E hidden size, N what one product gives of a token: queries, keys, values, the output's gate, strength and decay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.kernels.delta import DeltaHeads, convolve, delta_rule, gated_norm
+from engine.kernels.delta.plan import Columns
+from engine.model.layers.building import Surroundings
+from engine.model.layers.linear import LinearSpec
+from engine.model.parameters import Parameter, Shard, stacked, whole
+from engine.model.spec import DeltaSpec
+from engine.model.stream import Stream
+from engine.step.batch import ForwardBatch
+
+
+class GatedDelta:
+    def __init__(self, spec: DeltaSpec, around: Surroundings) -> None:
+        hidden, weights, under = around.model.hidden_size, around.weights, around.under
+        self._heads = heads = delta_heads(spec)
+        self._norm = around.norm("input_layernorm")
+        inputs = {f"linear_attn.{name}": count for name, count in _outputs(spec).items()}
+        self._inputs = around.linear(LinearSpec(inputs=hidden, outputs=inputs, bias=False, shard=Shard.NONE))
+        output = {"linear_attn.out_proj": hidden}
+        self._output = around.linear(LinearSpec(inputs=heads.values_size, outputs=output, bias=False, shard=Shard.NONE))
+        taps = weights.new(whole("linear_attn.conv1d.weight", heads.channels, 1, heads.taps), under=under)
+        self._taps = taps.view(heads.channels, heads.taps)
+        self._decay, self._bias = (_in_float32(name, heads, around) for name in ("A_log", "dt_bias"))
+        self._gate_norm = weights.new(whole("linear_attn.norm.weight", heads.value_dim), under=under)
+        self._eps = around.model.norm_eps
+
+    def __call__(self, stream: Stream, batch: ForwardBatch, kept: Sequence[torch.Tensor], *, is_last: bool) -> None:
+        """`kept`: the states [num_blocks, 1, 1, Hv, Dk Dv], and the convolution's last inputs [num_blocks, K - 1, 1, 1, C]."""
+        states, inputs = kept
+        assert batch.states is not None, "the model's limits say that it has states"
+        x = self._inputs(stream.normed(self._norm))
+        mixed = convolve(x, self._taps, inputs, batch.states, self._heads)
+        out = delta_rule(mixed, x, self._decay, self._bias, states, batch.states, self._heads)
+        out = gated_norm(out, x, self._gate_norm, self._eps, self._heads)
+        if is_last and batch.has_prompts:
+            rows = batch.sampled_rows if batch.num_sampled else None
+            stream.only(rows)
+            if rows is None:
+                return
+            out = out.index_select(0, rows)
+        stream.plus(self._output, out)
+
+
+def _outputs(spec: DeltaSpec) -> dict[str, int]:
+    keys, values, num = spec.keys_size, spec.values_size, spec.num_value_heads
+    if spec.grouped:
+        return {"in_proj_qkvz": 2 * keys + 2 * values, "in_proj_ba": 2 * num}
+    return {"in_proj_qkv": 2 * keys + values, "in_proj_z": values, "in_proj_b": num, "in_proj_a": num}
+
+
+def delta_heads(spec: DeltaSpec) -> DeltaHeads:
+    """Where the rows of a product have what. `grouped`: each key head's numbers are together, else each kind's."""
+    ratio, key, value = spec.num_value_heads // spec.num_key_heads, spec.key_dim, spec.value_dim
+    widths = {"q": key, "k": key, "v": ratio * value, "z": ratio * value, "b": ratio, "a": ratio}
+    together = [("q", "k", "v", "z"), ("b", "a")] if spec.grouped else [(name,) for name in widths]
+    columns, at = {}, 0
+    for names in together:
+        step = sum(widths[name] for name in names)
+        for name in names:
+            columns[name] = Columns(first=at, step=step)
+            at += widths[name]
+        at += (spec.num_key_heads - 1) * step
+    return DeltaHeads(
+        num_key_heads=spec.num_key_heads, ratio=ratio, key_dim=key, value_dim=value, taps=spec.taps, **columns
+    )
+
+
+def _in_float32(name: str, heads: DeltaHeads, around: Surroundings) -> torch.Tensor:
+    """A number for each value head, which small dtypes can't tell apart."""
+    count = heads.num_value_heads
+    parts = stacked({f"linear_attn.{name}": count})
+    return around.weights.new(Parameter(shape=(count,), parts=parts, format=torch.float32), under=around.under)
