@@ -18,7 +18,7 @@ class EngineConfig:
     dtype: str = "auto"  # "auto", "float32", "bfloat16" or "float16"
     num_blocks: int | None = None  # None: as many as fit into kv_memory_bytes
     kv_memory_bytes: int | None = None  # None: 256 MiB, or the GPU memory that weights and passes leave
-    block_size: int = 16  # token positions
+    block_size: int | None = None  # token positions; None: what `engine.cache.pages.block_size` finds
     max_model_len: int | None = None  # None: the model's
     max_batch_tokens: int = 512  # token budget of a pass
     max_sequences: int = 64

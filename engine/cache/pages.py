@@ -11,6 +11,10 @@ from engine.config import EngineConfig
 from engine.model.spec import ModelSpec
 
 DEFAULT_CPU_BYTES = 256 << 20
+DEFAULT_BLOCK_SIZE = 16  # token positions
+# With states: a larger block keeps fewer of them, and is found again by longer prefixes alone.
+MAX_BLOCK_SIZE = 1024
+MAX_STATE_SHARE = 0.8  # a block's bytes that are state
 GPU_HEADROOM = 0.06  # share of the memory for graphs, library workspaces and fragments
 
 
@@ -45,11 +49,22 @@ def layout_of(parts: Sequence[PagePart], config: EngineConfig, memory: int) -> K
 
     Raises ValueError when no block fits.
     """
-    block_bytes = sum(part.block_bytes(config.block_size) for part in parts)
+    size = config.block_size or block_size(parts)
+    block_bytes = sum(part.block_bytes(size) for part in parts)
     num_blocks = config.num_blocks or memory // block_bytes
     if num_blocks <= 0:
         raise ValueError(f"{memory} bytes of memory for KV are less than one block of {block_bytes} bytes")
-    return KVLayout.of(parts, num_blocks=num_blocks, block_size=config.block_size)
+    return KVLayout.of(parts, num_blocks=num_blocks, block_size=size)
+
+
+def block_size(parts: Sequence[PagePart]) -> int:
+    """Return 16, or more for parts with states: up to 1,024, until a block is not mostly state."""
+    state = sum(part.block_bytes(1) for part in parts if not part.per_token)
+    token = sum(part.block_bytes(1) for part in parts if part.per_token)
+    size = DEFAULT_BLOCK_SIZE
+    while size < MAX_BLOCK_SIZE and state > MAX_STATE_SHARE * (state + size * token):
+        size *= 2
+    return size
 
 
 def _free_bytes(model: ModelSpec, config: EngineConfig) -> int:

@@ -83,7 +83,7 @@ class FakeEngine:
         self._sleep = sleep
         views = part_views(self.kv, self.layout)
         self._parts = [
-            FakePart(part, view, index=index, block_size=config.block_size)
+            FakePart(part, view, index=index, block_size=self.layout.block_size)
             for index, (part, view) in enumerate(zip(self.layout.pages, views, strict=True))
         ]
 

@@ -80,10 +80,10 @@ class DeltaSpec:
 
     num_key_heads: int
     num_value_heads: int
-    key_dim: int  # of a head
+    key_dim: int  # numbers of a head
     value_dim: int
     taps: int  # tokens that the convolution reads, the own one included
-    grouped: bool = False  # the checkpoint keeps the rows of a key head together, else those of a kind
+    grouped: bool = False  # the checkpoint keeps each key head's rows together
 
     @property
     def keys_size(self) -> int:

@@ -82,7 +82,7 @@ class StatesSize(msgspec.Struct, frozen=True, kw_only=True):
     """What changes states, in a model that has them."""
 
     moves: Count  # places for decoding sequences
-    tiles: Count = 0  # of prompts
+    tiles: Count = 0  # tiles of prompts
     runs: Count = 0  # prompts
 
 

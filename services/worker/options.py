@@ -29,7 +29,9 @@ class WorkerOptions(ModelSettings):
     kv_memory_mb: Annotated[int, Field(ge=0)] = Field(
         0, description="memory of the KV pool, MiB; 0: 256 on the CPU, on a GPU what weights and working memory leave"
     )
-    block_size: Literal[8, 16, 32, 64, 128] = Field(16, description="token positions in a block")
+    block_size: Literal[0, 8, 16, 32, 64, 128, 256, 512, 1024] = Field(
+        0, description="token positions in a block; 0: 16, up to 1024 for a model that keeps a state in each block"
+    )
     max_model_len: Annotated[int, Field(ge=0)] = Field(0, description="longest sequence; 0: the model's")
     max_batch_tokens: Annotated[int, Field(ge=0)] = Field(
         0, description="token budget of a step; 0: 512 on the CPU, 8192 on a GPU"

@@ -33,7 +33,7 @@ class WorkerServiceSettings(WorkerOptions):
             device=self.device,
             dtype=self.dtype,
             kv_memory_bytes=self.kv_memory_mb << 20 or None,
-            block_size=self.block_size,
+            block_size=self.block_size or None,
             max_model_len=self.max_model_len or None,
             max_batch_tokens=self.max_batch_tokens,
             max_sequences=self.max_sequences,

@@ -16,6 +16,7 @@ from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
 
 LONG_CONTEXT = 2048  # positions; larger loop steps win beyond (measured on an H200)
+GATHERED_ROWS = 16  # positions of a block that a program copies
 GATHERS_PER_PROCESSOR = 2  # programs; a captured graph's room for blocks is mostly empty
 
 
@@ -66,25 +67,30 @@ def gather_context(kv_layer: torch.Tensor, blocks: torch.Tensor) -> tuple[torch.
     width = num_kv_heads * head_dim
     out = torch.empty((2, blocks.shape[0] * block_size, width), dtype=kv_layer.dtype, device=kv_layer.device)
     programs = GATHERS_PER_PROCESSOR * describe(kv_layer.device).processors
+    rows = min(block_size, GATHERED_ROWS)
     _GATHER.launch(
-        (min(blocks.shape[0], programs), 2), None,
+        (min(blocks.shape[0], programs), 2, triton.cdiv(block_size, rows)), None,
         kv_layer, blocks, blocks.shape[0], out, kv_layer.stride(0), kv_layer.stride(1), out.stride(0),
-        SIZE=block_size * width, WIDTH=width, PADDED=triton.next_power_of_2(block_size * width), num_warps=8,
+        SIZE=block_size * width, WIDTH=width, PIECE=rows * width, PADDED=triton.next_power_of_2(rows * width), num_warps=8,
     )  # fmt: skip
     return out[0], out[1]
 
 
 @triton.jit
 def _gather(
-    kv, blocks_I2, num_blocks, out, kv_block, kv_plane, out_plane, SIZE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr
+    kv, blocks_I2, num_blocks, out, kv_block, kv_plane, out_plane,
+    SIZE: tl.constexpr, WIDTH: tl.constexpr, PIECE: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    plane, at = tl.program_id(1), tl.arange(0, PADDED)
+    plane, piece = tl.program_id(1), tl.arange(0, PADDED)
+    at = tl.program_id(2) * PIECE + piece
     for index in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
         item = tl.cast(index, tl.int64)
         block, written = tl.load(blocks_I2 + item * 2).to(tl.int64), tl.load(blocks_I2 + item * 2 + 1)
         if block >= 0:
-            values = tl.load(kv + block * kv_block + plane * kv_plane + at, mask=at < written * WIDTH, other=0.0)
-            tl.store(out + plane * out_plane + item * SIZE + at, values, mask=at < SIZE)
+            values = tl.load(
+                kv + block * kv_block + plane * kv_plane + at, mask=(piece < PIECE) & (at < written * WIDTH), other=0.0
+            )
+            tl.store(out + plane * out_plane + item * SIZE + at, values, mask=(piece < PIECE) & (at < SIZE))
 
 
 @triton.jit(do_not_specialize=["window"])

@@ -15,14 +15,15 @@ import torch
 from engine.arrays import Integers, Ints, Longs
 
 TILE_ROWS = 64  # tokens of a prompt that are computed at once
-NOTHING, CARRIED = -1, -2  # instead of a block's id: no state, or the one that the tile before left
+# Instead of a block's id: no state, or the one that the tile before left.
+NOTHING, CARRIED = -1, -2
 
 
 @dataclass(frozen=True, slots=True)
 class StateBatch:
     """Decoding sequences (one new token each) first, then prompts or parts of them."""
 
-    moves: torch.Tensor  # [S, 2] int32: blocks whose states a decoding token reads (-1: none) and writes (-1: no token)
+    moves: torch.Tensor  # [S, 2] int32: the block read and the one written; -1: none
     tiles: torch.Tensor  # [I, 8] int32, columns as in `deal_out_states`
     runs: torch.Tensor  # [P, 2] int32: each prompt's first tile and number of tiles
 
@@ -45,7 +46,7 @@ class DeltaHeads:
 
     num_key_heads: int
     ratio: int
-    key_dim: int  # of a head
+    key_dim: int  # numbers of a head
     value_dim: int
     taps: int  # inputs that the convolution reads: a token's own and those before it
     q: Columns

@@ -31,7 +31,7 @@ HYBRIDS = {
 
 
 def new_engine(dtype: str = "float32", **changes: object) -> FakeEngine:
-    config = EngineConfig(model=Path("fake"), dtype=dtype, num_blocks=32)
+    config = EngineConfig(model=Path("fake"), dtype=dtype, num_blocks=32, block_size=16)
     return FakeEngine(config, **({"sleep": None} | changes))  # type: ignore[arg-type]
 
 

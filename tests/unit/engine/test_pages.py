@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 from common.pages import KVLayout, PagePart
-from engine.cache.pages import allocate_zeros, layout_of, part_views, pool_dtype, pool_shape
+from engine.cache.pages import allocate_zeros, block_size, layout_of, part_views, pool_dtype, pool_shape
 from engine.config import EngineConfig
 
 KEYS = PagePart(layers=3, planes=2, heads=4, dim=8, dtype="bfloat16")
 LATENT = PagePart(layers=2, planes=1, heads=1, dim=24, dtype="float32")
 STATE = PagePart(layers=2, planes=1, heads=4, dim=16, dtype="float32", per_token=False)
-CONFIG = EngineConfig(model=Path("any"), num_blocks=5)
+CONFIG = EngineConfig(model=Path("any"), num_blocks=5, block_size=16)
 
 
 def pool_of(layout: KVLayout) -> torch.Tensor:
@@ -68,3 +69,17 @@ def test_a_part_that_is_no_whole_number_of_lanes_is_refused() -> None:
 
     with pytest.raises(ValueError, match="6 bytes is no multiple of 4"):
         pool_shape(layout_of([odd], CONFIG, 0))
+
+
+def test_blocks_grow_with_the_state_that_each_keeps() -> None:
+    keys = PagePart(layers=10, planes=2, heads=2, dim=256, dtype="bfloat16")  # of Qwen3.5-35B-A3B
+    state = PagePart(layers=30, planes=1, heads=32, dim=128 * 128, dtype="float32", per_token=False)
+
+    assert block_size([keys]) == 16
+    assert block_size([keys, state]) == 1024
+    assert block_size([keys, replace_layers(state, 1)]) == 32
+    assert block_size([state]) == 1024
+
+
+def replace_layers(part: PagePart, layers: int) -> PagePart:
+    return msgspec.structs.replace(part, layers=layers)
