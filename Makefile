@@ -17,7 +17,7 @@ $(VENV)/.serving: constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "baton: needs Python 3.11 or later: make PYTHON=python3.11")'
 	@test -x $(VENV)/bin/python || { echo "making $(VENV) …"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing torch (once) …" && $(PIP) install torch==$$(sed -n 's/^torch==//p' constraints.txt)
-	@echo "installing what serving needs (once) …" && $(RUN) cli.requirements gateway worker servers ucx otel > $@.txt
+	@echo "installing what serving needs (once) …" && $(RUN) cli.requirements gateway worker servers ucx otel chat > $@.txt
 	@$(PIP) install -c constraints.txt -r $@.txt && touch $@
 
 # triton comes with a torch for GPUs; without one, its interpreter alone runs the kernels' tests

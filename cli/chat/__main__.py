@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
+import time
 from typing import Any
 
 import httpx
 
+from cli.chat.commands import AskAgainError, LeaveError, is_command, names, run
+from cli.chat.screen import Screen, screen
 from cli.chat.settings import ChatSettings
+from cli.chat.talk import Talk, read_tools
 from cli.chat.turn import Turn
+from cli.chat.typed import HISTORY, Typed, editing
 from cli.reach import Gateway
 from common.settings import ConfigError, fail, load_settings
 
-SHOW_THOUGHTS = "/thoughts"
+ANSWER_S = 600.0  # longest silence
 
 
 def main() -> int:
@@ -22,116 +26,149 @@ def main() -> int:
     try:
         settings = load_settings(ChatSettings, command="chat", arguments=sys.argv[1:])
         gateway = settings.gateway()
-        return chat(settings, gateway, _tools(settings.tools))
+        return chat(settings, gateway)
     except (ConfigError, ValueError) as error:
         return fail(error)
     except httpx.HTTPError as error:
         return fail(gateway.silent(error))
 
 
-def chat(settings: ChatSettings, gateway: Gateway, tools: list[Any]) -> int:
-    """Read lines, stream answers, until the end of the input or an empty Ctrl-C."""
-    history: list[dict[str, Any]] = [{"role": "system", "content": settings.system}] if settings.system else []
-    with gateway.client(timeout_s=600) as client:
-        body = _asked(settings, tools, _model(client))
-        print(f"{body['model']} at {gateway.url}. Empty line or Ctrl-D leaves.", file=sys.stderr)
-        turn = Turn()
-        while line := _line("you> "):
-            if line == SHOW_THOUGHTS:
-                print(turn.thoughts.strip() or "(no thoughts)")
-                continue
-            history.append({"role": "user", "content": line})
-            turn = _answer(client, body | {"messages": history})
-            history.append(turn.as_message())
-            while turn.calls:
-                history += _results(turn)
-                turn = _answer(client, body | {"messages": history})
-                history.append(turn.as_message())
+def chat(settings: ChatSettings, gateway: Gateway) -> int:
+    """Read texts, do commands, stream answers, until the end of the input or `/bye`."""
+    with gateway.client(timeout_s=ANSWER_S) as client:
+        talk = talk_of(settings, _models(client))
+        typed, shown = Typed(), screen(markdown=settings.markdown)
+        print(f"{talk.model} at {gateway.url}. /help says what there is, Ctrl-D leaves.", file=sys.stderr)
+        if not typed.is_terminal:
+            converse(client, talk, typed, shown)
+            return 0
+        with editing(names(), HISTORY if settings.history else None):
+            converse(client, talk, typed, shown)
         return 0
 
 
-def _asked(settings: ChatSettings, tools: list[Any], model: str) -> dict[str, Any]:
-    """What every request of the chat has."""
-    body: dict[str, Any] = {"model": model, "temperature": settings.temperature, "stream": True}
+def talk_of(settings: ChatSettings, models: list[str]) -> Talk:
+    """The conversation before its first word. Raises ConfigError."""
+    model = settings.served_model_name or models[0]
+    talk = Talk(model=model, models=models, system=settings.system, shows_pace=settings.stats)
+    talk.options["temperature"] = settings.temperature
     if settings.max_tokens:
-        body["max_tokens"] = settings.max_tokens
-    if tools:
-        body["tools"] = tools
+        talk.options["max_tokens"] = settings.max_tokens
+    if settings.tools:
+        talk.tools = read_tools(settings.tools)
     if settings.think:
-        body["chat_template_kwargs"] = {"enable_thinking": True}
-    return body
+        talk.think = True
+    return talk
 
 
-def _tools(path: str) -> list[Any]:
-    """The functions of a file. Raises ConfigError."""
-    if not path:
-        return []
+def converse(client: httpx.Client, talk: Talk, typed: Typed, shown: Screen) -> None:
+    """Until the person leaves."""
+    while True:
+        try:
+            text = typed.read()
+            if is_command(text):
+                shown.note(run(text, talk))
+                continue
+            if not text:
+                continue
+            talk.messages.append({"role": "user", "content": text})
+        except (EOFError, LeaveError):
+            return
+        except KeyboardInterrupt:
+            if not typed.is_terminal:
+                return
+            shown.note("\n(Ctrl-D or /bye leaves)")
+            continue
+        except ConfigError as error:
+            shown.note(f"({error})")
+            continue
+        except AskAgainError:
+            pass
+        answer(client, talk, typed, shown)
+
+
+def answer(client: httpx.Client, talk: Talk, typed: Typed, shown: Screen) -> None:
+    """Stream an answer, and the next ones when the model calls functions and the person says what came of them."""
+    while True:
+        turn = stream(client, talk.body(), shown)
+        talk.heard(turn)
+        if talk.shows_pace and shown.is_terminal and (pace := turn.pace()):
+            shown.note(pace)
+        if not turn.calls:
+            return
+        try:
+            talk.messages += _results(turn, typed, shown)
+        except (EOFError, KeyboardInterrupt):  # a call without its result can't be part of the next request
+            talk.take_back()
+            return
+
+
+def stream(client: httpx.Client, body: dict[str, Any], shown: Screen) -> Turn:
+    """One answer, as it comes. Ctrl-C stops it: what came is kept."""
+    turn = Turn(asked_at=time.monotonic())
     try:
-        tools = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"tools: {path}: {error}") from None
-    if not isinstance(tools, list):
-        raise ConfigError(f"tools: {path}: a list of tools is needed, as in OpenAI's `tools`")
-    return tools
+        with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            if response.status_code != 200:
+                turn.error = _message(response.read())
+            else:
+                _read(response, turn, shown)
+    except KeyboardInterrupt:
+        turn.error = "stopped"
+        turn.calls.clear()  # half a call can't be answered
+    except (httpx.HTTPError, json.JSONDecodeError) as error:
+        turn.error = f"the answer broke off: {error or type(error).__name__}"
+        turn.calls.clear()
+    if turn.thoughts and not turn.text:
+        shown.unfold()
+        shown.note(f"(thought {len(turn.thoughts.split())} words and said nothing; /thoughts shows them)")
+    elif turn.text:
+        shown.end()
+    if turn.error:
+        shown.note(f"({turn.error})")
+    return turn
 
 
-def _line(prompt: str) -> str:
-    """What the person types; "" at the end."""
-    try:
-        return input(prompt if sys.stdin.isatty() else "").strip()
-    except (EOFError, KeyboardInterrupt):
-        return ""
+def _read(response: httpx.Response, turn: Turn, shown: Screen) -> None:
+    for line in response.iter_lines():
+        if not line.startswith("data:") or line == "data: [DONE]":
+            continue
+        is_folded = bool(turn.thoughts) and not turn.text
+        show(turn, turn.chunk(json.loads(line.removeprefix("data:")), time.monotonic()), shown, is_folded=is_folded)
+        if turn.error:
+            return
 
 
-def _results(turn: Turn) -> list[dict[str, Any]]:
-    """Show each call; the person says what came of it."""
+def show(turn: Turn, text: str, shown: Screen, *, is_folded: bool) -> None:
+    """Show a chunk's text; before the first, that there were thoughts."""
+    if turn.thoughts and not turn.text:
+        shown.fold(len(turn.thoughts.split()))
+        return
+    if text.strip() and is_folded:
+        shown.unfold()
+        shown.note(f"(thought {len(turn.thoughts.split())} words; /thoughts shows them)")
+        text = text.lstrip()
+    if text:
+        shown.text(text)
+
+
+def _results(turn: Turn, typed: Typed, shown: Screen) -> list[dict[str, Any]]:
+    """Show each call; the person says what came of it. Raises EOFError and KeyboardInterrupt."""
     messages = []
     for _, call in sorted(turn.calls.items()):
-        print(f"-> {call.name}({call.arguments})")
-        content = _line(f"result of {call.name}> ")
+        shown.note(f"-> {call.name}({call.arguments})")
+        content = typed.read(f"result of {call.name}> ")
         messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
     return messages
 
 
-def _model(client: httpx.Client) -> str:
+def _models(client: httpx.Client) -> list[str]:
     response = client.get("/v1/models")
     if response.status_code != 200:
         raise ConfigError(f"{client.base_url}: {_message(response.content)}")
-    return str(response.json()["data"][0]["id"])
-
-
-def _answer(client: httpx.Client, body: dict[str, Any]) -> Turn:
-    """Stream one answer to the terminal."""
-    turn = Turn()
-    try:
-        with client.stream("POST", "/v1/chat/completions", json=body) as response:
-            if response.status_code != 200:
-                print(f"({_message(response.read())})")
-                return turn
-            for line in response.iter_lines():
-                if not line.startswith("data: ") or line == "data: [DONE]":
-                    continue
-                chunk = json.loads(line.removeprefix("data: "))
-                if "error" in chunk:
-                    print(f"\n({chunk['error']['message']})", end="")
-                    break
-                if chunk["choices"]:
-                    _show(turn, chunk["choices"][0]["delta"])
-    except KeyboardInterrupt:
-        print(" (stopped)", end="")
-        turn.calls.clear()  # half a call can't be answered
-    print()
-    return turn
-
-
-def _show(turn: Turn, delta: dict[str, Any]) -> None:
-    """Print the delta's text; before the first, that there were thoughts."""
-    folded = turn.thoughts and not turn.text
-    text = turn.take(delta)
-    if text.strip() and folded:
-        print(f"(thought {len(turn.thoughts.split())} words; {SHOW_THOUGHTS} shows them)")
-        text = text.lstrip()
-    print(text, end="", flush=True)
+    found = [str(model["id"]) for model in response.json()["data"]]
+    if not found:
+        raise ConfigError(f"{client.base_url} lists no model")
+    return found
 
 
 def _message(raw: bytes) -> str:

@@ -10,10 +10,14 @@ from cli.reach import ClientOptions
 
 
 class ChatSettings(ClientOptions):
-    """`baton chat`: talk to a gateway in the terminal."""
+    """`baton chat`: talk to a gateway in the terminal. `/help` lists what it can do meanwhile."""
 
+    served_model_name: str = Field("", description="model to ask for; empty: the first that the server lists")
     system: str = Field("", description="system message")
     max_tokens: Annotated[int, Field(ge=0)] = Field(0, description="longest answer; 0: what the context has room for")
     temperature: Annotated[float, Field(ge=0, le=2)] = Field(0.7, description="0: always the most likely token")
     tools: str = Field("", description="file with functions that the model may call, a list as in OpenAI's `tools`")
     think: bool = Field(False, description="let the model think before it answers, if it can (`enable_thinking`)")
+    stats: bool = Field(True, description="speed after each answer, on a terminal")
+    markdown: bool = Field(True, description="draw Markdown, on a terminal and with `rich` installed")
+    history: bool = Field(True, description="keep what was typed for the next chat, in ~/.local/state/baton")

@@ -1,4 +1,4 @@
-"""One streamed answer of a chat: its text, thoughts and calls, put together from deltas."""
+"""One streamed answer of a chat: its text, thoughts, calls and pace, put together from chunks; pure."""
 
 from __future__ import annotations
 
@@ -20,11 +20,34 @@ class Call:
 
 @dataclass(slots=True)
 class Turn:
-    """What an answer holds so far."""
+    """What an answer holds so far. Instants are seconds of one clock."""
 
+    asked_at: float = 0.0
     text: str = ""
     thoughts: str = ""
     calls: dict[int, Call] = field(default_factory=dict)  # by their index
+    error: str = ""
+    finish: str = ""
+    chunks: int = 0  # those with a token
+    first_at: float = 0.0
+    last_at: float = 0.0
+    usage: dict[str, Any] = field(default_factory=dict)
+
+    def chunk(self, chunk: dict[str, Any], now: float) -> str:
+        """Add a chunk of the stream; return the text to show."""
+        if error := chunk.get("error"):
+            self.error = str(error.get("message", error) if isinstance(error, dict) else error)
+            return ""
+        self.usage = chunk.get("usage") or self.usage
+        if not chunk.get("choices"):
+            return ""
+        choice = chunk["choices"][0]
+        self.finish = choice.get("finish_reason") or self.finish
+        delta = choice.get("delta") or {}
+        if any(delta.get(name) for name in ("content", "reasoning_content", "tool_calls")):
+            self.chunks += 1
+            self.first_at, self.last_at = self.first_at or now, now
+        return self.take(delta)
 
     def take(self, delta: dict[str, Any]) -> str:
         """Add a chunk's delta; return the text to show."""
@@ -38,6 +61,28 @@ class Turn:
         text = str(delta.get("content") or "")
         self.text += text
         return text
+
+    @property
+    def tokens(self) -> int:
+        return int(self.usage.get("completion_tokens") or self.chunks)
+
+    @property
+    def ttft_s(self) -> float:
+        return max(0.0, self.first_at - self.asked_at)
+
+    def pace(self) -> str:
+        """Time to first token, tokens, tokens a second; "" before the first."""
+        if not self.chunks:
+            return ""
+        parts = [f"first token {self.ttft_s * 1e3:.0f} ms", f"{self.tokens} tokens"]
+        if self.tokens > 1 and self.last_at > self.first_at:
+            parts.append(f"{(self.tokens - 1) / (self.last_at - self.first_at):.1f} tokens/s")
+        if prompt := self.usage.get("prompt_tokens"):
+            cached = (self.usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+            parts.append(f"{prompt} prompt tokens" + (f", {cached} cached" if cached else ""))
+        if self.finish == "length":
+            parts.append("cut at the longest length")
+        return " · ".join(parts)
 
     def as_message(self) -> dict[str, Any]:
         """The assistant's message for the next request."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import pty
@@ -167,6 +168,77 @@ async def test_what_tells_of_everybody_needs_the_admin_key_and_says_so(cluster: 
     code, out, err = await output("trace", "--url", cluster.url, "--api-key", ADMIN_KEY)
     assert code == 0, err
     assert "slowest:" in out
+
+
+class Terminal:
+    """A command in a terminal of its own, and what it showed."""
+
+    def __init__(self, process: asyncio.subprocess.Process, master: int) -> None:
+        self.process = process
+        self._master = master
+        self._new = b""
+
+    async def shows(self, part: bytes) -> None:
+        """Wait until it shows `part`, from where the last wait ended."""
+        async with asyncio.timeout(PATIENCE_S):
+            while part not in self._new:
+                self._new += await asyncio.to_thread(os.read, self._master, 4096)
+        self._new = self._new.partition(part)[2]
+
+    def types(self, text: bytes) -> None:
+        os.write(self._master, text)
+
+    async def ends(self) -> int:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.process.wait()
+
+
+@contextlib.asynccontextmanager
+async def in_a_terminal(service: str, *options: str, **more: str) -> AsyncIterator[Terminal]:
+    master, slave = pty.openpty()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", f"cli.{service}", *options),
+        cwd=ROOT,
+        env=ENVIRONMENT | {"TERM": "xterm"} | more,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+    )
+    os.close(slave)
+    try:
+        yield Terminal(process, master)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        os.close(master)
+
+
+async def test_chat_in_a_terminal_does_commands_and_tells_its_pace(cluster: Cluster, tmp_path: Path) -> None:
+    options = ("--url", cluster.url, "--max-tokens", "6")
+    async with in_a_terminal("chat", *options, HOME=str(tmp_path)) as chat:
+        await chat.shows(b"you> ")
+        chat.types(b"/set seed 4\n")
+        await chat.shows(b"seed")
+        await chat.shows(b"you> ")
+        chat.types(b'"""Hello\n')
+        await chat.shows(b"...> ")
+        chat.types(b'there"""\n')
+        await chat.shows(b"first token ")
+        await chat.shows(b" tokens/s")
+        await chat.shows(b"you> ")
+        chat.types(b"/save " + str(tmp_path / "talk.json").encode() + b"\n")
+        await chat.shows(b"2 messages saved")
+        await chat.shows(b"you> ")
+        chat.types(b"\x04")
+        assert await chat.ends() == 0
+    saved = json.loads((tmp_path / "talk.json").read_text())
+    assert saved["messages"][0] == {"role": "user", "content": "Hello\nthere"}
+    assert saved["options"]["seed"] == 4
+    history = tmp_path / ".local/state/baton/chat_history"
+    assert "/set seed 4" in history.read_text()
+    assert history.stat().st_mode & 0o077 == 0
 
 
 async def test_top_lives_in_a_terminal_until_q(cluster: Cluster) -> None:

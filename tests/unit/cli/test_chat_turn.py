@@ -1,17 +1,13 @@
-"""A streamed answer in the terminal, put together from its deltas."""
+"""A streamed answer in the terminal, put together from its chunks."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+import io
+from typing import Any
 
-import pytest
-
-from cli.chat.__main__ import _show, _tools
+from cli.chat.__main__ import show
+from cli.chat.screen import Screen
 from cli.chat.turn import Turn
-from common.settings import ConfigError
-
-DEMO_TOOLS = Path(__file__).resolve().parents[3] / "demo" / "tools.json"
 
 
 def test_calls_come_in_parts_and_go_back_whole() -> None:
@@ -38,23 +34,41 @@ def test_calls_come_in_parts_and_go_back_whole() -> None:
     }
 
 
-def test_thoughts_are_folded_to_a_line_before_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    turn = Turn()
+def test_thoughts_are_folded_to_a_line_before_the_answer() -> None:
+    turn, out = Turn(), io.StringIO()
+    screen = Screen(out, is_terminal=False)
     for delta in (
         {"reasoning_content": "I add "},
         {"reasoning_content": "7 and 5."},
         {"content": "\n\n12"},
         {"content": "!"},
     ):
-        _show(turn, delta)
-    assert capsys.readouterr().out == "(thought 5 words; /thoughts shows them)\n12!"
+        is_folded = bool(turn.thoughts) and not turn.text
+        show(turn, turn.take(delta), screen, is_folded=is_folded)
+    assert out.getvalue() == "(thought 5 words; /thoughts shows them)\n12!"
     assert "tool_calls" not in turn.as_message()
 
 
-def test_a_file_of_tools_is_a_list(tmp_path: Path) -> None:
-    assert [tool["function"]["name"] for tool in _tools(str(DEMO_TOOLS))] == ["get_weather", "set_timer"]
-    wrong = tmp_path / "tools.json"
-    wrong.write_text(json.dumps({"type": "function"}))
-    for path, words in ((wrong, "a list of tools"), (tmp_path / "nothing", "No such file")):
-        with pytest.raises(ConfigError, match=words):
-            _tools(str(path))
+def chunk(**delta: Any) -> dict[str, Any]:
+    return {"choices": [{"delta": delta, "finish_reason": None}]}
+
+
+def test_the_pace_of_an_answer() -> None:
+    turn = Turn(asked_at=10.0)
+    assert turn.pace() == ""
+    turn.chunk(chunk(role="assistant", content=""), 10.1)
+    turn.chunk(chunk(reasoning_content="hm"), 10.25)
+    turn.chunk(chunk(content="a"), 11.25)
+    assert turn.pace() == "first token 250 ms · 2 tokens · 1.0 tokens/s"
+    usage = {"completion_tokens": 5, "prompt_tokens": 40, "prompt_tokens_details": {"cached_tokens": 32}}
+    turn.chunk({"choices": [{"delta": {}, "finish_reason": "length"}]}, 11.3)
+    turn.chunk({"choices": [], "usage": usage}, 11.3)
+    assert turn.pace() == (
+        "first token 250 ms · 5 tokens · 4.0 tokens/s · 40 prompt tokens, 32 cached · cut at the longest length"
+    )
+
+
+def test_an_error_within_a_stream_is_kept() -> None:
+    turn = Turn()
+    assert turn.chunk({"error": {"message": "no memory"}}, 1.0) == ""
+    assert turn.error == "no memory"

@@ -1,0 +1,67 @@
+"""What a person types: lines with editing, history and completion on a terminal; texts of several lines; or a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+HISTORY = Path.home() / ".local" / "state" / "baton" / "chat_history"
+MAX_HISTORY = 2000  # lines
+FENCE = '"""'
+PROMPT, MORE = "you> ", "...> "
+
+
+class Typed:
+    """`read()` is the next text. `ask` reads one line and raises EOFError at the end."""
+
+    def __init__(self, ask: Callable[[str], str] | None = None) -> None:
+        self.is_terminal = sys.stdin.isatty() and ask is None
+        self._ask = ask or input
+
+    def read(self, prompt: str = PROMPT) -> str:
+        """A line, or the lines between two fences. Raises EOFError and KeyboardInterrupt."""
+        line = self._line(prompt)
+        if not line.lstrip().startswith(FENCE):
+            return line.strip()
+        lines, rest = list[str](), line.lstrip().removeprefix(FENCE)
+        while not rest.rstrip().endswith(FENCE):
+            lines.append(rest)
+            rest = self._line(MORE)
+        lines.append(rest.rstrip().removesuffix(FENCE))
+        return "\n".join(lines).strip("\n")
+
+    def _line(self, prompt: str) -> str:
+        return self._ask(prompt if self.is_terminal else "")
+
+
+@contextlib.contextmanager
+def editing(words: Sequence[str], file: Path | None) -> Iterator[None]:
+    """Editing, completion of `words`, and with a file history from one chat to the next; only its owner may read it."""
+    try:
+        import readline
+    except ImportError:  # Python without it: lines as the terminal gives them
+        yield
+        return
+
+    def complete(text: str, state: int) -> str | None:
+        found = [word for word in words if word.startswith(text)] if text.startswith("/") else []
+        return f"{found[state]} " if state < len(found) else None
+
+    readline.set_completer(complete)
+    readline.set_completer_delims(" \n")
+    readline.parse_and_bind("tab: complete")
+    readline.set_auto_history(True)
+    if file is not None:
+        with contextlib.suppress(OSError):
+            readline.read_history_file(file)
+    try:
+        yield
+    finally:
+        if file is not None:
+            readline.set_history_length(MAX_HISTORY)
+            with contextlib.suppress(OSError):  # a home that can't be written to keeps nothing
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.touch(mode=0o600)
+                readline.write_history_file(file)
