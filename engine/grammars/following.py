@@ -37,14 +37,14 @@ class Following:
         self._budget = grammar.budget
         self._tail: list[int] = []  # the last tokens of the reasoning, no more than close it
         self._is_over = False
-        self._stops = sampling.stop_token_ids
+        self._stops = frozenset(sampling.stop_token_ids)
         self._min_tokens = sampling.min_tokens
         self._ends = ends
         self._allowed = grammar.allowed
         self._banned = grammar.banned
         self._kept = max(map(len, grammar.banned), default=0)  # tokens that are looked back at
         self._newest: list[int] = []  # as many of the last tokens
-        self._is_plain = set(ends) == set(self._stops)  # masks of the matcher need no change
+        self._is_plain = self._stops == set(ends)  # masks of the matcher need no change
 
     @property
     def is_free(self) -> bool:
@@ -59,11 +59,14 @@ class Following:
         """Who must fill the next mask before `complete`; None: nobody."""
         return None if self._is_thinking or self.is_free else self._matcher
 
-    def follow(self, tokens: ListOf[int]) -> None:
+    def follow(self, tokens: list[int]) -> None:
         """Take the next generated tokens."""
         self.num_followed += len(tokens)
         if self._banned:
             self._newest = [*self._newest, *tokens][-self._kept :]
+        if not self._is_thinking:
+            self._match(tokens)
+            return
         for at, token in enumerate(tokens):
             if self.problem or self._is_over:
                 return
@@ -74,17 +77,20 @@ class Following:
             self._tail = [*self._tail, token][-len(self._closing) :]
             self._is_thinking = self._tail != self._closing
 
-    def _match(self, tokens: ListOf[int]) -> None:
+    def _match(self, tokens: list[int]) -> None:
         """Inside the grammar a stop token ends the answer and is no part of its text."""
-        stop = next((at for at, token in enumerate(tokens) if token in self._stops), len(tokens))
-        self._is_over = stop < len(tokens)
-        if self._matcher is None or not stop:
+        if self.problem or self._is_over:
             return
-        if min(tokens[:stop]) < 0 or not self._matcher.consume_tokens(list(tokens[:stop])):
+        if not self._stops.isdisjoint(tokens):
+            tokens = tokens[: next(at for at, token in enumerate(tokens) if token in self._stops)]
+            self._is_over = True
+        if self._matcher is None or not tokens:
+            return
+        if min(tokens) < 0 or not self._matcher.consume_tokens(tokens):
             self._fail(self._matcher.get_error() or "a token outside the vocabulary")
 
     def complete(self, mask: Mask) -> None:
-        """Make `mask` the next one; `asked` filled it, if there was one."""
+        """Make `mask` the next one; `asked` filled it, if there was one. If it is empty then, say `ends_here`."""
         if self._is_thinking:
             self._complete_thinking(mask)
         elif self._matcher is not None and self._matcher.is_error():
@@ -94,8 +100,12 @@ class Following:
             self._forbid_early_ends(mask)
         elif not self._is_plain or self.num_followed < self._min_tokens:
             self._complete_ends(mask)
-        self._limit(mask)
-        if not self.problem and not mask.any():
+        if self._allowed or self._banned:
+            self._limit(mask)
+
+    def ends_here(self) -> None:
+        """Nothing may come next, not even the end."""
+        if not self.problem:
             self._fail("no token of this vocabulary may come next")
 
     def _limit(self, mask: Mask) -> None:

@@ -105,8 +105,11 @@ class Grammars:
                 followed.append(following)
         words = self._filled([following.asked for following in followed])
         self._cut(words)
+        for mask, following in zip(words.view(np.uint32), followed, strict=True):
+            following.complete(mask)
+        for at in np.flatnonzero(~words.any(axis=1)):
+            followed[at].ends_here()
         for at, following in enumerate(followed):
-            following.complete(words[at].view(np.uint32))
             if following.problem:
                 masks.problems[chunks[masks.rows[at]].sequence] = following.problem
                 words[at] = -1
@@ -115,12 +118,13 @@ class Grammars:
 
     def _followed(self, chunk: Chunk, pending: Callable[[Sequence], int]) -> Following:
         """The state behind the chunk's last token."""
-        sequence, building = chunk.sequence, self.prepare(chunk.sequence)
+        sequence = chunk.sequence
+        building = self._following.get(sequence) or self.prepare(sequence)
         assert building is not None
         following = building.result()
-        start = sequence.num_prompt_tokens + following.num_followed
-        tokens = sequence.token_ids[start : chunk.end]
-        if start + len(tokens) < chunk.end:
+        start, end = sequence.num_prompt_tokens + following.num_followed, chunk.end
+        tokens = sequence.token_ids[start:end]
+        if start + len(tokens) < end:
             tokens.append(pending(sequence))
         following.follow(tokens)
         return following

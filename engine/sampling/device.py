@@ -169,6 +169,7 @@ class Draw:
         self.newest = newest  # the same, for the next pass's chunks
         self._likely = roster.likely
         self._likely_width = roster.likely_width
+        self._known: list[int] | None = None  # the tokens, once somebody waited for them
         self._packed, self._copied = packed, None
         if packed.is_cuda:
             self._packed = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
@@ -193,11 +194,13 @@ class Draw:
 
     def token_of(self, sequence: Sequence) -> int:
         """The token sampled for this sequence; blocks until it is known. Any number where its logits were unusable."""
-        if self._copied is not None:
-            self._copied.synchronize()
+        if self._known is None:
+            if self._copied is not None:
+                self._copied.synchronize()
+            self._known = self._packed.numpy()[: len(self.token_ids), 1].tolist()
         row = self.newest.row_of(sequence)
         assert row is not None, "checked when its chunk was packed"
-        return int(self._packed[row, 1])
+        return self._known[row]
 
     def _logprobs(self, report: Longs, num_rows: int) -> dict[int, TokenLogprobs]:
         """The chosen and the most likely tokens' log probabilities, by row."""

@@ -73,9 +73,11 @@ def _allowed_alone(logits: torch.Tensor, rows: SequenceOf[SampledRow]) -> torch.
     masked = {row: known.allowed for row, known in enumerate(rows) if known.allowed is not None}
     if not masked:
         return logits
-    index = torch.tensor(list(masked))
     allowed = torch.from_numpy(np.stack(list(masked.values())))
-    return logits.index_copy(0, index, logits[index].masked_fill_(~allowed, float("-inf")))
+    if len(masked) == len(rows):
+        return torch.where(allowed, logits, float("-inf"))
+    index = torch.tensor(list(masked))
+    return logits.index_copy(0, index, torch.where(allowed, logits[index], float("-inf")))
 
 
 def choose_tokens(logits: torch.Tensor, rows: SequenceOf[SampledRow]) -> torch.Tensor:
