@@ -79,8 +79,10 @@ class Reserving:
 
     async def _ask(self, worker: str) -> ReserveReply | None:
         known = self._context.peers.states.get(worker)
-        if self._request.job.grammar is not None and known is not None and not known.grammars:
-            return ReserveReply(granted=False, reason=Refusal.DRAINING, detail="it doesn't follow grammars")
+        job = self._request.job
+        if known is not None and not known.follows(job.sampling, job.grammar):
+            detail = "it doesn't follow grammars, or not typical_p"
+            return ReserveReply(granted=False, reason=Refusal.DRAINING, detail=detail)
         message = Reserve(
             job=self._request.job,
             worker=self._context.identity.worker,

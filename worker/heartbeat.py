@@ -65,6 +65,7 @@ class Heartbeat:
             local_tokens_per_s=budget.local_tokens_per_s,
             link_bytes_per_s=max((load.link_bytes_per_s for load in loads), default=0.0),
             named=True,
+            typical_p=True,
             totals=context.totals.as_message(
                 preemptions=sum(load.preemptions for load in loads),
                 bad_digests=sum(load.bad_digests for load in loads),

@@ -37,6 +37,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: int = 0  # stop tokens are banned before this many were generated
     stop_token_ids: list[int] = []  # the model's EOS (unless ignore_eos) and the client's; output includes it
     prompt_logprobs: int | None = None  # None = off; k = also the k most likely
+    typical_p: float = 1.0  # an older worker would ignore it, as a grammar
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):

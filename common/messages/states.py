@@ -6,6 +6,7 @@ import msgspec
 
 from common.messages.base import PROTOCOL_VERSION
 from common.messages.handoff import Region
+from common.messages.jobs import Grammar, SamplingParams
 from common.words import Role, WorkerStatus
 
 
@@ -64,6 +65,11 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="worker_state")
     totals: WorkerTotals = WorkerTotals()
     grammars: bool = False  # it follows `Job.grammar`
     named: bool = False  # speaks and listens on subjects with its name; release 0.1.0 does not
+    typical_p: bool = False  # it follows `SamplingParams.typical_p`
+
+    def follows(self, sampling: SamplingParams, grammar: Grammar | None) -> bool:
+        """Whether it does all that is asked for."""
+        return (grammar is None or self.grammars) and (sampling.typical_p >= 1.0 or self.typical_p)
 
 
 class TenantPlaces(msgspec.Struct, frozen=True, kw_only=True):

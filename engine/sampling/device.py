@@ -69,6 +69,7 @@ class DeviceSampler:
             random=roster.random,
             extras=pass_words.extras,
             logprobs=num_reported > 0,
+            typical=roster.typical,
             masked=len(masks.rows),
             masked_at=pass_words.masked_at,
             masks_at=pass_words.masks_at,
@@ -123,6 +124,7 @@ class _Roster:
         self.lists = [table.lists[row] for row in own]
         self.random = self._with(Feature.RANDOM).size > 0
         self.filtered = self._with(Feature.FILTERS)
+        self.typical = self._with(Feature.TYPICAL).size > 0
         self.biased = self._with(Feature.BIAS)
         self.penalized = self._with(Feature.PENALTIES)
         self.with_logprobs = self._with(Feature.LOGPROBS)

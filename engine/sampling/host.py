@@ -1,8 +1,9 @@
 """Logits -> tokens: a pure function of (logits, tokens so far, sampling parameters, seed, position).
 
 Order: what a grammar forbids, logit bias, repetition penalty (prompt and generated), presence and frequency penalties
-(generated), ban of stop tokens before `min_tokens`; then temperature, top_k, top_p, min_p; then Gumbel-max with counter-based
-noise. Logprobs are of the raw logits of allowed tokens. Rows are independent, so a moved request continues identically.
+(generated), ban of stop tokens before `min_tokens`; then temperature, top_k, top_p, min_p, typical_p; then Gumbel-max with
+counter-based noise. Logprobs are of the raw logits of allowed tokens. Rows are independent, so a moved request continues
+identically.
 
 R sampled rows, V vocabulary, K most logprobs that any row asks for.
 """
@@ -21,6 +22,7 @@ import numpy.typing as npt
 import torch
 
 from common.messages import SamplingParams, TokenLogprobs
+from engine.kernels.sampling import leave_typical
 from engine.kernels.sampling.philox import gumbel_noise
 from engine.passes import Sampled
 from engine.sequence import Chunk, Sequence
@@ -156,15 +158,20 @@ def _draw(logits: torch.Tensor, params: SequenceOf[SamplingParams], positions: S
     device = logits.device
     temperature = torch.tensor([max(param.temperature, MIN_TEMPERATURE) for param in params], device=device)
     scores = logits / temperature[:, None]
-    if any(param.top_k > 0 or param.top_p < 1.0 or param.min_p > 0.0 for param in params):
+    if any(map(has_filters, params)):
         scores = _filter(scores, params)
     seeds = torch.tensor([as_int64(param.seed) for param in params], device=device)
     noise = gumbel_noise(seeds, torch.tensor(positions, device=device), logits.shape[1])
     return (scores + noise).argmax(dim=-1)
 
 
+def has_filters(params: SamplingParams) -> bool:
+    return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0 or params.typical_p < 1.0
+
+
 def _filter(scores: torch.Tensor, params: SequenceOf[SamplingParams]) -> torch.Tensor:
-    """Set to -inf what top_k, then top_p of the rest, then min_p exclude. The most likely token always stays.
+    """Set to -inf what top_k, then top_p of the rest, then min_p exclude, where the most likely token always stays; then
+    what typical_p excludes of the rest.
 
     Ties are broken by the smaller token id, so that exactly top_k tokens remain.
     """
@@ -181,7 +188,12 @@ def _filter(scores: torch.Tensor, params: SequenceOf[SamplingParams]) -> torch.T
     )
     excluded[:, 0] = False
     ordered = ordered.masked_fill(excluded, float("-inf"))
-    return torch.empty_like(scores).scatter_(1, order, ordered)
+    kept = torch.empty_like(scores).scatter_(1, order, ordered)
+    typical = [row for row, param in enumerate(params) if param.typical_p < 1.0]
+    if typical:
+        share = torch.tensor([[params[row].typical_p] for row in typical], dtype=torch.float64, device=device)
+        kept[typical] = leave_typical(kept[typical], share)
+    return kept
 
 
 def as_int64(seed: int) -> int:

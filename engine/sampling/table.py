@@ -19,7 +19,7 @@ import numpy.typing as npt
 from common.messages import SamplingParams
 from engine.arrays import Longs
 from engine.kernels.sampling import RowWord
-from engine.sampling.host import MIN_TEMPERATURE, as_int64
+from engine.sampling.host import MIN_TEMPERATURE, as_int64, has_filters
 from engine.sequence import Sequence
 
 _NO_WORDS = np.zeros(0, dtype=np.int64)
@@ -33,6 +33,7 @@ class Feature(IntFlag):
     BIAS = 4
     PENALTIES = 8
     LOGPROBS = 16
+    TYPICAL = 32
 
 
 class RowFact(IntEnum):
@@ -103,12 +104,13 @@ def _words_of(params: SamplingParams, vocab_size: int) -> Longs:
     words[RowWord.TOP_K] = params.top_k if 0 < params.top_k < vocab_size else vocab_size
     numbers[RowWord.TOP_P] = params.top_p
     numbers[RowWord.MIN_P] = params.min_p
+    numbers[RowWord.TYPICAL_P] = params.typical_p
     words[RowWord.SEED] = as_int64(params.seed)
     words[RowWord.COUNTS] = -1
     numbers[RowWord.REPETITION] = params.repetition_penalty
     numbers[RowWord.PRESENCE] = params.presence_penalty
     numbers[RowWord.FREQUENCY] = params.frequency_penalty
-    words[RowWord.FILTERED] = random and _has_filters(params)
+    words[RowWord.FILTERED] = random and has_filters(params)
     return words
 
 
@@ -123,8 +125,10 @@ def _features_of(params: SamplingParams, lists: RowLists) -> Feature:
     features = Feature(0)
     if params.temperature > 0:
         features |= Feature.RANDOM
-        if _has_filters(params):
+        if has_filters(params):
             features |= Feature.FILTERS
+        if params.typical_p < 1.0:
+            features |= Feature.TYPICAL
     if lists.bias.size:
         features |= Feature.BIAS
     if params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty:
@@ -132,7 +136,3 @@ def _features_of(params: SamplingParams, lists: RowLists) -> Feature:
     if params.logprobs is not None:
         features |= Feature.LOGPROBS
     return features
-
-
-def _has_filters(params: SamplingParams) -> bool:
-    return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0

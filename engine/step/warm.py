@@ -22,6 +22,7 @@ SAMPLINGS = (
     SamplingParams(max_tokens=4, temperature=0.8, seed=1),
     SamplingParams(max_tokens=4, temperature=0.8, top_p=0.9, top_k=50, min_p=0.01, seed=1),
     SamplingParams(max_tokens=4, temperature=0.8, top_p=0.9, seed=1, logprobs=5),
+    SamplingParams(max_tokens=4, temperature=0.8, typical_p=0.9, seed=1),
     SamplingParams(max_tokens=4, temperature=0.0, repetition_penalty=1.1, presence_penalty=0.5, frequency_penalty=0.5),
     SamplingParams(max_tokens=4, temperature=0.0, logit_bias={1: 1.0}, stop_token_ids=[2], min_tokens=2),
 )

@@ -106,7 +106,9 @@ class Placer:
                 state.cached_tokens = usable * kind.block_size  # the last token is always computed
                 return _among(placement, decode)
         if not decode:
-            follows = " that follows grammars" if state.spec.grammar is not None else ""
+            wanted = {"grammars": state.spec.grammar is not None, "typical_p": state.spec.sampling.typical_p < 1}
+            asked = [name for name, is_asked in wanted.items() if is_asked]
+            follows = f" that follows {' and '.join(asked)}" if asked else ""
             raise UnavailableError(f"no decode worker{follows} is ready")
         return choose(
             loads_of((*prefill, *decode), others),

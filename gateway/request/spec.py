@@ -34,8 +34,8 @@ class GenerationSpec:
     grammar: Grammar | None = None
 
     def suits(self, worker: WorkerState) -> bool:
-        """Whether the worker would do all that is asked for: one of release 0.1.0 ignores a grammar."""
-        return self.grammar is None or worker.grammars
+        """Whether the worker would do all that is asked for: one of release 0.1.0 ignores a grammar and typical_p."""
+        return worker.follows(self.sampling, self.grammar)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

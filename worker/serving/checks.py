@@ -21,6 +21,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "top_p": (0, 1),
     "top_k": (-1, I32),
     "min_p": (0, 1),
+    "typical_p": (0, 1),
     "seed": (0, U64),
     "presence_penalty": (-1e4, 1e4),
     "frequency_penalty": (-1e4, 1e4),

@@ -1,10 +1,12 @@
 """The choice of tokens on the device, without a sort and without the host.
 
 Reading order: `words` (a pass's inputs), `choose` (the public functions, in plain torch), `philox` (random numbers that both
-versions share), `triton_mask`, `triton_choose`, `triton_filter`, and their common `triton_scores`.
+versions share), `typical`, `triton_mask`, `triton_choose`, `triton_filter` with `triton_typical`, and their common
+`triton_ranks` and `triton_scores`.
 """
 
 from engine.kernels.sampling.choose import choose, choose_rows, count_tokens, mask_rows
+from engine.kernels.sampling.typical import leave_typical
 from engine.kernels.sampling.words import GENERATED, MAX_VOCAB, RowWord, SampledTokens, SamplingInputs, mask_words
 
 __all__ = [
@@ -16,6 +18,7 @@ __all__ = [
     "choose",
     "choose_rows",
     "count_tokens",
+    "leave_typical",
     "mask_rows",
     "mask_words",
 ]

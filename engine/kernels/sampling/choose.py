@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.kernels.sampling.philox import gumbel_noise
+from engine.kernels.sampling.typical import leave_typical
 from engine.kernels.sampling.words import GENERATED, MAX_VOCAB, RowWord, SampledTokens, SamplingInputs, mask_words
 from engine.kernels.twin import twin
 
@@ -82,6 +83,8 @@ def _choose_one(scores: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
         kept = (weights > 0) & (weights >= min_p.float()) & ((before < top_p * weights.double().sum()) | (top_p >= 1))
         kept[0] = True
         scores = torch.full_like(scores, float("-inf")).scatter_(0, order[kept], ordered[kept])
+        typical_p = words.view(torch.float64)[RowWord.TYPICAL_P]
+        scores = leave_typical(scores[None], typical_p[None, None])[0] if typical_p < 1 else scores
     noise = gumbel_noise(words[RowWord.SEED, None], words[RowWord.POSITION, None], len(scores))
     return (scores + noise[0]).argmax()
 

@@ -1,8 +1,8 @@
 """top_k, top_p and min_p without a sort: each filter keeps the most likely tokens, so all are one cut.
 
-F filtered rows, V vocabulary, T tiles. A token's `rank` is an int64 that orders a row: score first, then smaller id. Each row's
-tokens are counted (and weighed) in bins of their distance from the row's best score; tokens of the bins around the cut are
-collected, and bisection finds it among them. Weights are integers, so the order of adding changes no sum.
+F filtered rows, V vocabulary, T tiles. Each row's tokens are counted (and weighed) in bins of their distance from the row's best
+score; tokens of the bins around the cut are collected, and bisection finds its rank among them. What typical_p leaves out comes
+after that.
 """
 
 import torch
@@ -10,21 +10,19 @@ import triton
 import triton.language as tl
 
 from engine.kernels.launch import Kernel
+from engine.kernels.sampling.triton_ranks import ID_BITS, is_kept, rank_of, row_scores, share_of, weight_of
 from engine.kernels.sampling.triton_scores import (
     BLOCK,
-    MIN_P,
-    TEMPERATURE,
     TILE,
     TOP_K,
     TOP_P,
     WARPS,
     WORDS_PER_ROW,
-    adjusted,
     minus_noise,
     number,
     store_winner,
-    tempered,
 )
+from engine.kernels.sampling.triton_typical import find_typical, is_typical, last_typical
 from engine.kernels.sampling.words import SamplingInputs
 
 BINS = 2048  # by distance from a row's best score
@@ -32,9 +30,6 @@ MEMBERS = 8192  # collected tokens; with more, the whole row is read repeatedly
 # Tokens computed together: the other way round, ptxas 12.8 spills a few registers.
 CUT_BLOCK, CUT_BLOCK_WITH_EXTRAS = 1024, 2048
 
-_ID_BITS = tl.constexpr(20)  # the low bits of a rank: `words.MAX_VOCAB`
-_ID_MASK = tl.constexpr((1 << 20) - 1)
-_ONE = tl.constexpr(float(1 << 42))  # weight of the best token; V of them fit 63 bits
 _BIN_SHIFT = tl.constexpr(16)  # a bin spans 1/128 of its distance ...
 _FIRST_BIN = tl.constexpr((127 - 6) << 7)  # ... between 2**-6 and 2**10
 _NOWHERE = tl.constexpr(-(1 << 62))  # below every rank
@@ -63,7 +58,11 @@ def draw_filtered(
     )
     _COLLECT.launch(every_tile, variant, *row, plan, members, TILE, BLOCK, BINS, MEMBERS, extras)
     _CUT.launch(every_row, variant, *row, plan, members, block, BINS, MEMBERS, extras)
-    _DRAW_KEPT.launch(every_tile, variant, *row, plan, partial, num_rows, tiles, TILE, BLOCK, extras)
+    found = find_typical(logits, inputs, counts, plan, variant) if inputs.typical else plan
+    _DRAW_KEPT.launch(
+        every_tile, (variant, inputs.typical),
+        *row, plan, found, partial, num_rows, tiles, TILE, BLOCK, extras, inputs.typical,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["filtered_at", "tiles"])
@@ -80,12 +79,12 @@ def _fill_bins(
         highest = _highest(partial, row, tiles, TILES)
         for step in range(TILE // BLOCK):
             at = tile * TILE + step * BLOCK + tl.arange(0, BLOCK)
-            scores = _scores(logits_RV, words, counts_SV, row, at, vocab_size, row_stride, EXTRAS)
+            scores = row_scores(logits_RV, words, counts_SV, row, at, vocab_size, row_stride, EXTRAS)
             target = bins_F2B + filtered * 2 * BINS + _bin(scores, highest, BINS)
             if counted:
                 tl.atomic_add(target, tl.full((BLOCK,), 1, tl.int64), mask=at < vocab_size, sem="relaxed")
             if weighed:
-                weight = _weight(scores, highest)
+                weight = weight_of(scores, highest)
                 tl.atomic_add(target + BINS, weight, mask=(at < vocab_size) & (weight > 0), sem="relaxed")
 
 
@@ -108,7 +107,7 @@ def _plan(
     certain = tl.full((), 0, tl.int64)
     if top_p < 1:
         certain = tl.sum(tl.where((bin < last) | (top_k >= vocab_size), weights, 0), axis=0)
-        reached = tl.cumsum(weights, axis=0) < _share(certain, top_p)
+        reached = tl.cumsum(weights, axis=0) < share_of(certain, top_p)
         first = tl.minimum(tl.sum(reached.to(tl.int32), axis=0), last)
         last = tl.where(top_k < vocab_size, last, first)
     plan = plan_F8 + filtered * 8
@@ -136,14 +135,14 @@ def _collect(
         first, last = tl.load(plan + 1), tl.load(plan + 2)
         for step in range(TILE // BLOCK):
             at = tile * TILE + step * BLOCK + tl.arange(0, BLOCK)
-            scores = _scores(logits_RV, words, counts_SV, row, at, vocab_size, row_stride, EXTRAS)
+            scores = row_scores(logits_RV, words, counts_SV, row, at, vocab_size, row_stride, EXTRAS)
             bin = _bin(scores, highest, BINS)
             member = (at < vocab_size) & (bin >= first) & (bin <= last)
             count = tl.sum(member.to(tl.int32), axis=0)
             if count > 0:
                 start = tl.atomic_add(plan + 5, count.to(tl.int64), sem="relaxed")
                 slot = start + tl.cumsum(member.to(tl.int32), axis=0) - 1
-                tl.store(members_FM + filtered * MEMBERS + slot, _rank(scores, at), mask=member & (slot < MEMBERS))
+                tl.store(members_FM + filtered * MEMBERS + slot, rank_of(scores, at), mask=member & (slot < MEMBERS))
 
 
 @triton.jit(do_not_specialize=["filtered_at"])
@@ -181,7 +180,7 @@ def _cut(
         if top_p < 1:
             low, size, weight = _bisect(
                 logits_RV, words, counts_SV, row, vocab_size, row_stride, plan, members,
-                low, high, size, weight, _share(total, top_p) - tl.load(plan + 4), True, BLOCK, BINS, MEMBERS, EXTRAS,
+                low, high, size, weight, share_of(total, top_p) - tl.load(plan + 4), True, BLOCK, BINS, MEMBERS, EXTRAS,
             )  # fmt: skip
         tl.store(plan + 7, low)
 
@@ -232,32 +231,34 @@ def _members(
         member = at < size
         ranks = tl.load(members + at, mask=member, other=_NOWHERE)
     else:
-        scores = _scores(logits_RV, words, counts_SV, row, at, vocab_size, row_stride, EXTRAS)
+        scores = row_scores(logits_RV, words, counts_SV, row, at, vocab_size, row_stride, EXTRAS)
         bin = _bin(scores, highest, BINS)
         member = (at < vocab_size) & (bin >= tl.load(plan + 1)) & (bin <= tl.load(plan + 2))
-        ranks = _rank(scores, at)
-    key = (ranks >> _ID_BITS).to(tl.int32)
+        ranks = rank_of(scores, at)
+    key = (ranks >> ID_BITS).to(tl.int32)
     scores = (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-    return ranks, member, tl.where(member, _weight(scores, highest), 0)
+    return ranks, member, tl.where(member, weight_of(scores, highest), 0)
 
 
 @triton.jit(do_not_specialize=["filtered_at", "num_rows", "tiles"])
 def _draw_kept(
-    logits_RV, words, counts_SV, filtered_at, vocab_size, row_stride, plan_F8, partial, num_rows, tiles,
-    TILE: tl.constexpr, BLOCK: tl.constexpr, EXTRAS: tl.constexpr,
+    logits_RV, words, counts_SV, filtered_at, vocab_size, row_stride, plan_F8, found_FW, partial, num_rows, tiles,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, EXTRAS: tl.constexpr, TYPICAL: tl.constexpr,
 ):  # fmt: skip
-    """A tile's best token with noise, among those that the row's cut and min_p keep."""
+    """A tile's best token with noise, among those that the row's filters keep."""
     filtered, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(words + filtered_at + filtered)
-    highest = tl.load(plan_F8 + filtered * 8).to(tl.int32).to(tl.float32, bitcast=True)
-    cut = tl.load(plan_F8 + filtered * 8 + 7)
-    min_p = tl.minimum(number(words, row, MIN_P), 1.0)
+    plan = plan_F8 + filtered * 8
+    if TYPICAL:
+        last = last_typical(words, row, found_FW, filtered)
     best = float("-inf")
     winner = tile * TILE
     for step in range(TILE // BLOCK):
         at = tile * TILE + step * BLOCK + tl.arange(0, BLOCK)
-        scores = _scores(logits_RV, words, counts_SV, row, at, vocab_size, row_stride, EXTRAS)
-        kept = (at < vocab_size) & (_rank(scores, at) >= cut) & (_likelihood(scores, highest) >= min_p)
+        scores = row_scores(logits_RV, words, counts_SV, row, at, vocab_size, row_stride, EXTRAS)
+        kept = is_kept(scores, at, vocab_size, words, row, plan)
+        if TYPICAL:
+            kept &= is_typical(scores, at, vocab_size, words, row, plan, found_FW, filtered, last)
         if tl.sum(kept.to(tl.int32), axis=0) > 0:
             noisy = tl.where(kept, scores - minus_noise(words, row, at), float("-inf"))
             top = tl.max(noisy, axis=0)
@@ -275,41 +276,11 @@ def _highest(partial, row, tiles, TILES: tl.constexpr):
 
 
 @triton.jit
-def _scores(logits_RV, words, counts_SV, row, at, vocab_size, row_stride, EXTRAS: tl.constexpr):
-    raw = tl.load(logits_RV + row * row_stride + at, mask=at < vocab_size, other=float("-inf")).to(tl.float32)
-    return tempered(adjusted(raw, at, words, counts_SV, row, vocab_size, EXTRAS), number(words, row, TEMPERATURE))
-
-
-@triton.jit
-def _rank(scores, at):
-    key = tl.where(scores == 0, 0.0, scores).to(tl.int32, bitcast=True)  # -0 and 0 are equal
-    key = key ^ ((key >> 31) & 0x7FFFFFFF)
-    return (key.to(tl.int64) << _ID_BITS) | (at ^ _ID_MASK).to(tl.int64)
-
-
-@triton.jit
 def _bin(scores, highest, BINS: tl.constexpr):
     """0 for the most likely tokens; never less for a smaller score."""
     distance = tl.where(scores == highest, 0.0, highest - scores)
     bin = (distance.to(tl.int32, bitcast=True) >> _BIN_SHIFT) - _FIRST_BIN
     return tl.minimum(tl.maximum(bin, 0), BINS - 1)
-
-
-@triton.jit
-def _likelihood(scores, highest):
-    """Probability relative to the most likely token's."""
-    return tl.where(scores == highest, 1.0, tl.exp(scores - highest))
-
-
-@triton.jit
-def _weight(scores, highest):
-    return (_likelihood(scores, highest) * _ONE).to(tl.int64)
-
-
-@triton.jit
-def _share(weight, top_p):
-    """The least weight that is top_p of `weight`, above 0: the most likely token always stays."""
-    return tl.maximum(tl.ceil(weight.to(tl.float64) * top_p).to(tl.int64), 1)
 
 
 _FILL_BINS = Kernel(_fill_bins, num_warps=WARPS, enable_fp_fusion=False)

@@ -13,9 +13,8 @@ BLOCK = 1024  # tokens of a tile that are computed together
 WARPS = 4
 
 WORDS_PER_ROW = tl.constexpr(len(RowWord))
-TEMPERATURE, TOP_K, TOP_P, MIN_P, FILTERED = (
-    tl.constexpr(int(word))
-    for word in (RowWord.TEMPERATURE, RowWord.TOP_K, RowWord.TOP_P, RowWord.MIN_P, RowWord.FILTERED)
+TEMPERATURE, TOP_K, TOP_P, MIN_P, TYPICAL_P, FILTERED = (
+    tl.constexpr(int(RowWord[name])) for name in ("TEMPERATURE", "TOP_K", "TOP_P", "MIN_P", "TYPICAL_P", "FILTERED")
 )
 _SEED, _POSITION = tl.constexpr(int(RowWord.SEED)), tl.constexpr(int(RowWord.POSITION))
 _COUNTS, _REPETITION, _PRESENCE, _FREQUENCY = (

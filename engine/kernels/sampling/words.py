@@ -32,7 +32,8 @@ class RowWord(IntEnum):
     BIAS = 10  # index of its first bias word: id << 32 | float32 bits
     BANNED = 11  # index of its first banned id; its bias ends here
     END = 12  # index after its last banned id
-    FILTERED = 13  # 1 = drawn at random, with top_k, top_p or min_p
+    FILTERED = 13  # 1 = drawn at random, with top_k, top_p, min_p or typical_p
+    TYPICAL_P = 14  # f; 1 = off
 
 
 def mask_words(vocab_size: int) -> int:
@@ -51,6 +52,7 @@ class SamplingInputs:
     random: bool  # some row has a temperature
     extras: bool  # some row has bias, bans or penalties
     logprobs: bool  # the chosen tokens' log probabilities are wanted
+    typical: bool = False  # some filtered row has typical_p
     masked: int = 0  # rows with a mask
     masked_at: int = 0  # index in `words` of their row numbers
     masks_at: int = 0  # index of the first mask, V / 64 words each

@@ -20,7 +20,9 @@ from gateway.http.streaming import event
 
 DONE = b"data: [DONE]\n\n"
 Body = TypeVar("Body", bound=CommonFields)
-_SAME_NAMES = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+_SAME_NAMES = (
+    "temperature", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+)  # fmt: skip
 
 
 def asked(

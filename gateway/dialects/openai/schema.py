@@ -119,6 +119,7 @@ class CommonFields(StrictFields):
     # Not OpenAI's; named as vLLM and others do.
     top_k: Annotated[StrictInt, Field(ge=-1, lt=2**31)] | None = None
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    typical_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[Number, Field(gt=0, le=100)] | None = None
     min_tokens: Annotated[StrictInt, Field(ge=0)] | None = None
     ignore_eos: StrictBool = False

@@ -27,6 +27,7 @@ def random_sampling(draw: random.Random) -> dict[str, object]:
         "top_k": draw.choice([0, 0, 1, 5, VOCAB - 1, VOCAB, VOCAB + 9]),
         "top_p": draw.choice([1.0, 1.0, 0.0, 0.2, 0.9, 0.999]),
         "min_p": draw.choice([0.0, 0.0, 0.02, 0.5, 1.0]),
+        "typical_p": draw.choice([1.0, 1.0, 0.0, 0.3, 0.95]),
         "seed": draw.randrange(2**64),
         "repetition_penalty": draw.choice([1.0, 1.0, 1.3, 0.7]),
         "presence_penalty": draw.choice([0.0, 0.0, 0.6, -0.6]),

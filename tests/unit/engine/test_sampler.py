@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -84,15 +86,19 @@ def test_seed_and_position_change_the_draw() -> None:
     top_k=st.integers(0, VOCAB + 3),
     top_p=st.sampled_from([0.0, 0.01, 0.3, 0.7, 0.95, 1.0]),
     min_p=st.sampled_from([0.0, 0.05, 0.5, 1.0]),
+    typical_p=st.sampled_from([0.0, 0.2, 0.6, 0.95, 1.0]),
 )
-def test_filters_keep_what_their_definition_says(seed: int, top_k: int, top_p: float, min_p: float) -> None:
+def test_filters_keep_what_their_definition_says(
+    seed: int, top_k: int, top_p: float, min_p: float, typical_p: float
+) -> None:
     scores = random_logits(2, seed=seed)
-    params = new_sequence("a", [1], top_k=top_k, top_p=top_p, min_p=min_p).sampling
+    params = new_sequence("a", [1], top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p).sampling
     unfiltered = new_sequence("b", [1]).sampling
     filtered = _filter(scores, [params, unfiltered])
     assert torch.equal(filtered[1], scores[1])
     kept = {token for token, score in enumerate(filtered[0].tolist()) if score > -math.inf}
-    assert kept == _kept_by_definition(scores[0].double(), top_k or VOCAB, top_p, min_p)
+    likely = _kept_by_definition(scores[0].double(), top_k or VOCAB, top_p, min_p)
+    assert kept == _typical_by_definition(scores[0].double(), likely, typical_p)
 
 
 def _kept_by_definition(scores: torch.Tensor, top_k: int, top_p: float, min_p: float) -> set[int]:
@@ -106,9 +112,38 @@ def _kept_by_definition(scores: torch.Tensor, top_k: int, top_p: float, min_p: f
     return kept or {order[0]}
 
 
-def test_top_k_keeps_exactly_k_of_equal_scores() -> None:
-    filtered = _filter(torch.zeros(1, VOCAB), [new_sequence("a", [1], top_k=3).sampling])
+def _typical_by_definition(scores: torch.Tensor, likely: set[int], typical_p: float) -> set[int]:
+    """As the paper has it: probabilities of what is left, their entropy, the nearest surprises first."""
+    if typical_p == 1:
+        return likely
+    total = sum(math.exp(scores[token].item()) for token in likely)
+    chances = {token: math.exp(scores[token].item()) / total for token in likely}
+    entropy = -sum(chance * math.log(chance) for chance in chances.values())
+    nearest = sorted(likely, key=lambda token: abs(-math.log(chances[token]) - entropy))
+    together = [0.0, *itertools.accumulate(chances[token] for token in nearest)]
+    return {token for at, token in enumerate(nearest) if at == 0 or together[at] < typical_p}
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 3}, {"typical_p": 3 / VOCAB}], ids=str)
+def test_of_equal_scores_exactly_as_many_stay_as_wanted(filters: dict[str, float]) -> None:
+    filtered = _filter(torch.zeros(1, VOCAB), [new_sequence("a", [1], **filters).sampling])
     assert filtered[0].isfinite().nonzero().flatten().tolist() == [0, 1, 2]
+
+
+def test_the_most_likely_token_may_be_untypical() -> None:
+    """One token of 0.4 among a hundred of 0.006: most of what is drawn is of those, and the one says too little."""
+    scores = torch.tensor([[0.4, *[0.006] * 100]]).log()
+    filtered = _filter(scores, [new_sequence("a", [1], typical_p=0.3).sampling])
+    assert filtered[0, 0] == -math.inf
+    assert filtered[0, 1:51].isfinite().all()
+    assert int(filtered[0].isfinite().sum()) < 53
+
+
+def test_typical_p_keeps_what_transformers_keeps() -> None:
+    scores = random_logits(40)
+    warped = transformers.TypicalLogitsWarper(mass=0.6)(torch.zeros(1, 1), scores)
+    filtered = _filter(scores, [new_sequence("a", [1], typical_p=0.6).sampling] * 40)
+    assert torch.equal(filtered, warped)
 
 
 def test_logit_bias_decides() -> None:

@@ -97,7 +97,7 @@ async def test_a_character_cut_by_max_tokens_is_replaced_at_the_end_only(
 @both_ways
 async def test_every_field_reaches_the_generation(gateway: Gateway, route: str, stream: bool) -> None:
     extra = {"top_k": 7, "min_p": 0.1, "repetition_penalty": 1.3, "min_tokens": 2, "stop_token_ids": [300, 301]}
-    extra |= {"cache_salt": "tenant", "priority": 5, "timeout": 12.5}
+    extra |= {"typical_p": 0.7, "cache_salt": "tenant", "priority": 5, "timeout": 12.5}
     await answer(
         gateway, route, stream=stream, temperature=0.5, top_p=0.9, max_tokens=20, seed=11, presence_penalty=-2,
         frequency_penalty=2, logit_bias={"40": -100, "41": 3.5}, extra_body=extra,
@@ -105,6 +105,7 @@ async def test_every_field_reaches_the_generation(gateway: Gateway, route: str, 
     spec = gateway.script.submitted[-1]
     sampling = spec.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 7, 0.1)
+    assert sampling.typical_p == 0.7
     assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (-2, 2, 1.3)
     assert sampling.logit_bias == {40: -100, 41: 3.5}
     assert (sampling.seed, sampling.max_tokens, sampling.min_tokens) == (11, 20, 2)

@@ -211,7 +211,11 @@ async def test_where_all_agree_nobody_is_excluded() -> None:
 
 
 FOLLOWED = Grammar(text='start: "yes"')
-FLEET = [a_worker(f"{role}-{age}", role, grammars=age == "new") for role in ROLES for age in ("new", "old")]
+FLEET = [
+    a_worker(f"{role}-{age}", role, grammars=age == "new", typical_p=age == "new")
+    for role in ROLES
+    for age in ("new", "old")
+]
 
 
 @pytest.mark.parametrize(
@@ -249,6 +253,17 @@ async def test_without_a_worker_that_follows_grammars_there_is_no_choice() -> No
     placer = a_placer(*(state for state in FLEET if state.worker != "decode-new"))
     with pytest.raises(UnavailableError, match="no decode worker that follows grammars is ready"):
         await placer.place(a_request_for("model", FOLLOWED), [])
+
+
+async def test_typical_p_is_for_workers_that_know_it() -> None:
+    placer = a_placer(*FLEET)
+    found = a_request_for("model")
+    found.spec = dataclasses.replace(found.spec, sampling=SamplingParams(max_tokens=4, typical_p=0.9))
+    placement = await placer.place(found, [])
+    assert (placement.prefill, placement.decode) == ("prefill-new", ["decode-new"])
+    without = a_placer(*(state for state in FLEET if state.worker != "decode-new"))
+    with pytest.raises(UnavailableError, match="no decode worker that follows typical_p is ready"):
+        await without.place(found, [])
 
 
 async def test_a_follower_is_the_last_resort_even_after_it_failed() -> None:

@@ -31,7 +31,7 @@ def calls(function: dict[str, Any]) -> dict[str, Any]:
 WRONG_ON_BOTH: list[dict[str, Any]] = [
     {"no_such_field": 1}, {"temprature": 1},
     {"temperature": -0.1}, {"temperature": 2.1}, {"temperature": "1"}, {"temperature": True},
-    {"top_p": -0.1}, {"top_p": 1.1}, {"top_k": -2}, {"top_k": 1.5}, {"min_p": 2}, {"min_p": -1},
+    {"top_p": -0.1}, {"top_p": 1.1}, {"top_k": -2}, {"top_k": 1.5}, {"min_p": 2}, {"typical_p": 1.1}, {"min_p": -1},
     {"presence_penalty": 2.1}, {"frequency_penalty": -2.1}, {"repetition_penalty": 0},
     {"max_tokens": -1}, {"max_tokens": 1.5}, {"max_tokens": "9"},
     {"n": 0}, {"n": 17}, {"n": True}, {"seed": 2**64}, {"seed": 1.5},

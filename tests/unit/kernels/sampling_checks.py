@@ -18,21 +18,21 @@ from tests.unit.engine.device_sampler_checks import check_mixture, check_overlap
 from tests.unit.kernels.triton_checks import poisoned
 
 Row = dict[str, float]
+FILTERS = {"top_k", "top_p", "min_p", "typical_p"}
 
 
 def choice_of(rows: list[Row], vocab_size: int, device: str, *, logprobs: bool = True) -> SamplingInputs:
     """The words for these rows: names of words, `bias` and `bans` (how many), `counts` (whether it has a line)."""
     words = np.zeros((len(rows), len(RowWord)), dtype=np.int64)
     lists: list[int] = []
-    filtered = [
-        row for row, asked in enumerate(rows) if asked.get("temperature") and asked.keys() & {"top_k", "top_p", "min_p"}
-    ]
+    filtered = [row for row, asked in enumerate(rows) if asked.get("temperature") and asked.keys() & FILTERS]
     start = words.size + len(filtered)
     for row, asked in enumerate(rows):
         numbers = words[row].view(np.float64)
         numbers[RowWord.TEMPERATURE] = asked.get("temperature", 0.0)
         words[row, RowWord.TOP_K] = asked.get("top_k", vocab_size)
         numbers[RowWord.TOP_P], numbers[RowWord.MIN_P] = asked.get("top_p", 1.0), asked.get("min_p", 0.0)
+        numbers[RowWord.TYPICAL_P] = asked.get("typical_p", 1.0)
         words[row, RowWord.SEED] = random.randrange(-(2**63), 2**63)
         words[row, RowWord.POSITION] = random.randrange(2**31)
         words[row, RowWord.COUNTS] = row if asked.get("counts") else -1
@@ -56,6 +56,7 @@ def choice_of(rows: list[Row], vocab_size: int, device: str, *, logprobs: bool =
         random=any(asked.get("temperature") for asked in rows),
         extras=any(asked.keys() & {"bias", "bans", "counts"} for asked in rows),
         logprobs=logprobs,
+        typical=any("typical_p" in asked for asked in rows),
     )
 
 
@@ -111,6 +112,7 @@ def check_extras(device: str, large: bool) -> None:
         {"counts": 1, "presence": 0.4, "frequency": 0.7, "temperature": 0.8},
         {"counts": 1, "presence": -0.4, "frequency": -0.1, "repetition": 0.8, "bias": 40, "bans": 2},
         {"counts": 1, "frequency": 0.3, "bias": 4, "temperature": 1.0, "top_k": 20, "top_p": 0.8},
+        {"counts": 1, "frequency": 0.3, "bias": 4, "temperature": 1.0, "typical_p": 0.7},
         {},
     ]
     for vocab_size in [60, 5000] + [128256] * large:
@@ -132,6 +134,8 @@ def _filters(vocab_size: int) -> Row:
         asked["top_p"] = random.choice([0.0, 0.1, 0.75, 0.9, 0.999])
     if random.random() < 0.4:
         asked["min_p"] = random.choice([0.001, 0.1, 1.0])
+    if random.random() < 0.4:
+        asked["typical_p"] = random.choice([0.0, 0.2, 0.9, 0.999, 1.0])
     return asked
 
 
@@ -139,13 +143,14 @@ def check_filters_of_equal_scores(device: str, large: bool) -> None:
     """The smaller ids stay, exactly as many as asked for; also where they are too many to be collected."""
     for vocab_size in [100, 9000] + [128256] * large:
         kept = vocab_size // 3
-        logits = torch.zeros(4, vocab_size, device=device)
+        logits = torch.zeros(5, vocab_size, device=device)
         logits[3, 5] = 1e-3
         asked: list[Row] = [
             {"temperature": 1.0, "top_k": kept},
             {"temperature": 1.0, "top_p": kept / vocab_size},
             {"temperature": 1.0, "top_k": 2 * kept, "top_p": 0.5},
             {"temperature": 1.0, "top_k": kept, "min_p": 0.5},
+            {"temperature": 1.0, "typical_p": kept / vocab_size},
         ]
         chosen = compare(logits, choice_of(asked, vocab_size, device))
         assert int(chosen.token_ids.max()) <= kept

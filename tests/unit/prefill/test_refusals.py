@@ -122,16 +122,19 @@ async def test_a_candidate_that_refuses_for_good_is_not_asked_while_another_is_f
     assert (refused.told.code, refused.told.retryable) == ("place_again", True)
 
 
-async def test_a_candidate_that_would_ignore_the_grammar_is_not_asked(refused: Refused) -> None:
+@pytest.mark.parametrize(
+    "asked", [{"grammar": Grammar(allowed=[5])}, {"sampling": SamplingParams(max_tokens=4, typical_p=0.9)}]
+)
+async def test_a_candidate_that_would_ignore_what_is_asked_is_not_asked(refused: Refused, asked: dict[str, Any]) -> None:
     """It may have come under the name of one that follows grammars."""
     bench = refused.bench
-    for name, grammars in (("d0", False), ("d1", True)):
-        bench.peers.saw(msgspec.structs.replace(bench.state(name), named=True, grammars=grammars))
+    for name, does in (("d0", False), ("d1", True)):
+        bench.peers.saw(msgspec.structs.replace(bench.state(name), named=True, grammars=does, typical_p=does))
 
     async def answer(worker: str, message: Reserve) -> WorkerReply:
         return ReserveReply(granted=False, reason=Refusal.DRAINING)
 
-    await refused.run(answer, "d0", "d1", grammar=Grammar(allowed=[5]))
+    await refused.run(answer, "d0", "d1", **asked)
     assert refused.asked == {"d1": 1}
     assert (refused.told.code, refused.told.retryable) == ("place_again", True)
     assert "d0: it doesn't follow grammars" in refused.told.message

@@ -34,6 +34,7 @@ BAD_SAMPLING: list[dict[str, Any]] = [
     {"top_p": 1.5},
     {"top_k": 2**40},
     {"min_p": 2.0},
+    {"typical_p": float("nan")},
     {"seed": -1},
     {"seed": 2**65},
     {"presence_penalty": INF},
