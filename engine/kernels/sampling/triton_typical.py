@@ -1,6 +1,6 @@
 """`typical.leave_typical` without a sort: the place of the last token that stays, digit by digit.
 
-F filtered rows, V vocabulary. A token's `place` orders a row: the bits of its distance from the mean score, then its id. Each
+F filtered rows, V vocabulary. A token's `place` orders a row: 31 bits of its distance from the mean score, 20 of its id. Each
 level weighs, by their next digit, the tokens whose digits before are those of the last one. Sums are of integers, so the order
 of adding changes none.
 
@@ -18,7 +18,7 @@ from engine.kernels.sampling.triton_scores import BLOCK, TILE, TYPICAL_P, WARPS,
 from engine.kernels.sampling.words import SamplingInputs
 
 LEVELS = tl.constexpr(5)
-_BITS = tl.constexpr(11)  # of a digit; a place has 31 bits of distance and 20 of the id
+_BITS = tl.constexpr(11)  # of a digit
 _BINS = tl.constexpr(1 << 11)
 _STATES = tl.constexpr(2)  # where they begin
 _FIRST_BIN = tl.constexpr(2 + 2 * 5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -48,7 +49,7 @@ class Refused:
     def told(self) -> Failed:
         return self.bench.gateway.failures["r"]
 
-    async def run(self, answer: Answer, *candidates: str, grammar: Grammar | None = None) -> None:
+    async def run(self, answer: Answer, *candidates: str, **asked: Any) -> None:
         """Serve the request to its end."""
 
         async def handle(message: ToWorker, *, worker: str) -> WorkerReply:
@@ -62,9 +63,9 @@ class Refused:
         for worker in candidates:
             await self.bench.serve(worker, functools.partial(handle, worker=worker))
         job = new_job("r", PROMPT, FOUR_TOKENS, prefill=True)
-        job = msgspec.structs.replace(job, decode_workers=list(candidates), grammar=grammar)
+        job = msgspec.structs.replace(job, decode_workers=list(candidates), **asked)
         await self.role.start(claim(job, self.bench.gateway))
-        if grammar is not None:
+        if job.grammar is not None:
             await grammars_built(self.bench)
         chunks = self.role.plan(8)
         self.role.apply(list(zip(chunks, self.bench.engine.launch(chunks).wait(), strict=True)))
@@ -125,7 +126,9 @@ async def test_a_candidate_that_refuses_for_good_is_not_asked_while_another_is_f
 @pytest.mark.parametrize(
     "asked", [{"grammar": Grammar(allowed=[5])}, {"sampling": SamplingParams(max_tokens=4, typical_p=0.9)}]
 )
-async def test_a_candidate_that_would_ignore_what_is_asked_is_not_asked(refused: Refused, asked: dict[str, Any]) -> None:
+async def test_a_candidate_that_would_ignore_what_is_asked_is_not_asked(
+    refused: Refused, asked: dict[str, Any]
+) -> None:
     """It may have come under the name of one that follows grammars."""
     bench = refused.bench
     for name, does in (("d0", False), ("d1", True)):
