@@ -20,7 +20,7 @@ from engine.kernels.sampling.words import SamplingInputs
 LEVELS = tl.constexpr(5)
 _BITS = tl.constexpr(11)  # of a digit
 _BINS = tl.constexpr(1 << 11)
-_STATES = tl.constexpr(2)  # where they begin
+_STATES = tl.constexpr(2)  # index of the first one
 _FIRST_BIN = tl.constexpr(2 + 2 * 5)
 _WIDTH = tl.constexpr(2 + 2 * 5 + 5 * (1 << 11))
 _EVERYWHERE = tl.constexpr((1 << 62) - 1)
