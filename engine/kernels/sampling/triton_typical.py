@@ -18,7 +18,7 @@ from engine.kernels.sampling.triton_scores import BLOCK, TILE, TYPICAL_P, WARPS,
 from engine.kernels.sampling.words import SamplingInputs
 
 LEVELS = tl.constexpr(5)
-_BITS = tl.constexpr(11)  # of a digit
+_BITS = tl.constexpr(11)  # bits of a digit
 _BINS = tl.constexpr(1 << 11)
 _STATES = tl.constexpr(2)  # index of the first one
 _FIRST_BIN = tl.constexpr(2 + 2 * 5)
