@@ -2,7 +2,7 @@
 // operators may see. A page is `pages/NAME.js`, and `pages/NAME.css` where `styles` says so; docs/console.md tells what it exports.
 
 export const PAGES = [
-  { name: "chat", title: "Chat", icon: "M4 5h16v11H9l-5 4z" },
+  { name: "chat", title: "Chat", icon: "M4 5h16v11H9l-5 4z", styles: true },
   { name: "overview", title: "Overview", icon: "M3 20h18M4 15l5-6 4 4 7-9", operator: true, styles: true },
   { name: "requests", title: "Requests", icon: "M4 6h16M4 12h10M4 18h13", operator: true },
   { name: "fleet", title: "Fleet", icon: "M4 4h7v7H4zM13 4h7v7h-7zM4 13h7v7H4zM13 13h7v7h-7z", operator: true },
