@@ -52,27 +52,161 @@ async def ask(page: Any, text: str) -> None:
     await page.keyboard.press("Enter")
 
 
-async def test_an_answer_shows_where_its_time_went(cluster: Cluster, browser: Any) -> None:
+async def asked(page: Any, text: str) -> Any:
+    """Ask, and wait for the answer's end; its element."""
+    before = await page.locator(".turn.model").count()
+    await ask(page, text)
+    answer = page.locator(".turn.model").nth(before)
+    await answer.get_by_role("button", name="Regenerate").wait_for()
+    return answer
+
+
+def answered(*deltas: dict[str, Any], finish: str = "stop") -> Any:
+    """A route's answer: a stream of these pieces."""
+    chunks = [
+        {"id": "chatcmpl-x", "choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas
+    ]
+    chunks.append({"id": "chatcmpl-x", "choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
+    usage = {"prompt_tokens": 40, "completion_tokens": len(deltas), "prompt_tokens_details": {"cached_tokens": 32}}
+    chunks.append({"id": "chatcmpl-x", "choices": [], "usage": usage})
+    stream = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    return lambda route: route.fulfill(body=stream, content_type="text/event-stream")
+
+
+async def test_a_line_under_an_answer_opens_into_where_its_time_went(cluster: Cluster, browser: Any) -> None:
     async with open_page(browser, cluster.url, admin_key=ADMIN_KEY) as watched:
         page = watched.page
-        await ask(page, "the sea and the mountains are far from here")
-        await page.get_by_text("measured by the gateway").wait_for()
-        answer = page.locator(".turn.model")
+        answer = await asked(page, "the sea and the mountains are far from here")
+        line = answer.locator(".timing summary")
+        assert re.match(r"TTFT [\d.]+ m?s · [\d.]+ tok/s · \d+ tok · \d+ % of \d+ cached", await line.inner_text())
+        assert await answer.locator(".waterfall").count() == 0
+        await line.click()
+        await answer.get_by_text("Measured by the gateway").wait_for()
         rows = await answer.locator(".waterfall li .what").all_inner_texts()
-        assert rows[0] == "read, tokenise"
-        assert {"queue", "prefill", "first frame", "decode"} <= set(rows)
+        assert {"queue", "prefill", "decode"} <= set(rows)
         ticks = await answer.locator(".ticks path").get_attribute("d")
         assert ticks is not None
         assert ticks.count("M") > 1
-        assert "prompt cached" in await answer.locator(".figures").inner_text()
-        assert await answer.locator("> .text").inner_text() != ""
-        await answer.get_by_role("button", name="Zoom to first token").click()
-        assert "decode" not in (await answer.locator(".waterfall li .what").all_inner_texts())[:3]
-        await page.get_by_role("link", name="Requests").click()
-        await page.locator("#lists").get_by_text("Latest").click()
-        await page.locator("#request-list button").first.click()
-        await page.locator("#detail .waterfall").first.wait_for()
-        assert "placement" in await page.locator("#detail .facts").inner_text()
+        assert await answer.locator(".md").inner_text() != ""
+        await answer.get_by_role("link", name="All of this request").click()
+        await page.wait_for_url("**/console/requests/chatcmpl-*")
+
+
+async def test_chats_are_kept_branched_searched_and_deleted(cluster: Cluster, browser: Any) -> None:
+    async with open_page(browser, cluster.url, admin_key=ADMIN_KEY) as watched:
+        page = watched.page
+        await asked(page, "first question about ferries")
+        address = page.url
+        assert re.search(r"/console/chat/[0-9a-f]{20}$", address)
+        await page.locator(".turn.model").get_by_role("button", name="Regenerate").click()
+        await page.locator(".turn.model .branches").get_by_text("2/2").wait_for()
+        await page.get_by_role("button", name="Earlier version").click()
+        await page.locator(".turn.model .branches").get_by_text("1/2").wait_for()
+        await page.locator(".turn.user").hover()
+        await page.get_by_role("button", name="Edit", exact=True).click()
+        await page.get_by_label("Edit", exact=True).fill("second question about ferries")
+        await page.keyboard.press("Enter")
+        await page.locator(".turn.user .branches").get_by_text("2/2").wait_for()
+        assert await page.locator(".turn.user .text").all_inner_texts() == ["second question about ferries"]
+        await page.locator(".turn.model").get_by_role("button", name="Regenerate").wait_for()
+        await page.reload()  # it comes from the browser's store
+        await page.locator(".turn.user").get_by_text("second question about ferries").wait_for()
+        assert await page.locator(".turn.model .md").inner_text() != ""
+        await page.get_by_role("button", name="New chat").click()
+        await page.locator(".welcome").wait_for()
+        await asked(page, "about bridges")
+        titles = page.locator(".conversations a")
+        assert await titles.all_inner_texts() == ["about bridges", "first question about ferries"]
+        await page.get_by_label("Search chats").fill("FERRIES second")
+        await page.get_by_text("about bridges", exact=True).nth(0).wait_for()
+        assert await titles.all_inner_texts() == ["first question about ferries"]
+        await page.locator("[data-rename]").click()
+        await page.get_by_label("Title").fill("Boats")
+        await page.keyboard.press("Enter")
+        await page.get_by_role("link", name="Boats").click()
+        await page.wait_for_url(address)
+        async with page.expect_download() as download:
+            await page.locator(".list").get_by_role("button", name="Export").click()
+        kept = json.loads((await (await download.value).path()).read_text())
+        assert sorted(chat["title"] for chat in kept["conversations"]) == ["", "Boats"]
+        await page.get_by_role("button", name="Delete Boats").click()
+        await page.locator("#confirm").get_by_role("button", name="Delete").click()
+        await page.wait_for_url(at(cluster, "chat"))
+        again = {"name": "chats.json", "mimeType": "application/json", "buffer": json.dumps(kept).encode()}
+        await page.get_by_label("File of chats").set_input_files(again)
+        await page.get_by_label("Search chats").fill("")
+        await page.get_by_role("link", name="Boats").wait_for()
+        assert await titles.count() == 3  # one of them twice: what is imported is another chat
+
+
+async def test_calls_thoughts_and_two_columns(cluster: Cluster, browser: Any) -> None:
+    async with open_page(browser, cluster.url, admin_key=ADMIN_KEY) as watched:
+        page = watched.page
+        call = {"index": 0, "id": "call_1", "function": {"name": "get_weather", "arguments": '{"city": "Bern"}'}}
+        said = answered({"reasoning_content": "Let me see."}, {"tool_calls": [call]}, finish="tool_calls")
+        await page.route("**/v1/chat/completions", said)
+        answer = await asked(page, "the weather?")
+        assert await answer.locator(".fold summary").all_inner_texts() == [
+            "Thought for 0.00 ms",
+            'Called get_weather {"city": "Bern"}',
+        ]
+        assert not await answer.locator(".thoughts").is_visible()
+        await page.unroute("**/v1/chat/completions")
+        await page.route(
+            "**/v1/chat/completions", answered({"content": "| a |\n|---|\n| **21** |\n\n```py\nx = 1\n```"})
+        )
+        await page.get_by_label("Result of get_weather").fill("21 degrees")
+        async with page.expect_request("**/v1/chat/completions") as request:
+            await page.get_by_role("button", name="Send result").click()
+        told = (await request.value).post_data_json["messages"]
+        assert told[1]["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": '{"city": "Bern"}'}
+        assert told[2] == {"role": "tool", "tool_call_id": "call_1", "content": "21 degrees"}
+        assert "reasoning" not in json.dumps(told)
+        await page.locator(".md td strong").get_by_text("21").wait_for()
+        await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        await page.get_by_role("button", name="Copy code").click()
+        await page.locator(".toast").get_by_text("Copied").wait_for()
+        assert await page.evaluate("navigator.clipboard.readText()") == "x = 1"
+        await page.locator(".acts .dropdown summary").last.click()
+        await page.get_by_role("button", name="Copy as curl").last.click()
+        await page.locator(".toast").get_by_text("Copied as curl").wait_for()
+        curl = await page.evaluate("navigator.clipboard.readText()")
+        assert curl.startswith(f"curl '{cluster.url}/v1/chat/completions'")
+        assert '"tool_call_id": "call_1"' in curl
+        await page.get_by_role("button", name="Compare").click()
+        await page.get_by_role("region", name="Column B").get_by_role("button", name="Settings").click()
+        await page.get_by_label("Temperature").fill("0.25")
+        await page.get_by_role("button", name="Use").last.click()
+        bodies: list[Any] = []
+        page.on("request", lambda one: bodies.append(one.post_data_json) if one.url.endswith("/completions") else None)
+        await ask(page, "both of you")
+        await page.locator(".thread").nth(1).locator(".turn.model:not(.running)").nth(2).wait_for()
+        await page.locator(".thread").nth(0).locator(".turn.model:not(.running)").nth(2).wait_for()
+        assert [body.get("temperature") for body in bodies] == [None, 0.25]
+        assert bodies[0]["messages"] == bodies[1]["messages"]
+        await page.get_by_role("button", name="Keep this one").last.click()
+        assert await page.locator(".thread").count() == 1
+        await page.get_by_role("button", name="Settings (1)").wait_for()
+
+
+async def test_an_answer_is_stopped_and_goes_on_while_other_pages_are_shown(cluster: Cluster, browser: Any) -> None:
+    async with open_page(browser, cluster.url, admin_key=ADMIN_KEY) as watched:
+        page = watched.page
+        await page.get_by_role("button", name="Settings").click()
+        await page.get_by_label("Longest answer, tokens").fill("2000")
+        await page.get_by_label("Further fields of the body").fill('{"ignore_eos": true}')
+        await page.get_by_role("button", name="Use").last.click()
+        await ask(page, "a long answer")
+        await page.locator(".turn.running .timing summary").wait_for()
+        await page.get_by_role("link", name="Fleet").click()
+        await page.locator("[data-node='worker-0']").wait_for()
+        await page.go_back()
+        await page.locator(".turn.running .timing summary").wait_for()
+        await page.keyboard.press("Escape")
+        await page.locator(".note").get_by_text("Stopped.").wait_for()
+        assert await page.locator(".turn.model .md").inner_text() != ""
+        await page.locator("body").press("/")
+        assert await page.evaluate("document.activeElement.ariaLabel") == "Message"
 
 
 async def test_the_pages_are_live_by_one_stream(cluster: Cluster, http: httpx.AsyncClient, browser: Any) -> None:
@@ -113,18 +247,14 @@ async def test_pages_have_addresses_that_survive_back_forward_and_reload(cluster
 
 async def test_words_of_the_model_are_never_markup(cluster: Cluster, browser: Any) -> None:
     evil = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script> & <b>bold</b>"
-    chunk = {"id": "chatcmpl-x", "choices": [{"index": 0, "delta": {"content": evil}, "finish_reason": None}]}
     async with open_page(browser, cluster.url, admin_key=ADMIN_KEY) as watched:
         page = watched.page
-        stream = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
-        await page.route(
-            "**/v1/chat/completions", lambda route: route.fulfill(body=stream, content_type="text/event-stream")
-        )
-        await ask(page, "<i>what</i>")
-        await page.locator(".turn.model .times .waterfall").wait_for()
-        assert await page.locator(".turn.model > .text").inner_text() == evil
+        await page.route("**/v1/chat/completions", answered({"content": evil, "reasoning_content": evil}))
+        answer = await asked(page, "<i>what</i>")
+        assert await answer.locator(".md").inner_text() == evil
+        assert await answer.locator(".thoughts").text_content() == evil
         assert await page.locator(".turn.user .text").inner_text() == "<i>what</i>"
-        assert await page.locator("#chat :is(img, script, b, i)").count() == 0
+        assert await page.locator("#main :is(img, script, b, i)").count() == 0
         refused = "() => { try { document.body.innerHTML = '<p>'; return 'set' } catch (error) { return error.name } }"
         assert await page.evaluate(refused) == "TypeError"
         assert any("TrustedHTML" in text for text in watched.wrong)
@@ -174,26 +304,39 @@ async def test_what_goes_wrong_is_said_and_passes(cluster: Cluster, browser: Any
         await page.get_by_text("The gateway does not answer. What you see is of").wait_for()
         await page.unroute("**/console/events")
         await page.locator("#banner").wait_for(state="hidden")
-        await page.get_by_text("Options").click()
-        await page.get_by_label("Longest answer, tokens").fill("0")
+        await page.get_by_role("button", name="Settings").click()
+        await page.get_by_label("Tools, a JSON list").fill("{}")
+        await page.get_by_role("button", name="Use").last.click()
         await ask(page, "one")
-        await page.locator(".toast").get_by_text("Longest answer, tokens").wait_for()
+        await page.locator(".toast").get_by_text("Tools, a JSON list: must be a JSON list").wait_for()
         assert await page.get_by_label("Message", exact=True).input_value() == "one"
-        await page.get_by_label("Longest answer, tokens").fill("4")
+        await page.get_by_role("button", name="Settings").click()
+        await page.get_by_label("Tools, a JSON list").fill("")
+        await page.get_by_role("button", name="Use").last.click()
         refusal = {"error": {"message": "too much waits: come back in 2 s"}}
         await page.route("**/v1/chat/completions", lambda route: route.fulfill(status=429, json=refusal))
         await ask(page, "two")
-        await page.locator(".note.error").get_by_text("too much waits: come back in 2 s").wait_for()
+        await page.locator(".note.error").get_by_text("Too much waits: come back in 2 s").wait_for()
         await page.unroute("**/v1/chat/completions")
         async with page.expect_request("**/v1/chat/completions") as request:
             await ask(page, "three")
         told = (await request.value).post_data_json["messages"]
         assert told == [{"role": "user", "content": "three"}]  # what failed is not part of the conversation
-        await page.get_by_text("measured by the gateway").wait_for()
+        await page.get_by_role("button", name="Regenerate").wait_for()
+        refusal = {"error": {"message": "a valid API key is needed: send `Authorization: Bearer KEY`"}}
+        await page.route("**/v1/chat/completions", lambda route: route.fulfill(status=401, json=refusal))
+        await ask(page, "four")
+        await page.get_by_role("button", name="Enter a key").click()
+        assert await page.evaluate("document.activeElement.id") == "api-key"
+        await page.keyboard.type("some-key")
+        await page.keyboard.press("Enter")
+        await page.unroute("**/v1/chat/completions")
+        await page.get_by_role("button", name="Try again").click()
+        await page.locator(".turn.model").nth(1).get_by_role("button", name="Regenerate").wait_for()
 
 
 PAGES = {
-    "chat": "#composer",
+    "chat": ".composer",
     "overview": ".tile",
     "requests": "#request-list",
     "fleet": "[data-node='worker-0']",
