@@ -92,6 +92,7 @@ async def test_a_line_under_an_answer_opens_into_where_its_time_went(cluster: Cl
         await page.wait_for_url("**/console/requests/chatcmpl-*")
 
 
+@pytest.mark.long
 async def test_chats_are_kept_branched_searched_and_deleted(cluster: Cluster, browser: Any) -> None:
     async with open_page(browser, cluster.url, admin_key=ADMIN_KEY) as watched:
         page = watched.page
