@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from engine.model.parameters import Weights
 
 STD = 0.02
+EMBEDDING = "model.embed_tokens.weight"
 DRAWN: dict[str, dict[str, Any]] = {
     "qwen3-30b-a3b": {
         "architectures": ["Qwen3MoeForCausalLM"],
@@ -50,7 +51,10 @@ def write_config(folder: Path, shape: str) -> None:
 
 
 def draw_weights(weights: Weights, folder: Path) -> None:
-    """Fill all parameters: normal with standard deviation 0.02, norms with 1. Takes the place of `load_weights`."""
+    """Fill all parameters: normal with standard deviation 0.02, norms with 1. Takes the place of `load_weights`.
+
+    The embedding's is 1: beside it the layers add little, so tokens stay unlike each other and choose all experts evenly.
+    """
     generator = torch.Generator(device=weights.device).manual_seed(0)
     for ways in weights.ways:
         for name in sorted(ways[-1]):  # the way with the fewest tensors
@@ -58,4 +62,4 @@ def draw_weights(weights: Weights, folder: Path) -> None:
             if name.endswith("norm.weight"):
                 tensor.fill_(1.0)
             else:
-                tensor.normal_(0.0, STD, generator=generator)
+                tensor.normal_(0.0, 1.0 if name == EMBEDDING else STD, generator=generator)

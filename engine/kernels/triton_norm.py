@@ -44,7 +44,7 @@ def _launch(
     _NORM.launch(
         (num_rows,), (x.dtype, out.dtype, num_features, parts, pdl),
         x, residual, weight, out, total, num_rows, eps, num_features, width, parts, pdl,
-        num_warps=8 if width >= 4096 else 4, launch_pdl=pdl,
+        num_warps=8 if width >= 4096 or parts > 4 else 4, launch_pdl=pdl,
     )  # fmt: skip
 
 

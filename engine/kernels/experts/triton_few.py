@@ -30,11 +30,12 @@ class Shape:
 
 # By pairs of a tile (0: one): gate and up, down. Measured on an H200 with 128 experts of 768 over 2048, 8 a token.
 SHAPES: dict[int, tuple[Shape, Shape]] = {
-    0: (Shape(16, 128, 4, 2), Shape(64, 128, 4, 4)),
+    0: (Shape(64, 64, 4, 4), Shape(64, 128, 4, 4)),
     16: (Shape(64, 128, 3, 4), Shape(64, 128, 3, 4)),
     32: (Shape(64, 128, 4, 4), Shape(64, 128, 3, 4)),
     64: (Shape(64, 64, 4, 4), Shape(128, 64, 4, 4)),
 }
+ONE_ROUND = Shape(64, 64, 6, 4)  # gate and up of pairs alone, while a program has a processor for itself
 
 
 def gated(
@@ -77,8 +78,12 @@ def _launch(
     gated: bool,
 ) -> None:
     num_tokens, num_chosen = weights.shape
+    device, num_outputs, num_inputs = describe(x.device), out.shape[-1], matrices.shape[2]
+    rows = weights.numel() if tile == 0 else tiles.shape[0]
     shape = SHAPES[tile][0 if gated else 1]
-    num_outputs, num_inputs, pdl = out.shape[-1], matrices.shape[2], describe(x.device).has_tma
+    if gated and tile == 0 and rows * triton.cdiv(num_outputs, ONE_ROUND.outputs) <= device.processors:
+        shape = ONE_ROUND
+    pdl = device.has_tma
     step = min(shape.inputs, max(16, triton.next_power_of_2(num_inputs)))
     clamp = experts.clamp
     fixed = (
@@ -86,7 +91,6 @@ def _launch(
         gated == experts.weighs_inputs, clamp is not None and gated, num_inputs % step != 0,
         PREFETCH_ELEMENTS if not gated and num_inputs >= PREFETCH_ELEMENTS else 0, pdl, shape.stages,
     )  # fmt: skip
-    rows = weights.numel() if tile == 0 else tiles.shape[0]
     alpha, limit = (clamp.alpha, clamp.limit) if clamp is not None else (1.0, 0.0)
     _FEW.launch(
         (triton.cdiv(num_outputs, shape.outputs), rows), (x.dtype, out.dtype, *fixed),

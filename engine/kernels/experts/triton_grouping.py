@@ -13,7 +13,7 @@ from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
 
 TILE_COLUMNS = 4  # expert (-1: nothing to do), first place in the order, pairs
-BLOCK = 1024  # pairs of a loop step, at most
+BLOCK = 4096  # pairs that a loop step counts, at most
 
 
 def group(ids: torch.Tensor, num_experts: int, tile: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -23,7 +23,10 @@ def group(ids: torch.Tensor, num_experts: int, tile: int) -> tuple[torch.Tensor,
     tiles = torch.empty((num_pairs // tile + num_experts, TILE_COLUMNS), dtype=torch.int32, device=ids.device)
     pdl = describe(ids.device).has_tma
     block = min(BLOCK, max(32, triton.next_power_of_2(num_pairs)))
-    _GROUP.launch((num_experts,), (tile, block, pdl), ids, order, tiles, num_pairs, tile, block, pdl, launch_pdl=pdl)
+    _GROUP.launch(
+        (num_experts,), (tile, block, pdl), ids, order, tiles, num_pairs, tile, block, pdl,
+        num_warps=8 if block == BLOCK else 4, launch_pdl=pdl,
+    )  # fmt: skip
     return order, tiles
 
 
