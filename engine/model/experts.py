@@ -24,7 +24,7 @@ class ExpertTensors:
     """Names below the layer's, and the order of tensors that hold all experts."""
 
     router: tuple[str, ...] = ("mlp.gate",)  # one of these modules
-    each: tuple[str, str, str] | None = None  # gate, up and down of expert `{}`
+    each: tuple[str, ...] | None = None  # gate, up and down of expert `{}`
     all: tuple[tuple[str, str], ...] = (("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),)  # or one of these pairs
     order: Order = Order.ROWS
     correction: tuple[str, ...] = ()  # one of these tensors; none: the rule has no correction

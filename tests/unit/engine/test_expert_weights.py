@@ -1,10 +1,9 @@
 # mypy: allow-untyped-calls
-"""Experts load from one tensor for all of them, or from one for each of their matrices, as the hub has them."""
+"""Experts load from one tensor for each of their matrices, as the hub has them, or from one for all of them."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,48 +15,38 @@ from engine.model.decoder import Decoder
 from engine.model.families import read_model_spec
 from engine.weights import loader
 from engine.weights.loader import CheckpointError, load_weights
+from tests.unit.engine.families.case import Case
+from tests.unit.engine.families.experts import CASES
 
 EXPERT = "model.layers.0.mlp.experts.5.up_proj.weight"
 FUSED = "model.layers.0.mlp.experts.gate_up_proj"
-FAMILIES = ("qwen3_moe",)
+QWEN3_MOE = CASES[0]
 
 
-def load(folder: Path) -> dict[str, torch.Tensor]:
-    """Every parameter, by the first name that a checkpoint may have for it."""
+def load(folder: Path) -> list[torch.Tensor]:
+    """Every place of a tensor of the checkpoint, in whatever format it has it."""
     decoder = Decoder(read_model_spec(folder), dtype=torch.float32, device=torch.device("cpu"), max_model_len=64)
     load_weights(decoder.weights, folder)
-    return {name: destination.tensor for name, destination in decoder.weights.destinations.items()}
+    return [destination.tensor for _, destination in sorted(decoder.weights.destinations.items())]
 
 
-@pytest.fixture
-def hub_format(tiny_model: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
-    """The tiny checkpoint of a family as transformers saves it: with the names of the hub."""
-
-    def write(family: str) -> Path:
-        folder = Path(shutil.copytree(tiny_model(family), tmp_path / family))
-        config = transformers.AutoConfig.from_pretrained(folder)
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        model.load_state_dict(load_file(folder / "model.safetensors"))
-        (folder / "model.safetensors").unlink()
-        model.save_pretrained(folder)
-        return folder
-
-    return write
+def in_memory_format(folder: Path) -> Path:
+    """The same checkpoint with the names and shapes that transformers computes with."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    target = Path(shutil.copytree(folder, folder.with_name("in-memory")))
+    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, target / "model.safetensors")
+    return target
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_both_formats_give_the_same_weights(
-    tiny_model: Callable[[str], Path], hub_format: Callable[[str], Path], family: str
-) -> None:
-    folder = hub_format(family)
-    assert EXPERT in load_file(folder / "model.safetensors")
-    ours, theirs = load(tiny_model(family)), load(folder)
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_both_formats_give_the_same_weights(case: Case, tmp_path: Path) -> None:
+    hub = case.build(tmp_path / "hub")
+    ours, theirs = load(hub), load(in_memory_format(hub))
+    assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
-def test_a_missing_expert_is_named(hub_format: Callable[[str], Path]) -> None:
-    folder = hub_format("qwen3_moe")
+def test_a_missing_expert_is_named(tmp_path: Path) -> None:
+    folder = QWEN3_MOE.build(tmp_path / "hub")
     weights = load_file(folder / "model.safetensors")
     del weights[EXPERT]
     save_file(weights, folder / "model.safetensors")
@@ -65,11 +54,9 @@ def test_a_missing_expert_is_named(hub_format: Callable[[str], Path]) -> None:
         load(folder)
 
 
-def test_experts_that_are_there_twice_are_named(
-    tiny_model: Callable[[str], Path], hub_format: Callable[[str], Path]
-) -> None:
-    folder = hub_format("qwen3_moe")
-    fused = load_file(tiny_model("qwen3_moe") / "model.safetensors")[FUSED]
+def test_experts_that_are_there_twice_are_named(tmp_path: Path) -> None:
+    folder = QWEN3_MOE.build(tmp_path / "hub")
+    fused = load_file(in_memory_format(folder) / "model.safetensors")[FUSED]
     save_file({FUSED: fused} | load_file(folder / "model.safetensors"), folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=FUSED):
         load(folder)
