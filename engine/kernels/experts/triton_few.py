@@ -35,7 +35,8 @@ SHAPES: dict[int, tuple[Shape, Shape]] = {
     32: (Shape(64, 128, 4, 4), Shape(64, 128, 3, 4)),
     64: (Shape(64, 64, 4, 4), Shape(128, 64, 4, 4)),
 }
-ONE_ROUND = Shape(64, 64, 6, 4)  # gate and up of pairs alone, while a program has a processor for itself
+# Gate and up of pairs alone, while each program has a processor for itself.
+ONE_ROUND = Shape(64, 64, 6, 4)
 
 
 def gated(
