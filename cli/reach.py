@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from common.settings import ConfigError, Options
-from services.runtime.running import Running, find_running
 
 if TYPE_CHECKING:
     import httpx
+
+    from services.runtime.running import Running
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -73,6 +74,8 @@ class ClientOptions(Options):
         """The gateway to talk to; with `admin` by its admin key, where there is one. Raises ConfigError."""
         if self.url:
             return Gateway(url=plain(self.url), said="--url", api_key=self.api_key)
+        from services.runtime.running import find_running
+
         found = find_running(self.data_dir)
         if found is not None:
             folder, running = found

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from common.settings import COMMANDS, PREFIX, flag_of, settings_of
+from common.settings import PREFIX
 from services.gateway.settings import GatewaySettings
 from services.planner.settings import PlannerSettings
+from services.runtime.commands import COMMANDS, settings_of
+from services.runtime.flags import default_of, flag_of
 from services.up.settings import UpSettings
 from services.worker.settings import WorkerServiceSettings
 
@@ -15,14 +17,17 @@ _HEAD = """# Configuration
 Made by `python -m cli.settings_table`; a test keeps it up to date.
 
 Precedence: flag, then variable, then file (`--config FILE` or `BATON_CONFIG`; TOML, the variables' names in lower case without
-the prefix), then default. An unknown name stops the start. `baton up` hands its settings on to the services.
+the prefix), then default. An unknown flag or key
+stops the start, an unknown variable is warned of. An API key `@FILE` means what the file says. `auto` and `off` stand for
+the numbers of older releases (0, -1), which are still taken. `baton up` hands its settings on to the services.
 """
 
 
 def render() -> str:
     commands: dict[type[BaseModel], list[str]] = {}
-    for command in COMMANDS:
-        commands.setdefault(settings_of(command), []).append(f"baton {command}")
+    for command in sorted(COMMANDS, key=lambda name: (COMMANDS[name].package.startswith("cli."), name == "up")):
+        if (kind := settings_of(command)) is not None:
+            commands.setdefault(kind, []).append(f"baton {command}")
     shared = {
         name
         for kind in (GatewaySettings, WorkerServiceSettings, PlannerSettings)
@@ -43,7 +48,11 @@ def _table(kind: type[BaseModel], skip: set[str]) -> str:
     for name, field in kind.model_fields.items():
         if name not in skip:
             flag, variable = flag_of(name), f"{PREFIX}{name.upper()}"
-            default = f"`{field.default}`" if str(field.default) else ""
+            default = (
+                f"`{shown}`"
+                if (shown := default_of(field) or (str(field.default) if field.annotation is bool else ""))
+                else ""
+            )
             rows.append(f"| `{flag}` | `{variable}` | {default} | {field.description} |")
     return "\n".join(rows)
 

@@ -24,7 +24,8 @@ from cli.bench.run import LoadGenerator, Run
 from cli.bench.settings import BenchSettings
 from cli.bench.steps import MaxSearch, Step, of_step, seed_of, steps_of
 from cli.reach import Gateway
-from common.settings import ConfigError, fail, load_settings
+from common.settings import ConfigError
+from services.runtime.loading import fail, load_settings
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 PROGRESS_EVERY_S = 0.5

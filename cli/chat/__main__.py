@@ -16,7 +16,8 @@ from cli.chat.talk import Talk, read_tools
 from cli.chat.turn import Turn
 from cli.chat.typed import HISTORY, Typed, editing
 from cli.reach import Gateway
-from common.settings import ConfigError, fail, load_settings
+from common.settings import ConfigError
+from services.runtime.loading import fail, load_settings
 
 ANSWER_S = 600.0  # longest silence
 

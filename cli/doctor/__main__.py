@@ -15,7 +15,8 @@ from cli.doctor.running import running
 from cli.doctor.servers import check_nats, check_redis
 from cli.doctor.settings import DoctorSettings
 from common import bus, store
-from common.settings import ROOT, ConfigError, fail, load_settings
+from common.settings import ROOT, ConfigError
+from services.runtime.loading import fail, load_settings
 
 DEVICES_S = 120.0  # torch and CUDA start slowly
 

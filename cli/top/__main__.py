@@ -17,7 +17,8 @@ import httpx
 
 from cli.top.settings import TopSettings
 from cli.top.view import parse_metrics, picture, worker_row
-from common.settings import ConfigError, fail, load_settings
+from common.settings import ConfigError
+from services.runtime.loading import fail, load_settings
 
 TIMEOUT_S = 5.0
 WRONG = {

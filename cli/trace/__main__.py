@@ -14,7 +14,8 @@ import httpx
 from cli.reach import Gateway
 from cli.trace.settings import TraceSettings
 from cli.trace.view import table, waterfall
-from common.settings import ConfigError, fail, load_settings
+from common.settings import ConfigError
+from services.runtime.loading import fail, load_settings
 
 
 def main() -> int:

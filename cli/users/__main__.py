@@ -6,7 +6,8 @@ import sys
 
 from cli.users.settings import UsersSettings
 from common.access import write_secret
-from common.settings import ConfigError, fail, load_settings
+from common.settings import ConfigError
+from services.runtime.loading import fail, load_settings
 from services.runtime.permissions import ROLES, Member, Role, make_users
 
 NATS_FILE, REDIS_FILE = "nats-users.conf", "redis-users.acl"

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from common.bus import connect_bus
 from common.errors import ServingError
 from common.log import start_logging
-from common.settings import ConfigError, fail, load_settings
+from common.settings import ConfigError
 from common.store import connect_store
 from common.tls import check_server_files
 from services.gateway.descriptors import make_room
@@ -23,6 +23,7 @@ from services.gateway.server import listen, new_server
 from services.gateway.settings import GatewaySettings
 from services.runtime.functions import function_libraries
 from services.runtime.garbage import keep_what_is_loaded
+from services.runtime.loading import fail, load_settings
 from services.runtime.signals import ending_in_time, until_signalled
 
 log = logging.getLogger("baton.gateway")

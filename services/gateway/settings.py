@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from common.settings import PREFIX, ConfigError, Id, Port, Positive, Seconds
-from gateway.admission.policy import RequestLimits
-from gateway.batches.records import BatchLimits
-from gateway.http.origins import ANY, WebAccess
-from gateway.observe.attainment import ServiceLevels
-from gateway.parsing.choose import AUTO, Parsers
+from common.settings import AUTO_BELOW_0, OFF, PREFIX, ConfigError, Id, Port, Positive, Seconds
 from services.runtime.settings import ModelSettings, ServiceLevelOptions, from_root
+
+# Imported where they are made: help waits for no client and no gateway.
+if TYPE_CHECKING:
+    from gateway.admission.policy import RequestLimits
+    from gateway.batches.records import BatchLimits
+    from gateway.http.origins import WebAccess
+    from gateway.observe.attainment import ServiceLevels
+    from gateway.parsing.choose import Parsers
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DAY_S = 86_400.0
@@ -74,9 +77,9 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
         0.1, description="share of window and queue that only requests of priority above 0 may use"
     )
     max_body_mb: Positive = Field(10, description="largest HTTP body, MiB")
-    local_prefill_tokens: Annotated[int, Field(ge=-1)] = Field(
+    local_prefill_tokens: Annotated[int, Field(ge=-1), AUTO_BELOW_0] = Field(
         -1,
-        description="uncached prompt up to this many tokens is prefilled on the decode worker; -1: whenever the rates that "
+        description="uncached prompt up to this many tokens is prefilled on the decode worker; auto: whenever the rates that "
         "workers measure say that its first token comes earlier there",
     )
 
@@ -85,8 +88,8 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
         1.0, description="share of the requests without a traceparent of their own that are traced"
     )
 
-    batch_store_mb: Annotated[int, Field(ge=0)] = Field(
-        2048, description="Batch API: disk of NATS for files, batches and results, MiB; 0: no Batch API"
+    batch_store_mb: Annotated[int, Field(ge=0), OFF] = Field(
+        2048, description="Batch API: disk of NATS for files, batches and results, MiB; off: no Batch API"
     )
     batch_file_mb: Positive = Field(100, description="Batch API: largest input file, MiB")
     batch_lines: Positive = Field(50_000, description="Batch API: lines of a file at most")
@@ -99,6 +102,8 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
 
     def limits(self) -> RequestLimits:
         """Bounds of what this gateway accepts."""
+        from gateway.admission.policy import RequestLimits
+
         return RequestLimits(
             max_requests=self.max_requests,
             max_queued_tokens=self.max_queued_tokens,
@@ -109,10 +114,14 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
 
     def levels(self) -> ServiceLevels:
         """What a good answer is, and the window that the planner sees."""
+        from gateway.observe.attainment import ServiceLevels
+
         return ServiceLevels(ttft_s=self.ttft_slo_ms / 1000, tpot_s=self.tpot_slo_ms / 1000, window_s=self.slo_window_s)
 
     def batches(self) -> BatchLimits:
         """Bounds of the Batch API."""
+        from gateway.batches.records import BatchLimits
+
         return BatchLimits(
             store_bytes=self.batch_store_mb << 20,
             file_bytes=self.batch_file_mb << 20,
@@ -125,6 +134,8 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
 
     def web(self) -> WebAccess:
         """What web pages may do."""
+        from gateway.http.origins import WebAccess
+
         hosts = tuple(host.lower() for host in _entries(self.allowed_hosts))
         return WebAccess(origins=tuple(_entries(self.cors_origins)), bound=self.host, hosts=hosts)
 
@@ -136,6 +147,8 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
 
     def parsers(self, model: str) -> Parsers:
         """The formats of a model's answers. Raises ConfigError."""
+        from gateway.parsing.choose import Parsers
+
         try:
             return Parsers(_of_model(self.tool_call_parser, model), _of_model(self.reasoning_parser, model))
         except ValueError as error:
@@ -150,7 +163,7 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
     @classmethod
     def _origins(cls, origins: str) -> str:
         for origin in _entries(origins):
-            if origin not in (ANY, "null") and not _ORIGIN.match(origin):
+            if origin not in ("*", "null") and not _ORIGIN.match(origin):
                 raise ConfigError(
                     f"--cors-origins: {origin!r} is no origin: write it like https://app.example.org:8443"
                 )
@@ -191,7 +204,7 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
 def _of_model(text: str, model: str) -> str:
     """What is said of one model, or of all: `a`, or `chat=a,coder=b`."""
     named = dict(entry.partition("=")[::2] for entry in _entries(text))
-    return named.get(model) or next((name for name, said in named.items() if not said), AUTO)
+    return named.get(model) or next((name for name, said in named.items() if not said), "auto")
 
 
 def _entries(text: str) -> list[str]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field, model_validator
 
-from common.settings import ConfigError, Id, Port, Seconds, Share
-from planner.planner import PlannerConfig
-from planner.settings import PlanSettings
+from common.settings import OFF, ConfigError, Id, Port, Seconds, Share
 from services.runtime.settings import LogOptions, NatsOptions, ServiceLevelOptions
+
+# Imported where they are made: help waits for no client and no gateway.
+if TYPE_CHECKING:
+    from planner.planner import PlannerConfig
 
 
 class PlannerOptions(ServiceLevelOptions):
@@ -25,7 +27,9 @@ class PlannerOptions(ServiceLevelOptions):
     plan_decode_low: Share = Field(0.6, description="a decode worker may leave if the others stay below this load")
     plan_attainment: Share = Field(0.95, description="share of requests that should get their service levels")
     plan_dry_run: bool = Field(False, description="decide and say so, but move nobody")
-    plan_metrics_port: Port = Field(0, description="port of the planner's Prometheus metrics; 0: none")
+    plan_metrics_port: Annotated[Port, OFF] = Field(
+        0, description="port of the planner's Prometheus metrics; off: none"
+    )
     plan_metrics_host: str = Field("127.0.0.1", description="address of that port")
 
     @model_validator(mode="after")
@@ -47,6 +51,9 @@ class PlannerSettings(NatsOptions, LogOptions, PlannerOptions):
 
     def config(self, planner_id: str, incarnation: int) -> PlannerConfig:
         """The decision's settings for this life of the planner of this name."""
+        from planner.planner import PlannerConfig
+        from planner.settings import PlanSettings
+
         return PlannerConfig(
             planner_id=planner_id,
             incarnation=incarnation,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from common.bus import NatsSettings
 from common.settings import ROOT, Options, Seconds
-from common.store import RedisSettings
 from common.tls import Tls
+
+# Imported where they are made: help waits for no client and no gateway.
+if TYPE_CHECKING:
+    from common.bus import NatsSettings
+    from common.store import RedisSettings
 
 
 class NatsOptions(Options):
@@ -24,6 +27,8 @@ class NatsOptions(Options):
 
     def nats(self) -> NatsSettings:
         """Address, user and certificates of NATS."""
+        from common.bus import NatsSettings
+
         return NatsSettings(
             url=self.nats_url,
             credentials=_file(self.nats_credentials),
@@ -67,6 +72,8 @@ class Settings(NatsOptions, LogOptions):
 
     def redis(self) -> RedisSettings:
         """Address, user and certificates of Redis."""
+        from common.store import RedisSettings
+
         return RedisSettings(
             url=self.redis_url,
             credentials=_file(self.redis_credentials),

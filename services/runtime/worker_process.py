@@ -18,7 +18,7 @@ from common.errors import ServingError
 from common.log import start_logging
 from common.messages import ANYBODY_THERE, worker_reply_decoder, worker_state_decoder
 from common.peers import Peers
-from common.settings import ConfigError, fail, load_settings
+from common.settings import ConfigError
 from common.store import connect_store
 from decode.role import DecodeRole
 from engine.engine import Engine
@@ -29,6 +29,7 @@ from kvtransfer.transport import Transport
 from kvtransfer.transports import reaches_others
 from prefill.role import PrefillRole
 from services.runtime.garbage import keep_what_is_loaded
+from services.runtime.loading import fail, load_settings
 from services.runtime.names import ANSWER_S, Name, held, made_up, new_incarnation
 from services.runtime.signals import ending_in_time, until_signalled
 from services.runtime.tracer import open_tracer

@@ -7,14 +7,17 @@ import sys
 
 from common.errors import ServingError
 from common.log import start_logging
-from common.settings import ConfigError, fail, load_settings
-from services.runtime.signals import until_signalled
+from common.settings import ConfigError
+from services.runtime.loading import fail, load_settings
 from services.up.settings import UpSettings
-from services.up.stack import Stack
 
 
 async def run(settings: UpSettings) -> None:
     """Start everything, say so, and stop everything when signalled."""
+    # Imported here, so that help and errors of options don't wait for them.
+    from services.runtime.signals import until_signalled
+    from services.up.stack import Stack
+
     async with until_signalled() as stopping, Stack(settings, say=_say) as stack:
         await stack.start(stopping)
         await stack.watch(stopping)

@@ -41,7 +41,7 @@ class Child:
                 sys.executable,
                 "-m",
                 f"services.{self.service}",
-                env=environment | dict(self._settings) | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+                env=environment | dict(self._settings) | python_path(environment) | {"PYTHONUNBUFFERED": "1"},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -57,6 +57,12 @@ class Child:
         """Let it drain; kill it after `timeout_s`."""
         if self._process is not None:
             await stop(self._process, timeout_s=timeout_s)
+
+
+def python_path(environment: Mapping[str, str]) -> dict[str, str]:
+    """Baton's folders first, then the person's own path; never the folder that they are in, which may have a `common`."""
+    paths = [str(ROOT), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONSAFEPATH": "1"}
 
 
 def describe_exit(code: int) -> str:

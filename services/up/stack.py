@@ -15,10 +15,11 @@ from typing import Any
 import httpx
 
 from common.errors import UnavailableError
-from common.settings import PREFIX, ConfigError, as_environment
+from common.settings import PREFIX, ConfigError
 from kvtransfer.transports import reaches_others
 from services.gateway.settings import GatewaySettings
 from services.planner.settings import PlannerSettings
+from services.runtime.loading import as_environment
 from services.runtime.names import TAG, made_up, made_up_tag
 from services.runtime.permissions import WORKERS, Member, Role
 from services.runtime.servers import Server, port_is_free

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from common.settings import Device, Positive
+from common.settings import AUTO, Device, Positive
 from kvtransfer.transports import TransportName, automatic
 from services.runtime.settings import ModelSettings
 
@@ -26,25 +26,27 @@ class WorkerOptions(ModelSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="weights and KV; auto: float32 on the CPU"
     )
-    kv_memory_mb: Annotated[int, Field(ge=0)] = Field(
-        0, description="memory of the KV pool, MiB; 0: 256 on the CPU, on a GPU what weights and working memory leave"
+    kv_memory_mb: Annotated[int, Field(ge=0), AUTO] = Field(
+        0,
+        description="memory of the KV pool, MiB; auto: 256 on the CPU, on a GPU what weights and working memory leave",
     )
-    block_size: Literal[0, 8, 16, 32, 64, 128, 256, 512, 1024] = Field(
-        0, description="token positions in a block; 0: 16, up to 1024 for a model that keeps a state in each block"
+    block_size: Annotated[Literal[0, 8, 16, 32, 64, 128, 256, 512, 1024], AUTO] = Field(
+        0, description="token positions in a block; auto: 16, up to 1024 for a model that keeps a state in each block"
     )
-    max_model_len: Annotated[int, Field(ge=0)] = Field(0, description="longest sequence; 0: the model's")
-    max_batch_tokens: Annotated[int, Field(ge=0)] = Field(
-        0, description="token budget of a step; 0: 512 on the CPU, 8192 on a GPU"
+    max_model_len: Annotated[int, Field(ge=0), AUTO] = Field(0, description="longest sequence; auto: the model's")
+    max_batch_tokens: Annotated[int, Field(ge=0), AUTO] = Field(
+        0, description="token budget of a step; auto: 512 on the CPU, 8192 on a GPU"
     )
-    max_sequences: Annotated[int, Field(ge=0)] = Field(
-        0, description="sequences in the decode batch at most; 0: 64 on the CPU, 256 on a GPU"
+    max_sequences: Annotated[int, Field(ge=0), AUTO] = Field(
+        0, description="sequences in the decode batch at most; auto: 64 on the CPU, 256 on a GPU"
     )
-    step_target_ms: Annotated[float, Field(ge=0)] = Field(
-        0.0, description="mean step with prompts, ms; 0: 1.77 bare ones, 3.5 if no worker only prefills; none on CPUs"
-    )
-    step_timeout_s: Annotated[float, Field(ge=0, le=3600)] = Field(
+    step_target_ms: Annotated[float, Field(ge=0), AUTO] = Field(
         0.0,
-        description="a step that takes longer hangs: the worker ends, its requests go elsewhere; 0: 60 on a GPU, 120 on the CPU",
+        description="mean step with prompts, ms; auto: 1.77 bare ones, 3.5 if no worker only prefills; none on CPUs",
+    )
+    step_timeout_s: Annotated[float, Field(ge=0, le=3600), AUTO] = Field(
+        0.0,
+        description="a longer step hangs: the worker ends, its requests go elsewhere; auto: 60 on a GPU, 120 on the CPU",
     )
     max_prefills: Positive = Field(16, description="prompts that a prefill worker holds at most")
     threads: Positive = Field(1, description="CPU threads of a step")

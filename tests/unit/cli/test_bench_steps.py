@@ -24,7 +24,8 @@ from cli.bench.run import Run
 from cli.bench.settings import BenchSettings
 from cli.bench.steps import MAX_PROBES, PRECISION, MaxSearch, Step, of_step, seed_of, steps_of
 from cli.bench.svg import Point
-from common.settings import ConfigError, load_settings
+from common.settings import ConfigError
+from services.runtime.loading import load_settings
 
 
 def settings_of(*words: str) -> BenchSettings:

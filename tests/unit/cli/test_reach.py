@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from cli.reach import DEFAULT_URL, ClientOptions
-from common.settings import ConfigError, load_settings
+from common.settings import ConfigError
+from services.runtime.loading import load_settings
 from services.runtime.running import FILE, Running, announced, birth_of, find_running, read_running
 
 OPENAI = {"OPENAI_BASE_URL": "https://api.example.org/v1", "OPENAI_API_KEY": "sk-theirs"}

@@ -11,9 +11,13 @@ import pytest
 from pydantic import BaseModel
 
 from cli.chat.settings import ChatSettings
-from common.settings import COMMANDS, ROOT, ConfigError, as_environment, known_names, load_settings, settings_of
+from common.settings import ROOT, ConfigError
 from services.gateway.settings import GatewaySettings
 from services.planner.settings import PlannerOptions
+from services.runtime import foreign
+from services.runtime.commands import COMMANDS, known_names, settings_of
+from services.runtime.flags import COMMON, GROUPS, flag_of
+from services.runtime.loading import as_environment, load_settings
 from services.runtime.settings import ServiceLevelOptions
 from services.up.settings import UpSettings
 from services.worker.options import WorkerOptions
@@ -59,14 +63,21 @@ def test_a_variable_that_is_true_can_be_denied_by_a_flag() -> None:
     ("arguments", "environment", "told"),
     [
         (["--max-sequence", "4"], {}, "unknown option --max-sequence (did you mean --max-sequences?)"),
-        ([], {"BATON_MAX_SEQUENCE": "4"}, "unknown variable BATON_MAX_SEQUENCE (did you mean BATON_MAX_SEQUENCES?)"),
-        (["--max-sequences", "none"], {}, "--max-sequences (BATON_MAX_SEQUENCES): input should be a valid integer"),
-        ([], {"BATON_THREADS": "0"}, "--threads (BATON_THREADS): input should be greater than or equal to 1, not '0'"),
-        (["--block-size", "17"], {}, "--block-size (BATON_BLOCK_SIZE): input should be 8, 16, 32, 64 or 128, not 17"),
+        (
+            ["--max-sequences", "none"],
+            {},
+            "--max-sequences (BATON_MAX_SEQUENCES): a whole number is needed, not 'none'",
+        ),
+        ([], {"BATON_THREADS": "0"}, "--threads (BATON_THREADS): 1 or more is needed, not '0'"),
+        (
+            ["--block-size", "17"],
+            {},
+            "--block-size (BATON_BLOCK_SIZE): one of auto, 8, 16, 32, 64, 128, 256, 512, 1024 is needed, not 17",
+        ),
         (
             ["--transport", "pigeon"],
             {},
-            "--transport (BATON_TRANSPORT): input should be 'auto', 'shm', 'cuda_ipc', 'ucx' or 'local'",
+            "--transport (BATON_TRANSPORT): one of auto, shm, cuda_ipc, ucx, local is needed",
         ),
         (["--worker-id", "a.b"], {}, "--worker-id (BATON_WORKER_ID): "),
         (["--drain-s", "-1"], {}, "--drain-s (BATON_DRAIN_S): "),
@@ -81,11 +92,99 @@ def test_what_is_wrong_is_named(arguments: list[str], environment: dict[str, str
     assert "\n" not in str(raised.value)
 
 
+def test_an_unknown_variable_is_warned_of_and_stops_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+    load(environment={"BATON_MAX_SEQUENCE": "4"})
+    said = capsys.readouterr().err
+    assert said == "baton: warning: unknown variable BATON_MAX_SEQUENCE (did you mean BATON_MAX_SEQUENCES?)\n"
+
+
+@pytest.mark.parametrize("flag", ["--api-keys", "--admin-key"])
+def test_keys_may_lie_in_a_file_and_are_warned_of_on_a_command_line(
+    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = flag[2:].replace("-", "_")
+    file = tmp_path / "keys"
+    file.write_text("one\n two \n\n")
+    assert getattr(load(flag, f"@{file}", kind=GatewaySettings), name) == "one,two"
+    hidden = {f"BATON_{name.upper()}": f"@{file}"}
+    assert getattr(load(kind=GatewaySettings, environment=hidden), name) == "one,two"
+    assert capsys.readouterr().err == ""
+    load(flag, "sk-secret", kind=GatewaySettings)
+    said = capsys.readouterr().err
+    assert flag in said
+    assert "sk-secret" not in said
+    with pytest.raises(ConfigError, match="No such file"):
+        load(flag, "@/no/such", kind=GatewaySettings)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value"),
+    [
+        (["--kv-memory-mb", "auto"], "kv_memory_mb", 0),
+        (["--kv-memory-mb", "0"], "kv_memory_mb", 0),
+        (["--local-prefill-tokens", "auto"], "local_prefill_tokens", -1),
+        (["--batch-store-mb", "off"], "batch_store_mb", 0),
+        (["--max-num-seqs", "7"], "max_sequences", 7),
+        (["--max-num-batched-tokens", "900"], "max_batch_tokens", 900),
+        (["--api-key", "k"], "api_keys", "k"),
+        (["--tensor-parallel-size", "1", "--enable-auto-tool-choice", "--max-model-len=99"], "max_model_len", 99),
+        (["docs"], "model", Path("docs")),
+    ],
+)
+def test_words_for_numbers_and_the_options_of_vllm(arguments: list[str], name: str, value: object) -> None:
+    assert getattr(load_settings(UpSettings, command="up", arguments=arguments, environment={}), name) == value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--tensor-parallel-size", "2"], "--tensor-parallel-size 2: a model runs on one GPU"),
+        (["--gpu-memory-utilization", "0.9"], "unknown option --gpu-memory-utilization (--kv-memory-mb"),
+        (["--chat-template=x"], "unknown option --chat-template (it is the one in --model's folder)"),
+        (["--prefil", "2"], "unknown option --prefil (did you mean --prefill?)"),
+    ],
+)
+def test_options_of_vllm_that_mean_something_else_are_told(arguments: list[str], told: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_settings(UpSettings, command="up", arguments=arguments, environment={})
+    assert told in str(raised.value)
+
+
+def test_help_is_short_and_help_all_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = {}
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit):
+            load_settings(UpSettings, command="up", arguments=[flag], environment={})
+        shown[flag] = capsys.readouterr().out
+    assert len(shown["--help"].splitlines()) < 50
+    assert [flag for flag in map(flag_of, COMMON["up"]) if flag not in shown["--help"]] == []
+    everything = shown["--help-all"]
+    assert [name for name in UpSettings.model_fields if f"{flag_of(name)[2:]}" not in everything] == []
+    assert "(default: )" not in everything
+    assert "--no-fake" not in everything
+    assert "(default: auto)" in everything
+    for title, _ in GROUPS:
+        assert f"\n{title}:" in everything
+
+
+@pytest.mark.parametrize("command", COMMON)
+def test_common_options_are_options(command: str) -> None:
+    kind = settings_of(command)
+    assert kind is not None
+    assert set(COMMON[command]) <= set(kind.model_fields)
+
+
+def test_what_vllm_calls_otherwise_is_no_option_here() -> None:
+    flags = {flag_of(name) for name in UpSettings.model_fields}
+    assert flags & {*foreign.ALIASES, *foreign.IS_SO, *foreign.ELSEWHERE} == set()
+    assert set(foreign.ALIASES.values()) <= known_names()
+
+
 @pytest.mark.parametrize(
     ("content", "told"),
     [
         ("treads = 2", "unknown setting 'treads' (did you mean threads?)"),
-        ("threads = [2]", "--threads (BATON_THREADS): input should be a valid integer"),
+        ("threads = [2]", "--threads (BATON_THREADS): a whole number is needed"),
         ("threads = ", "Invalid value"),
     ],
 )
@@ -146,16 +245,19 @@ def test_a_model_folder_of_the_repository_is_found_from_anywhere(
     assert load("--model", "docs").model == Path("docs")  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_takes_the_names_of_every_other(command: str) -> None:
+@pytest.mark.parametrize("command", [name for name, command in COMMANDS.items() if command.settings])
+def test_each_command_takes_the_names_of_every_other(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """One environment may serve them all: a name of another command's is no mistake."""
-    everything = {f"BATON_{name.upper()}": "" for name in known_names() - set(settings_of(command).model_fields)}
+    kind = settings_of(command)
+    assert kind is not None
+    everything = {f"BATON_{name.upper()}": "" for name in known_names() - set(kind.model_fields)}
 
-    assert load_settings(settings_of(command), command=command, arguments=[], environment=everything)
+    assert load_settings(kind, command=command, arguments=[], environment=everything)
+    assert "unknown" not in capsys.readouterr().err
 
 
 def test_settings_of_all_commands_load_without_torch_or_http() -> None:
-    check = "import sys; from common.settings import known_names; known_names(); "
+    check = "import sys; from services.runtime.commands import known_names; known_names(); "
     check += "sys.exit(bool({'torch', 'fastapi', 'uvicorn', 'tokenizers'} & set(sys.modules)))"
 
     assert subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=False).returncode == 0

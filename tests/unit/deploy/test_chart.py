@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from common.settings import load_settings
 from services.gateway.settings import GatewaySettings
 from services.planner.settings import PlannerSettings
+from services.runtime.loading import load_settings
 from services.up.settings import UpSettings
 from services.worker.settings import WorkerServiceSettings
 from tests.needs import needs

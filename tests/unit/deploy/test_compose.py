@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from common.settings import load_settings
 from services.gateway.settings import GatewaySettings
 from services.planner.settings import PlannerSettings
+from services.runtime.loading import load_settings
 from services.worker.settings import WorkerServiceSettings
 from tests.unit.deploy.chart import manifests, values
 

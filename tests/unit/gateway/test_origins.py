@@ -10,13 +10,14 @@ import httpx
 import pytest
 
 from common.peers import Peers
-from common.settings import ConfigError, load_settings
+from common.settings import ConfigError
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.app import HttpSettings, create_app
 from gateway.console.control import FleetControl
 from gateway.http.origins import WebAccess
 from gateway.tenants.tenants import Tenants
 from services.gateway.settings import GatewaySettings
+from services.runtime.loading import load_settings
 from tests.fakes.generations import ScriptedGenerations
 from tests.unit.gateway.conftest import MODEL, TEXT
 

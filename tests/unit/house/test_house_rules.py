@@ -79,7 +79,7 @@ def test_nothing_is_pickled() -> None:
 def test_the_environment_is_read_in_one_place() -> None:
     readers = {str(path.relative_to(ROOT)) for path in modules(*PACKAGES) if "os.environ" in path.read_text()}
     allowed = {
-        "common/settings.py",
+        "services/runtime/loading.py",
         "cli/reach.py",  # OpenAI's own variables
         "services/worker/gpu.py",  # CUDA's own variable
         "services/up/child.py",  # hands the environment on to its children

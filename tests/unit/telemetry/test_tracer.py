@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from common.settings import ConfigError, load_settings
+from common.settings import ConfigError
 from common.tracing import NoTracer, Span, SpanEvent, child_of
 from services.gateway.settings import GatewaySettings
+from services.runtime.loading import load_settings
 from services.runtime.servers import free_port
 from services.runtime.tracer import open_tracer
 from telemetry.tracer import QUEUE_SPANS, OtelTracer, is_sampled

@@ -1,0 +1,62 @@
+"""Baton's commands: where each is, what it does in a line, where its settings are. Imports nothing, so that help is quick."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+
+class Command(NamedTuple):
+    """A package with a `__main__`, and the class of its settings as module:class ("": it has none)."""
+
+    package: str
+    about: str
+    settings: str = ""
+
+
+COMMANDS = {
+    "up": Command(
+        "services.up",
+        "everything on this machine: NATS, Redis, gateway, prefill and decode workers",
+        "services.up.settings:UpSettings",
+    ),
+    "chat": Command("cli.chat", "talk to a gateway in the terminal", "cli.chat.settings:ChatSettings"),
+    "top": Command("cli.top", "workers and gateways, live in the terminal", "cli.top.settings:TopSettings"),
+    "trace": Command("cli.trace", "where the time of a recent request went", "cli.trace.settings:TraceSettings"),
+    "bench": Command(
+        "cli.bench",
+        "load for a gateway, or any OpenAI-compatible server: latencies, throughput, goodput",
+        "cli.bench.settings:BenchSettings",
+    ),
+    "doctor": Command(
+        "cli.doctor", "check this machine and its servers, and say what to fix", "cli.doctor.settings:DoctorSettings"
+    ),
+    "gateway": Command("services.gateway", "the HTTP gateway", "services.gateway.settings:GatewaySettings"),
+    "prefill": Command("services.prefill", "a prefill worker", "services.worker.settings:WorkerServiceSettings"),
+    "decode": Command("services.decode", "a decode worker", "services.worker.settings:WorkerServiceSettings"),
+    "worker": Command("services.worker", "a worker with both roles", "services.worker.settings:WorkerServiceSettings"),
+    "planner": Command(
+        "services.planner",
+        "moves workers between prefill and decode, by load and service levels",
+        "services.planner.settings:PlannerSettings",
+    ),
+    "users": Command("cli.users", "make up users and passwords for NATS and Redis", "cli.users.settings:UsersSettings"),
+    "keys": Command("cli.keys", "make an API key"),
+    "completion": Command("cli.completion", "completion for bash, zsh or fish"),
+}
+
+
+def settings_of(command: str) -> type[BaseModel] | None:
+    """The class of a command's settings."""
+    module, _, name = COMMANDS[command].settings.partition(":")
+    kind: type[BaseModel] | None = getattr(import_module(module), name) if module else None
+    return kind
+
+
+def known_names() -> frozenset[str]:
+    """The names of all commands' settings. Loads them all."""
+    kinds = [kind for command in COMMANDS if (kind := settings_of(command)) is not None]
+    return frozenset(name for kind in kinds for name in kind.model_fields)

@@ -1,0 +1,208 @@
+"""A command line for a class of settings: the common options first, the rest in groups by what they are about."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, NoReturn, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from common.settings import PREFIX, ConfigError, Word
+from services.runtime import foreign
+
+# Where a field cannot have the name of its flag.
+FLAGS = {"json_file": "--json", "print_json": "--json"}
+POSITIONAL = {"up": "model", "gateway": "model", "prefill": "model", "decode": "model", "worker": "model"}
+POSITIONAL |= {"doctor": "model", "trace": "request"}
+SERVERS = ("nats_url", "redis_url")
+# A command that is not here has so few options that it shows them all.
+COMMON = {
+    "up": (
+        *("model", "prefill", "decode", "device", "port", "host", "api_keys", "served_model_name"),
+        *("kv_memory_mb", "max_model_len", "planner", "data_dir"),
+    ),
+    "gateway": ("model", "port", "host", "api_keys", "tenants", "served_model_name", "served_models", *SERVERS),
+    "planner": ("nats_url", "ttft_slo_ms", "tpot_slo_ms", "plan_dry_run"),
+    "bench": (
+        "url",
+        "num_prompts",
+        "request_rate",
+        "max_concurrency",
+        "input_len",
+        "output_len",
+        "dataset_path",
+        "json_file",
+    ),
+    "doctor": ("model", "device", "url", *SERVERS, "data_dir", "print_json"),
+}
+_WORKER = (
+    "model",
+    "device",
+    *SERVERS,
+    "served_model_name",
+    "kv_memory_mb",
+    "max_model_len",
+    "transport",
+    "transport_host",
+)
+COMMON |= {"prefill": _WORKER, "decode": _WORKER, "worker": _WORKER}
+GROUPS = (  # title, beginnings of names; the first that fits counts
+    ("Fake device, for tests", ("fake",)),
+    ("Batch API", ("batch_",)),
+    ("Planner", ("plan_", "planner")),
+    ("NATS", ("nats_",)),
+    ("Redis", ("redis_",)),
+    ("Logs and traces", ("log_", "otlp_", "trace_")),
+    ("Service levels", ("ttft_slo", "tpot_slo", "e2e_slo", "slo_window")),
+    (
+        "HTTP, keys and web pages",
+        ("host", "port", "api_key", "admin_key", "tenants", "cors_", "allowed_", "tls_", "console"),
+    ),
+    ("Model and answers", ("model", "served_", "dtype", "max_model_len", "tool_call_parser", "reasoning_parser")),
+    (
+        "Limits",
+        ("max_requests", "max_queued", "max_connections", "max_body", "request_timeout", "window_s", "reserved"),
+    ),
+    ("Workers", ("transport", "device", "kv_", "block_size", "max_", "step_", "threads", "local_prefill", "worker_id")),
+)
+
+
+class Choices(NamedTuple):
+    """The values of a setting that has few, and as people write them."""
+
+    values: tuple[Any, ...]
+    written: tuple[str, ...]
+
+    @property
+    def are_numbers(self) -> bool:
+        return bool(self.values) and all(isinstance(value, int) for value in self.values)
+
+
+def choices_of(field: FieldInfo) -> Choices:
+    values = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+    words = _words_of(field)
+    return Choices(values, tuple(str(words.get(value, value)) for value in values))
+
+
+def number(text: str) -> int | str:
+    return int(text) if text.isdigit() else text
+
+
+def flag_of(name: str) -> str:
+    """The setting's name on the command line."""
+    return FLAGS.get(name, f"--{name.replace('_', '-')}")
+
+
+def default_of(field: FieldInfo) -> str:
+    """The default as a person would write it; "" where there is none to speak of."""
+    return "" if field.annotation is bool else str(_words_of(field).get(field.default, field.default))
+
+
+def _words_of(field: FieldInfo) -> dict[Any, str]:
+    """Numbers that have words, like auto."""
+    found = (getattr(item, "func", None) for item in field.metadata)
+    return {word.number: word.word for word in found if isinstance(word, Word)}
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors are ConfigErrors that say the nearest option, or what an option of vLLM is called here."""
+
+    def error(self, message: str) -> NoReturn:
+        unknown = message.partition("unrecognized arguments: ")[2].split()
+        if not unknown:
+            raise ConfigError(f"{message}; see {self.prog} --help")
+        flag = unknown[0].partition("=")[0]
+        known = [option for action in self._actions for option in action.option_strings]
+        near = difflib.get_close_matches(flag, known, n=1)
+        meant = foreign.ELSEWHERE.get(flag) or (f"did you mean {near[0]}?" if near else "")
+        raise ConfigError(f"unknown option {flag}{f' ({meant})' if meant else ''}; see {self.prog} --help")
+
+
+def parser_of(kind: type[BaseModel], command: str, *, everything: bool = False) -> argparse.ArgumentParser:
+    """Options of `kind`. Without `everything`, help shows those that a command is mostly started with."""
+    fields = kind.model_fields
+    positional = POSITIONAL.get(command, "")
+    first = [name for name in COMMON.get(command, ()) if name in fields]
+    short = bool(first) and not everything
+    hint = "--help-all lists all options. " if short else ""
+    parser = Parser(
+        prog=f"baton {command}",
+        usage=f"baton {command}{f' [{positional.upper()}]' if positional in fields else ''} [options]",
+        allow_abbrev=False,
+        add_help=False,
+        description=(kind.__doc__ or "").strip(),
+        epilog=f"{hint}Each is also a variable ({PREFIX}NAME) and a key of --config's file.",
+    )
+    if positional in fields:
+        parser.add_argument(positional, nargs="?", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    for title, names in _groups(fields, first):
+        group = parser.add_argument_group(title)
+        for name in names:
+            _add(group, name, fields[name], hidden=short and name not in first)
+    group = parser.add_argument_group("Help")
+    group.add_argument("--config", metavar="FILE", help="TOML file with settings")
+    group.add_argument("-h", "--help", action="help", help="the common options" if short else "this text")
+    group.add_argument("--help-all", action="help", help="all options" if short else argparse.SUPPRESS)
+    _take_vllms(parser, fields)
+    return parser
+
+
+def _take_vllms(parser: argparse.ArgumentParser, fields: dict[str, FieldInfo]) -> None:
+    """Add vLLM's options where the command has no such flag of its own."""
+    own = parser._option_string_actions
+    for flag, name in foreign.ALIASES.items():
+        if name in fields and flag not in own:
+            parser.add_argument(flag, dest=name, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    if "model" in fields:
+        for flag in foreign.IS_SO.keys() - own.keys():
+            nargs = 0 if foreign.IS_SO[flag] is None else None
+            parser.add_argument(flag, dest="_", nargs=nargs, action=_IsSo, help=argparse.SUPPRESS)
+
+
+class _IsSo(argparse.Action):
+    """An option of vLLM for what Baton always does: taken without effect, unless it asks for something else."""
+
+    def __init__(self, option_strings: list[str], dest: str, **options: Any) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, **(options | {"default": argparse.SUPPRESS}))
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, value: Any, flag: str | None = None) -> None:
+        wanted = foreign.IS_SO[flag or ""]
+        if wanted is not None and value != wanted:
+            raise ConfigError(f"{flag} {value}: {foreign.ELSEWHERE.get(flag or '', f'Baton has {wanted} alone')}")
+
+
+def _groups(fields: dict[str, FieldInfo], first: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """Titles and names: the common ones, what is the command's own, then by subject."""
+    if not first:
+        yield "Options", list(fields)
+        return
+    yield "Common options", first
+    titles = {name: title for name in fields for title in [_title(name)]}
+    rest = [name for name in fields if name not in first]
+    for title in ("Further options", *(title for title, _ in reversed(GROUPS))):
+        names = [name for name in rest if titles[name] == (title if title in dict(GROUPS) else "")]
+        if names:
+            yield title, names
+
+
+def _title(name: str) -> str:
+    return next((title for title, beginnings in GROUPS if name.startswith(beginnings)), "")
+
+
+def _add(group: argparse._ArgumentGroup, name: str, field: FieldInfo, *, hidden: bool) -> None:
+    default = default_of(field)
+    text = f"{field.description}{f' (default: {default})' if default else ''}".replace("%", "%%")
+    flag, help_text = flag_of(name), argparse.SUPPRESS if hidden else text
+    if field.annotation is bool:
+        # The one that changes something is shown; the other undoes a variable.
+        shown, other = (help_text, argparse.SUPPRESS) if not field.default else (argparse.SUPPRESS, help_text)
+        group.add_argument(flag, dest=name, action="store_const", const=True, help=shown)
+        off = other if hidden or not field.default else f"switch off: {text}"
+        group.add_argument(f"--no-{flag[2:]}", dest=name, action="store_const", const=False, help=off)
+        return
+    choices = choices_of(field)
+    metavar = "{" + ",".join(choices.written) + "}" if choices.values else name.rpartition("_")[2].upper()
+    group.add_argument(flag, dest=name, metavar=metavar, help=help_text, type=number if choices.are_numbers else str)

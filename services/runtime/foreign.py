@@ -1,0 +1,59 @@
+"""vLLM's options, for hands that know them: what means the same, what is always so here, and what has another name or sense."""
+
+from __future__ import annotations
+
+# The same meaning and the same kind of value. Each holds where a command has the setting and no such flag of its own.
+ALIASES = {
+    "--max-num-seqs": "max_sequences",
+    "--max-num-batched-tokens": "max_batch_tokens",
+    "--api-key": "api_keys",
+    "--ssl-certfile": "tls_cert",
+    "--ssl-keyfile": "tls_key",
+    "--uvicorn-log-level": "log_level",
+    "--otlp-traces-endpoint": "otlp_endpoint",
+    "--base-url": "url",
+}
+# Taken without effect, as Baton does so anyway; with another value it is refused. None: the option has no value.
+IS_SO: dict[str, str | None] = {
+    "--enable-auto-tool-choice": None,
+    "--enable-prefix-caching": None,
+    "--enable-chunked-prefill": None,
+    "--enable-prompt-tokens-details": None,
+    "--tensor-parallel-size": "1",
+    "-tp": "1",
+    "--pipeline-parallel-size": "1",
+    "-pp": "1",
+    "--data-parallel-size": "1",
+    "--load-format": "safetensors",
+}
+ELSEWHERE = {
+    "--tensor-parallel-size": "a model runs on one GPU; --prefill N --decode N start more workers",
+    "-tp": "a model runs on one GPU; --prefill N --decode N start more workers",
+    "--pipeline-parallel-size": "a model runs on one GPU; --prefill N --decode N start more workers",
+    "-pp": "a model runs on one GPU; --prefill N --decode N start more workers",
+    "--data-parallel-size": "--prefill N --decode N start more workers",
+    "--gpu-memory-utilization": "--kv-memory-mb sizes the KV pool; without it a GPU gives what weights and passes leave",
+    "--swap-space": "KV is not swapped: --kv-memory-mb is the pool, and sequences that don't fit are computed again",
+    "--cpu-offload-gb": "weights stay on the device",
+    "--kv-cache-dtype": "KV has the dtype of --dtype",
+    "--quantization": "the checkpoint's files say it",
+    "-q": "the checkpoint's files say it",
+    "--trust-remote-code": "Baton never runs code of a checkpoint",
+    "--tokenizer": "it is the one in --model's folder",
+    "--chat-template": "it is the one in --model's folder",
+    "--download-dir": "--model is a folder, and nothing is downloaded",
+    "--revision": "--model is a folder, and nothing is downloaded",
+    "--allowed-origins": "--cors-origins, by commas",
+    "--root-path": "let the proxy in front take the prefix away",
+    "--seed": "each request may have its `seed`",
+    "--enforce-eager": "there is no such switch",
+    "--kv-transfer-config": "--transport says how KV moves, --prefill and --decode how many workers there are",
+    "--disable-log-requests": "--log-requests off",
+    "--enable-log-requests": "--log-requests all",
+    "--no-enable-log-requests": "--log-requests off",
+    "--hf-token": "the variable HF_TOKEN",
+    "-m": "--model, or the folder without a flag",
+    "--n-gpu-layers": "--device cuda",
+    "-ngl": "--device cuda",
+    "--ctx-size": "--max-model-len",
+}

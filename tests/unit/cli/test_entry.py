@@ -1,0 +1,103 @@
+"""`baton COMMAND`: one entry, quick and helpful before anything is installed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.__main__ import main, overview
+from cli.completion.scripts import bash, fish, options, zsh
+from common import VERSION
+from services.runtime.commands import COMMANDS, settings_of
+from services.runtime.flags import flag_of
+
+ROOT = Path(__file__).resolve().parents[3]
+HEAVY = ("msgspec", "nats", "redis", "httpx", "torch", "fastapi", "numpy")
+
+
+def bare(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Baton by a Python that has nothing installed."""
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from cli.__main__ import main; sys.exit(main())"
+    command = [sys.executable, "-I", "-S", "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["help"]])
+def test_the_commands_are_listed_before_anything_is_installed(arguments: list[str]) -> None:
+    done = bare(*arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [name for name in COMMANDS if f"\n  {name} " not in done.stdout] == []
+
+
+def test_what_is_missing_is_named_with_the_remedy() -> None:
+    done = bare("up")
+    assert done.returncode == 2
+    assert re.match(r"baton: `baton up` needs the package \w+: run `make setup` in /", done.stderr)
+    assert bare("-V").stdout == f"baton {VERSION}\n"
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("tpo", "top"), ("serve", "up"), ("gatway", "gateway"), ("run", "chat")])
+def test_the_nearest_command_is_suggested(typed: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([typed]) == 2
+    assert f"unknown command '{typed}' (did you mean {meant}?)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [name for name, command in COMMANDS.items() if command.settings])
+def test_help_loads_no_more_than_the_settings(command: str) -> None:
+    code = "import sys; from cli.__main__ import main\n"
+    code += f"try: main([{command!r}, '--help'])\n"
+    code += f"except SystemExit: print(sorted(set({HEAVY!r}) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[0].startswith(f"usage: baton {command}")
+    assert done.stdout.splitlines()[-1] == "[]", done.stdout[-200:]
+
+
+def test_every_command_is_there() -> None:
+    for name, command in COMMANDS.items():
+        assert (ROOT / command.package.replace(".", "/") / "__main__.py").is_file(), name
+        assert command.about in overview()
+
+
+def test_completion_knows_every_command_and_option() -> None:
+    known = options()
+    for command in COMMANDS:
+        kind = settings_of(command)
+        flags = {flag_of(name).replace("--", "") for name in kind.model_fields} if kind else set()
+        offered = {option.flag.removeprefix("--no-").removeprefix("--") for option in known[command]}
+        assert flags <= offered, command
+    for script in (bash(known), zsh(known), fish(known)):
+        assert "gateway" in script
+        assert "kv-memory-mb" in script
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (("c",), "chat completion"),
+        (("up", "--pref"), "--prefill"),
+        (("up", "--dtype", "b"), "bfloat16"),
+        (("completion", "f"), "fish"),
+        (("up", "--model", "x"), ""),
+    ],
+)
+def test_bash_completes(words: tuple[str, ...], offered: str, tmp_path: Path) -> None:
+    script = tmp_path / "baton.bash"
+    typed = " ".join(f"'{word}'" for word in words)
+    asks = f"COMP_WORDS=(baton {typed}); COMP_CWORD={len(words)}; _baton; echo ${{COMPREPLY[@]}}"
+    script.write_text(f"{bash(options())}\n{asks}\n")
+    done = subprocess.run(["bash", str(script)], capture_output=True, text=True, check=True)
+    assert (done.stdout.strip(), done.stderr) == (offered, "")
+
+
+@pytest.mark.parametrize(("shell", "render"), [("zsh", zsh), ("fish", fish)])
+def test_other_shells_can_read_theirs(shell: str, render: object, tmp_path: Path) -> None:
+    if not shutil.which(shell):
+        pytest.skip(f"no {shell} here")
+    script = tmp_path / f"baton.{shell}"
+    script.write_text({"zsh": zsh, "fish": fish}[shell](options()))
+    assert subprocess.run([shell, "-n", str(script)], capture_output=True, check=False).returncode == 0
