@@ -288,7 +288,7 @@ def _config() -> LlamaConfig:
 
 
 def _generation_config() -> dict[str, object]:
-    return {"eos_token_id": 2, "pad_token_id": 0, "do_sample": True, "temperature": 0.7}
+    return {"eos_token_id": 2, "pad_token_id": 0, "do_sample": True, "temperature": 0.3}
 
 
 def _options() -> argparse.Namespace:

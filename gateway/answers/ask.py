@@ -107,6 +107,7 @@ class Ask:
     n: int = 1  # choices for each prompt
     # As far as the client said; `max_tokens` 0: the rest of the context. Seed and the model's stop tokens are filled in.
     sampling: SamplingParams
+    left_open: frozenset[str] = frozenset()  # fields of `sampling` that the client didn't give
     seed: int | None = None
     ignore_eos: bool = False
     text: TextRules = TextRules()

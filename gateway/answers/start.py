@@ -259,8 +259,10 @@ def _sampling(ask: Ask, prompt: list[int], served: Served) -> SamplingParams:
     _check_scores(ask, prompt)
     max_tokens = _max_tokens(ask, prompt, served)
     eos = [] if ask.ignore_eos else served.tokenizer.eos_ids
+    defaults = {name: value for name, value in served.tokenizer.defaults.items() if name in ask.left_open}
     return msgspec.structs.replace(
         asked,
+        **defaults,
         max_tokens=max_tokens,
         min_tokens=min(asked.min_tokens, max_tokens),
         stop_token_ids=list(dict.fromkeys([*eos, *asked.stop_token_ids])),

@@ -17,6 +17,7 @@ from gateway.answers.lengths import Lengths, TooLongError
 from gateway.answers.template import ChatTemplate, RenderOptions, read_template
 from gateway.grammars.maker import GrammarMaker
 from gateway.parsing.choose import DEFAULT_PARSERS, Parsers, choose
+from gateway.request.defaults import sampling_defaults
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 _BYTE_OF_CHAR = {character: byte for byte, character in BYTE_CHARS.items()}
@@ -49,7 +50,9 @@ class ChatTokenizer:
         self.special_ids = frozenset(
             index for index, token in self.tokenizer.get_added_tokens_decoder().items() if token.special
         )
-        self.eos_ids = self._eos_ids(_read(folder / "generation_config.json"), model_config)
+        generation = _read(folder / "generation_config.json")
+        self.defaults = sampling_defaults(generation)
+        self.eos_ids = self._eos_ids(generation, model_config)
         self.vocab_size = int(model_config.get("vocab_size") or self.tokenizer.get_vocab_size())
         self.added = {index: token.content for index, token in self.tokenizer.get_added_tokens_decoder().items()}
         self.controls = ControlTokens(self.tokenizer, described["model"])

@@ -44,6 +44,7 @@ def asked(
         stream=body.stream,
         n=body.n or 1,
         sampling=_sampling(body, max_tokens, logprobs, prompt_logprobs),
+        left_open=frozenset(name for name in (*_SAME_NAMES, "top_k") if getattr(body, name) is None),
         seed=None if body.seed is None else body.seed % 2**64,
         ignore_eos=body.ignore_eos,
         text=TextRules(
