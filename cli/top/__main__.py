@@ -1,4 +1,4 @@
-"""Workers and gateways, live in the terminal: `baton top`."""
+"""Workers, requests, tenants and events, live in the terminal: `baton top`."""
 
 from __future__ import annotations
 
@@ -6,53 +6,22 @@ import asyncio
 import contextlib
 import json
 import shutil
-import signal
 import sys
-import termios
-import tty
-from collections.abc import Iterator
-from typing import Any
+import time
 
-import httpx
-
+from cli.top.feed import Feed
+from cli.top.keys import Chosen
 from cli.top.settings import TopSettings
-from cli.top.view import parse_metrics, picture, worker_row
+from cli.top.state import State
+from cli.top.tables import TABS, worker_rows
+from cli.top.terminal import draw, keys, screen
+from cli.top.view import frame, painted, picture
 from common.settings import ConfigError
 from services.runtime.loading import fail, load_settings
 
-TIMEOUT_S = 5.0
-WRONG = {
-    401: "a key is needed: --api-key, or BATON_API_KEY; the admin key where there is one",
-    404: "it has no console: it may run with --no-console",
-}
-CLEAR, HOME, LINE_END, REST = "\x1b[2J", "\x1b[H", "\x1b[K", "\x1b[J"
-ENTER, LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # the alternate screen, without a cursor
-
-
-class Watch:
-    """What a gateway says of the fleet."""
-
-    def __init__(self, client: httpx.AsyncClient) -> None:
-        self._client = client
-        self.workers: list[dict[str, Any]] = []
-        self.gateways: list[str] = []
-        self.metrics: dict[str, float] = {}
-        self.refused = ""  # why there are no new figures
-
-    async def look(self) -> None:
-        """Ask once. Raises ConfigError when the gateway answers otherwise than with figures."""
-        try:
-            state, metrics = await asyncio.gather(self._client.get("/console/state"), self._client.get("/metrics"))
-        except httpx.HTTPError as error:
-            self.metrics, self.refused = {}, f"no answer: {error}"
-            return
-        for answer in (state, metrics):
-            if answer.status_code != 200:
-                raise ConfigError(f"{self._client.base_url}: {WRONG.get(answer.status_code, answer.text[:200])}")
-        told = state.json()
-        self.workers = [worker_row(worker) for worker in told["workers"]]
-        self.gateways = [gateway["id"] for gateway in told["gateways"]]
-        self.metrics, self.refused = parse_metrics(metrics.text), ""
+SAMPLE_S = 1.0
+FIRST_S = 10.0  # a gateway's first picture takes less, or it answers nothing
+WIDE = 1_000  # columns of a picture that no window holds
 
 
 def main() -> int:
@@ -67,73 +36,82 @@ def main() -> int:
 
 async def top(settings: TopSettings) -> int:
     """Show the live view, or with --once or --json one picture. Raises ConfigError without a gateway."""
-    gateway = settings.gateway(admin=True)
-    verify = gateway.trusted or True
-    async with httpx.AsyncClient(
-        base_url=gateway.url, headers=gateway.headers, verify=verify, timeout=TIMEOUT_S
-    ) as client:
-        watch = Watch(client)
-        await watch.look()
-        if watch.refused:
-            raise ConfigError(gateway.silent(watch.refused))
+    gateway, state, changed = settings.gateway(admin=True), State(), asyncio.Event()
+    feed = Feed(gateway, state, changed.set)
+    following = asyncio.create_task(feed.follow())
+    following.add_done_callback(lambda task: changed.set())
+    try:
+        await _first(state, changed, following)
         if settings.once or settings.print_json or not sys.stdin.isatty() or not sys.stdout.isatty():
-            print(_one(watch, settings))
+            await _one(settings, state)
         else:
-            await _live(watch, settings)
+            await _live(settings, state, changed, following)
+    finally:
+        following.cancel()
+        with contextlib.suppress(asyncio.CancelledError, ConfigError):
+            await following
+        await feed.close()
     return 0
 
 
-def _one(watch: Watch, settings: TopSettings) -> str:
-    if settings.print_json:
-        return json.dumps({"workers": watch.workers, "gateways": watch.gateways, "metrics": watch.metrics}, indent=2)
-    return "\n".join(picture(watch.workers, watch.gateways, watch.metrics, columns=1_000))
-
-
-async def _live(watch: Watch, settings: TopSettings) -> None:
-    """Draw until q or Ctrl-C; at once when the window's size changes."""
-    loop = asyncio.get_running_loop()
-    done, redraw = asyncio.Event(), asyncio.Event()
-
-    def ended() -> None:
-        done.set()
-        redraw.set()
-
-    loop.add_signal_handler(signal.SIGINT, ended)
-    loop.add_signal_handler(signal.SIGTERM, ended)
-    loop.add_signal_handler(signal.SIGWINCH, redraw.set)
-    with _screen():
-        loop.add_reader(sys.stdin, lambda: ended() if sys.stdin.read(1) in ("q", "Q", "") else None)
-        try:
-            while not done.is_set():
-                redraw.clear()
-                _draw(watch)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(redraw.wait(), settings.interval_s)
-                await watch.look()
-        finally:
-            loop.remove_reader(sys.stdin)
-
-
-def _draw(watch: Watch) -> None:
-    size = shutil.get_terminal_size()
-    shown = picture(watch.workers, watch.gateways, watch.metrics, columns=size.columns, refused=watch.refused)
-    lines = [*shown[: size.lines - 2], "", "q ends"]
-    sys.stdout.write(HOME + f"{LINE_END}\r\n".join(lines[: size.lines]) + LINE_END + REST)
-    sys.stdout.flush()
-
-
-@contextlib.contextmanager
-def _screen() -> Iterator[None]:
-    """The alternate screen with keys read one by one; restores the terminal."""
-    before = termios.tcgetattr(sys.stdin)
-    tty.setcbreak(sys.stdin)
-    sys.stdout.write(ENTER + CLEAR)
+async def _first(state: State, changed: asyncio.Event, following: asyncio.Task[None]) -> None:
+    """Wait for a whole picture. Raises ConfigError."""
     try:
-        yield
+        async with asyncio.timeout(FIRST_S):
+            while not state.is_whole and not following.done():
+                changed.clear()
+                await changed.wait()
+    except TimeoutError:
+        raise ConfigError(f"the gateway shows nothing within {FIRST_S:g} s") from None
+    if following.done():
+        following.result()
+    state.sample(time.monotonic())
+
+
+async def _one(settings: TopSettings, state: State) -> None:
+    await asyncio.sleep(SAMPLE_S)  # rates need two instants
+    state.sample(time.monotonic())
+    if not settings.print_json:
+        print("\n".join(picture(state, WIDE)))
+        return
+    gateways = [gateway["id"] for gateway in state.section("fleet")["gateways"]]
+    told = {"workers": worker_rows(state), "gateways": gateways, "figures": state.section("figures")}
+    print(
+        json.dumps(
+            told | {"requests": state.section("requests"), "events": state.section("log").get("log", [])}, indent=2
+        )
+    )
+
+
+async def _live(settings: TopSettings, state: State, changed: asyncio.Event, following: asyncio.Task[None]) -> None:
+    """Draw until the person leaves: every `interval_s`, and at once for a key. Raises ConfigError when refused meanwhile."""
+    chosen, hurry = Chosen(tab=[tab.name for tab in TABS].index(settings.tab)), asyncio.Event()
+
+    def pressed(key: str) -> None:
+        chosen.key(key)
+        hurry.set()
+
+    sampling = asyncio.create_task(_sample(state))
+    try:
+        with screen(), keys(pressed, hurry.set):
+            held: State | None = None
+            while not chosen.left:
+                if following.done():
+                    following.result()
+                hurry.clear()
+                held = (held or state.copy()) if chosen.paused else None
+                size = shutil.get_terminal_size()
+                draw(painted(frame(held or state, chosen, size.columns, size.lines)))
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(hurry.wait(), settings.interval_s)
     finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
-        sys.stdout.write(LEAVE)
-        sys.stdout.flush()
+        sampling.cancel()
+
+
+async def _sample(state: State) -> None:
+    while True:
+        await asyncio.sleep(SAMPLE_S)
+        state.sample(time.monotonic())
 
 
 if __name__ == "__main__":

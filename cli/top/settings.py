@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -10,8 +10,9 @@ from cli.reach import ClientOptions
 
 
 class TopSettings(ClientOptions):
-    """`baton top`: workers and gateways, live in the terminal."""
+    """`baton top`: workers, requests, tenants and events, live in the terminal. `?` says what its keys do."""
 
     interval_s: Annotated[float, Field(ge=0.1, le=60)] = Field(1.0, description="time between two pictures")
-    once: bool = Field(False, description="print one table and end")
+    tab: Literal["workers", "requests", "tenants", "events"] = Field("workers", description="what to show first")
+    once: bool = Field(False, description="print one picture and end")
     print_json: bool = Field(False, description="print one JSON document and end")

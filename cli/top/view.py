@@ -1,92 +1,189 @@
-"""What `baton top` shows, as values and as text; pure."""
+"""One picture of `baton top` as lines; pure. Styles are apart from texts, so that widths are those of the texts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cli.top.keys import HELP, Chosen
+from cli.top.state import State
+from cli.top.tables import TABS, Column, Row, number, sparks
 from common.log import printable
 
-COLUMNS = (  # title, key, width
-    ("WORKER", "worker", 18),
-    ("ROLES", "roles", 15),
-    ("STATUS", "status", 11),
-    ("RUN", "running", 5),
-    ("WAIT", "waiting", 5),
-    ("QUEUED", "queued_tokens", 8),
-    ("KV USED", "kv_used", 8),
-    ("HELD", "kv_held", 7),
-    ("FREE", "kv_free", 8),
-    ("PREFILL t/s", "prefill_tokens_per_s", 12),
-    ("STEP ms", "decode_step_ms", 8),
-    ("LINK GB/s", "link_gb_per_s", 10),
-)
-LEFT = 3  # the first columns are text
-MAX_NAME = 64
-CONTESTED = "2 have it"  # a name
-METRICS = {
-    "vllm:num_requests_running": "running",
-    "vllm:num_requests_waiting": "waiting",
-    "vllm:prompt_tokens_total": "prompt_tokens",
-    "vllm:generation_tokens_total": "generation_tokens",
-    "vllm:request_success_total": "finished",
-    "baton_request_errors_total": "errors",
+STYLES = {
+    "head": "\x1b[7m",
+    "bold": "\x1b[1m",
+    "dim": "\x1b[2m",
+    "bad": "\x1b[31m",
+    "warn": "\x1b[33m",
+    "good": "\x1b[32m",
 }
+PLAIN = "\x1b[0m"
+BAD, WARN = ("lost", "error", "broken", "bad", "2 have it"), ("draining", "cancelled", "warn", "waiting", "refused")
+MARKS = {True: "▼", False: "▲"}
+LINES_AROUND = 7  # those above and below the rows
+Line = tuple[str, str]  # text, style
 
 
-KEPT = ("model", "running", "waiting", "queued_tokens", "kv_blocks", "kv_used", "kv_held", "kv_free")
+def frame(state: State, chosen: Chosen, columns: int, rows: int) -> list[Line]:
+    """The picture: at most `rows` lines of at most `columns` characters."""
+    lines = [*header(state, chosen), ("", ""), (_tabs(chosen), "bold")]
+    if chosen.helps:
+        lines += [("", ""), *((f"  {keys:<14} {what}", "") for keys, what in HELP)]
+        return _cut(lines, columns, rows)
+    found = selected(chosen, chosen.shown.rows(state))
+    fitting = fit(chosen.shown.columns, columns, found)
+    room = max(1, rows - LINES_AROUND)
+    chosen.now.top = min(chosen.now.top, max(0, len(found) - room))
+    lines.append((_titles(fitting, chosen), "head"))
+    lines += [(_row(fitting, row), _style(row)) for row in found[chosen.now.top : chosen.now.top + room]]
+    if not found:
+        lines.append((f"nothing has {chosen.now.words!r}" if chosen.now.words else chosen.shown.nothing, "dim"))
+    lines += [("", "")] * (rows - 1 - len(lines))
+    lines.append((_footer(chosen, len(found), room, len(chosen.shown.columns) - len(fitting)), "dim"))
+    return _cut(lines, columns, rows)
 
 
-def worker_row(worker: Mapping[str, Any]) -> dict[str, Any]:
-    """One worker of `/console/state`: KV in blocks, rates per second, times in milliseconds."""
-    return {
-        "worker": worker["id"],
-        "roles": ",".join(worker["roles"]),
-        "status": CONTESTED if worker.get("is_contested") else worker["status"],
-        **{name: worker[name] for name in KEPT},
-        "prefill_tokens_per_s": worker["prefill_tokens_per_s"],
-        "decode_step_ms": worker["decode_step_ms"],
-        "link_gb_per_s": worker["link_bytes_per_s"] / 1e9,
-    }
+def painted(lines: Sequence[Line]) -> list[str]:
+    """The lines with a terminal's styles."""
+    return [f"{STYLES[style]}{text}{PLAIN}" if style else text for text, style in lines]
 
 
-def picture(
-    workers: Sequence[Mapping[str, Any]],
-    gateways: Sequence[str],
-    metrics: Mapping[str, float],
-    *,
-    columns: int,
-    refused: str = "",
-) -> list[str]:
-    """The table's lines, none longer than `columns`. `refused`: why there are no metrics."""
-    lines = [f"baton top   {len(workers)} workers   {len(gateways)} gateways: {', '.join(gateways) or 'none'}"]
-    lines.append("gateway   " + ("   ".join(f"{name} {value:.0f}" for name, value in metrics.items()) or refused))
-    longest = max((len(row["worker"]) for row in workers), default=0)
-    widths = [max(COLUMNS[0][2], min(longest, MAX_NAME) + 2), *(width for _, _, width in COLUMNS[1:])]
-    lines += ["", "".join(_cell(title, widths[at], at) for at, (title, _, _) in enumerate(COLUMNS))]
-    for row in workers:
-        lines.append("".join(_cell(_text(row[key]), widths[at], at) for at, (_, key, _) in enumerate(COLUMNS)))
-    if not workers:
-        lines.append("no worker is heard")
-    return [printable(line[:columns]).rstrip() for line in lines]
+def picture(state: State, columns: int) -> list[str]:
+    """Workers once, as plain text with all columns."""
+    chosen = Chosen()
+    found = selected(chosen, chosen.shown.rows(state))
+    fitting = fit(chosen.shown.columns, columns, found)
+    lines = [*header(state, chosen), ("", ""), (_titles(fitting, chosen), "")]
+    lines += [(_row(fitting, row), "") for row in found] or [(chosen.shown.nothing, "")]
+    return [text.rstrip() for text, _ in _cut(lines, columns, len(lines))]
 
 
-def parse_metrics(text: str) -> dict[str, float]:
-    """The shown counters and gauges from Prometheus' text, each summed over its labels."""
-    found: dict[str, float] = {}
-    for line in text.splitlines():
-        name = METRICS.get(line.partition("{")[0].partition(" ")[0])
-        if name is not None and not line.startswith("#"):
-            found[name] = found.get(name, 0.0) + float(line.rpartition("}")[2].split()[-1 if "}" not in line else 0])
+def header(state: State, chosen: Chosen) -> list[Line]:
+    """Who is there, what goes on, and its last minute."""
+    fleet, figures = state.section("fleet"), state.section("figures")
+    gateways = [str(gateway["id"]) for gateway in fleet.get("gateways", [])]
+    title = f"baton top   {len(fleet.get('workers', []))} workers   {len(gateways)} gateways: {', '.join(gateways) or 'none'}"
+    models = ", ".join(str(model["name"]) for model in fleet.get("models", []))
+    title += f"   {models}" if models else ""
+    trouble = state.trouble or str(fleet.get("not_ready") or "")
+    if trouble:
+        return [(title, "bold"), (trouble, "bad"), (_course(state), "")]
+    return [
+        (title + ("   held: p goes on" if chosen.paused else ""), "bold"),
+        (_figures(figures), ""),
+        (_course(state), ""),
+    ]
+
+
+def _figures(figures: Mapping[str, Any]) -> str:
+    latest = figures.get("latencies") or {}
+    waits = sum(tier.get("requests", 0) for tier in (figures.get("waiting") or {}).values())
+    parts = [f"in flight {figures.get('in_flight') or 0}", f"waiting {waits}"]
+    parts += [f"last minute: {latest.get('ended') or 0} ended", f"{latest.get('errors') or 0} failed"]
+    parts += [
+        f"TTFT p50 {number(latest.get('ttft_p50_ms'))} p95 {number(latest.get('ttft_p95_ms'))} ms",
+        f"TPOT p50 {number(latest.get('tpot_p50_ms'))} ms",
+    ]
+    if prompt := latest.get("prompt_tokens"):
+        parts.append(f"cached {latest.get('cached_tokens', 0) / prompt:.0%}")
+    return "   ".join(parts)
+
+
+def _course(state: State) -> str:
+    parts = [
+        f"tokens/s {number(state.fleet_rate.now)} {sparks(state.fleet_rate.samples, 20)}",
+        f"in flight {sparks(state.in_flight, 20)}",
+        f"TTFT {sparks(state.ttft, 20)}",
+    ]
+    return "   ".join(parts)
+
+
+def _tabs(chosen: Chosen) -> str:
+    names = [f"[{at + 1} {tab.name}]" if at == chosen.tab else f" {at + 1} {tab.name} " for at, tab in enumerate(TABS)]
+    words = f"   / {chosen.now.words}{'_' if chosen.types else ''}" if chosen.types or chosen.now.words else ""
+    return "".join(names) + words
+
+
+# -- rows ----------------------------------------------------------------------------------------------------------
+
+
+def selected(chosen: Chosen, rows: list[Row]) -> list[Row]:
+    """The rows that have every word, in order; what is unknown comes last."""
+    words, key = chosen.now.words.lower().split(), chosen.now.sort
+    kept = [row for row in rows if all(_has(row, word, chosen.shown.columns) for word in words)]
+    known = [row for row in kept if row[key] not in (None, "")]
+    known.sort(
+        key=lambda row: row[key] if isinstance(row[key], int | float) else str(row[key]), reverse=chosen.now.descends
+    )
+    return known + [row for row in kept if row[key] in (None, "")]
+
+
+def _has(row: Row, word: str, columns: Sequence[Column]) -> bool:
+    title, colon, part = word.partition(":")
+    for column in columns:
+        if colon and column.title.lower().startswith(title):
+            return part in _text(column, row).lower()
+    return any(word in _text(column, row).lower() for column in columns)
+
+
+def fit(columns: Sequence[Column], width: int, rows: Sequence[Row]) -> list[tuple[Column, int]]:
+    """The columns for which there is place, worth most first, and their widths; texts as long as needed where it suffices."""
+    wanted = {column.key: _wanted(column, rows) for column in columns}
+    left, kept = width, set[str]()
+    for column in sorted(columns, key=lambda column: -column.worth):
+        if column.width <= left:
+            kept.add(column.key)
+            left -= column.width
+    found = []
+    for column in columns:
+        if column.key in kept:
+            more = min(left, max(0, wanted[column.key] - column.width))
+            left -= more
+            found.append((column, column.width + more))
     return found
 
 
-def _cell(text: str, width: int, at: int) -> str:
+def _wanted(column: Column, rows: Sequence[Row]) -> int:
+    return 2 + max((len(_text(column, row)) for row in rows), default=0) if column.is_text else column.width
+
+
+def _titles(columns: Sequence[tuple[Column, int]], chosen: Chosen) -> str:
+    cells = []
+    for column, width in columns:
+        mark = MARKS[chosen.now.descends] if column.key == chosen.now.sort else ""
+        cells.append(_cell(column.title + mark, width, column))
+    return "".join(cells)
+
+
+def _row(columns: Sequence[tuple[Column, int]], row: Row) -> str:
+    return "".join(_cell(_text(column, row), width, column) for column, width in columns)
+
+
+def _text(column: Column, row: Row) -> str:
+    value = row[column.key]
+    if column.show is not None:
+        return column.show(value)
+    return str(value or "") if column.is_text else number(value)
+
+
+def _cell(text: str, width: int, column: Column) -> str:
+    text = printable(text)
     text = text if len(text) < width else text[: width - 2] + "…"
-    return f"{text:<{width}}" if at < LEFT else f"{text:>{width}}"
+    return f"{text:<{width}}" if column.is_text else f"{text:>{width - 1}} "
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, float):
-        return "-" if not value else f"{value:.0f}" if value >= 1000 else f"{value:.1f}"
-    return str(value)
+def _style(row: Row) -> str:
+    said = str(row.get("status") or row.get("level") or "")
+    return "bad" if said.startswith(BAD) else "warn" if said.startswith(WARN) else ""
+
+
+def _footer(chosen: Chosen, count: int, room: int, hidden: int) -> str:
+    top = chosen.now.top
+    parts = [f"{top + 1} to {min(count, top + room)} of {count}"] if count > room else []
+    parts += [f"{hidden} columns more in a wider window"] if hidden else []
+    return "   ".join([*parts, "? help   q leaves   / filter   ←→ sort   r order   p hold"])
+
+
+def _cut(lines: Sequence[Line], columns: int, rows: int) -> list[Line]:
+    return [(printable(text[:columns]), style) for text, style in lines[:rows]]

@@ -24,7 +24,9 @@ COMMANDS = {
         "services.up.settings:UpSettings",
     ),
     "chat": Command("cli.chat", "talk to a gateway in the terminal", "cli.chat.settings:ChatSettings"),
-    "top": Command("cli.top", "workers and gateways, live in the terminal", "cli.top.settings:TopSettings"),
+    "top": Command(
+        "cli.top", "workers, requests, tenants and events, live in the terminal", "cli.top.settings:TopSettings"
+    ),
     "trace": Command("cli.trace", "where the time of a recent request went", "cli.trace.settings:TraceSettings"),
     "bench": Command(
         "cli.bench",

@@ -151,7 +151,8 @@ async def test_top_shows_every_worker_and_the_gateway(cluster: Cluster) -> None:
     ]
     assert all(row["kv_used"] + row["kv_held"] + row["kv_free"] == row["kv_blocks"] > 0 for row in found["workers"])
     assert len(found["gateways"]) == 1
-    assert found["metrics"]["running"] == 0
+    assert found["figures"]["in_flight"] == 0
+    assert found["requests"].keys() == {"waiting", "running", "latest", "slowest"}
     code, out, err = await output("top", *asked, "--once")
     assert code == 0, err
     assert "prefill-0" in out
@@ -242,22 +243,19 @@ async def test_chat_in_a_terminal_does_commands_and_tells_its_pace(cluster: Clus
 
 
 async def test_top_lives_in_a_terminal_until_q(cluster: Cluster) -> None:
-    master, slave = pty.openpty()
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "cli.top", "--url", cluster.url, "--api-key", ADMIN_KEY, "--interval-s", "0.1"),
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-    )
-    os.close(slave)
-    shown = b""
-    while b"decode-0" not in shown:
-        shown += await asyncio.wait_for(asyncio.to_thread(os.read, master, 4096), 60)
-    os.write(master, b"q")
-    assert await asyncio.wait_for(process.wait(), 60) == 0
-    os.close(master)
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=30) as client:
+        await client.post("/v1/completions", json={"model": "tiny", "prompt": [7] * 20, "max_tokens": 2})
+    options = ("--url", cluster.url, "--api-key", ADMIN_KEY, "--interval-s", "0.1")
+    async with in_a_terminal("top", *options) as top:
+        await top.shows(b"decode-0")
+        top.types(b"2")
+        await top.shows(b"cmpl-")
+        top.types(b"/no-such-word\r")
+        await top.shows(b"nothing has 'no-such-word'")
+        top.types(b"?")
+        await top.shows(b"this help")
+        top.types(b"xq")
+        assert await top.ends() == 0
 
 
 async def test_top_without_a_gateway_says_so() -> None:

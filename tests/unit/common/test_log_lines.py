@@ -6,7 +6,9 @@ import logging
 
 import pytest
 
-from cli.top.view import picture
+from cli.top.keys import Chosen
+from cli.top.state import State
+from cli.top.view import frame, picture
 from common.log import _Text, printable
 
 HOSTILE = "x\n19:00:00.000 I gateway all.is.well\x1b[2J\x9b31m\u2028"
@@ -26,6 +28,10 @@ def test_text_stays_what_it_is(text: str) -> None:
 
 
 def test_top_shows_a_hostile_name_as_text() -> None:
-    shown = "\n".join(picture([], [HOSTILE], {}, columns=200))
+    state = State()
+    state.take("fleet", {"workers": [], "gateways": [{"id": HOSTILE}], "models": [{"name": HOSTILE}]})
+    state.take("log", {"log": [{"text": HOSTILE, "what": HOSTILE}]})
+    shown = "\n".join([*picture(state, 200), *(text for text, _ in frame(state, Chosen(tab=3), 200, 30))])
+    assert "all.is.well" in shown
     assert "\x1b" not in shown
     assert "\x9b" not in shown

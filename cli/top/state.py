@@ -1,0 +1,76 @@
+"""What a gateway's feed told, and what follows from its course: rates and their last minute; pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+KEPT_S = 60  # samples of a second each
+NEEDED = ("fleet", "figures", "requests")
+Json = Mapping[str, Any]
+
+
+class Rate:
+    """A counter's growth a second, sample by sample."""
+
+    def __init__(self) -> None:
+        self.samples: deque[float] = deque(maxlen=KEPT_S)
+        self._last: tuple[float, float] | None = None
+
+    @property
+    def now(self) -> float | None:
+        """The mean of the last two seconds; None before the first."""
+        lately = list(self.samples)[-2:]
+        return sum(lately) / len(lately) if lately else None
+
+    def count(self, total: float, at: float) -> None:
+        """Take the counter at the instant `at`; it may have begun again from 0."""
+        if self._last is not None and at > self._last[0]:
+            grown = total - self._last[1] if total >= self._last[1] else total
+            self.samples.append(grown / (at - self._last[0]))
+        self._last = at, total
+
+
+class State:
+    """The newest of each event, and the rates that they make."""
+
+    def __init__(self) -> None:
+        self.sections: dict[str, Json] = {}
+        self.trouble = ""  # why nothing new comes
+        self.rates: dict[str, Rate] = {}  # tokens of each worker
+        self.fleet_rate = Rate()
+        self.in_flight: deque[float] = deque(maxlen=KEPT_S)
+        self.ttft: deque[float] = deque(maxlen=KEPT_S)
+
+    @property
+    def is_whole(self) -> bool:
+        return all(name in self.sections for name in NEEDED)
+
+    def take(self, event: str, told: Json) -> None:
+        self.sections[event] = told
+        self.trouble = ""
+
+    def sample(self, at: float) -> None:
+        """Once a second: what was told then goes into the course of things. `at` is of a monotonic clock."""
+        workers = self.section("fleet").get("workers", [])
+        self.rates = {worker["id"]: self.rates.get(worker["id"]) or Rate() for worker in workers}
+        for worker in workers:
+            self.rates[worker["id"]].count(worker.get("generated_tokens", 0), at)
+        grown = [rate.samples[-1] for rate in self.rates.values() if rate.samples]
+        if grown:
+            self.fleet_rate.samples.append(sum(grown))
+        figures = self.section("figures")
+        self.in_flight.append(figures.get("in_flight") or 0)
+        self.ttft.append((figures.get("latencies") or {}).get("ttft_p50_ms") or 0.0)
+
+    def copy(self) -> State:
+        """As it is now, for a picture that is held."""
+        held = State()
+        held.sections, held.trouble, held.rates = dict(self.sections), self.trouble, deepcopy(self.rates)
+        held.fleet_rate, held.in_flight, held.ttft = deepcopy(self.fleet_rate), self.in_flight.copy(), self.ttft.copy()
+        return held
+
+    def section(self, name: str) -> Json:
+        return self.sections.get(name, {})
