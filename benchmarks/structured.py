@@ -40,7 +40,7 @@ from gateway.grammars.forms import text_of
 from gateway.grammars.wanted import json_schema
 
 ROWS, STEPS, ROUNDS = 64, 40, 8
-LONGEST_ANSWER = 300  # tokens
+LONGEST_ANSWER = 700  # tokens
 WIDE_VOCABULARY = 128_256
 NO_CONSTRAINT = ("description", "title", "format", "examples", "example", "default", "$schema", "$id", "id", "$comment")
 TEXT, WHOLE = {"type": "string"}, {"type": "integer"}
@@ -69,7 +69,9 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     facts = describe("benchmarks.structured", arguments, torch.device(options.device))
     name = "structured" if options.device == "cpu" else "structured_gpu"
-    page = ResultsPage(options.out, name, title="Answers inside a grammar", facts=facts)
+    notes = ROOT / f"benchmarks/results/{name}.notes.md"
+    text = notes.read_text() if notes.is_file() else ""
+    page = ResultsPage(options.out, name, title="Answers inside a grammar", facts=facts, notes=text)
     if not (options.model / "tokenizer.json").is_file():
         _write_tokenizer(options.model)
     page.state("model", _described(options.model))
