@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from decimal import Decimal
 from typing import Any, assert_never
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from common.messages import GRAMMAR_LIMITS, MAX_GRAMMAR_CHARS
-from gateway.grammars.wanted import Choice, Ebnf, Form, JsonSchema, Regex, StructuralTag, Tag, Text
+from gateway.grammars.structure import structure
+from gateway.grammars.wanted import Choice, Ebnf, Form, JsonSchema, Regex, StructuralTag, Text
 
 MOST_WORDS = 400  # characters of the library's explanation
 COSTLIEST_MULTIPLE = 20_000  # states of an automaton that counts remainders: llguidance bounds them by nothing
@@ -30,7 +31,7 @@ def text_of(form: Form, specials: Collection[str]) -> str:
         case Ebnf():
             return grammar_from("grammar", form.text)
         case StructuralTag():
-            return _structural_tag(form, specials)
+            return structure(form.format, specials)
         case Text():
             return form.text
         case _:
@@ -87,35 +88,3 @@ def _whole(pattern: str) -> str:
     pattern = pattern.removeprefix("^")
     escapes = len(pattern) - 1 - len(pattern[:-1].rstrip("\\"))
     return pattern[:-1] if pattern.endswith("$") and escapes % 2 == 0 else pattern
-
-
-def _structural_tag(form: StructuralTag, specials: Collection[str]) -> str:
-    by_trigger: dict[str, list[Tag]] = {}
-    for tag in form.tags:
-        trigger = next((one for one in form.triggers if tag.begin.startswith(one)), None)
-        if trigger is None:
-            raise ValueError(f"begin {tag.begin!r} starts with none of the triggers")
-        by_trigger.setdefault(trigger, []).append(tag)
-    names = [f"part_{index}" for index in range(len(by_trigger))]
-    rules = [_triggered(name, *entry, specials) for name, entry in zip(names, by_trigger.items(), strict=True)]
-    return "\n".join(["%llguidance {}", f"start: ({' | '.join(names)})* TEXT", r"TEXT: /(.|\n)*/", *rules])
-
-
-def _triggered(name: str, trigger: str, tags: Sequence[Tag], specials: Collection[str]) -> str:
-    """The rules of the tags that one trigger announces."""
-    if trigger in specials:
-        head = f"{name}_head: TEXT {literal(trigger, specials)}"
-    else:
-        head = f"{name}_head[lazy]: TEXT {json.dumps(trigger)}"
-    bodies = [
-        f"{literal(tag.begin.removeprefix(trigger), specials)} %json {json.dumps(tag.schema)} {literal(tag.end, specials)}"
-        for tag in tags
-    ]
-    return f"{head}\n{name}: {name}_head ({' | '.join(bodies)})"
-
-
-def literal(text: str, specials: Collection[str]) -> str:
-    """A text as Lark writes it; special tokens in it are named, since no text contains them."""
-    named = sorted((special for special in specials if special and special in text), key=len, reverse=True)
-    parts = re.split("(" + "|".join(map(re.escape, named)) + ")", text) if named else [text]
-    return " ".join(part if part in named else json.dumps(part) for part in parts if part)

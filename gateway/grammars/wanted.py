@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 MAX_OPTIONS = 4_096
-MAX_TAGS = 256
 # More whitespace helps nobody, and a weak model would write it until its tokens are used up.
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 
@@ -22,14 +21,6 @@ class Whitespace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ANY_WHITESPACE = Whitespace()
-
-
-class Tag(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of an answer that JSON by a schema fills, between `begin` and `end`."""
-
-    begin: str
-    schema: Any
-    end: str
 
 
 class JsonSchema(msgspec.Struct, frozen=True, kw_only=True, tag="json_schema"):
@@ -58,11 +49,10 @@ class Ebnf(msgspec.Struct, frozen=True, tag="ebnf"):
     text: str
 
 
-class StructuralTag(msgspec.Struct, frozen=True, kw_only=True, tag="structural_tag"):
-    """Any text; but what begins with a trigger must go on as one of the tags."""
+class StructuralTag(msgspec.Struct, frozen=True, tag="structural_tag"):
+    """Texts, schemas and tags, in order or in turn: see `structure`."""
 
-    tags: Sequence[Tag]
-    triggers: Sequence[str]
+    format: Any
 
 
 class Text(msgspec.Struct, frozen=True, tag="text"):
@@ -106,10 +96,8 @@ def ebnf(field: str, text: str) -> Wanted:
     return Wanted(field=field, form=Ebnf(text))
 
 
-def structural_tag(field: str, tags: Sequence[Tag], triggers: Sequence[str]) -> Wanted:
-    if not (0 < len(tags) <= MAX_TAGS and 0 < len(triggers) <= MAX_TAGS and all(triggers)):
-        raise ValueError(f"{field}: must have 1 to {MAX_TAGS} structures and as many triggers")
-    return Wanted(field=field, form=StructuralTag(tags=list(tags), triggers=list(triggers)))
+def structural_tag(field: str, format: Any) -> Wanted:
+    return Wanted(field=field, form=StructuralTag(format))
 
 
 def of_text(field: str, text: str, *, after: Sequence[int] | None = None, budget: int | None = None) -> Wanted:

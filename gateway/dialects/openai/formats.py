@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gateway.grammars import wanted
-from gateway.grammars.wanted import ANY_WHITESPACE, Tag, Wanted, Whitespace
+from gateway.grammars.wanted import ANY_WHITESPACE, Wanted, Whitespace
 
 FOLLOWED = (
     "response_format",
@@ -53,8 +53,9 @@ RESPONSE_FORMAT_SCHEMA: dict[str, Any] = {
         },
         {
             "type": "object",
-            "properties": {"type": {"const": "structural_tag"}},
-            "required": ["type", "structures", "triggers"],
+            "properties": {"type": {"const": "structural_tag"}, "format": {"type": "object"}},
+            "required": ["type"],
+            "anyOf": [{"required": ["format"]}, {"required": ["structures", "triggers"]}],
         },
     ]
 }
@@ -159,18 +160,22 @@ def _of_kind(kind: str, said: Any, field: str, whitespace: Whitespace) -> Wanted
 
 
 def _structural_tag(value: Mapping[str, Any], field: str) -> Wanted:
+    """Its `format`, or the older form: schemas between tags that triggers announce."""
+    if "format" in value:
+        return wanted.structural_tag(field, value["format"])
     if "structures" not in value:
-        raise ValueError(f"{field}: a structural_tag needs structures and triggers; `format` is not supported yet")
+        raise ValueError(f"{field}: a structural_tag needs a format, or structures and triggers")
     structures = [_mapping(one, f"{field}: structures") for one in _list(value["structures"], f"{field}: structures")]
     tags = [
-        Tag(
-            begin=_text(one.get("begin"), f"{field}: begin"),
-            schema=_schema(one.get("schema", {}), field),
-            end=_text(one.get("end", ""), f"{field}: end"),
-        )
+        {
+            "begin": _text(one.get("begin"), f"{field}: begin"),
+            "content": {"type": "json_schema", "json_schema": _schema(one.get("schema", {}), field)},
+            "end": _text(one.get("end", ""), f"{field}: end"),
+        }
         for one in structures
     ]
-    return wanted.structural_tag(field, tags, _texts(value.get("triggers"), f"{field}: triggers"))
+    triggers = _texts(value.get("triggers"), f"{field}: triggers")
+    return wanted.structural_tag(field, {"type": "triggered_tags", "tags": tags, "triggers": triggers})
 
 
 def _closed(schema: Any) -> Any:

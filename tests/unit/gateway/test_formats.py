@@ -16,6 +16,10 @@ from tests.unit.gateway.conftest import MODEL, Gateway
 AGE = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"], "additionalProperties": False}
 OPEN = {name: value for name, value in AGE.items() if name != "additionalProperties"}
 TAG = {"type": "structural_tag", "structures": [{"begin": "<a>", "schema": AGE, "end": "</a>"}], "triggers": ["<a>"]}
+TREE = {
+    "type": "structural_tag",
+    "format": {"type": "tag", "begin": "<a>", "content": {"type": "json_schema", "json_schema": AGE}, "end": "</a>"},
+}
 UNENFORCED = {"type": "json_schema", "json_schema": {"schema": {"if": 1}, "strict": True}}
 
 
@@ -29,6 +33,8 @@ FORMATS: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": AGE, "strict": True}}}, '{"age":1}', "{}"),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": AGE | {"if": {}}}}}, '{"age":1}', "{}"),
     ({"response_format": TAG}, 'so: <a>{"age":1}</a>', "<a>{}"),
+    ({"response_format": TREE}, '<a>{"age":1}</a>', "<a>{}</a>"),
+    ({"structured_outputs": {"structural_tag": json.dumps(TREE)}}, '<a>{"age":1}</a>', "<a>{}</a>"),
     ({"structured_outputs": {"json": AGE, "disable_any_whitespace": True}}, '{"age":1}', '{"age": 1}'),
     ({"structured_outputs": {"json": json.dumps(AGE), "whitespace_pattern": "[ ]?"}}, '{"age": 1}', '{"age":  1}'),
     ({"structured_outputs": {"json": OPEN, "disable_additional_properties": True}}, '{"age":1}', '{"age":1,"b":2}'),
@@ -65,7 +71,8 @@ async def test_every_form_reaches_the_job(
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "strng"}}}}, "response_format", "strng"),
         ({"response_format": UNENFORCED}, "response_format", "if"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema must be an object"),
-        ({"response_format": {"type": "structural_tag", "format": {}}}, "response_format", "structures"),
+        ({"response_format": {"type": "structural_tag", "format": {}}}, "response_format", "format: type must be"),
+        ({"response_format": {"type": "structural_tag"}}, "response_format", "needs a format, or structures"),
         ({"response_format": TAG | {"triggers": ["<b>"]}}, "response_format", "none of the triggers"),
         ({"structured_outputs": {}}, "structured_outputs", "exactly one of"),
         ({"structured_outputs": {"structural_tag": "[" * 5_000}}, "structured_outputs", "too deep"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
@@ -11,7 +13,6 @@ from common.errors import InvalidRequestError
 from gateway.grammars import forms
 from gateway.grammars.maker import GrammarMaker
 from gateway.grammars.wanted import (
-    Tag,
     Wanted,
     Whitespace,
     choice,
@@ -25,10 +26,25 @@ from gateway.grammars.wanted import (
 from tests.models import SPECIAL_TOKENS, VOCAB_SIZE, build_tokenizer
 
 AGE = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"], "additionalProperties": False}
+NULL = {"type": "json_schema", "json_schema": {"type": "null"}}
 TAGS = [
-    Tag(begin="<call=a>", schema=AGE, end="</call>"),
-    Tag(begin="<|im_start|>b", schema={"type": "null"}, end="<|endoftext|>"),
+    {"begin": "<call=a>", "content": {"type": "json_schema", "json_schema": AGE}, "end": "</call>"},
+    {"begin": "<|im_start|>b", "content": NULL, "end": "<|endoftext|>"},
 ]
+ANY, ONE = {"type": "any_text"}, {"type": "tag", "begin": "<a>", "content": NULL, "end": "</a>"}
+WORD, DIGITS = {"type": "const_string", "value": "so:"}, {"type": "regex", "pattern": r"\d+/?"}
+
+
+def tagged(kind: str, **fields: Any) -> Wanted:
+    return structural_tag("f", {"type": kind} | fields)
+
+
+def triggered(*triggers: str, tags: Any = TAGS, **fields: Any) -> dict[str, Any]:
+    return {"type": "triggered_tags", "tags": tags, "triggers": triggers} | fields
+
+
+def around(content: Any, end: Any = "</o>") -> dict[str, Any]:
+    return {"type": "tag", "begin": "<o>", "content": content, "end": end}
 
 
 @pytest.fixture(scope="module")
@@ -64,15 +80,86 @@ CASES: list[tuple[Wanted, list[str], list[str]]] = [
     (ebnf("f", 'start: "a" B\nB: /b+/'), ["abb"], ["a"]),
     (ebnf("f", 'root ::= "a" [0-9]{2}'), ["a12"], ["a1"]),
     (of_text("f", 'start: <|im_start|> "x"'), ["<|im_start|>x"], ["x"]),
+]  # fmt: skip
+TAG_CASES: list[tuple[Wanted, list[str], list[str]]] = [
     (
-        structural_tag("f", TAGS, ["<call", "<|im_start|>"]),
+        structural_tag("f", triggered("<call", "<|im_start|>")),
         ["no call", 'so <call=a>{"age":1}</call> then <|im_start|>bnull<|endoftext|>!'],
         ["<call=b>", '<call=a>{"age":', "<|im_start|>x"],
     ),
-]  # fmt: skip
+    (
+        structural_tag("f", triggered("<call", "<|im_start|>", at_least_one=True)),
+        ['<call=a>{"age":1}</call>', '<|im_start|>bnull<|endoftext|> and <call=a>{"age":1}</call>!'],
+        ["", "no call", 'so <call=a>{"age":1}</call>'],
+    ),
+    (
+        structural_tag("f", triggered("<call", "<|im_start|>", stop_after_first=True)),
+        ["none", 'so <call=a>{"age":1}</call>'],
+        ['<call=a>{"age":1}</call>!', '<call=a>{"age":1}</call><call=a>{"age":1}</call>'],
+    ),
+    (
+        structural_tag("f", triggered("<call", "<|im_start|>", stop_after_first=True, at_least_one=True)),
+        ['<call=a>{"age":1}</call>'],
+        ["", 'so <call=a>{"age":1}</call>', '<call=a>{"age":1}</call>!'],
+    ),
+    (
+        structural_tag("f", triggered("<a", tags=[ONE], excludes=["bad", "<b/"])),
+        ["good <b>", "x<a>null</a>y"],
+        ["a bad one", "x<b/>", "<a>null</a>bad", "bad<a>null</a>"],
+    ),
+    (tagged("const_string", value='a"<|im_start|>b'), ['a"<|im_start|>b'], ["a", 'a"b']),
+    (tagged("json_schema", json_schema=AGE), ['{"age": 1}'], ["{}", '{"age":' + 65 * " " + "1}"]),
+    (tagged("regex", pattern="a+|b/"), ["aa", "b/"], ["ab/"]),
+    (tagged("grammar", grammar='root ::= "x" [0-9]'), ["x1"], ["x"]),
+    (tagged("any_text"), ["", "any\ntext"], ["<|im_start|>"]),
+    (tagged("any_text", excludes=["no", "a.b"]), ["yes axb"], ["I know", "a.b"]),
+    (tagged("sequence", elements=[WORD, DIGITS, NULL]), ["so:12/null", "so:1null"], ["so:null", "12/null", "so:12/"]),
+    (
+        tagged("sequence", elements=[around(ANY), triggered("<a", tags=[ONE])]),
+        ["<o>x</o>y<a>null</a>z", "<o></o>"],
+        ["", "<o>x", "<o></o><a>1"],
+    ),
+    (tagged("or", elements=[WORD, DIGITS, around(ANY)]), ["so:", "7", "<o>x<o></o>"], ["so:7", "<o>x</o>y"]),
+    (structural_tag("f", around(ANY)), ["<o>a\n<b></o>"], ["<o>a</o>b</o>", "a</o>"]),
+    (
+        structural_tag("f", around(ANY, ["</o>", "<|im_start|>"])),
+        ["<o>a</o>", "<o>a<|im_start|>"],
+        ["<o>a", "<o>a<|endoftext|>"],
+    ),
+    (
+        structural_tag("f", around({"type": "or", "elements": [WORD, ANY]}, "; <|im_start|>!")),
+        ["<o>so:; <|im_start|>!", "<o>x; <|im_start|>!"],
+        ["<o>so:"],
+    ),
+    (
+        structural_tag("f", around(triggered("<a", tags=[ONE, around(ONE) | {"begin": "<a2>"}]))),
+        ["<o>x<a>null</a>y</o>", "<o></o>", "<o>x<a2><a>null</a></o></o>"],
+        ["<o>x<a>1</a></o>", "<o>x</o>y", "<o>x<a>null</a>"],
+    ),
+    (
+        tagged("tags_with_separator", tags=[ONE, around(DIGITS)], separator=", "),
+        ["", "<a>null</a>", "<o>7</o>, <a>null</a>, <o>7</o>"],
+        ["<a>null</a>, ", "x"],
+    ),
+    (
+        tagged("tags_with_separator", tags=[ONE], separator="", at_least_one=True),
+        ["<a>null</a><a>null</a>"],
+        ["", "<a>null</a>,"],
+    ),
+    (
+        tagged("tags_with_separator", tags=[ONE], separator=",", stop_after_first=True),
+        ["", "<a>null</a>"],
+        ["<a>null</a>,<a>null</a>"],
+    ),
+    (
+        structural_tag("f", around({"type": "tags_with_separator", "tags": [ONE], "separator": ","})),
+        ["<o></o>", "<o><a>null</a></o>"],
+        ["<o>", "<o><a>null</a>"],
+    ),
+]
 
 
-@pytest.mark.parametrize(("wanted", "right", "wrong"), CASES, ids=range(len(CASES)))
+@pytest.mark.parametrize(("wanted", "right", "wrong"), [*CASES, *TAG_CASES])
 async def test_each_form_matches_what_it_says(
     wanted: Wanted, right: list[str], wrong: list[str], maker: GrammarMaker, text: str
 ) -> None:
@@ -97,7 +184,33 @@ async def test_each_form_matches_what_it_says(
         (ebnf("f", 'start: "a'), "lexer error"),
         (ebnf("f", "root ::= " + "(" * 5_000), "f: Failed to convert the grammar from GBNF to Lark: maximum recursion"),
         (of_text("f", "start: <|nobody|>"), 'unknown special token: "<|nobody|>"'),
-        (structural_tag("f", TAGS, ["<call"]), "begin '<|im_start|>b' starts with none of the triggers"),
+        (
+            structural_tag("f", triggered("<call")),
+            "f: format.tags[1]: begin '<|im_start|>b' starts with none of the triggers",
+        ),
+        (structural_tag("f", triggered()), "f: format: must have 1 to 256 tags and as many triggers"),
+        (structural_tag("f", []), "f: format: type must be one of const_string, json_schema, regex"),
+        (tagged("or", elements=[WORD, {"type": "qwen_xml_parameter"}]), "f: format.elements[1]: type must be one of"),
+        (tagged("or", elements=[{"type": "token"}]), "tags_with_separator, not token"),
+        (tagged("sequence", elements=[ANY, WORD]), "f: format.elements[0]: free text may only come last"),
+        (
+            tagged("sequence", elements=[triggered("<", tags=[ONE]), WORD]),
+            "f: format.elements[0]: free text may only come last",
+        ),
+        (
+            tagged("tags_with_separator", tags=[around(ANY, "")], separator=","),
+            "format.tags[0].content: free text may only",
+        ),
+        (tagged("tags_with_separator", tags=[ANY], separator=","), "format.tags[0]: must be a tag"),
+        (tagged("tag", begin=1, content=ANY, end=""), "f: format: begin must be a string"),
+        (tagged("tag", begin="", content=ANY, end=[1]), "f: format: end must be a list of strings"),
+        (tagged("tag", begin="", end="x"), "f: format.content: type must be one of"),
+        (tagged("regex", pattern="["), "unclosed character class"),
+        (tagged("json_schema", json_schema={"type": "strng"}), "Invalid type: strng"),
+        (tagged("json_schema", json_schema=AGE, style="qwen_xml"), "json_schema must be an object, and style json"),
+        (tagged("or", elements=[WORD] * 300), "elements must be a list of at most 256"),
+        (tagged("const_string", value="x" * 70_000), "f: is too large"),
+        (structural_tag("f", functools.reduce(lambda inner, _: around(inner), range(700), WORD)), "is too deep"),
     ],
 )
 async def test_what_can_not_be_followed_is_refused_in_the_librarys_words(
