@@ -100,7 +100,7 @@ def _row_cases(device: torch.device, rows: int = 2048) -> Iterator[Case]:
     gate, up = gate_up.chunk(2, dim=-1)
     yield Case(
         "activation",
-        lambda: activation.silu_and_mul(gate_up),
+        lambda: activation.act_and_mul(gate_up),
         lambda: torch.nn.functional.silu(gate.double()) * up.double(),
         lambda out: out,
         1.5 * gate_up.nbytes,
@@ -121,7 +121,7 @@ def _row_cases(device: torch.device, rows: int = 2048) -> Iterator[Case]:
 
     yield Case(
         "rope_and_write_kv",
-        lambda: rope.rope_and_write_kv(qkv, positions, cos_sin, positions, pool, q_norm=None, k_norm=None, eps=1e-6),
+        lambda: rope.rope_and_write_kv(qkv, positions, cos_sin, positions, pool, rope.Heads()),
         rotated,
         lambda out: out,
         2 * qkv.nbytes,
@@ -174,7 +174,7 @@ def _decode_case(device: torch.device, count: int, context: int) -> Case:
 
     return Case(
         f"decode_b{count}_ctx{context}",
-        lambda: attention.paged_attention(q, pool, plan, scale=SCALE, window=0),
+        lambda: attention.paged_attention(q, pool, plan, attention.Scores(scale=SCALE)),
         exact,
         lambda out: out[: COMPARED_ROWS // 3],
         count * context * 2 * KV_HEADS * HEAD_DIM * 2,
@@ -200,7 +200,7 @@ def _prefill_case(device: torch.device, new: int, context: int) -> Case:
         max_query_len=new,
         max_context_len=context,
     )
-    cut = attention.tiling(device, q.dtype, attention.HeadShape(HEADS, KV_HEADS, HEAD_DIM), window=False)
+    cut = attention.tiling(device, q.dtype, attention.HeadShape(HEADS, KV_HEADS, HEAD_DIM), is_plain=True)
     rows, start = cut.rows(new, behind=new < context), np.zeros(1, dtype=np.int64)
     tiles = cut.deal_out(np.array([new]), np.array([context]), start, rows=rows)
     gathered = torch.stack((table[0], torch.full_like(table[0], BLOCK)), dim=1) if new < context else None
@@ -209,7 +209,7 @@ def _prefill_case(device: torch.device, new: int, context: int) -> Case:
     compared = torch.linspace(0, new - 1, COMPARED_ROWS).long().tolist()
     return Case(
         f"prefill_{new}" if new == context else f"prefill_{new}_after_{context - new}",
-        lambda: attention.paged_attention(q, pool, plan, scale=SCALE, window=0, qkv=qkv),
+        lambda: attention.paged_attention(q, pool, plan, attention.Scores(scale=SCALE), qkv=qkv),
         lambda: _attended(q[compared], pool, table[0], context, [context - new + row for row in compared]),
         lambda out: out[compared],
         2.0 * (2 * q.nbytes + 2 * context * KV_HEADS * HEAD_DIM),

@@ -122,7 +122,9 @@ class Engine:
             heads,
             windows,
             items_at_once=items_at_once(describe(device), heads.num_kv_heads),
-            tiling=tiling(device, self._decoder.weights.dtype, heads, window=any(windows)),
+            tiling=tiling(
+                device, self._decoder.weights.dtype, heads, is_plain=self._decoder.spec.has_plain_attention(heads)
+            ),
         )
 
     def warm_up(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import linear as torch_linear
 
-from engine.kernels.activation import silu_and_mul
+from engine.kernels.activation import act_and_mul
 from engine.kernels.twin import twin
 
 
@@ -40,6 +40,11 @@ def linear_onto(
 
 
 @twin("engine.kernels.triton_linear")
-def gated_linear(x: torch.Tensor, gate_up: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return silu(x @ gate.T) * (x @ up.T) [T, I]. `gate_up` [2 I, K] and `bias` [2 I] hold the gate's rows first."""
-    return silu_and_mul.reference(torch_linear(x, gate_up, bias))
+def gated_linear(
+    x: torch.Tensor, gate_up: torch.Tensor, bias: torch.Tensor | None, activation: str = "silu"
+) -> torch.Tensor:
+    """Return act(x @ gate.T) * (x @ up.T) [T, I]. `gate_up` [2 I, K] and `bias` [2 I] hold the gate's rows first.
+
+    `activation`: "silu" or "gelu_tanh".
+    """
+    return act_and_mul.reference(torch_linear(x, gate_up, bias), activation)

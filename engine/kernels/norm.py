@@ -8,15 +8,20 @@ from engine.kernels.twin import twin
 
 
 @twin("engine.kernels.triton_norm")
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return x / rms(x) * weight for `x` [..., E]. The mean square is taken in float32, the product in x's dtype."""
+def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, *, plus_one: bool = False) -> torch.Tensor:
+    """Return x / rms(x) * weight for `x` [..., E]. The mean square is taken in float32, the product in x's dtype.
+
+    None for `weight`: 1. `plus_one`: 1 + weight, and the product is in float32, too.
+    """
     wide = x.float()
     wide = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
-    return weight * wide.to(x.dtype)
+    if weight is None:
+        return wide.to(x.dtype)
+    return (wide * (1.0 + weight.float())).to(x.dtype) if plus_one else weight * wide.to(x.dtype)
 
 
 def add_rms_norm(
-    x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (rms_norm(x + residual), x + residual), both [..., E] in residual's dtype.
 
@@ -24,15 +29,15 @@ def add_rms_norm(
     already (`linear_onto`).
     """
     if x is None:
-        return rms_norm(residual, weight, eps), residual
-    return add_and_norm(x, residual, weight, eps)
+        return rms_norm(residual, weight, eps, plus_one=plus_one), residual
+    return add_and_norm(x, residual, weight, eps, plus_one=plus_one)
 
 
 @twin("engine.kernels.triton_norm")
 def add_and_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if x.dim() > residual.dim():
         x = x.sum(dim=0, dtype=torch.float32).to(residual.dtype)
     total = x + residual
-    return rms_norm.reference(total, weight, eps), total
+    return rms_norm.reference(total, weight, eps, plus_one=plus_one), total

@@ -1,9 +1,11 @@
-"""Rotary position embedding (rotate-half form), optional QK-norm, and the write into the pool, in one kernel.
+"""From the product of queries, keys and values to the pool, in one kernel: norms of heads, rotation, the write.
 
-T tokens, P partial sums, Hq query heads, Hkv key and value heads, D head size, B block size.
+T tokens, P partial sums, Hq query heads, Hkv key and value heads, D head size, R rotated dimensions, B block size.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 
@@ -11,48 +13,87 @@ from engine.kernels.norm import rms_norm
 from engine.kernels.twin import twin
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """What happens to each head on its way. All norms are RMSNorm."""
+
+    q_norm: torch.Tensor | None = None  # [D]: weight of the queries' norm; None: none, or no weight
+    k_norm: torch.Tensor | None = None
+    eps: float = 1e-6
+    norm_plus_one: bool = False  # weights are 1 more than these tensors
+    norms_without_weight: bool = False
+    norm_after: bool = False  # after the rotation
+    norms_values: bool = False  # without a weight
+    interleaved: bool = False  # neighbours are a pair; else dimensions R / 2 apart
+    query_growth: torch.Tensor | None = None  # [positions] float32: factors of queries
+
+    def are_plain(self, cos_sin: torch.Tensor | None, head_dim: int) -> bool:
+        """Whether there is nothing but a norm with a weight before, and a rotation of halves of the whole head."""
+        others = (self.norm_plus_one and self.q_norm is not None, self.norms_without_weight, self.norm_after)
+        return (
+            cos_sin is not None
+            and cos_sin.shape[1] == head_dim
+            and not (any(others) or self.norms_values or self.interleaved or self.query_growth is not None)
+        )
+
+
 @twin("engine.kernels.triton_rope")
 def rope_and_write_kv(
     qkv: torch.Tensor,
     positions: torch.Tensor,
-    cos_sin: torch.Tensor,
+    cos_sin: torch.Tensor | None,
     slots: torch.Tensor,
     kv_layer: torch.Tensor,
+    how: Heads,
     *,
-    q_norm: torch.Tensor | None,
-    k_norm: torch.Tensor | None,
-    eps: float,
     in_place: bool = False,
 ) -> torch.Tensor:
     """Return the rotated queries [T, Hq, D]; write the rotated keys, and the values, into `kv_layer`.
 
     `qkv` [T, (Hq + 2 Hkv) D], or partial sums of it [P, T, ...] in float32: queries, keys, values side by side. `positions`
-    [T] and `slots` [T] (block * B + offset; negative: not written) are int32; `cos_sin` [positions, D] float32 holds
-    cos | sin halves; `kv_layer` [num_blocks, 2, B, Hkv, D] is a strided view of the pool, and the result has its dtype.
-    `q_norm` and `k_norm` [D]: RMSNorm of each head first. `in_place`: the rotated keys replace those in `qkv` too.
+    [T] and `slots` [T] (block * B + offset; negative: not written) are int32; `cos_sin` [positions, R] float32 holds
+    cos | sin halves for the first R dimensions, None: nothing is rotated. `kv_layer` [num_blocks, 2, B, Hkv, D] is a strided
+    view of the pool, and the result has its dtype. `in_place`: what is written replaces the keys and values in `qkv` too.
     """
     block_size, num_kv_heads, head_dim = kv_layer.shape[2:]
     if qkv.dim() == 3:
         qkv = qkv.sum(dim=0)
     heads = qkv.to(kv_layer.dtype).unflatten(-1, (-1, head_dim))  # [T, Hq + 2 Hkv, D]
     q, k, v = heads.split((heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads), dim=1)
-    if q_norm is not None:
-        q = rms_norm.reference(q, q_norm, eps)
-    if k_norm is not None:
-        k = rms_norm.reference(k, k_norm, eps)
-    cos, sin = cos_sin[positions.long()].chunk(2, dim=-1)  # [T, D / 2]
+    where = positions.long()
+    q, k = (_turned(x, weight, where, cos_sin, how) for x, weight in ((q, how.q_norm), (k, how.k_norm)))
+    if how.query_growth is not None:
+        q = (q.float() * how.query_growth[where][:, None, None]).to(q.dtype)
+    if how.norms_values:
+        v = rms_norm.reference(v, None, how.eps)
     written = slots >= 0 if bool((slots < 0).any()) else slice(None)
     slots = slots[written].long()
     blocks, offsets = slots // block_size, slots % block_size
-    rotated = _rotate(k, cos, sin)
     if in_place:
-        heads[:, q.shape[1] : -num_kv_heads] = rotated  # a view of `qkv`
-    kv_layer[blocks, 0, offsets] = rotated[written]
+        heads[:, q.shape[1] :] = torch.cat((k, v), dim=1)  # a view of `qkv`
+    kv_layer[blocks, 0, offsets] = k[written]
     kv_layer[blocks, 1, offsets] = v[written]
-    return _rotate(q, cos, sin)
+    return q
 
 
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    first, second = x.float().chunk(2, dim=-1)
-    cos, sin = cos[:, None], sin[:, None]
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+def _turned(
+    x: torch.Tensor, weight: torch.Tensor | None, where: torch.Tensor, cos_sin: torch.Tensor | None, how: Heads
+) -> torch.Tensor:
+    """Normed and rotated heads."""
+    is_normed = weight is not None or how.norms_without_weight
+    if is_normed and not how.norm_after:
+        x = rms_norm.reference(x, weight, how.eps, plus_one=how.norm_plus_one)
+    if cos_sin is not None:
+        x = _rotate(x, cos_sin[where], interleaved=how.interleaved)
+    if is_normed and how.norm_after:
+        x = rms_norm.reference(x, weight, how.eps, plus_one=how.norm_plus_one)
+    return x
+
+
+def _rotate(x: torch.Tensor, cos_sin: torch.Tensor, *, interleaved: bool) -> torch.Tensor:
+    cos, sin = cos_sin[:, None].chunk(2, dim=-1)  # [T, 1, R / 2]
+    turning, rest = x.float().split((cos_sin.shape[-1], x.shape[-1] - cos_sin.shape[-1]), dim=-1)
+    first, second = turning.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else turning.chunk(2, dim=-1)
+    turned = first * cos - second * sin, second * cos + first * sin
+    both = torch.stack(turned, dim=-1).flatten(-2) if interleaved else torch.cat(turned, dim=-1)
+    return torch.cat((both, rest), dim=-1).to(x.dtype)

@@ -9,12 +9,13 @@ from engine.kernels.launch import Kernel
 BLOCK = 1024
 
 
-def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+def act_and_mul(gate_up: torch.Tensor, activation: str = "silu") -> torch.Tensor:
     gate_up = gate_up.contiguous()
     size = gate_up.shape[-1] // 2
     out = gate_up.new_empty((*gate_up.shape[:-1], size))
     num_rows = out.numel() // size if size else 0
-    _SILU.launch((num_rows, triton.cdiv(size, BLOCK)), (gate_up.dtype, size), gate_up, out, size, BLOCK)
+    kernel = _SILU if activation == "silu" else _GELU
+    kernel.launch((num_rows, triton.cdiv(size, BLOCK)), (gate_up.dtype, size), gate_up, out, size, BLOCK)
     return out
 
 
@@ -29,4 +30,21 @@ def _silu_and_mul(gate_up_T2I, out_TI, size, BLOCK: tl.constexpr):
     tl.store(out_TI + row * size + at, out.to(out_TI.dtype.element_ty), mask=inside)
 
 
-_SILU = Kernel(_silu_and_mul)
+@triton.jit
+def _gelu_and_mul(gate_up_T2I, out_TI, size, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    gate = tl.load(gate_up_T2I + row * 2 * size + at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up_T2I + row * 2 * size + size + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_TI + row * size + at, (gelu_tanh(gate) * up).to(out_TI.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gelu_tanh(x):
+    """0.5 x (1 + tanh(y)) = x sigmoid(2 y); `x` float32."""
+    y = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+    return x / (1.0 + tl.exp(-2.0 * y))
+
+
+_SILU, _GELU = Kernel(_silu_and_mul), Kernel(_gelu_and_mul)

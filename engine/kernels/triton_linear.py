@@ -15,9 +15,10 @@ import triton.language as tl
 from torch.nn.functional import linear as torch_linear
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.kernels.activation import silu_and_mul
+from engine.kernels.activation import act_and_mul
 from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
+from engine.kernels.triton_activation import gelu_tanh
 
 PREFETCH_ELEMENTS = 256  # leading ones of each weight row; measured on an H200
 MAX_ROWS, MAX_GATED_ROWS = 64, 128  # with more, the vendor's library is at least as fast
@@ -70,12 +71,14 @@ def linear_onto(
     return None
 
 
-def gated_linear(x: torch.Tensor, gate_up: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def gated_linear(
+    x: torch.Tensor, gate_up: torch.Tensor, bias: torch.Tensor | None, activation: str = "silu"
+) -> torch.Tensor:
     tiles = _choose_gated(x, gate_up)
     if tiles is None:
-        return silu_and_mul(torch_linear(x, gate_up, bias))
+        return act_and_mul(torch_linear(x, gate_up, bias), activation)
     out = x.new_empty((x.shape[0], gate_up.shape[0] // 2))
-    launch_product(x, gate_up, bias, out, tiles, gated=True)
+    launch_product(x, gate_up, bias, out, tiles, gated=True, gelu=activation == "gelu_tanh")
     return out
 
 
@@ -112,6 +115,7 @@ def launch_product(
     tiles: Tiles,
     *,
     gated: bool = False,
+    gelu: bool = False,
 ) -> None:
     """Write the product of few rows to `out` [T, N], or its partial sums [P, T, N]."""
     num_rows, num_outputs = x.shape[0], out.shape[-1]
@@ -121,7 +125,7 @@ def launch_product(
         x, weight, out, weight if bias is None else bias, num_rows, num_outputs,
         x.stride(0), num_outputs, num_rows * num_outputs,
         K=weight.shape[1], BM=max(16, triton.next_power_of_2(num_rows)), BN=tiles.rows, BK=tiles.inputs,
-        SPLITS=tiles.splits, GATED=gated, HAS_BIAS=bias is not None, PREFETCH=PREFETCH_ELEMENTS, PDL=pdl,
+        SPLITS=tiles.splits, GATED=gated, GELU=gelu, HAS_BIAS=bias is not None, PREFETCH=PREFETCH_ELEMENTS, PDL=pdl,
         STAGES=tiles.stages, num_warps=tiles.warps, num_stages=tiles.stages, launch_pdl=pdl,
     )  # fmt: skip
 
@@ -138,7 +142,8 @@ def _prefetch(pointers):
 def _few_rows(
     x_MK, w_NK, out, bias_N, M, N, x_row, out_row, out_split,
     K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
-    GATED: tl.constexpr, HAS_BIAS: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr, STAGES: tl.constexpr,
+    GATED: tl.constexpr, GELU: tl.constexpr, HAS_BIAS: tl.constexpr, PREFETCH: tl.constexpr,
+    PDL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     tile, split = tl.program_id(0), tl.program_id(1)
     K_SPLIT: tl.constexpr = K // SPLITS
@@ -176,7 +181,8 @@ def _few_rows(
     if GATED:
         dtype = out.dtype.element_ty
         gate, up_value = acc.to(dtype).to(tl.float32), acc_up.to(dtype).to(tl.float32)
-        acc = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up_value
+        gate = gelu_tanh(gate) if GELU else gate / (1.0 + tl.exp(-gate))
+        acc = gate.to(dtype).to(tl.float32) * up_value
     target = out + split.to(tl.int64) * out_split + m[None, :].to(tl.int64) * out_row + n[:, None]
     tl.store(target, acc.to(out.dtype.element_ty), mask=(m < M)[None, :] & (n < N)[:, None])
 

@@ -8,21 +8,26 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
 
+PLAIN, PLUS_ONE, NO_WEIGHT = 0, 1, 2  # what a normed value is multiplied by
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, *, plus_one: bool = False) -> torch.Tensor:
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     out = torch.empty_like(rows)
-    _launch(rows, rows, weight, out, out, eps, parts=0)
+    if weight is None:
+        _launch(rows, rows, rows, out, out, eps, parts=0, kind=NO_WEIGHT)
+    else:
+        _launch(rows, rows, weight, out, out, eps, parts=0, kind=PLUS_ONE if plus_one else PLAIN)
     return out.view(x.shape)
 
 
 def add_and_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     parts = x.shape[0] if x.dim() > residual.dim() else 1
     rows, other = x.reshape(-1, x.shape[-1]).contiguous(), residual.reshape(-1, x.shape[-1]).contiguous()
     out, total = torch.empty_like(other), torch.empty_like(other)
-    _launch(rows, other, weight, out, total, eps, parts=parts)
+    _launch(rows, other, weight, out, total, eps, parts=parts, kind=PLUS_ONE if plus_one else PLAIN)
     return out.view(residual.shape), total.view(residual.shape)
 
 
@@ -35,6 +40,7 @@ def _launch(
     eps: float,
     *,
     parts: int,
+    kind: int,
 ) -> None:
     num_rows, num_features = out.shape
     if num_rows == 0:
@@ -42,8 +48,8 @@ def _launch(
     pdl = describe(x.device).has_tma
     width = triton.next_power_of_2(num_features)
     _NORM.launch(
-        (num_rows,), (x.dtype, out.dtype, num_features, parts, pdl),
-        x, residual, weight, out, total, num_rows, eps, num_features, width, parts, pdl,
+        (num_rows,), (x.dtype, out.dtype, num_features, parts, kind, pdl),
+        x, residual, weight, out, total, num_rows, eps, num_features, width, parts, kind, pdl,
         num_warps=8 if width >= 4096 or parts > 4 else 4, launch_pdl=pdl,
     )  # fmt: skip
 
@@ -51,13 +57,14 @@ def _launch(
 @triton.jit(do_not_specialize=["num_rows"])
 def _norm(
     x_PTE, residual_TE, weight_E, out_TE, total_TE, num_rows, eps,
-    NUM_FEATURES: tl.constexpr, E: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
+    NUM_FEATURES: tl.constexpr, E: tl.constexpr, PARTS: tl.constexpr, KIND: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """PARTS = 0: no residual."""
+    """PARTS = 0: no residual. KIND: PLAIN, PLUS_ONE or NO_WEIGHT."""
     row = tl.program_id(0).to(tl.int64) * NUM_FEATURES
     at = tl.arange(0, E)
     inside = at < NUM_FEATURES
-    weight = tl.load(weight_E + at, mask=inside, other=0.0)
+    if KIND != 2:
+        weight = tl.load(weight_E + at, mask=inside, other=0.0)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -72,7 +79,13 @@ def _norm(
         tl.store(total_TE + row + at, x, mask=inside)
     wide = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / NUM_FEATURES + eps)
-    tl.store(out_TE + row + at, weight * (wide * scale).to(x.dtype), mask=inside)
+    if KIND == 0:
+        normed = weight * (wide * scale).to(x.dtype)
+    elif KIND == 1:
+        normed = (wide * scale * (1.0 + weight.to(tl.float32))).to(x.dtype)
+    else:
+        normed = (wide * scale).to(x.dtype)
+    tl.store(out_TE + row + at, normed, mask=inside)
 
 
 _NORM = Kernel(_norm)

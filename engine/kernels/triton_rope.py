@@ -1,7 +1,9 @@
 # ruff: noqa: SIM102 - Triton decides an outer `if` of constants at compile time, an `and` with one at run time
 """Triton version of `rope`: a program rotates one head of a few tokens, and writes keys and values.
 
-T tokens, P partial sums, Hq query heads, Hkv key and value heads, D head size, B block size, ROWS tokens of a program.
+`_rope` is for heads that are rotated whole, in halves, `_rope_any` for all else.
+T tokens, P partial sums, Hq query heads, Hkv key and value heads, D head size, R rotated dimensions, B block size, ROWS tokens
+of a program.
 """
 
 import torch
@@ -11,18 +13,17 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
+from engine.kernels.rope import Heads
 
 
 def rope_and_write_kv(
     qkv: torch.Tensor,
     positions: torch.Tensor,
-    cos_sin: torch.Tensor,
+    cos_sin: torch.Tensor | None,
     slots: torch.Tensor,
     kv_layer: torch.Tensor,
+    how: Heads,
     *,
-    q_norm: torch.Tensor | None,
-    k_norm: torch.Tensor | None,
-    eps: float,
     in_place: bool = False,
 ) -> torch.Tensor:
     block_size, num_kv_heads, head_dim = kv_layer.shape[2:]
@@ -34,6 +35,13 @@ def rope_and_write_kv(
     assert not in_place or qkv.dim() == 2, "partial sums have no place"
     parts = qkv.shape[0] if qkv.dim() == 3 else 1
     kv_block, kv_plane = kv_layer.stride()[:2]
+    if not how.are_plain(cos_sin, head_dim):
+        _launch_any(
+            qkv, positions, cos_sin, slots, kv_layer, out, how,
+            parts=parts, rows=rows, in_place=in_place, pdl=pdl,
+        )  # fmt: skip
+        return out
+    q_norm, k_norm = how.q_norm, how.k_norm
     fixed = (
         parts, num_heads, num_kv_heads, block_size, rows, head_dim // 2, triton.next_power_of_2(head_dim // 2),
         q_norm is not None, k_norm is not None, in_place, pdl,
@@ -41,7 +49,7 @@ def rope_and_write_kv(
     _ROPE.launch(
         (num_heads + 2 * num_kv_heads, triton.cdiv(num_tokens, rows)), (qkv.dtype, out.dtype, kv_block, kv_plane, *fixed),
         qkv, positions, cos_sin, slots, kv_layer, out, out if q_norm is None else q_norm, out if k_norm is None else k_norm,
-        eps, num_tokens, kv_block, kv_plane, *fixed,
+        how.eps, num_tokens, kv_block, kv_plane, *fixed,
         num_warps=1 if rows == 1 else 4, launch_pdl=pdl,
     )  # fmt: skip
     return out
@@ -111,4 +119,125 @@ def _normed(first, second, weight_D, d, eps, HALF: tl.constexpr):
     return weight_a * (a * scale).to(first.dtype), weight_b * (b * scale).to(second.dtype)
 
 
-_ROPE = Kernel(_rope)
+def _launch_any(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor | None,
+    slots: torch.Tensor,
+    kv_layer: torch.Tensor,
+    out: torch.Tensor,
+    how: Heads,
+    *,
+    parts: int,
+    rows: int,
+    in_place: bool,
+    pdl: bool,
+) -> None:
+    num_tokens, num_heads, head_dim = out.shape
+    block_size, num_kv_heads = kv_layer.shape[2:4]
+    kv_block, kv_plane = kv_layer.stride()[:2]
+    norm = (
+        UNIT if how.norms_without_weight else NONE if how.q_norm is None else PLUS_ONE if how.norm_plus_one else WEIGHT
+    )
+    fixed = (
+        parts, num_heads, num_kv_heads, block_size, rows, head_dim, triton.next_power_of_2(head_dim),
+        0 if cos_sin is None else cos_sin.shape[1], how.interleaved, norm, how.norm_after, how.norms_values,
+        how.query_growth is not None, in_place, pdl,
+    )  # fmt: skip
+    _ROPE_ANY.launch(
+        (num_heads + 2 * num_kv_heads, triton.cdiv(num_tokens, rows)), (qkv.dtype, out.dtype, kv_block, kv_plane, *fixed),
+        qkv, positions, cos_sin, slots, kv_layer, out, how.q_norm, how.k_norm, how.query_growth,
+        how.eps, num_tokens, kv_block, kv_plane, *fixed,
+        num_warps=1 if rows == 1 else 4, launch_pdl=pdl,
+    )  # fmt: skip
+
+
+NONE, WEIGHT, PLUS_ONE, UNIT = 0, 1, 2, 3  # norms of queries and keys
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _rope_any(
+    qkv_PTW, positions_T, cos_sin_PR, slots_T, kv, out_THD, q_norm_D, k_norm_D, growth_P, eps, num_tokens, kv_block, kv_plane,
+    PARTS: tl.constexpr, HQ: tl.constexpr, HKV: tl.constexpr, B: tl.constexpr, ROWS: tl.constexpr,
+    D: tl.constexpr, D_PADDED: tl.constexpr, R: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr,
+    NORM_AFTER: tl.constexpr, NORM_VALUES: tl.constexpr, GROWTH: tl.constexpr, IN_PLACE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """`_rope`, with the head in one piece: each dimension also loads the one that it is rotated with."""
+    head = tl.program_id(0)
+    token = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    there = token < num_tokens
+    token = token.to(tl.int64)
+    d = tl.arange(0, D_PADDED)
+    if INTERLEAVED:
+        other, pair, is_first = d ^ 1, d // 2, d % 2 == 0
+    else:
+        is_first = d < R // 2
+        other, pair = tl.where(is_first, d + R // 2, d - R // 2), tl.where(is_first, d, d - R // 2)
+    turns = d < R
+    other, pair = tl.where(turns, other, d), tl.where(turns, pair, 0)
+    inside = there[:, None] & (d < D)[None, :]
+    WIDTH: tl.constexpr = (HQ + 2 * HKV) * D
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    position = tl.load(positions_T + token, mask=there, other=0).to(tl.int64)
+    slot = tl.load(slots_T + token, mask=there, other=-1).to(tl.int64)
+    row = qkv_PTW + token[:, None] * WIDTH + head * D
+    x = tl.load(row + d[None, :], mask=inside, other=0.0)
+    y = tl.load(row + other[None, :], mask=inside, other=0.0)
+    for part in tl.static_range(1, PARTS):
+        more = row + part * num_tokens.to(tl.int64) * WIDTH
+        x += tl.load(more + d[None, :], mask=inside, other=0.0)
+        y += tl.load(more + other[None, :], mask=inside, other=0.0)
+    dtype = out_THD.dtype.element_ty
+    x, y = x.to(dtype), y.to(dtype)
+    if head < HQ + HKV:
+        weight_x, weight_y = tl.full((1, 1), 1.0, tl.float32), tl.full((1, 1), 1.0, tl.float32)
+        if (NORM == 1) | (NORM == 2):
+            if head < HQ:
+                weight_x = tl.load(q_norm_D + d, mask=d < D, other=0.0)[None, :].to(tl.float32)
+                weight_y = tl.load(q_norm_D + other, mask=d < D, other=0.0)[None, :].to(tl.float32)
+            else:
+                weight_x = tl.load(k_norm_D + d, mask=d < D, other=0.0)[None, :].to(tl.float32)
+                weight_y = tl.load(k_norm_D + other, mask=d < D, other=0.0)[None, :].to(tl.float32)
+            if NORM == 2:
+                weight_x, weight_y = weight_x + 1.0, weight_y + 1.0
+        if NORM > 0:
+            if not NORM_AFTER:
+                x, y = _normed_whole(x, x, weight_x, eps, D), _normed_whole(y, x, weight_y, eps, D)
+        if R > 0:
+            at = cos_sin_PR + position[:, None] * R + pair[None, :]
+            cos = tl.load(at, mask=inside & turns[None, :], other=1.0)
+            sin = tl.load(at + R // 2, mask=inside & turns[None, :], other=0.0)
+            sin = tl.where(is_first[None, :], -sin, sin)
+            x = (x.to(tl.float32) * cos + y.to(tl.float32) * sin).to(dtype)
+        if NORM > 0:
+            if NORM_AFTER:
+                x = _normed_whole(x, x, weight_x, eps, D)
+    else:
+        if NORM_VALUES:
+            x = _normed_whole(x, x, tl.full((1, 1), 1.0, tl.float32), eps, D)
+    if head < HQ:
+        if GROWTH:
+            growth = tl.load(growth_P + position, mask=there, other=0.0)[:, None]
+            x = (x.to(tl.float32) * growth).to(dtype)
+        tl.store(out_THD + (token * HQ + head)[:, None] * D + d[None, :], x, mask=inside)
+    else:
+        if IN_PLACE:
+            tl.debug_barrier()  # all have loaded the dimension that they are rotated with
+            tl.store(row + d[None, :], x, mask=inside)
+        plane = (head >= HQ + HKV).to(tl.int64)
+        kv_at = head - HQ - plane * HKV
+        target = kv + (slot // B * kv_block + plane * kv_plane + (slot % B * HKV + kv_at) * D)[:, None] + d[None, :]
+        tl.store(target, x, mask=inside & (slot >= 0)[:, None])
+
+
+@triton.jit
+def _normed_whole(x, head, weight, eps, D: tl.constexpr):
+    """x, part of or all of a head [ROWS, D_PADDED], by the head's root mean square and a weight."""
+    wide = head.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / D + eps)[:, None]
+    return (x.to(tl.float32) * scale * weight).to(x.dtype)
+
+
+_ROPE, _ROPE_ANY = Kernel(_rope), Kernel(_rope_any)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine.model.layers.building import Rotations, Surroundings
+from engine.model.layers.building import Rotations, Surroundings, declare_branch
 from engine.model.layers.embedding import Embedding, Head
 from engine.model.layers.kinds import MIXERS, MLPS, Mixer, Mlp
 from engine.model.parameters import Weights
@@ -28,11 +28,11 @@ class Decoder:
 
     def __init__(self, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, max_model_len: int) -> None:
         self.spec = spec
-        self.weights = Weights(dtype, device)
+        self.weights = Weights(dtype, device, stored=spec.stored)
         self._embedding = Embedding(spec, self.weights)
         rotations = Rotations(max_model_len, device)
         self._layers = [
-            _layer(layer, Surroundings(spec, self.weights, rotations, f"model.layers.{index}."), places)
+            _layer(layer, spec, self.weights, rotations, f"model.layers.{index}.", places)
             for index, (layer, places) in enumerate(zip(spec.layers, spec.places, strict=True))
         ]
         self._head = Head(spec, self.weights, self._embedding)
@@ -65,5 +65,17 @@ class Decoder:
         return decoder
 
 
-def _layer(spec: LayerSpec, around: Surroundings, places: tuple[tuple[int, int], ...]) -> Layer:
-    return Layer(MIXERS[type(spec.mixer)](spec.mixer, around), MLPS[type(spec.mlp)](spec.mlp, around), places)
+def _layer(
+    spec: LayerSpec,
+    model: ModelSpec,
+    weights: Weights,
+    rotations: Rotations,
+    under: str,
+    places: tuple[tuple[int, int], ...],
+) -> Layer:
+    shared = spec.around_mlp.shares
+    first = declare_branch(spec.around_mixer, model, weights, under=under, is_read_again=shared)
+    second = declare_branch(spec.around_mlp, model, weights, under=under)
+    mixer = MIXERS[type(spec.mixer)](spec.mixer, Surroundings(model, weights, rotations, under, first))
+    mlp = MLPS[type(spec.mlp)](spec.mlp, Surroundings(model, weights, rotations, under, second))
+    return Layer(mixer, mlp, places)

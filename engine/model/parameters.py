@@ -13,6 +13,8 @@ from enum import Enum, auto
 
 import torch
 
+from engine.model.spec import StoredNames
+
 
 class Shard(Enum):
     """How the ranks of a tensor-parallel group share a parameter."""
@@ -31,6 +33,8 @@ class Part:
     name: str
     rows: slice
     expert: int | None = None  # whose rows they are, in a parameter of several experts
+    stored: slice | None = None  # the tensor's rows that these are; None: all
+    of: int = 0  # rows of the tensor, if it has more than these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +87,23 @@ class Destination:
     tensor: torch.Tensor  # a view of the share
 
 
+AS_OURS = StoredNames()
+
+
 class Weights:
     """Allocates this rank's share of every parameter and knows what of the checkpoint goes there."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, *, rank: int = 0, size: int = 1) -> None:
-        self.dtype, self.device = dtype, device
-        self.destinations: dict[str, Destination] = {}  # by the tensor's name
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        rank: int = 0,
+        size: int = 1,
+        stored: StoredNames = AS_OURS,
+    ) -> None:
+        self.dtype, self.device, self.stored = dtype, device, stored
+        self.destinations: dict[str, list[Destination]] = {}  # by the tensor's name
         self.ways: list[tuple[frozenset[str], ...]] = []  # each parameter: the tensors of every way to store it
         self.unused: set[str] = set()  # a checkpoint may have these tensors; the model does not need them
         self._rank, self._size = rank, size
@@ -105,15 +120,15 @@ class Weights:
 
     def _declare(self, way: Way, tensor: torch.Tensor, under: str) -> frozenset[str]:
         """Remember where the tensors of one way go; returns their names."""
-        names, seen = set(), way.seen(tensor)
-        for placement in share_of(way.parameter, self._rank, self._size).placements:
-            name = under + placement.name
-            if name in self.destinations:
-                raise ValueError(f"two parameters are made of {name}")
-            view = seen[placement.target]
-            self.destinations[name] = Destination(placement.stored_shape, placement.source, view)
-            names.add(name)
-        return frozenset(names)
+        seen = way.seen(tensor)
+        placements = share_of(way.parameter, self._rank, self._size).placements
+        names = frozenset(under + placement.name for placement in placements)
+        if taken := names & self.destinations.keys():
+            raise ValueError(f"two parameters are made of {', '.join(sorted(taken))}")
+        for placement in placements:
+            place = Destination(placement.stored_shape, placement.source, seen[placement.target])
+            self.destinations.setdefault(under + placement.name, []).append(place)
+        return names
 
 
 def whole(name: str, *shape: int) -> Parameter:
@@ -139,16 +154,19 @@ def share_of(parameter: Parameter, rank: int, size: int) -> Share:
         parts, axis, num_experts = _of_experts(parts, mine), None, mine.stop - mine.start
     placements, filled, lengths = list[Placement](), Counter[int | None](), list[int]()
     for part in parts:
-        stored_shape = (part.rows.stop - part.rows.start, *parameter.shape[2 if num_experts else 1 :])
-        source = [slice(0, length) for length in stored_shape]
+        shape = (part.rows.stop - part.rows.start, *parameter.shape[2 if num_experts else 1 :])
+        source = [slice(0, length) for length in shape]
         if axis is not None:
-            source[axis] = _kept(stored_shape[axis], parameter, rank, size)
+            source[axis] = _kept(shape[axis], parameter, rank, size)
         lengths = [each.stop - each.start for each in source]
+        if part.stored is not None:
+            source[0] = slice(part.stored.start + source[0].start, part.stored.start + source[0].stop)
         target: list[int | slice] = [slice(0, length) for length in lengths]
         target[0] = slice(filled[part.expert], filled[part.expert] + lengths[0])
         filled[part.expert] += lengths[0]
         if part.expert is not None:
             target.insert(0, part.expert)
+        stored_shape = (part.of or shape[0], *shape[1:])
         placements.append(Placement(part.name, stored_shape, tuple(source), tuple(target)))
     experts = (num_experts,) if num_experts else ()
     return Share((*experts, max(filled.values()), *lengths[1:]), tuple(placements))

@@ -6,23 +6,55 @@ import math
 
 import torch
 
-from engine.model.spec import Llama3Scaling, RopeSpec
+from engine.model.spec import (
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    ProportionalScaling,
+    QueryGrowth,
+    RopeSpec,
+    YarnScaling,
+)
 
 
 def cos_sin_table(rope: RopeSpec, *, head_dim: int, num_positions: int) -> torch.Tensor:
-    """Return [num_positions, head_dim] float32: cosines in the first half of a row, sines in the second."""
-    frequencies = inverse_frequencies(rope, head_dim)
+    """Return [num_positions, rotated dimensions] float32: cosines in the first half of a row, sines in the second."""
+    frequencies = inverse_frequencies(rope, head_dim, num_positions=num_positions)
     angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequencies
-    return torch.cat((angles.cos(), angles.sin()), dim=1)
+    table = torch.cat((angles.cos(), angles.sin()), dim=1)
+    if isinstance(rope.scaling, YarnScaling | LongRopeScaling):
+        table *= rope.scaling.attention_factor
+    return table
 
 
-def inverse_frequencies(rope: RopeSpec, head_dim: int) -> torch.Tensor:
-    """Return radians a position for each pair of dimensions, [head_dim / 2] float32."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    frequencies = 1.0 / (rope.theta**exponents)
-    if rope.llama3 is not None:
-        return _scale_like_llama3(frequencies, rope.llama3)
-    return frequencies / rope.linear_factor
+def inverse_frequencies(rope: RopeSpec, head_dim: int, *, num_positions: int = 0) -> torch.Tensor:
+    """Return radians a position for each pair of rotated dimensions, float32.
+
+    `num_positions`: of the longest sequence that may come, which LongRoPE depends on.
+    """
+    dim = rope.rotary_dim(head_dim)
+    frequencies = 1.0 / (rope.theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
+    match rope.scaling:
+        case None:
+            return frequencies
+        case LinearScaling(factor=factor):
+            return frequencies / factor
+        case Llama3Scaling():
+            return _scale_like_llama3(frequencies, rope.scaling)
+        case YarnScaling():
+            return _scale_like_yarn(frequencies, rope.scaling, rope.theta)
+        case LongRopeScaling():
+            is_long = num_positions > rope.scaling.original_max_position_embeddings
+            return frequencies / torch.tensor(rope.scaling.long_factor if is_long else rope.scaling.short_factor)
+        case ProportionalScaling(share=share, factor=factor):
+            turning = torch.arange(len(frequencies)) < int(share * dim // 2)
+            return torch.where(turning, frequencies / factor, 0.0)
+
+
+def query_growth_table(growth: QueryGrowth, num_positions: int) -> torch.Tensor:
+    """Return each position's factor of its query, [num_positions] float32."""
+    steps = torch.floor((torch.arange(num_positions, dtype=torch.float32) + growth.shift) / growth.every)
+    return 1 + growth.scale * torch.log1p(steps)
 
 
 def _scale_like_llama3(frequencies: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
@@ -30,3 +62,19 @@ def _scale_like_llama3(frequencies: torch.Tensor, scaling: Llama3Scaling) -> tor
     slow = frequencies / scaling.factor
     smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     return torch.lerp(slow, frequencies, smooth.clamp(0, 1))
+
+
+def _scale_like_yarn(frequencies: torch.Tensor, scaling: YarnScaling, theta: float) -> torch.Tensor:
+    """Peng et al., "YaRN" (2023)."""
+    dim = 2 * len(frequencies)
+
+    def dimension_of(turns: float) -> float:
+        """The pair that turns so often over the original context."""
+        return dim * math.log(scaling.original_max_position_embeddings / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    first, last = dimension_of(scaling.beta_fast), dimension_of(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, dim - 1)
+    ramp = (torch.arange(dim // 2, dtype=torch.float32) - first) / ((last - first) or 0.001)
+    return torch.lerp(frequencies, frequencies / scaling.factor, ramp.clamp(0, 1))

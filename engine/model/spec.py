@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Literal
 
 from engine.kernels.attention import HeadShape
 from engine.model.experts import SparseMlpSpec
@@ -24,12 +27,76 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinearScaling:
+    """Positions are divided by `factor`."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class YarnScaling:
+    """What turns less than `beta_slow` times over the original context is slowed down, by a ramp up to `beta_fast`."""
+
+    factor: float
+    original_max_position_embeddings: int
+    attention_factor: float  # of cosines and sines
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True  # the ramp's ends are whole dimensions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongRopeScaling:
+    """A divisor for each frequency; the long ones where sequences may be longer than the original context."""
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_max_position_embeddings: int
+    attention_factor: float  # of cosines and sines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProportionalScaling:
+    """The first `share` of the frequencies of the whole head; the others don't turn."""
+
+    share: float
+    factor: float = 1.0
+
+
+Scaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling | ProportionalScaling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
-    """Rotary position embedding, rotate-half layout over the whole head."""
+    """Rotary position embedding."""
 
     theta: float
-    linear_factor: float = 1.0  # positions are divided by it
-    llama3: Llama3Scaling | None = None
+    scaling: Scaling | None = None
+    share: float = 1.0  # leading part of a head that is rotated
+    interleaved: bool = False  # neighbours are a pair; else dimensions half of the rotated part apart
+
+    def rotary_dim(self, head_dim: int) -> int:
+        return int(head_dim * self.share)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QkNorm:
+    """RMSNorm of queries and keys."""
+
+    over: Literal["head", "all"] = "head"  # of each head, or of all heads together
+    has_weight: bool = True
+    after_rope: bool = False
+    q_name: str = "self_attn.q_norm"
+    k_name: str = "self_attn.k_norm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryGrowth:
+    """Queries are multiplied by `1 + scale * log(1 + floor((position + shift) / every))`."""
+
+    scale: float
+    every: int
+    shift: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +117,19 @@ class AttentionSpec:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rope: RopeSpec
+    rope: RopeSpec | None  # None: positions are not encoded
     window: int = 0  # positions attended to, the own one included; 0: all
-    qk_norm: bool = False  # RMSNorm over each head of queries and keys, before rope
+    qk_norm: QkNorm | None = None
     qkv_bias: bool = False
     output_bias: bool = False
+    scale: float | None = None  # of scores; None: head_dim ** -0.5
+    softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they stay
+    sinks: bool = False  # a learned score for each head joins the softmax, without a value
+    query_growth: QueryGrowth | None = None
+    value_norm: bool = False  # RMSNorm without a weight over each head of the values
+    values_are_keys: bool = False  # values are the product that keys are made of
+    fused: str = ""  # the module that holds queries', keys' and values' rows; "": one each
+    output: str = "self_attn.o_proj"
 
     @property
     def heads(self) -> HeadShape:
@@ -109,23 +184,71 @@ class DeltaSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedMlpSpec:
-    """An MLP that computes down(silu(gate(x)) * up(x))."""
+    """An MLP that computes down(act(gate(x)) * up(x))."""
 
     size: int
     bias: bool = False
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    fused: str = ""  # the module that holds the gate's rows, then the others; "": one each
+    down: str = "mlp.down_proj"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainMlpSpec:
+    """An MLP that computes down(act(up(x)))."""
+
+    size: int
+    bias: bool
+    activation: Literal["gelu_tanh", "gelu", "relu2", "silu"]
+    up: str = "mlp.up_proj"
+    down: str = "mlp.down_proj"
 
 
 # The next kinds join these unions.
 MixerSpec = AttentionSpec | DeltaSpec
-MlpSpec = GatedMlpSpec | SparseMlpSpec
+MlpSpec = GatedMlpSpec | PlainMlpSpec | SparseMlpSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchSpec:
+    """How one half of a layer reads the residual stream and adds to it. Norms are named by their tensors."""
+
+    before: str = ""  # "": it reads the stream itself
+    after: str = ""  # norm of what it adds
+    multiplier: float = 1.0  # of what it adds
+    shares: bool = False  # it reads what the half before has read
+    scalar: str = ""  # tensor [1] that the whole stream is multiplied by, after it
+
+
+BEFORE_MIXER = BranchSpec(before="input_layernorm")
+BEFORE_MLP = BranchSpec(before="post_attention_layernorm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """One layer: a norm and a mixer of tokens, then a norm and an MLP on each alone."""
+    """One layer: a mixer of tokens, then an MLP on each alone."""
 
     mixer: MixerSpec
     mlp: MlpSpec
+    around_mixer: BranchSpec = BEFORE_MIXER
+    around_mlp: BranchSpec = BEFORE_MLP
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredNames:
+    """Where a checkpoint keeps the tensors that we call `model.layers.0…`, `lm_head…`."""
+
+    renamed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # beginning of a name -> ours
+    ignored: tuple[str, ...] = ()  # beginnings of the names of what is not computed
+
+    def ours(self, name: str) -> str | None:
+        """Our name of a tensor; None: it is not computed."""
+        if name.startswith(self.ignored):
+            return None
+        for theirs, ours in self.renamed.items():
+            if name.startswith(theirs):
+                return ours + name[len(theirs) :]
+        return name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,9 +260,21 @@ class ModelSpec:
     max_position_embeddings: int
     norm_eps: float
     has_tied_head: bool  # the head uses the embedding's table
+    norm: Literal["rms", "rms_plus_one", "layer"] = "rms"  # x * weight, x * (1 + weight), LayerNorm
+    norm_bias: bool = False
+    final_norm: str = "model.norm"
+    embedding_multiplier: float = 1.0
+    logits_multiplier: float = 1.0
+    logits_softcap: float = 0.0
+    head_bias: bool = False
+    stored: StoredNames = StoredNames()
     dtype: str  # the checkpoint's: "float32", "bfloat16", "float16"
     layers: tuple[LayerSpec, ...]
     quantization: str | None = None  # quantization_config.quant_method
+
+    def with_names(self, stored: StoredNames) -> ModelSpec:
+        """Return the same model in a checkpoint with other names."""
+        return replace(self, stored=stored)
 
     @property
     def num_layers(self) -> int:
@@ -189,6 +324,11 @@ class ModelSpec:
         """The largest intermediate size of a layer, and what its experts give for a token."""
         return max(_width(layer.mlp, self.hidden_size) for layer in self.layers)
 
+    def has_plain_attention(self, heads: HeadShape) -> bool:
+        """Whether attention of this shape is a causal softmax over all positions, in all layers."""
+        mixers = [mixer for mixer in self.attentions if mixer.heads == heads]
+        return not any(mixer.window or mixer.softcap or mixer.sinks for mixer in mixers)
+
 
 def _width(mlp: MlpSpec, hidden_size: int) -> int:
-    return mlp.size if isinstance(mlp, GatedMlpSpec) else mlp.rule.chosen * (mlp.size + hidden_size)
+    return mlp.rule.chosen * (mlp.size + hidden_size) if isinstance(mlp, SparseMlpSpec) else mlp.size

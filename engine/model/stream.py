@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.norm import add_rms_norm
 from engine.model.layers.linear import Linear
-from engine.model.layers.norm import RmsNorm
+from engine.model.layers.norm import Norm
 
 
 class Stream:
@@ -15,29 +14,51 @@ class Stream:
     That is nothing, a tensor [T, E] or partial sums [P, T, E]. The next norm adds it up, because it reads the residual anyway.
     """
 
-    __slots__ = ("_added", "_residual", "is_empty")
+    __slots__ = ("_added", "_read", "_residual", "is_empty")
 
     def __init__(self, residual: torch.Tensor) -> None:
         self._residual = residual
         self._added: torch.Tensor | None = None
+        self._read: torch.Tensor | None = None  # what the layer's first half has read, if the second reads it too
         self.is_empty = False  # no row goes on, because none is sampled
 
-    def normed(self, norm: RmsNorm) -> torch.Tensor:
-        """Add up, and return the sum's RMSNorm [T, E]: one kernel."""
-        x, self._residual = add_rms_norm(self._added, self._residual, norm.weight, norm.eps)
+    def normed(self, norm: Norm, *, again: bool = False) -> torch.Tensor:
+        """Add up, and return the sum's norm [T, E]: one kernel. `again`: the layer's other half reads it too."""
+        x, self._residual = norm.of_sum(self._added, self._residual)
         self._added = None
+        if again:
+            self._read = x
         return x
 
+    def read_again(self) -> torch.Tensor:
+        """Return what the layer's first half has read."""
+        assert self._read is not None, "the half before must say that it is read again"
+        x, self._read = self._read, None
+        return x
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._residual.dtype
+
+    def whole(self) -> torch.Tensor:
+        """Add up, and return the sum [T, E]."""
+        self._settle()
+        return self._residual
+
     def plus(self, linear: Linear, x: torch.Tensor) -> None:
-        if self._added is not None:
-            self._settle(self._added)
+        """Add a product."""
+        self._settle()
         self._added = linear.onto(self._residual, x)
 
     def add(self, added: torch.Tensor) -> None:
         """Add a sum [T, E], or its terms [P, T, E]."""
-        if self._added is not None:
-            self._settle(self._added)
+        self._settle()
         self._added = added
+
+    def times(self, scalar: torch.Tensor) -> None:
+        """Multiply all of it by a number."""
+        self._settle()
+        self._residual = self._residual * scalar
 
     def only(self, rows: torch.Tensor | None) -> None:
         """Go on with these rows alone, [R] int32; None: no rows."""
@@ -46,9 +67,15 @@ class Stream:
             return
         if self._added is not None:
             self._added = self._added.index_select(-2, rows)
+        if self._read is not None:
+            self._read = self._read.index_select(0, rows)
         self._residual = self._residual.index_select(0, rows)
 
-    def _settle(self, added: torch.Tensor) -> None:
+    def _settle(self) -> None:
+        added = self._added
+        if added is None:
+            return
         if added.dim() > self._residual.dim():
             added = added.sum(dim=0)
         self._residual = self._residual + added.to(self._residual.dtype)
+        self._added = None

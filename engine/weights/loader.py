@@ -85,15 +85,16 @@ def _match(folder: Path, weights: Weights) -> list[_Run]:
     """All runs to copy."""
     runs, found, doubled, unexpected = list[_Run](), set[str](), list[str](), list[str]()
     for stored in stored_tensors(folder):
-        destination = weights.destinations.get(stored.name)
-        if destination is None:
-            if stored.name not in weights.unused and not stored.name.endswith(_ROTATIONS):
+        name = weights.stored.ours(stored.name)
+        destinations = weights.destinations.get(name) if name is not None else ()
+        if destinations is None:
+            if name not in weights.unused and not stored.name.endswith(_ROTATIONS):
                 unexpected.append(stored.name)
-        elif stored.name in found:
+        elif name in found:
             doubled.append(stored.name)
-        else:
-            found.add(stored.name)
-            runs += _runs(stored, destination)
+        elif name is not None:
+            found.add(name)
+            runs += [run for destination in destinations for run in _runs(stored, destination)]
     if unexpected:
         raise CheckpointError(f"{folder}: unexpected weights {some(unexpected)}: config.json describes another model")
     if missing := _missing(weights, found):

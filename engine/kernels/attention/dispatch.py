@@ -10,16 +10,16 @@ import torch
 
 from engine.kernels.attention import reference
 from engine.kernels.attention.hopper_trial import hopper_works, tiles_at_once
-from engine.kernels.attention.plan import AttentionPlan, HeadShape, PrefillPlan
+from engine.kernels.attention.plan import AttentionPlan, HeadShape, PrefillPlan, Scores
 from engine.kernels.attention.tiles import LARGE_TILE, SMALL_TILE, Tiling
 from engine.kernels.device import describe, use_triton
 
 
-def tiling(device: torch.device, dtype: torch.dtype, heads: HeadShape, *, window: bool) -> Tiling:
-    """The tiling for the kernel that computes prompts of this shape here; `window`: some layers have one."""
+def tiling(device: torch.device, dtype: torch.dtype, heads: HeadShape, *, is_plain: bool) -> Tiling:
+    """The tiling for the kernel that computes prompts of this shape here; `is_plain`: no window, soft-cap or sinks."""
     if heads.head_dim > 128:
         return Tiling(LARGE_TILE, LARGE_TILE)
-    if not window and hopper_works(device, dtype, heads.num_heads, heads.num_kv_heads, heads.head_dim):
+    if is_plain and hopper_works(device, dtype, heads.num_heads, heads.num_kv_heads, heads.head_dim):
         return Tiling(SMALL_TILE, LARGE_TILE, tiles_at_once(device, heads.num_heads))
     return Tiling(SMALL_TILE, LARGE_TILE)
 
@@ -40,15 +40,14 @@ def paged_attention(
     q: torch.Tensor,
     kv_layer: torch.Tensor,
     plan: AttentionPlan,
+    how: Scores,
     *,
-    scale: float,
-    window: int,
     qkv: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return [T, Hq, D]: the i-th new token of a sequence attends to all positions up to its own.
 
     `q` [T, Hq, D]; `kv_layer` [num_blocks, 2, B, Hkv, D] is a strided view of the pool with the new tokens' KV.
-    `window` > 0: only the last `window` positions, its own included. Sums are in float32. `qkv` [T, (Hq + 2 Hkv) D], its keys
+    Sums are in float32. `qkv` [T, (Hq + 2 Hkv) D], its keys
     rotated, if `needs_qkv`.
     """
     out = torch.empty_like(q)
@@ -56,17 +55,17 @@ def paged_attention(
         both = plan.num_decode > 0 and plan.prefill is not None
         with _beside_each_other(q.device) if both and _is_captured(q) else nullcontext() as second:
             if plan.num_decode:
-                _decode(q, kv_layer, plan, out, scale=scale, window=window)
+                _decode(q, kv_layer, plan, out, how)
             if plan.prefill is not None:
                 rows = slice(plan.num_decode, None)
                 new = None if qkv is None else qkv[rows]
                 with torch.cuda.stream(second):
-                    _prefill(q[rows], new, kv_layer, plan.prefill, out[rows], scale=scale, window=window)
+                    _prefill(q[rows], new, kv_layer, plan.prefill, out[rows], how)
         return out
     prompts = None if plan.prefill is None else plan.prefill.batch
     for rows, batch in ((slice(plan.num_decode), plan.decode), (slice(plan.num_decode, None), prompts)):
         if batch is not None:
-            out[rows] = reference.attend(q[rows], kv_layer, batch, scale=scale, window=window)
+            out[rows] = reference.attend(q[rows], kv_layer, batch, how)
     return out
 
 
@@ -97,14 +96,12 @@ def _decode(
     kv_layer: torch.Tensor,
     plan: AttentionPlan,
     out: torch.Tensor,
-    *,
-    scale: float,
-    window: int,
+    how: Scores,
 ) -> None:
     from engine.kernels.attention import triton_decode
 
-    items = plan.items[window]
-    triton_decode.paged_decode(q, kv_layer, items.items, items.parts, plan.tables, out, scale=scale)
+    items = plan.items[how.window]
+    triton_decode.paged_decode(q, kv_layer, items.items, items.parts, plan.tables, out, how)
 
 
 def _prefill(
@@ -113,21 +110,18 @@ def _prefill(
     kv_layer: torch.Tensor,
     plan: PrefillPlan,
     out: torch.Tensor,
-    *,
-    scale: float,
-    window: int,
+    how: Scores,
 ) -> None:
     if not copies_in_bulk(q):
         from engine.kernels.attention import triton_paged_prefill
 
-        triton_paged_prefill.paged_prefill(
-            q, kv_layer, plan.batch.block_table, plan.tiles, out, rows=plan.rows, scale=scale, window=window
-        )
+        triton_paged_prefill.paged_prefill(q, kv_layer, plan.batch.block_table, plan.tiles, out, how, rows=plan.rows)
         return
     from engine.kernels.attention import triton_prefill
 
     num_kv_heads, head_dim = kv_layer.shape[3:]
-    if not window and plan.rows == LARGE_TILE and hopper_works(q.device, q.dtype, q.shape[1], num_kv_heads, head_dim):
+    is_plain = not how.window and how.are_plain
+    if is_plain and plan.rows == LARGE_TILE and hopper_works(q.device, q.dtype, q.shape[1], num_kv_heads, head_dim):
         from engine.kernels.attention import triton_prefill_hopper
 
         in_pool = plan.blocks is not None and triton_prefill_hopper.reads_pages(kv_layer.shape[2])
@@ -136,14 +130,14 @@ def _prefill(
         else:
             keys, values = _in_a_row(qkv, kv_layer, plan)
         triton_prefill_hopper.prefill(
-            q, keys, values, plan.tiles, out, num_kv_heads=num_kv_heads, scale=scale, at_once=plan.at_once,
+            q, keys, values, plan.tiles, out, num_kv_heads=num_kv_heads, scale=how.scale, at_once=plan.at_once,
             blocks=plan.blocks if in_pool else None,
         )  # fmt: skip
         return
     keys, values = _in_a_row(qkv, kv_layer, plan)
     triton_prefill.prefill(
-        q, keys, values, plan.tiles, out,
-        rows=plan.rows, num_kv_heads=num_kv_heads, scale=scale, window=window, max_context_len=plan.batch.max_context_len,
+        q, keys, values, plan.tiles, out, how,
+        rows=plan.rows, num_kv_heads=num_kv_heads, max_context_len=plan.batch.max_context_len,
     )  # fmt: skip
 
 

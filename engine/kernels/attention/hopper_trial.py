@@ -8,6 +8,7 @@ import logging
 import numpy as np
 import torch
 
+from engine.kernels.attention.plan import Scores
 from engine.kernels.attention.reference import attend_one
 from engine.kernels.attention.tiles import LARGE_TILE, deal_out_tiles
 from engine.kernels.device import describe
@@ -80,7 +81,7 @@ def _try(
             at_once=at_once,
             blocks=torch.stack((table, torch.full_like(table, BLOCK_SIZE)), dim=1) if before else None,
         )
-        expected = attend_one(q, pool, table, context, scale, 0)
+        expected = attend_one(q, pool, table, context, Scores(scale=scale))
         error = float((out.float() - expected.float()).norm() / expected.float().norm())
     except Exception as problem:  # whatever an experimental compiler raises
         return f"{type(problem).__name__}: {problem}"[:200]

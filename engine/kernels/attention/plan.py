@@ -11,6 +11,20 @@ from dataclasses import dataclass
 import torch
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """How a layer turns products of queries and keys into weights."""
+
+    scale: float
+    window: int = 0  # positions attended to, the own one included; 0: all
+    softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they stay
+    sinks: torch.Tensor | None = None  # [Hq] float32: one more score for each head, without a value
+
+    @property
+    def are_plain(self) -> bool:
+        return not self.softcap and self.sinks is None
+
+
 @dataclass(frozen=True, slots=True)
 class HeadShape:
     """The heads of a layer's attention. Layers of one shape share a plan."""

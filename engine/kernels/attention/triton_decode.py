@@ -13,11 +13,13 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.attention.decode_items import STEP_POSITIONS
+from engine.kernels.attention.plan import Scores
 from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
 
 # Warps, loop step and stages: measured on an H200 with head size 128 in bfloat16.
 WARPS = 2
+LOG2_E = 1.4426950408889634
 MAX_KEY_BYTES = 256  # longer keys halve the positions of a loop step
 
 
@@ -28,8 +30,7 @@ def paged_decode(
     parts: torch.Tensor,
     tables: torch.Tensor,
     out: torch.Tensor,
-    *,
-    scale: float,
+    how: Scores,
 ) -> None:
     """Write the leading S rows of `out` [T, Hq, D]. `items` [I, 8] and `parts` [S, 2] are those of `plan.DecodeItems`."""
     num_heads, head_dim = q.shape[1:]
@@ -44,18 +45,18 @@ def paged_decode(
     kv_block, kv_plane = kv_layer.stride()[:2]
     fixed = (
         num_heads, num_kv_heads, group, max(16, triton.next_power_of_2(group)), head_dim, padded,
-        block_size, step, stages, pdl,
+        block_size, step, stages, how.softcap, how.sinks is not None, pdl,
     )  # fmt: skip
     _DECODE.launch(
         (num_kv_heads, items.shape[0]), (q.dtype, kv_block, kv_plane, *fixed),
-        q, kv_layer, items, tables, out, partial, stats, scale * 1.4426950408889634, kv_block, kv_plane, *fixed,
+        q, kv_layer, items, tables, out, partial, stats, how.sinks, how.scale * LOG2_E, kv_block, kv_plane, *fixed,
         num_warps=WARPS, num_stages=stages, launch_pdl=pdl,
     )  # fmt: skip
     # One head a program while that fills the GPU: programs without anything to add up cost time.
     heads = 1 if parts.shape[0] <= 32 else min(8, num_heads & -num_heads)
     _COMBINE.launch(
-        (parts.shape[0], num_heads // heads), (out.dtype, num_heads, heads, head_dim, pdl),
-        partial, stats, parts, out, num_heads, heads, head_dim, padded, pdl,
+        (parts.shape[0], num_heads // heads), (out.dtype, num_heads, heads, head_dim, how.sinks is not None, pdl),
+        partial, stats, parts, out, how.sinks, num_heads, heads, head_dim, padded, how.sinks is not None, pdl,
         num_warps=1 if heads == 1 else 4, launch_pdl=pdl,
     )  # fmt: skip
 
@@ -73,10 +74,19 @@ def _stages(num_programs: int, processors: int) -> int:
 
 
 @triton.jit
+def softcapped(scores_log2, CAP: tl.constexpr):
+    """cap * tanh(score / cap) of scores in units of log2(e)."""
+    CAP_LOG2: tl.constexpr = CAP * 1.4426950408889634
+    x = tl.exp2(tl.abs(scores_log2) * (-2.0 / CAP))  # e^(-2 |score| / cap)
+    return tl.where(scores_log2 < 0, -CAP_LOG2, CAP_LOG2) * ((1.0 - x) / (1.0 + x))
+
+
+@triton.jit
 def _decode(
-    q_SHD, kv, items_I8, tables, out_SHD, partial_IHD, stats_IH2, scale_log2, kv_block, kv_plane,
+    q_SHD, kv, items_I8, tables, out_SHD, partial_IHD, stats_IH2, sinks_H, scale_log2, kv_block, kv_plane,
     HQ: tl.constexpr, HKV: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr,
-    B: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    B: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     kv_at, item = tl.program_id(0), tl.program_id(1).to(tl.int64)
     if PDL:
@@ -106,6 +116,8 @@ def _decode(
             keys = tl.load(kv_head + where, mask=inside, other=0.0)
             values = tl.load(kv_head + kv_plane + where, mask=inside, other=0.0)
             scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale_log2
+            if SOFTCAP > 0:
+                scores = softcapped(scores, SOFTCAP)
             scores = tl.where(known[None, :], scores, float("-inf"))
             new_top = tl.maximum(top, tl.max(scores, axis=1))
             weights = tl.exp2(scores - new_top[:, None])
@@ -115,6 +127,8 @@ def _decode(
             top = new_top
 
         if alone != 0:
+            if HAS_SINKS:
+                total += tl.exp2(tl.load(sinks_H + head, mask=row < G, other=0.0) * 1.4426950408889634 - top)
             target = out_SHD + sequence.to(tl.int64) * (HQ * D) + head[:, None] * D + d[None, :]
             tl.store(target, (sums / total[:, None]).to(out_SHD.dtype.element_ty), mask=mask)
         else:
@@ -126,8 +140,9 @@ def _decode(
 
 @triton.jit
 def _combine(
-    partial_IHD, stats_IH2, parts_S2, out_SHD,
-    HQ: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, PDL: tl.constexpr,
+    partial_IHD, stats_IH2, parts_S2, out_SHD, sinks_H,
+    HQ: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, HAS_SINKS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     sequence = tl.program_id(0).to(tl.int64)
     if PDL:
@@ -149,6 +164,8 @@ def _combine(
             sums = sums * old[:, None] + values * new[:, None]
             total = total * old + part_total * new
             top = new_top
+        if HAS_SINKS:
+            total += tl.exp2(tl.load(sinks_H + head) * 1.4426950408889634 - top)
         out = out_SHD + (sequence * HQ + head)[:, None] * D + d
         tl.store(out, (sums / total[:, None]).to(out_SHD.dtype.element_ty), mask=d < D)
 

@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.attention.plan import Scores
+from engine.kernels.attention.triton_decode import LOG2_E, softcapped
 from engine.kernels.launch import Kernel
 
 # Queries of a program, positions of a loop step, warps, stages: by (largest head size, bytes of an element). None spills.
@@ -20,6 +22,8 @@ SHAPES = {
     (64, 4): (32, 32, 8, 1),
     (128, 4): (32, 16, 8, 1),
     (256, 4): (32, 16, 8, 1),
+    (512, 2): (64, 32, 8, 2),
+    (512, 4): (16, 16, 8, 1),
 }
 Shape = tuple[int, int, int, int]
 
@@ -30,17 +34,15 @@ def paged_prefill(
     block_table: torch.Tensor,
     tiles: torch.Tensor,
     out: torch.Tensor,
+    how: Scores,
     *,
     rows: int,
-    scale: float,
-    window: int,
     shape: Shape | None = None,
 ) -> None:
     """Write every row of `out` [T, Hq, D]. A sequence's i-th new token attends to all positions up to its own.
 
     `kv_layer` [num_blocks, 2, B, Hkv, D] holds the new tokens already. `block_table` [S, most blocks] int32. `tiles` [I, 8]
-    int32 of `rows` queries each, a power of two, from `tiles.deal_out_tiles`. `window` > 0: only the last `window`
-    positions, its own included. `shape` replaces the one in `SHAPES`.
+    int32 of `rows` queries each, a power of two, from `tiles.deal_out_tiles`. `shape` replaces the one in `SHAPES`.
     """
     num_heads, head_dim = q.shape[1:]
     size = q.element_size()
@@ -49,20 +51,22 @@ def paged_prefill(
     m, step, warps, stages = min(shape[0], rows), *shape[1:]
     _PREFILL.launch(
         (num_heads, tiles.shape[0] * (rows // m)), None,
-        q, kv_layer, block_table, tiles, out, scale * 1.4426950408889634, window,
+        q, kv_layer, block_table, tiles, out, how.sinks, how.scale * LOG2_E, how.window,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1), block_table.stride(0),
         kv_layer.stride(0), kv_layer.stride(1), kv_layer.stride(2), kv_layer.stride(3),
         G=num_heads // kv_layer.shape[3], B=kv_layer.shape[2], D=head_dim, D_PADDED=max(16, triton.next_power_of_2(head_dim)),
-        M=m, PIECES=rows // m, N=step, STAGES=stages, HAS_WINDOW=window > 0, num_warps=warps, num_stages=stages,
+        M=m, PIECES=rows // m, N=step, STAGES=stages, HAS_WINDOW=how.window > 0,
+        SOFTCAP=how.softcap, HAS_SINKS=how.sinks is not None, num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
 
 @triton.jit
 def _prefill(
-    q_THD, kv, block_table, tiles_I8, out_THD, scale_log2, window,
+    q_THD, kv, block_table, tiles_I8, out_THD, sinks_H, scale_log2, window,
     q_token, q_head, out_token, out_head, table_row, kv_block, kv_plane, kv_slot, kv_head,
     G: tl.constexpr, B: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr,
     M: tl.constexpr, PIECES: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     head, tile = tl.program_id(0), tiles_I8 + tl.program_id(1) // PIECES * 8
     skipped = tl.program_id(1) % PIECES * M
@@ -94,16 +98,18 @@ def _prefill(
     if HAS_WINDOW:
         sums, top, total = _span(
             first, inner, begin, end, q, sums, top, total, head_kv, table, first_position, window, scale_log2,
-            kv_block, kv_plane, kv_slot, B, D, D_PADDED, M, N, STAGES, True, True,
+            kv_block, kv_plane, kv_slot, B, D, D_PADDED, M, N, STAGES, True, True, SOFTCAP,
         )  # fmt: skip
     sums, top, total = _span(
         inner, seen_by_all, begin, end, q, sums, top, total, head_kv, table, first_position, window, scale_log2,
-        kv_block, kv_plane, kv_slot, B, D, D_PADDED, M, N, STAGES, False, HAS_WINDOW,
+        kv_block, kv_plane, kv_slot, B, D, D_PADDED, M, N, STAGES, False, HAS_WINDOW, SOFTCAP,
     )  # fmt: skip
     sums, top, total = _span(
         seen_by_all, end, begin, end, q, sums, top, total, head_kv, table, first_position, window, scale_log2,
-        kv_block, kv_plane, kv_slot, B, D, D_PADDED, M, N, 1, True, HAS_WINDOW,
+        kv_block, kv_plane, kv_slot, B, D, D_PADDED, M, N, 1, True, HAS_WINDOW, SOFTCAP,
     )  # fmt: skip
+    if HAS_SINKS:
+        total += tl.exp2(tl.load(sinks_H + head) * 1.4426950408889634 - top)
     target = out_THD + token[:, None] * out_token + head * out_head + d[None, :]
     tl.store(target, (sums / total[:, None]).to(out_THD.dtype.element_ty), mask=there)
 
@@ -113,6 +119,7 @@ def _span(
     at_first, at_end, begin, end, q, sums, top, total, head_kv, table, first_position, window, scale_log2,
     kv_block, kv_plane, kv_slot, B: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     STAGES: tl.constexpr, MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """Positions [at_first, at_end), N a step. `MASKED`: a row may not see all of a step; only [begin, end) is read."""
     d, position = tl.arange(0, D_PADDED), first_position + tl.arange(0, M)
@@ -133,6 +140,8 @@ def _span(
         else:
             k = tl.load(where)
         scores = tl.dot(q, k.T, input_precision="ieee")
+        if SOFTCAP > 0:  # they come back in units of `scale_log2`
+            scores = softcapped(scores * scale_log2, SOFTCAP) / scale_log2
         if MASKED:
             seen = n[None, :] <= position[:, None]
             if HAS_WINDOW:

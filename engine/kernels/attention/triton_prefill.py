@@ -11,7 +11,9 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from engine.kernels.attention.plan import Scores
 from engine.kernels.attention.tiles import SMALL_TILE
+from engine.kernels.attention.triton_decode import LOG2_E, softcapped
 from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
 
@@ -26,11 +28,10 @@ def prefill(
     values: torch.Tensor,
     tiles: torch.Tensor,
     out: torch.Tensor,
+    how: Scores,
     *,
     rows: int,
     num_kv_heads: int,
-    scale: float,
-    window: int,
     max_context_len: int,
 ) -> None:
     """Write every row of `out` [T, Hq, D] for `q` of the same shape, both contiguous.
@@ -42,11 +43,22 @@ def prefill(
     step, warps, stages = _shape(head_dim, rows, max_context_len)
     padded = max(16, triton.next_power_of_2(head_dim))
     shape, strides = list(keys.shape), list(keys.stride())
-    fixed = (num_heads, num_kv_heads, head_dim, padded, rows, step, stages, window > 0)
+    fixed = (
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        padded,
+        rows,
+        step,
+        stages,
+        how.window > 0,
+        how.softcap,
+        how.sinks is not None,
+    )
     _PREFILL.launch(
         (num_heads, tiles.shape[0]), (q.dtype, *fixed),
         q, TensorDescriptor(keys, shape, strides, [step, padded]), TensorDescriptor(values, shape, strides, [step, padded]),
-        tiles, out, scale * 1.4426950408889634, window, *fixed,
+        tiles, out, how.sinks, how.scale * LOG2_E, how.window, *fixed,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
@@ -95,9 +107,10 @@ def _gather(
 
 @triton.jit(do_not_specialize=["window"])
 def _prefill(
-    q_THD, keys, values, tiles_I8, out_THD, scale_log2, window,
+    q_THD, keys, values, tiles_I8, out_THD, sinks_H, scale_log2, window,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     head, tile = tl.program_id(0), tiles_I8 + tl.program_id(1) * 8
     first_row, num_rows = tl.load(tile), tl.load(tile + 1)
@@ -135,6 +148,7 @@ def _prefill(
                 N,
                 False,
                 False,
+                SOFTCAP,
             )
     for at in tl.range(masked, end, N, num_stages=STAGES if HAS_WINDOW else 1):
         sums, top, total = _attend(
@@ -154,18 +168,23 @@ def _prefill(
             N,
             True,
             HAS_WINDOW,
+            SOFTCAP,
         )
+    if HAS_SINKS:
+        total += tl.exp2(tl.load(sinks_H + head) * 1.4426950408889634 - top)
     tl.store(out_THD + offsets, (sums / total[:, None]).to(out_THD.dtype.element_ty), mask=there)
 
 
 @triton.jit
 def _attend(
     q, keys, values, context, at, column, position, end, window, scale_log2, sums, top, total,
-    N: tl.constexpr, MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    N: tl.constexpr, MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """One loop step: positions [at, at + N) of a context."""
     k = keys.load([context + at, column])
     scores = tl.dot(q, k.T, input_precision="ieee")
+    if SOFTCAP > 0:  # they come back in units of `scale_log2`
+        scores = softcapped(scores * scale_log2, SOFTCAP) / scale_log2
     if MASKED:
         n = at + tl.arange(0, N)
         seen = n[None, :] <= position[:, None]

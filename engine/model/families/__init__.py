@@ -1,4 +1,4 @@
-"""config.json -> `ModelSpec`. A family is one file that reads its own fields; nothing else asks for the family.
+"""config.json -> `ModelSpec`. A family is one function that reads its own fields; nothing else asks for the family.
 
 Unsupported settings are refused with the field's name; nothing is guessed.
 """
@@ -6,21 +6,16 @@ Unsupported settings are refused with the field's name; nothing is guessed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from engine.model.families import experts, llama, mistral, qwen2, qwen3
+from engine.model.families import dense, experts
 from engine.model.families.fields import Fields
 from engine.model.layers.linear import FORMATS
 from engine.model.spec import ModelSpec, UnsupportedModelError
 
-FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
-    "LlamaForCausalLM": llama.read,
-    "MistralForCausalLM": mistral.read,
-    "Qwen2ForCausalLM": qwen2.read,
-    "Qwen3ForCausalLM": qwen3.read,
-    **experts.FAMILIES,
-}
+FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {**dense.FAMILIES, **experts.FAMILIES}
 
 
 def read_model_spec(folder: Path) -> ModelSpec:
@@ -32,16 +27,20 @@ def read_model_spec(folder: Path) -> ModelSpec:
         fields = json.loads(path.read_bytes())
     except ValueError as error:
         raise UnsupportedModelError(f"{path} is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise UnsupportedModelError(f"{path} is no JSON object")
     return model_spec(fields)
 
 
-def model_spec(fields: Fields) -> ModelSpec:
+def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     """Translate a config.json of transformers 4 or 5."""
+    fields = Fields(config)
     spec = FAMILIES[_architecture(fields)](fields)
     if spec.quantization not in FORMATS:
         raise UnsupportedModelError(
             f"config.json: quantization_config ({spec.quantization}) is not supported; use unquantised weights"
         )
+    fields.check_all_known()
     return spec
 
 

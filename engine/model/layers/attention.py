@@ -7,44 +7,58 @@ one product.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
-from engine.kernels.attention import AttentionPlan, needs_qkv, paged_attention
-from engine.kernels.rope import rope_and_write_kv
+from engine.kernels.attention import AttentionPlan, Scores, needs_qkv, paged_attention
+from engine.kernels.rope import Heads, rope_and_write_kv
 from engine.model.layers.building import Surroundings
 from engine.model.layers.linear import LinearSpec
-from engine.model.parameters import Shard
+from engine.model.layers.norm import RmsNorm
+from engine.model.parameters import Parameter, Shard, stacked
 from engine.model.spec import AttentionSpec
 from engine.model.stream import Stream
 from engine.step.batch import ForwardBatch
+
+VALUES = "self_attn.v_proj"
 
 
 class GroupedQueryAttention:
     def __init__(self, spec: AttentionSpec, around: Surroundings) -> None:
         hidden, head_dim = around.model.hidden_size, spec.head_dim
-        qkv = {"self_attn.q_proj": spec.q_size, "self_attn.k_proj": spec.kv_size, "self_attn.v_proj": spec.kv_size}
-        output = {"self_attn.o_proj": hidden}
-        self._norm = around.norm("input_layernorm")
+        self._branch = around.branch
         self._qkv = around.linear(
-            LinearSpec(inputs=hidden, outputs=qkv, bias=spec.qkv_bias, shard=Shard.HEADS, unit=head_dim)
+            LinearSpec(
+                inputs=hidden,
+                outputs={"self_attn.q_proj": spec.q_size, "self_attn.k_proj": spec.kv_size, VALUES: spec.kv_size},
+                bias=spec.qkv_bias,
+                shard=Shard.HEADS,
+                unit=head_dim,
+                fused=spec.fused,
+                twice={VALUES: "self_attn.k_proj"} if spec.values_are_keys else {},
+            )
         )
+        output = {spec.output: hidden}
         self._output = around.linear(
             LinearSpec(inputs=spec.q_size, outputs=output, bias=spec.output_bias, shard=Shard.INPUTS, unit=head_dim)
         )
-        self._q_norm = around.norm("self_attn.q_norm", head_dim).weight if spec.qk_norm else None
-        self._k_norm = around.norm("self_attn.k_norm", head_dim).weight if spec.qk_norm else None
-        self._cos_sin = around.rotations.table(spec.rope, head_dim)
-        self._eps = around.model.norm_eps
-        self._scale = head_dim**-0.5
-        self._window = spec.window
+        self._turning = _turning(spec, around)
+        self._over_all = _over_all(spec, around)
+        self._cos_sin = None if spec.rope is None else around.rotations.table(spec.rope, head_dim)
+        self._scores = Scores(
+            scale=head_dim**-0.5 if spec.scale is None else spec.scale,
+            window=spec.window,
+            softcap=spec.softcap,
+            sinks=around.weights.new(_sinks(spec), under=around.under) if spec.sinks else None,
+        )
         self._heads = spec.heads
 
     def __call__(self, stream: Stream, batch: ForwardBatch, kept: Sequence[torch.Tensor], *, is_last: bool) -> None:
         """Attend; `kept` is one view of the pool, [num_blocks, 2, block_size, Hkv, D]."""
         (kv,) = kept
         plan = batch.attention[self._heads]
-        q, qkv = self._project(stream.normed(self._norm), batch, plan, kv)
+        q, qkv = self._project(self._branch.read(stream), batch, plan, kv)
         if is_last and plan.prefill is not None:
             # Later tokens need only the other rows' keys and values, which are written.
             rows = batch.sampled_rows
@@ -53,8 +67,8 @@ class GroupedQueryAttention:
                 return
             q, qkv, plan = q.index_select(0, rows), None, batch.final
             stream.only(rows)
-        x = paged_attention(q, kv, plan, scale=self._scale, window=self._window, qkv=qkv)
-        stream.plus(self._output, x.flatten(-2))
+        x = paged_attention(q, kv, plan, self._scores, qkv=qkv)
+        self._branch.add(stream, self._output, x.flatten(-2))
 
     def _project(
         self, x: torch.Tensor, batch: ForwardBatch, plan: AttentionPlan, kv: torch.Tensor
@@ -63,17 +77,55 @@ class GroupedQueryAttention:
 
         Also returns the product [T, (Hq + 2 Hkv) D] if attention reads keys and values there.
         """
-        qkv = self._qkv.parts(x) if plan.prefill is None else self._qkv(x)
+        can_be_parts = plan.prefill is None and self._over_all is None
+        qkv = self._qkv.parts(x) if can_be_parts else self._qkv(x)
+        if self._over_all is not None:
+            qkv = self._over_all(qkv)
         stays = needs_qkv(plan, kv)
-        q = rope_and_write_kv(
-            qkv,
-            batch.positions,
-            self._cos_sin,
-            batch.slots,
-            kv,
-            q_norm=self._q_norm,
-            k_norm=self._k_norm,
-            eps=self._eps,
-            in_place=stays,
-        )
+        q = rope_and_write_kv(qkv, batch.positions, self._cos_sin, batch.slots, kv, self._turning, in_place=stays)
         return q, qkv if stays else None
+
+
+@dataclass(frozen=True, slots=True)
+class _OverAll:
+    """RMSNorm of all queries together, and of all keys."""
+
+    q: RmsNorm
+    k: RmsNorm
+
+    def __call__(self, qkv: torch.Tensor) -> torch.Tensor:
+        q_size, kv_size = len(self.q.weight), len(self.k.weight)
+        q, k, v = qkv.split((q_size, kv_size, kv_size), dim=-1)
+        return torch.cat((self.q(q), self.k(k), v), dim=-1)
+
+
+def _turning(spec: AttentionSpec, around: Surroundings) -> Heads:
+    """What happens to each head between the product and the pool."""
+    norm, weights = spec.qk_norm, list[torch.Tensor | None]([None, None])
+    if norm is not None and norm.over == "head" and norm.has_weight:
+        weights = [around.norm(name, spec.head_dim).weight for name in (norm.q_name, norm.k_name)]
+    growth = spec.query_growth
+    return Heads(
+        q_norm=weights[0],
+        k_norm=weights[1],
+        eps=around.model.norm_eps,
+        norm_plus_one=around.model.norm == "rms_plus_one",
+        norms_without_weight=norm is not None and not norm.has_weight,
+        norm_after=norm is not None and norm.after_rope,
+        norms_values=spec.value_norm,
+        interleaved=spec.rope is not None and spec.rope.interleaved,
+        query_growth=None if growth is None else around.rotations.query_growth(growth),
+    )
+
+
+def _over_all(spec: AttentionSpec, around: Surroundings) -> _OverAll | None:
+    norm = spec.qk_norm
+    if norm is None or norm.over != "all":
+        return None
+    return _OverAll(around.norm(norm.q_name, spec.q_size), around.norm(norm.k_name, spec.kv_size))
+
+
+def _sinks(spec: AttentionSpec) -> Parameter:
+    """[Hq] float32: the kernels add up in it."""
+    parts = stacked({"self_attn.sinks": spec.num_heads})
+    return Parameter(shape=(spec.num_heads,), parts=parts, shard=Shard.OUTPUTS, format=torch.float32)

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 
 import torch
 
+from engine.model.layers.branch import Branch
 from engine.model.layers.linear import FORMATS, Linear, LinearSpec
-from engine.model.layers.norm import RmsNorm
+from engine.model.layers.norm import LayerNorm, Norm, RmsNorm
 from engine.model.parameters import Weights, whole
-from engine.model.rope import cos_sin_table
-from engine.model.spec import ModelSpec, RopeSpec
+from engine.model.rope import cos_sin_table, query_growth_table
+from engine.model.spec import BranchSpec, ModelSpec, QueryGrowth, RopeSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,15 +20,21 @@ class Rotations:
 
     num_positions: int
     device: torch.device
-    _tables: dict[tuple[RopeSpec, int], torch.Tensor] = field(default_factory=dict)
+    _tables: dict[object, torch.Tensor] = field(default_factory=dict)
 
     def table(self, rope: RopeSpec, head_dim: int) -> torch.Tensor:
-        """Return [num_positions, head_dim] float32, see `cos_sin_table`."""
+        """Return [num_positions, rotated dimensions] float32, see `cos_sin_table`."""
         key = (rope, head_dim)
         if key not in self._tables:
             table = cos_sin_table(rope, head_dim=head_dim, num_positions=self.num_positions)
             self._tables[key] = table.to(self.device)
         return self._tables[key]
+
+    def query_growth(self, growth: QueryGrowth) -> torch.Tensor:
+        """Return [num_positions] float32, see `query_growth_table`."""
+        if growth not in self._tables:
+            self._tables[growth] = query_growth_table(growth, self.num_positions).to(self.device)
+        return self._tables[growth]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +45,35 @@ class Surroundings:
     weights: Weights
     rotations: Rotations
     under: str  # prefix of the layer's tensor names in the checkpoint
+    branch: Branch  # how this half of the layer reads the stream and adds to it
 
-    def norm(self, name: str, size: int | None = None) -> RmsNorm:
-        """Declare a norm over the hidden state, or over `size` features."""
-        parameter = whole(f"{name}.weight", size or self.model.hidden_size)
-        return RmsNorm(self.weights.new(parameter, under=self.under), self.model.norm_eps)
+    def norm(self, name: str, size: int) -> RmsNorm:
+        """Declare an RMSNorm over `size` features."""
+        norm = declare_norm(self.model, self.weights, self.under + name, size)
+        assert isinstance(norm, RmsNorm), "a model with LayerNorm has no other norms"
+        return norm
 
     def linear(self, spec: LinearSpec) -> Linear:
         """Declare a product in the checkpoint's format."""
         return FORMATS[self.model.quantization](spec, self.weights, under=self.under)
+
+
+def declare_norm(model: ModelSpec, weights: Weights, name: str, size: int) -> Norm:
+    """Declare a norm of the model's kind."""
+    weight = weights.new(whole(f"{name}.weight", size))
+    if model.norm != "layer":
+        return RmsNorm(weight, model.norm_eps, plus_one=model.norm == "rms_plus_one")
+    bias = weights.new(whole(f"{name}.bias", size)) if model.norm_bias else None
+    return LayerNorm(weight, bias, model.norm_eps)
+
+
+def declare_branch(
+    spec: BranchSpec, model: ModelSpec, weights: Weights, *, under: str, is_read_again: bool = False
+) -> Branch:
+    """Declare the norms around one half of a layer; `is_read_again`: the other half shares what it reads."""
+
+    def norm(name: str) -> Norm | None:
+        return declare_norm(model, weights, under + name, model.hidden_size) if name else None
+
+    scalar = weights.new(whole(spec.scalar, 1), under=under) if spec.scalar else None
+    return Branch(spec, before=norm(spec.before), after=norm(spec.after), scalar=scalar, is_read_again=is_read_again)

@@ -23,7 +23,7 @@ class GatedDelta:
     def __init__(self, spec: DeltaSpec, around: Surroundings) -> None:
         hidden, weights, under = around.model.hidden_size, around.weights, around.under
         self._heads = heads = delta_heads(spec)
-        self._norm = around.norm("input_layernorm")
+        self._branch = around.branch
         inputs = {f"linear_attn.{name}": count for name, count in _outputs(spec).items()}
         self._inputs = around.linear(LinearSpec(inputs=hidden, outputs=inputs, bias=False, shard=Shard.NONE))
         output = {"linear_attn.out_proj": hidden}
@@ -38,7 +38,7 @@ class GatedDelta:
         """`kept`: the states [num_blocks, 1, 1, Hv, Dk Dv], and the convolution's last inputs [num_blocks, K - 1, 1, 1, C]."""
         states, inputs = kept
         assert batch.states is not None, "the model's limits say that it has states"
-        x = self._inputs(stream.normed(self._norm))
+        x = self._inputs(self._branch.read(stream))
         mixed = convolve(x, self._taps, inputs, batch.states, self._heads)
         out = delta_rule(mixed, x, self._decay, self._bias, states, batch.states, self._heads)
         out = gated_norm(out, x, self._gate_norm, self._eps, self._heads)
@@ -48,7 +48,7 @@ class GatedDelta:
             if rows is None:
                 return
             out = out.index_select(0, rows)
-        stream.plus(self._output, out)
+        self._branch.add(stream, self._output, out)
 
 
 def _outputs(spec: DeltaSpec) -> dict[str, int]:

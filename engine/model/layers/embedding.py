@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from engine.kernels.embedding import embed
+from engine.model.layers.building import declare_norm
 from engine.model.layers.linear import Dense
-from engine.model.layers.norm import RmsNorm
 from engine.model.parameters import Parameter, Shard, Weights, stacked, whole
 from engine.model.spec import ModelSpec
 from engine.model.stream import Stream
@@ -20,23 +20,29 @@ class Embedding:
 
     def __init__(self, spec: ModelSpec, weights: Weights) -> None:
         self.table = weights.new(whole("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size))
+        self._multiplier: torch.Tensor | None = None
+        if spec.embedding_multiplier != 1.0:  # rounded, as in the checkpoint's own code
+            self._multiplier = torch.tensor(spec.embedding_multiplier, dtype=weights.dtype, device=weights.device)
 
     def __call__(self, batch: ForwardBatch) -> Stream:
-        return Stream(embed(batch.token_ids, batch.sources, batch.newest, self.table))
+        x = embed(batch.token_ids, batch.sources, batch.newest, self.table)
+        return Stream(x if self._multiplier is None else x * self._multiplier)
 
 
 class Head:
     """The last norm, and the product with one output a token."""
 
     def __init__(self, spec: ModelSpec, weights: Weights, embedding: Embedding) -> None:
-        self._norm = RmsNorm(weights.new(whole("model.norm.weight", spec.hidden_size)), spec.norm_eps)
+        self._norm = declare_norm(spec, weights, spec.final_norm, spec.hidden_size)
+        bias = weights.new(whole("lm_head.bias", spec.vocab_size)) if spec.head_bias else None
+        self._multiplier, self._softcap = spec.logits_multiplier, spec.logits_softcap
         if spec.has_tied_head:
             weights.unused.add(HEAD)  # some checkpoints have the table twice
-            self._linear = Dense(embedding.table)
+            self._linear = Dense(embedding.table, bias)
         else:
             shape = (spec.vocab_size, spec.hidden_size)
             parameter = Parameter(shape=shape, parts=stacked({HEAD: spec.vocab_size}), shard=Shard.OUTPUTS)
-            self._linear = Dense(weights.new(parameter))
+            self._linear = Dense(weights.new(parameter), bias)
 
     def __call__(self, stream: Stream, batch: ForwardBatch, *, out: torch.Tensor | None) -> torch.Tensor | None:
         """Return the sampled rows' logits [R, V], None for R = 0."""
@@ -44,4 +50,9 @@ class Head:
             return None
         if batch.sampled_rows is not None and not batch.has_prompts:
             stream.only(batch.sampled_rows)
-        return self._linear(stream.normed(self._norm), out=out)
+        logits = self._linear(stream.normed(self._norm), out=out)
+        if self._multiplier != 1.0:
+            logits.mul_(self._multiplier)
+        if self._softcap:
+            logits.div_(self._softcap).tanh_().mul_(self._softcap)
+        return logits

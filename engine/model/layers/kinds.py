@@ -11,9 +11,9 @@ from engine.model.experts import SparseMlpSpec
 from engine.model.layers.attention import GroupedQueryAttention
 from engine.model.layers.building import Surroundings
 from engine.model.layers.delta import GatedDelta
-from engine.model.layers.mlp import GatedMlp
+from engine.model.layers.mlp import GatedMlp, PlainMlp
 from engine.model.layers.sparse_mlp import SparseMlp
-from engine.model.spec import AttentionSpec, DeltaSpec, GatedMlpSpec
+from engine.model.spec import AttentionSpec, DeltaSpec, GatedMlpSpec, PlainMlpSpec
 from engine.model.stream import Stream
 from engine.step.batch import ForwardBatch
 
@@ -40,4 +40,8 @@ MIXERS: dict[type, Callable[[Any, Surroundings], Mixer]] = {
     AttentionSpec: GroupedQueryAttention,
     DeltaSpec: GatedDelta,
 }
-MLPS: dict[type, Callable[[Any, Surroundings], Mlp]] = {GatedMlpSpec: GatedMlp, SparseMlpSpec: SparseMlp}
+MLPS: dict[type, Callable[[Any, Surroundings], Mlp]] = {
+    GatedMlpSpec: GatedMlp,
+    PlainMlpSpec: PlainMlp,
+    SparseMlpSpec: SparseMlp,
+}

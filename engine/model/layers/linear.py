@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 
 from engine.kernels.linear import gated_linear, linear, linear_onto, linear_parts
-from engine.model.parameters import Parameter, Shard, Weights, stacked
+from engine.model.parameters import Parameter, Part, Shard, Weights, stacked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +21,8 @@ class LinearSpec:
     bias: bool
     shard: Shard
     unit: int = 1  # outputs or inputs that no rank cuts apart
+    fused: str = ""  # the one module whose tensors hold the rows of all `outputs`, in their order
+    twice: Mapping[str, str] = field(default_factory=dict)  # module -> the one whose rows are its own, too
 
 
 class Linear(Protocol):
@@ -38,8 +40,8 @@ class Linear(Protocol):
         """Add the product to `residual` [T, N] in place and return None, or leave it and return `parts`."""
         ...
 
-    def gated(self, x: torch.Tensor) -> torch.Tensor:
-        """Return silu(first half) * second half of the product, [T, N / 2]."""
+    def gated(self, x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
+        """Return act(first half) * second half of the product, [T, N / 2]; "silu" or "gelu_tanh"."""
         ...
 
 
@@ -59,8 +61,8 @@ class Dense:
     def onto(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
         return linear_onto(residual, x, self.weight, self.bias)
 
-    def gated(self, x: torch.Tensor) -> torch.Tensor:
-        return gated_linear(x, self.weight, self.bias)
+    def gated(self, x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
+        return gated_linear(x, self.weight, self.bias, activation)
 
 
 def declare_dense(spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
@@ -68,7 +70,7 @@ def declare_dense(spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
     size = sum(spec.outputs.values())
     weight = Parameter(
         shape=(size, spec.inputs),
-        parts=stacked({f"{name}.weight": count for name, count in spec.outputs.items()}),
+        parts=_parts(spec, "weight"),
         shard=spec.shard,
         unit=spec.unit,
     )
@@ -76,9 +78,20 @@ def declare_dense(spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
     if spec.bias:
         # Ranks that share the inputs add the bias once, so each has all of it.
         shard = Shard.NONE if spec.shard is Shard.INPUTS else spec.shard
-        parts = stacked({f"{name}.bias": count for name, count in spec.outputs.items()})
-        bias = weights.new(Parameter(shape=(size,), parts=parts, shard=shard, unit=spec.unit), under=under)
+        parameter = Parameter(shape=(size,), parts=_parts(spec, "bias"), shard=shard, unit=spec.unit)
+        bias = weights.new(parameter, under=under)
     return Dense(weights.new(weight, under=under), bias)
+
+
+def _parts(spec: LinearSpec, kind: str) -> tuple[Part, ...]:
+    """The rows of each module in the stack."""
+    parts = stacked(spec.outputs)
+    if spec.fused:
+        return tuple(
+            replace(part, name=f"{spec.fused}.{kind}", stored=part.rows, of=sum(spec.outputs.values()))
+            for part in parts
+        )
+    return tuple(replace(part, name=f"{spec.twice.get(part.name, part.name)}.{kind}") for part in parts)
 
 
 class Format(Protocol):

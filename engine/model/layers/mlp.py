@@ -1,11 +1,12 @@
-"""The gated MLP: down(silu(gate(x)) * up(x)). Gate and up are one matrix and one product."""
+"""MLPs of one matrix up and one down: gated, down(act(gate(x)) * up(x)), whose gate and up are one product, or plain."""
 
 from __future__ import annotations
 
+from engine.kernels.activation import ACTIVATIONS
 from engine.model.layers.building import Surroundings
 from engine.model.layers.linear import LinearSpec
 from engine.model.parameters import Shard
-from engine.model.spec import GatedMlpSpec
+from engine.model.spec import GatedMlpSpec, PlainMlpSpec
 from engine.model.stream import Stream
 
 
@@ -13,10 +14,30 @@ class GatedMlp:
     def __init__(self, spec: GatedMlpSpec, around: Surroundings) -> None:
         hidden = around.model.hidden_size
         gate_up = {"mlp.gate_proj": spec.size, "mlp.up_proj": spec.size}
-        down = {"mlp.down_proj": hidden}
-        self._norm = around.norm("post_attention_layernorm")
-        self._gate_up = around.linear(LinearSpec(inputs=hidden, outputs=gate_up, bias=spec.bias, shard=Shard.OUTPUTS))
+        down = {spec.down: hidden}
+        self._branch = around.branch
+        self._gate_up = around.linear(
+            LinearSpec(inputs=hidden, outputs=gate_up, bias=spec.bias, shard=Shard.OUTPUTS, fused=spec.fused)
+        )
         self._down = around.linear(LinearSpec(inputs=spec.size, outputs=down, bias=spec.bias, shard=Shard.INPUTS))
+        self._activation = spec.activation
 
     def __call__(self, stream: Stream) -> None:
-        stream.plus(self._down, self._gate_up.gated(stream.normed(self._norm)))
+        x = self._gate_up.gated(self._branch.read(stream), self._activation)
+        self._branch.add(stream, self._down, x)
+
+
+class PlainMlp:
+    def __init__(self, spec: PlainMlpSpec, around: Surroundings) -> None:
+        hidden = around.model.hidden_size
+        self._branch = around.branch
+        self._up = around.linear(
+            LinearSpec(inputs=hidden, outputs={spec.up: spec.size}, bias=spec.bias, shard=Shard.OUTPUTS)
+        )
+        self._down = around.linear(
+            LinearSpec(inputs=spec.size, outputs={spec.down: hidden}, bias=spec.bias, shard=Shard.INPUTS)
+        )
+        self._activate = ACTIVATIONS[spec.activation]
+
+    def __call__(self, stream: Stream) -> None:
+        self._branch.add(stream, self._down, self._activate(self._up(self._branch.read(stream))))

@@ -21,7 +21,7 @@ class SparseMlp:
     def __init__(self, spec: SparseMlpSpec, around: Surroundings) -> None:
         hidden = around.model.hidden_size
         self._rule = spec.rule
-        self._norm = around.norm("post_attention_layernorm")
+        self._branch = around.branch
         self._router = _one_of(spec.tensors.router, "weight", (spec.num_experts, hidden), around)
         self._router_bias = self._correction = None
         if spec.router_bias:
@@ -34,11 +34,13 @@ class SparseMlp:
         self._shared = None if spec.shared is None else _SharedExpert(spec.shared, around)
 
     def __call__(self, stream: Stream) -> None:
-        x = stream.normed(self._norm)
+        x = self._branch.read(stream)
         choice = route(x, self._router, self._router_bias, self._correction, self._rule)
-        stream.add(mixture(x, choice, self._experts))
-        if self._shared is not None:
-            self._shared(stream, x)
+        chosen = mixture(x, choice, self._experts)
+        if self._shared is None:
+            self._branch.add_value(stream, chosen)
+        else:
+            self._branch.add_both(stream, chosen, self._shared.down, self._shared(x))
 
 
 class _SharedExpert:
@@ -48,17 +50,16 @@ class _SharedExpert:
         gate_up = halves if spec.gate_up is None else {f"{under}.{spec.gate_up}": 2 * spec.size}
         down = {f"{under}.{spec.down}": hidden}
         self._gate_up = around.linear(LinearSpec(inputs=hidden, outputs=gate_up, bias=False, shard=Shard.OUTPUTS))
-        self._down = around.linear(LinearSpec(inputs=spec.size, outputs=down, bias=False, shard=Shard.INPUTS))
+        self.down = around.linear(LinearSpec(inputs=spec.size, outputs=down, bias=False, shard=Shard.INPUTS))
         self._gate: Linear | None = None
         if spec.is_gated:
             outputs = {f"{under}_gate": 1}
             self._gate = around.linear(LinearSpec(inputs=hidden, outputs=outputs, bias=False, shard=Shard.NONE))
 
-    def __call__(self, stream: Stream, x: torch.Tensor) -> None:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what `down` makes the expert's answer of."""
         inner = self._gate_up.gated(x)
-        if self._gate is not None:
-            inner = inner * self._gate(x).sigmoid()
-        stream.plus(self._down, inner)
+        return inner if self._gate is None else inner * self._gate(x).sigmoid()
 
 
 def _one_of(

@@ -31,7 +31,7 @@ def test_every_shape_loads(tmp_path: Path, shape: str, shards: int) -> None:
     write_checkpoint(tmp_path, shape, shards=shards)
     decoder = Decoder(read_model_spec(tmp_path), dtype=torch.bfloat16, device=torch.device("cpu"), max_model_len=64)
     load_weights(decoder.weights, tmp_path)
-    weights = {name: destination.tensor for name, destination in decoder.weights.destinations.items()}
+    weights = {name: places[0].tensor for name, places in decoder.weights.destinations.items()}
     assert all(bool((weight == 1).all()) for name, weight in weights.items() if name.endswith("norm.weight"))
     matrices = [weight.float() for name, weight in weights.items() if not name.endswith("norm.weight")]
     assert all(weight.std() == pytest.approx(0.02, rel=0.3) for weight in matrices)

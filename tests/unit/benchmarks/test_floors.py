@@ -104,5 +104,5 @@ def test_biases_and_head_norms_are_counted(changes: dict[str, Any]) -> None:
     small = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 512}
     spec = model_spec(LLAMA_8B | small | {"num_attention_heads": 4, "num_key_value_heads": 2} | changes)
     decoder = Decoder(spec, dtype=torch.float32, device=torch.device("cpu"), max_model_len=16)
-    held = sum(destination.tensor.numel() for destination in decoder.weights.destinations.values())
+    held = sum(place.tensor.numel() for places in decoder.weights.destinations.values() for place in places)
     assert ModelCost.of(spec, "float32").stored_parameters == held

@@ -12,7 +12,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine.model.families import model_spec, read_model_spec
 from engine.model.rope import cos_sin_table, inverse_frequencies
-from engine.model.spec import RopeSpec, UnsupportedModelError
+from engine.model.spec import LinearScaling, QkNorm, RopeSpec, UnsupportedModelError
 
 LLAMA3 = {
     "factor": 8.0,
@@ -21,6 +21,17 @@ LLAMA3 = {
     "original_max_position_embeddings": 8192,
     "rope_type": "llama3",
 }
+SCALINGS = [
+    LLAMA3,
+    {"rope_type": "linear", "factor": 4.0},
+    {"rope_type": "dynamic", "factor": 4.0},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512, "beta_fast": 20.0, "truncate": False},
+    {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "mscale": 0.7, "mscale_all_dim": 1.0},
+    {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 256, "attention_factor": 1.5},
+    {"rope_type": "longrope", "original_max_position_embeddings": 64}
+    | {"short_factor": [1.0 + index / 9 for index in range(32)], "long_factor": [1.0 + index for index in range(32)]},
+    {"rope_type": "proportional", "partial_rotary_factor": 0.25, "factor": 2.0},
+]
 
 
 def fields(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[str, Any]:
@@ -32,6 +43,7 @@ def fields(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[str, 
         "intermediate_size": 96,
         "num_hidden_layers": 4,
         "num_attention_heads": 4,
+        "num_key_value_heads": 4,
         "max_position_embeddings": 128,
         "rope_theta": 500000.0,
         "torch_dtype": "bfloat16",
@@ -39,7 +51,9 @@ def fields(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[str, 
 
 
 def test_absent_fields_have_the_formats_defaults() -> None:
-    spec = model_spec(fields())
+    config = fields()
+    del config["num_key_value_heads"]
+    spec = model_spec(config)
     assert spec.layers == (spec.layers[0],) * 4
     assert (spec.layers[0].mixer.num_kv_heads, spec.layers[0].mixer.head_dim, spec.dtype) == (4, 16, "bfloat16")
     assert spec.layers[0].mixer.rope == RopeSpec(theta=500000.0)
@@ -54,17 +68,22 @@ def test_absent_fields_have_the_formats_defaults() -> None:
     ],
 )
 def test_rope_is_read_in_the_old_and_the_new_form(changes: dict[str, Any]) -> None:
-    assert model_spec(fields(**changes)).layers[0].mixer.rope == RopeSpec(theta=500000.0, linear_factor=4.0)
+    rope = model_spec(fields(**changes)).layers[0].mixer.rope
+    assert rope == RopeSpec(theta=500000.0, scaling=LinearScaling(factor=4.0))
 
 
-@pytest.mark.parametrize("scaling", [LLAMA3, {"rope_type": "linear", "factor": 4.0}])
+@pytest.mark.parametrize("scaling", SCALINGS, ids=lambda scaling: scaling["rope_type"])
 def test_frequencies_are_those_of_transformers(scaling: dict[str, Any]) -> None:
     theirs = transformers.LlamaConfig(
         hidden_size=256, num_attention_heads=4, rope_parameters=scaling | {"rope_theta": 500000.0}
     )
-    expected, _ = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](theirs, torch.device("cpu"))
-    ours = inverse_frequencies(model_spec(fields(rope_scaling=scaling)).layers[0].mixer.rope, head_dim=64)
-    torch.testing.assert_close(ours, expected, rtol=1e-6, atol=0)
+    expected, factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](theirs, torch.device("cpu"), seq_len=100)
+    rope = model_spec(fields(rope_scaling=scaling, max_position_embeddings=2048)).layers[0].mixer.rope
+    assert rope is not None
+    ours = inverse_frequencies(rope, head_dim=64, num_positions=100)
+    torch.testing.assert_close(ours, expected, rtol=2e-6, atol=0)
+    first = cos_sin_table(rope, head_dim=64, num_positions=2)[0, : len(expected)]
+    torch.testing.assert_close(first, torch.full_like(first, factor))
 
 
 def test_the_table_holds_cosines_then_sines() -> None:
@@ -76,7 +95,6 @@ def test_the_table_holds_cosines_then_sines() -> None:
 @pytest.mark.parametrize(
     ("architecture", "changes", "windows"),
     [
-        ("LlamaForCausalLM", {"sliding_window": 8}, (0, 0, 0, 0)),
         ("MistralForCausalLM", {"sliding_window": 8}, (8, 8, 8, 8)),
         ("MistralForCausalLM", {"sliding_window": None}, (0, 0, 0, 0)),
         ("Qwen2ForCausalLM", {"sliding_window": 8, "use_sliding_window": False}, (0, 0, 0, 0)),
@@ -97,18 +115,18 @@ def test_windows_are_those_of_the_family(architecture: str, changes: dict[str, A
 
 
 @pytest.mark.parametrize(
-    ("architecture", "biases", "qk_norm"),
+    ("architecture", "read", "biases", "qk_norm"),
     [
-        ("LlamaForCausalLM", (True, True, True), False),
-        ("MistralForCausalLM", (False, False, False), False),
-        ("Qwen2ForCausalLM", (True, False, False), False),
-        ("Qwen3ForCausalLM", (True, True, False), True),
+        ("LlamaForCausalLM", ("attention_bias", "mlp_bias"), (True, True, True), None),
+        ("MistralForCausalLM", (), (False, False, False), None),
+        ("Qwen2ForCausalLM", (), (True, False, False), None),
+        ("Qwen3ForCausalLM", ("attention_bias",), (True, True, False), QkNorm()),
     ],
 )
 def test_biases_and_head_norms_are_those_of_the_family(
-    architecture: str, biases: tuple[bool, ...], qk_norm: bool
+    architecture: str, read: tuple[str, ...], biases: tuple[bool, ...], qk_norm: QkNorm | None
 ) -> None:
-    asked = model_spec(fields(architecture, attention_bias=True, mlp_bias=True)).layers[0]
+    asked = model_spec(fields(architecture, **dict.fromkeys(read, True))).layers[0]
     assert (asked.mixer.qkv_bias, asked.mixer.output_bias, asked.mlp.bias) == biases
     plain = model_spec(fields(architecture)).layers[0]
     assert (plain.mixer.qkv_bias, plain.mixer.output_bias) == (architecture == "Qwen2ForCausalLM", False)
@@ -120,11 +138,12 @@ def test_biases_and_head_norms_are_those_of_the_family(
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "architectures = GPT2LMHeadModel"),
         ({"architectures": None}, "architectures"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling.rope_type = 'yarn'"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope_scaling.rope_type = 'dynamic'"),
+        ({"rope_scaling": {"rope_type": "mrope"}}, "rope_scaling.rope_type = 'mrope'"),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0, "alpha": 2}}, "rope_scaling of type 'linear' has alpha"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "lacks 'low_freq_factor'"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters differs between layers"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
+        ({"sliding_window": 8}, "sliding_window = 8 is not supported by this family"),
+        ({"attn_logit_softcapping": 50.0, "new_in_6": {"a": 1}}, "attn_logit_softcapping = 50.0, new_in_6 = {'a': 1}"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantization_config \(gptq\)"),
         ({"quantization_config": {"bits": 4}}, r"quantization_config \(unknown\)"),

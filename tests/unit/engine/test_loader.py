@@ -29,7 +29,7 @@ def load(folder: Path) -> Decoder:
 
 def loaded(folder: Path) -> dict[str, torch.Tensor]:
     """Where each of the checkpoint's tensors went, once they are loaded."""
-    return {name: destination.tensor for name, destination in load(folder).weights.destinations.items()}
+    return {name: places[0].tensor for name, places in load(folder).weights.destinations.items()}
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from engine.model.families import read_model_spec
 from engine.model.layers.attention import GroupedQueryAttention
-from engine.model.layers.building import Rotations, Surroundings
+from engine.model.layers.building import Rotations, Surroundings, declare_branch
 from engine.model.layers.mlp import GatedMlp
 from engine.model.parameters import Parameter, Part, Shard, Weights, share_of, stacked, whole
 from engine.weights.loader import load_weights
@@ -152,9 +152,10 @@ def load_layer(folder: Path, rank: int, size: int) -> dict[str, torch.Tensor]:
     """Where the tensors of the first layer went on one rank."""
     spec = read_model_spec(folder)
     weights = Weights(torch.float32, CPU, rank=rank, size=size)
-    around = Surroundings(spec, weights, Rotations(16, CPU), LAYER)
-    GroupedQueryAttention(spec.layers[0].mixer, around)
-    GatedMlp(spec.layers[0].mlp, around)
+    layer, rotations = spec.layers[0], Rotations(16, CPU)
+    mixers, mlps = (declare_branch(of, spec, weights, under=LAYER) for of in (layer.around_mixer, layer.around_mlp))
+    GroupedQueryAttention(layer.mixer, Surroundings(spec, weights, rotations, LAYER, mixers))
+    GatedMlp(layer.mlp, Surroundings(spec, weights, rotations, LAYER, mlps))
     weights.unused |= {name for name in load_file(folder / "model.safetensors") if not name.startswith(LAYER)}
     load_weights(weights, folder)
-    return {name: destination.tensor for name, destination in weights.destinations.items()}
+    return {name: places[0].tensor for name, places in weights.destinations.items()}

@@ -81,7 +81,7 @@ def _ahead() -> None:
 
 def _wrong() -> None:
     def launch() -> None:
-        kernel.launch((1,), "wrong", *[torch.ones(3)] * 5, 1, 1e-6, 3, 3, 0, False)  # 3: not a power of two
+        kernel.launch((1,), "wrong", *[torch.ones(3)] * 5, 1, 1e-6, 3, 3, 0, 0, False)  # 3: not a power of two
 
     kernel = Kernel(triton_norm._norm)
     with compiled_ahead():

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.kernels.attention import deal_out_tiles, triton_paged_prefill
+from engine.kernels.attention import Scores, deal_out_tiles, triton_paged_prefill
 from tests.unit.kernels.references import close
 
 Lengths = list[tuple[int, int]]  # new tokens, context
@@ -89,7 +89,7 @@ def check(case: Case, shape: tuple[int, int, int, int] | None = None, rows: int 
     out = case.poisoned_out()
     triton_paged_prefill.paged_prefill(
         case.q, case.kv_layer, case.block_table, case.tiles(rows), out,
-        rows=rows, scale=case.scale, window=case.window, shape=shape,
+        Scores(scale=case.scale, window=case.window), rows=rows, shape=shape,
     )  # fmt: skip
     close(out, expected(case))
 

@@ -103,7 +103,7 @@ def plan_of(
     num_sequences = len(batch.context_len)
     if batch.max_query_len > 1:
         num_heads, head_dim = q.shape[1:]
-        cut = tiling(q.device, q.dtype, HeadShape(num_heads, num_kv_heads, head_dim), window=window > 0)
+        cut = tiling(q.device, q.dtype, HeadShape(num_heads, num_kv_heads, head_dim), is_plain=not window)
         return AttentionPlan(0, None, {}, batch.block_table, _prefill_plan(batch, cut, block_size))
     contexts = batch.context_len.cpu().long().numpy()
     at_once = items_at_once(describe(q.device), num_kv_heads)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from engine.kernels import activation, norm, rope
+from engine.kernels.attention import Scores
 from engine.kernels.attention.reference import attend
 from tests.unit.kernels import references
 from tests.unit.kernels.references import close
@@ -37,7 +38,7 @@ def test_norm(draw: random.Random, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_activation(draw: random.Random, dtype: torch.dtype) -> None:
     gate_up = (3 * torch.randn(draw.randint(1, 9), 2 * draw.randint(1, 300))).to(dtype)
-    close(activation.silu_and_mul.reference(gate_up), references.silu_and_mul(gate_up))
+    close(activation.act_and_mul.reference(gate_up), references.silu_and_mul(gate_up))
 
 
 @pytest.mark.parametrize("with_norm", [False, True])
@@ -54,7 +55,7 @@ def test_rope(draw: random.Random, dtype: torch.dtype, with_norm: bool) -> None:
     pool = torch.full((num_blocks, 3, 2, block_size, kv_heads, 2 * half), 7.0).to(dtype)
     q_norm, k_norm = torch.randn(2, 2 * half).to(dtype).unbind(0) if with_norm else (None, None)
     out = rope.rope_and_write_kv.reference(
-        fused.flatten(1), positions, cos_sin, slots, pool[:, 1], q_norm=q_norm, k_norm=k_norm, eps=1e-6
+        fused.flatten(1), positions, cos_sin, slots, pool[:, 1], rope.Heads(q_norm=q_norm, k_norm=k_norm)
     )
     if q_norm is not None and k_norm is not None:
         q, k = references.rms_norm(q, q_norm, 1e-6), references.rms_norm(k, k_norm, 1e-6)
@@ -84,5 +85,5 @@ def test_attention(draw: random.Random, dtype: torch.dtype, decode: bool) -> Non
         block_size=draw.choice([1, 4, 16]),
         dtype=dtype,
     )
-    out = attend(q, kv_layer, batch, scale=0.2, window=window)
+    out = attend(q, kv_layer, batch, Scores(scale=0.2, window=window))
     close(out, references.attention(q, kv_layer, batch, 0.2, window))

@@ -71,9 +71,9 @@ def check_activation(device: str, large: bool) -> None:
     for dtype in _dtypes(device):
         for shape in [(3, 64), (2, 2 * 1030), (2, 3, 10)] + [(500, 28672)] * large:
             gate_up = (3 * torch.randn(shape, device=device)).to(dtype)
-            close(activation.silu_and_mul(gate_up), references.silu_and_mul(gate_up))
+            close(activation.act_and_mul(gate_up), references.silu_and_mul(gate_up))
     extreme = torch.tensor([[-200.0, 200.0, 1.0, 1.0]], device=device)
-    close(activation.silu_and_mul(extreme), torch.tensor([[0.0, 200.0]], device=device))
+    close(activation.act_and_mul(extreme), torch.tensor([[0.0, 200.0]], device=device))
 
 
 def check_rope(device: str, large: bool) -> None:
@@ -106,12 +106,12 @@ def _check_rope(
     slots[tokens // 2] = -1  # not to be written
     pool = torch.full((num_blocks, 3, 2, block_size, kv_heads, head_dim), 7.0, device=device).to(dtype)
     q_norm, k_norm = torch.randn(2, head_dim, device=device).to(dtype).unbind(0) if with_norm else (None, None)
-    qkv = fused.flatten(1)
+    how, qkv = rope.Heads(q_norm=q_norm, k_norm=k_norm), fused.flatten(1)
     if parts > 1:
         shares = torch.randn(parts, *qkv.shape, device=device)
         shares[0] = qkv.float() - shares[1:].sum(dim=0)
         qkv = shares
-    out = rope.rope_and_write_kv(qkv, positions, cos_sin, slots, pool[:, 1], q_norm=q_norm, k_norm=k_norm, eps=1e-6)
+    out = rope.rope_and_write_kv(qkv, positions, cos_sin, slots, pool[:, 1], how)
     assert torch.equal(fused, before)
     if q_norm is not None and k_norm is not None:
         q, k = norm.rms_norm.reference(q, q_norm, 1e-6), norm.rms_norm.reference(k, k_norm, 1e-6)
@@ -121,9 +121,7 @@ def _check_rope(
     close(written[:, 0], references.rotated(k, positions, cos_sin)[wanted])
     close(written[:, 1], v[wanted].double())
     if parts == 1:
-        rope.rope_and_write_kv(
-            qkv, positions, cos_sin, slots_given, pool[:, 1], q_norm=q_norm, k_norm=k_norm, eps=1e-6, in_place=True
-        )
+        rope.rope_and_write_kv(qkv, positions, cos_sin, slots_given, pool[:, 1], how, in_place=True)
         assert torch.equal(fused[wanted, q_heads : q_heads + kv_heads], written[:, 0])
         assert torch.equal(fused[:, :q_heads], before[:, :q_heads])
         assert torch.equal(fused[:, -kv_heads:], before[:, -kv_heads:])
@@ -168,13 +166,13 @@ def check_chunks_from_projection(device: str, large: bool) -> None:
         expected = references.attention(q, kv_layer, batch, 0.1, 0)
         qkv[starts[1] : starts[2]] = float("nan")
         query_len = batch.query_start.cpu().diff().long().numpy()
-        cut = attention.tiling(q.device, dtype, attention.HeadShape(4, 2, 64), window=False)
+        cut = attention.tiling(q.device, dtype, attention.HeadShape(4, 2, 64), is_plain=True)
         rows = cut.rows(batch.max_query_len, behind=False)
         tiles = cut.deal_out(query_len, query_len, np.array(starts[:-1]), rows=rows)
         prompts = attention.PrefillPlan(batch, torch.from_numpy(tiles).to(device), rows, cut.at_once, None)
         plan = attention.AttentionPlan(0, None, {}, batch.block_table, prompts)
         assert attention.needs_qkv(plan, q)
-        out = attention.paged_attention(q, kv_layer, plan, scale=0.1, window=0, qkv=qkv)
+        out = attention.paged_attention(q, kv_layer, plan, attention.Scores(scale=0.1), qkv=qkv)
         others = [row for row in range(len(q)) if not starts[1] <= row < starts[2]]
         close(out[others], expected[others])
 
@@ -238,7 +236,7 @@ def _check_attention(
     )
     scale = head_dim**-0.5
     plan = references.plan_of(q, batch, num_kv_heads=heads[1], block_size=block_size, window=window)
-    out = attention.paged_attention(q.contiguous(), kv_layer, plan, scale=scale, window=window)
+    out = attention.paged_attention(q.contiguous(), kv_layer, plan, attention.Scores(scale=scale, window=window))
     close(out, references.attention(q, kv_layer, batch, scale, window))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.model.families.experts.fields import softmax_rule, sparse_layers, sparse_mlp
 from engine.model.families.fields import Fields, attention, flag, gated_mlp, model, windows_by_layer
-from engine.model.spec import LayerSpec, ModelSpec
+from engine.model.spec import LayerSpec, ModelSpec, QkNorm
 
 
 def read(fields: Fields) -> ModelSpec:
@@ -13,7 +13,7 @@ def read(fields: Fields) -> ModelSpec:
         fields,
         [
             LayerSpec(
-                mixer=attention(fields, qkv_bias=bias, output_bias=bias, qk_norm=True, window=window),
+                mixer=attention(fields, qkv_bias=bias, output_bias=bias, qk_norm=QkNorm(), window=window),
                 mlp=sparse if has_experts else dense,
             )
             for window, has_experts in zip(windows_by_layer(fields), sparse_layers(fields), strict=True)

@@ -38,6 +38,7 @@ class Case:
     text_in: str = ""  # the config class that has this one as `text_config`: "Gemma3Config"
     outer: Mapping[str, Any] = field(default_factory=dict)  # that one's other fields
     max_model_len: int | None = None
+    shortest: int = 1  # tokens of a prompt: what transformers computes of shorter ones can't be cached
     is_long: bool = False  # too slow for each run
 
     def build(self, folder: Path, *, seed: int = 0) -> Path:

@@ -13,10 +13,128 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0, 1.1, 1.3, 1.5, 2.0, 2.5],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 9.0],
+}
+NEVER_LONG = {"max_position_embeddings": 512, "original_max_position_embeddings": 256}
+GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 24, "tie_word_embeddings": True, "num_hidden_layers": 3}
+GEMMA_3 = GEMMA | {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+BY_KIND = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+    "full_attention": {"rope_type": "linear", "rope_theta": 50_000.0, "factor": 4.0},
+}
+MULTIPLIED = {
+    "embedding_multiplier": 6.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 3.0,
+}
+TWO_KINDS = {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]}
+NO_VISION = {
+    "vision_config": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+}
+
 CASES = (
     Case(name="llama", config="LlamaConfig", fields={"attention_bias": True, "mlp_bias": True}),
     Case(name="llama3", config="LlamaConfig", fields={"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
+    Case(name="llama-yarn", config="LlamaConfig", fields={"rope_parameters": YARN, "head_dim": 32}),
+    Case(
+        name="llama-linear",
+        config="LlamaConfig",
+        fields={"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0}},
+    ),
+    Case(
+        name="llama-dynamic",
+        config="LlamaConfig",
+        fields={"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}},
+    ),
     Case(name="mistral", config="MistralConfig", fields={"sliding_window": 24}),
+    Case(
+        name="ministral",
+        config="MinistralConfig",
+        fields=TWO_KINDS | {"head_dim": 16},
+    ),
+    Case(
+        name="ministral3",
+        config="Ministral3Config",
+        fields={
+            "head_dim": 32,
+            "rope_parameters": YARN
+            | {
+                "original_max_position_embeddings": 16,
+                "llama_4_scaling_beta": 0.3,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.7,
+            },
+        },
+    ),
     Case(name="qwen2", config="Qwen2Config", fields={"tie_word_embeddings": True}),
     Case(name="qwen3", config="Qwen3Config", fields={"head_dim": 32}),
+    Case(name="arcee", config="ArceeConfig", fields={"head_dim": 16, "mlp_bias": True}),
+    Case(
+        name="ernie4_5", config="Ernie4_5Config", fields={"head_dim": 32, "use_bias": True, "tie_word_embeddings": True}
+    ),
+    Case(name="seed_oss", config="SeedOssConfig", fields={"head_dim": 32, "attention_out_bias": True}),
+    Case(name="smollm3", config="SmolLM3Config", fields={"no_rope_layers": [1, 0]}),
+    Case(name="cohere", config="CohereConfig", fields={"tie_word_embeddings": True, "logit_scale": 0.3}),
+    Case(name="cohere2", config="Cohere2Config", fields=TWO_KINDS | {"tie_word_embeddings": True, "logit_scale": 0.3}),
+    Case(name="exaone4", config="Exaone4Config", fields=TWO_KINDS),
+    Case(name="gemma", config="GemmaConfig", fields={"head_dim": 32, "tie_word_embeddings": True}),
+    Case(
+        name="gemma2",
+        config="Gemma2Config",
+        fields=GEMMA
+        | {"sliding_window": 20, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "attention_bias": True},
+    ),
+    Case(
+        name="gemma3",
+        config="Gemma3TextConfig",
+        fields=GEMMA_3 | {"rope_parameters": BY_KIND, "final_logit_softcapping": 3.0},
+    ),
+    Case(
+        name="gemma3-vision",
+        config="Gemma3TextConfig",
+        fields=GEMMA_3,
+        text_in="Gemma3Config",
+        outer=NO_VISION,
+    ),
+    Case(name="glm", config="GlmConfig", fields={"head_dim": 32}),
+    Case(name="glm4", config="Glm4Config", fields={"head_dim": 32}),
+    Case(name="granite", config="GraniteConfig", fields=MULTIPLIED | {"mlp_bias": True}),
+    Case(
+        name="granite4",
+        config="GraniteMoeHybridConfig",
+        fields=MULTIPLIED
+        | {
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 96,
+            "layer_types": ["full_attention"] * 2,
+            "position_embedding_type": "rope",
+            "mamba_n_heads": 8,
+            "mamba_d_head": 16,
+        },
+    ),
+    Case(name="hunyuan", config="HunYuanDenseV1Config", fields={"head_dim": 32}),
+    Case(name="olmo2", config="Olmo2Config", fields={"attention_bias": True}),
+    Case(name="olmo3", config="Olmo3Config", fields=TWO_KINDS | {"rope_parameters": BY_KIND}),
+    Case(name="phi", config="PhiConfig", fields={"partial_rotary_factor": 0.5}),
+    Case(name="phi3", config="Phi3Config", fields={"sliding_window": 40}),
+    Case(
+        name="phi3-long",
+        config="Phi3Config",
+        fields={"original_max_position_embeddings": 16, "partial_rotary_factor": 0.75, "rope_parameters": LONGROPE},
+        shortest=17,
+    ),
+    Case(
+        name="phi3-short",
+        config="Phi3Config",
+        fields=NEVER_LONG | {"partial_rotary_factor": 0.75, "rope_parameters": LONGROPE},
+        max_model_len=256,
+    ),
+    Case(name="starcoder2", config="Starcoder2Config", fields={"sliding_window": 24, "tie_word_embeddings": True}),
 )

@@ -35,6 +35,7 @@ class Bench:
 
     def __init__(self, case: Case, folder: Path) -> None:
         case.build(folder)
+        self.shortest = case.shortest
         self._reference = transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager"
         ).eval()

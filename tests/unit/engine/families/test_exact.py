@@ -42,11 +42,11 @@ def test_a_prompt_begins_with_another_ones_blocks(bench: Bench) -> None:
 
 def test_prompts_arrive_beside_sequences_that_decode(bench: Bench) -> None:
     prefill, decode = bench.generators(chunk_size=13)
-    moved = [asked(f"moved {length}", prompt_of(length, seed=1)) for length in LENGTHS]
+    moved = [asked(f"moved {length}", prompt_of(max(length, bench.shortest), seed=1)) for length in LENGTHS]
     for sequence in moved:
         prefill.start(sequence)
         bench.hand_over(sequence, prefill, decode)
-    local = [asked(f"local {length}", prompt_of(length, seed=2)) for length in LENGTHS]
+    local = [asked(f"local {length}", prompt_of(max(length, bench.shortest), seed=2)) for length in LENGTHS]
     for sequence in local:
         decode.admit(sequence)
     decode.go_on([*moved, *local])

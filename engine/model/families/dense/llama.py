@@ -5,8 +5,18 @@ from __future__ import annotations
 from engine.model.families.fields import Fields, attention, flag, gated_mlp, model, number
 from engine.model.spec import LayerSpec, ModelSpec
 
+DEFAULTS = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+}
+
 
 def read(fields: Fields) -> ModelSpec:
+    fields = fields.over(DEFAULTS)
     bias = flag(fields, "attention_bias")
     layer = LayerSpec(
         mixer=attention(fields, qkv_bias=bias, output_bias=bias), mlp=gated_mlp(fields, bias=flag(fields, "mlp_bias"))

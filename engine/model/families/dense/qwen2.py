@@ -5,9 +5,23 @@ from __future__ import annotations
 from engine.model.families.fields import Fields, attention, gated_mlp, model, windows_by_layer
 from engine.model.spec import LayerSpec, ModelSpec
 
+QWEN_2 = {
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 22016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+
 
 def read(fields: Fields) -> ModelSpec:
+    fields = fields.over(QWEN_2)
     mlp = gated_mlp(fields)
+    fields.only("use_mrope", False)
     return model(
         fields,
         [

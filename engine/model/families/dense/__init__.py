@@ -1,0 +1,55 @@
+"""Dense families: each layer attends, then computes an MLP on each token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.model.families.dense import (
+    close_to_llama,
+    cohere,
+    exaone4,
+    gemma,
+    glm,
+    granite,
+    hunyuan,
+    llama,
+    mistral,
+    olmo,
+    phi,
+    qwen2,
+    qwen3,
+    starcoder2,
+)
+from engine.model.families.known import Fields
+from engine.model.spec import ModelSpec
+
+FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
+    "LlamaForCausalLM": llama.read,
+    "ArceeForCausalLM": close_to_llama.read_arcee,
+    "Ernie4_5ForCausalLM": close_to_llama.read_ernie,
+    "SeedOssForCausalLM": close_to_llama.read_seed_oss,
+    "SmolLM3ForCausalLM": close_to_llama.read_smollm3,
+    "CohereForCausalLM": cohere.read,
+    "Cohere2ForCausalLM": cohere.read_2,
+    "Exaone4ForCausalLM": exaone4.read,
+    "GemmaForCausalLM": gemma.read,
+    "Gemma2ForCausalLM": gemma.read_2,
+    "Gemma3ForCausalLM": gemma.read_3,
+    "Gemma3ForConditionalGeneration": gemma.read_3,
+    "GlmForCausalLM": glm.read,
+    "Glm4ForCausalLM": glm.read_4,
+    "GraniteForCausalLM": granite.read,
+    "GraniteMoeHybridForCausalLM": granite.read_4,
+    "HunYuanDenseV1ForCausalLM": hunyuan.read,
+    "MistralForCausalLM": mistral.read,
+    "MinistralForCausalLM": mistral.read_by_layer,
+    "Ministral3ForCausalLM": mistral.read_3,
+    "Mistral3ForConditionalGeneration": mistral.read_with_vision,
+    "Olmo2ForCausalLM": olmo.read_2,
+    "Olmo3ForCausalLM": olmo.read_3,
+    "PhiForCausalLM": phi.read,
+    "Phi3ForCausalLM": phi.read_3,
+    "Qwen2ForCausalLM": qwen2.read,
+    "Qwen3ForCausalLM": qwen3.read,
+    "Starcoder2ForCausalLM": starcoder2.read,
+}

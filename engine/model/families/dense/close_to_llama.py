@@ -1,0 +1,115 @@
+"""Llama but for a switch: Arcee (no gate), ERNIE 4.5 (interleaved pairs), Seed-OSS (biases), SmolLM3 (layers without rope)."""
+
+from __future__ import annotations
+
+from engine.model.families.fields import (
+    SLIDING,
+    Fields,
+    attention,
+    flag,
+    gated_mlp,
+    layer_types,
+    model,
+    number,
+    rope,
+    sliding_window,
+)
+from engine.model.spec import LayerSpec, ModelSpec, PlainMlpSpec, UnsupportedModelError
+
+ARCEE = {
+    "vocab_size": 32000,
+    "hidden_size": 2560,
+    "intermediate_size": 18432,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "relu2",
+}
+ERNIE = {
+    "vocab_size": 103424,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 18,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500_000.0,
+    "tie_word_embeddings": True,
+}
+SEED_OSS = {
+    "vocab_size": 155136,
+    "hidden_size": 4096,
+    "intermediate_size": 27648,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 80,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 524288,
+    "attention_bias": True,
+}
+SMOLLM3 = {
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+    "rope_theta": 2_000_000.0,
+    "no_rope_layer_interval": 4,
+    "tie_word_embeddings": True,
+}
+
+
+def read_arcee(fields: Fields) -> ModelSpec:
+    fields = fields.over(ARCEE)
+    fields.only("hidden_act", "relu2")
+    bias = flag(fields, "attention_bias")
+    size = number(fields, "intermediate_size")
+    mlp = PlainMlpSpec(size=size, bias=flag(fields, "mlp_bias"), activation="relu2")
+    layer = LayerSpec(mixer=attention(fields, qkv_bias=bias, output_bias=bias), mlp=mlp)
+    return model(fields, [layer] * number(fields, "num_hidden_layers"))
+
+
+def read_ernie(fields: Fields) -> ModelSpec:
+    fields = fields.over(ERNIE)
+    bias = flag(fields, "use_bias")
+    mixer = attention(fields, rope=rope(fields, interleaved=True), qkv_bias=bias, output_bias=bias)
+    layer = LayerSpec(mixer=mixer, mlp=gated_mlp(fields, bias=bias))
+    return model(fields, [layer] * number(fields, "num_hidden_layers"))
+
+
+def read_seed_oss(fields: Fields) -> ModelSpec:
+    fields = fields.over(SEED_OSS)
+    mixer = attention(fields, qkv_bias=flag(fields, "attention_bias"), output_bias=flag(fields, "attention_out_bias"))
+    layer = LayerSpec(mixer=mixer, mlp=gated_mlp(fields, bias=flag(fields, "mlp_bias")))
+    return model(fields, [layer] * number(fields, "num_hidden_layers"))
+
+
+def read_smollm3(fields: Fields) -> ModelSpec:
+    fields = fields.over(SMOLLM3)
+    num_layers, interval = number(fields, "num_hidden_layers"), number(fields, "no_rope_layer_interval")
+    rotated = fields.get("no_rope_layers") or [int((index + 1) % interval != 0) for index in range(num_layers)]
+    if len(rotated) != num_layers:
+        raise UnsupportedModelError(f"config.json: no_rope_layers names {len(rotated)} layers of {num_layers}")
+    window = sliding_window(fields) if flag(fields, "use_sliding_window") else 0
+    fields.ignore("sliding_window", "max_window_layers")
+    kinds = layer_types(fields, ["full_attention" if each or not window else SLIDING for each in rotated])
+    bias, mlp = flag(fields, "attention_bias"), gated_mlp(fields, bias=flag(fields, "mlp_bias"))
+    layers = [
+        LayerSpec(
+            mixer=attention(
+                fields,
+                rope=rope(fields) if is_rotated else None,
+                window=window if kind == SLIDING else 0,
+                qkv_bias=bias,
+                output_bias=bias,
+            ),
+            mlp=mlp,
+        )
+        for kind, is_rotated in zip(kinds, rotated, strict=True)
+    ]
+    return model(fields, layers)

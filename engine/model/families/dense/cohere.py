@@ -1,0 +1,72 @@
+"""Command R: attention and MLP read the same LayerNorm and add up; pairs are interleaved.
+
+Of Command R7B and A, three layers of four have a window, and the fourth has no rope.
+"""
+
+from __future__ import annotations
+
+from engine.model.families.fields import (
+    SLIDING,
+    Fields,
+    attention,
+    every,
+    flag,
+    gated_mlp,
+    layer_types,
+    model,
+    number,
+    real,
+    rope,
+    sliding_window,
+)
+from engine.model.spec import AttentionSpec, BranchSpec, LayerSpec, ModelSpec
+
+COHERE = {
+    "vocab_size": 256000,
+    "hidden_size": 8192,
+    "intermediate_size": 22528,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 64,
+    "max_position_embeddings": 8192,
+    "layer_norm_eps": 1e-5,
+    "logit_scale": 0.0625,
+    "rope_theta": 500_000.0,
+    "tie_word_embeddings": True,
+}
+COHERE_2 = COHERE | {"sliding_window": 4096, "rope_theta": 10_000.0}
+SHARED = BranchSpec(shares=True)
+
+
+def read(fields: Fields) -> ModelSpec:
+    fields = fields.over(COHERE)
+    fields.only("use_qk_norm", False)
+    layer = _layer(fields, _attention(fields))
+    return _model(fields, [layer] * number(fields, "num_hidden_layers"))
+
+
+def read_2(fields: Fields) -> ModelSpec:
+    fields = fields.over(COHERE_2)
+    fields.only("use_qk_norm", False)
+    fields.ignore("head_dim", "order_of_interleaved_layers", "position_embedding_type", "rotary_pct")
+    fields.only("use_parallel_block", True)
+    fields.only("use_parallel_embedding", False, True)
+    fields.only("use_gated_activation", True)
+    window, period = sliding_window(fields), int(fields.get("sliding_window_pattern") or 4)
+    sliding, full = _attention(fields, window=window), _attention(fields, has_rope=not window)
+    kinds = layer_types(fields, every(fields, period))
+    return _model(fields, [_layer(fields, sliding if kind == SLIDING else full) for kind in kinds])
+
+
+def _attention(fields: Fields, *, window: int = 0, has_rope: bool = True) -> AttentionSpec:
+    bias, rotation = flag(fields, "attention_bias"), rope(fields, interleaved=True)
+    rotation_here = rotation if has_rope else None
+    return attention(fields, rope=rotation_here, window=window, qkv_bias=bias, output_bias=bias)
+
+
+def _layer(fields: Fields, mixer: AttentionSpec) -> LayerSpec:
+    return LayerSpec(mixer=mixer, mlp=gated_mlp(fields), around_mlp=SHARED)
+
+
+def _model(fields: Fields, layers: list[LayerSpec]) -> ModelSpec:
+    scale = real(fields, "logit_scale", 0.0625)
+    return model(fields, layers, eps="layer_norm_eps", norm="layer", logits_multiplier=scale)

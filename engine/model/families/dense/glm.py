@@ -1,0 +1,38 @@
+"""GLM-4 (dense): half of each head is rotated, in interleaved pairs; from 0414 on norms stand before and after each half."""
+
+from __future__ import annotations
+
+from engine.model.families.fields import Fields, attention, flag, gated_mlp, model, number, rope
+from engine.model.spec import BEFORE_MIXER, BEFORE_MLP, BranchSpec, LayerSpec, ModelSpec
+
+DEFAULTS = {
+    "vocab_size": 151552,
+    "hidden_size": 4096,
+    "intermediate_size": 13696,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 0.00000015625,
+    "attention_bias": True,
+    "partial_rotary_factor": 0.5,
+}
+AROUND_MIXER = BranchSpec(before="input_layernorm", after="post_self_attn_layernorm")
+AROUND_MLP = BranchSpec(before="post_attention_layernorm", after="post_mlp_layernorm")
+
+
+def read(fields: Fields) -> ModelSpec:
+    return _read(fields, BEFORE_MIXER, BEFORE_MLP)
+
+
+def read_4(fields: Fields) -> ModelSpec:
+    return _read(fields, AROUND_MIXER, AROUND_MLP)
+
+
+def _read(fields: Fields, around_mixer: BranchSpec, around_mlp: BranchSpec) -> ModelSpec:
+    fields = fields.over(DEFAULTS)
+    mixer = attention(fields, rope=rope(fields, interleaved=True), qkv_bias=flag(fields, "attention_bias"))
+    mlp = gated_mlp(fields, fused="mlp.gate_up_proj")
+    layer = LayerSpec(mixer=mixer, mlp=mlp, around_mixer=around_mixer, around_mlp=around_mlp)
+    return model(fields, [layer] * number(fields, "num_hidden_layers"))

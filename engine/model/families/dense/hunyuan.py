@@ -1,0 +1,35 @@
+"""HunYuan (dense): queries and keys are normed after the rotation, whose base grows by `alpha`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.model.families.fields import Fields, attention, flag, gated_mlp, model, number, rope
+from engine.model.families.ropes import rope_values
+from engine.model.spec import LayerSpec, ModelSpec, QkNorm
+
+DEFAULTS = {
+    "vocab_size": 290943,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+}
+QK_NORM = QkNorm(after_rope=True, q_name="self_attn.query_layernorm", k_name="self_attn.key_layernorm")
+
+
+def read(fields: Fields) -> ModelSpec:
+    fields = fields.over(DEFAULTS)
+    fields.ignore("eod_token_id", "org_vocab_size", "sep_token_id")
+    fields.only("use_qk_norm", True)
+    fields.only("use_cla", False)
+    bias, mlp = flag(fields, "attention_bias"), gated_mlp(fields)
+    others = ("alpha", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+    mixer = attention(fields, rope=rope(fields, others=others), qk_norm=QK_NORM, qkv_bias=bias, output_bias=bias)
+    _, values = rope_values(fields)
+    if mixer.rope is not None and (values.get("rope_type") or values.get("type")) == "dynamic" and values.get("alpha"):
+        theta = mixer.rope.theta * float(values["alpha"]) ** (mixer.head_dim / (mixer.head_dim - 2))
+        mixer = replace(mixer, rope=replace(mixer.rope, theta=theta))
+    return model(fields, [LayerSpec(mixer=mixer, mlp=mlp)] * number(fields, "num_hidden_layers"))

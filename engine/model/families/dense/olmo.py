@@ -1,0 +1,65 @@
+"""OLMo 2 and 3: norms after each half, none before; queries and keys are normed over all heads. 3 has windows."""
+
+from __future__ import annotations
+
+from engine.model.families.fields import (
+    FULL,
+    SLIDING,
+    Fields,
+    attention,
+    every,
+    flag,
+    gated_mlp,
+    layer_types,
+    model,
+    number,
+    real,
+    rope,
+    sliding_window,
+)
+from engine.model.spec import AttentionSpec, BranchSpec, LayerSpec, ModelSpec, QkNorm, RopeSpec
+
+OLMO_2 = {
+    "vocab_size": 50304,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+}
+OLMO_3 = OLMO_2 | {"sliding_window": 4096}
+AROUND_MIXER = BranchSpec(after="post_attention_layernorm")
+AROUND_MLP = BranchSpec(after="post_feedforward_layernorm")
+
+
+def read_2(fields: Fields) -> ModelSpec:
+    fields = fields.over(OLMO_2)
+    fields.only("clip_qkv")
+    layer = _layer(fields, _attention(fields, rope(fields)))
+    return model(fields, [layer] * number(fields, "num_hidden_layers"))
+
+
+def read_3(fields: Fields) -> ModelSpec:
+    fields = fields.over(OLMO_3)
+    fields.only("clip_qkv")
+    theta, window = real(fields, "rope_theta", 500_000.0), sliding_window(fields)
+    nested = any(kind in (fields.get("rope_parameters") or {}) for kind in (FULL, SLIDING))
+    full = rope(fields, kind=FULL, theta=theta)
+    sliding = rope(fields, kind=SLIDING, theta=theta) if nested else RopeSpec(theta=full.theta)
+    kinds = layer_types(fields, every(fields, 4))
+    layers = {
+        FULL: _layer(fields, _attention(fields, full)),
+        SLIDING: _layer(fields, _attention(fields, sliding, window=window)),
+    }
+    return model(fields, [layers[kind] for kind in kinds])
+
+
+def _attention(fields: Fields, rotation: RopeSpec, window: int = 0) -> AttentionSpec:
+    bias = flag(fields, "attention_bias")
+    qk_norm = QkNorm(over="all")
+    return attention(fields, rope=rotation, window=window, qk_norm=qk_norm, qkv_bias=bias, output_bias=bias)
+
+
+def _layer(fields: Fields, mixer: AttentionSpec) -> LayerSpec:
+    return LayerSpec(mixer=mixer, mlp=gated_mlp(fields), around_mixer=AROUND_MIXER, around_mlp=AROUND_MLP)

@@ -1,0 +1,34 @@
+"""StarCoder2: LayerNorm, biases everywhere, an MLP without a gate."""
+
+from __future__ import annotations
+
+from engine.model.families.fields import Fields, attention, flag, model, number, sliding_window
+from engine.model.spec import LayerSpec, ModelSpec, PlainMlpSpec
+
+DEFAULTS = {
+    "vocab_size": 49152,
+    "hidden_size": 3072,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "norm_epsilon": 1e-5,
+    "use_bias": True,
+    "tie_word_embeddings": True,
+}
+
+
+def read(fields: Fields) -> ModelSpec:
+    fields = fields.over(DEFAULTS)
+    fields.only("hidden_act", "gelu_pytorch_tanh")
+    fields.only("norm_type", "layer_norm")
+    fields.only("mlp_type", "default")
+    fields.ignore("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "scale_attn_weights")
+    bias = flag(fields, "use_bias")
+    mixer = attention(fields, window=sliding_window(fields), qkv_bias=bias, output_bias=bias)
+    mlp = PlainMlpSpec(
+        size=number(fields, "intermediate_size"), bias=bias, activation="gelu_tanh", up="mlp.c_fc", down="mlp.c_proj"
+    )
+    layers = [LayerSpec(mixer=mixer, mlp=mlp)] * number(fields, "num_hidden_layers")
+    return model(fields, layers, eps="norm_epsilon", norm="layer", norm_bias=True)
