@@ -58,7 +58,7 @@ def draw_weights(weights: Weights, folder: Path) -> None:
     generator = torch.Generator(device=weights.device).manual_seed(0)
     for ways in weights.ways:
         for name in sorted(ways[-1]):  # the way with the fewest tensors
-            tensor = weights.destinations[name].tensor
+            tensor = weights.destinations[name][0].tensor
             if name.endswith("norm.weight"):
                 tensor.fill_(1.0)
             else:

@@ -136,7 +136,7 @@ def _layer_parameters(layer: LayerSpec, hidden: int) -> int:
     qkv = mixer.q_size + 2 * mixer.kv_size
     matrices = hidden * qkv + mixer.q_size * hidden
     biases = qkv * mixer.qkv_bias + hidden * mixer.output_bias
-    norms = 2 * hidden + 2 * mixer.head_dim * mixer.qk_norm
+    norms = 2 * hidden + 2 * mixer.head_dim * (mixer.qk_norm is not None)
     return matrices + biases + norms + _mlp_parameters(mlp, hidden)
 
 

@@ -39,7 +39,7 @@ def test_every_parameter_is_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     write_config(tmp_path, shape)
     engine = Engine(EngineConfig(model=tmp_path, num_blocks=8, dtype="float32"), load=draw_weights)
     weights = engine._decoder.weights
-    for name, destination in weights.destinations.items():
+    for name, (destination, *_) in weights.destinations.items():
         if name.endswith("norm.weight"):
             assert bool((destination.tensor == 1).all()), name
         else:

@@ -27,7 +27,7 @@ def load(folder: Path) -> list[torch.Tensor]:
     """Every place of a tensor of the checkpoint, in whatever format it has it."""
     decoder = Decoder(read_model_spec(folder), dtype=torch.float32, device=torch.device("cpu"), max_model_len=64)
     load_weights(decoder.weights, folder)
-    return [destination.tensor for _, destination in sorted(decoder.weights.destinations.items())]
+    return [places[0].tensor for _, places in sorted(decoder.weights.destinations.items())]
 
 
 def in_memory_format(folder: Path) -> Path:

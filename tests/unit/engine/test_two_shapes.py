@@ -20,6 +20,7 @@ from common.pages import PagePart
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.model import families
+from engine.model.families.dense import llama
 from engine.model.families.fields import Fields
 from engine.model.spec import ModelSpec
 from kvtransfer.digest import block_digests
@@ -46,8 +47,8 @@ class OwnRotation(torch.nn.Module):
 
 def read(fields: Fields) -> ModelSpec:
     """Llama, with some wide layers; every fourth has a window too."""
-    narrow = families.llama.read(fields)
-    wide = families.llama.read({**fields, **WIDE}).layers[0]
+    narrow = llama.read(fields)
+    wide = llama.read(Fields({**fields, **WIDE})).layers[0]
     layers = tuple(wide if index in WIDE_LAYERS else layer for index, layer in enumerate(narrow.layers))
     return replace(narrow, layers=layers)
 
