@@ -39,7 +39,7 @@ class YarnScaling:
 
     factor: float
     original_max_position_embeddings: int
-    attention_factor: float  # of cosines and sines
+    attention_factor: float  # multiplies cosines and sines
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True  # the ramp's ends are whole dimensions
@@ -52,7 +52,7 @@ class LongRopeScaling:
     short_factor: tuple[float, ...]
     long_factor: tuple[float, ...]
     original_max_position_embeddings: int
-    attention_factor: float  # of cosines and sines
+    attention_factor: float  # multiplies cosines and sines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class RopeSpec:
 class QkNorm:
     """RMSNorm of queries and keys."""
 
-    over: Literal["head", "all"] = "head"  # of each head, or of all heads together
+    over: Literal["head", "all"] = "head"  # each head alone, or all together
     has_weight: bool = True
     after_rope: bool = False
     q_name: str = "self_attn.q_norm"
@@ -122,7 +122,7 @@ class AttentionSpec:
     qk_norm: QkNorm | None = None
     qkv_bias: bool = False
     output_bias: bool = False
-    scale: float | None = None  # of scores; None: head_dim ** -0.5
+    scale: float | None = None  # multiplies scores; None: head_dim ** -0.5
     softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they stay
     sinks: bool = False  # a learned score for each head joins the softmax, without a value
     query_growth: QueryGrowth | None = None
@@ -189,7 +189,7 @@ class GatedMlpSpec:
     size: int
     bias: bool = False
     activation: Literal["silu", "gelu_tanh"] = "silu"
-    fused: str = ""  # the module that holds the gate's rows, then the others; "": one each
+    fused: str = ""  # the module of both, the gate's rows first
     down: str = "mlp.down_proj"
 
 
@@ -215,7 +215,7 @@ class BranchSpec:
 
     before: str = ""  # "": it reads the stream itself
     after: str = ""  # norm of what it adds
-    multiplier: float = 1.0  # of what it adds
+    multiplier: float = 1.0  # multiplies what it adds
     shares: bool = False  # it reads what the half before has read
     scalar: str = ""  # tensor [1] that the whole stream is multiplied by, after it
 

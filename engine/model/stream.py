@@ -19,7 +19,7 @@ class Stream:
     def __init__(self, residual: torch.Tensor) -> None:
         self._residual = residual
         self._added: torch.Tensor | None = None
-        self._read: torch.Tensor | None = None  # what the layer's first half has read, if the second reads it too
+        self._read: torch.Tensor | None = None  # kept for the layer's other half
         self.is_empty = False  # no row goes on, because none is sampled
 
     def normed(self, norm: Norm, *, again: bool = False) -> torch.Tensor:

@@ -84,17 +84,15 @@ class _Run:
 def _match(folder: Path, weights: Weights) -> list[_Run]:
     """All runs to copy."""
     runs, found, doubled, unexpected = list[_Run](), set[str](), list[str](), list[str]()
-    for stored in stored_tensors(folder):
-        name = weights.stored.ours(stored.name)
-        destinations = weights.destinations.get(name) if name is not None else ()
+    for name, stored in _computed(folder, weights):
+        destinations = weights.destinations.get(name)
         if destinations is None:
-            if name not in weights.unused and not stored.name.endswith(_ROTATIONS):
-                unexpected.append(stored.name)
+            unexpected.append(stored.name)
         elif name in found:
             doubled.append(stored.name)
-        elif name is not None:
+        else:
             found.add(name)
-            runs += [run for destination in destinations for run in _runs(stored, destination)]
+            runs += itertools.chain.from_iterable(_runs(stored, destination) for destination in destinations)
     if unexpected:
         raise CheckpointError(f"{folder}: unexpected weights {some(unexpected)}: config.json describes another model")
     if missing := _missing(weights, found):
@@ -105,6 +103,14 @@ def _match(folder: Path, weights: Weights) -> list[_Run]:
     if doubled:
         raise CheckpointError(f"{folder}: weights {some(doubled)} are in several files: remove those of another model")
     return runs
+
+
+def _computed(folder: Path, weights: Weights) -> Iterator[tuple[str, StoredTensor]]:
+    """The tensors that may matter, by our names."""
+    for stored in stored_tensors(folder):
+        name = weights.stored.ours(stored.name)
+        if name is not None and name not in weights.unused and not name.endswith(_ROTATIONS):
+            yield name, stored
 
 
 def _missing(weights: Weights, found: set[str]) -> list[str]:

@@ -55,7 +55,8 @@ _rope = rope
 def gated_mlp(fields: Fields, *, bias: bool = False, size: str = "intermediate_size", **options: Any) -> GatedMlpSpec:
     """Read the gated MLP whose width is the field `size`."""
     name = "hidden_activation" if fields.get("hidden_activation") else "hidden_act"
-    fields.ignore("hidden_act")  # in old checkpoints of Gemma, where the other one counts
+    # Old checkpoints of Gemma have both.
+    fields.ignore("hidden_act")
     activation = fields.get(name, "silu")
     if activation not in _GATES:
         raise UnsupportedModelError(

@@ -45,7 +45,7 @@ class Surroundings:
     weights: Weights
     rotations: Rotations
     under: str  # prefix of the layer's tensor names in the checkpoint
-    branch: Branch  # how this half of the layer reads the stream and adds to it
+    branch: Branch  # between this half of the layer and the stream
 
     def norm(self, name: str, size: int) -> RmsNorm:
         """Declare an RMSNorm over `size` features."""

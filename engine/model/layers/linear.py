@@ -21,7 +21,7 @@ class LinearSpec:
     bias: bool
     shard: Shard
     unit: int = 1  # outputs or inputs that no rank cuts apart
-    fused: str = ""  # the one module whose tensors hold the rows of all `outputs`, in their order
+    fused: str = ""  # one module with the rows of all `outputs`
     twice: Mapping[str, str] = field(default_factory=dict)  # module -> the one whose rows are its own, too
 
 
