@@ -27,6 +27,7 @@ from common import subjects
 from common.access import inbox_of, read_login
 from common.errors import NobodyListensError, UnavailableError
 from common.job_queue import Delivery, JobQueue, JobStream, QueueLimits
+from common.log import Outage
 from common.messages import Ack, Job, encode
 from common.messages.arrivals import COMPLAINTS_A_SECOND, Arrivals, RateLimit
 from common.tasks import cancel_all, in_time
@@ -44,6 +45,7 @@ MAX_HANDLERS = 256  # concurrent handler tasks of one subscription
 ATTEMPT_TIMEOUT_S = 5
 PENDING_BYTES = 32 << 20  # stored while disconnected; more is refused
 
+_LOST = (nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError, OSError)  # the connection, whatever is said of it
 _ERRORS = (nats.errors.Error, OSError, TimeoutError)
 
 
@@ -162,6 +164,7 @@ class NatsBus:
         self._stream = JobStream(self._client, limits, owned=owns_streams)
         self._tasks: set[asyncio.Task[None]] = set()
         self._complaints = RateLimit(COMPLAINTS_A_SECOND)
+        self._outage = Outage(log, "nats")
         self._arrivals = Arrivals(self._bury)
 
     async def connect(self, settings: NatsSettings, *, name: str, identity: dict[str, Any]) -> None:
@@ -172,6 +175,7 @@ class NatsBus:
         except _ERRORS as error:
             why = _why(self._client.last_error or error, settings.url, identity.get("user"))
             raise UnavailableError(why) from error
+        self._outage.ended()
 
     async def _open(self, settings: NatsSettings, *, name: str, identity: dict[str, Any]) -> None:
         await self._client.connect(
@@ -332,11 +336,14 @@ class NatsBus:
         self.errors += 1
         if "permissions violation" in str(error).lower():
             log.error("bus.not_permitted", extra={"error": _text(error), "remedy": "renew the users: `baton users`"})
+        elif not self.connected or isinstance(error, _LOST):
+            self._outage.failed(_text(error))
         elif self._complaints.allows():
             log.warning("bus.error", extra={"error": _text(error), "errors": self.errors})
 
     async def _on_reconnected(self) -> None:
         self.reconnects += 1
+        self._outage.ended()
         log.info("bus.reconnected", extra={"reconnects": self.reconnects})
         with contextlib.suppress(UnavailableError):  # the next use tries again
             await self._stream.ensure()

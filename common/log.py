@@ -21,6 +21,30 @@ def start_logging(*, service: str, level: str, form: str) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
+class Outage:
+    """Says once that a server is away and once that it is back, however often it is tried meanwhile."""
+
+    def __init__(self, log: logging.Logger, server: str) -> None:
+        self._log = log
+        self._server = server
+        self._since = 0.0
+        self.tries = 0  # that failed, since it went
+
+    def failed(self, error: str) -> None:
+        """A try failed."""
+        self.tries += 1
+        if self.tries == 1:
+            self._since = time.monotonic()
+            self._log.warning(f"{self._server}.away", extra={"error": error})
+
+    def ended(self) -> None:
+        """A try went well."""
+        if self.tries:
+            away_s = round(time.monotonic() - self._since, 1)
+            self._log.info(f"{self._server}.back", extra={"tries": self.tries, "away_s": away_s})
+            self.tries = 0
+
+
 def _fields(record: logging.LogRecord) -> dict[str, object]:
     fields = {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
     return fields | {"trace_id": trace} if (trace := trace_id.get()) else fields

@@ -25,6 +25,7 @@ from redis.backoff import NoBackoff
 from common.access import read_login
 from common.blocks import BlockKind
 from common.errors import UnavailableError
+from common.log import Outage
 from common.messages import WorkerState, encode
 from common.tls import Tls, client_context
 from common.words import Role
@@ -120,6 +121,7 @@ class Store:
         self._client = client
         self._settings = settings
         self._libraries = libraries
+        self.outage = Outage(log, "redis")
         self._errors = 0
         self._open_until = 0.0
         self._turn = 0  # number of the last news that a gateway took
@@ -214,8 +216,10 @@ class Store:
             self._errors += 1
             if self._errors >= BREAKER_ERRORS:
                 self._open_until = time.monotonic() + BREAKER_OPEN_S
+                self.outage.failed(f"{type(error).__name__}: {error}"[:200])
             raise UnavailableError(f"Redis: {type(error).__name__} {error}") from error
         self._errors = 0
+        self.outage.ended()
         return answer
 
     async def _call_loading(self, function: str, *args: Any) -> Any:
@@ -255,7 +259,7 @@ async def connect_store(settings: RedisSettings, *, libraries: Sequence[str] = (
     except redis.exceptions.NoPermissionError:
         log.debug("store.libraries_not_ours")
     except (redis.exceptions.RedisError, OSError, TimeoutError) as error:
-        log.warning("store.unavailable", extra={"error": f"{type(error).__name__}: {error}"[:200]})
+        store.outage.failed(f"{type(error).__name__}: {error}"[:200])
     try:
         yield store
     finally:

@@ -37,6 +37,7 @@ from gateway.http.routing import Routes
 from gateway.observe.attainment import ServiceLevels
 from gateway.observe.fleet_metrics import FleetMetrics
 from gateway.observe.metrics import GatewayMetrics
+from gateway.observe.request_log import Logged, RequestLog
 from gateway.observe.request_metrics import RequestMetrics
 from gateway.observe.spans import TraceRequests
 from gateway.observe.tenant_metrics import TenantLabels, TenantMetrics
@@ -69,6 +70,7 @@ class HttpSettings:
     console: bool = True  # serve the page and what it asks for
     trace_url: str = ""  # where the console's page links to for a trace
     web: WebAccess = field(default_factory=WebAccess)
+    log_requests: Logged = "errors"
 
 
 def create_app(
@@ -103,7 +105,9 @@ def create_app(
     tenant_metrics = _observe(generations, catalogue, settings, metrics, budgets, labels)
     body_limits = BodyLimits(max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s)
     elsewhere = control.find if control is not None else None
-    refusals = Refusals()
+    request_log = RequestLog(settings.log_requests)
+    generations.timelines.on_end(request_log.ended)
+    refusals = Refusals(request_log.refused)
     routes = [
         ServingRoutes(table, answers, metrics, body_limits, refusals).routes,
         TextRoutes(answers, body_limits).routes,
@@ -127,7 +131,7 @@ def create_app(
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
-        middleware=_layers(settings, table, metrics, tracer or NoTracer()),
+        middleware=_layers(settings, table, metrics, tracer or NoTracer(), request_log),
         exception_handlers={ServingError: _on_serving_error(table), HTTPException: _on_http_error(table)},
     )
     for each in routes:
@@ -135,7 +139,9 @@ def create_app(
     return app
 
 
-def _layers(settings: HttpSettings, table: DialectTable, metrics: GatewayMetrics, tracer: Tracer) -> list[Middleware]:
+def _layers(
+    settings: HttpSettings, table: DialectTable, metrics: GatewayMetrics, tracer: Tracer, request_log: RequestLog
+) -> list[Middleware]:
     """From the outermost in: answers pass them in reverse."""
 
     def is_clients(path: str) -> bool:
@@ -150,7 +156,13 @@ def _layers(settings: HttpSettings, table: DialectTable, metrics: GatewayMetrics
         Middleware(
             Origins, access=settings.web, has_keys=lambda: not settings.tenants.open_to_all, refuse=table.refusal
         ),
-        Middleware(KeyCheck, tenants=settings.tenants, key_form=table.key_form, refuse=table.refusal),
+        Middleware(
+            KeyCheck,
+            tenants=settings.tenants,
+            key_form=table.key_form,
+            refuse=table.refusal,
+            told=request_log.unauthorized,
+        ),
     ]
 
 

@@ -115,7 +115,17 @@ class Crashes:
 class KeyCheck:
     """Finds the tenant of a request's key; refuses a key that is not enough for the path."""
 
-    def __init__(self, app: ASGIApp, *, tenants: Tenants, key_form: Callable[[str], KeyForm], refuse: Refuse) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        tenants: Tenants,
+        key_form: Callable[[str], KeyForm],
+        refuse: Refuse,
+        told: Callable[[str, str], None],
+    ) -> None:
+        """`told` is called with the id and the path of each request that is refused."""
+        self._told = told
         self._app = app
         self._tenants = tenants
         self._key_form = key_form
@@ -130,6 +140,7 @@ class KeyCheck:
             tenant = self._tenant(path, form.read(Headers(scope=scope)))
             if tenant is None:
                 kind = "admin key" if needs_admin else "API key"
+                self._told(request_scope(scope).request_id, path)
                 app = self._refuse(path, _unauthorized(kind, form))
             else:
                 request_scope(scope).tenant = tenant

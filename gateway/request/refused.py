@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,7 +56,9 @@ class Refused:
 class Refusals:
     """The newest, and how many there were: by the server's fault or for want of room, and by the client's mistake."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: Callable[[Refused], None] | None = None) -> None:
+        """`told` is called with each of them."""
+        self._told = told
         self._recent: deque[Refused] = deque(maxlen=MAX_REFUSED)
         self.counts: Counter[str] = Counter()  # "refused", "invalid"
         self.last_for_want_of_room: Refused | None = None
@@ -74,6 +77,8 @@ class Refusals:
             received_unix=time.time() - took_s,
         )
         self._recent.append(refused)
+        if self._told is not None:
+            self._told(refused)
         if isinstance(error, OverloadedError | UnavailableError):
             self.counts["refused"] += 1
             self.last_for_want_of_room = refused

@@ -127,6 +127,7 @@ def app_of(parts: Parts, settings: GatewaySettings) -> FastAPI:
             levels=settings.levels(),
             gateway_id=parts.gateway_id,
             console=settings.console,
+            log_requests=settings.log_requests,
             trace_url=settings.trace_url,
             web=settings.web(),
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -55,6 +55,9 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
     admin_key: str = Field(
         "",
         description="key for what tells of all tenants (/metrics, /debug, /console, /admin); empty: an API key is enough there",
+    )
+    log_requests: Literal["off", "errors", "all"] = Field(
+        "errors", description="a log line for each request: none, those that failed or were refused, all; never prompts"
     )
     console: bool = Field(True, description="serve the console, a page, at /")
     trace_url: str = Field(

@@ -9,11 +9,20 @@ from pathlib import Path
 
 from common import VERSION
 from common.access import write_secret
+from common.settings import ROOT
 from services.runtime.running import Running, announced, birth_of
 from services.runtime.settings import Settings
 from services.up.servers import Reach
 from services.up.settings import UpSettings
 
+KEY_FILE = "gateway.key"
+TOOLS = {
+    "chat": "talk to it",
+    "top": "workers and gateways, live",
+    "trace": "where the time of a request went",
+    "bench": "latencies and throughput under load",
+    "doctor": "what is wrong, and what to do",
+}
 # What a tool needs of the settings to look at NATS and Redis.
 LOOKS_ON = tuple(name for name in Settings.model_fields if name.startswith(("nats_", "redis_")))
 
@@ -31,12 +40,31 @@ def announce(held: contextlib.ExitStack, settings: UpSettings, reach: Reach, *, 
         model="" if several else str(settings.model.resolve()),
         served_model_name="" if several else settings.served_name,
         observer={name: str(getattr(settings, name)) for name in LOOKS_ON} | reach.settings("observer"),
-        api_key_file=_kept(held, users / "gateway.key", next(iter(settings.keys), "")),
+        api_key_file=_kept(held, users / KEY_FILE, next(iter(settings.keys), "")),
         admin_key_file=_kept(held, users / "admin.key", settings.admin_key),
         certificate=str(Path(settings.tls_cert).resolve()) if settings.tls_cert else "",
         logs=str(data / "logs"),
     )
     held.enter_context(announced(running, data))
+
+
+def welcome(settings: UpSettings, url: str, data: Path, *, seconds: float) -> str:
+    """What a person reads when all is ready: where it is, a first request, the tools."""
+    baton = "./baton" if (ROOT / "Makefile").is_file() else "baton"
+    key = f"$(cat {data / 'users' / KEY_FILE})" if settings.keys else "$KEY" if settings.tenants else ""
+    header = f' -H "authorization: Bearer {key}"' if key else ""
+    question = '[{"role": "user", "content": "What is the capital of France?"}]'
+    body = f'{{"model": "{next(iter(settings.folders))}", "messages": {question}}}'
+    lines = [
+        f"\nBaton serves {', '.join(settings.folders)} at {url} ({seconds:.1f} s): {settings.prefill} prefill and "
+        f"{settings.decode} decode, transport {settings.kv_transport}, logs in {data / 'logs'}",
+        f"\n  curl {url}/v1/chat/completions -H 'content-type: application/json'{header} -d '{body}'\n",
+        *([f"  console        {url}/"] if settings.console else []),
+        *(f"  {baton} {command:<{13 - len(baton)}} {about}" for command, about in TOOLS.items()),
+    ]
+    if settings.tenants and not settings.keys:
+        lines.append(f"\nKEY is a key of {settings.tenants}; the tools take it from BATON_API_KEY.")
+    return "\n".join((*lines, "\nCtrl-C drains and stops everything."))
 
 
 def _kept(held: contextlib.ExitStack, file: Path, key: str) -> str:

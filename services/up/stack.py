@@ -8,6 +8,7 @@ import fcntl
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,12 +24,13 @@ from services.runtime.loading import as_environment
 from services.runtime.names import TAG, made_up, made_up_tag
 from services.runtime.permissions import WORKERS, Member, Role
 from services.runtime.servers import Server, port_is_free
-from services.up.announcement import announce
+from services.up.announcement import announce, welcome
 from services.up.child import Child, describe_exit, last_lines
 from services.up.servers import Reach, start_servers
 from services.up.settings import UpSettings
 from services.worker.options import WorkerOptions
 
+NEEDED = ("fastapi", "uvicorn", "tokenizers", "torch", "safetensors")
 START_TIMEOUT_S = 180.0
 MAX_RESTARTS = 5  # per service and window; then everything stops
 RESTART_WINDOW_S = 60.0
@@ -99,7 +101,7 @@ class Stack:
         await self._until_ready(stopping)
         if not stopping.is_set():
             announce(self._found, self._settings, reach, url=self.url, data=self._data)
-            self._say(_welcome(self._settings, self.url, self._logs, seconds=time.monotonic() - began))
+            self._say(welcome(self._settings, self.url, self._data, seconds=time.monotonic() - began))
 
     async def watch(self, stopping: asyncio.Event) -> None:
         """Restart services that die, with growing pauses, until `stopping`.
@@ -228,6 +230,12 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _check(settings: UpSettings) -> None:
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        what = "package" if len(missing) == 1 else "packages"
+        raise ConfigError(
+            f"`baton up` needs the {what} {', '.join(missing)}: pip install 'baton-serve[all]', or `make setup`"
+        )
     if not (settings.model / "config.json").is_file():
         raise ConfigError(f"--model {settings.model}: no config.json there; give a Hugging Face model folder")
     if not reaches_others(settings.kv_transport) and settings.prefill:
@@ -258,18 +266,6 @@ async def _reason_not_ready(client: httpx.AsyncClient, *, prefill: int, decode: 
     if workers["prefill"] < prefill or workers["decode"] < decode:
         return f"{workers['prefill']} of {prefill} prefill and {workers['decode']} of {decode} decode workers are ready"
     return None
-
-
-def _welcome(settings: UpSettings, url: str, logs: Path, *, seconds: float) -> str:
-    key = ' -H "authorization: Bearer $KEY"' if settings.api_keys else ""
-    question = '[{"role": "user", "content": "What is the capital of France?"}]'
-    body = f'{{"model": "{settings.served_name}", "messages": {question}}}'
-    return (
-        f"\nBaton serves {settings.served_name} at {url} ({seconds:.1f} s): {settings.prefill} prefill and "
-        f"{settings.decode} decode, transport {settings.kv_transport}, logs in {logs}\n"
-        f"\n  curl {url}/v1/chat/completions{key} -H 'content-type: application/json' -d '{body}'\n"
-        f"\nor talk to it with ./baton chat. Ctrl-C drains and stops everything."
-    )
 
 
 def _indented(log_file: Path) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import socket
@@ -65,10 +65,10 @@ async def all_gone(processes: list[psutil.Process]) -> list[psutil.Process]:
     return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
-async def ask(url: str, lines: str) -> str:
+async def ask(url: str, lines: str, *options: str) -> str:
     """What `baton chat` prints for these lines of input."""
     chat = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "cli.chat", "--url", url, "--max-tokens", "4", "--temperature", "0"),
+        *(sys.executable, "-m", "cli.chat", "--url", url, "--max-tokens", "4", "--temperature", "0", *options),
         cwd=ROOT,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -123,15 +123,27 @@ def start(model: Path, tmp_path: Path) -> Start:
 async def test_the_curl_line_works_a_dead_worker_comes_back_and_ctrl_c_leaves_nothing(
     start: Start, tmp_path: Path
 ) -> None:
-    async with start("--decode", "2") as up:
+    key, file = "sk-of-a-test-that-nobody-may-see", tmp_path / "keys"
+    file.write_text(f"{key}\n")
+    async with start("--decode", "2", "--api-keys", f"@{file}") as up:
         await up.says(f"Baton serves tiny at {up.url}")
-        curl = shlex.split(await up.says("curl"))
-        body, url = curl[curl.index("-d") + 1], curl[1]
-        async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
-            answer = await client.post(url, content=body, headers=dict([curl[curl.index("-H") + 1].split(": ")]))
-            assert answer.json()["choices"][0]["message"]["content"]
-            assert answer.json()["usage"]["completion_tokens"] > 0
-        assert "tiny at" in (chat := await ask(up.url, "Hello!\n")), chat
+        everybody = [psutil.Process(up.process.pid), *up.family()]
+        assert [one.cmdline() for one in everybody if key in " ".join(one.cmdline())] == []
+        curl = await asyncio.create_subprocess_shell(
+            f"exec {(await up.says('curl')).strip()} -s", stdout=asyncio.subprocess.PIPE
+        )
+        printed, _ = await asyncio.wait_for(curl.communicate(), PATIENCE_S)
+        answer = json.loads(printed)
+        assert answer["choices"][0]["message"]["content"]
+        assert answer["usage"]["completion_tokens"] > 0
+        chat = await ask(up.url, "Hello!\n", "--api-key", f"@{file}")
+        assert "tiny at" in chat, chat
+        async with httpx.AsyncClient() as client:
+            assert (await client.get(f"{up.url}/v1/models")).status_code == 401
+        log = (tmp_path / "data" / "logs" / "gateway.log").read_text()
+        assert "request.refused" in log
+        assert "code=invalid_api_key" in log
+        assert [path for path in (tmp_path / "data").rglob("*.log") if key in path.read_text(errors="replace")] == []
         up.child("services.decode").kill()
         await up.says("ended with signal SIGKILL; its last lines:")
         await up.says("worker.ready")

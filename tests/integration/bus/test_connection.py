@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from pathlib import Path
 
 import nats
@@ -38,15 +39,21 @@ async def test_a_stream_that_another_release_made_for_good_is_named_with_the_rem
         await stream.delete_stream(subjects.JOBS_STREAM)
 
 
-async def test_connecting_to_nothing_says_where_it_tried_and_not_the_password() -> None:
+async def test_connecting_to_nothing_says_where_it_tried_once_and_not_the_password(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     settings = NatsSettings(url="nats://me:secret@127.0.0.1:1", connect_timeout_s=0.2)
     with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1") as raised:
         async with connect_bus(settings, name="test"):
             pass
     assert "secret" not in raised.value.message
+    assert [record.getMessage() for record in caplog.records] == ["nats.away"]
 
 
-async def test_a_restart_of_nats_brings_subscriptions_streams_and_consumers_back(tmp_path: Path) -> None:
+async def test_a_restart_of_nats_brings_subscriptions_streams_and_consumers_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     frames: asyncio.Queue[Frame] = asyncio.Queue()
     async with contextlib.AsyncExitStack() as stack:
         first = contextlib.AsyncExitStack()
@@ -77,6 +84,8 @@ async def test_a_restart_of_nats_brings_subscriptions_streams_and_consumers_back
         await bus.publish_job("w", a_job("after"))
         assert [delivery.job.request_id for delivery in await some_jobs(queue)] == ["after"]
         assert bus.reconnects == 1
+    said = [record.getMessage() for record in caplog.records if record.name == "baton.bus"]
+    assert said[:3] == ["nats.away", "nats.back", "bus.reconnected"]
 
 
 async def test_what_is_published_while_disconnected_is_bounded(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from cli.top.keys import Chosen
 from cli.top.state import State
 from cli.top.view import frame, picture
-from common.log import _Text, printable
+from common.log import Outage, _Text, printable
 
 HOSTILE = "x\n19:00:00.000 I gateway all.is.well\x1b[2J\x9b31m\u2028"
 
@@ -35,3 +35,15 @@ def test_top_shows_a_hostile_name_as_text() -> None:
     assert "all.is.well" in shown
     assert "\x1b" not in shown
     assert "\x9b" not in shown
+
+
+def test_an_outage_is_said_twice_however_often_is_tried(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    outage = Outage(logging.getLogger("test"), "nats")
+    outage.ended()
+    for _ in range(53):
+        outage.failed("refused")
+    outage.ended()
+    outage.ended()
+    assert [record.getMessage() for record in caplog.records] == ["nats.away", "nats.back"]
+    assert caplog.records[-1].__dict__["tries"] == 53
