@@ -1,4 +1,4 @@
-"""Activations of MLPs. T tokens, I intermediate size."""
+"""Activations of MLPs, and gates of heads. T tokens, I intermediate size, Hq query heads, D head size."""
 
 from __future__ import annotations
 
@@ -31,3 +31,10 @@ def act_and_mul(gate_up: torch.Tensor, activation: str = "silu") -> torch.Tensor
     """Return act(gate) * up [T, I] for `gate_up` [T, 2 I], the two halves side by side; "silu" or "gelu_tanh"."""
     gate, up = gate_up.chunk(2, dim=-1)
     return ACTIVATIONS[activation](gate) * up
+
+
+@twin("engine.kernels.triton_activation")
+def gated_heads(x: torch.Tensor, product: torch.Tensor) -> torch.Tensor:
+    """Return x * sigmoid(gate) for `x` [T, Hq, D]: a head's gate follows its query in the rows of `product` [T, N]."""
+    gate = product[:, : 2 * x.shape[1] * x.shape[2]].unflatten(1, (x.shape[1], 2, x.shape[2]))[:, :, 1]
+    return (x.float() * gate.float().sigmoid()).to(x.dtype)

@@ -26,6 +26,7 @@ class Heads:
     norms_values: bool = False  # without a weight
     interleaved: bool = False  # neighbours are a pair; else dimensions R / 2 apart
     query_growth: torch.Tensor | None = None  # [positions] float32: factors of queries
+    gated: bool = False  # behind each query head in the product is its output's gate
 
     def are_plain(self, cos_sin: torch.Tensor | None, head_dim: int) -> bool:
         """Whether there is nothing but a norm with a weight before, and a rotation of halves of the whole head."""
@@ -33,7 +34,9 @@ class Heads:
         return (
             cos_sin is not None
             and cos_sin.shape[1] == head_dim
-            and not (any(others) or self.norms_values or self.interleaved or self.query_growth is not None)
+            and not (
+                any(others) or self.norms_values or self.interleaved or self.gated or self.query_growth is not None
+            )
         )
 
 
@@ -50,7 +53,8 @@ def rope_and_write_kv(
 ) -> torch.Tensor:
     """Return the rotated queries [T, Hq, D]; write the rotated keys, and the values, into `kv_layer`.
 
-    `qkv` [T, (Hq + 2 Hkv) D], or partial sums of it [P, T, ...] in float32: queries, keys, values side by side. `positions`
+    `qkv` [T, (Hq + 2 Hkv) D], or partial sums of it [P, T, ...] in float32: queries, keys, values side by side; of `gated`
+    heads [T, (2 Hq + 2 Hkv) D]. `positions`
     [T] and `slots` [T] (block * B + offset; negative: not written) are int32; `cos_sin` [positions, R] float32 holds
     cos | sin halves for the first R dimensions, None: nothing is rotated. `kv_layer` [num_blocks, 2, B, Hkv, D] is a strided
     view of the pool, and the result has its dtype. `in_place`: what is written replaces the keys and values in `qkv` too.
@@ -60,6 +64,8 @@ def rope_and_write_kv(
         qkv = qkv.sum(dim=0)
     heads = qkv.to(kv_layer.dtype).unflatten(-1, (-1, head_dim))  # [T, Hq + 2 Hkv, D]
     q, k, v = heads.split((heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads), dim=1)
+    if how.gated:
+        q = q[:, ::2]
     where = positions.long()
     q, k = (_turned(x, weight, where, cos_sin, how) for x, weight in ((q, how.q_norm), (k, how.k_norm)))
     if how.query_growth is not None:
@@ -70,7 +76,7 @@ def rope_and_write_kv(
     slots = slots[written].long()
     blocks, offsets = slots // block_size, slots % block_size
     if in_place:
-        heads[:, q.shape[1] :] = torch.cat((k, v), dim=1)  # a view of `qkv`
+        heads[:, -2 * num_kv_heads :] = torch.cat((k, v), dim=1)  # a view of `qkv`
     kv_layer[blocks, 0, offsets] = k[written]
     kv_layer[blocks, 1, offsets] = v[written]
     return q

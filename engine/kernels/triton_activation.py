@@ -47,4 +47,25 @@ def gelu_tanh(x):
     return x / (1.0 + tl.exp(-2.0 * y))
 
 
-_SILU, _GELU = Kernel(_silu_and_mul), Kernel(_gelu_and_mul)
+def gated_heads(x: torch.Tensor, product: torch.Tensor) -> torch.Tensor:
+    x = x.contiguous()
+    num_tokens, num_heads, dim = x.shape
+    out, size, row = torch.empty_like(x), num_heads * dim, product.stride(0)
+    fixed = (row, dim, size, BLOCK)
+    _GATE.launch((num_tokens, triton.cdiv(size, BLOCK)), (x.dtype, fixed), x, product, out, *fixed)
+    return out
+
+
+@triton.jit
+def _gated_heads(
+    x_THD, product, out_THD, ROW: tl.constexpr, D: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < SIZE
+    gate = tl.load(product + row * ROW + at // D * (2 * D) + D + at % D, mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(x_THD + row * SIZE + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_THD + row * SIZE + at, (x / (1.0 + tl.exp(-gate))).to(out_THD.dtype.element_ty), mask=inside)
+
+
+_SILU, _GELU, _GATE = Kernel(_silu_and_mul), Kernel(_gelu_and_mul), Kernel(_gated_heads)

@@ -28,7 +28,7 @@ def rope_and_write_kv(
 ) -> torch.Tensor:
     block_size, num_kv_heads, head_dim = kv_layer.shape[2:]
     num_tokens, width = qkv.shape[-2:]
-    num_heads = width // head_dim - 2 * num_kv_heads
+    num_heads = (width // head_dim - 2 * num_kv_heads) // (2 if how.gated else 1)
     out = torch.empty((num_tokens, num_heads, head_dim), dtype=kv_layer.dtype, device=qkv.device)
     rows = 1 if num_tokens <= 32 else 4 if num_tokens <= 128 else 16 if num_tokens <= 512 else 32
     pdl = describe(qkv.device).has_tma
@@ -142,7 +142,7 @@ def _launch_any(
     fixed = (
         parts, num_heads, num_kv_heads, block_size, rows, head_dim, triton.next_power_of_2(head_dim),
         0 if cos_sin is None else cos_sin.shape[1], how.interleaved, norm, how.norm_after, how.norms_values,
-        how.query_growth is not None, in_place, pdl,
+        how.query_growth is not None, 2 if how.gated else 1, in_place, pdl,
     )  # fmt: skip
     _ROPE_ANY.launch(
         (num_heads + 2 * num_kv_heads, triton.cdiv(num_tokens, rows)), (qkv.dtype, out.dtype, kv_block, kv_plane, *fixed),
@@ -160,9 +160,13 @@ def _rope_any(
     qkv_PTW, positions_T, cos_sin_PR, slots_T, kv, out_THD, q_norm_D, k_norm_D, growth_P, eps, num_tokens, kv_block, kv_plane,
     PARTS: tl.constexpr, HQ: tl.constexpr, HKV: tl.constexpr, B: tl.constexpr, ROWS: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, R: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr,
-    NORM_AFTER: tl.constexpr, NORM_VALUES: tl.constexpr, GROWTH: tl.constexpr, IN_PLACE: tl.constexpr, PDL: tl.constexpr,
+    NORM_AFTER: tl.constexpr, NORM_VALUES: tl.constexpr, GROWTH: tl.constexpr, STEP: tl.constexpr,
+    IN_PLACE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """`_rope`, with the head in one piece: each dimension also loads the one that it is rotated with."""
+    """`_rope`, with the head in one piece: each dimension also loads the one that it is rotated with.
+
+    STEP: heads from one query to the next.
+    """
     head = tl.program_id(0)
     token = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     there = token < num_tokens
@@ -176,13 +180,13 @@ def _rope_any(
     turns = d < R
     other, pair = tl.where(turns, other, d), tl.where(turns, pair, 0)
     inside = there[:, None] & (d < D)[None, :]
-    WIDTH: tl.constexpr = (HQ + 2 * HKV) * D
+    WIDTH: tl.constexpr = (HQ * STEP + 2 * HKV) * D
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     position = tl.load(positions_T + token, mask=there, other=0).to(tl.int64)
     slot = tl.load(slots_T + token, mask=there, other=-1).to(tl.int64)
-    row = qkv_PTW + token[:, None] * WIDTH + head * D
+    row = qkv_PTW + token[:, None] * WIDTH + (head + tl.minimum(head, HQ) * (STEP - 1)) * D
     x = tl.load(row + d[None, :], mask=inside, other=0.0)
     y = tl.load(row + other[None, :], mask=inside, other=0.0)
     for part in tl.static_range(1, PARTS):

@@ -128,6 +128,7 @@ class AttentionSpec:
     query_growth: QueryGrowth | None = None
     value_norm: bool = False  # RMSNorm without a weight over each head of the values
     values_are_keys: bool = False  # values are the product that keys are made of
+    output_gate: bool = False  # behind each query head's rows are those of its output's gate
     fused: str = ""  # the module that holds queries', keys' and values' rows; "": one each
     output: str = "self_attn.o_proj"
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.model.families import dense, experts
+from engine.model.families import dense, experts, hybrids
 from engine.model.families.fields import Fields
 from engine.model.layers.linear import FORMATS
 from engine.model.spec import ModelSpec, UnsupportedModelError
 
-FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {**dense.FAMILIES, **experts.FAMILIES}
+FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {**dense.FAMILIES, **experts.FAMILIES, **hybrids.FAMILIES}
 
 
 def read_model_spec(folder: Path) -> ModelSpec:

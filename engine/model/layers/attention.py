@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.kernels.activation import gated_heads
 from engine.kernels.attention import AttentionPlan, Scores, needs_qkv, paged_attention
 from engine.kernels.rope import Heads, rope_and_write_kv
 from engine.model.layers.building import Surroundings
@@ -31,7 +32,11 @@ class GroupedQueryAttention:
         self._qkv = around.linear(
             LinearSpec(
                 inputs=hidden,
-                outputs={"self_attn.q_proj": spec.q_size, "self_attn.k_proj": spec.kv_size, VALUES: spec.kv_size},
+                outputs={
+                    "self_attn.q_proj": spec.q_size * (1 + spec.output_gate),
+                    "self_attn.k_proj": spec.kv_size,
+                    VALUES: spec.kv_size,
+                },
                 bias=spec.qkv_bias,
                 shard=Shard.HEADS,
                 unit=head_dim,
@@ -53,12 +58,14 @@ class GroupedQueryAttention:
             sinks=around.weights.new(_sinks(spec), under=around.under) if spec.sinks else None,
         )
         self._heads = spec.heads
+        self._is_gated = spec.output_gate
 
     def __call__(self, stream: Stream, batch: ForwardBatch, kept: Sequence[torch.Tensor], *, is_last: bool) -> None:
         """Attend; `kept` is one view of the pool, [num_blocks, 2, block_size, Hkv, D]."""
         (kv,) = kept
         plan = batch.attention[self._heads]
-        q, qkv = self._project(self._branch.read(stream), batch, plan, kv)
+        q, product = self._project(self._branch.read(stream), batch, plan, kv)
+        qkv = product if needs_qkv(plan, kv) else None
         if is_last and plan.prefill is not None:
             # Later tokens need only the other rows' keys and values, which are written.
             rows = batch.sampled_rows
@@ -66,24 +73,27 @@ class GroupedQueryAttention:
                 stream.only(None)
                 return
             q, qkv, plan = q.index_select(0, rows), None, batch.final
+            product = product.index_select(0, rows) if self._is_gated else product
             stream.only(rows)
         x = paged_attention(q, kv, plan, self._scores, qkv=qkv)
+        if self._is_gated:
+            x = gated_heads(x, product)
         self._branch.add(stream, self._output, x.flatten(-2))
 
     def _project(
         self, x: torch.Tensor, batch: ForwardBatch, plan: AttentionPlan, kv: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Turn x [T, E] into rotated queries [T, Hq, D]; keys and values go into the pool.
 
-        Also returns the product [T, (Hq + 2 Hkv) D] if attention reads keys and values there.
+        Also returns the product, with rotated keys if attention reads keys and values there.
         """
-        can_be_parts = plan.prefill is None and self._over_all is None
+        can_be_parts = plan.prefill is None and self._over_all is None and not self._is_gated
         qkv = self._qkv.parts(x) if can_be_parts else self._qkv(x)
         if self._over_all is not None:
             qkv = self._over_all(qkv)
         stays = needs_qkv(plan, kv)
         q = rope_and_write_kv(qkv, batch.positions, self._cos_sin, batch.slots, kv, self._turning, in_place=stays)
-        return q, qkv if stays else None
+        return q, qkv
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +125,7 @@ def _turning(spec: AttentionSpec, around: Surroundings) -> Heads:
         norms_values=spec.value_norm,
         interleaved=spec.rope is not None and spec.rope.interleaved,
         query_growth=None if growth is None else around.rotations.query_growth(growth),
+        gated=spec.output_gate,
     )
 
 

@@ -4,4 +4,34 @@ from __future__ import annotations
 
 from tests.unit.engine.families.case import Case
 
-CASES: tuple[Case, ...] = ()
+STATE = {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_conv_kernel_dim": 4,
+}
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 40,
+}
+LAST_IS_LINEAR = ["full_attention", "linear_attention", "linear_attention"]
+MIXED = {"mlp_only_layers": [1], "layer_types": LAST_IS_LINEAR, "num_hidden_layers": 3, "linear_conv_kernel_dim": 2}
+
+CASES: tuple[Case, ...] = (
+    Case(name="qwen3_5", config="Qwen3_5TextConfig", fields=STATE),
+    Case(
+        name="qwen3_5 of a checkpoint with vision",
+        config="Qwen3_5TextConfig",
+        fields=STATE | {"tie_word_embeddings": True, "attention_bias": True},
+        text_in="Qwen3_5Config",
+        outer={"tie_word_embeddings": True},
+    ),
+    Case(name="qwen3_5_moe", config="Qwen3_5MoeTextConfig", fields=STATE | EXPERTS),
+    Case(name="qwen3_next", config="Qwen3NextConfig", fields=STATE | EXPERTS),
+    Case(name="qwen3_next, a state in the last layer", config="Qwen3NextConfig", fields=STATE | EXPERTS | MIXED),
+)

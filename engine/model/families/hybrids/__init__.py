@@ -1,0 +1,17 @@
+"""Families whose layers keep a state, or keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.model.families.fields import Fields
+from engine.model.families.hybrids import qwen3_5, qwen3_next
+from engine.model.spec import ModelSpec
+
+FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
+    "Qwen3NextForCausalLM": qwen3_next.read,
+    "Qwen3_5ForCausalLM": qwen3_5.read,
+    "Qwen3_5ForConditionalGeneration": qwen3_5.read,
+    "Qwen3_5MoeForCausalLM": qwen3_5.read_moe,
+    "Qwen3_5MoeForConditionalGeneration": qwen3_5.read_moe,
+}
