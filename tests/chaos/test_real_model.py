@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from tests.chaos.asks import Seen
 from tests.chaos.cluster import ChaosCluster
 from tests.chaos.real_model import DEMO, KINDS, REAL, disturbed, undisturbed
+from tests.unit.engine.families import hybrids
 
 
 async def test_answers_of_the_demo_model_are_the_same_although_a_decode_worker_is_killed(tmp_path: Path) -> None:
-    async with ChaosCluster(tmp_path, model=DEMO, prefill=1, decode=2, **REAL) as cluster:
+    expected = await _kill_a_decode_worker(tmp_path, DEMO)
+    assert any(choices[0].finish == "stop" for choices in expected.values())
+    assert len({choices[0].text for choices in expected.values()}) >= len(KINDS)
+
+
+@pytest.mark.long
+async def test_so_are_those_of_a_model_that_keeps_states(tmp_path: Path) -> None:
+    await _kill_a_decode_worker(tmp_path, hybrids.CASES[0].build(tmp_path / "model"))
+
+
+async def _kill_a_decode_worker(folder: Path, model: Path) -> dict[str, dict[int, Seen]]:
+    """While all streams are under way; returns what they answer."""
+    async with ChaosCluster(folder, model=model, prefill=1, decode=2, **REAL) as cluster:
         asked, expected = await undisturbed(cluster)
-        assert any(choices[0].finish == "stop" for choices in expected.values())
-        assert len({choices[0].text for choices in expected.values()}) >= len(KINDS)
 
         async def kill() -> None:
             await cluster.crash(await cluster.busiest("decode"))
@@ -20,3 +34,4 @@ async def test_answers_of_the_demo_model_are_the_same_although_a_decode_worker_i
         found = await disturbed(cluster, asked, expected, kill)
         assert found.moved > 0, "nobody was there"
         assert (found.different, found.unanswered, found.broken, found.errors) == ([], [], [], {})
+    return expected

@@ -37,22 +37,26 @@ PASSES: tuple[tuple[tuple[tuple[int, int], ...], GraphSize], ...] = (
 def interpret(folder: str) -> None:
     """For `interpreter`: all passes with a checkpoint."""
     loaded = Engine(EngineConfig(model=Path(folder), dtype="float16", num_blocks=BLOCKS))
-    assert copies_in_bulk(loaded.kv), "this would check the twin"
+    assert all(copies_in_bulk(part) for part in _parts(loaded) if part.dtype == torch.float16), (
+        "this would check the twin"
+    )
     limits = replace(loaded._runner._limits, graph_context=256)  # the interpreter takes its time for unused room
-    for parts, room in PASSES:
-        _check_pass(loaded, limits, parts, room)
+    for shares, room in PASSES:
+        _check_pass(loaded, limits, shares, room)
 
 
-def _check_pass(loaded: Engine, limits: Limits, parts: tuple[tuple[int, int], ...], room: GraphSize) -> None:
+def _check_pass(loaded: Engine, limits: Limits, shares: tuple[tuple[int, int], ...], room: GraphSize) -> None:
     tables = BlockTables(max_blocks=BLOCKS, num_blocks=BLOCKS)
     nobody, newest = NewestTokens.none(torch.device("cpu")), torch.zeros(8, dtype=torch.int64)
     places = torch.randperm(BLOCKS).tolist()
     chunks = []
-    for start, count in parts:
+    for start, count in shares:
         sequence = new_sequence("a", [(7 * index + start) % 100 for index in range(start + count)])
         sequence.block_table = [places.pop() for _ in range(-(-(start + count) // limits.block_size))]
         chunks.append(Chunk(sequence, start, count, count != 3))  # one prompt goes on in the next pass
-    before = torch.randn_like(loaded.kv, dtype=torch.float32).to(loaded.kv.dtype)
+    for part in _parts(loaded):
+        part.copy_(torch.randn(part.shape))
+    before = loaded.kv.clone()
     results = []
     for size in (None, room):
         loaded.kv.copy_(before)
@@ -64,11 +68,18 @@ def _check_pass(loaded: Engine, limits: Limits, parts: tuple[tuple[int, int], ..
         buffer = torch.from_numpy(packed.words)
         batch = batch_of(captured.size, captured.layout, buffer, newest)
         with torch.inference_mode():
-            logits = loaded._decoder.forward(batch, part_views(loaded.kv, loaded.layout))
+            logits = loaded._decoder.forward(batch, _parts(loaded))
         assert logits is not None
-        results.append((logits[: sum(chunk.sample for chunk in chunks)], loaded.kv.clone()))
-    (logits, kv), (padded_logits, padded_kv) = results
+        results.append((logits[: sum(chunk.sample for chunk in chunks)], [part.clone() for part in _parts(loaded)]))
+    (logits, parts), (padded_logits, padded_parts) = results
     assert logits.isfinite().all()
     torch.testing.assert_close(padded_logits, logits, rtol=1e-2, atol=1e-2)
-    torch.testing.assert_close(padded_kv, kv, rtol=1e-2, atol=1e-2)
-    assert not torch.equal(kv, before)
+    for part, padded in zip(parts, padded_parts, strict=True):
+        torch.testing.assert_close(padded, part, rtol=1e-2, atol=1e-2)
+    others = [block for block in range(BLOCKS) if not any(block in chunk.sequence.block_table for chunk in chunks)]
+    assert torch.equal(loaded.kv[others], before[others])
+    assert not torch.equal(loaded.kv, before)
+
+
+def _parts(loaded: Engine) -> list[torch.Tensor]:
+    return part_views(loaded.kv, loaded.layout)

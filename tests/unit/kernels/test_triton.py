@@ -9,6 +9,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from tests.models import build_tiny_model
+from tests.unit.engine.families import hybrids
 from tests.unit.kernels import expert_checks, sampling_checks, triton_checks
 from tests.unit.kernels.interpreter import Interpreter
 
@@ -51,3 +52,8 @@ def test_paged_prefill(interpreter: Interpreter, name: str) -> None:
 @pytest.mark.parametrize("family", cases(["mistral", "qwen3", "qwen3_moe"]))
 def test_a_pass_in_a_larger_graph(interpreter: Interpreter, family: str, tmp_path: Path) -> None:
     interpreter.check("graph_checks", str(build_tiny_model(tmp_path / family, family)))
+
+
+@pytest.mark.long
+def test_a_pass_with_states_in_a_larger_graph(interpreter: Interpreter, tmp_path: Path) -> None:
+    interpreter.check("graph_checks", str(hybrids.CASES[0].build(tmp_path)))
