@@ -13,6 +13,7 @@ from engine.engine import Engine
 from engine.passes import Finished, Sampled
 from engine.sequence import Chunk, Sequence
 from engine.step.layout import Packed
+from tests.unit.engine.families import hybrids
 from tests.unit.engine.generate import Generator, new_sequence
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,7 +77,28 @@ def _step(generator: Generator, everybody: list[Sequence]) -> None:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.05), ("float16", 0.01)])
 def test_graphs_answer_alike(dtype: str, tolerance: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = ROOT / "demo"
+    _check(ROOT / "demo", dtype, tolerance, monkeypatch)
+
+
+def test_so_they_do_with_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _check(hybrids.CASES[0].build(tmp_path), "float16", 0.02, monkeypatch)
+
+
+def test_states_on_a_gpu_are_those_on_a_cpu(tmp_path: Path) -> None:
+    """In float32: prompts whole and in chunks beside decoding, decoding from graphs."""
+    model = hybrids.CASES[0].build(tmp_path)
+    answers = []
+    for device in ("cpu", "cuda"):
+        engine = Engine(EngineConfig(model=model, device=device, dtype="float32", num_blocks=300, max_sequences=8))
+        prompts = [[(31 * length + 7 * at + at * at) % 500 + 5 for at in range(length)] for length in (1, 16, 70, 200)]
+        sequences = [new_sequence(f"r{index}", prompt, max_tokens=30) for index, prompt in enumerate(prompts)]
+        answers.append(
+            [Generator(engine, chunk_size=size).run(some) for size, some in ((512, sequences[:2]), (90, sequences[2:]))]
+        )
+    assert answers[0] == answers[1]
+
+
+def _check(model: Path, dtype: str, tolerance: float, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(EngineConfig(model=model, device="cuda", dtype=dtype, num_blocks=600, max_sequences=32))
     plain = _run(engine, monkeypatch, with_graphs=False)
     replayed = _run(engine, monkeypatch, with_graphs=True, like=plain)

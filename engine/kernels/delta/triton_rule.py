@@ -41,15 +41,18 @@ def delta_rule(
             mixed, x, decay, bias, states, batch.moves, out, *fixed, columns,
         )  # fmt: skip
     if len(batch.runs):
-        columns, precision = min(MAX_COLUMNS_OF_A_TILE, values), "ieee" if mixed.dtype == torch.float32 else "tf32x3"
+        columns, is_wide = min(MAX_COLUMNS_OF_A_TILE, values), mixed.dtype == torch.float32
+        precise, precision = ("ieee", "ieee") if is_wide else ("tf32x3", "tf32")
         inverse = torch.empty((len(batch.tiles), num, TILE_ROWS, TILE_ROWS), dtype=torch.float32, device=mixed.device)
         _INVERT.launch(
             (len(batch.tiles), num), variant,
-            mixed, x, decay, bias, batch.tiles, inverse, *fixed, TILE_ROWS, precision,
+            mixed, x, decay, bias, batch.tiles, inverse, *fixed, TILE_ROWS, precise,
+            num_stages=1,
         )  # fmt: skip
         _TILES.launch(
             (len(batch.runs), num, triton.cdiv(dim, columns)), variant,
             mixed, x, decay, bias, states, batch.tiles, batch.runs, inverse, out, *fixed, TILE_ROWS, columns, precision,
+            num_stages=1,
         )  # fmt: skip
     return out
 
@@ -132,7 +135,11 @@ def _invert(
     B: tl.constexpr, B_STEP: tl.constexpr, A: tl.constexpr, A_STEP: tl.constexpr, EPS: tl.constexpr,
     M: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The inverse of I + tril(beta k k^T, -1) with decay, row after row: each depends on those before it."""
+    """The inverse of I + L, where L is tril(beta k k^T, -1) with decay, for each tile.
+
+    Blocks of 16 tokens on the diagonal are inverted row after row. With their inverses D, and P = D times the blocks below them,
+    I + L is D^-1 (I + P), and (I + P)^-1 = (I - P) (I + P P), because no product of four blocks below the diagonal is left.
+    """
     index, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     first, count = tl.load(tiles_I8 + index * 8).to(tl.int64), tl.load(tiles_I8 + index * 8 + 1)
     if count > 0:
@@ -141,11 +148,22 @@ def _invert(
         k = _unit_rows(mixed_TC + KEYS + head // RATIO * DK, row, there, d, C, DK, EPS)
         beta, total = _strengths(x, decay_H, bias_H, row, there, head, ROW, RATIO, B, B_STEP, A, A_STEP)
         system = tl.dot(k, tl.trans(k), input_precision=PRECISION) * beta[:, None] * _ratios(total, m, True)
-        inverse = tl.where(m[:, None] == m[None, :], 1.0, 0.0)
-        for i in range(1, count):
-            its = tl.sum(tl.where(m[:, None] == i, system, 0.0), axis=0)
-            new = tl.sum(its[:, None] * inverse, axis=0)
-            inverse = tl.where(m[:, None] == i, inverse - new[None, :], inverse)
+        SIZE: tl.constexpr = M // 4
+        i, j, block = tl.arange(0, SIZE)[None, :, None], tl.arange(0, SIZE)[None, None, :], tl.arange(0, 4)
+        is_own = block[:, None, None, None] == block[None, None, :, None]
+        own = tl.sum(tl.where(is_own, tl.reshape(system, (4, SIZE, 4, SIZE)), 0.0), axis=2)
+        inverses = tl.zeros((4, SIZE, SIZE), tl.float32) + tl.where(i == j, 1.0, 0.0)
+        for row_of_block in range(1, SIZE):
+            its = tl.sum(tl.where(i == row_of_block, own, 0.0), axis=1)
+            new = tl.sum(its[:, :, None] * inverses, axis=1)
+            inverses = tl.where(i == row_of_block, inverses - new[:, None, :], inverses)
+        inverse = tl.reshape(tl.where(is_own, inverses[:, :, None, :], 0.0), (M, M))
+        below = tl.where(m[:, None] // SIZE > m[None, :] // SIZE, system, 0.0)
+        unit = tl.where(m[:, None] == m[None, :], 1.0, 0.0)
+        below = tl.dot(inverse, below, input_precision=PRECISION)
+        twice = tl.dot(below, below, input_precision=PRECISION)
+        rest = tl.dot(unit - below, unit + twice, input_precision=PRECISION)
+        inverse = tl.dot(rest, inverse, input_precision=PRECISION)
         at = (index * HV + head) * (M * M) + m[:, None] * M + m[None, :]
         tl.store(inverse_IHMM + at, inverse)
 
