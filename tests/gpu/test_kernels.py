@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.unit.kernels import delta_checks, expert_checks, triton_checks
+from tests.unit.kernels import delta_checks, expert_checks, switch_checks, triton_checks
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,6 +21,11 @@ def test_triton_kernel(name: str) -> None:
 @pytest.mark.parametrize("name", expert_checks.CHECKS)
 def test_experts_kernel(name: str) -> None:
     expert_checks.run(name, "cuda", large=True)
+
+
+@pytest.mark.parametrize("name", switch_checks.CHECKS)
+def test_switch(name: str) -> None:
+    switch_checks.run(name, "cuda", large=True)
 
 
 @pytest.mark.parametrize("name", delta_checks.SPECS)

@@ -40,7 +40,14 @@ def rotated(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> 
 
 
 def attention(
-    q: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, scale: float, window: int
+    q: torch.Tensor,
+    kv_layer: torch.Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    window: int,
+    *,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Query by query and head by head."""
     block_size = kv_layer.shape[2]
@@ -57,7 +64,12 @@ def attention(
             seen = slice(max(0, own - window + 1) if window else 0, own + 1)
             for head in range(q.shape[1]):
                 scores = keys[seen, head // group] @ q[row, head].double() * scale
-                out[row, head] = scores.softmax(dim=0) @ values[seen, head // group]
+                if softcap:
+                    scores = softcap * torch.tanh(scores / softcap)
+                if sinks is not None:
+                    scores = torch.cat((scores, sinks[head : head + 1].double()))
+                weights = scores.softmax(dim=0)[: seen.stop - seen.start]
+                out[row, head] = weights @ values[seen, head // group]
     return out
 
 
@@ -97,13 +109,13 @@ def attention_case(
 
 
 def plan_of(
-    q: torch.Tensor, batch: AttentionBatch, *, num_kv_heads: int, block_size: int, window: int
+    q: torch.Tensor, batch: AttentionBatch, *, num_kv_heads: int, block_size: int, window: int, is_plain: bool = True
 ) -> AttentionPlan:
     """The plan of a batch that only decodes, if every sequence has one new token, or of one of prompts."""
     num_sequences = len(batch.context_len)
     if batch.max_query_len > 1:
         num_heads, head_dim = q.shape[1:]
-        cut = tiling(q.device, q.dtype, HeadShape(num_heads, num_kv_heads, head_dim), is_plain=not window)
+        cut = tiling(q.device, q.dtype, HeadShape(num_heads, num_kv_heads, head_dim), is_plain=is_plain and not window)
         return AttentionPlan(0, None, {}, batch.block_table, _prefill_plan(batch, cut, block_size))
     contexts = batch.context_len.cpu().long().numpy()
     at_once = items_at_once(describe(q.device), num_kv_heads)

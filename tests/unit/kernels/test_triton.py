@@ -10,7 +10,7 @@ from _pytest.mark import ParameterSet
 
 from tests.models import build_tiny_model
 from tests.unit.engine.families import hybrids
-from tests.unit.kernels import expert_checks, sampling_checks, triton_checks
+from tests.unit.kernels import expert_checks, sampling_checks, switch_checks, triton_checks
 from tests.unit.kernels.interpreter import Interpreter
 
 
@@ -22,6 +22,11 @@ def test_triton_kernel(interpreter: Interpreter, name: str) -> None:
 @pytest.mark.parametrize("name", expert_checks.CHECKS)
 def test_experts_kernel(interpreter: Interpreter, name: str) -> None:
     interpreter.check("expert_checks", name)
+
+
+@pytest.mark.parametrize("name", switch_checks.CHECKS)
+def test_switch(interpreter: Interpreter, name: str) -> None:
+    interpreter.check("switch_checks", name)
 
 
 LONG = {

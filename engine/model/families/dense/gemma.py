@@ -31,10 +31,11 @@ GEMMA = {
     "num_key_value_heads": 16,
     "head_dim": 256,
     "max_position_embeddings": 8192,
-    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_act": "gelu_pytorch_tanh",
     "tie_word_embeddings": True,
 }
 GEMMA_2 = GEMMA | {
+    "hidden_activation": "gelu_pytorch_tanh",
     "hidden_size": 2304,
     "intermediate_size": 9216,
     "num_hidden_layers": 26,
@@ -65,8 +66,6 @@ VISION = StoredNames(
 
 def read(fields: Fields) -> ModelSpec:
     fields = fields.over(GEMMA)
-    if fields.get("hidden_activation") is None:
-        fields = fields.with_values(hidden_activation=GEMMA["hidden_activation"])
     _refuse_bidirectional(fields)
     bias = flag(fields, "attention_bias")
     layer = LayerSpec(mixer=attention(fields, qkv_bias=bias, output_bias=bias), mlp=gated_mlp(fields))

@@ -43,7 +43,7 @@ class Case:
 
     def build(self, folder: Path, *, seed: int = 0) -> Path:
         """Write config.json, weights as people publish them, and a tokenizer into `folder`; return `folder`."""
-        config = self._config()
+        config = self.config_object()
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         _randomise(model, seed)
         model.generation_config = transformers.GenerationConfig(eos_token_id=EOS_TOKEN_ID, pad_token_id=0)
@@ -51,7 +51,14 @@ class Case:
         build_tokenizer(folder)
         return folder
 
-    def _config(self) -> transformers.PreTrainedConfig:
+    def architecture(self) -> str:
+        """What config.json calls the model."""
+        kinds = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        architecture = kinds[getattr(transformers, self.text_in or self.config).model_type]
+        return str(architecture)
+
+    def config_object(self) -> transformers.PreTrainedConfig:
+        """Transformers' own object."""
         config = getattr(transformers, self.config)(**(SHAPE | dict(self.fields)))
         if self.text_in:
             config = getattr(transformers, self.text_in)(text_config=config.to_dict(), **self.outer)

@@ -1,0 +1,122 @@
+"""Checks of what dense models switch on: soft-caps, sinks, other norms, rotations and activations. Like `triton_checks`."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from engine.kernels import activation, attention, linear, norm, rope
+from engine.kernels.device import use_triton
+from tests.unit.kernels import references
+from tests.unit.kernels.references import close
+from tests.unit.kernels.triton_checks import poisoned
+
+
+def check_scores(device: str) -> None:
+    """Decoding, prompts read through tables, and prompts read in bulk."""
+    decode, prompts = [(1, 1), (1, 150)], [(9, 9), (40, 85)]
+    for lengths, softcap, has_sinks in itertools.product((decode, prompts), (0.0, 1.5), (False, True)):
+        window = 20 if softcap else 0
+        sinks = 2 * torch.randn(4, device=device) if has_sinks else None
+        for dtype in (torch.float32, torch.float16):
+            _check_scores(
+                lengths, 64, dtype, device, attention.Scores(scale=0.3, window=window, softcap=softcap, sinks=sinks)
+            )
+    for lengths in ([(1, 40), (1, 9)], [(5, 40), (20, 20)]):  # Gemma 4's widest heads
+        _check_scores(lengths, 512, torch.float16, device, attention.Scores(scale=0.1))
+
+
+def _check_scores(
+    lengths: list[tuple[int, int]], head_dim: int, dtype: torch.dtype, device: str, how: attention.Scores
+) -> None:
+    q, kv_layer, batch = references.attention_case(
+        lengths, heads=(4, 2), head_dim=head_dim, block_size=16, dtype=dtype, device=device
+    )
+    plan = references.plan_of(q, batch, num_kv_heads=2, block_size=16, window=how.window, is_plain=False)
+    out = attention.paged_attention(q.contiguous(), kv_layer, plan, how)
+    close(out, references.attention(q, kv_layer, batch, how.scale, how.window, softcap=how.softcap, sinks=how.sinks))
+
+
+def check_norms(device: str) -> None:
+    for dtype in (torch.float32, torch.float16):
+        x, residual = torch.randn(2, 3, 100, device=device).to(dtype).unbind(0)
+        weight = torch.randn(100, device=device).to(dtype)
+        close(norm.rms_norm(x, None, 1e-5), references.rms_norm(x, torch.ones_like(weight), 1e-5))
+        one_more = weight.double() + 1
+        close(norm.rms_norm(x, weight, 1e-5, plus_one=True), references.rms_norm(x, one_more, 1e-5))
+        normed, total = norm.add_rms_norm(x, residual, weight, 1e-5, plus_one=True)
+        close(total, x.double() + residual.double())
+        close(normed, references.rms_norm(total, one_more, 1e-5))
+
+
+def check_gates(device: str) -> None:
+    for dtype in (torch.float32, torch.float16):
+        gate_up = (3 * torch.randn(3, 2 * 1030, device=device)).to(dtype)
+        gate, up = gate_up.double().chunk(2, dim=-1)
+        expected = torch.nn.functional.gelu(gate, approximate="tanh") * up
+        close(activation.act_and_mul(gate_up, "gelu_tanh"), expected)
+        x, weight = torch.randn(3, 256, device=device).to(dtype), torch.randn(128, 256, device=device).to(dtype) / 16
+        gate, up = (x.double() @ weight.double().T).chunk(2, dim=-1)
+        expected = torch.nn.functional.gelu(gate, approximate="tanh") * up
+        close(linear.gated_linear(x, weight, None, "gelu_tanh"), expected, dtype)
+    extreme = torch.tensor([[-200.0, 200.0, 1.0, 1.0]], device=device)
+    close(activation.act_and_mul(extreme, "gelu_tanh"), torch.tensor([[0.0, 200.0]], device=device))
+
+
+def check_heads(device: str) -> None:
+    """Each switch of a head's way against plain torch, which `test_exact.py` compares with transformers."""
+    weights = torch.randn(2, 32, device=device)
+    growth = torch.rand(50, device=device) + 0.5
+    for dtype, parts in ((torch.float32, 1), (torch.float32, 3), (torch.float16, 1)):
+        q_norm, k_norm = weights.to(dtype)
+        for how, rotated in (
+            (rope.Heads(), 16),
+            (rope.Heads(interleaved=True), 32),
+            (rope.Heads(interleaved=True, q_norm=q_norm, k_norm=k_norm), 16),
+            (rope.Heads(), 0),
+            (rope.Heads(norms_without_weight=True, query_growth=growth), 32),
+            (rope.Heads(q_norm=q_norm, k_norm=k_norm, norm_plus_one=True), 32),
+            (rope.Heads(q_norm=q_norm, k_norm=k_norm, norm_after=True), 24),
+            (rope.Heads(q_norm=q_norm, k_norm=k_norm, norms_values=True), 32),
+        ):
+            for in_place in (False, True) if parts == 1 else (False,):
+                _check_heads(how, rotated, dtype, device, parts=parts, in_place=in_place)
+
+
+def _check_heads(how: rope.Heads, rotated: int, dtype: torch.dtype, device: str, *, parts: int, in_place: bool) -> None:
+    tokens, q_heads, kv_heads, head_dim, block_size = 5, 3, 2, 32, 4
+    qkv = torch.randn(tokens, (q_heads + 2 * kv_heads) * head_dim, device=device).to(dtype)
+    if parts > 1:
+        shares = torch.randn(parts, *qkv.shape, device=device)
+        shares[0] = qkv.float() - shares[1:].sum(dim=0)
+        qkv = shares
+    positions = torch.randint(0, 50, (tokens,), device=device, dtype=torch.int32)
+    angles = torch.rand(50, rotated // 2, device=device) * 6
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1) if rotated else None
+    slots = torch.randperm(12, device=device)[:tokens].int()
+    slots[2] = -1
+    results = []
+    for compute in (rope.rope_and_write_kv, rope.rope_and_write_kv.reference):
+        pool = torch.full((3, 1, 2, block_size, kv_heads, head_dim), 7.0, device=device).to(dtype)
+        given = qkv.clone()
+        out = compute(given, positions, cos_sin, slots, pool[:, 0], how, in_place=in_place)
+        results.append((out, pool, given))
+    for ours, expected in zip(*results, strict=True):
+        close(ours, expected.double(), dtype)
+
+
+CHECKS = {"scores": check_scores, "norms": check_norms, "gates": check_gates, "heads": check_heads}
+
+
+def run(name: str, device: str, *, large: bool) -> None:
+    """Run one check; its assertions tell."""
+    assert use_triton(torch.zeros(1, device=device)), "this would check the twin"
+    torch.manual_seed(0)
+    with poisoned():
+        CHECKS[name](device)
+
+
+def interpret(name: str) -> None:
+    """For `interpreter`."""
+    run(name, "cpu", large=False)
