@@ -57,6 +57,10 @@ class Fields(Mapping[str, Any]):
         self.ignore("text_config", *shared)
         return self._with(Fields({**inner, **shared}))
 
+    def with_values(self, **values: Any) -> Fields:
+        """The same with other values."""
+        return self._with(Fields({**self._values, **values}), {})
+
     def ignore(self, *names: str) -> None:
         """These fields don't matter here."""
         self._read.update(names)
