@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gateway.console.state import MAX_HANDOFFS, WINDOW_S, counted, handoffs, percentile, tpot_ms
+from gateway.console.state import MAX_HANDOFFS, WINDOW_S, counted, failed_handoffs, handoffs, percentile, tpot_ms
 from gateway.request.spec import Generations
 from gateway.request.timeline import Timeline
 
@@ -39,12 +39,16 @@ def own_part(generations: Generations, tenants: list[dict[str, Any]], *, now: fl
 def activity(lines: Sequence[Timeline], now: float, unix: float) -> dict[str, Any]:
     """What happened within the last minute."""
     moved = handoffs(lines, now, unix)
-    return {"handovers": moved[:MAX_HANDOFFS], "links": _links(moved), "samples": _samples(lines, now)}
+    return {
+        "handovers": moved[:MAX_HANDOFFS],
+        "links": _links(moved, failed_handoffs(lines, now)),
+        "samples": _samples(lines, now),
+    }
 
 
-def _links(moved: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _links(moved: Iterable[Mapping[str, Any]], failed: Mapping[tuple[str, str], int]) -> list[dict[str, Any]]:
     """Handoffs by (from, to), as sums. `pushed_bytes` are those whose `push_ms` is known."""
-    by_pair: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    by_pair: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list, {pair: [] for pair in failed})
     for handoff in moved:
         by_pair[handoff["from"], handoff["to"]].append(handoff)
     return [
@@ -56,6 +60,7 @@ def _links(moved: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "pushed_bytes": sum(one["bytes"] for one in found if one["push_ms"]),
             "push_ms": sum(one["push_ms"] for one in found if one["push_ms"] and one["bytes"]),
             "transfer_ms": percentile([one["transfer_ms"] for one in found], 0.5),
+            "failures": failed.get((source, target), 0),
         }
         for (source, target), found in by_pair.items()
     ]
@@ -128,6 +133,7 @@ def _merged_links(parts: Iterable[Part]) -> list[dict[str, Any]]:
                 "bytes": sum(link["bytes"] for link in links),
                 "bytes_per_s": round(1000 * sum(link["pushed_bytes"] for link in links) / push_ms) if push_ms else None,
                 "transfer_ms": percentile(medians, 0.5),
+                "failures": sum(link.get("failures", 0) for link in links),
             }
         )
     return sorted(

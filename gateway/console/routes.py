@@ -22,7 +22,7 @@ from gateway.console.history import SPANS, merged_history
 from gateway.console.messages import ConsoleAsk
 from gateway.console.parts import merged, own_part
 from gateway.console.recorder import Recorder
-from gateway.console.search import Wanted, found, newest
+from gateway.console.search import Wanted, found, ordered
 from gateway.console.state import gateway_json, worker_json
 from gateway.http.api import JSON, ApiPart, fields, get, path_parameters, post
 from gateway.http.body import BodyLimits, read_body
@@ -161,11 +161,11 @@ class ConsoleRoutes:
         return json_response(picture | {"levels": asdict(self._facts.levels)})
 
     async def search(self, request: Request) -> Response:
-        """Summaries of requests, the newest first, with their `gateway`."""
+        """Summaries of requests in order, with their `gateway`."""
         wanted = Wanted.of(request.query_params)
         told = await self._everybody(ConsoleAsk(search=dict(request.query_params)), "found")
         lines = [line | {"gateway": gateway} for gateway, lines in told.items() for line in lines]
-        return json_response({"requests": newest(lines, wanted.limit)})
+        return json_response({"requests": ordered(lines, wanted)})
 
     async def _everybody(self, ask: ConsoleAsk, field: str) -> dict[str, Any]:
         """Each gateway's `field`, this one first. One of release 0.1.0 does not know it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -14,6 +14,7 @@ from gateway.tenants.tenants import Tenant
 MAX_FOUND = 200
 MAX_CHARS = 200
 DEFAULT_FOUND = 100
+ORDERS = {"newest": "received_unix", "ttft": "ttft_ms", "total": "total_ms"}
 STATUSES = ("waiting", "running", "done", "error", "cancelled", "refused")
 
 Json = dict[str, Any]
@@ -31,6 +32,7 @@ class Wanted:
     worker: str = ""
     min_ms: float = 0.0  # least total
     limit: int = DEFAULT_FOUND
+    order: str = "newest"  # one of ORDERS
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> Wanted:
@@ -43,9 +45,12 @@ class Wanted:
                 raise InvalidRequestError(f"{name}: longer than {MAX_CHARS} characters", param=name)
         if query.get("status") and query["status"] not in STATUSES:
             raise InvalidRequestError(f"status: not one of {', '.join(STATUSES)}", param="status")
+        if query.get("order") and query["order"] not in ORDERS:
+            raise InvalidRequestError(f"order: not one of {', '.join(ORDERS)}", param="order")
         texts = {name: query.get(name, "") for name in ("q", "tenant", "key", "model", "status", "worker")}
         most = int(_number(query, "limit", DEFAULT_FOUND, most=MAX_FOUND))
-        return cls(**texts, min_ms=_number(query, "min_ms", 0.0, most=1e9), limit=most)
+        order = query.get("order") or "newest"
+        return cls(**texts, min_ms=_number(query, "min_ms", 0.0, most=1e9), limit=most, order=order)
 
     def suits(self, line: Timeline, now: float) -> bool:
         attempt = line.attempt
@@ -88,12 +93,18 @@ def _number(query: Mapping[str, str], name: str, default: float, *, most: float)
 
 
 def found(wanted: Wanted, lines: Iterable[Timeline], refused: Iterable[Refused], now: float) -> list[Json]:
-    """Summaries of this gateway's, the newest first. `now` is of its monotonic clock."""
-    suiting = sorted((line for line in lines if wanted.suits(line, now)), key=lambda line: -line.received_unix)
+    """Summaries of this gateway's, in order. `now` is of its monotonic clock."""
+    by: dict[str, Callable[[Timeline], float]] = {
+        "newest": lambda line: line.received_unix,
+        "ttft": lambda line: line.ttft_ms or 0.0,
+        "total": lambda line: (line.ended_at or now) - line.received_at,
+    }
+    suiting = sorted((line for line in lines if wanted.suits(line, now)), key=by[wanted.order], reverse=True)
     told = [line.summary() for line in suiting[: wanted.limit]]
     told += [one.as_json() for one in refused if wanted.suits_refused(one)][: wanted.limit]
-    return newest(told, wanted.limit)
+    return ordered(told, wanted)
 
 
-def newest(told: Sequence[Json], limit: int) -> list[Json]:
-    return sorted(told, key=lambda one: -one["received_unix"])[:limit]
+def ordered(told: Sequence[Json], wanted: Wanted) -> list[Json]:
+    """As many as are wanted."""
+    return sorted(told, key=lambda one: -(one[ORDERS[wanted.order]] or 0.0))[: wanted.limit]

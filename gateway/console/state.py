@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -71,6 +72,19 @@ def handoffs(timelines: Iterable[Timeline], now: float, unix: float) -> list[dic
     ]
     found.sort(key=lambda entry: entry[0], reverse=True)
     return [_handoff(line, attempt, unix - (now - at)) for at, line, attempt in found]
+
+
+def failed_handoffs(timelines: Iterable[Timeline], now: float) -> Counter[tuple[str, str]]:
+    """(from, to) -> attempts of the last minute that a prefill worker began and no decode worker got: others followed, or none
+    helped. `to` is the placement's first choice."""
+    return Counter(
+        (attempt.claimed_by, attempt.decode[0])
+        for line in timelines
+        for attempt in line.attempts
+        if attempt.claimed_by and attempt.decode and attempt.imported is None
+        if attempt.ended_at is not None and now - attempt.ended_at <= WINDOW_S
+        if attempt is not line.attempt or line.status == "error"
+    )
 
 
 def _handoff(line: Timeline, attempt: AttemptLine, at_unix: float) -> dict[str, Any]:

@@ -101,7 +101,8 @@ def _url(request: Request) -> str:
 
 # Text that is hard to read: [text, contrast] of every visible one below 4.5 (3 for large), with colours as they are painted.
 UNREADABLE = """() => {
-  const channels = (text) => (text.match(/[\\d.]+/g) ?? []).map(Number);
+  const parts = (text) => (text.match(/[\\d.]+/g) ?? []).map(Number);  // color(srgb …) has shares of 1
+  const channels = (text) => parts(text).map((value, index) => (text.startsWith("color(") && index < 3 ? 255 * value : value));
   const over = (top, under) => top.slice(0, 3).map((value, index) => value * (top[3] ?? 1) + under[index] * (1 - (top[3] ?? 1)));
   const ground = (element) => {
     const layers = [];

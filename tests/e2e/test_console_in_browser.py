@@ -210,20 +210,51 @@ async def test_an_answer_is_stopped_and_goes_on_while_other_pages_are_shown(clus
         assert await page.evaluate("document.activeElement.ariaLabel") == "Message"
 
 
-async def test_the_pages_are_live_by_one_stream(cluster: Cluster, http: httpx.AsyncClient, browser: Any) -> None:
+async def test_a_request_is_found_followed_and_opened(cluster: Cluster, http: httpx.AsyncClient, browser: Any) -> None:
     async with open_page(browser, at(cluster, "fleet"), admin_key=ADMIN_KEY) as watched:
         page = watched.page
         await page.locator("[data-node='worker-0']").wait_for()
         async with one_pair(http):
-            answer = await complete(http, first=33, tokens=4)
-        await page.locator(f"#handovers [data-request='{answer['id']}-0']").wait_for()
+            ids = [(await complete(http, first=first, tokens=4))["id"] + "-0" for first in (33, 34)]
+        await page.locator(".links").get_by_text("prefill-0 → decode-0").wait_for()
+        refused = await http.post("/v1/completions", json={"model": "nobody", "prompt": "x"})
         await page.get_by_role("link", name="Requests").click()
-        await page.locator("#lists").get_by_text("Latest").click()
-        await page.locator(f"#request-list [data-request='{answer['id']}-0']").wait_for()
-        await page.get_by_role("link", name="Tenants").click()
-        await page.locator("#tenant-list").get_by_text("default").wait_for()
-        asked = [url.removeprefix(cluster.url) for url in watched.urls if "static" not in url]
-        assert asked == ["/console/fleet", "/console/events"]
+        await page.locator(f"[data-key='{refused.headers['x-request-id']}']").get_by_text("model_not_found").wait_for()
+        await page.get_by_role("searchbox").fill(ids[0])
+        await page.wait_for_url(f"**/console/requests?q={ids[0]}")
+        await page.locator(f"[data-key='{ids[1]}']").wait_for(state="detached")
+        await page.get_by_role("button", name="Pause").click()
+        await page.locator(f"[data-key='{ids[0]}'] a").click()
+        await page.locator(".detail .waterfall").wait_for()
+        assert page.url == at(cluster, f"requests/{ids[0]}")
+        assert "decode-0" in await page.locator(".attempt").inner_text()
+        await page.reload()
+        await page.locator(".detail .waterfall").wait_for()
+        await page.get_by_role("link", name="Previous").wait_for()  # from the newest on, as it came by its address
+        await page.keyboard.press("k")
+        await page.get_by_role("heading", name=ids[1]).wait_for()
+        await page.go_back()
+        await page.get_by_role("heading", name=ids[0]).wait_for()
+
+
+async def test_history_is_charted_and_what_happens_is_listed(
+    cluster: Cluster, http: httpx.AsyncClient, browser: Any
+) -> None:
+    async with open_page(browser, at(cluster, "overview"), admin_key=ADMIN_KEY) as watched:
+        page = watched.page
+        await complete(http, first=41, tokens=6)
+        ttft = page.get_by_role("group", name="TTFT")
+        await ttft.locator("path.line[d*='M']").first.wait_for()
+        await ttft.get_by_text("SLO 1.00 s").wait_for()
+        await ttft.focus()
+        await page.keyboard.press("ArrowLeft")
+        await page.get_by_role("group", name="TPOT").locator(".when").get_by_text(":").wait_for()  # one cursor for all
+        async with one_pair(http):
+            await page.locator(".log").get_by_text("drains: no new work").first.wait_for()
+        await page.locator("fieldset").get_by_text("6 hours").click()
+        await page.wait_for_url("**/console/overview?span=6h")
+        await page.get_by_role("link", name="Planner").click()
+        await page.get_by_text("No planner is heard").wait_for()
 
 
 async def test_pages_have_addresses_that_survive_back_forward_and_reload(cluster: Cluster, browser: Any) -> None:
@@ -267,7 +298,7 @@ async def test_everything_by_keyboard_and_only_with_the_key(cluster: Cluster, br
     async with open_page(browser, at(cluster, "fleet")) as watched:
         page = watched.page
         await page.get_by_text("admin key is needed").wait_for()
-        assert await page.locator("#columns .card").count() == 0
+        assert await page.locator("[data-node]").count() == 0
         await page.keyboard.press("Tab")
         assert await page.evaluate("document.activeElement.textContent") == "Skip to content"
         await page.get_by_role("button", name="Enter a key").focus()
@@ -278,21 +309,23 @@ async def test_everything_by_keyboard_and_only_with_the_key(cluster: Cluster, br
         card = page.locator("[data-node='worker-0']")
         await card.wait_for()
         assert await page.evaluate("[localStorage.length, Object.keys(sessionStorage)]") == [0, ["baton.admin-key"]]
-        # Roles: one key on the focused button; the column that it moves to is the answer.
-        await card.get_by_role("button", name="Decode").focus()
-        await page.keyboard.press("Space")
-        await page.locator(".column[data-key='Decode'] [data-node='worker-0']").wait_for()
-        await card.get_by_role("button", name="Both").press("Enter")
-        await page.locator(".column[data-key='Prefill and decode'] [data-node='worker-0']").wait_for()
-        # Draining is asked about.
-        await card.get_by_role("button", name="Drain").press("Enter")
-        await page.locator("#confirm").get_by_role("button", name="Cancel").press("Enter")
-        assert await card.locator(".tag").inner_text() == "ready"
-        await card.get_by_role("button", name="Drain").press("Enter")
-        await page.locator("#confirm").get_by_role("button", name="Drain").press("Enter")
-        await card.get_by_text("drained").wait_for()
-        await card.get_by_role("button", name="Resume").press("Enter")
-        await card.get_by_text("ready").wait_for()
+        # Orders are on the worker's own page, and asked about.
+        await card.get_by_role("link", name="worker-0").press("Enter")
+        worker, confirm = page.locator(".worker"), page.locator("#confirm")
+        await worker.get_by_role("button", name="Decode").press("Space")
+        await confirm.get_by_role("button", name="Switch").press("Enter")
+        await worker.get_by_role("button", name="Decode", pressed=True).wait_for()
+        await worker.get_by_role("button", name="Both").press("Enter")
+        await confirm.get_by_role("button", name="Switch").press("Enter")
+        await worker.get_by_role("button", name="Both", pressed=True).wait_for()
+        await worker.get_by_role("button", name="Drain").press("Enter")
+        await confirm.get_by_role("button", name="Cancel").press("Enter")
+        assert await worker.locator(".tag").inner_text() == "ready"
+        await worker.get_by_role("button", name="Drain").press("Enter")
+        await confirm.get_by_role("button", name="Drain").press("Enter")
+        await worker.get_by_text("drained").wait_for()
+        await worker.get_by_role("button", name="Resume").press("Enter")
+        await worker.get_by_text("ready", exact=True).wait_for()
 
 
 async def test_what_goes_wrong_is_said_and_passes(cluster: Cluster, browser: Any) -> None:
@@ -339,14 +372,20 @@ async def test_what_goes_wrong_is_said_and_passes(cluster: Cluster, browser: Any
 PAGES = {
     "chat": ".composer",
     "overview": ".tile",
-    "requests": "#request-list",
+    "requests": ".requests tbody tr",
     "fleet": "[data-node='worker-0']",
+    "fleet?view=map": "[data-node='worker-0']",
+    "fleet/worker-0": "[data-node='worker-0']",
+    "planner": ".planners",
     "tenants": "#tenant-list",
 }
 
 
 @pytest.mark.long
-async def test_every_stop_of_the_keyboard_is_named_and_seen(cluster: Cluster, browser: Any) -> None:
+async def test_every_stop_of_the_keyboard_is_named_and_seen(
+    cluster: Cluster, http: httpx.AsyncClient, browser: Any
+) -> None:
+    await complete(http, first=51, tokens=2)  # so that all pages have something to show
     look = """() => {
       const at = document.activeElement, shown = at.type === "radio" ? at.nextSibling : at;
       const name = at.ariaLabel || at.labels?.[0]?.textContent || at.textContent;
@@ -365,12 +404,13 @@ async def test_every_stop_of_the_keyboard_is_named_and_seen(cluster: Cluster, br
                     break
                 assert (text != "", outline) == (True, "solid"), (name, tag, text, outline)
                 stops.append(text)
-    assert {"Skip to content", "Fleet", "Keys", "Send", "Drain"} <= set(stops)
+    assert {"Skip to content", "Fleet", "Keys", "Send", "Drain", "Pause", "Heat map"} <= set(stops)
 
 
 @pytest.mark.long
-async def test_it_fits_and_can_be_read(cluster: Cluster, browser: Any) -> None:
+async def test_it_fits_and_can_be_read(cluster: Cluster, http: httpx.AsyncClient, browser: Any) -> None:
     """At the width of a phone, a tablet and a screen, light and dark."""
+    await complete(http, first=52, tokens=2)
     async with open_page(browser, cluster.url, admin_key=ADMIN_KEY, motion="reduce") as watched:
         page = watched.page
         for name, sign in PAGES.items():

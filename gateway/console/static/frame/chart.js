@@ -13,9 +13,9 @@ export function newCursor() {
   return { at: null, moved, set(at) { this.at = at; for (const tell of moved) tell(); } };
 }
 
-// {title, hint, series: [{name, label, kind}], format, stack, most, limit: {value, label}, cursor} → {element, draw(data)}. `kind` is a
-// colour's class; `most` is the end of the axis, if that is always the same; data: {at, step_s, from, to, series: {name: [value or null]}, marks}.
-export function chart({ title, hint = "", series, format, stack = false, most = null, limit = null, cursor }) {
+// {title, hint, series: [{name, label, kind}], format, tick, stack, most, limit: {value, label}, cursor} → {element, draw(data)}. `kind` is a
+// colour's class, `tick` writes the axis, `most` is the end of the axis, if that is always the same; data: {at, step_s, from, to, series: {name: [value or null]}, marks}.
+export function chart({ title, hint = "", series, format, tick = format, stack = false, most = null, limit = null, cursor }) {
   const drawing = svg("svg", { class: "plot", "aria-hidden": "true" });
   const values = h("dl", { class: "values" });
   const when = h("span", { class: "when num" });
@@ -38,7 +38,7 @@ export function chart({ title, hint = "", series, format, stack = false, most = 
       data.at.forEach((_, index) => (lower[index] += column[index] ?? 0));
       return svg("path", { class: `area ${one.kind}`, d: areaOf(data, from, lower, scale) });
     });
-    drawing.replaceChildren(...gridOf(data, scale, width, format), ...marksOf(data, scale),
+    drawing.replaceChildren(...gridOf(data, scale, width, tick), ...marksOf(data, scale),
       ...shapes.reverse(), ...(limit && scale.top >= limit.value ? [level(scale, limit.value, width)] : []), svg("line", { class: "cursor", y1: PAD.top, y2: HEIGHT - PAD.bottom }));
     point();
   };
@@ -99,11 +99,11 @@ export function stepOf(least) {
   return [1, 2, 5, 10].map((times) => times * power).find((step) => step >= least * (1 - 1e-9));
 }
 
-function gridOf(data, scale, width, format) {
+function gridOf(data, scale, width, tick) {
   const parts = [];
   for (let value = 0; value <= scale.top * 1.001; value += scale.step) {
     parts.push(svg("line", { class: "grid", x1: PAD.left, x2: width - PAD.right, y1: scale.y(value), y2: scale.y(value) }));
-    parts.push(svg("text", { x: PAD.left - 6, y: scale.y(value) + 3.5, "text-anchor": "end" }, value ? format(value) : "0"));
+    parts.push(svg("text", { x: PAD.left - 6, y: scale.y(value) + 3.5, "text-anchor": "end" }, value ? tick(value).replace(/\.0+(?=\D|$)/, "") : "0"));
   }
   const every = [60, 120, 300, 600, 900, 1800, 3600].find((step) => ((data.to - data.from) / step) * 62 <= width - PAD.left) ?? 7200;
   const zone = new Date(data.from * 1000).getTimezoneOffset() * 60;

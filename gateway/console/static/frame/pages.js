@@ -4,7 +4,8 @@
 export const PAGES = [
   { name: "chat", title: "Chat", icon: "M4 5h16v11H9l-5 4z", styles: true },
   { name: "overview", title: "Overview", icon: "M3 20h18M4 15l5-6 4 4 7-9", operator: true, styles: true },
-  { name: "requests", title: "Requests", icon: "M4 6h16M4 12h10M4 18h13", operator: true },
-  { name: "fleet", title: "Fleet", icon: "M4 4h7v7H4zM13 4h7v7h-7zM4 13h7v7H4zM13 13h7v7h-7z", operator: true },
+  { name: "requests", title: "Requests", icon: "M4 6h16M4 12h10M4 18h13", operator: true, styles: true },
+  { name: "fleet", title: "Fleet", icon: "M4 4h7v7H4zM13 4h7v7h-7zM4 13h7v7H4zM13 13h7v7h-7z", operator: true, styles: true },
+  { name: "planner", title: "Planner", icon: "M7 4v13M3 13l4 4 4-4M17 20V7M13 11l4-4 4 4", operator: true, styles: true },
   { name: "tenants", title: "Tenants", icon: "M9 11a4 4 0 1 0 0-8 4 4 0 0 0 0 8zM2 21c0-4 3-7 7-7s7 3 7 7M17 4a4 4 0 0 1 0 7M18 14c3 1 4 4 4 7", operator: true },
 ];

@@ -16,11 +16,11 @@ export function rowsOf(detail) {
   const attempts = detail.attempts ?? [];
   if (!attempts.length && detail.ttft_ms !== null && detail.ttft_ms !== undefined) add("until first token", "prefill", 0, detail.ttft_ms);
   add("read, tokenise", "read", 0, detail.submitted_ms);
-  if (detail.status === "waiting") add("wait for its turn", "wait", detail.submitted_ms, detail.total_ms);
+  if (detail.status === "waiting") add("admission", "wait", detail.submitted_ms, detail.total_ms);
   for (const [index, attempt] of attempts.entries()) {
     const before = rows.length;
-    if (index === 0) add("wait for its turn", "wait", detail.submitted_ms, attempt.began_ms);
-    add("place", "wait", attempt.began_ms, attempt.published_ms, { note: attempt.placement.reason });
+    if (index === 0) add("admission", "wait", detail.submitted_ms, attempt.began_ms);
+    add("placement", "wait", attempt.began_ms, attempt.published_ms, { note: attempt.placement.reason });
     add("queue", "queue", attempt.published_ms, attempt.claimed_ms);
     const started = attempt.claimed_ms === null || attempt.worker_queue_ms === null ? null : attempt.claimed_ms + attempt.worker_queue_ms;
     const computed = started === null || attempt.prefill_ms === null ? null : Math.min(started + attempt.prefill_ms, attempt.first_token_ms ?? Infinity);
@@ -81,10 +81,10 @@ function axis(end) {
 export function figures(detail) {
   const rest = detail.completion_tokens > 1 && detail.ttft_ms !== null ? (detail.total_ms - detail.ttft_ms) / (detail.completion_tokens - 1) : null;
   const parts = [
-    ["first token", ms(detail.ttft_ms)],
+    ["TTFT", ms(detail.ttft_ms)],
     ["total", ms(detail.total_ms)],
     ["tokens", count(detail.completion_tokens)],
-    ["per token", ms(rest)],
+    ["TPOT", ms(rest)],
   ];
   if (detail.prompt_tokens) parts.push(["prompt cached", `${count(detail.cached_tokens)} of ${count(detail.prompt_tokens)}`]);
   return h("dl", { class: "figures" }, parts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
@@ -111,23 +111,48 @@ export function requestView(detail) {
   return view;
 }
 
+const REASONS = {
+  load: "a prefill worker, where its first token was expected earliest",
+  prefix: "a prefill worker that had part of the prompt cached",
+  full: "a prefill worker; every decode worker was full",
+  "local: earlier": "on the decode worker: its first token was expected earlier there than after a hand-over",
+  "local: short": "on the decode worker: the uncached prompt was short",
+  "local: no prefill worker": "on the decode worker: there was no prefill worker",
+  "local: same worker": "on one worker: it was the best for both",
+};
+
+// Why it was placed there, in words.
+export const placementWords = (reason) => REASONS[reason.replace("heartbeats: ", "")] ?? "";
+
+const pairs = (kind, entries) => h("dl", { class: kind }, entries.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+
 // What the placement compared: an object of numbers, times in milliseconds, or a sentence.
 function costsOf(costs) {
-  if (typeof costs !== "object" || costs === null) return costs;
-  return Object.entries(costs).map(([name, value]) => (name.endsWith("_ms") ? `${name.slice(0, -3)} ${ms(value)}` : `${name.replaceAll("_", " ")} ${count(value)}`)).join(", ");
+  if (typeof costs !== "object" || costs === null) return costs ? h("p", {}, String(costs)) : null;
+  const entries = Object.entries(costs).map(([name, value]) => (name.endsWith("_ms") ? [name.slice(0, -3), ms(value)] : [name.replaceAll("_", " "), count(value)]));
+  return entries.length ? pairs("chips", entries) : null;
 }
 
-// All that is known of one request, for the dialog.
+function attemptView(attempt, many) {
+  const { placement, transfer } = attempt;
+  const facts = [
+    ["placed", [placement.reason, placementWords(placement.reason)].filter(Boolean).join(": ")],
+    ["prefill", attempt.claimed_by || placement.prefill],
+    ["decode", attempt.decoder || placement.decode.join(", ")],
+    ["compared", costsOf(placement.costs)],
+    placement.promised_tokens ? ["prefix index", `knew ${count(placement.promised_tokens)} cached tokens of the prompt there`] : null,
+    transfer ? ["handed over", `${moveNote(attempt, transfer)} in ${ms(transfer.transfer_ms)}${transfer.push_ms === null ? "" : `, pushes ${ms(transfer.push_ms)}, of which ${ms(transfer.late_push_ms)} after the prefill`}`] : null,
+    attempt.because ? ["because", attempt.because] : null,
+    attempt.outcome && attempt.outcome !== "ok" ? ["given up", attempt.outcome] : null,
+  ].filter((fact) => fact && fact[1]);
+  return h("section", { class: "attempt" }, h("h3", {}, many ? `Attempt ${attempt.attempt}: ${attempt.outcome || "runs"}` : "Placement"), pairs("facts", facts));
+}
+
+// All that is known of one request.
 export function requestDetail(detail) {
-  const where = detail.prefill_worker ? `${detail.prefill_worker}${detail.decode_worker && detail.decode_worker !== detail.prefill_worker ? ` → ${detail.decode_worker}` : ""}` : "not placed yet";
-  const facts = [["status", detail.detail ? `${detail.status}: ${detail.detail}` : detail.status], ["workers", where], ["tenant", detail.tenant], ["placement", detail.placement], ["trace", detail.trace_id]];
-  for (const attempt of detail.attempts ?? []) {
-    const again = detail.attempts.length > 1 ? `, attempt ${attempt.attempt}` : "";
-    facts.push([`predicted${again}`, costsOf(attempt.placement.costs)]);
-    if (attempt.placement.promised_tokens) facts.push([`index${again}`, `knew ${count(attempt.placement.promised_tokens)} cached tokens of the prompt there`]);
-    if (attempt.because) facts.push([`attempt ${attempt.attempt}`, `because ${attempt.because}`]);
-    if (attempt.transfer) facts.push([`moved${again}`, moveNote(attempt, attempt.transfer)]);
-  }
-  return h("div", {}, requestView(detail),
-    h("dl", { class: "facts" }, facts.filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, String(value))))));
+  const attempts = detail.attempts ?? [];
+  const facts = [["status", detail.detail ? `${detail.status}: ${detail.detail}` : detail.status], ["model", detail.model], ["tenant", detail.tenant], ["key", detail.key],
+    ["received", detail.received_unix ? new Date(detail.received_unix * 1000).toLocaleString() : ""], ["trace", detail.trace_id], ["waited", detail.ahead ? `behind ${plural(detail.ahead, "request")}` : ""]];
+  return h("article", { class: "detail" }, detail.attempts ? requestView(detail) : null,
+    pairs("facts", facts.filter(([, value]) => value)), attempts.map((attempt) => attemptView(attempt, attempts.length > 1)));
 }

@@ -1,236 +1,276 @@
-// The fleet: gateways and workers in columns, links between them, hand-overs that run along the links.
+// The fleet: workers as a table or a heat map, links between them, one worker with its orders.
 
 import { ApiError, key, setDraining, setRoles } from "../frame/api.js";
-import { byId, confirmed, h, patch, svg, toast } from "../frame/dom.js";
-import { on } from "../frame/feed.js";
-import { ago, bytes, count, ms, plural, rate, share } from "../frame/format.js";
+import { confirmed, h, patch, toast } from "../frame/dom.js";
+import { feed, on } from "../frame/feed.js";
+import { ago, bytes, clock, count, ms, plural, rate, share } from "../frame/format.js";
 import { openKeys } from "../frame/keys.js";
+import { go, href } from "../frame/router.js";
+
+const MANY = 16; // workers, beyond which the heat map is shown first
+const MANY_LINKS = 12; // links, beyond which they are a matrix
+const CHOICES = { Prefill: ["prefill"], Decode: ["decode"], Both: ["prefill", "decode"] };
+const held = (worker) => worker.kv_used + worker.kv_held;
+
+// What a heat map may show: its words, the share of full (0 to 1), and the text in a cell.
+const HEATS = {
+  kv: ["KV cache", (worker) => held(worker) / Math.max(1, worker.kv_blocks), (worker) => share(held(worker), worker.kv_blocks)],
+  batch: ["Batch", (worker) => worker.running / Math.max(1, worker.max_sequences), (worker) => `${worker.running}/${worker.max_sequences}`],
+  queue: ["Queue", (worker, most) => worker.queued_tokens / Math.max(1, most("queued_tokens")), (worker) => `${count(worker.queued_tokens)} tok`],
+  rate: ["Output", (worker, most) => (worker.tokens_per_s ?? 0) / Math.max(1, most("tokens_per_s")), (worker) => `${count(worker.tokens_per_s ?? 0)}/s`],
+  step: ["Step time", (worker, most) => worker.decode_step_ms / Math.max(1e-9, most("decode_step_ms")), (worker) => (worker.decode_step_ms ? ms(worker.decode_step_ms) : "–")],
+};
 
 const COLUMNS = [
-  ["Prefill", (worker) => worker.roles.length === 1 && worker.roles[0] === "prefill"],
-  ["Prefill and decode", (worker) => worker.roles.length !== 1],
-  ["Decode", (worker) => worker.roles.length === 1 && worker.roles[0] === "decode"],
+  ["worker", "id", (worker) => worker.id],
+  ["status", "status", statusOf],
+  ["roles", "roles", (worker) => [...worker.roles].sort().join(" + ")],
+  ["KV cache", "kv", (worker) => held(worker) / Math.max(1, worker.kv_blocks)],
+  ["batch", "batch", (worker) => worker.running / Math.max(1, worker.max_sequences)],
+  ["waiting", "waiting", (worker) => worker.waiting],
+  ["to prefill", "queue", (worker) => worker.queued_tokens],
+  ["output", "rate", (worker) => worker.tokens_per_s ?? 0],
+  ["step", "step", (worker) => worker.decode_step_ms],
+  ["prefill rate", "prefill", (worker) => worker.prefill_tokens_per_s],
+  ["slowest link", "link", (worker) => worker.link_bytes_per_s],
 ];
-const CHOICES = { Prefill: ["prefill"], Decode: ["decode"], Both: ["prefill", "decode"] };
-const seen = new Set(); // hand-overs that were drawn
-const still = matchMedia("(prefers-reduced-motion: reduce)");
-let latest = null;
+
 let before = null; // the totals of the picture before, for rates
-let ahead = 0; // seconds that this clock is ahead of the gateway's
 
-export function mount(view, { signal }) {
-  view.append(byId("old-fleet").content.cloneNode(true));
-  byId("columns").addEventListener("click", (event) => {
-    const button = event.target.closest("button[data-worker]");
-    if (button) operate(button);
+export function mount(view, { path, query, signal }) {
+  const parts = h("div", { class: "fleet" });
+  view.append(parts);
+  let address = { path, query };
+  const draw = () => {
+    const { state } = feed;
+    if (!state.workers) return;
+    patch(parts, address.path.length ? one(state, address.path[0]) : all(state, address.query));
+  };
+  parts.addEventListener("click", (event) => {
+    const button = event.target.closest("button");
+    if (button?.dataset.worker) operate(button);
+    if (button?.dataset.set) {
+      const [name, value] = button.dataset.set.split("=");
+      go(href("fleet", { ...Object.fromEntries(address.query), [name]: value }), { replace: true });
+    }
+    if (button?.dataset.keys) openKeys("admin");
   });
-  byId("manage").addEventListener("click", () => openKeys("admin"));
-  const size = new ResizeObserver(drawWires);
-  size.observe(byId("map"));
-  const ages = setInterval(showAges, 1000);
-  signal.addEventListener("abort", () => {
-    size.disconnect();
-    clearInterval(ages);
-  });
-  on("fleet", showFleet, { signal });
-}
-
-function showFleet(state) {
-  addRates(state);
-  latest = state;
-  ahead = Date.now() / 1000 - state.time_unix;
-  const manages = Boolean(key("admin"));
-  byId("manage").hidden = manages;
-  byId("manage").disabled = !state.has_admin;
-  byId("manage").title = state.has_admin ? "" : "Start the gateway with an admin key to manage workers here";
-  const columns = COLUMNS.map(([name, holds]) => [name, state.workers.filter(holds)]).filter(([, workers]) => workers.length);
-  patch(byId("columns"), [
-    column("Gateways", state.gateways.map((gateway) => gatewayCard(gateway, state))),
-    ...columns.map(([name, workers]) => column(name, workers.map((worker) => workerCard(worker, manages)))),
-    state.workers.length ? null : h("p", { class: "empty", "data-key": "empty" }, "No worker is heard. Start one: ./baton up, ./baton prefill, ./baton decode."),
-  ]);
-  showLinks(state);
-  showHandovers(state);
-  if (state.placed) showCounts(state);
-  drawWires();
-  for (const move of [...state.handovers].reverse()) if (!seen.has(move.id)) pulse(move);
-  const listed = new Set(state.handovers.map((move) => move.id));
-  for (const id of seen) if (!listed.has(id)) seen.delete(id);
-  for (const id of listed) seen.add(id);
+  on("fleet", (state) => {
+    addRates(state);
+    draw();
+  }, { signal });
+  on("log", draw, { signal });
+  return { update(next) { address = next; draw(); } };
 }
 
 // Generated tokens a second of each worker, from its totals of two states.
 function addRates(state) {
   const passed = before ? state.time_unix - before.time_unix : 0;
+  const known = new Map((before?.workers ?? []).map((worker) => [worker.id, worker]));
   for (const worker of state.workers) {
-    const old = before?.workers.find((one) => one.id === worker.id && one.incarnation === worker.incarnation);
-    if (passed > 0.2 && old) worker.tokens_per_s = Math.max(0, worker.generated_tokens - old.generated_tokens) / passed;
-    else worker.tokens_per_s = old?.tokens_per_s;
+    const old = known.get(worker.id);
+    const same = old?.incarnation === worker.incarnation;
+    if (passed > 0.8 && same) worker.tokens_per_s = Math.max(0, worker.generated_tokens - old.generated_tokens) / passed;
+    else worker.tokens_per_s = same ? old.tokens_per_s : undefined;
   }
-  if (!before || passed > 0.2) before = { time_unix: state.time_unix, workers: state.workers };
+  if (!before || passed > 0.8) before = { time_unix: state.time_unix, workers: state.workers };
 }
 
-const column = (name, cards) => h("div", { class: "column", "data-key": name }, h("h3", {}, name), cards);
-
-function gatewayCard(gateway, state) {
-  const here = gateway.id === state.gateway;
-  return h("article", { class: "card", "data-key": `g:${gateway.id}`, "data-node": "gateway" },
-    h("h4", {}, gateway.id, here ? h("span", { class: "tag" }, "this one") : null),
-    numbers([
-      ["in flight", count(gateway.in_flight)],
-      ["unclaimed", count(gateway.queued_requests)],
-      ["waiting", `${count(gateway.waiting_tokens)} tok`],
-      ["handing over", count(gateway.handing_over)],
-    ]));
+function statusOf(worker) {
+  if (worker.lost_unix) return "lost";
+  if (worker.is_contested) return "two of a name";
+  const busy = worker.running + worker.waiting + worker.queued_tokens + worker.kv_held;
+  if (worker.status === "draining" && !busy) return "drained";
+  return worker.differs ? "gets no work" : worker.status;
 }
 
-function workerCard(worker, manages) {
-  const left = worker.running + worker.waiting;
-  const status = worker.status === "draining" && !left && !worker.queued_tokens && !worker.kv_held ? "drained" : worker.status;
-  return h("article", { class: "card", "data-key": `w:${worker.id}`, "data-node": worker.id },
-    h("h4", {}, h("span", { class: `dot ${status}`, "aria-hidden": "true" }), worker.id, h("span", { class: `tag ${status}` }, status)),
-    kvBar(worker),
-    numbers([
-      ["running", `${count(worker.running)} of ${count(worker.max_sequences)}`],
-      ["waiting", count(worker.waiting)],
-      ["to prefill", `${count(worker.queued_tokens)} tok`],
-      worker.tokens_per_s === undefined || (!worker.tokens_per_s && !worker.roles.includes("decode")) ? null : ["decoding", `${count(worker.tokens_per_s)} tok/s`],
-      worker.prefill_tokens_per_s ? ["prefills", `${count(worker.prefill_tokens_per_s)} tok/s`] : null,
-      worker.decode_step_ms ? ["step", ms(worker.decode_step_ms)] : null,
-      worker.link_bytes_per_s ? ["slowest link", rate(worker.link_bytes_per_s)] : null,
-    ]),
-    manages ? controls(worker) : null);
+const kindOf = (worker) => ({ ready: "good", draining: "warn", starting: "warn", drained: "", lost: "lost" })[statusOf(worker)] ?? "bad";
+
+// -- all ------------------------------------------------------------------------------------------------------------------
+
+function all(state, query) {
+  const lost = (state.lost ?? []).filter((one) => !state.workers.some((worker) => worker.id === one.id));
+  const workers = [...state.workers, ...lost];
+  const shown = query.get("view") || (workers.length > MANY ? "map" : "table");
+  const roles = [["prefill"], ["decode"], ["decode", "prefill"]].map((one) => state.workers.filter((worker) => [...worker.roles].sort().join() === one.join()).length);
+  const counts = [`${plural(state.workers.length, "worker")}: ${roles[0]} prefill, ${roles[1]} decode${roles[2] ? `, ${roles[2]} both` : ""}`, lost.length ? `${lost.length} lost` : ""].filter(Boolean).join(" · ");
+  return [
+    h("section", { class: "panel", "data-key": "workers", "aria-labelledby": "workers-title" },
+      h("div", { class: "head" }, h("h2", { id: "workers-title" }, "Workers"), h("p", { class: "hint" }, counts), segments("view", { table: "Table", map: "Heat map" }, shown)),
+      !workers.length ? h("p", { class: "empty" }, "No worker is heard. Start one: ./baton up, ./baton prefill, ./baton decode.")
+        : shown === "map" ? heatMap(workers, query) : table(workers, query)),
+    h("section", { class: "panel", "data-key": "gateways", "aria-labelledby": "gateways-title" }, h("h2", { id: "gateways-title" }, "Gateways"), gatewayTable(state)),
+    h("section", { class: "panel", "data-key": "links", "aria-labelledby": "links-title" }, h("h2", { id: "links-title" }, "KV links, last minute"), linksOf(state)),
+    h("details", { class: "panel counts", "data-key": "counts" }, h("summary", {}, "Placements, refusals and other counts since the gateways started"), countsOf(state)),
+  ];
 }
 
-function kvBar(worker) {
-  const width = (blocks) => ({ width: `${(100 * blocks) / Math.max(1, worker.kv_blocks)}%` });
-  const text = `${share(worker.kv_used, worker.kv_blocks)} used${worker.kv_held ? `, ${share(worker.kv_held, worker.kv_blocks)} held` : ""}`;
-  return h("div", { class: "kv", title: `${count(worker.kv_used)} used and ${count(worker.kv_held)} held of ${plural(worker.kv_blocks, "block")} of ${worker.block_tokens} tokens, ${bytes(worker.block_bytes)} each` },
-    h("span", { class: "kvname" }, "KV"),
-    h("span", { class: "kvbar", "aria-hidden": "true" }, h("span", { class: "used", style: width(worker.kv_used) }), h("span", { class: "held", style: width(worker.kv_held) })),
-    h("span", { class: "num" }, text));
+const segments = (name, choices, chosen) => h("div", { class: "segments", role: "group" }, Object.entries(choices).map(([value, words]) =>
+  h("button", { type: "button", "data-set": `${name}=${value}`, "aria-pressed": String(value === chosen) }, words)));
+
+const kv = (worker) => h("span", { class: "bar-cell", title: `${count(worker.kv_used)} used and ${count(worker.kv_held)} held of ${plural(worker.kv_blocks, "block")} of ${worker.block_tokens} tokens, ${bytes(worker.block_bytes)} each` },
+  gauge([[worker.kv_used, "used"], [worker.kv_held, "held"]], worker.kv_blocks), h("span", { class: "num" }, share(held(worker), worker.kv_blocks)));
+
+const gauge = (parts, whole) => h("span", { class: "kvbar", "aria-hidden": "true" }, parts.map(([value, kind]) => h("span", { class: kind, style: { width: `${(100 * value) / Math.max(1, whole)}%` } })));
+
+function table(workers, query) {
+  const [sorted, down] = (query.get("sort") ?? "id").split(".");
+  const [, , by] = COLUMNS.find(([, name]) => name === sorted) ?? COLUMNS[0];
+  const order = [...workers].sort((a, b) => Number(Boolean(a.lost_unix)) - Number(Boolean(b.lost_unix)) || (by(a) < by(b) ? -1 : by(a) > by(b) ? 1 : a.id < b.id ? -1 : 1) * (down ? -1 : 1));
+  const head = COLUMNS.map(([words, name], index) => h("th", { scope: "col", class: index > 4 ? "num" : null, "aria-sort": name === sorted ? (down ? "descending" : "ascending") : null },
+    h("button", { type: "button", class: "sort", "data-set": `sort=${name}${name === sorted ? (down ? "" : ".down") : index > 2 ? ".down" : ""}` }, words, name === sorted ? (down ? " ↓" : " ↑") : "")));
+  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Workers" }, h("table", { class: "workers" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, order.map(line))));
 }
 
-const numbers = (pairs) => h("dl", { class: "numbers" }, pairs.filter(Boolean).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+function line(worker) {
+  const number = (text) => h("td", { class: "num" }, text);
+  const text = worker.lost_unix ? `lost ${clock(worker.lost_unix)}` : statusOf(worker);
+  return h("tr", { "data-key": worker.id, "data-node": worker.id, class: kindOf(worker) },
+    h("th", { scope: "row" }, h("a", { href: href("fleet", worker.id) }, worker.id)),
+    h("td", { class: "status", title: worker.differs ?? "" }, h("span", { class: "light", "aria-hidden": "true" }), text),
+    h("td", {}, [...worker.roles].sort().reverse().join(" + ")),
+    h("td", {}, kv(worker)),
+    h("td", {}, h("span", { class: "bar-cell" }, gauge([[worker.running, "batch"]], worker.max_sequences), h("span", { class: "num" }, `${count(worker.running)}/${count(worker.max_sequences)}`))),
+    number(count(worker.waiting)),
+    number(worker.queued_tokens ? `${count(worker.queued_tokens)} tok` : "0"),
+    number(worker.tokens_per_s === undefined ? "–" : `${count(worker.tokens_per_s)} tok/s`),
+    number(worker.decode_step_ms ? ms(worker.decode_step_ms) : "–"),
+    number(worker.prefill_tokens_per_s ? `${count(worker.prefill_tokens_per_s)} tok/s` : "–"),
+    number(rate(worker.link_bytes_per_s)));
+}
 
-function controls(worker) {
+function heatMap(workers, query) {
+  const name = query.get("heat") in HEATS ? query.get("heat") : "kv";
+  const [words, heat, text] = HEATS[name];
+  const most = (field) => Math.max(0, ...workers.map((worker) => worker[field] ?? 0));
+  const groups = [["Prefill", "prefill"], ["Decode", "decode"], ["Both", "decode,prefill"]].map(([title, roles]) => [title, workers.filter((worker) => [...worker.roles].sort().join() === roles)]);
+  const common = prefixOf(workers.map((worker) => worker.id));
+  const cell = (worker) => {
+    const part = worker.lost_unix ? 0 : Math.max(0, Math.min(1, heat(worker, most)));
+    return h("a", { href: href("fleet", worker.id), class: `cell ${kindOf(worker)}`, "data-key": worker.id, "data-node": worker.id, style: { "--heat": `${Math.round(100 * part)}%` },
+      title: `${worker.id}: ${statusOf(worker)}, KV ${share(held(worker), worker.kv_blocks)}, batch ${worker.running}/${worker.max_sequences}, ${count(worker.queued_tokens)} tok to prefill` },
+    h("span", { class: "cell-name" }, worker.id.slice(common) || worker.id), h("span", { class: "cell-value" }, worker.lost_unix ? "lost" : statusOf(worker) === "ready" ? text(worker) : statusOf(worker)));
+  };
+  return h("div", { class: "heat" }, h("div", { class: "row" }, segments("heat", Object.fromEntries(Object.entries(HEATS).map(([one, [title]]) => [one, title])), name),
+    h("span", { class: "ramp", "aria-hidden": "true" }, "low", h("i", {}), "high"), h("span", { class: "hidden" }, `Coloured by ${words}`)),
+  groups.filter(([, members]) => members.length).map(([title, members]) => h("div", { "data-key": title }, h("h3", {}, `${title} (${members.length})`), h("div", { class: "cells" }, members.sort((a, b) => (a.id < b.id ? -1 : 1)).map(cell)))));
+}
+
+// How many characters all names begin with, up to a word's end.
+function prefixOf(names) {
+  if (names.length < 2) return 0;
+  let length = 0;
+  while (length < names[0].length && names.every((name) => name[length] === names[0][length])) length++;
+  return names[0].lastIndexOf("-", length - 1) + 1;
+}
+
+function gatewayTable(state) {
+  const head = ["gateway", "in flight", "queued", "waiting", "handing over", "TTFT in SLO", "TPOT in SLO"];
+  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Gateways" }, h("table", {}, h("thead", {}, h("tr", {}, head.map((name, index) => h("th", { scope: "col", class: index ? "num" : null }, name)))),
+    h("tbody", {}, state.gateways.map((one) => h("tr", { "data-key": one.id }, h("th", { scope: "row" }, one.id, one.id === state.gateway ? h("span", { class: "hint" }, " this one") : null),
+      [count(one.in_flight), count(one.queued_requests), `${count(one.waiting_tokens)} tok`, count(one.handing_over), share(one.ttft_met, one.ttft_count), share(one.tpot_met, one.tpot_count)].map((text) => h("td", { class: "num" }, text)))))));
+}
+
+function linksOf(state, only = null) {
+  const links = state.links.filter((link) => !only || link.from === only || link.to === only);
+  if (!links.length) return h("p", { class: "empty" }, "No hand-over in the last minute.");
+  if (!only && links.length > MANY_LINKS) return matrix(links);
+  const transports = Object.fromEntries(state.workers.map((worker) => [worker.id, worker.transport]));
+  const head = ["link", "transport", "hand-overs", "failures", "bytes", "bandwidth", "transfer p50"];
+  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Links" }, h("table", { class: "links" }, h("thead", {}, h("tr", {}, head.map((name, index) => h("th", { scope: "col", class: index > 1 ? "num" : null }, name)))),
+    h("tbody", {}, links.map((link) => h("tr", { "data-key": `${link.from}>${link.to}` }, h("th", { scope: "row" }, `${link.from} → ${link.to}`), h("td", {}, transports[link.to] ?? "–"),
+      h("td", { class: "num" }, count(link.handovers)), h("td", { class: `num ${link.failures ? "bad" : ""}` }, count(link.failures ?? 0)),
+      [bytes(link.bytes), rate(link.bytes_per_s), ms(link.transfer_ms)].map((text) => h("td", { class: "num" }, text)))))));
+}
+
+// Prefill workers down, decode workers across; a cell's colour is its share of the bytes.
+function matrix(links) {
+  const [from, to] = ["from", "to"].map((end) => [...new Set(links.map((link) => link[end]))].sort());
+  const cut = { from: prefixOf(from), to: prefixOf(to) };
+  const most = Math.max(1, ...links.map((link) => link.bytes));
+  const known = new Map(links.map((link) => [`${link.from}>${link.to}`, link]));
+  const cell = (a, b) => {
+    const link = known.get(`${a}>${b}`);
+    if (!link) return h("td", {});
+    const told = `${a} → ${b}: ${plural(link.handovers, "hand-over")}, ${bytes(link.bytes)}, ${rate(link.bytes_per_s)}, p50 ${ms(link.transfer_ms)}, ${plural(link.failures ?? 0, "failure")}`;
+    return h("td", { class: `cell ${link.failures ? "bad" : ""}`, title: told, style: { "--heat": `${Math.round((100 * link.bytes) / most)}%` } }, link.bytes_per_s ? bytes(link.bytes_per_s).replace(" ", "\u2009") : "·");
+  };
+  return h("div", {}, h("p", { class: "hint" }, "Bandwidth, a second; the darker, the more bytes moved. Rows hand over to columns."), h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Links" },
+    h("table", { class: "matrix" }, h("thead", {}, h("tr", {}, h("td", {}), to.map((name) => h("th", { scope: "col", title: name }, name.slice(cut.to) || name)))),
+      h("tbody", {}, from.map((a) => h("tr", { "data-key": a }, h("th", { scope: "row", title: a }, a.slice(cut.from) || a), to.map((b) => cell(a, b))))))));
+}
+
+function countsOf(state) {
+  const group = (title, counts) => {
+    const entries = Object.entries(counts ?? {});
+    return h("div", {}, h("h3", {}, title), entries.length
+      ? h("dl", { class: "numbers" }, entries.map(([name, value]) => h("div", {}, h("dt", {}, name.replaceAll("_", " ")), h("dd", {}, count(value)))))
+      : h("p", { class: "empty" }, "none"));
+  };
+  return h("div", { class: "halves" }, group("Placed, by reason", state.placed), group("Refused, by reason", state.refused), group("Events", state.events));
+}
+
+// -- one worker -----------------------------------------------------------------------------------------------------------
+
+function one(state, id) {
+  const worker = state.workers.find((each) => each.id === id) ?? (state.lost ?? []).find((each) => each.id === id);
+  const back = h("nav", { class: "crumbs", "data-key": "back", "aria-label": "Fleet" }, h("a", { href: href("fleet") }, "← Fleet"));
+  if (!worker) return [back, h("p", { class: "panel empty", "data-key": "none" }, `No worker ${id} is heard.`)];
+  const facts = [
+    ["roles", [...worker.roles].sort().reverse().join(" and ")], ["model", worker.model], ["context", `${count(worker.max_model_len)} tok`], ["transport", worker.transport],
+    ["batch", `${count(worker.running)} of ${count(worker.max_sequences)}`], ["waiting", count(worker.waiting)], ["to prefill", `${count(worker.queued_tokens)} tok`],
+    ["output", worker.tokens_per_s === undefined ? "–" : `${count(worker.tokens_per_s)} tok/s`], ["generated", `${count(worker.generated_tokens)} tok`],
+    ["step", worker.decode_step_ms ? ms(worker.decode_step_ms) : "–"], ["prefill rate", worker.prefill_tokens_per_s ? `${count(worker.prefill_tokens_per_s)} tok/s` : "–"],
+    ["slowest link", rate(worker.link_bytes_per_s)], ["KV used, held", `${count(worker.kv_used)}, ${count(worker.kv_held)} of ${count(worker.kv_blocks)}`],
+    ["block", `${worker.block_tokens} tok, ${bytes(worker.block_bytes)}`], ["KV memory", bytes(worker.kv_blocks * worker.block_bytes)], ["incarnation", worker.incarnation],
+  ];
+  const told = worker.lost_unix ? `lost ${clock(worker.lost_unix)}, as it was last heard` : worker.differs ? `gets no work: ${worker.differs}` : statusOf(worker);
+  const events = (state.log ?? []).filter((event) => event.what === id).slice(0, 8);
+  return [back,
+    h("section", { class: `panel worker ${kindOf(worker)}`, "data-key": `w:${id}`, "data-node": id },
+      h("div", { class: "head" }, h("h2", {}, h("span", { class: "light", "aria-hidden": "true" }), id, h("span", { class: "tag" }, told)), h("a", { class: "button", href: href("requests", { worker: id }) }, "Its requests")),
+      h("p", { class: "hint" }, "KV cache in use"), kv(worker), h("dl", { class: "numbers" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
+      worker.lost_unix ? null : orders(worker, state)),
+    h("section", { class: "panel", "data-key": "links" }, h("h2", {}, "Its links, last minute"), linksOf(state, id)),
+    events.length ? h("section", { class: "panel", "data-key": "events" }, h("h2", {}, "Its events"), h("ul", { class: "told" }, events.map((event) => h("li", { "data-key": String(event.id) }, `${clock(event.at_unix)}  ${event.text}`, h("span", { class: "hint" }, ` ${ago(state.time_unix - event.at_unix)}`))))) : null,
+  ];
+}
+
+function orders(worker, state) {
+  if (!key("admin")) {
+    return h("p", { class: "controls" }, state.has_admin ? h("button", { type: "button", "data-keys": "1" }, "Manage this worker")
+      : h("span", { class: "hint" }, "To move or drain workers here, start the gateway with an admin key."), state.has_admin ? h("span", { class: "hint" }, "needs the admin key") : null);
+  }
   const now = [...worker.roles].sort().join();
   const draining = worker.status === "draining";
-  const choices = Object.entries(CHOICES).map(([name, roles]) => {
-    const chosen = [...roles].sort().join() === now;
-    return h("button", { type: "button", "data-worker": worker.id, "data-roles": roles.join(), "aria-pressed": String(chosen), disabled: draining }, name);
-  });
+  const acts = (state.planners ?? []).some((planner) => planner.acts);
+  const choices = Object.entries(CHOICES).map(([name, roles]) =>
+    h("button", { type: "button", "data-worker": worker.id, "data-roles": roles.join(), "aria-pressed": String([...roles].sort().join() === now), disabled: draining }, name));
   return h("div", { class: "controls", role: "group", "aria-label": `Manage ${worker.id}` },
     h("span", { class: "segments" }, choices),
-    h("button", { type: "button", "data-worker": worker.id, "data-drain": String(!draining) }, draining ? "Resume" : "Drain"));
+    h("button", { type: "button", "data-worker": worker.id, "data-drain": String(!draining) }, draining ? "Resume" : "Drain"),
+    acts ? h("span", { class: "hint" }, "A planner is at work and may move it back.") : null);
 }
 
 async function operate(button) {
   const { worker, roles, drain } = button.dataset;
   if (button.getAttribute("aria-pressed") === "true") return;
   const wanted = roles?.split(",") ?? [];
-  const left = latest.workers.filter((other) => other.id !== worker && other.status === "ready");
-  const lost = latest.workers.find((one) => one.id === worker).roles.filter((role) => !wanted.includes(role));
+  const { workers } = feed.state;
+  const left = workers.filter((other) => other.id !== worker && other.status === "ready");
+  const lost = workers.find((one) => one.id === worker).roles.filter((role) => !wanted.includes(role));
   const last = lost.filter((role) => !left.some((other) => other.roles.includes(role)));
   const warning = last.length ? ` Nobody else takes ${last.join(" or ")}: ${last.includes("decode") ? "no request is served until somebody does" : "prompts are computed by decode workers until somebody does"}.` : "";
   if (drain === "true" && !(await confirmed(`Drain ${worker}?`, `It takes no new work; what it has begun goes on to its end.${warning}`, "Drain"))) return;
-  if (roles && warning && !(await confirmed(`Make ${worker} ${wanted.join(" and ")} only?`, `What it has begun goes on to its end.${warning}`, "Switch"))) return;
+  if (roles && !(await confirmed(`Make ${worker} ${wanted.join(" and ")}?`, `What it has begun goes on to its end.${warning}`, "Switch"))) return;
   button.disabled = true;
   try {
     if (roles) await setRoles(worker, wanted);
     else await setDraining(worker, drain === "true");
-    toast(roles ? `${worker} takes new work of ${wanted.join(" and ")}.` : `${worker} ${drain === "true" ? "takes no new work" : "takes work again"}.`);
+    toast(roles ? `${worker} takes ${wanted.join(" and ")} now.` : drain === "true" ? `${worker} drains.` : `${worker} takes work again.`);
   } catch (error) {
     toast(error instanceof ApiError ? error.message : String(error), "error");
   } finally {
     button.disabled = false;
   }
-}
-
-function showLinks({ links }) {
-  const head = h("tr", {}, ["link", "moves", "bytes", "bandwidth", "transfer"].map((name, index) => h("th", { scope: "col", class: index ? "num" : null }, name)));
-  const row = (link) => h("tr", { "data-key": `${link.from}>${link.to}` },
-    h("th", { scope: "row" }, `${link.from} → ${link.to}`),
-    [count(link.handovers), bytes(link.bytes), rate(link.bytes_per_s), ms(link.transfer_ms)].map((text) => h("td", { class: "num" }, text)));
-  patch(byId("links"), [links.length
-    ? h("table", {}, h("thead", {}, head), h("tbody", {}, links.map(row)))
-    : h("p", { class: "empty" }, "No hand-over yet.")]);
-}
-
-function showHandovers({ handovers }) {
-  patch(byId("handovers"), handovers.length
-    ? handovers.slice(0, 8).map((move) => h("li", { "data-key": move.id },
-        h("button", { type: "button", class: "link", "data-request": move.request_id }, `${move.from} → ${move.to}`),
-        h("span", { class: "num" }, `${plural(move.blocks, "block")}, ${bytes(move.bytes)}`),
-        h("span", { class: "num" }, ms(move.transfer_ms)),
-        h("span", { class: "num when" }, ago(Date.now() / 1000 - ahead - move.at_unix))))
-    : [h("li", { class: "empty" }, "They appear here as they happen.")]);
-}
-
-// They grow while nothing else happens.
-function showAges() {
-  if (latest && !document.hidden) showHandovers(latest);
-}
-
-function showCounts(state) {
-  const group = (title, counts) => {
-    const entries = Object.entries(counts);
-    return h("div", {}, h("h4", {}, title), entries.length
-      ? h("dl", { class: "numbers" }, entries.map(([name, value]) => h("div", {}, h("dt", {}, name.replaceAll("_", " ")), h("dd", {}, count(value)))))
-      : h("p", { class: "empty" }, "none"));
-  };
-  patch(byId("counts"), [group("Placed, by reason", state.placed), group("Refused, by reason", state.refused), group("On the way", state.events)]);
-}
-
-// -- wires ----------------------------------------------------------------------------------------------------------------
-
-const wires = () => byId("wires");
-const nodeOf = (name) => byId("columns").querySelector(`[data-node="${CSS.escape(name)}"]`);
-
-function drawWires() {
-  if (!latest) return;
-  const box = byId("map").getBoundingClientRect();
-  const stacked = getComputedStyle(byId("columns")).flexDirection === "column";
-  wires().setAttribute("viewBox", `0 0 ${box.width} ${box.height}`);
-  const widest = Math.max(1, ...latest.links.map((link) => link.bytes));
-  patch(wires(), stacked ? [] : latest.links.map((link) => {
-    const path = pathOf(link.from, link.to, box);
-    return path && svg("path", { "data-key": `${link.from}>${link.to}`, d: path, "stroke-width": (1 + 2.5 * Math.sqrt(link.bytes / widest)).toFixed(2) });
-  }));
-}
-
-// From the right edge of one card to the left edge of the other; within a column around its right side.
-function pathOf(from, to, box) {
-  const source = nodeOf(from)?.getBoundingClientRect();
-  const target = nodeOf(to)?.getBoundingClientRect();
-  if (!source || !target) return "";
-  const [x1, y1, y2] = [source.right - box.left, source.top + 18 - box.top, target.top + 18 - box.top];
-  const sameColumn = Math.abs(source.left - target.left) < 2;
-  const x2 = (sameColumn ? target.right : target.left) - box.left;
-  const bend = sameColumn ? 22 : Math.max(16, (x2 - x1) / 2);
-  return `M${x1} ${y1}C${x1 + bend} ${y1} ${sameColumn ? x2 + bend : x2 - bend} ${y2} ${x2} ${y2}`;
-}
-
-// One hand-over on its way: a dot for those who like motion, for the others the link lights up.
-function pulse(move) {
-  const wire = wires().querySelector(`[data-key="${CSS.escape(`${move.from}>${move.to}`)}"]`);
-  if (!wire || document.hidden || wires().querySelectorAll("circle").length > 30) return;
-  if (still.matches) {
-    wire.classList.add("lit");
-    setTimeout(() => wire.classList.remove("lit"), 900);
-    return;
-  }
-  const dot = svg("circle", { r: 4, "data-key": `dot ${move.id}` });
-  const length = wire.getTotalLength();
-  const began = performance.now() + Math.random() * 600;
-  const step = (now) => {
-    const part = Math.max(0, (now - began) / 700);
-    if (part >= 1 || !wire.isConnected) return dot.remove();
-    const { x, y } = wire.getPointAtLength(length * part);
-    dot.setAttribute("cx", x);
-    dot.setAttribute("cy", y);
-    if (!dot.isConnected) wires().append(dot);
-    return requestAnimationFrame(step);
-  };
-  requestAnimationFrame(step);
 }

@@ -128,7 +128,7 @@ function chartsOf(levels) {
       { name: "good", label: "good", kind: "decode" }, { name: "late", label: "late", kind: "wait" }, { name: "errors", label: "failed", kind: "failed" },
       { name: "refused", label: "refused", kind: "queue" }, { name: "invalid", label: "invalid", kind: "read" }] },
     { title: "Goodput", hint: "Share of requests within both SLOs", format: percent, most: 1, series: [{ name: "goodput", label: "within SLOs", kind: "decode" }] },
-    { title: "Throughput", hint: "Generated tokens of all workers, and prompt tokens that got their first token", format: tokens, series: [
+    { title: "Throughput", hint: "Generated tokens of all workers, and prompt tokens that got their first token", format: tokens, tick: count, series: [
       { name: "generated_per_s", label: "output", kind: "decode" }, { name: "prompt_tokens", label: "input", kind: "prefill" }] },
     { title: "Prefix cache hits", hint: "Share of prompt tokens that were cached", format: percent, most: 1, series: [{ name: "cached", label: "of prompt tokens", kind: "frame" }] },
     { title: "KV cache in use", hint: "Blocks used or held, of all workers and of the fullest", format: percent, series: [
