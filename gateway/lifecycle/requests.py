@@ -62,7 +62,7 @@ class Requests:
         self.catalogue = Catalogue(tokenizers, self._agreement.ready)
         self._gateway_id = gateway_id
         self._clock = clock
-        self._draining = False
+        self._leaves = ""  # why, once it does
         self._loops: list[asyncio.Task[None]] = []
         self.parts: Parts = assemble(
             bus=bus,
@@ -98,15 +98,15 @@ class Requests:
             await asyncio.sleep(TELL_PERIOD_S)
             self._agreement.tell(self.catalogue.fingerprint)
 
-    async def drain(self, timeout_s: float) -> None:
-        """Admit no more, let the others finish, and after `timeout_s` end them with an error."""
-        self._draining = True
+    async def drain(self, timeout_s: float, *, why: str = "the gateway is shutting down") -> None:
+        """Admit no more, let the others finish, and after `timeout_s` end them with an error that says why."""
+        self._leaves = why
         give_up_at = self._clock() + timeout_s
         while (self.parts.running or self.parts.rooms.in_flight) and self._clock() < give_up_at:
             await asyncio.sleep(DRAIN_CHECK_S)
         self.parts.rooms.refuse_all(UnavailableError(self.not_ready_reason))
         for request in self.parts.running:
-            self.parts.attempts.end(request, UnavailableError("the gateway is shutting down"), cancel="gateway drained")
+            self.parts.attempts.end(request, UnavailableError(why), cancel="gateway drained")
 
     async def close(self) -> None:
         for loop in self._loops:
@@ -169,8 +169,8 @@ class Requests:
 
     @property
     def not_ready_reason(self) -> str:
-        if self._draining:
-            return "the gateway is shutting down"
+        if self._leaves:
+            return self._leaves
         if not self._bus.connected:
             return "no connection to NATS"
         names = self.catalogue.names

@@ -19,7 +19,7 @@ from common.tls import check_server_files
 from services.gateway.descriptors import make_room
 from services.gateway.files import read_tenants, read_tokenizers, reload
 from services.gateway.parts import Parts, app_of, started
-from services.gateway.server import listen, new_server
+from services.gateway.server import Server, listen, new_server
 from services.gateway.settings import GatewaySettings
 from services.runtime.functions import function_libraries
 from services.runtime.garbage import keep_what_is_loaded
@@ -57,10 +57,21 @@ async def serve(
     keep_what_is_loaded()
     scheme = "https" if settings.tls_cert else "http"
     log.info("gateway.listening", extra={"url": f"{scheme}://{settings.host}:{listener.getsockname()[1]}"})
-    await stopping.wait()
+    try:
+        await stopping.wait()
+    except asyncio.CancelledError:  # the name is lost
+        stopping.set()  # what hangs now ends in time as well
+        await parts.requests.drain(0, why="this gateway ends: another one has its name; send the request again")
+        await _leave(parts, server, serving)
+        raise
     if parts.batches is not None:
         await parts.batches.stop()
     await parts.requests.drain(settings.drain_s)
+    await _leave(parts, server, serving)
+
+
+async def _leave(parts: Parts, server: Server, serving: asyncio.Task[None]) -> None:
+    """Let what was written reach the clients."""
     parts.control.leaving.set()  # or the server would wait for open consoles
     server.should_exit = True
     await serving

@@ -13,9 +13,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 import pytest_asyncio
 
+from common import subjects
+from common.bus import NatsBus, NatsSettings, connect_bus
+from common.messages import GatewayState, gateway_state_decoder
 from tests.e2e.cluster import ROOT, Cluster
 from tests.models import build_tiny_model
 
@@ -307,3 +311,33 @@ async def test_a_name_that_another_process_has_is_refused_and_harms_nobody(
         body = {"model": "tiny", "prompt": [5] * 20, "max_tokens": 3, "ignore_eos": True}
         answer = await client.post("/v1/completions", json=body)
     assert answer.json()["usage"]["completion_tokens"] == 3
+
+
+async def test_a_gateway_that_loses_its_name_tells_its_streams_why(cluster: Cluster) -> None:
+    """Once an older process of its name is heard (a divided bus became whole), it ends, but not without a word."""
+    body = {"model": "tiny", "prompt": [5] * 20, "max_tokens": 1_500, "ignore_eos": True, "stream": True}
+    older = asyncio.Queue[GatewayState]()
+    async with (
+        connect_bus(NatsSettings(url=cluster.nats.url), name="bystander") as bus,
+        httpx.AsyncClient(base_url=cluster.url, timeout=PATIENCE_S) as client,
+        client.stream("POST", "/v1/completions", json=body) as answer,
+    ):
+        await bus.subscribe(subjects.gateway_heartbeat("gateway"), gateway_state_decoder, older.put_nowait)
+        beat = msgspec.structs.replace(await older.get(), incarnation=1)
+        beating = asyncio.create_task(_beat(bus, beat))
+        events = [line.removeprefix("data: ") async for line in answer.aiter_lines() if line]
+        beating.cancel()
+    error = json.loads(events[-1])["error"]
+    assert len(events) > 2
+    assert error["message"].startswith("this gateway ends: another one has its name")
+    async with asyncio.timeout(PATIENCE_S):
+        assert await cluster.processes["gateway"].wait() == 2
+    assert "the name 'gateway' is taken" in (cluster.folder / "gateway.log").read_text()
+    await cluster.start("gateway")
+    await cluster.until_ready()
+
+
+async def _beat(bus: NatsBus, state: GatewayState) -> None:
+    while True:
+        await bus.publish(subjects.gateway_heartbeat(state.gateway), state)
+        await asyncio.sleep(0.2)
