@@ -4,30 +4,42 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 
 from cli.reach import Gateway
 from cli.trace.settings import TraceSettings
-from cli.trace.view import table, waterfall
+from cli.trace.view import listed, table, waterfall
 from common.settings import ConfigError
 from services.runtime.loading import fail, load_settings
+
+ID = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
+FILTERS = ("status", "tenant", "worker", "min_ms")
+ASK = "which? its number, or Enter to leave: "
+WIDTH = 160  # columns where there is no terminal
 
 
 def main() -> int:
     """Entry point; returns the exit code."""
     try:
         settings = load_settings(TraceSettings, command="trace", arguments=_named(sys.argv[1:]))
+        if Path(settings.request).is_file():
+            return _print(settings, _read(settings.request))
         gateway = settings.gateway(admin=True)
         code = trace(settings, gateway)
         sys.stdout.flush()
         return code
     except (ConfigError, ValueError) as error:
         return fail(error)
+    except KeyboardInterrupt:
+        return 130
     except BrokenPipeError:  # the reader closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -36,19 +48,76 @@ def main() -> int:
 
 
 def trace(settings: TraceSettings, gateway: Gateway) -> int:
-    """Print one request's waterfall (all choices of an answer), or without a request the lists to choose from."""
-    path = f"/debug/requests/{settings.request}" if settings.request else "/debug/requests?limit=10"
-    told = _get(gateway, path)
+    """Print one request's waterfall (all choices of an answer), or lists to choose from; on a terminal ask which."""
+    if settings.request:
+        return _print(settings, _get(gateway, _path(settings.request)))
+    told = _lists(settings, gateway)
+    if settings.slowest or settings.latest:
+        entries = told["slowest" if settings.slowest else "latest"]
+        if not entries:
+            raise ConfigError(f"{gateway.url}: no request ended lately")
+        return _print(settings, _get(gateway, _path(entries[0]["request_id"])))
+    _print(settings, told)
+    ids = listed(told)
+    while ids and not settings.print_json and sys.stdin.isatty() and sys.stdout.isatty():
+        if (chosen := _chosen(ids)) is None:
+            break
+        _print(settings, _get(gateway, _path(chosen)))
+    return 0
+
+
+def _lists(settings: TraceSettings, gateway: Gateway) -> Any:
+    """The gateway's own lists, or what all gateways find. Raises ConfigError."""
+    wanted = {name: getattr(settings, name) for name in FILTERS if getattr(settings, name)}
+    if not wanted:
+        return _get(gateway, f"/debug/requests?limit={settings.limit}")
+    found = _get(gateway, f"/console/search?{urlencode(wanted | {'limit': settings.limit})}")
+    return {"found": found["requests"]}
+
+
+def _chosen(ids: Sequence[str]) -> str | None:
+    while True:
+        try:
+            typed = input(ASK).strip()
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return None
+        if not typed or typed in ("q", "quit"):
+            return None
+        if typed.isdigit() and 1 <= int(typed) <= len(ids):
+            return ids[int(typed) - 1]
+        print(f"a number from 1 to {len(ids)}")
+
+
+def _print(settings: TraceSettings, told: Any) -> int:
     if settings.print_json:
         print(json.dumps(told, indent=2))
         return 0
-    columns = shutil.get_terminal_size((160, 24)).columns
-    if settings.request:
-        pictures = ["\n".join(waterfall(request, columns)) for request in told["requests"]]
-        print("\n\n".join(pictures))
+    columns, styled = shutil.get_terminal_size((WIDTH, 24)).columns, sys.stdout.isatty()
+    if isinstance(told.get("requests"), list):
+        print("\n\n".join("\n".join(waterfall(request, columns, styled=styled)) for request in told["requests"]))
     else:
         print("\n".join(table(told, columns)))
     return 0
+
+
+def _read(path: str) -> Any:
+    """What `--json` wrote. Raises ConfigError."""
+    try:
+        told = json.loads(Path(path).read_text(encoding="utf-8"))
+        if isinstance(told.get("requests"), list) or isinstance(told.get("latest"), list):
+            return told
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except (ValueError, AttributeError):
+        pass
+    raise ConfigError(f"{path}: nothing that `baton trace --json` wrote")
+
+
+def _path(request: str) -> str:
+    if not ID.fullmatch(request):
+        raise ConfigError(f"{request[:80]!r} is no id of a request, and no file")
+    return f"/debug/requests/{request}"
 
 
 def _get(gateway: Gateway, path: str) -> Any:

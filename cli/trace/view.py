@@ -1,35 +1,47 @@
-"""What `baton trace` shows, as text; pure. Its input is the answer of `/debug/requests` (docs/observability.md)."""
+"""What `baton trace` shows, as text; pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from statistics import median
+import math
+import textwrap
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from cli.trace.parts import Bar, Entry, longest, parts_of
 from common.log import printable
 
 NAME = 12  # columns of a bar's name
-TIMES = 22  # columns of a span's start and length
-FEWEST_BAR = 16
-LISTED = ("request_id", "status", "prompt_tokens", "completion_tokens", "ttft_ms", "total_ms", "num_attempts")
+TIMES = 27  # columns of a span's start, length and share
+FEWEST_BAR, MOST_BAR = 16, 60
+FEWEST_NOTE = 14  # columns; with less place notes stand below
+TICKS = 4  # marks on the axis behind its beginning
+LISTS = ("waiting", "running", "slowest", "latest")
+BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A row of the waterfall; instants in milliseconds since the request was received."""
-
-    name: str
-    began: float
-    ended: float
-    note: str = ""
-    ticks: tuple[float, ...] = ()  # single instants, instead of a bar
-
-
-def waterfall(request: Mapping[str, Any], columns: int) -> list[str]:
-    """The lines of one request, none longer than `columns`."""
+def waterfall(request: Entry, columns: int, *, styled: bool = False) -> list[str]:
+    """The lines of one request, none longer than `columns`; `styled`: the longest part in bold."""
     total = max(request["total_ms"] or 0.0, 0.001)
+    parts = parts_of(request)
+    bars = [bar for part in parts for bar in part.bars]
+    slow, late = longest(bars), longest(bars, request["ttft_ms"]) if request["ttft_ms"] is not None else None
+    width = max(FEWEST_BAR, min(MOST_BAR, columns - NAME - TIMES - 32))
+    lines = [*_head(request, total), "", *_axis(total, width)]
+    for part in parts:
+        lines += [part.title] if part.title else []
+        for bar in part.bars:
+            mark = "◀ longest" if bar is slow else "◀ longest to the first token" if bar is late else ""
+            drawn = list(_lines(bar, mark, total, width, columns))
+            drawn = [_fitted(line, columns) for line in drawn]
+            lines += [f"{BOLD}{line}{PLAIN}" for line in drawn] if styled and bar is slow else drawn
+    return [
+        *(line if line.startswith(BOLD) else _fitted(line, columns) for line in lines),
+        *_sums(bars, total, columns),
+    ]
+
+
+def _head(request: Entry, total: float) -> list[str]:
     cached = f", {request['cached_tokens']} of them cached" if request["cached_tokens"] else ""
     first = "no token" if request["ttft_ms"] is None else f"first token {request['ttft_ms']:.1f} ms"
     tokens = f"{request['prompt_tokens']} prompt tokens{cached}, {request['completion_tokens']} generated"
@@ -37,109 +49,118 @@ def waterfall(request: Mapping[str, Any], columns: int) -> list[str]:
         f"{request['request_id']}   {request['status']}" + (f" ({request['detail']})" if request["detail"] else ""),
         f"{tokens}, {first}, {total:.1f} ms in all",
     ]
-    if request["trace_id"]:
-        lines.append(f"trace {request['trace_id']}")
-    width = max(FEWEST_BAR, min(60, columns - NAME - TIMES - 30))
-    lines.append("")
-    lines += [_line(bar, total, width) for bar in _before_attempts(request)]
-    for attempt in request["attempts"]:
-        if attempt["because"]:
-            lines.append(f"-- attempt {attempt['attempt']}, because: {attempt['because']}")
-        lines += [_line(bar, total, width) for bar in _bars(attempt, total)]
-    if request["frame_ms"]:
-        lines.append(_line(_tokens(request), total, width))
-    return [printable(line[:columns]).rstrip() for line in lines]
+    return [*lines, f"trace {request['trace_id']}"] if request["trace_id"] else lines
 
 
-def table(requests: Mapping[str, Sequence[Mapping[str, Any]]], columns: int) -> list[str]:
-    """The lines of the lists of requests, none longer than `columns`."""
-    lines: list[str] = []
-    for title in ("waiting", "running", "slowest", "latest"):
-        lines += [f"{title}:", "   ".join(_column(name, name) for name in LISTED)]
-        entries = requests.get(title, [])  # older gateways have no such list
-        lines += ["   ".join(_column(name, entry[name]) for name in LISTED) for entry in entries]
-        lines.append("")
-    return [printable(line[:columns]).rstrip() for line in lines[:-1]]
+def _axis(total: float, width: int) -> list[str]:
+    """The headings, and instants above the bars."""
+    row, marks = [" "] * (width + 8), [" "] * width
+    for instant in _instants(total):
+        at = _column(instant, total, width)
+        said = f"{instant:g}"
+        row[at : at + len(said)] = said
+        marks[at] = "╷"
+    head = f"{'part':<{NAME}}{'from ms':>9}{'took ms':>10}{'share':>8}  "
+    return [head + "".join(row).rstrip(), " " * len(head) + "".join(marks).rstrip()]
 
 
-def _before_attempts(request: Mapping[str, Any]) -> list[Bar]:
-    attempts = request["attempts"]
-    placed = attempts[0]["began_ms"] if attempts else request["total_ms"]
-    return [
-        Bar("http", 0.0, request["submitted_ms"], "read, parsed, tokenised"),
-        Bar("admission", request["submitted_ms"], placed, f"waited {request['waited_ms']:.1f} ms for its turn"),
-    ]
+def _instants(total: float) -> list[float]:
+    """0 and some round numbers up to `total`."""
+    rough = total / TICKS
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
+    return [round(step * index, 9) for index in range(int(total / step) + 1)]
 
 
-def _bars(attempt: Mapping[str, Any], total: float) -> list[Bar]:
-    """One attempt's rows so far. A worker's spans hang on the claim, or on the token that it sent."""
-    placement = attempt["placement"]
-    ended = total if attempt["ended_ms"] is None else attempt["ended_ms"]
-    published, claimed, first = attempt["published_ms"], attempt["claimed_ms"], attempt["first_token_ms"]
-    why = ", ".join([placement["reason"], *(f"{name} {value:g}" for name, value in placement["costs"].items())])
-    bars = [Bar("placement", attempt["began_ms"], ended if published is None else published, why)]
-    if published is not None:
-        bars.append(Bar("queue", published, ended if claimed is None else claimed, f"of {placement['prefill']}"))
-    if claimed is None:
-        return [*bars, *_failure(attempt, ended)]
-    worker = attempt["claimed_by"]
-    if first is None:
-        bars.append(Bar("prefill", claimed, ended, f"{worker}: not finished"))
-        return [*bars, *_failure(attempt, ended)]
-    started = min(first, claimed + (attempt["worker_queue_ms"] or 0.0))
-    computed = min(first, started + (attempt["prefill_ms"] or 0.0))
-    bars += [Bar("wait", claimed, started, worker), Bar("prefill", started, computed, worker)]
-    bars.append(Bar("first frame", computed, first, "to the gateway"))
-    transfer = attempt["transfer"]
-    if transfer is not None:
-        bars.append(
-            Bar("transfer", max(0.0, transfer["verified_ms"] - transfer["transfer_ms"]), transfer["verified_ms"])
-        )
-        bars[-1] = Bar(bars[-1].name, bars[-1].began, bars[-1].ended, _moved(transfer))
-    since = first if transfer is None else max(first, transfer["verified_ms"])
-    bars.append(Bar("decode", since, ended, f"{attempt['decoder'] or worker}: {attempt['tokens']} tokens in all"))
-    return [*bars, *_failure(attempt, ended)]
+def _column(at: float, total: float, width: int) -> int:
+    return min(width - 1, max(0, int(width * at / total)))
 
 
-def _failure(attempt: Mapping[str, Any], ended: float) -> list[Bar]:
-    failed = attempt["outcome"] not in ("", "ok")
-    return [Bar("given up", ended, ended, attempt["outcome"])] if failed else []
-
-
-def _moved(transfer: Mapping[str, Any]) -> str:
-    note = f"{transfer['blocks']} blocks, {transfer['bytes'] / 1e6:.2f} MB"
-    if transfer["reused_blocks"]:
-        note += f", {transfer['reused_blocks']} were there"
-    if transfer["push_ms"]:
-        rate = transfer["bytes"] / transfer["push_ms"] / 1e6
-        note += f", pushed in {transfer['push_ms']:.2f} ms ({rate:.2g} GB/s), {transfer['late_push_ms']:.2f} not hidden"
-    return note
-
-
-def _tokens(request: Mapping[str, Any]) -> Bar:
-    arrivals = request["frame_ms"]
-    gaps = [after - before for before, after in pairwise(arrivals)]
-    note = f"{len(arrivals)} frames"
-    if gaps:
-        note += f", gaps: median {median(gaps):.1f}, longest {max(gaps):.1f} ms"
-    return Bar("tokens", arrivals[0], arrivals[-1], note, tuple(arrivals))
-
-
-def _line(bar: Bar, total: float, width: int) -> str:
-    def column(at: float) -> int:
-        return min(width - 1, max(0, int(width * at / total)))
-
+def _lines(bar: Bar, mark: str, total: float, width: int, columns: int) -> Iterator[str]:
+    """The bar's row, and below it what of its note has no place there."""
     cells = [" "] * width
     if bar.ticks:
         for at in bar.ticks:
-            cells[column(at)] = "|"
+            cells[_column(at, total, width)] = "|"
     else:
-        for index in range(column(bar.began), column(bar.ended) + 1):
-            cells[index] = "█"
-    took = max(0.0, bar.ended - bar.began)
-    return f"{bar.name:<{NAME}}{bar.began:>10.1f}{took:>10.1f}  {''.join(cells)}  {bar.note}"
+        first, last = _column(bar.began, total, width), _column(bar.ended, total, width)
+        cells[first : last + 1] = ("░" if bar.aside else "█") * (last + 1 - first)
+    share = "" if bar.aside else f"{bar.took / total:.1%}"
+    row = f"{bar.name:<{NAME}}{bar.began:>9.1f}{bar.took:>10.1f}{share:>8}  {''.join(cells)}  "
+    note = "  ".join(part for part in (mark, printable(bar.note)) if part)
+    room = columns - len(row)
+    if room < FEWEST_NOTE:
+        yield row
+        yield from textwrap.wrap(note, max(1, columns - 4), initial_indent="    ", subsequent_indent="    ")
+        return
+    first_line, *more = textwrap.wrap(note, room) or [""]
+    yield row + first_line
+    yield from (" " * len(row) + line for line in more)
 
 
-def _column(name: str, value: Any) -> str:
-    text = "-" if value is None else f"{value:.1f}" if isinstance(value, float) else str(value)
-    return f"{text:<45}" if name == "request_id" else f"{text:>{max(9, len(name))}}"
+def _sums(bars: Sequence[Bar], total: float, columns: int) -> list[str]:
+    """Where the time went over all attempts, the longest first."""
+    spent: dict[str, float] = {}
+    for bar in bars:
+        if not bar.aside and bar.took > 0:
+            spent[bar.name] = spent.get(bar.name, 0.0) + bar.took
+    order = sorted(spent, key=lambda name: -spent[name])
+    said = ", ".join(f"{name} {spent[name]:.1f} ms ({spent[name] / total:.0%})" for name in order)
+    return ["", *textwrap.wrap(f"where it went: {said}", columns)] if said else []
+
+
+def _fitted(line: str, columns: int) -> str:
+    return printable(line[:columns]).rstrip()
+
+
+# -- lists ---------------------------------------------------------------------------------------------------------
+
+
+def listed(requests: Mapping[str, Sequence[Entry]]) -> list[str]:
+    """The ids in the order in which `table` numbers them, from 1."""
+    return [str(entry["request_id"]) for title in _titles(requests) for entry in requests.get(title, [])]
+
+
+def table(requests: Mapping[str, Sequence[Entry]], columns: int) -> list[str]:
+    """The lines of the lists of requests, numbered, none longer than `columns`."""
+    lines, number = list[str](), 0
+    for title in _titles(requests):
+        entries = requests.get(title, [])  # older gateways have no such list
+        lines.append(f"{title}:" + ("" if entries else " none"))
+        if entries:
+            lines.append(
+                _cells("#", "at", "request", "status", "prompt", "cached", "tokens", "ttft ms", "total ms", "longest")
+            )
+        for entry in entries:
+            number += 1
+            lines.append(_entry(number, entry))
+        lines.append("")
+    return [_fitted(line, columns) for line in lines[:-1]]
+
+
+def _titles(requests: Mapping[str, Sequence[Entry]]) -> Sequence[str]:
+    return [title for title in requests if title not in LISTS] or LISTS
+
+
+def _entry(number: int, entry: Entry) -> str:
+    phases = {name: value for name, value in (entry.get("phases_ms") or {}).items() if value}
+    most = max(phases, key=lambda name: phases[name], default="")
+    unix = entry.get("received_unix")
+    return _cells(
+        number,
+        time.strftime("%H:%M:%S", time.localtime(unix)) if unix else "-",
+        entry["request_id"],
+        entry["status"],
+        entry["prompt_tokens"],
+        entry["cached_tokens"],
+        entry["completion_tokens"],
+        entry["ttft_ms"],
+        entry["total_ms"],
+        f"{most} {phases[most]:.1f} ms" if most else "",
+    )
+
+
+def _cells(*values: Any) -> str:
+    texts = ["-" if value is None else f"{value:.1f}" if isinstance(value, float) else str(value) for value in values]
+    number, at, name, status, *numbers, most = texts
+    return f"{number:>4} {at:<9}{name:<46}{status:<10}" + "".join(f"{text:>9}" for text in numbers) + f"   {most}"

@@ -27,14 +27,8 @@ COMMON = {
     "gateway": ("model", "port", "host", "api_keys", "tenants", "served_model_name", "served_models", *SERVERS),
     "planner": ("nats_url", "ttft_slo_ms", "tpot_slo_ms", "plan_dry_run"),
     "bench": (
-        "url",
-        "num_prompts",
-        "request_rate",
-        "max_concurrency",
-        "input_len",
-        "output_len",
-        "dataset_path",
-        "json_file",
+        *("url", "num_prompts", "request_rate", "max_concurrency", "input_len", "output_len", "dataset_path"),
+        *("sweep", "find_max", "ttft_slo_ms", "tpot_slo_ms", "json_file", "html", "compare"),
     ),
     "doctor": ("model", "device", "url", *SERVERS, "data_dir", "print_json"),
 }

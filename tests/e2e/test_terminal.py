@@ -262,6 +262,18 @@ async def test_top_lives_in_a_terminal_until_q(cluster: Cluster) -> None:
         assert await top.ends() == 0
 
 
+async def test_trace_asks_which_request_to_show(cluster: Cluster) -> None:
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=30) as client:
+        await client.post("/v1/completions", json={"model": "tiny", "prompt": [7] * 20, "max_tokens": 2})
+    async with in_a_terminal("trace", "--url", cluster.url, "--api-key", ADMIN_KEY) as trace:
+        await trace.shows(b"which?")
+        trace.types(b"1\n")
+        await trace.shows(b"where it went:")
+        await trace.shows(b"which?")
+        trace.types(b"\n")
+        assert await trace.ends() == 0
+
+
 async def test_top_without_a_gateway_says_so() -> None:
     code, _, err = await output("top", "--url", "http://127.0.0.1:1", "--once")
     assert code == 2
@@ -269,7 +281,7 @@ async def test_top_without_a_gateway_says_so() -> None:
     assert "Traceback" not in err
 
 
-async def test_trace_tells_where_a_request_s_time_went(cluster: Cluster) -> None:
+async def test_trace_tells_where_a_request_s_time_went(cluster: Cluster, tmp_path: Path) -> None:
     asked = ("--url", cluster.url, "--api-key", ADMIN_KEY)
     async with httpx.AsyncClient(base_url=cluster.url, timeout=30) as client:
         body = {"model": "tiny", "prompt": [7] * 100, "max_tokens": 6, "ignore_eos": True, "n": 2}
@@ -279,11 +291,20 @@ async def test_trace_tells_where_a_request_s_time_went(cluster: Cluster) -> None
     assert [line for line in out.splitlines() if line.startswith("cmpl")] == [
         f"{answer['id']}-{index}   length" for index in range(2)
     ]
-    rows = [line.split()[0] for line in out.splitlines() if "█" in line]
+    rows = [line.split()[0] for line in out.splitlines() if "█" in line or "░" in line]
     assert {"placement", "queue", "prefill", "transfer", "decode"} <= set(rows)
     code, out, _ = await output("trace", *asked, "--json")
     assert code == 0
     assert f"{answer['id']}-0" in [entry["request_id"] for entry in json.loads(out)["latest"]]
+    code, out, err = await output("trace", "--slowest", *asked, "--json")
+    assert code == 0, err
+    (tmp_path / "slow.json").write_text(out)
+    code, out, err = await output("trace", str(tmp_path / "slow.json"))
+    assert code == 0, err
+    assert "where it went: " in out
+    code, out, err = await output("trace", "--tenant", "default", "--min-ms", "0.01", *asked)
+    assert code == 0, err
+    assert f"{answer['id']}-1" in out
     code, _, err = await output("trace", "cmpl-nobody", *asked)
     assert (code, err.count("\n")) == (2, 1)
     assert "cmpl-nobody" in err

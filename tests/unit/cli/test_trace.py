@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from typing import Any
 
 import pytest
 
 from cli.trace.__main__ import _named
-from cli.trace.view import table, waterfall
+from cli.trace.parts import parts_of
+from cli.trace.view import listed, table, waterfall
 
 PLACEMENT = {"prefill": "p0", "decode": ["d0"], "reason": "load", "costs": {"prefill_ms": 12.5, "candidates": 3.0}}
 
@@ -33,8 +36,8 @@ def rows(lines: list[str]) -> dict[str, tuple[float, float]]:
     """Name of a bar -> its start and length."""
     found = {}
     for line in lines:
-        if "█" in line or line.startswith("tokens"):
-            found[line[:12].strip()] = (float(line[12:22]), float(line[22:32]))
+        if "█" in line or "░" in line or line.startswith("tokens"):
+            found[line[:12].strip()] = (float(line[12:21]), float(line[21:31]))
     return found
 
 
@@ -47,15 +50,55 @@ def test_what_workers_measured_lies_between_what_the_gateway_saw() -> None:
     assert rows(lines) == {
         "http": (0.0, 4.0), "admission": (4.0, 6.0), "placement": (10.0, 10.0), "queue": (20.0, 10.0),
         "wait": (30.0, 5.0), "prefill": (35.0, 15.0), "first frame": (50.0, 2.0), "transfer": (38.0, 20.0),
-        "decode": (58.0, 42.0), "tokens": (52.0, 48.0),
+        "handover": (52.0, 6.0), "decode wait": (58.0, 2.0), "decode": (60.0, 40.0), "tokens": (52.0, 48.0),
     }  # fmt: skip
-    told = "\n".join(lines)
+    told = " ".join(" ".join(lines).split())
     assert "16 of them cached" in told
     assert "load, prefill_ms 12.5, candidates 3" in told
     assert "(1.5 GB/s)" in told
     assert "longest 40.0 ms" in told
     ticks = next(line for line in lines if line.startswith("tokens"))
-    assert ticks[:-40].count("|") == 3
+    assert ticks.count("|") == 3
+    assert sum("◀ longest" in line for line in lines) == 2
+    assert "◀ longest  d0: 3 tokens" in next(line for line in lines if line.startswith("decode  "))
+    assert "◀ longest to the first token" in next(line for line in lines if line.startswith("prefill"))
+    assert "where it went: decode 40.0 ms (40%), prefill 15.0 ms (15%), placement 10.0 ms (10%)" in told
+
+
+def test_every_millisecond_belongs_to_one_part() -> None:
+    transfer = {"verified_ms": 58.0, "transfer_ms": 20.0, "blocks": 3, "bytes": 3, "reused_blocks": 0, "push_ms": None}
+    for one in (
+        request(attempt()),
+        request(attempt(transfer=transfer)),
+        request(attempt(transfer=transfer), frame_ms=[]),
+    ):
+        bars = [bar for part in parts_of(one) for bar in part.bars if not bar.aside]
+        assert all(before.ended == after.began for before, after in itertools.pairwise(bars))
+        assert sum(bar.took for bar in bars) == pytest.approx(one["total_ms"])
+
+
+@pytest.mark.parametrize("total", [0.02, 1.0, 99.9, 12345.0])
+def test_the_axis_has_round_instants_above_their_columns(total: float) -> None:
+    lines = waterfall(request(attempt(), total_ms=total), 160)
+    title = next(at for at, line in enumerate(lines) if line.startswith("part"))
+    assert lines[title].split()[:5] == ["part", "from", "ms", "took", "ms"]
+    instants = re.findall(r"\S+", lines[title].partition("share")[2])
+    assert instants[0] == "0"
+    assert 3 <= len(instants) <= 6
+    assert lines[title + 1].count("╷") == len(instants)
+    for found in re.finditer(r"╷", lines[title + 1]):
+        assert lines[title][found.start()] != " "
+
+
+def test_notes_without_place_stand_below() -> None:
+    lines = waterfall(request(attempt()), 70)
+    prefill = next(at for at, line in enumerate(lines) if line.startswith("prefill"))
+    assert lines[prefill + 1] == "    ◀ longest to the first token  p0"
+
+
+def test_only_the_longest_part_is_bold() -> None:
+    lines = waterfall(request(attempt()), 160, styled=True)
+    assert [line.startswith("\x1b[1mdecode ") for line in lines if "\x1b" in line] == [True]
 
 
 def test_an_attempt_that_was_given_up_says_why_and_the_next_one_too() -> None:
@@ -83,6 +126,19 @@ def test_no_line_is_wider_than_the_terminal() -> None:
     assert max(map(len, waterfall(request(attempt()), 60))) <= 60
     lists = {"running": [], "latest": [request()], "slowest": [request(ttft_ms=None)]}
     assert max(map(len, table(lists, 60))) <= 60
+
+
+def test_lists_are_numbered_through() -> None:
+    lists = {
+        "running": [request(request_id="a")],
+        "slowest": [request(request_id="b")],
+        "latest": [request(request_id="a")],
+    }
+    assert listed(lists) == ["a", "b", "a"]
+    numbers = [line.split()[0] for line in table(lists, 200) if line.split()[:1] and line.split()[0].isdigit()]
+    assert numbers == ["1", "2", "3"]
+    assert listed({"found": [request(request_id="c")]}) == ["c"]
+    assert table({"found": []}, 80) == ["found: none"]
 
 
 def test_the_request_may_be_named_without_its_flag() -> None:
