@@ -196,7 +196,7 @@ def _rope_any(
     dtype = out_THD.dtype.element_ty
     x, y = x.to(dtype), y.to(dtype)
     if head < HQ + HKV:
-        weight_x, weight_y = tl.full((1, 1), 1.0, tl.float32), tl.full((1, 1), 1.0, tl.float32)
+        weight_x, weight_y = tl.full((1, D_PADDED), 1.0, tl.float32), tl.full((1, D_PADDED), 1.0, tl.float32)
         if (NORM == 1) | (NORM == 2):
             if head < HQ:
                 weight_x = tl.load(q_norm_D + d, mask=d < D, other=0.0)[None, :].to(tl.float32)
