@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
+import transformers
+from transformers import AutoConfig
 
 
 def greedy_tokens(model: Path, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
     """Return `num_tokens` greedy tokens for each prompt, computed one by one, EOS ignored."""
     torch.set_num_threads(1)
-    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    (architecture,) = AutoConfig.from_pretrained(model).architectures
+    network = getattr(transformers, architecture).from_pretrained(model, dtype=torch.float32).eval()
     answers = []
     with torch.inference_mode():
         for prompt in prompts:

@@ -220,6 +220,9 @@ class BranchSpec:
     shares: bool = False  # it reads what the half before has read
     scalar: str = ""  # tensor [1] that the whole stream is multiplied by, after it
 
+    def with_scalar(self, name: str) -> BranchSpec:
+        return replace(self, scalar=name)
+
 
 BEFORE_MIXER = BranchSpec(before="input_layernorm")
 BEFORE_MLP = BranchSpec(before="post_attention_layernorm")

@@ -65,6 +65,7 @@ SMOLLM3 = {
 
 
 def read_arcee(fields: Fields) -> ModelSpec:
+    """Arcee: an MLP of relu² without a gate."""
     fields = fields.over(ARCEE)
     fields.only("hidden_act", "relu2")
     bias = flag(fields, "attention_bias")
@@ -75,6 +76,7 @@ def read_arcee(fields: Fields) -> ModelSpec:
 
 
 def read_ernie(fields: Fields) -> ModelSpec:
+    """ERNIE 4.5 (dense): Llama with interleaved pairs."""
     fields = fields.over(ERNIE)
     bias = flag(fields, "use_bias")
     mixer = attention(fields, rope=rope(fields, interleaved=True), qkv_bias=bias, output_bias=bias)
@@ -83,6 +85,7 @@ def read_ernie(fields: Fields) -> ModelSpec:
 
 
 def read_seed_oss(fields: Fields) -> ModelSpec:
+    """Seed-OSS: Llama with biases of queries, keys and values."""
     fields = fields.over(SEED_OSS)
     mixer = attention(fields, qkv_bias=flag(fields, "attention_bias"), output_bias=flag(fields, "attention_out_bias"))
     layer = LayerSpec(mixer=mixer, mlp=gated_mlp(fields, bias=flag(fields, "mlp_bias")))
@@ -90,6 +93,7 @@ def read_seed_oss(fields: Fields) -> ModelSpec:
 
 
 def read_smollm3(fields: Fields) -> ModelSpec:
+    """SmolLM3: every fourth layer has no rope."""
     fields = fields.over(SMOLLM3)
     num_layers, interval = number(fields, "num_hidden_layers"), number(fields, "no_rope_layer_interval")
     rotated = fields.get("no_rope_layers") or [int((index + 1) % interval != 0) for index in range(num_layers)]

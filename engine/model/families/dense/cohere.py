@@ -38,6 +38,7 @@ SHARED = BranchSpec(shares=True)
 
 
 def read(fields: Fields) -> ModelSpec:
+    """Command R: parallel halves, LayerNorm, interleaved pairs."""
     fields = fields.over(COHERE)
     fields.only("use_qk_norm", False)
     layer = _layer(fields, _attention(fields))
@@ -45,6 +46,7 @@ def read(fields: Fields) -> ModelSpec:
 
 
 def read_2(fields: Fields) -> ModelSpec:
+    """Command R7B, Command A: windows on three layers of four, no rope on the fourth."""
     fields = fields.over(COHERE_2)
     fields.only("use_qk_norm", False)
     fields.ignore("head_dim", "order_of_interleaved_layers", "position_embedding_type", "rotary_pct")

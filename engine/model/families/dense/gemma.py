@@ -65,6 +65,7 @@ VISION = StoredNames(
 
 
 def read(fields: Fields) -> ModelSpec:
+    """Gemma 1: norms of 1 + weight, embeddings multiplied."""
     fields = fields.over(GEMMA)
     _refuse_bidirectional(fields)
     bias = flag(fields, "attention_bias")
@@ -73,6 +74,7 @@ def read(fields: Fields) -> ModelSpec:
 
 
 def read_2(fields: Fields) -> ModelSpec:
+    """Gemma 2: norms around both halves, soft-caps, a window on every other layer."""
     fields = fields.over(GEMMA_2)
     kinds = layer_types(fields, every(fields, 2))
     rotation = rope(fields)
@@ -80,6 +82,7 @@ def read_2(fields: Fields) -> ModelSpec:
 
 
 def read_3(fields: Fields) -> ModelSpec:
+    """Gemma 3: five layers of six have a window, and a rope of their own."""
     has_vision = "text_config" in fields
     fields.ignore("vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index")
     fields = fields.text().over(GEMMA_3)

@@ -23,10 +23,12 @@ AROUND_MLP = BranchSpec(before="post_attention_layernorm", after="post_mlp_layer
 
 
 def read(fields: Fields) -> ModelSpec:
+    """GLM-4 9B: half of each head is rotated, in interleaved pairs."""
     return _read(fields, BEFORE_MIXER, BEFORE_MLP)
 
 
 def read_4(fields: Fields) -> ModelSpec:
+    """GLM-4-0414: GLM-4 with norms around both halves."""
     return _read(fields, AROUND_MIXER, AROUND_MLP)
 
 

@@ -29,6 +29,7 @@ GRANITE_4 = GRANITE | {"shared_intermediate_size": 1024, "num_local_experts": 8}
 
 
 def read(fields: Fields) -> ModelSpec:
+    """Granite 3: four multipliers."""
     fields = fields.over(GRANITE)
     mlp = gated_mlp(fields, bias=flag(fields, "mlp_bias"))
     return _model(
@@ -37,6 +38,7 @@ def read(fields: Fields) -> ModelSpec:
 
 
 def read_4(fields: Fields) -> ModelSpec:
+    """Granite 4 without experts and state layers."""
     fields = fields.over(GRANITE_4)
     if experts := fields.get("num_local_experts"):
         raise UnsupportedModelError(f"config.json: num_local_experts = {experts} is not supported; supported: 0")

@@ -60,12 +60,14 @@ VISION = StoredNames(
 
 
 def read(fields: Fields) -> ModelSpec:
+    """Mistral 7B to Large: one kind of layer, with a window or without."""
     fields = fields.over(MISTRAL)
     layer = LayerSpec(mixer=attention(fields, window=sliding_window(fields)), mlp=gated_mlp(fields))
     return model(fields, [layer] * number(fields, "num_hidden_layers"))
 
 
 def read_by_layer(fields: Fields) -> ModelSpec:
+    """Ministral: a window on some layers."""
     fields = fields.over(MISTRAL)
     window, mlp = sliding_window(fields), gated_mlp(fields)
     kinds = layer_types(fields, [SLIDING if window else "full_attention"] * number(fields, "num_hidden_layers"))
@@ -74,6 +76,7 @@ def read_by_layer(fields: Fields) -> ModelSpec:
 
 
 def read_3(fields: Fields) -> ModelSpec:
+    """Ministral 3: queries grow with the position."""
     fields = fields.over(MINISTRAL_3)
     _, values = rope_values(fields)
     growth, beta = None, values.get("llama_4_scaling_beta")
@@ -86,7 +89,7 @@ def read_3(fields: Fields) -> ModelSpec:
 
 
 def read_with_vision(fields: Fields) -> ModelSpec:
-    """The text part of a checkpoint with a vision tower."""
+    """Mistral Small 3.1 and later, Ministral 3: the text part of a checkpoint with a vision tower."""
     fields.ignore("vision_config", "image_token_index", "image_token_id", "spatial_merge_size", "vision_feature_layer")
     fields.ignore("projector_hidden_act", "multimodal_projector_bias")
     text = fields.text()

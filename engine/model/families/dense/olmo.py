@@ -34,6 +34,7 @@ AROUND_MLP = BranchSpec(after="post_feedforward_layernorm")
 
 
 def read_2(fields: Fields) -> ModelSpec:
+    """OLMo 2: norms after both halves; queries and keys normed over all heads."""
     fields = fields.over(OLMO_2)
     fields.only("clip_qkv")
     layer = _layer(fields, _attention(fields, rope(fields)))
@@ -41,6 +42,7 @@ def read_2(fields: Fields) -> ModelSpec:
 
 
 def read_3(fields: Fields) -> ModelSpec:
+    """OLMo 3: OLMo 2 with a window on three layers of four."""
     fields = fields.over(OLMO_3)
     fields.only("clip_qkv")
     theta, window = real(fields, "rope_theta", 500_000.0), sliding_window(fields)

@@ -32,6 +32,7 @@ PHI_3 = {
 
 
 def read(fields: Fields) -> ModelSpec:
+    """Phi-1 and 2: parallel halves, LayerNorm, part of each head rotated."""
     fields = fields.over(PHI)
     fields.only("hidden_act", "gelu_new")
     fields.only("qk_layernorm", False)
@@ -44,6 +45,7 @@ def read(fields: Fields) -> ModelSpec:
 
 
 def read_3(fields: Fields) -> ModelSpec:
+    """Phi-3, Phi-3.5, Phi-4 and their mini models: Llama with fused tensors and LongRoPE."""
     fields = fields.over(PHI_3)
     fields.only("full_attn_mod", 1)
     fields.only("interpolate_factor", 1)

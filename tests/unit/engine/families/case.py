@@ -44,7 +44,7 @@ class Case:
     def build(self, folder: Path, *, seed: int = 0) -> Path:
         """Write config.json, weights as people publish them, and a tokenizer into `folder`; return `folder`."""
         config = self.config_object()
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = getattr(transformers, self.architecture())._from_config(config, dtype=torch.float32)
         _randomise(model, seed)
         model.generation_config = transformers.GenerationConfig(eos_token_id=EOS_TOKEN_ID, pad_token_id=0)
         model.save_pretrained(folder)
@@ -53,9 +53,13 @@ class Case:
 
     def architecture(self) -> str:
         """What config.json calls the model."""
-        kinds = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        architecture = kinds[getattr(transformers, self.text_in or self.config).model_type]
-        return str(architecture)
+        names = transformers.models.auto.modeling_auto
+        kinds = (
+            names.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+            if self.text_in
+            else names.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        )
+        return str(kinds[getattr(transformers, self.text_in or self.config).model_type])
 
     def config_object(self) -> transformers.PreTrainedConfig:
         """Transformers' own object."""

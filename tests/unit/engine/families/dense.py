@@ -23,6 +23,16 @@ LONGROPE = {
 NEVER_LONG = {"max_position_embeddings": 512, "original_max_position_embeddings": 256}
 GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 24, "tie_word_embeddings": True, "num_hidden_layers": 3}
 GEMMA_3 = GEMMA | {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+GEMMA_4 = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 512,
+    "tie_word_embeddings": True,
+    "num_hidden_layers": 3,
+    "sliding_window": 20,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+}
 BY_KIND = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
     "full_attention": {"rope_type": "linear", "rope_theta": 50_000.0, "factor": 4.0},
@@ -72,6 +82,13 @@ CASES = (
             },
         },
     ),
+    Case(
+        name="mistral3-vision",
+        config="MistralConfig",
+        fields={"head_dim": 32, "sliding_window": None},
+        text_in="Mistral3Config",
+        outer=NO_VISION,
+    ),
     Case(name="qwen2", config="Qwen2Config", fields={"tie_word_embeddings": True}),
     Case(name="qwen3", config="Qwen3Config", fields={"head_dim": 32}),
     Case(name="arcee", config="ArceeConfig", fields={"head_dim": 16, "mlp_bias": True}),
@@ -101,6 +118,14 @@ CASES = (
         fields=GEMMA_3,
         text_in="Gemma3Config",
         outer=NO_VISION,
+    ),
+    Case(name="gemma4", config="Gemma4TextConfig", fields=GEMMA_4 | {"final_logit_softcapping": 3.0}),
+    Case(
+        name="gemma4-vision",
+        config="Gemma4TextConfig",
+        fields=GEMMA_4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
+        text_in="Gemma4Config",
+        outer={"vision_config": None, "audio_config": None},
     ),
     Case(name="glm", config="GlmConfig", fields={"head_dim": 32}),
     Case(name="glm4", config="Glm4Config", fields={"head_dim": 32}),

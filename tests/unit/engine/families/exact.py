@@ -36,9 +36,8 @@ class Bench:
     def __init__(self, case: Case, folder: Path) -> None:
         case.build(folder)
         self.shortest = case.shortest
-        self._reference = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager"
-        ).eval()
+        network = getattr(transformers, case.architecture())
+        self._reference = network.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
         self._logprobs: dict[tuple[int, ...], torch.Tensor] = {}
         config = EngineConfig(model=folder, num_blocks=NUM_BLOCKS, max_model_len=case.max_model_len)
         self._engines = Engine(config, allocate=_full_of_nan), Engine(config, allocate=_full_of_nan)

@@ -22,9 +22,13 @@ OTHERS = {
     "no_rope_layer_interval",
     "use_bidirectional_attention",
 }
+OF_GEMMA_4 = {"vocab_size_per_layer_input", "num_experts", "top_k_experts", "moe_intermediate_size"}  # all are off
 OF_FAMILIES = {
     "cohere2": {"head_dim"},
     "gemma3-vision": {"tie_word_embeddings"},
+    "gemma4": OF_GEMMA_4,
+    "gemma4-vision": {*OF_GEMMA_4, "tie_word_embeddings"},
+    "mistral3-vision": {"tie_word_embeddings"},
     "granite4": {"intermediate_size", "num_experts_per_tok", "time_step_limit"},
     "phi3": {"original_max_position_embeddings"},
     "qwen2": {"sliding_window"},

@@ -1,0 +1,139 @@
+"""Writes docs/models.md: what is read from each case's config.json by the code that loads it.
+
+PYTHONPATH=. .venv/bin/python -m tests.unit.engine.families.table > docs/models.md
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import fields as fields_of
+from dataclasses import is_dataclass
+from inspect import getmodule
+from typing import Any
+
+from engine.model.families import FAMILIES, dense, experts, model_spec
+from engine.model.spec import AttentionSpec, GatedMlpSpec, LayerSpec, ModelSpec, RopeSpec
+from tests.unit.engine.families.case import Case
+from tests.unit.engine.families.catalogue import CASES
+
+HEAD = """\
+# Models
+
+Baton serves these architectures (`architectures` in config.json), in float32, bfloat16 and float16. A field of config.json that
+a family does not know is refused by name. Of checkpoints with a vision tower the text part is served; image parts of messages
+are refused.
+
+Checked: for each row, small random models in float32 give the tokens and logprobs of `transformers`. Two engines hand blocks
+over, prompts are cut into chunks, begin with cached blocks, join a batch, and lose their blocks
+(`tests/unit/engine/families/`). `make models` does it with separate processes. Kernels are checked for each switch in Triton's
+interpreter (`tests/unit/kernels/`).
+
+Layers with a window keep all positions: all layers' blocks are one group. LongRoPE's long factors are used where
+`--max-model-len` is above `original_max_position_embeddings`, for short prompts too. Dynamic NTK changes nothing up to
+`max_position_embeddings`, and no worker goes beyond.
+
+This page is written by `python -m tests.unit.engine.families.table > docs/models.md`.
+
+| tier | architecture | what | switches that were checked |
+|---|---|---|---|
+"""
+NAMES = {
+    "qkv_bias": "biases of queries, keys, values",
+    "output_bias": "bias of attention's output",
+    "scale": "scale of scores",
+    "softcap": "soft-cap of scores",
+    "sinks": "attention sinks",
+    "query_growth": "queries grow with the position",
+    "value_norm": "norm of values",
+    "values_are_keys": "values are keys",
+    "output_gate": "gate of attention's output",
+    "window": "windows",
+    "fused": "fused tensors",
+    "bias": "biases of the MLP",
+    "shares": "parallel halves",
+    "multiplier": "residual multiplier",
+    "scalar": "layer multiplier",
+    "has_tied_head": "tied head",
+    "embedding_multiplier": "embedding multiplier",
+    "logits_multiplier": "logits multiplier",
+    "logits_softcap": "soft-cap of logits",
+    "head_bias": "bias of the head",
+    "interleaved": "interleaved pairs",
+    "share": "partial rotation",
+}
+
+
+def table() -> str:
+    rows = [_row(architecture) for architecture in sorted(FAMILIES, key=lambda name: (_tier(name), name.lower()))]
+    return HEAD + "".join(rows)
+
+
+def _row(architecture: str) -> str:
+    cases = [case for case in CASES if case.architecture() == architecture]
+    found = sorted({switch for case in cases for switch in switches(_spec(case))})
+    module = getmodule(FAMILIES[architecture])
+    assert module is not None
+    what = (FAMILIES[architecture].__doc__ or module.__doc__ or "").split("\n", 1)[0]
+    checked = (", ".join(found) or "none beside the plain ones") if cases else "not checked by itself"
+    return f"| {_tier(architecture)} | `{architecture}` | {what} | {checked} |\n"
+
+
+def _tier(architecture: str) -> int:
+    return 1 if architecture in dense.FAMILIES else 2 if architecture in experts.FAMILIES else 3
+
+
+def _spec(case: Case) -> ModelSpec:
+    return model_spec({**case.config_object().to_dict(), "architectures": [case.architecture()]})
+
+
+def switches(spec: ModelSpec) -> set[str]:
+    """What is on in a model, in words."""
+    found = set(_on(spec))
+    if spec.norm != "rms":
+        found.add({"rms_plus_one": "norms of 1 + weight", "layer": "LayerNorm"}[spec.norm])
+    if len({layer.mixer for layer in spec.layers}) > 1:
+        found.add("kinds of layers")
+    for layer in spec.layers:
+        found |= _of_layer(layer)
+    return found
+
+
+def _of_layer(layer: LayerSpec) -> set[str]:
+    parts = (layer.mixer, layer.mlp, layer.around_mixer, layer.around_mlp)
+    found = {switch for part in parts for switch in _on(part)}
+    if layer.around_mixer.after:
+        found.add("norms around halves" if layer.around_mixer.before else "norms after halves")
+    if isinstance(layer.mlp, GatedMlpSpec) and layer.mlp.activation != "silu":
+        found.add(layer.mlp.activation)
+    if type(layer.mlp).__name__ == "PlainMlpSpec":
+        found.add(f"{getattr(layer.mlp, 'activation', '')} without a gate")
+    if isinstance(layer.mixer, AttentionSpec):
+        found |= _of_attention(layer.mixer)
+    return found
+
+
+def _of_attention(mixer: AttentionSpec) -> set[str]:
+    found = set()
+    if (norm := mixer.qk_norm) is not None:
+        where = "after rope " if norm.after_rope else ""
+        found.add(f"QK-norm {where}over {'each head' if norm.over == 'head' else 'all heads'}")
+    return found | ({"layers without rope"} if mixer.rope is None else _of_rope(mixer.rope))
+
+
+def _of_rope(rope: RopeSpec) -> set[str]:
+    found = set(_on(rope))
+    if rope.scaling is not None:
+        found.add("rope " + type(rope.scaling).__name__.removesuffix("Scaling").lower())
+    return found
+
+
+def _on(part: Any) -> Iterable[str]:
+    assert is_dataclass(part)
+    for field in fields_of(part):
+        if field.name in NAMES and getattr(part, field.name) not in (field.default, False):
+            yield NAMES[field.name]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(table())
