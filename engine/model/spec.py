@@ -151,6 +151,37 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttentionSpec:
+    """Attention whose heads share one vector a token: latents, from which keys and values are made, and a rotated key."""
+
+    num_heads: int
+    rank: int  # size of the latents
+    query_rank: int  # queries are made of so many features; 0: of the hidden state
+    plain_dim: int  # features of a query, and of a key, that are not rotated
+    rotated_dim: int
+    value_dim: int
+    rope: RopeSpec
+    scale: float
+    bias: bool = False
+    window: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
+
+    @property
+    def query_dim(self) -> int:
+        return self.plain_dim + self.rotated_dim
+
+    @property
+    def heads(self) -> HeadShape:
+        """Of the queries among the latents."""
+        return HeadShape(self.num_heads, 1, self.rank + self.rotated_dim)
+
+    @property
+    def kept(self) -> tuple[Kept, ...]:
+        return (Kept(planes=1, heads=1, dim=self.rank + self.rotated_dim),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaSpec:
     """The gated delta rule behind a short convolution, with an output gate. It keeps a state instead of keys and values."""
 
@@ -190,6 +221,7 @@ class GatedMlpSpec:
     size: int
     bias: bool = False
     activation: Literal["silu", "gelu_tanh"] = "silu"
+    under: str = "mlp"
     fused: str = ""  # the module of both, the gate's rows first
     down: str = "mlp.down_proj"
 
@@ -206,7 +238,7 @@ class PlainMlpSpec:
 
 
 # The next kinds join these unions.
-MixerSpec = AttentionSpec | DeltaSpec
+MixerSpec = AttentionSpec | LatentAttentionSpec | DeltaSpec
 MlpSpec = GatedMlpSpec | PlainMlpSpec | SparseMlpSpec
 
 
@@ -290,9 +322,9 @@ class ModelSpec:
         return tuple(mixer.window for mixer in self.attentions)
 
     @property
-    def attentions(self) -> tuple[AttentionSpec, ...]:
+    def attentions(self) -> tuple[AttentionSpec | LatentAttentionSpec, ...]:
         """Of the layers that have attention."""
-        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionSpec))
+        return tuple(layer.mixer for layer in self.layers if not isinstance(layer.mixer, DeltaSpec))
 
     @property
     def has_state(self) -> bool:

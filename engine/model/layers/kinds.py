@@ -11,9 +11,10 @@ from engine.model.experts import SparseMlpSpec
 from engine.model.layers.attention import GroupedQueryAttention
 from engine.model.layers.building import Surroundings
 from engine.model.layers.delta import GatedDelta
+from engine.model.layers.latent import LatentAttention
 from engine.model.layers.mlp import GatedMlp, PlainMlp
 from engine.model.layers.sparse_mlp import SparseMlp
-from engine.model.spec import AttentionSpec, DeltaSpec, GatedMlpSpec, PlainMlpSpec
+from engine.model.spec import AttentionSpec, DeltaSpec, GatedMlpSpec, LatentAttentionSpec, PlainMlpSpec
 from engine.model.stream import Stream
 from engine.step.batch import ForwardBatch
 
@@ -39,6 +40,7 @@ class Mlp(Protocol):
 MIXERS: dict[type, Callable[[Any, Surroundings], Mixer]] = {
     AttentionSpec: GroupedQueryAttention,
     DeltaSpec: GatedDelta,
+    LatentAttentionSpec: LatentAttention,
 }
 MLPS: dict[type, Callable[[Any, Surroundings], Mlp]] = {
     GatedMlpSpec: GatedMlp,

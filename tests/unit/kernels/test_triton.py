@@ -10,13 +10,18 @@ from _pytest.mark import ParameterSet
 
 from tests.models import build_tiny_model
 from tests.unit.engine.families import hybrids
-from tests.unit.kernels import expert_checks, sampling_checks, switch_checks, triton_checks
+from tests.unit.kernels import expert_checks, latent_checks, sampling_checks, switch_checks, triton_checks
 from tests.unit.kernels.interpreter import Interpreter
 
 
 @pytest.mark.parametrize("name", triton_checks.CHECKS)
 def test_triton_kernel(interpreter: Interpreter, name: str) -> None:
     interpreter.check("triton_checks", name)
+
+
+@pytest.mark.parametrize("name", latent_checks.CHECKS)
+def test_latent_kernel(interpreter: Interpreter, name: str) -> None:
+    interpreter.check("latent_checks", name)
 
 
 @pytest.mark.parametrize("name", expert_checks.CHECKS)

@@ -14,7 +14,7 @@ from engine.model.families.fields import (
     real,
     rope,
 )
-from engine.model.spec import AttentionSpec, BranchSpec, GatedMlpSpec, LayerSpec, ModelSpec, UnsupportedModelError
+from engine.model.spec import AttentionSpec, BranchSpec, LayerSpec, MlpSpec, ModelSpec, UnsupportedModelError
 
 GRANITE = {
     "vocab_size": 32000,
@@ -32,8 +32,8 @@ def read(fields: Fields) -> ModelSpec:
     """Granite 3: four multipliers."""
     fields = fields.over(GRANITE)
     mlp = gated_mlp(fields, bias=flag(fields, "mlp_bias"))
-    return _model(
-        fields, [_layer(fields, _attention(fields, has_rope=True), mlp)] * number(fields, "num_hidden_layers")
+    return around(
+        fields, [layer(fields, attention_of(fields, has_rope=True), mlp)] * number(fields, "num_hidden_layers")
     )
 
 
@@ -53,17 +53,17 @@ def read_4(fields: Fields) -> ModelSpec:
     mlp = gated_mlp(
         fields, size="shared_intermediate_size", fused="shared_mlp.input_linear", down="shared_mlp.output_linear"
     )
-    mixer = _attention(fields, has_rope=fields.get("position_embedding_type") == "rope")
-    return _model(fields, [_layer(fields, mixer, mlp)] * num_layers)
+    mixer = attention_of(fields, has_rope=fields.get("position_embedding_type") == "rope")
+    return around(fields, [layer(fields, mixer, mlp)] * num_layers)
 
 
-def _attention(fields: Fields, *, has_rope: bool) -> AttentionSpec:
+def attention_of(fields: Fields, *, has_rope: bool) -> AttentionSpec:
     bias, rotation = flag(fields, "attention_bias"), rope(fields)
     scale = real(fields, "attention_multiplier", 1.0)
     return attention(fields, rope=rotation if has_rope else None, qkv_bias=bias, output_bias=bias, scale=scale)
 
 
-def _layer(fields: Fields, mixer: AttentionSpec, mlp: GatedMlpSpec) -> LayerSpec:
+def layer(fields: Fields, mixer: AttentionSpec, mlp: MlpSpec) -> LayerSpec:
     multiplier = real(fields, "residual_multiplier", 1.0)
     return LayerSpec(
         mixer=mixer,
@@ -73,7 +73,7 @@ def _layer(fields: Fields, mixer: AttentionSpec, mlp: GatedMlpSpec) -> LayerSpec
     )
 
 
-def _model(fields: Fields, layers: list[LayerSpec]) -> ModelSpec:
+def around(fields: Fields, layers: list[LayerSpec]) -> ModelSpec:
     return model(
         fields,
         layers,

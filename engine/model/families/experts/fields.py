@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from engine.kernels.experts.rule import RoutingRule, Score
+from engine.kernels.experts.rule import GroupScore, RoutingRule, Score
 from engine.model.experts import ExpertTensors, SharedExpertSpec, SparseMlpSpec
-from engine.model.families.fields import Fields, flag, gated_mlp, number
-from engine.model.spec import UnsupportedModelError
+from engine.model.families.fields import Fields, flag, gated_mlp, number, real
+from engine.model.spec import StoredNames, UnsupportedModelError
 
 GATE_UP_DOWN = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj", "mlp.experts.{}.down_proj")
-_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 ONE_EACH = ExpertTensors(each=GATE_UP_DOWN)
+CORRECTED = ExpertTensors(each=GATE_UP_DOWN, correction=("mlp.gate.e_score_correction_bias",))
 
 
 def softmax_rule(fields: Fields) -> RoutingRule:
@@ -18,6 +19,22 @@ def softmax_rule(fields: Fields) -> RoutingRule:
         chosen=number(fields, "num_experts_per_tok"),
         score=Score.SOFTMAX,
         renormalised=flag(fields, "norm_topk_prob"),
+    )
+    return checked(fields, rule)
+
+
+def sigmoid_rule(fields: Fields) -> RoutingRule:
+    """The highest of sigmoid, within the groups whose two best add up to most."""
+    fields.only("scoring_func", "sigmoid")
+    fields.only("topk_method", "noaux_tc")
+    rule = RoutingRule(
+        chosen=number(fields, "num_experts_per_tok"),
+        score=Score.SIGMOID,
+        num_groups=fields.get("n_group") or 1,
+        groups_kept=fields.get("topk_group") or 1,
+        group_score=GroupScore.TWO_BEST,
+        renormalised=flag(fields, "norm_topk_prob"),
+        scale=real(fields, "routed_scaling_factor", 1.0),
     )
     return checked(fields, rule)
 
@@ -55,6 +72,22 @@ def sparse_mlp(
         tensors=tensors,
         shared=shared,
     )
+
+
+def shared_experts(fields: Fields) -> SharedExpertSpec | None:
+    """`n_shared_experts`, computed as one."""
+    count = fields.get("n_shared_experts") or 0
+    if not count:
+        return None
+    return SharedExpertSpec(size=count * number(fields, "moe_intermediate_size"), under="mlp.shared_experts")
+
+
+def without_predictions(fields: Fields) -> StoredNames:
+    """Checkpoints that hold layers for predicting further tokens behind the last one: they are not computed."""
+    fields.ignore("num_nextn_predict_layers", "num_mtp_layers")
+    first = number(fields, "num_hidden_layers")
+    extra = int(fields.get("num_nextn_predict_layers") or 0)
+    return StoredNames(ignored=tuple(f"model.layers.{layer}." for layer in range(first, first + extra)))
 
 
 def sparse_layers(fields: Fields) -> list[bool]:

@@ -7,6 +7,32 @@ from typing import Any
 from tests.unit.engine.families.case import Case
 
 EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+GROUPED: dict[str, Any] = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "num_hidden_layers": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5,
+}
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+}
+MULTIPLIED: dict[str, Any] = {
+    "embedding_multiplier": 6.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 3.0,
+    "intermediate_size": 40,
+}
 
 CASES: tuple[Case, ...] = (
     Case(
@@ -30,5 +56,105 @@ CASES: tuple[Case, ...] = (
         name="mixtral",
         config="MixtralConfig",
         fields={"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 24},
+    ),
+    Case(
+        name="olmoe",
+        config="OlmoeConfig",
+        fields={"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 40, "num_key_value_heads": 4},
+    ),
+    Case(
+        name="granitemoe",
+        config="GraniteMoeConfig",
+        fields={**MULTIPLIED, "num_local_experts": 6, "num_experts_per_tok": 2},
+    ),
+    Case(
+        name="granitemoeshared",
+        config="GraniteMoeSharedConfig",
+        fields={**MULTIPLIED, "num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 48},
+    ),
+    Case(
+        name="glm4_moe",
+        config="Glm4MoeConfig",
+        fields={**GROUPED, "head_dim": 32, "use_qk_norm": True, "attention_bias": True},
+    ),
+    Case(
+        name="minimax_m2",
+        config="MiniMaxM2Config",
+        fields={
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 40,
+            "head_dim": 32,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5},
+        },
+    ),
+    Case(
+        name="ernie4_5_moe",
+        config="Ernie4_5_MoeConfig",
+        fields={
+            "moe_num_experts": 8,
+            "moe_k": 3,
+            "moe_intermediate_size": 40,
+            "moe_num_shared_experts": 2,
+            "num_hidden_layers": 3,
+            "moe_layer_start_index": 1,
+        },
+    ),
+    Case(
+        name="gpt_oss",
+        config="GptOssConfig",
+        fields={
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 40,
+            "head_dim": 16,
+            "sliding_window": 24,
+        },
+    ),
+    Case(
+        name="llama4",
+        config="Llama4TextConfig",
+        fields={
+            "num_local_experts": 4,
+            "intermediate_size": 40,
+            "intermediate_size_mlp": 72,
+            "num_hidden_layers": 4,
+            "interleave_moe_layer_step": 2,
+            "head_dim": 16,
+            "floor_scale": 8,
+        },
+    ),
+    Case(
+        name="deepseek_v2",
+        config="DeepseekV2Config",
+        fields={
+            **LATENT,
+            "q_lora_rank": None,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "first_k_dense_replace": 1,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.0,
+        },
+    ),
+    Case(
+        name="deepseek_v3",
+        config="DeepseekV3Config",
+        fields={
+            **LATENT,
+            **GROUPED,
+            "q_lora_rank": 24,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10_000.0,
+                "factor": 4.0,
+                "mscale": 0.707,
+                "mscale_all_dim": 1.0,
+                "original_max_position_embeddings": 32,
+            },
+        },
     ),
 )

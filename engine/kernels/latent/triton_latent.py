@@ -1,0 +1,163 @@
+# ruff: noqa: SIM102 - Triton decides an outer `if` of constants at compile time, an `and` with one at run time
+"""Triton version of `latent.latent_attention`: the heads of a token share the tensor core's rows, since they share all keys.
+
+T tokens, S sequences that decode, Hq query heads, C size of the latents, R size of the rotated part, B block size. A decoding
+sequence's context is cut into items as in `attention.triton_decode`; prompts are cut into tiles of queries. A loop step's
+latents are read once, for the scores and for the sums.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels.attention import AttentionPlan
+from engine.kernels.launch import Kernel
+
+ROWS = 64  # queries of all heads in a program
+STEP, STAGES, WARPS = 32, 2, 8
+LOG2_E = 1.4426950408889634
+
+
+def latent_attention(
+    q: torch.Tensor, kv_layer: torch.Tensor, plan: AttentionPlan, *, rank: int, scale: float
+) -> torch.Tensor:
+    num_heads = q.shape[1]
+    out = torch.empty((q.shape[0], num_heads, rank), dtype=q.dtype, device=q.device)
+    heads = min(ROWS, triton.next_power_of_2(num_heads))
+    if plan.num_decode:
+        items = plan.items[0]
+        rows = max(16, heads)  # of the tensor core at least
+        partial = torch.empty((items.items.shape[0], num_heads, rank), dtype=torch.float32, device=q.device)
+        stats = torch.empty((items.items.shape[0], num_heads, 2), dtype=torch.float32, device=q.device)
+        _launch(
+            q, kv_layer, items.items, plan.tables, 0, out, partial, stats, rank, scale, heads=rows, queries=1, pieces=0
+        )
+        _COMBINE.launch(
+            (items.parts.shape[0], num_heads), None, partial, stats, items.parts, out,
+            HQ=num_heads, C=rank, C_PADDED=triton.next_power_of_2(rank),
+        )  # fmt: skip
+    if plan.prefill is not None:
+        prompts, queries = slice(plan.num_decode, None), max(1, ROWS // heads)
+        table, none = plan.prefill.batch.block_table, out
+        _launch(
+            q[prompts], kv_layer, plan.prefill.tiles, table, table.stride(0), out[prompts], none, none, rank, scale,
+            heads=heads, queries=queries, pieces=triton.cdiv(plan.prefill.rows, queries),
+        )  # fmt: skip
+    return out
+
+
+def _launch(
+    q: torch.Tensor,
+    kv_layer: torch.Tensor,
+    items: torch.Tensor,
+    tables: torch.Tensor,
+    table_row: int,
+    out: torch.Tensor,
+    partial: torch.Tensor,
+    stats: torch.Tensor,
+    rank: int,
+    scale: float,
+    *,
+    heads: int,
+    queries: int,
+    pieces: int,
+) -> None:
+    """`pieces`: programs of a tile of queries; 0: the items are those of sequences that decode."""
+    num_heads, size = q.shape[1], q.shape[2] - rank
+    _LATENT.launch(
+        (triton.cdiv(num_heads, heads), items.shape[0] * max(1, pieces)), None,
+        q, kv_layer, items, tables, out, partial, stats, scale * LOG2_E, kv_layer.stride(0), kv_layer.stride(2), table_row,
+        HQ=num_heads, C=rank, C_PADDED=max(16, triton.next_power_of_2(rank)), R=size,
+        R_PADDED=max(16, triton.next_power_of_2(size)), B=kv_layer.shape[2], HEADS=heads, QUERIES=queries, N=STEP,
+        PIECES=max(1, pieces), DECODE=pieces == 0, STAGES=STAGES, num_warps=WARPS, num_stages=STAGES,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["table_row"])
+def _latent(
+    q_THD, kv, items_I8, tables, out_THC, partial_IHC, stats_IH2, scale_log2, kv_block, kv_slot, table_row,
+    HQ: tl.constexpr, C: tl.constexpr, C_PADDED: tl.constexpr, R: tl.constexpr, R_PADDED: tl.constexpr, B: tl.constexpr,
+    HEADS: tl.constexpr, QUERIES: tl.constexpr, N: tl.constexpr, PIECES: tl.constexpr, DECODE: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """Rows are the heads of a query, then those of the next one."""
+    row = tl.arange(0, HEADS * QUERIES)
+    head, query = tl.program_id(0) * HEADS + row % HEADS, row // HEADS
+    item = items_I8 + tl.program_id(1) // PIECES * 8
+    if DECODE:
+        first_row, num_queries = tl.load(item), 1
+        if first_row < 0:
+            return
+        begin, end = tl.load(item + 1), tl.load(item + 2)
+        position = end - 1 + query
+        table = tables + tl.load(item + 4)
+    else:
+        skipped = tl.program_id(1) % PIECES * QUERIES
+        num_queries = tl.minimum(QUERIES, tl.load(item + 1) - skipped)
+        if num_queries <= 0:
+            return
+        first_row, first_position = tl.load(item) + skipped, tl.load(item + 2) + skipped
+        begin, end = 0, first_position + num_queries
+        position = first_position + query
+        table = tables + tl.load(item + 4).to(tl.int64) * table_row
+    c, r = tl.arange(0, C_PADDED), tl.arange(0, R_PADDED)
+    there = (head < HQ) & (query < num_queries)
+    token = (first_row + query).to(tl.int64)
+    q_at = q_THD + ((token * HQ + head) * (C + R))[:, None]
+    q_latent = tl.load(q_at + c[None, :], mask=there[:, None] & (c < C)[None, :], other=0.0)
+    q_rotated = tl.load(q_at + C + r[None, :], mask=there[:, None] & (r < R)[None, :], other=0.0)
+
+    top = tl.full((HEADS * QUERIES,), float("-inf"), tl.float32)
+    total = tl.zeros((HEADS * QUERIES,), tl.float32)
+    sums = tl.zeros((HEADS * QUERIES, C_PADDED), tl.float32)
+    for at in tl.range(begin, end, N, num_stages=STAGES):
+        n = at + tl.arange(0, N)
+        known = n < end
+        block = tl.load(table + n // B, mask=known, other=0).to(tl.int64)
+        where = kv + (block * kv_block + n % B * kv_slot)[:, None]
+        latents = tl.load(where + c[None, :], mask=known[:, None] & (c < C)[None, :], other=0.0)
+        rotated = tl.load(where + C + r[None, :], mask=known[:, None] & (r < R)[None, :], other=0.0)
+        scores = tl.dot(q_latent, tl.trans(latents), input_precision="ieee")
+        scores = tl.dot(q_rotated, tl.trans(rotated), scores, input_precision="ieee") * scale_log2
+        seen = known[None, :] & (n[None, :] <= position[:, None])
+        scores = tl.where(seen, scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - new_top[:, None])
+        decay = tl.exp2(top - new_top)
+        total = total * decay + tl.sum(weights, axis=1)
+        sums = tl.dot(weights.to(latents.dtype), latents, sums * decay[:, None], input_precision="ieee")
+        top = new_top
+
+    mask = there[:, None] & (c < C)[None, :]
+    if DECODE:
+        if tl.load(item + 3) == 0:
+            base = tl.program_id(1).to(tl.int64) * HQ + head
+            tl.store(partial_IHC + base[:, None] * C + c[None, :], sums, mask=mask)
+            tl.store(stats_IH2 + base * 2, top, mask=there)
+            tl.store(stats_IH2 + base * 2 + 1, total, mask=there)
+            return
+    target = out_THC + ((token * HQ + head) * C)[:, None] + c[None, :]
+    tl.store(target, (sums / total[:, None]).to(out_THC.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _combine(partial_IHC, stats_IH2, parts_S2, out_SHC, HQ: tl.constexpr, C: tl.constexpr, C_PADDED: tl.constexpr):
+    """Add up the items of one sequence and head."""
+    sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    first, count = tl.load(parts_S2 + sequence * 2), tl.load(parts_S2 + sequence * 2 + 1)
+    if count > 1:
+        c = tl.arange(0, C_PADDED)
+        top = tl.load(stats_IH2 + (first.to(tl.int64) * HQ + head) * 2)
+        for part in range(1, count):
+            top = tl.maximum(top, tl.load(stats_IH2 + ((first + part).to(tl.int64) * HQ + head) * 2))
+        total = tl.sum(tl.zeros((C_PADDED,), tl.float32), axis=0)
+        sums = tl.zeros((C_PADDED,), tl.float32)
+        for part in range(count):
+            base = (first + part).to(tl.int64) * HQ + head
+            share = tl.exp2(tl.load(stats_IH2 + base * 2) - top)
+            total += share * tl.load(stats_IH2 + base * 2 + 1)
+            sums += share * tl.load(partial_IHC + base * C + c, mask=c < C, other=0.0)
+        tl.store(out_SHC + (sequence * HQ + head) * C + c, (sums / total).to(out_SHC.dtype.element_ty), mask=c < C)
+
+
+_LATENT, _COMBINE = Kernel(_latent), Kernel(_combine)

@@ -1,0 +1,108 @@
+"""Triton versions of `latent.write_latents` and `latent.rotate_queries`: a program a token.
+
+T tokens, Hq query heads, C size of the latents, R size of the rotated part, B block size.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels.launch import Kernel
+
+
+def write_latents(
+    product: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    slots: torch.Tensor,
+    kv_layer: torch.Tensor,
+    *,
+    norm: torch.Tensor,
+    eps: float,
+    interleaved: bool,
+) -> None:
+    rank, size, block_size = norm.shape[0], cos_sin.shape[1], kv_layer.shape[2]
+    if not len(product):
+        return
+    _WRITE.launch(
+        (len(product),), None,
+        product, positions, cos_sin, slots, kv_layer, norm, eps, product.stride(0), kv_layer.stride(0), kv_layer.stride(2),
+        C=rank, C_PADDED=triton.next_power_of_2(rank), HALF=size // 2, HALF_PADDED=triton.next_power_of_2(size // 2),
+        B=block_size, INTERLEAVED=interleaved,
+    )  # fmt: skip
+
+
+def rotate_queries(
+    q: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor, out: torch.Tensor, *, interleaved: bool
+) -> None:
+    size, num_heads = cos_sin.shape[1], q.shape[1]
+    if not len(q):
+        return
+    _ROTATE.launch(
+        (len(q),), None,
+        q, positions, cos_sin, out, q.stride(0), q.stride(1), q.shape[2] - size, out.stride(0), out.stride(1),
+        out.shape[2] - size,
+        HQ=num_heads, HQ_PADDED=triton.next_power_of_2(num_heads), HALF=size // 2,
+        HALF_PADDED=triton.next_power_of_2(size // 2), INTERLEAVED=interleaved,
+    )  # fmt: skip
+
+
+@triton.jit
+def _write(
+    product, positions_T, cos_sin_PR, slots_T, kv, norm_C, eps, product_row, kv_block, kv_slot,
+    C: tl.constexpr, C_PADDED: tl.constexpr, HALF: tl.constexpr, HALF_PADDED: tl.constexpr, B: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots_T + token).to(tl.int64)
+    if slot >= 0:
+        c, r = tl.arange(0, C_PADDED), tl.arange(0, HALF_PADDED)
+        source, target = product + token * product_row, kv + slot // B * kv_block + slot % B * kv_slot
+        x = tl.load(source + c, mask=c < C, other=0.0)
+        wide = x.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / C + eps)
+        weight = tl.load(norm_C + c, mask=c < C, other=0.0)
+        tl.store(target + c, (weight * (wide * scale).to(x.dtype)).to(kv.dtype.element_ty), mask=c < C)
+        inside = r < HALF
+        cos, sin = _turn(positions_T + token, cos_sin_PR, r, inside, HALF)
+        first_at, second_at = _pair(r, HALF, INTERLEAVED)
+        first = tl.load(source + C + first_at, mask=inside, other=0.0).to(tl.float32)
+        second = tl.load(source + C + second_at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(target + C + r, (first * cos - second * sin).to(kv.dtype.element_ty), mask=inside)
+        tl.store(target + C + HALF + r, (second * cos + first * sin).to(kv.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _rotate(
+    q, positions_T, cos_sin_PR, out, q_token, q_head, q_first, out_token, out_head, out_first,
+    HQ: tl.constexpr, HQ_PADDED: tl.constexpr, HALF: tl.constexpr, HALF_PADDED: tl.constexpr, INTERLEAVED: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    head, r = tl.arange(0, HQ_PADDED)[:, None], tl.arange(0, HALF_PADDED)[None, :]
+    inside = (head < HQ) & (r < HALF)
+    cos, sin = _turn(positions_T + token, cos_sin_PR, r, r < HALF, HALF)
+    first_at, second_at = _pair(r, HALF, INTERLEAVED)
+    source = q + token * q_token + head * q_head + q_first
+    first = tl.load(source + first_at, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(source + second_at, mask=inside, other=0.0).to(tl.float32)
+    target = out + token * out_token + head * out_head + out_first + r
+    tl.store(target, (first * cos - second * sin).to(out.dtype.element_ty), mask=inside)
+    tl.store(target + HALF, (second * cos + first * sin).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _turn(position_at, cos_sin_PR, r, inside, HALF: tl.constexpr):
+    row = cos_sin_PR + tl.load(position_at).to(tl.int64) * (2 * HALF)
+    return tl.load(row + r, mask=inside, other=0.0), tl.load(row + HALF + r, mask=inside, other=0.0)
+
+
+@triton.jit
+def _pair(r, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
+    if INTERLEAVED:
+        first, second = 2 * r, 2 * r + 1
+    else:
+        first, second = r, r + HALF
+    return first, second
+
+
+_WRITE, _ROTATE = Kernel(_write), Kernel(_rotate)

@@ -1,0 +1,121 @@
+"""DeepSeek-V2 and V3 (R1): latent attention; experts behind dense layers, with groups and shared ones."""
+
+from __future__ import annotations
+
+import math
+
+from engine.kernels.experts.rule import GroupScore, RoutingRule
+from engine.model.experts import ExpertTensors
+from engine.model.families.experts.fields import (
+    CORRECTED,
+    ONE_EACH,
+    checked,
+    shared_experts,
+    sigmoid_rule,
+    sparse_mlp,
+    without_predictions,
+)
+from engine.model.families.fields import Fields, flag, gated_mlp, model, number, real, rope
+from engine.model.families.ropes import rope_values
+from engine.model.spec import LatentAttentionSpec, LayerSpec, ModelSpec
+
+COMMON = {
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "max_position_embeddings": 2048,
+}
+V2 = COMMON | {
+    "vocab_size": 102400,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 0,
+    "moe_intermediate_size": 1407,
+}
+V3 = COMMON | {
+    "vocab_size": 129280,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "max_position_embeddings": 4096,
+    "moe_intermediate_size": 2048,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "n_group": 8,
+    "topk_group": 4,
+    "first_k_dense_replace": 3,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "rope_interleave": True,
+}
+
+
+def read_v2(fields: Fields) -> ModelSpec:
+    if "num_experts" not in fields:
+        fields = fields.over({"n_routed_experts": 64})
+    fields = fields.over(V2)
+    fields.only("topk_method", "greedy", "group_limited_greedy")
+    fields.only("scoring_func", "softmax")
+    fields.only("norm_topk_prob", False)
+    fields.only("mlp_bias", False)
+    in_groups = fields.get("topk_method") == "group_limited_greedy"
+    num_groups, groups_kept = fields.get("n_group"), fields.get("topk_group")
+    rule = RoutingRule(
+        chosen=number(fields, "num_experts_per_tok"),
+        num_groups=int(num_groups or 1) if in_groups else 1,
+        groups_kept=int(groups_kept or 1) if in_groups else 1,
+        group_score=GroupScore.BEST,
+        scale=real(fields, "routed_scaling_factor", 1.0),
+    )
+    return _model(fields, checked(fields, rule), ONE_EACH, interleaved=True)
+
+
+def read_v3(fields: Fields) -> ModelSpec:
+    if "num_local_experts" not in fields:
+        fields = fields.over({"n_routed_experts": 256})
+    fields = fields.over(V3)
+    return _model(fields, sigmoid_rule(fields), CORRECTED, interleaved=flag(fields, "rope_interleave"))
+
+
+def _model(fields: Fields, rule: RoutingRule, tensors: ExpertTensors, *, interleaved: bool) -> ModelSpec:
+    fields.only("moe_layer_freq", 1)
+    fields.only("ep_size", 1)
+    fields.ignore("aux_loss_alpha", "seq_aux", "num_key_value_heads", "head_dim", "qk_head_dim")
+    stored, dense = without_predictions(fields), gated_mlp(fields)
+    sparse = sparse_mlp(fields, rule, tensors=tensors, shared=shared_experts(fields))
+    mixer, num_dense = _attention(fields, interleaved=interleaved), int(fields.get("first_k_dense_replace") or 0)
+    layers = [
+        LayerSpec(mixer=mixer, mlp=dense if layer < num_dense else sparse)
+        for layer in range(number(fields, "num_hidden_layers"))
+    ]
+    return model(fields, layers, stored=stored)
+
+
+def _attention(fields: Fields, *, interleaved: bool) -> LatentAttentionSpec:
+    nope, turned = number(fields, "qk_nope_head_dim"), number(fields, "qk_rope_head_dim")
+    return LatentAttentionSpec(
+        num_heads=number(fields, "num_attention_heads"),
+        rank=number(fields, "kv_lora_rank"),
+        query_rank=fields.get("q_lora_rank") or 0,
+        plain_dim=nope,
+        rotated_dim=turned,
+        value_dim=number(fields, "v_head_dim"),
+        rope=rope(fields, interleaved=interleaved),
+        bias=flag(fields, "attention_bias"),
+        scale=_magnitude(fields) ** 2 * (nope + turned) ** -0.5,
+    )
+
+
+def _magnitude(fields: Fields) -> float:
+    """What yarn makes of scores besides cosines and sines."""
+    _, values = rope_values(fields)
+    factor, scale = values.get("factor") or 1.0, values.get("mscale_all_dim") or 0.0
+    if (values.get("rope_type") or values.get("type") or "default") == "default" or factor <= 1:
+        return 1.0
+    return 0.1 * scale * math.log(factor) + 1.0 if scale else 1.0

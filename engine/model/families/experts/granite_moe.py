@@ -1,0 +1,30 @@
+"""Granite 3 with experts: Granite's multipliers; with a shared expert in `GraniteMoeShared`."""
+
+from __future__ import annotations
+
+from engine.kernels.experts.rule import RoutingRule, Score
+from engine.model.experts import ExpertTensors, SharedExpertSpec
+from engine.model.families.dense import granite
+from engine.model.families.experts.fields import checked, sparse_mlp
+from engine.model.families.fields import Fields, number
+from engine.model.spec import ModelSpec
+
+GRANITE_MOE = granite.GRANITE | {"num_local_experts": 8, "num_experts_per_tok": 2}
+TENSORS = ExpertTensors(
+    router=("block_sparse_moe.router.layer", "block_sparse_moe.router"),
+    all=(
+        ("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
+        ("block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"),
+    ),
+)
+
+
+def read(fields: Fields) -> ModelSpec:
+    fields = fields.over(GRANITE_MOE)
+    size, shared = fields.get("shared_intermediate_size") or 0, None
+    if size:
+        shared = SharedExpertSpec(size=size, under="shared_mlp", gate_up="input_linear", down="output_linear")
+    rule = RoutingRule(chosen=number(fields, "num_experts_per_tok"), score=Score.SOFTMAX_OF_CHOSEN)
+    mlp = sparse_mlp(fields, checked(fields, rule), size_field="intermediate_size", tensors=TENSORS, shared=shared)
+    layer = granite.layer(fields, granite.attention_of(fields, has_rope=True), mlp)
+    return granite.around(fields, [layer] * number(fields, "num_hidden_layers"))

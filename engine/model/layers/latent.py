@@ -1,0 +1,106 @@
+"""Attention over latents, absorbed: queries are taken among the latents, so each token keeps one vector for all heads.
+
+T tokens, E hidden size, Hq heads, C size of the latents, R rotated and N other features of a query, V features of a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.kernels.latent import latent_attention, rotate_queries, write_latents
+from engine.kernels.norm import rms_norm
+from engine.model.layers.building import Surroundings
+from engine.model.layers.linear import LinearSpec
+from engine.model.parameters import Parameter, Shard, stacked, whole
+from engine.model.spec import LatentAttentionSpec
+from engine.model.stream import Stream
+from engine.step.batch import ForwardBatch
+
+NORM_EPS = 1e-6  # these norms have their own, whatever the model's is
+INTO_LATENTS, QUERIES = "self_attn.kv_a_proj_with_mqa", "self_attn.q_a_proj"
+
+
+class LatentAttention:
+    def __init__(self, spec: LatentAttentionSpec, around: Surroundings) -> None:
+        hidden, inner = around.model.hidden_size, spec.query_rank
+        self._spec, self._branch = spec, around.branch
+        self._rope = around.rotations.table(spec.rope, spec.rotated_dim)
+        queries = {QUERIES: inner} if inner else {}
+        self._inward = around.linear(
+            LinearSpec(
+                inputs=hidden,
+                outputs=queries | {INTO_LATENTS: spec.rank + spec.rotated_dim},
+                bias=spec.bias,
+                shard=Shard.NONE,
+            )
+        )
+        self._queries = around.linear(
+            LinearSpec(
+                inputs=inner or hidden,
+                outputs={"self_attn.q_b_proj" if inner else "self_attn.q_proj": spec.num_heads * spec.query_dim},
+                bias=False,
+                shard=Shard.HEADS,
+                unit=spec.query_dim,
+            )
+        )
+        self._query_norm = _norm("self_attn.q_a_layernorm", inner, around) if inner else None
+        self._latent_norm = _norm("self_attn.kv_a_layernorm", spec.rank, around)
+        # Of each head, [N + V, C]: what makes keys and values of latents.
+        out_of_latents = around.weights.new(_out_of_latents(spec), under=around.under)
+        self._keys, self._values = out_of_latents.unflatten(0, (-1, spec.plain_dim + spec.value_dim)).split(
+            (spec.plain_dim, spec.value_dim), dim=1
+        )
+        self._output = around.linear(
+            LinearSpec(
+                inputs=spec.num_heads * spec.value_dim,
+                outputs={"self_attn.o_proj": hidden},
+                bias=spec.bias,
+                shard=Shard.INPUTS,
+                unit=spec.value_dim,
+            )
+        )
+
+    def __call__(self, stream: Stream, batch: ForwardBatch, kept: Sequence[torch.Tensor], *, is_last: bool) -> None:
+        """Attend; `kept` is one view of the pool, [num_blocks, 1, block_size, 1, C + R]."""
+        (latents,) = kept
+        spec, plan, positions = self._spec, batch.attention[self._spec.heads], batch.positions
+        x = self._branch.read(stream)
+        inward = self._inward(x)
+        write_latents(
+            inward[:, spec.query_rank :], positions, self._rope, batch.slots, latents,
+            norm=self._latent_norm, eps=NORM_EPS, interleaved=spec.rope.interleaved,
+        )  # fmt: skip
+        asking = x if self._query_norm is None else inward[:, : spec.query_rank]
+        if is_last and plan.prefill is not None:
+            rows = batch.sampled_rows
+            if batch.final is None or rows is None:
+                stream.only(None)
+                return
+            asking, positions, plan = asking.index_select(0, rows), positions.index_select(0, rows), batch.final
+            stream.only(rows)
+        found = latent_attention(self._absorbed(asking, positions), latents, plan, rank=spec.rank, scale=spec.scale)
+        values = torch.matmul(found.transpose(0, 1), self._values.transpose(1, 2))  # [Hq, T, V]
+        self._branch.add(stream, self._output, values.transpose(0, 1).flatten(1))
+
+    def _absorbed(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Turn x [T, E], or its projection, into queries among the latents, [T, Hq, C + R]."""
+        spec = self._spec
+        if self._query_norm is not None:
+            x = rms_norm(x.contiguous(), self._query_norm, NORM_EPS)
+        q = self._queries(x).unflatten(-1, (-1, spec.query_dim))
+        out = q.new_empty((*q.shape[:2], spec.rank + spec.rotated_dim))
+        out[..., : spec.rank] = torch.matmul(q[..., : spec.plain_dim].transpose(0, 1), self._keys).transpose(0, 1)
+        rotate_queries(q, positions, self._rope, out, interleaved=spec.rope.interleaved)
+        return out
+
+
+def _norm(name: str, size: int, around: Surroundings) -> torch.Tensor:
+    return around.weights.new(whole(f"{name}.weight", size), under=around.under)
+
+
+def _out_of_latents(spec: LatentAttentionSpec) -> Parameter:
+    size = spec.plain_dim + spec.value_dim
+    parts = stacked({"self_attn.kv_b_proj.weight": spec.num_heads * size})
+    return Parameter(shape=(spec.num_heads * size, spec.rank), parts=parts, shard=Shard.HEADS, unit=size)
