@@ -26,7 +26,7 @@ def latent_attention(
     heads = min(ROWS, triton.next_power_of_2(num_heads))
     if plan.num_decode:
         items = plan.items[0]
-        rows = max(16, heads)  # of the tensor core at least
+        rows = max(16, heads)
         partial = torch.empty((items.items.shape[0], num_heads, rank), dtype=torch.float32, device=q.device)
         stats = torch.empty((items.items.shape[0], num_heads, 2), dtype=torch.float32, device=q.device)
         _launch(

@@ -47,7 +47,7 @@ GPT_OSS = {
     "attention_bias": True,
 }
 TENSORS = ExpertTensors(router=("mlp.router",), order=Order.INTERLEAVED_COLUMNS)
-ALPHA = 1.702  # of the activation; the limit is a field
+ALPHA = 1.702
 
 
 def read(fields: Fields) -> ModelSpec:
