@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import httpx
 
 from cli.bench.aliases import SEPARATOR, translated
-from cli.bench.client import Sample, Target, message_of
+from cli.bench.client import Sample, Target
 from cli.bench.compare import compared
 from cli.bench.files import check_writable, document, lines, metadata_of, read, table, write
 from cli.bench.load import more_fields
@@ -24,6 +24,7 @@ from cli.bench.run import LoadGenerator, Run
 from cli.bench.settings import BenchSettings
 from cli.bench.steps import MaxSearch, Step, of_step, seed_of, steps_of
 from cli.reach import Gateway
+from cli.said import message_of
 from common.settings import ConfigError
 from services.runtime.loading import fail, load_settings
 

@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from common.log import printable
+from cli.said import message_of
 
 ERRORS = (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)
 LINE_LIMIT = 1 << 20  # bytes of one line of an answer
 MAX_REASON = 1 << 16  # bytes of a refusal's body
-MAX_SAID = 300  # characters of it
 
 
 @dataclass(slots=True)
@@ -141,17 +140,6 @@ class Connection:
             chunk = await self._reader.readexactly(size + 2)
             yield chunk[:-2], time.monotonic()
         await self._reader.readline()
-
-
-def message_of(body: bytes) -> str:
-    """The message of an error's body: OpenAI's form, FastAPI's, or plain text, as one line."""
-    try:
-        found = json.loads(body)
-        error = found.get("error", found)
-        text = error if isinstance(error, str) else error.get("message") or error.get("detail") or ""
-    except (ValueError, AttributeError):
-        text = body.decode(errors="replace")
-    return printable(" ".join(str(text).split()))[:MAX_SAID]
 
 
 def _take(sample: Sample, event: dict[str, Any], now: float) -> None:

@@ -16,6 +16,7 @@ from cli.chat.talk import Talk, read_tools
 from cli.chat.turn import Turn
 from cli.chat.typed import HISTORY, Typed, editing
 from cli.reach import Gateway
+from cli.said import message_of
 from common.settings import ConfigError
 from services.runtime.loading import fail, load_settings
 
@@ -110,7 +111,7 @@ def stream(client: httpx.Client, body: dict[str, Any], shown: Screen) -> Turn:
     try:
         with client.stream("POST", "/v1/chat/completions", json=body) as response:
             if response.status_code != 200:
-                turn.error = _message(response.read())
+                turn.error = message_of(response.read())
             else:
                 _read(response, turn, shown)
     except KeyboardInterrupt:
@@ -165,18 +166,11 @@ def _results(turn: Turn, typed: Typed, shown: Screen) -> list[dict[str, Any]]:
 def _models(client: httpx.Client) -> list[str]:
     response = client.get("/v1/models")
     if response.status_code != 200:
-        raise ConfigError(f"{client.base_url}: {_message(response.content)}")
+        raise ConfigError(f"{client.base_url}: {message_of(response.content)}")
     found = [str(model["id"]) for model in response.json()["data"]]
     if not found:
         raise ConfigError(f"{client.base_url} lists no model")
     return found
-
-
-def _message(raw: bytes) -> str:
-    try:
-        return str(json.loads(raw)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return raw[:200].decode(errors="replace")
 
 
 if __name__ == "__main__":

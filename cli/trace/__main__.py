@@ -15,6 +15,7 @@ from urllib.parse import urlencode
 import httpx
 
 from cli.reach import Gateway
+from cli.said import message_of
 from cli.trace.settings import TraceSettings
 from cli.trace.view import listed, table, waterfall
 from common.settings import ConfigError
@@ -125,11 +126,7 @@ def _get(gateway: Gateway, path: str) -> Any:
         response = client.get(path)
     if response.status_code == 200:
         return response.json()
-    try:
-        message = str(response.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        message = f"status {response.status_code}"
-    raise ConfigError(f"{gateway.url}: {message}")
+    raise ConfigError(f"{gateway.url}: {message_of(response.content) or f'status {response.status_code}'}")
 
 
 def _named(arguments: Sequence[str]) -> list[str]:

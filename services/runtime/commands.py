@@ -33,6 +33,9 @@ COMMANDS = {
         "load for a gateway, or any OpenAI-compatible server: latencies, throughput, goodput",
         "cli.bench.settings:BenchSettings",
     ),
+    "batch": Command(
+        "cli.batch", "batches: submit a file, watch it, get the answers", "cli.batch.settings:BatchSettings"
+    ),
     "doctor": Command(
         "cli.doctor", "check this machine and its servers, and say what to fix", "cli.doctor.settings:DoctorSettings"
     ),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from common import subjects
 from common.bus import NatsSettings
 from gateway.batches.streams import BatchStreams
 from tests.chaos.asks import Oracle
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import ROOT, Cluster
 from tests.integration.waiting import eventually
 from tests.models import build_tiny_model
 
@@ -101,6 +103,40 @@ async def entries(client: openai.AsyncOpenAI, file_id: str | None) -> dict[str, 
     found = [json.loads(line) for line in raw.splitlines()]
     assert len({entry["custom_id"] for entry in found}) == len(found)
     return {entry["custom_id"]: entry for entry in found}
+
+
+async def typed(cluster: Cluster, *words: str) -> tuple[int | None, str, str]:
+    """`baton batch …` with acme's key."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "cli.batch", *words, "--url", cluster.url, "--api-key", KEYS["acme"]),
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if not name.startswith("BATON_")},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await asyncio.wait_for(process.communicate(), WITHIN_S)
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_a_batch_from_the_command_line(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_bytes(jsonl([completion(number) for number in range(3)]))
+    code, out, err = await typed(cluster, "submit", str(tmp_path / "in.jsonl"), "--watch")
+    assert code == 0, out + err
+    name = out.split()[0]
+    assert "completed: 3 of 3 lines, 0 failed" in out
+    code, out, err = await typed(cluster, "list")
+    assert any(line.split()[:2] == [name, "completed"] for line in out.splitlines()), out + err
+    code, out, err = await typed(cluster, "get", name, "--output", str(tmp_path / "out.jsonl"))
+    assert code == 0, err
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 3
+    code, _, err = await typed(cluster, "cancel", name)
+    assert code == 2
+    assert "baton:" in err
+    (tmp_path / "bad.jsonl").write_bytes(b'{"url": "/v1/completions"}\n')
+    code, out, _ = await typed(cluster, "submit", str(tmp_path / "bad.jsonl"), "--watch")
+    assert code == 1
+    assert "failed" in out
+    assert "line 1: " in out
 
 
 async def test_a_batch_from_upload_to_output(client: openai.AsyncOpenAI, oracle: Oracle) -> None:

@@ -1,0 +1,1 @@
+"""`baton batch`: batches from the command line."""
