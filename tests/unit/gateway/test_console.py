@@ -34,7 +34,7 @@ COLOURS = {
 TEXTS = ("text", "muted", "accent", "good", "warn", "bad")
 MARKS = ("edge", "read", "wait", "queue", "prefill", "frame", "transfer", "decode", "accent")
 PAIRS = [*product(TEXTS, ("ground", "panel")), *product(("text", "muted"), ("sunken",))]
-PAIRS += [("on-accent", "accent"), ("on-bad", "bad"), ("ground", "text")]
+PAIRS += [("on-accent", "accent"), ("on-bad", "bad"), ("on-alarm", "alarm"), ("ground", "text")]
 
 
 def line(name: str, *, received: float, first: float | None, ended: float | None, tokens: int = 0) -> Timeline:

@@ -175,7 +175,7 @@ function linksOf(state, only = null) {
   const links = state.links.filter((link) => !only || link.from === only || link.to === only);
   if (!links.length) return h("p", { class: "empty" }, "No hand-over in the last minute.");
   if (!only && links.length > MANY_LINKS) return matrix(links);
-  const transports = Object.fromEntries(state.workers.map((worker) => [worker.id, worker.transport]));
+  const transports = Object.fromEntries([...(state.lost ?? []), ...state.workers].map((worker) => [worker.id, worker.transport]));
   const head = ["link", "transport", "hand-overs", "failures", "bytes", "bandwidth", "transfer p50"];
   return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Links" }, h("table", { class: "links" }, h("thead", {}, h("tr", {}, head.map((name, index) => h("th", { scope: "col", class: index > 1 ? "num" : null }, name)))),
     h("tbody", {}, links.map((link) => h("tr", { "data-key": `${link.from}>${link.to}` }, h("th", { scope: "row" }, `${link.from} → ${link.to}`), h("td", {}, transports[link.to] ?? "–"),

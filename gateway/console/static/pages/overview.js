@@ -154,7 +154,7 @@ function stateOf({ not_ready: reason, not_ready_since: since, workers, lost = []
   const all = workers.length + lost.length;
   const refusal = log.find((event) => event.kind === "refused");
   const refusing = refusal && Date.now() / 1000 - ahead() - (refusal.until_unix ?? refusal.at_unix) < 30;
-  const [kind, words] = reason ? ["bad", `Outage since ${since ? clock(since) : "now"}: ${reason}`]
+  const [kind, words] = reason ? ["bad", since ? `Outage for ${ago(Date.now() / 1000 - ahead() - since).replace(" ago", "").replace("now", "a second")}` : "Outage"]
     : lost.length ? ["warn", `Serving, without ${plural(lost.length, "worker")} lost ${lost.map((one) => `${one.id} (${clock(one.lost_unix)})`).slice(0, 3).join(", ")}`]
     : ["good", "Serving"];
   return [
