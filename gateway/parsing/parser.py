@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from gateway.parsing.format import Exit, Means
 from gateway.parsing.parsed import CallWriter, Parsed
-from gateway.parsing.readers import HeaderReader, Message, Reader, TextReader, captured, reader_of
+from gateway.parsing.readers import (
+    BodyReader,
+    CallsReader,
+    HeaderReader,
+    Message,
+    Reader,
+    TextReader,
+    captured,
+    reader_of,
+)
 from gateway.parsing.terminals import Bound, Found
 from gateway.parsing.values import Schema
 
@@ -63,7 +72,7 @@ class Parser:
             return
         self._scan(is_final=True)
         exits = self._terminals[self._name].by_id.get(token_id, [])
-        if self._take_one([Found(exit_, 0, 0, {}) for exit_ in exits], text):
+        if self._take_one([Found(exit_, 0, 0, {}) for exit_ in exits], text, text):
             self._scan(is_final=False)
         elif is_shown or self._state.means not in (Means.CONTENT, Means.REASONING):
             self.text(text)
@@ -79,8 +88,11 @@ class Parser:
         self._calls.resume()
         self._num_known = len(self._buffer)
         self._message.has_content = False
+        self._message.gap = self._opener = ""
         if isinstance(self._reader, TextReader):
             self._reader = TextReader(self._message, self._state.means)
+        elif isinstance(self._reader, CallsReader | BodyReader):
+            self._reader.resume()
 
     def finish(self, *, is_whole: bool) -> None:
         """The answer ended, by the model's will if `is_whole`."""
@@ -109,12 +121,12 @@ class Parser:
             self._message.end_call()
         self._reader = reader_of(self._state, self._message, captures)
 
-    def _take_one(self, found: Sequence[Found], text: str) -> bool:
-        """Leave the state by the first exit that what was read allows."""
+    def _take_one(self, found: Sequence[Found], text: str, new: str) -> bool:
+        """Leave the state by the first exit that what was read allows. `new` is what of the text isn't the prompt's."""
         for one in found:
             captures = self._captures(one)
             if captures is not None:
-                self._leave(one.exit, captures, text)
+                self._leave(one.exit, captures, text, new)
                 return True
         return False
 
@@ -131,18 +143,19 @@ class Parser:
         said = captured(found.exit.reads, self._reader.text.strip())
         return None if said is None else {**said, **found.captures}
 
-    def _leave(self, exit_: Exit, captures: Mapping[str, str], text: str) -> None:
+    def _leave(self, exit_: Exit, captures: Mapping[str, str], text: str, new: str) -> None:
         rest = self._reader.finish(is_whole=True)
         if rest:  # it was no call: nothing of it may be lost
-            self._content(self._opener + rest + ("" if exit_.keeps else text))
+            self._content(self._opener + rest + ("" if exit_.keeps else new))
         self._message.trims = not rest
         if "key" in captures:
             self._message.key = captures["key"]
         if "name" in captures and self._states[exit_.to].in_call:
             self._message.call(captures["name"], captures.get("id", ""))
-        self._enter(exit_.to, captures, "" if exit_.keeps else text)
+        self._enter(exit_.to, captures, "" if exit_.keeps else new)
         if exit_.keeps:
             self._buffer = text + self._buffer
+            self._num_known += len(text) - len(new)
 
     def _content(self, text: str) -> None:
         """Say what was no call, with all that is around it."""
@@ -168,18 +181,23 @@ class Parser:
             text = self._buffer[: found[0].end - start]
             new = text[self._num_known :]
             self._drop(len(text))
-            if not self._take_one(found, text):
+            if not self._take_one(found, text, new):
                 self._reader.push(new if isinstance(self._reader, TextReader) else text)
         if is_final and self._reader.over:
             self._return()
 
     def _read(self, count: int) -> bool:
         """Give the reader so much; False if it is over before."""
-        if isinstance(self._reader, TextReader):
-            self._reader.push(self._buffer[self._num_known : count])
+        reader, known = self._reader, min(self._num_known, count)
+        if isinstance(reader, TextReader):
+            reader.push(self._buffer[known:count])
             used = count
         else:
-            used = self._reader.push(self._buffer[:count])
+            used = reader.push(self._buffer[:known]) if known else 0
+            if known and isinstance(reader, CallsReader | BodyReader):
+                reader.resume()
+            if used == known:
+                used += reader.push(self._buffer[known:count])
         self._drop(used)
         return used == count
 

@@ -202,6 +202,10 @@ class CallsReader:
             self._raw += text[: used if self._is_guess else None]
         return used if self._is_guess else len(text)
 
+    def resume(self) -> None:
+        """What was read so far is the prompt's, and not to be said again."""
+        self._raw = ""
+
     def finish(self, *, is_whole: bool) -> str:
         self._calls.finish(is_whole=is_whole)
         return "" if self._calls.began else self._raw
@@ -217,6 +221,10 @@ class BodyReader:
         self._read = read
         self._captures = captures
         self._text = ""
+        self._num_known = 0  # characters that are the prompt's
+
+    def resume(self) -> None:
+        self._num_known = len(self._text)
 
     def push(self, text: str) -> int:
         self._text = (self._text + text)[:MAX_BODY_CHARS]
@@ -228,7 +236,7 @@ class BodyReader:
             self._message.call(name)
             self._message.calls.arguments(arguments)
             self._message.calls.end()
-        return "" if calls else self._text
+        return "" if calls else self._text[self._num_known :]
 
 
 def reader_of(state: State, message: Message, captures: Mapping[str, str]) -> Reader:

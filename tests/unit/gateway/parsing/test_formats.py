@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.parsing.builtin import CALLS, REASONINGS
 from gateway.parsing.choose import Parsers, choose
 from tests.unit.gateway.parsing.cases import CASES, CITY, Case
-from tests.unit.gateway.parsing.formats import parse, said_of
+from tests.unit.gateway.parsing.formats import parse, pieces_of, said_of
 
 
 def bound_of(case: Case) -> Any:
@@ -47,6 +47,33 @@ def test_broken_answers_are_the_same_however_they_are_cut(name: str, cuts: list[
     )
     assert (at_once.content, at_once.reasoning) == (cut.content, cut.reasoning)
     assert [(one.name, one.arguments) for one in at_once.calls] == [(one.name, one.arguments) for one in cut.calls]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    name=st.sampled_from(sorted(CASES)), at=st.integers(0, 200), end=st.integers(1, 200), is_whole=st.booleans(),
+    junk=st.text(alphabet='<>{}[]"\\:, \nabt_/|=', max_size=6),
+)  # fmt: skip
+def test_nothing_of_a_message_that_is_continued_is_said_again(
+    name: str, at: int, end: int, is_whole: bool, junk: str
+) -> None:
+    """Whatever its end may have begun, and whatever the rest makes of it: what is said is of the answer."""
+    case = CASES[name]
+    pieces = pieces_of(case.text, case.vocabulary)
+    texts = {index: mark for mark, index in case.vocabulary.items()}
+    begun, answer = ("".join(texts.get(one, one) for one in part) for part in (pieces[:at], pieces[at : at + end]))
+    turn = case.prompt or "assistant\n"
+    parsed = parse(bound_of(case), answer + junk, case.vocabulary, cuts=[3], prompt=turn + begun, is_whole=is_whole)
+    assert len(parsed.content) + len(parsed.reasoning) <= len(answer + junk)
+
+
+@pytest.mark.parametrize("name", ["llama3_json, JSON that is an answer", "pythonic, a list that is an answer"])
+def test_what_began_like_a_call_and_is_none_goes_on_where_it_was(name: str) -> None:
+    case = CASES[name]
+    for at in range(1, len(case.text)):
+        begun, rest = case.text[:at], case.text[at:]
+        parsed = parse(bound_of(case), rest, case.vocabulary, prompt="assistant\n" + begun)
+        assert (parsed.content.strip(), parsed.calls) == (rest.strip(), [])
 
 
 def test_every_format_has_a_case() -> None:
