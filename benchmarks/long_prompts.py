@@ -1,9 +1,10 @@
 """What other clients notice while long prompts arrive: how late streams and /health are, and the gateway's memory.
 
-    python -m benchmarks.long_prompts [--rounds 3] [--json FILE]       two cores, about 60 seconds
+    python -m benchmarks.long_prompts [--rounds 3] [--json FILE]       two cores, about two minutes
 
-One Baton with the fake device and a context of 131,072 tokens. A process of its own asks /health and watches a stream; the first
-rows, without any prompt, are what machine and fake device do by themselves.
+One Baton with the fake device and a context of 131,072 tokens. A process of its own asks /health and watches a stream. Before
+each prompt nothing is asked for a time as long as its own: what was late then is the machine's. The greatest lateness of all
+rounds counts on both sides, and their difference is the prompt's.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ CONTEXT = 131_072
 STEP_MS = 5.0
 PAUSE_S = 0.005  # between two questions for /health
 QUIET_S = 3.0
+QUIET = "nothing before "
 WORDS = "the quick brown fox jumps over the lazy dog and "
 CHINESE = "今天天气很好，我们去公园玩。"
 
@@ -81,7 +83,9 @@ def main(arguments: Sequence[str]) -> int:
     for row in rows:
         print(
             f"{row['prompt']:24} {row['status']:12} {row['answer_s']:6.2f} s   a stream at most {row['stream_ms']:5.1f} ms late, "
-            f"/health {row['health_ms']:5.1f} ms   {row['before_mb']:4.0f} → {row['after_mb']:4.0f} MB"
+            f"without {row['stream_quiet_ms']:5.1f}: {row['stream_ms'] - row['stream_quiet_ms']:+6.1f}   "
+            f"/health {row['health_ms']:5.1f} ms, without {row['health_quiet_ms']:5.1f}   "
+            f"{row['before_mb']:4.0f} → {row['after_mb']:4.0f} MB"
         )
     if options.json:
         options.json.write_text(json.dumps({"facts": facts, "rows": rows}, indent=1, ensure_ascii=False) + "\n")
@@ -94,16 +98,20 @@ def _rows(rounds: int) -> list[dict[str, float | str]]:
         watcher = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         phases = asyncio.run(_phases(url, gateway, rounds))
         seen = json.loads(watcher.communicate(b"\n", timeout=60)[0])
-    return [_row(name, [one for one in phases if one.name == name], seen) for name in ("nothing", *texts())]
+    return [_row(name, phases, seen) for name in texts()]
 
 
 async def _phases(url: str, gateway: psutil.Process, rounds: int) -> list[Phase]:
     async with httpx.AsyncClient(base_url=url, timeout=120) as client:
         await asyncio.sleep(2 * QUIET_S)  # everything is warm
-        phases = [await _phase("nothing", gateway, asyncio.sleep(QUIET_S))]
+        phases: list[Phase] = []
         for name, text in texts().items():
+            took_s = QUIET_S / 6
             for path in ("/v1/chat/completions", "/v1/completions") * rounds:
+                phases.append(await _phase(QUIET + name, gateway, asyncio.sleep(took_s)))
                 phases.append(await _phase(name, gateway, _ask(client, path, text)))
+                took_s = phases[-1].ended - phases[-1].began
+        await asyncio.sleep(QUIET_S)
     return phases
 
 
@@ -121,18 +129,24 @@ async def _phase(name: str, gateway: psutil.Process, work: Awaitable[str | None]
     return Phase(name, status or "", began, ended, before, gateway.memory_info().rss)
 
 
-def _row(name: str, phases: list[Phase], seen: dict[str, list[tuple[float, float]]]) -> dict[str, float | str]:
-    late = {
-        kind: max((late for at, late in found for one in phases if one.began <= at <= one.ended + 0.1), default=0.0)
-        for kind, found in seen.items()
-    }
+def _row(name: str, every: list[Phase], seen: dict[str, list[tuple[float, float]]]) -> dict[str, float | str]:
+    phases, quiet = ([one for one in every if one.name == which] for which in (name, QUIET + name))
+    late, usual = (
+        {
+            kind: max(late for at, late in found for one in which if one.began <= at <= one.ended + 0.1)
+            for kind, found in seen.items()
+        }
+        for which in (phases, quiet)
+    )
     status = phases[0].status
     return {
         "prompt": name,
         "status": "too long" if status == "context_length_exceeded" else status,
         "answer_s": max(one.ended - one.began for one in phases),
         "stream_ms": 1e3 * late["stream"],
+        "stream_quiet_ms": 1e3 * usual["stream"],
         "health_ms": 1e3 * late["health"],
+        "health_quiet_ms": 1e3 * usual["health"],
         "before_mb": phases[0].before / 1e6,
         "after_mb": phases[-1].after / 1e6,
     }
@@ -158,14 +172,16 @@ async def _watch_stream(client: httpx.AsyncClient, seen: list[tuple[float, float
     body = {"model": "demo", "prompt": [5], "max_tokens": 2_000, "ignore_eos": True, "stream": True}
     while True:
         gaps, last = [], 0.0
-        async with client.stream("POST", "/v1/completions", json=body) as answer:
-            async for _ in answer.aiter_raw():
-                now = time.monotonic()
-                if last:
-                    gaps.append((now, now - last))
-                last = now
-        usual = median(gap for _, gap in gaps) if gaps else 0.0
-        seen += [(at, gap - usual) for at, gap in gaps]
+        try:
+            async with client.stream("POST", "/v1/completions", json=body) as answer:
+                async for _ in answer.aiter_raw():
+                    now = time.monotonic()
+                    if last:
+                        gaps.append((now, now - last))
+                    last = now
+        finally:  # the last stream is cut where the watching ends
+            usual = median(gap for _, gap in gaps) if gaps else 0.0
+            seen += [(at, gap - usual) for at, gap in gaps]
 
 
 async def _watch_health(client: httpx.AsyncClient, seen: list[tuple[float, float]]) -> None:

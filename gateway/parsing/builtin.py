@@ -289,7 +289,10 @@ HARMONY = Format(
     turn="<|start|>",
     stops=("<|call|>", "<|return|>"),
     wire=Wire(
-        call="<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}", is_telling=False
+        call="<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}",
+        is_telling=False,
+        plain="<|channel|>{channel}<|message|>{text}",
+        next_part="<|end|><|start|>assistant",
     ),
     opens_reasoning="<|channel|>analysis<|message|>",
     closes_reasoning="<|end|><|start|>assistant",

@@ -71,6 +71,8 @@ class Wire:
     ends_value: str = ""  # no argument's text contains it
     arguments: str = "json"  # or python, gemma
     is_telling: bool = True  # how a call begins can't be text of an answer
+    plain: str = ""  # one that is no call, of messages in parts
+    next_part: str = ""  # between two parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from common.messages import MAX_GRAMMAR_CHARS
@@ -112,7 +112,9 @@ class _Writer:
         head = wire.opens or re.split(r"\{(?:name|arguments)\}", wire.call)[0]
         first = next((part for part in self._marked(head) if part.strip()), "")
         repeats = "?" if self._shape.is_single else "*"
-        if not first or not wire.is_telling:
+        if not wire.is_telling:
+            return self._in_parts(wire, calls) if wire.plain else self._beside_text(wire, calls)
+        if not first:
             return ""
         rest = self._calls(wire, calls, wire.opens, without=first)
         if first in self._bound.marks:
@@ -122,18 +124,59 @@ class _Writer:
         self._rule(f"opening[lazy]: {_ANY} {json.dumps(first)}")
         return f"(opening {rest}){repeats} {_ANY}"
 
+    def _beside_text(self, wire: Wire, calls: Sequence[CallShape]) -> str:
+        """A message that begins like a call of one of the tools is one; other text is free, but for what opens calls in it."""
+        states, start = self._bound.format.states, self._bound.format.start
+        openers = [one for one in states[start].exits if one.calls]
+        self._free_text(wire, calls, [one.on for one in openers if not one.first])
+        self._rule(f"calls: {self._calls(wire, calls, wire.opens, in_one=True)}")
+        ways = ["FREE", "calls"]
+        for opener in (one for one in openers if one.on in self._bound.marks):
+            ends = [self._literal(one.on) for one in states[opener.to].exits if one.on in self._bound.marks]
+            closing = f"({' | '.join(ends)})?" if ends else ""
+            ways.append(f"FREE {self._literal(opener.on)} calls {closing}")
+        return f"({' | '.join(ways)})"
+
+    def _free_text(self, wire: Wire, calls: Sequence[CallShape], openers: Sequence[str]) -> None:
+        """A terminal of what no parser takes for a call of these tools, nor for reasoning."""
+        names = "|".join(_exactly(one.name) for one in calls)
+        if wire.arguments == "python":
+            begins = rf"\s*\[[\s\[\],;]*({names})\(.*"
+        else:
+            begins = rf'\s*[\[\{{].*"(name|function)"\s*:\s*"({names})".*'
+        texts = [one for one in (*openers, self._bound.format.opens_reasoning) if one and one not in self._bound.marks]
+        unsaid = "".join(f" & ~/(?s:.*{_exactly(text)}.*)/" for text in texts)
+        self._rule(f"FREE: {_ANY} & ~/(?s:{begins})/{unsaid}")
+
+    def _in_parts(self, wire: Wire, calls: Sequence[CallShape]) -> str:
+        """Parts that say by their head whether they call; "" where the heads are no tokens."""
+        before, _, behind = wire.plain.partition("{channel}")
+        begins, parts = behind.partition("{text}")[0], self._marked(wire.next_part)
+        if any(mark not in self._bound.marks for mark in (before, begins, parts[0])):
+            return ""
+        channels = "commentary|final" if self._shape.budget is not None else "analysis|commentary|final"
+        self._rule(f"plain: {self._literal(before)} /{channels}/ {self._literal(begins)} {_ANY}")
+        one = self._calls(wire, calls, wire.opens)
+        return f"(plain {self._literal(wire.next_part)})* (plain | {one})"
+
     def _other_than(self, tokens: Sequence[int]) -> str:
         """Any token but these; the end of an answer is no token of its text."""
         excluded = sorted({*tokens, *self._eos_ids})
         return f"<[^{','.join(map(str, excluded))}]>" if excluded else "<[*]>"
 
-    def _calls(self, wire: Wire, calls: Sequence[CallShape], opens: str, without: str = "") -> str:
-        """One call, or several. `without`: their first terminal, which was written already."""
+    def _calls(
+        self, wire: Wire, calls: Sequence[CallShape], opens: str, without: str = "", *, in_one: bool = False
+    ) -> str:
+        """One call, or several. `without`: their first terminal, which was written already. `in_one`: what opens them and the
+        first one's name are one terminal, beside which text may go on until they differ.
+        """
         rest_of_opens = opens.replace(without, "", 1) if without and opens else opens
         first = "" if opens else without
         self._rule("call: " + " | ".join(self._call(wire, index, one) for index, one in enumerate(calls)))
         head = "call"
-        if first:
+        if in_one:
+            wire, rest_of_opens = replace(wire, call=wire.opens + wire.call), ""
+        if first or in_one:
             names = [self._call(wire, index, one, without=first) for index, one in enumerate(calls)]
             self._rule("first_call: " + " | ".join(names))
             head = "first_call"
@@ -220,6 +263,11 @@ class _Writer:
         return " ".join(
             f"<[{marks[part]}]>" if part in marks else json.dumps(part) for part in self._marked(text) if part
         )
+
+
+def _exactly(text: str) -> str:
+    """An expression of this text alone."""
+    return "".join(c if c.isalnum() else f"\\x{{{ord(c):X}}}" for c in text)
 
 
 def _definitions(schema: Schema) -> dict[str, Any]:

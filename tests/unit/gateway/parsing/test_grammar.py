@@ -126,9 +126,57 @@ def test_text_is_free_until_a_call_opens(name: str, folder: Path) -> None:
     assert not follower.takes(grammar, "Well: " + written(wire, ("other", {})))
 
 
-@pytest.mark.parametrize("name", ["llama3_json", "pythonic", "harmony"])
-def test_what_may_be_text_is_not_forced(name: str, folder: Path) -> None:
-    assert Follower(name, folder).grammar(calls=SHAPES) == ""
+@pytest.mark.parametrize("name", ["llama3_json", "pythonic"])
+def test_what_begins_like_a_call_of_a_tool_is_one(name: str, folder: Path) -> None:
+    follower = Follower(name, folder)
+    wire = follower.wire
+    assert wire is not None
+    grammar = follower.grammar(calls=SHAPES)
+    one = written(wire, ("weather", CITY))
+    for text in ("Any text.", "", '{"name": "Anna", "age": 3}', "[1, 2] is a list", "[other(a=1)]", one):
+        assert follower.takes(grammar, text), text
+    assert follower.said(one) == Said("", "", [("weather", CITY)])
+    unlike = written(wire, ("weather", {"days": 3})), written(wire, ("weather", {"city": "x", "days": [1]}))
+    spaced = '{"name":"weather","parameters":{"days":3}}' if name == "llama3_json" else " [ weather(days=3)]"
+    opened = "<|python_start|>" if name == "pythonic" else "<|python_tag|>"
+    for text in (*unlike, spaced, f"\n{unlike[0]}", opened + unlike[0], f"So: {opened}Hello"):
+        assert not follower.takes(grammar, text), text
+    assert not follower.takes(follower.grammar(calls=SHAPES, is_single=True), written(wire, ("now", {}), ("now", {})))
+
+
+def test_a_call_may_be_opened_by_its_token_behind_text(folder: Path) -> None:
+    follower = Follower("llama3_json", folder)
+    grammar, one = follower.grammar(calls=SHAPES), written(follower.wire, ("weather", CITY))  # type: ignore[arg-type]
+    for text in (f"<|python_tag|>{one}", f"So: <|python_tag|>{one}"):
+        assert follower.takes(grammar, text), text
+        assert follower.said(text).calls == [("weather", CITY)]
+
+
+def test_harmony_s_parts_say_whether_they_call(folder: Path) -> None:
+    follower = Follower("harmony", folder)
+    grammar = follower.grammar(calls=SHAPES, thinks=True)
+    call = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+    thought, next_part = "<|channel|>analysis<|message|>Hm", "<|end|><|start|>assistant"
+    for text in (
+        "<|channel|>final<|message|>Hello",
+        f"{thought}{next_part}<|channel|>final<|message|>Hello",
+        f'{thought}{next_part}{thought}{next_part}{call}{{"city": "x"}}',
+        f'<|channel|>commentary<|message|>I look.{next_part}{call}{{"city": "x"}}',
+    ):
+        assert follower.takes(grammar, text), text
+    for text in (
+        f'{call}{{"days": 3}}',
+        f'{call.replace("weather", "other")}{{"city": "x"}}',
+        "Hello",
+        f" to=functions.weather{call}",
+    ):
+        assert not follower.takes(grammar, text), text
+
+
+def test_without_tokens_for_its_marks_harmony_is_left_alone(folder: Path) -> None:
+    follower = Follower("harmony", folder)
+    follower.bound = choose("", {}, parsers=Parsers("harmony", "none"))
+    assert follower.grammar(calls=SHAPES) == ""
 
 
 def test_reasoning_may_come_first_and_has_its_budget(folder: Path) -> None:
