@@ -285,7 +285,10 @@ async def test_trace_tells_where_a_request_s_time_went(cluster: Cluster, tmp_pat
     asked = ("--url", cluster.url, "--api-key", ADMIN_KEY)
     async with httpx.AsyncClient(base_url=cluster.url, timeout=30) as client:
         body = {"model": "tiny", "prompt": [7] * 100, "max_tokens": 6, "ignore_eos": True, "n": 2}
-        answer = (await client.post("/v1/completions", json=body)).json()
+        answer = (await client.post("/v1/completions", json=body | {"timings_per_token": True})).json()
+    timings = answer["timings"]
+    assert (timings["prompt_n"] + timings["cache_n"], timings["predicted_n"]) == (100, 12)
+    assert min(timings[f"{name}_{what}"] for name in ("prompt", "predicted") for what in ("ms", "per_second")) > 0
     code, out, err = await output("trace", answer["id"], *asked)
     assert (code, err) == (0, "")
     assert [line for line in out.splitlines() if line.startswith("cmpl")] == [

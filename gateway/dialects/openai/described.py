@@ -27,7 +27,9 @@ def _or_null(name: str) -> Json:
 
 def _answer(kind: str, choice: str, *, at_least: int = 1) -> Json:
     head = {"id": _TEXT, "object": {"const": kind}, "created": _INTEGER, "model": _TEXT}
-    return _fields(head | {"choices": _list(ref(choice), minItems=at_least)}, usage=_or_null("Usage"))
+    return _fields(
+        head | {"choices": _list(ref(choice), minItems=at_least)}, usage=_or_null("Usage"), timings=ref("Timings")
+    )
 
 
 _CALLED = _fields({"name": _TEXT, "arguments": _TEXT})
@@ -75,6 +77,15 @@ ANSWERS: dict[str, Json] = {
     "ChatCompletion": _answer("chat.completion", "ChatChoice"),
     "ChatCompletionChunk": _answer("chat.completion.chunk", "ChatChunkChoice", at_least=0),
     "Completion": _answer("text_completion", "CompletionChoice"),
+    "Timings": _fields(
+        {"cache_n": _INTEGER, "ttft_ms": _NUMBER}
+        | {f"{name}_n": _INTEGER for name in ("prompt", "predicted")}
+        | {
+            f"{name}_{what}": _NUMBER
+            for name in ("prompt", "predicted")
+            for what in ("ms", "per_token_ms", "per_second")
+        }
+    ),
     "Usage": _fields(
         dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), _INTEGER),
         prompt_tokens_details=_fields({"cached_tokens": _INTEGER}),

@@ -12,7 +12,7 @@ from common.words import Finish
 from gateway.answers.answer import Answer
 from gateway.answers.ask import Ask, Prompt, Reply, TextRules
 from gateway.answers.choice import Choice, Piece
-from gateway.dialects.openai.objects import usage_object
+from gateway.dialects.openai.objects import timings_object, usage_object
 from gateway.dialects.openai.schema import CommonFields
 from gateway.grammars.limits import TokenLimits
 from gateway.http.problem import Json, Problem, error_object
@@ -124,15 +124,23 @@ async def chunks(
                 continue  # held back: it may become a stop string, or markup
             if body.continuous_usage:
                 usage["usage"] = usage_object(answer.usage())
+            if body.timings_per_token:
+                usage["timings"] = timings_object(answer)
             entry: Json = {"index": choice.index}
             entry.update(content(body, answer, piece))
             entry["finish_reason"] = _finish_reason(body, piece)
             if body.return_token_ids:
                 entry["token_ids"] = piece.token_ids
             yield event(head | {"choices": [entry]} | usage)
-    if body.include_usage:
-        yield event(head | {"choices": [], "usage": usage_object(answer.usage())})
+    if sums := _sums(body, answer):
+        yield event(head | {"choices": []} | sums)
     yield DONE
+
+
+def _sums(body: CommonFields, answer: Answer) -> Json:
+    """What the last chunk has when it was asked for."""
+    usage = {"usage": usage_object(answer.usage())} if body.include_usage else {}
+    return usage | ({"timings": timings_object(answer)} if body.ends_with_timings else {})
 
 
 async def whole(body: Body, answer: Answer, head: Json, content: Callable[[Body, Answer, int, Piece], Json]) -> Json:
@@ -141,7 +149,8 @@ async def whole(body: Body, answer: Answer, head: Json, content: Callable[[Body,
         {"index": index} | content(body, answer, index, piece) | _ending(body, piece)
         for index, piece in enumerate(await answer.whole())
     ]
-    return head | {"choices": choices, "usage": usage_object(answer.usage()), "system_fingerprint": None}
+    told = head | {"choices": choices, "usage": usage_object(answer.usage()), "system_fingerprint": None}
+    return told | {"timings": timings_object(answer)} if body.timings_per_token else told
 
 
 def _ending(body: CommonFields, piece: Piece) -> Json:

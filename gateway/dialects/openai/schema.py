@@ -86,6 +86,7 @@ _COMPLETION_SCHEMAS = _SHARED_SCHEMAS | {
 class StreamOptions(StrictFields):
     include_usage: StrictBool = False
     continuous_usage_stats: StrictBool = False  # vLLM's: usage in every chunk
+    include_timings: StrictBool = False  # llama.cpp's `timings` in the last chunk
     include_obfuscation: StrictBool = False  # accepted: Baton never pads chunks
 
 
@@ -127,6 +128,7 @@ class CommonFields(StrictFields):
     skip_special_tokens: StrictBool = True
     include_stop_str_in_output: StrictBool = False
     return_token_ids: StrictBool = False
+    timings_per_token: StrictBool = False  # llama.cpp's: `timings` in every chunk, and in a whole answer
     return_tokens_as_token_ids: StrictBool = False
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED)] | None = None
     bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
@@ -214,6 +216,11 @@ class CommonFields(StrictFields):
     @property
     def include_usage(self) -> bool:
         return self.stream and self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def ends_with_timings(self) -> bool:
+        wanted = self.stream_options is not None and self.stream_options.include_timings
+        return self.stream and (wanted or self.timings_per_token)
 
     @property
     def continuous_usage(self) -> bool:

@@ -304,3 +304,28 @@ async def test_what_changes_nothing_is_accepted(gateway: Gateway, harmless: dict
         "/v1/chat/completions", json={"model": MODEL, "messages": MESSAGES, "max_tokens": 2} | harmless
     )
     assert response.status_code == 200, response.text
+
+
+COUNTS = ("cache_n", "prompt_n", "predicted_n")
+PACES = tuple(f"{name}_{what}" for name in ("prompt", "predicted") for what in ("ms", "per_token_ms", "per_second"))
+
+
+@both_routes
+async def test_timings_come_when_asked_for_under_llama_cpp_s_names(gateway: Gateway, route: str) -> None:
+    gateway.script.cached_tokens = 3
+    call = chat if route == "chat" else complete
+    assert not hasattr(await call(gateway), "timings")
+    whole = await call(gateway, extra_body={"timings_per_token": True})
+    assert whole.timings.keys() == {*COUNTS, *PACES, "ttft_ms"}
+    counts = [whole.timings[name] for name in COUNTS]
+    assert counts == [3, whole.usage.prompt_tokens - 3, whole.usage.completion_tokens]
+    for options in ({"include_timings": True}, {"include_timings": True, "include_usage": True}):
+        found = [chunk async for chunk in await call(gateway, stream=True, extra_body={"stream_options": options})]
+        assert [hasattr(chunk, "timings") for chunk in found] == [False] * (len(found) - 1) + [True]
+        assert [found[-1].timings[name] for name in COUNTS] == counts
+        assert found[-1].choices == []
+        assert (found[-1].usage is not None) == ("include_usage" in options)
+    found = [chunk async for chunk in await call(gateway, stream=True, extra_body={"timings_per_token": True})]
+    said = [chunk.timings["predicted_n"] for chunk in found if hasattr(chunk, "timings")]
+    assert said == sorted(said)
+    assert said[-1] == counts[-1]

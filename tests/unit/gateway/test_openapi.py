@@ -92,7 +92,7 @@ async def test_answers_are_as_they_are_described(gateway: Gateway, document: dic
     check("Model", await gateway.http.get(f"/v1/models/{MODEL}"))
     chat = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
     check("ChatCompletion", await gateway.http.post("/v1/chat/completions", json=chat))
-    scored = chat | {"logprobs": True, "top_logprobs": 2, "n": 2, "return_token_ids": True}
+    scored = chat | {"logprobs": True, "top_logprobs": 2, "n": 2, "return_token_ids": True, "timings_per_token": True}
     check("ChatCompletion", await gateway.http.post("/v1/chat/completions", json=scored))
     text = {"model": MODEL, "prompt": "x", "max_tokens": 3}
     check("Completion", await gateway.http.post("/v1/completions", json=text))
