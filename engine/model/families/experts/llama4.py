@@ -58,7 +58,7 @@ VISION = StoredNames(
 
 
 def read_with_vision(fields: Fields) -> ModelSpec:
-    """Its text part."""
+    """Llama 4's text model in a checkpoint with a vision tower."""
     fields.ignore("vision_config", "image_token_index", "boi_token_index", "eoi_token_index")
     fields.ignore("image_token_id", "boi_token_id", "eoi_token_id")
     return read(fields.text()).with_names(VISION)

@@ -125,6 +125,29 @@ CASES: tuple[Case, ...] = (
         },
     ),
     Case(
+        name="llama4-vision",
+        config="Llama4TextConfig",
+        fields={
+            "num_local_experts": 4,
+            "intermediate_size": 40,
+            "intermediate_size_mlp": 72,
+            "head_dim": 16,
+        },
+        text_in="Llama4Config",
+        outer={
+            "vision_config": {
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "image_size": 28,
+                "vision_output_dim": 16,
+                "projector_input_dim": 16,
+                "projector_output_dim": 16,
+            }
+        },
+    ),
+    Case(
         name="deepseek_v2",
         config="DeepseekV2Config",
         fields={

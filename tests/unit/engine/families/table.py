@@ -12,8 +12,9 @@ from dataclasses import is_dataclass
 from inspect import getmodule
 from typing import Any
 
+from engine.model.experts import SparseMlpSpec
 from engine.model.families import FAMILIES, dense, experts, model_spec
-from engine.model.spec import AttentionSpec, GatedMlpSpec, LayerSpec, ModelSpec, RopeSpec
+from engine.model.spec import AttentionSpec, GatedMlpSpec, LatentAttentionSpec, LayerSpec, ModelSpec, RopeSpec
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.catalogue import CASES
 
@@ -108,9 +109,31 @@ def _of_layer(layer: LayerSpec) -> set[str]:
         found.add(layer.mlp.activation)
     if type(layer.mlp).__name__ == "PlainMlpSpec":
         found.add(f"{getattr(layer.mlp, 'activation', '')} without a gate")
+    if isinstance(layer.mlp, SparseMlpSpec):
+        found |= set(_of_experts(layer.mlp))
     if isinstance(layer.mixer, AttentionSpec):
         found |= _of_attention(layer.mixer)
+    if isinstance(layer.mixer, LatentAttentionSpec):
+        found |= {"latents", *_of_rope(layer.mixer.rope)}
+        found |= {"queries through fewer features"} if layer.mixer.query_rank else set()
     return found
+
+
+def _of_experts(mlp: SparseMlpSpec) -> Iterable[str]:
+    rule = mlp.rule
+    yield "routing by " + rule.score.name.lower().replace("_", " ")
+    told = {
+        "routing in groups": rule.num_groups > 1,
+        "routing renormalised": rule.renormalised,
+        "routing scaled": rule.scale != 1.0,
+        "routing corrected": bool(mlp.tensors.correction),
+        "shared experts": mlp.shared is not None,
+        "gated shared expert": mlp.shared is not None and mlp.shared.is_gated,
+        "biases of experts": mlp.expert_bias,
+        "clamped activation": mlp.clamp is not None,
+        "weighted inputs of experts": mlp.weighs_inputs,
+    }
+    yield from (name for name, is_on in told.items() if is_on)
 
 
 def _of_attention(mixer: AttentionSpec) -> set[str]:
