@@ -9,9 +9,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.e2e.asking import until, watching
 from tests.e2e.cluster import Cluster
 from tests.models import build_tiny_model
 from tests.reference import greedy_tokens
+from tests.unit.engine.families import hybrids
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.catalogue import CASES
 
@@ -34,6 +36,19 @@ async def test_every_family_does(case: Case, tmp_path: Path) -> None:
     await check(case.build(tmp_path / case.name), tmp_path, **options)
 
 
+@pytest.mark.long
+async def test_states_are_computed_again_where_blocks_run_out(tmp_path: Path) -> None:
+    """In blocks of 32 tokens, of which a pool has 25 and eight sequences need 40."""
+    model = hybrids.CASES[0].build(tmp_path / "model")
+    prompts = [[(31 * index + 7 * at) % 400 + 10 for at in range(40 + 9 * index)] for index in range(8)]
+    options = {"kv_memory_mb": 1, "block_size": 32, "max_batch_tokens": 64}
+    async with Cluster(tmp_path / "run", model=model, **options) as cluster, watching(cluster) as (_, peers):
+        async with httpx.AsyncClient(base_url=cluster.url, timeout=120) as client:
+            answers = await asyncio.gather(*(complete(client, prompt, num_tokens=60) for prompt in prompts))
+        await until(peers, lambda states: any(state.totals.preemptions for state in states))
+    assert [tokens for tokens, _ in answers] == greedy_tokens(model, prompts, 60)
+
+
 async def check(model: Path, tmp_path: Path, **options: object) -> None:
     """Prompts alone, again with cached prefixes, and in a batch."""
     rng = random.Random(model.name)
@@ -53,14 +68,16 @@ async def check(model: Path, tmp_path: Path, **options: object) -> None:
     assert all(cached == 0 for _, cached in alone[:2])
 
 
-async def complete(client: httpx.AsyncClient, prompt: list[int]) -> tuple[list[int], int]:
+async def complete(
+    client: httpx.AsyncClient, prompt: list[int], *, num_tokens: int = NEW_TOKENS
+) -> tuple[list[int], int]:
     """Return the generated token ids and the cached prompt tokens."""
     response = await client.post(
         "/v1/completions",
         json={
             "model": "tiny",
             "prompt": prompt,
-            "max_tokens": NEW_TOKENS,
+            "max_tokens": num_tokens,
             "temperature": 0,
             "ignore_eos": True,
             "return_token_ids": True,

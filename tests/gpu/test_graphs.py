@@ -60,7 +60,7 @@ def _run(engine: Engine, monkeypatch: pytest.MonkeyPatch, *, with_graphs: bool, 
         for wave in WAVES:
             for _ in range(wave):
                 number = len(everybody)
-                text = [(31 * number + 7 * at + at * at) % 500 + 20 for at in range(30 + 45 * number)]
+                text = [(31 * number + 7 * at + at * at) % 480 + 20 for at in range(30 + 45 * number)]
                 everybody.append(new_sequence(f"s{number}", text, max_tokens=40))
                 generator.admit(everybody[-1])
             for _ in range(STEPS_BETWEEN):
