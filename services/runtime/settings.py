@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from common.settings import ROOT, Options, Seconds
 from common.tls import Tls
+from services.runtime.hub import cached, is_id
 
 # Imported where they are made: help waits for no client and no gateway.
 if TYPE_CHECKING:
@@ -84,8 +85,21 @@ class Settings(NatsOptions, LogOptions):
 class ModelSettings(Settings):
     """What services that know the model have."""
 
-    model: Path = Field(Path("demo"), validate_default=True, description="Hugging Face model folder")
-    served_model_name: str = Field("", description="name in the API; empty: the folder's name")
+    model: Path = Field(
+        Path("demo"),
+        validate_default=True,
+        description="Hugging Face model folder, or an id that is in the hub's cache",
+    )
+    served_model_name: str = Field("", description="name in the API; empty: the folder's name, or the id")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _called_by_its_id(cls, values: Any) -> Any:
+        """A model of the hub is called by its id, not by its snapshot's hash."""
+        name = str(values.get("model", "")) if isinstance(values, dict) else ""
+        if is_id(name) and not values.get("served_model_name") and not Path(name).exists() and cached(name):
+            return values | {"served_model_name": name}
+        return values
 
     @field_validator("model")
     @classmethod
@@ -98,8 +112,17 @@ class ModelSettings(Settings):
 
 
 def from_root(folder: Path) -> Path:
-    """The folder, or the one of that name in Baton's own: the demo model works from anywhere."""
-    return ROOT / folder if not folder.exists() and (ROOT / folder).exists() else folder
+    """The folder; else the one of that name in Baton's own, so that the demo model works from anywhere, or in the hub's cache."""
+    if folder.exists():
+        return folder
+    return ROOT / folder if (ROOT / folder).exists() else cached(str(folder)) or folder
+
+
+def no_model(folder: Path) -> str:
+    """What a person is told when there is none."""
+    if is_id(str(folder)):
+        return f"--model {folder}: no folder, and not in the hub's cache: `hf download {folder}` fetches it"
+    return f"--model {folder}: no config.json there; give a Hugging Face model folder"
 
 
 def _file(name: str) -> Path | None:

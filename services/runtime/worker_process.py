@@ -31,6 +31,7 @@ from prefill.role import PrefillRole
 from services.runtime.garbage import keep_what_is_loaded
 from services.runtime.loading import fail, load_settings
 from services.runtime.names import ANSWER_S, Name, held, made_up, new_incarnation
+from services.runtime.settings import no_model
 from services.runtime.signals import ending_in_time, until_signalled
 from services.runtime.tracer import open_tracer
 from services.worker.gpu import see_one_gpu
@@ -139,7 +140,7 @@ def build_engine(settings: WorkerServiceSettings, transport: Transport) -> Worke
             allocate=transport.allocate,
         )
     if not (settings.model / "config.json").is_file():
-        raise ConfigError(f"--model {settings.model}: no config.json there; give a Hugging Face model folder")
+        raise ConfigError(no_model(settings.model))
     return Engine(config, allocate=transport.allocate)
 
 

@@ -24,6 +24,7 @@ from services.runtime.loading import as_environment
 from services.runtime.names import TAG, made_up, made_up_tag
 from services.runtime.permissions import WORKERS, Member, Role
 from services.runtime.servers import Server, port_is_free
+from services.runtime.settings import no_model
 from services.up.announcement import announce, welcome
 from services.up.child import Child, describe_exit, last_lines
 from services.up.servers import Reach, start_servers
@@ -237,7 +238,7 @@ def _check(settings: UpSettings) -> None:
             f"`baton up` needs the {what} {', '.join(missing)}: pip install 'baton-serve[all]', or `make setup`"
         )
     if not (settings.model / "config.json").is_file():
-        raise ConfigError(f"--model {settings.model}: no config.json there; give a Hugging Face model folder")
+        raise ConfigError(no_model(settings.model))
     if not reaches_others(settings.kv_transport) and settings.prefill:
         raise ConfigError(
             f"--transport {settings.kv_transport}: {settings.prefill} prefill workers have to hand their KV over; "

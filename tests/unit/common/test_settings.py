@@ -18,16 +18,19 @@ from services.runtime import foreign
 from services.runtime.commands import COMMANDS, known_names, settings_of
 from services.runtime.flags import COMMON, GROUPS, flag_of
 from services.runtime.loading import as_environment, load_settings
-from services.runtime.settings import ServiceLevelOptions
+from services.runtime.settings import ServiceLevelOptions, no_model
 from services.up.settings import UpSettings
 from services.worker.options import WorkerOptions
 from services.worker.settings import WorkerServiceSettings
 
 
 def load(
-    *arguments: str, kind: type[BaseModel] = WorkerServiceSettings, environment: dict[str, str] | None = None
+    *arguments: str,
+    kind: type[BaseModel] = WorkerServiceSettings,
+    environment: dict[str, str] | None = None,
+    command: str = "test",
 ) -> BaseModel:
-    return load_settings(kind, command="test", arguments=arguments, environment=environment or {})
+    return load_settings(kind, command=command, arguments=arguments, environment=environment or {})
 
 
 @pytest.fixture
@@ -299,6 +302,30 @@ def test_a_gateway_counts_in_bytes_and_seconds() -> None:
 def test_the_automatic_transport_is_the_devices(device: str, transport: str) -> None:
     assert WorkerServiceSettings(device=device).kv_transport == transport
     assert WorkerServiceSettings(device=device, transport="ucx").kv_transport == "ucx"
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"])
+def test_a_model_in_the_hubs_cache_is_found_by_its_id(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, str(tmp_path))
+    below = {"HF_HUB_CACHE": "", "HF_HOME": "hub", "XDG_CACHE_HOME": "huggingface/hub"}[variable]
+    folder = tmp_path / below / "models--Qwen--Qwen3-0.6B"
+    for commit in ("c0ffee", "beef"):
+        (folder / "snapshots" / commit).mkdir(parents=True)
+        (folder / "snapshots" / commit / "config.json").write_text("{}")
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("c0ffee")
+    latest = load("Qwen/Qwen3-0.6B", kind=UpSettings, command="up")
+    assert isinstance(latest, UpSettings)
+    assert (latest.model, latest.served_name) == (folder / "snapshots" / "c0ffee", "Qwen/Qwen3-0.6B")
+    worker = load(environment=as_environment(latest, WorkerOptions))
+    assert (worker.model, worker.served_name) == (latest.model, latest.served_name)  # type: ignore[attr-defined]
+    pinned = load("--model", "Qwen/Qwen3-0.6B@beef", "--served-model-name", "q", kind=UpSettings)
+    assert (pinned.model, pinned.served_name) == (folder / "snapshots" / "beef", "q")  # type: ignore[attr-defined]
+    assert "hf download Qwen/Qwen4" in no_model(load("--model", "Qwen/Qwen4").model)  # type: ignore[attr-defined]
 
 
 def test_a_gateway_serves_one_model_or_those_that_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

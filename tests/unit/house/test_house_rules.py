@@ -80,6 +80,7 @@ def test_the_environment_is_read_in_one_place() -> None:
     readers = {str(path.relative_to(ROOT)) for path in modules(*PACKAGES) if "os.environ" in path.read_text()}
     allowed = {
         "services/runtime/loading.py",
+        "services/runtime/hub.py",  # the hub's own variables
         "cli/reach.py",  # OpenAI's own variables
         "services/worker/gpu.py",  # CUDA's own variable
         "services/up/child.py",  # hands the environment on to its children

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
 
 from cli.requirements import requirements
-from services.up.child import describe_exit, last_lines
+from common.settings import ROOT
+from services.up.child import describe_exit, last_lines, python_path
 from services.up.stack import LONGEST_PAUSE_S, devices_of, restart_pause_s
 
 
@@ -25,6 +27,15 @@ def test_restart_pauses_grow_and_are_bounded() -> None:
     assert pauses == sorted(pauses)
     assert pauses[0] < 1
     assert pauses[-1] == LONGEST_PAUSE_S
+
+
+def test_children_find_baton_first_then_what_the_person_wanted(tmp_path: Path) -> None:
+    theirs = os.pathsep.join(("/one", str(ROOT), "/two"))
+    assert python_path({"PYTHONPATH": theirs}) == {
+        "PYTHONPATH": os.pathsep.join((str(ROOT), "/one", "/two")),
+        "PYTHONSAFEPATH": "1",
+    }
+    assert python_path({})["PYTHONPATH"] == str(ROOT)
 
 
 def test_last_lines_of_a_log(tmp_path: Path) -> None:
