@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 
-from gateway.tenants.tenants import DEFAULT, TENANT_NAME, hash_key, new_key
+DEFAULT = "default"  # the tenant of a deployment that names none
 
 
 def main() -> int:
@@ -18,6 +18,9 @@ def main() -> int:
     parser.add_argument("tenant", nargs="?", default=DEFAULT, help="whose key it is (default: %(default)s)")
     parser.add_argument("--admin", action="store_true", help="an admin key, for /metrics, /debug and /admin")
     arguments = parser.parse_args()
+    # Imported here, so that help doesn't wait for the gateway's room.
+    from gateway.tenants.tenants import TENANT_NAME, hash_key, new_key
+
     if not re.match(TENANT_NAME, arguments.tenant):
         parser.error(f"TENANT {arguments.tenant!r}: 1 to 64 letters, digits and _.-")
     key = new_key()
