@@ -61,7 +61,8 @@ def main(arguments: Sequence[str]) -> int:
         ", ".join(f"{load:.1f}" for load in os.getloadavg()) + f" over 1, 5, 15 minutes; {os.cpu_count()} cores"
     )
     facts["reference"] = REFERENCE
-    page = ResultsPage(options.out, "first_hour", title="The first hour", facts=facts)
+    notes = (ROOT / "benchmarks/results/first_hour.notes.md").read_text(encoding="utf-8")
+    page = ResultsPage(options.out, "first_hour", title="The first hour", facts=facts, notes=notes)
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
         baton = _installed(page, here) if options.install else str(ROOT / "baton")

@@ -21,7 +21,7 @@ class Option(NamedTuple):
 
 
 HELP = (Option("--help", "the common options", False), Option("--help-all", "all options", False))
-VALUES = {"keys": ("new", "list", "revoke"), "completion": ("bash", "zsh", "fish")}
+VALUES = {"keys": ("new",), "completion": ("bash", "zsh", "fish")}
 
 
 def options() -> dict[str, list[Option]]:

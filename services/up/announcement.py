@@ -10,12 +10,12 @@ from pathlib import Path
 from common import VERSION
 from common.access import write_secret
 from common.settings import ROOT
-from services.runtime.running import Running, announced, birth_of
+from services.runtime.running import FILE, Running, announced, birth_of
 from services.runtime.settings import Settings
 from services.up.servers import Reach
 from services.up.settings import UpSettings
 
-KEY_FILE = "gateway.key"
+KEY_FILE, ADMIN_FILE = "gateway.key", "admin.key"
 TOOLS = {
     "chat": "talk to it",
     "top": "workers and gateways, live",
@@ -41,11 +41,17 @@ def announce(held: contextlib.ExitStack, settings: UpSettings, reach: Reach, *, 
         served_model_name="" if several else settings.served_name,
         observer={name: str(getattr(settings, name)) for name in LOOKS_ON} | reach.settings("observer"),
         api_key_file=_kept(held, users / KEY_FILE, next(iter(settings.keys), "")),
-        admin_key_file=_kept(held, users / "admin.key", settings.admin_key),
+        admin_key_file=_kept(held, users / ADMIN_FILE, settings.admin_key),
         certificate=str(Path(settings.tls_cert).resolve()) if settings.tls_cert else "",
         logs=str(data / "logs"),
     )
     held.enter_context(announced(running, data))
+
+
+def forget(data: Path) -> None:
+    """Remove what a killed `baton up` of this folder left."""
+    for file in (data / FILE, data / "users" / KEY_FILE, data / "users" / ADMIN_FILE):
+        file.unlink(missing_ok=True)
 
 
 def welcome(settings: UpSettings, url: str, data: Path, *, seconds: float) -> str:

@@ -25,7 +25,7 @@ from services.runtime.names import TAG, made_up, made_up_tag
 from services.runtime.permissions import WORKERS, Member, Role
 from services.runtime.servers import Server, port_is_free
 from services.runtime.settings import no_model
-from services.up.announcement import announce, welcome
+from services.up.announcement import announce, forget, welcome
 from services.up.child import Child, describe_exit, last_lines
 from services.up.servers import Reach, start_servers
 from services.up.settings import UpSettings
@@ -87,6 +87,7 @@ class Stack:
         _check(self._settings)
         self._logs.mkdir(parents=True, exist_ok=True)
         self._held.enter_context(_locked(self._data / "lock"))
+        forget(self._data)
         for log in self._logs.glob("*.log"):
             log.unlink()
         members = members_of(self._settings, tag_of(self._data))

@@ -196,13 +196,25 @@ async def test_stopping_while_starting_leaves_nothing(start: Start) -> None:
         assert await all_gone(family) == []
 
 
-async def test_children_die_with_a_killed_parent(start: Start) -> None:
-    async with start("--fake") as up:
+async def test_children_die_with_a_killed_parent_and_the_next_one_forgets_its_keys(
+    start: Start, tmp_path: Path
+) -> None:
+    left = [tmp_path / "data" / FILE, *(tmp_path / "data" / "users" / f"{name}.key" for name in ("gateway", "admin"))]
+    file = tmp_path / "key"
+    file.write_text("a-key-of-the-one-before")
+    async with start("--fake", "--api-keys", f"@{file}", "--admin-key", f"@{file}0") as up:
+        assert "No such file" in await up.says("--admin-key")
+    file.with_name("key0").write_text("an-admin-key-of-the-one-before")
+    async with start("--fake", "--api-keys", f"@{file}", "--admin-key", f"@{file}0") as up:
         await up.says("Baton serves")
         family = up.family()
         assert len(family) >= 5
+        assert [path.stat().st_mode & 0o777 for path in left] == [0o600] * 3
         up.process.kill()
         assert await all_gone(family) == []
+    async with start("--fake") as up:
+        await up.says("starting nats")
+        assert [path for path in left if path.exists()] == []
 
 
 async def test_a_lost_nats_is_named_and_stops_everything(start: Start) -> None:
