@@ -251,6 +251,13 @@ async def test_history_is_charted_and_what_happens_is_listed(
         await page.get_by_role("group", name="TPOT").locator(".when").get_by_text(":").wait_for()  # one cursor for all
         async with one_pair(http):
             await page.locator(".log").get_by_text("drains: no new work").first.wait_for()
+            assert (await http.post("/admin/workers/decode-0/drain")).status_code == 200  # nobody decodes now
+            await page.locator(".banner.bad").get_by_text("No request is served since").wait_for()
+            await page.locator(".now.bad").get_by_text("Outage for").wait_for()
+            resumed = await http.post("/admin/workers/decode-0/drain", json={"draining": False})
+            assert resumed.status_code == 200
+            await page.locator("#banner").wait_for(state="hidden")
+        await page.locator(".log").get_by_text("requests are served again").first.wait_for()
         await page.locator("fieldset").get_by_text("6 hours").click()
         await page.wait_for_url("**/console/overview?span=6h")
         await page.get_by_role("link", name="Planner").click()

@@ -1,6 +1,6 @@
 // How it goes: what is so now, charts of the last minutes or hours, and what happened.
 
-import { call, operator } from "../frame/api.js";
+import { ApiError, call, operator } from "../frame/api.js";
 import { chart, newCursor } from "../frame/chart.js";
 import { h, patch } from "../frame/dom.js";
 import { feed, on } from "../frame/feed.js";
@@ -55,20 +55,20 @@ export function mount(view, { query, signal }) {
   const ask = async () => {
     clearTimeout(timer);
     try {
+      if (feed.live === "key" || document.hidden) throw new ApiError(401, "");
       if (!span) span = await youngest(signal);
       for (const radio of picker.querySelectorAll("input")) radio.checked = radio.value === span;
       shown = joined(shown, await fetched(span, shown?.at.at(-1) ?? 0, signal));
       draw();
     } catch (error) {
       if (signal.aborted) return;
-      if (!error.status && error.name !== "AbortError" && !("status" in error)) console.error(error);
+      if (!(error instanceof ApiError)) console.error(error); // the frame tells of the others
     }
     if (!signal.aborted) timer = setTimeout(ask, 1000 * (SPANS[span]?.[2] ?? 2));
   };
   signal.addEventListener("abort", () => clearTimeout(timer));
 
-  on("*", (all, name) => {
-    if (name === "live" && feed.live === "live") ask();
+  on("*", (all) => {
     if (!all.workers || !all.latencies) return;
     patch(state, stateOf(all));
     patch(tiles, tilesOf(all));

@@ -35,7 +35,7 @@ export function mount(view, { signal }) {
   let timer = 0;
   const ask = async () => {
     try {
-      if (!document.hidden) {
+      if (!document.hidden && feed.live !== "key") {
         const data = await call("console/history?span=1h", { with: operator(), signal });
         const to = Date.now() / 1000;
         const from = Math.max(to - SPAN_S, Math.min(data.at[0] ?? to, to - 300));

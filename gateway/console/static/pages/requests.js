@@ -64,7 +64,7 @@ function showTable(view, query, signal) {
   };
   const ask = async () => {
     clearTimeout(timer);
-    if (!paused && !document.hidden) {
+    if (!paused && !document.hidden && feed.live !== "key") {
       try {
         const { requests } = await call(`console/search?${new URLSearchParams(wanted())}`, { with: operator(), signal });
         if (!paused) draw(requests);
@@ -79,7 +79,7 @@ function showTable(view, query, signal) {
     listed = { ids: requests.map((one) => one.request_id), query: wanted() };
     const longest = Math.max(1, ...requests.map((one) => one.total_ms ?? 0));
     const many = (feed.state.gateways?.length ?? 1) > 1;
-    summary.textContent = requests.length >= 100 ? "the first 100" : `${requests.length} found`;
+    summary.textContent = requests.length >= 100 ? "the first 100 of more" : `${requests.length} found`;
     axis.replaceChildren(h("span", { class: "scale" }, [0, 0.5, 1].map((part) => h("span", { style: { left: `${100 * part}%` } }, part ? ms(longest * part) : "0"))));
     patch(body, requests.length ? requests.map((one) => row(one, longest, many)) : [h("tr", { "data-key": "none" }, h("td", { colspan: 10, class: "empty" }, "No such request is known: each gateway keeps its newest 512, those that run and the slowest."))]);
   };
