@@ -40,8 +40,8 @@ def main() -> int:
         settings = load_settings(BenchSettings, command="bench", arguments=arguments)
         if needless:
             print(f"baton: not needed here, ignored: {', '.join(needless)}", file=sys.stderr)
-        if settings.compare:
-            return compare(settings.compare)
+        if settings.compare_files:
+            return compare(settings.compare_files)
         steps = steps_of(settings)
         check(settings)
         server = settings.gateway()
@@ -186,12 +186,12 @@ class Bench:
         told = document(settings, self._url, self._model, self._done, chosen, found)
         if settings.json_file:
             write(settings.json_file, json.dumps(told, indent=2) + "\n", "--json")
-        if settings.csv:
-            write(settings.csv, table(told), "--csv")
-        if settings.per_request:
-            write(settings.per_request, lines(settings, self._done), "--per-request")
-        if settings.html:
-            write(settings.html, page(told, self._done, chosen, within=settings.objectives()), "--html")
+        if settings.csv_file:
+            write(settings.csv_file, table(told), "--csv")
+        if settings.requests_file:
+            write(settings.requests_file, lines(settings, self._done), "--per-request")
+        if settings.html_file:
+            write(settings.html_file, page(told, self._done, chosen, within=settings.objectives()), "--html")
         if search is not None:
             print(f"\n{verdict(search, settings)}")
         if len(self._done) > 1:

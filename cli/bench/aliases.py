@@ -68,8 +68,6 @@ def _renamed(name: str, values: list[str]) -> list[str]:
         return ["--endpoint", BACKENDS[values[0]]]
     if name == "--endpoint" and values and values[0].startswith("/"):
         return ["--endpoint", "chat" if values[0].endswith("/chat/completions") else "completions"]
-    if name == "--request-rate" and values == ["inf"]:
-        return [name, "0"]
     if name in SEVERAL:
         return [name, SEPARATOR.join(values)]
     return [RENAMED.get(name, name), *values]

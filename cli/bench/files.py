@@ -90,8 +90,8 @@ def write(path: str, text: str, flag: str) -> None:
 
 def check_writable(settings: BenchSettings) -> None:
     """Before minutes of load: every file's folder is there. Raises ConfigError."""
-    files = {"--json": settings.json_file, "--html": settings.html}
-    files |= {"--csv": settings.csv, "--per-request": settings.per_request}
+    files = {"--json": settings.json_file, "--html": settings.html_file}
+    files |= {"--csv": settings.csv_file, "--per-request": settings.requests_file}
     for flag, path in files.items():
         if path and not Path(path).resolve().parent.is_dir():
             raise ConfigError(f"{flag} {path}: there is no folder {Path(path).resolve().parent}")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from cli.reach import ClientOptions
-from common.settings import Positive, Seconds, Share
+from common.settings import Positive, Seconds, Share, Word
 
-Milliseconds = Annotated[float, Field(ge=0)]
+ANY, ALL_AT_ONCE = BeforeValidator(Word("any", 0)), BeforeValidator(Word("inf", 0))
+Milliseconds = Annotated[float, Field(ge=0), ANY]
 
 
 class BenchSettings(ClientOptions):
@@ -23,10 +24,12 @@ class BenchSettings(ClientOptions):
     num_prompts: Positive = Field(
         100, description="requests in all; where there are steps and this is given, of each step"
     )
-    request_rate: Annotated[float, Field(ge=0)] = Field(
-        0.0, description="requests a second; 0: as many as may be in flight. --find-max begins there, or at 1"
+    request_rate: Annotated[float, Field(ge=0), ALL_AT_ONCE] = Field(
+        0.0, description="requests a second; inf: as many as may be in flight. --find-max begins there, or at 1"
     )
-    max_concurrency: Annotated[int, Field(ge=0)] = Field(0, description="requests in flight at most; 0: any number")
+    max_concurrency: Annotated[int, Field(ge=0), ANY] = Field(
+        0, description="requests in flight at most; any: no bound"
+    )
     input_len: Positive = Field(512, description="tokens of a random prompt (chat: words), beside the shared prefix")
     output_len: Positive = Field(128, description="tokens of an answer")
     sweep: str = Field(
@@ -34,16 +37,16 @@ class BenchSettings(ClientOptions):
         description="a step for each load: request rates `1,2,4` or `1:16:5` (5 rates from 1 to 16), or `concurrency=1,4,16`",
     )
     find_max: bool = Field(False, description="look for the highest request rate within the objectives, by bisection")
-    ttft_slo_ms: Milliseconds = Field(0.0, description="objective: longest time to first token; 0: any")
-    tpot_slo_ms: Milliseconds = Field(0.0, description="objective: longest mean time per further token; 0: any")
-    e2e_slo_ms: Milliseconds = Field(0.0, description="objective: longest time of a request; 0: any")
+    ttft_slo_ms: Milliseconds = Field(0.0, description="objective: longest time to first token")
+    tpot_slo_ms: Milliseconds = Field(0.0, description="objective: longest mean time per further token")
+    e2e_slo_ms: Milliseconds = Field(0.0, description="objective: longest time of a request")
     slo_share: Share = Field(0.95, description="share of the requests that must meet all objectives, for --find-max")
     step_s: Seconds = Field(15.0, description="a step at a rate sends for so long, and at least 20 requests")
     json_file: str = Field("", description="write the results there as JSON")
-    html: str = Field("", description="write a report there: one file that needs no network")
-    csv: str = Field("", description="write a row for each step there")
-    per_request: str = Field("", description="write a JSON line for each request there")
-    compare: str = Field("", description="send nothing; compare the results of --json: A.json B.json")
+    html_file: str = Field("", description="write a report there: one file that needs no network")
+    csv_file: str = Field("", description="write a row for each step there")
+    requests_file: str = Field("", description="write a JSON line for each request there")
+    compare_files: str = Field("", description="send nothing; compare the results of --json: A.json B.json")
     label: str = Field("", description="name of this run in reports and comparisons")
     dataset_name: Literal["auto", "random", "sharegpt", "custom"] = Field(
         "auto", description="kind of prompts; auto: as --dataset-path says"

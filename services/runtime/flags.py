@@ -14,7 +14,8 @@ from common.settings import PREFIX, ConfigError, Word
 from services.runtime import foreign
 
 # Where a field cannot have the name of its flag.
-FLAGS = {"json_file": "--json", "print_json": "--json"}
+FLAGS = {"json_file": "--json", "print_json": "--json", "html_file": "--html", "csv_file": "--csv"}
+FLAGS |= {"requests_file": "--per-request", "compare_files": "--compare"}
 POSITIONAL = {"up": "model", "gateway": "model", "prefill": "model", "decode": "model", "worker": "model"}
 POSITIONAL |= {"doctor": "model", "trace": "request"}
 SERVERS = ("nats_url", "redis_url")
@@ -28,7 +29,7 @@ COMMON = {
     "planner": ("nats_url", "ttft_slo_ms", "tpot_slo_ms", "plan_dry_run"),
     "bench": (
         *("url", "num_prompts", "request_rate", "max_concurrency", "input_len", "output_len", "dataset_path"),
-        *("sweep", "find_max", "ttft_slo_ms", "tpot_slo_ms", "json_file", "html", "compare"),
+        *("sweep", "find_max", "ttft_slo_ms", "tpot_slo_ms", "json_file", "html_file", "compare_files"),
     ),
     "doctor": ("model", "device", "url", *SERVERS, "data_dir", "print_json"),
 }
