@@ -23,6 +23,7 @@ class EngineConfig:
     max_batch_tokens: int = 512  # token budget of a pass
     max_sequences: int = 64
     num_threads: int = 1  # torch's intra-op threads on the CPU
+    model_impl: str = "auto"  # whose code computes the model, see `engine.foreign`
 
     def __post_init__(self) -> None:
         for name in (
@@ -37,5 +38,7 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
+        if self.model_impl not in ("auto", "baton", "transformers"):
+            raise ValueError(f"model_impl must be auto, baton or transformers, not {self.model_impl!r}")
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise ValueError(f"dtype must be auto, float32, bfloat16 or float16, not {self.dtype!r}")

@@ -15,6 +15,7 @@ import torch
 from common.messages import KVLayout
 from engine.cache.pages import allocate_zeros, part_views, plan_layout, pool_dtype, pool_shape
 from engine.config import EngineConfig
+from engine.foreign import ForeignDecoder, is_foreign
 from engine.grammars.grammars import Grammars, Masks
 from engine.kernels.attention import HeadShape, items_at_once, tiling
 from engine.kernels.device import describe
@@ -53,7 +54,8 @@ class Engine:
     """
 
     def __init__(self, config: EngineConfig, *, allocate: Allocate | None = None, load: Load = load_weights) -> None:
-        model = read_model_spec(config.model)
+        foreign = ForeignDecoder(config.model) if is_foreign(config) else None
+        model = foreign.spec if foreign is not None else read_model_spec(config.model)
         device = torch.device(config.device)
         if device.type == "cpu":
             torch.set_num_threads(config.num_threads)
@@ -63,7 +65,11 @@ class Engine:
         self.vocab_size = model.vocab_size
         self.max_model_len = _resolve_max_model_len(config.max_model_len, model.max_position_embeddings)
         self.fingerprint = model_fingerprint(config.model)
-        self._decoder = Decoder(model, dtype=dtype, device=device, max_model_len=self.max_model_len)
+        if foreign is not None:
+            self._decoder: Decoder | ForeignDecoder = foreign.load(dtype, device)
+            load = _nothing_more
+        else:
+            self._decoder = Decoder(model, dtype=dtype, device=device, max_model_len=self.max_model_len)
         self.layout: KVLayout = plan_layout(model, config, dtype_name)
         self.kv = (allocate or allocate_zeros)(pool_shape(self.layout), pool_dtype(self.layout), config.device)
         self.grammars = Grammars(config.model, self.vocab_size)
@@ -82,7 +88,7 @@ class Engine:
     def _start_on_gpu(self, load: Load) -> None:
         """Load the weights while kernels are compiled; capture graphs; compute and time passes of every kind."""
         longest = min(self.config.max_batch_tokens, self.max_model_len)
-        sizes = _graph_sizes(self.config.max_sequences, longest)
+        sizes = _graph_sizes(self.config.max_sequences, longest) if self._decoder.can_be_captured else []
         with compiled_ahead():
             self._runner = self._new_runner(self._decoder.with_a_layer_of_each_kind())
             self._runner.rehearse(sizes)
@@ -96,7 +102,7 @@ class Engine:
         self.pass_ms |= {(0, tokens): ms for tokens, ms in alone.items()}
         self._forget_newest()
 
-    def _new_runner(self, decoder: Decoder) -> Runner:
+    def _new_runner(self, decoder: Decoder | ForeignDecoder) -> Runner:
         layout, model = self.layout, self._decoder.spec
         limits = Limits(
             block_size=layout.block_size,
@@ -244,6 +250,10 @@ def _graph_sizes(max_sequences: int, longest: int) -> list[GraphSize]:
     ]
     alone = [GraphSize(0, tokens) for tokens in PROMPT_GRAPHS]
     return [GraphSize(size) for size in sizes] + [size for size in mixed + alone if size.prompts <= longest]
+
+
+def _nothing_more(weights: Weights, folder: Path) -> None:
+    """For weights that are there."""
 
 
 def _resolve_dtype(asked: str, device: torch.device, checkpoint: str) -> str:

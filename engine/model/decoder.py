@@ -26,6 +26,8 @@ class Layer:
 class Decoder:
     """Layers and their weights, uninitialised until a loader has filled them. One thread at a time."""
 
+    can_be_captured = True
+
     def __init__(self, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, max_model_len: int) -> None:
         self.spec = spec
         self.weights = Weights(dtype, device, stored=spec.stored)

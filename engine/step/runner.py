@@ -15,6 +15,7 @@ from collections.abc import Sequence as SequenceOf
 
 import torch
 
+from engine.foreign.decoder import ForeignDecoder
 from engine.kernels.attention import copies_in_bulk
 from engine.model.decoder import Decoder
 from engine.sequence import Chunk
@@ -35,7 +36,7 @@ class Runner:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Decoder | ForeignDecoder,
         parts: SequenceOf[torch.Tensor],
         limits: Limits,
         *,

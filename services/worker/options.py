@@ -26,6 +26,11 @@ class WorkerOptions(ModelSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="weights and KV; auto: float32 on the CPU"
     )
+    model_impl: Literal["auto", "baton", "transformers"] = Field(
+        "auto",
+        description="whose code computes the model: baton's kernels, or the installed transformers over Baton's cache, slowly; "
+        "auto: transformers where Baton has no family",
+    )
     kv_memory_mb: Annotated[int, Field(ge=0), AUTO] = Field(
         0,
         description="memory of the KV pool, MiB; auto: 256 on the CPU, on a GPU what weights and working memory leave",

@@ -38,4 +38,5 @@ class WorkerServiceSettings(WorkerOptions):
             max_batch_tokens=self.max_batch_tokens,
             max_sequences=self.max_sequences,
             num_threads=self.threads,
+            model_impl=self.model_impl,
         )

@@ -20,6 +20,11 @@ FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {**dense.FAMILIES, **expert
 
 def read_model_spec(folder: Path) -> ModelSpec:
     """Read `folder/config.json`. Raises UnsupportedModelError naming the field, or FileNotFoundError."""
+    return model_spec(read_fields(folder))
+
+
+def read_fields(folder: Path) -> dict[str, Any]:
+    """The JSON of `folder/config.json`. Raises as `read_model_spec`."""
     path = folder / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no config.json: is it a model folder in Hugging Face's format?")
@@ -29,7 +34,7 @@ def read_model_spec(folder: Path) -> ModelSpec:
         raise UnsupportedModelError(f"{path} is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise UnsupportedModelError(f"{path} is no JSON object")
-    return model_spec(fields)
+    return fields
 
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -39,6 +39,7 @@ class Case:
     outer: Mapping[str, Any] = field(default_factory=dict)  # that one's other fields
     max_model_len: int | None = None
     shortest: int = 1  # tokens of a prompt: what transformers computes of shorter ones can't be cached
+    model_impl: str = "auto"
     is_long: bool = False  # too slow for each run
 
     def build(self, folder: Path, *, seed: int = 0) -> Path:

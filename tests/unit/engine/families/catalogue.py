@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.unit.engine.families import dense, experts, hybrids
+from tests.unit.engine.families import dense, experts, foreign, hybrids
 
-CASES = [*dense.CASES, *experts.CASES, *hybrids.CASES]
+CASES = [*dense.CASES, *experts.CASES, *hybrids.CASES, *foreign.CASES]

@@ -39,7 +39,9 @@ class Bench:
         network = getattr(transformers, case.architecture())
         self._reference = network.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
         self._logprobs: dict[tuple[int, ...], torch.Tensor] = {}
-        config = EngineConfig(model=folder, num_blocks=NUM_BLOCKS, max_model_len=case.max_model_len)
+        config = EngineConfig(
+            model=folder, num_blocks=NUM_BLOCKS, max_model_len=case.max_model_len, model_impl=case.model_impl
+        )
         self._engines = Engine(config, allocate=_full_of_nan), Engine(config, allocate=_full_of_nan)
 
     def generators(self, *, chunk_size: int = 512) -> tuple[Generator, Generator]:

@@ -21,18 +21,23 @@ from tests.unit.engine.families.catalogue import CASES
 HEAD = """\
 # Models
 
-Baton serves these architectures (`architectures` in config.json), in float32, bfloat16 and float16. A field of config.json that
-a family does not know is refused by name. Of checkpoints with a vision tower the text part is served; image parts of messages
-are refused.
+Baton serves these architectures (`architectures` in config.json), in float32, bfloat16 and float16. A field of config.json
+that a family does not know is refused by name. Of checkpoints with a vision tower the text part is served; image parts of
+messages are refused.
 
 Checked: for each row, small random models in float32 give the tokens and logprobs of `transformers`. Two engines hand blocks
 over, prompts are cut into chunks, begin with cached blocks, join a batch, and lose their blocks
-(`tests/unit/engine/families/`). `make models` does it with separate processes. Kernels are checked for each switch in Triton's
-interpreter (`tests/unit/kernels/`).
+(`tests/unit/engine/families/`). `make models` does it with separate processes. Kernels are checked for each switch in
+Triton's interpreter (`tests/unit/kernels/`).
 
 Layers with a window keep all positions: all layers' blocks are one group. LongRoPE's long factors are used where
 `--max-model-len` is above `original_max_position_embeddings`, for short prompts too. Dynamic NTK changes nothing up to
 `max_position_embeddings`, and no worker goes beyond.
+
+Other causal models of `transformers` run over Baton's cache by its own code, where it is installed: `--model-impl auto` does
+so for architectures that are not below, with a line in the log, and `--model-impl transformers` for any. That is slow:
+nothing is fused, and no graph is captured. Refused by name: models with states, attention of their own (biases, latents),
+masks of their own, LongRoPE and dynamic ropes. Six are checked as above.
 
 This page is written by `python -m tests.unit.engine.families.table > docs/models.md`.
 

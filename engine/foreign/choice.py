@@ -1,0 +1,30 @@
+"""Whether `transformers` computes a model, by `model_impl`."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+
+from engine.config import EngineConfig
+from engine.model.families import FAMILIES, read_fields
+
+log = logging.getLogger("baton.engine")
+
+
+def is_foreign(config: EngineConfig) -> bool:
+    """With "auto", what no family knows is, if `transformers` is installed.
+
+    Raises ValueError when it is asked for and not installed.
+    """
+    if config.model_impl == "baton":
+        return False
+    installed = importlib.util.find_spec("transformers") is not None
+    if config.model_impl == "transformers":
+        if not installed:
+            raise ValueError("model_impl = transformers needs the package: pip install 'transformers>=5.17'")
+        return True
+    named = read_fields(config.model).get("architectures") or []
+    if not installed or not named or any(name in FAMILIES for name in named):
+        return False
+    log.warning("engine.model_by_transformers", extra={"architectures": named})
+    return True

@@ -1,0 +1,100 @@
+# mypy: allow-untyped-calls
+"""A model of `transformers` in the place of our decoder: a pass is one row of the tokens of many sequences."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.foreign.trial import NAME, Call, calls_of, read_config, register, spec_of
+from engine.kernels.attention import HeadShape, Scores, needs_qkv, paged_attention
+from engine.kernels.rope import Heads, rope_and_write_kv
+from engine.model.parameters import Weights
+from engine.model.spec import ModelSpec
+from engine.step.batch import ForwardBatch
+
+log = logging.getLogger("baton.engine")
+
+
+class ForeignDecoder:
+    """Knows the model's shape once it is made; `load` brings the weights. Raises UnsupportedModelError."""
+
+    can_be_captured = False
+
+    def __init__(self, folder: Path) -> None:
+        register()
+        self._folder, self._config = folder, read_config(folder)
+        self._calls = calls_of(self._config)
+        self.spec: ModelSpec = spec_of(self._config, self._calls)
+        self._pass: tuple[ForwardBatch, Sequence[torch.Tensor]] | None = None
+
+    def load(self, dtype: torch.dtype, device: torch.device) -> ForeignDecoder:
+        """Read the weights; safetensors only."""
+        from transformers import AutoModelForCausalLM
+
+        log.warning("engine.slow_model", extra={"by": "transformers", "architectures": self._config.architectures})
+        self.weights = Weights(dtype, device)
+        network = AutoModelForCausalLM.from_pretrained(
+            self._folder,
+            config=self._config,
+            dtype=dtype,
+            attn_implementation=NAME,
+            use_safetensors=True,
+            trust_remote_code=False,
+        )
+        self._network: Any = network.eval().to(device)
+        for (part, number), call in zip((places[0] for places in self.spec.places), self._calls, strict=True):
+            site = _Site(self, call, part, number)
+            self._network.get_submodule(call.module).baton = site
+        return self
+
+    def forward(
+        self, batch: ForwardBatch, parts: Sequence[torch.Tensor], *, logits: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        """As `Decoder.forward`."""
+        ids = torch.where(batch.sources >= 0, batch.newest[batch.sources.clamp(min=0).long()], batch.token_ids.long())
+        rows = torch.arange(len(ids), device=ids.device) if batch.sampled_rows is None else batch.sampled_rows.long()
+        self._pass = batch, parts
+        try:
+            answer = self._network(input_ids=ids[None], position_ids=batch.positions.long()[None], use_cache=False)
+        finally:
+            self._pass = None
+        if not batch.num_sampled:
+            return None
+        found: torch.Tensor = answer.logits[0].index_select(0, rows).to(self.weights.dtype)
+        return found if logits is None else logits.copy_(found)
+
+    def with_a_layer_of_each_kind(self) -> ForeignDecoder:
+        return self
+
+    @property
+    def now(self) -> tuple[ForwardBatch, Sequence[torch.Tensor]]:
+        """The pass that is computed, and the pool's parts."""
+        assert self._pass is not None, "attention outside of a pass"
+        return self._pass
+
+
+class _Site:
+    """The attention of one layer."""
+
+    def __init__(self, decoder: ForeignDecoder, call: Call, part: int, number: int) -> None:
+        self._decoder, self._call, self._place = decoder, call, (part, number)
+        self._shape = HeadShape(call.num_heads, call.num_kv_heads, call.head_dim)
+
+    def __call__(
+        self, module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: object, **named: Any
+    ) -> torch.Tensor:
+        """`q` [1, Hq, T, D], `k` and `v` [1, Hkv, T, D] -> [1, T, Hq, D]."""
+        batch, parts = self._decoder.now
+        part, number = self._place
+        kv, plan, call = parts[part][:, number], batch.attention[self._shape], self._call
+        qkv = torch.cat((q, k, v), dim=1)[0].transpose(0, 1).flatten(1).to(kv.dtype).contiguous()
+        stays = needs_qkv(plan, kv)
+        rotated = rope_and_write_kv(qkv, batch.positions, None, batch.slots, kv, Heads())
+        sinks = named["s_aux"].float() if call.sinks else None
+        how = Scores(scale=call.scale, window=call.window, softcap=call.softcap, sinks=sinks)
+        return paged_attention(rotated, kv, plan, how, qkv=qkv if stays else None)[None].to(q.dtype)

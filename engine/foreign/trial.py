@@ -1,0 +1,178 @@
+# mypy: allow-untyped-calls
+"""What a model of `transformers` asks of attention, found by a pass over tensors without memory. Refuses what we can't do."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.model.spec import AttentionSpec, GatedMlpSpec, LayerSpec, ModelSpec, UnsupportedModelError
+
+NAME = "baton"
+TRIAL_TOKENS = 3
+# The longest sequence of a batch decides.
+_UNKNOWABLE_ROPES = ("dynamic", "longrope")
+# Arguments of attention functions that say nothing about the arithmetic here.
+_IDLE = {"dropout", "is_causal", "position_ids", "cache_position", "output_attentions", "use_cache", "cu_seq_lens_q"} | {
+    "cu_seq_lens_k", "max_length_q", "max_length_k", "position_embeddings", "logits_to_keep", "target_dtype",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """How one layer's attention is called."""
+
+    module: str  # its name in the model
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int
+    softcap: float
+    sinks: bool
+
+
+def register() -> None:
+    """Make our attention known to transformers, without a mask. A module's attribute `baton` computes it."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, _attend)
+
+
+def _attend(module: Any, *given: Any, **named: Any) -> tuple[torch.Tensor, None]:
+    attended: torch.Tensor = module.baton(module, *given, **named)
+    return attended, None
+
+
+def read_config(folder: Path) -> Any:
+    """Transformers' configuration of the text model. Raises UnsupportedModelError for what can't be paged."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (ValueError, KeyError, OSError) as error:
+        raise UnsupportedModelError(f"transformers can't read {folder / 'config.json'}: {str(error)[:300]}") from error
+    text = config.get_text_config(decoder=True)
+    if getattr(text, "is_encoder_decoder", False):
+        raise UnsupportedModelError("config.json: is_encoder_decoder = true is not supported")
+    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if kinds:
+        raise UnsupportedModelError(f"config.json: layer_types = {sorted(kinds)} is not supported with transformers")
+    ropes = getattr(text, "rope_parameters", None) or {}
+    for rope in (ropes, *(value for value in ropes.values() if isinstance(value, Mapping))):
+        if rope.get("rope_type") in _UNKNOWABLE_ROPES:
+            raise UnsupportedModelError(
+                f"config.json: rope_type = {rope['rope_type']!r} is not supported with transformers"
+            )
+    return config
+
+
+def calls_of(config: Any) -> list[Call]:
+    """Each layer's call, in order. Raises UnsupportedModelError, naming what stands in the way."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            network = AutoModelForCausalLM.from_config(config, attn_implementation=NAME, dtype=torch.float32).eval()
+    except (KeyError, ValueError) as error:
+        raise UnsupportedModelError(f"{_name(config)} has no attention that can be replaced: {error}") from error
+    calls: list[Call] = []
+    names = {module: name for name, module in network.named_modules()}
+
+    def record(module: Any, q: Any, k: Any, v: Any, mask: Any, **named: Any) -> torch.Tensor:
+        calls.append(_call(names[module], q, k, v, mask, named))
+        return torch.empty_like(q).transpose(1, 2)
+
+    for module in names:
+        module.baton = record
+    ids = torch.zeros((1, TRIAL_TOKENS), dtype=torch.int64, device="meta")
+    try:
+        with torch.inference_mode():
+            network(input_ids=ids, position_ids=torch.arange(TRIAL_TOKENS, device="meta")[None], use_cache=False)
+    except UnsupportedModelError:
+        raise
+    except Exception as error:  # any code of a model we don't know
+        raise UnsupportedModelError(f"{_name(config)} can't be tried with transformers: {str(error)[:200]}") from error
+    _check(config, network, calls)
+    return calls
+
+
+def spec_of(config: Any, calls: list[Call]) -> ModelSpec:
+    """What the rest of the engine asks of a model."""
+    text = config.get_text_config(decoder=True)
+    hidden = int(text.hidden_size)
+    mlp = GatedMlpSpec(size=int(getattr(text, "intermediate_size", None) or 4 * hidden))
+    layers = [
+        LayerSpec(
+            mixer=AttentionSpec(
+                num_heads=call.num_heads,
+                num_kv_heads=call.num_kv_heads,
+                head_dim=call.head_dim,
+                rope=None,
+                window=call.window,
+                softcap=call.softcap,
+                sinks=call.sinks,
+                scale=call.scale,
+            ),
+            mlp=mlp,
+        )
+        for call in calls
+    ]
+    return ModelSpec(
+        vocab_size=int(text.vocab_size),
+        hidden_size=hidden,
+        max_position_embeddings=int(text.max_position_embeddings),
+        norm_eps=1e-6,
+        has_tied_head=bool(config.tie_word_embeddings),
+        dtype=str(config.dtype or "float32").removeprefix("torch."),
+        layers=tuple(layers),
+    )
+
+
+def _call(name: str, q: Any, k: Any, v: Any, mask: Any, named: dict[str, Any]) -> Call:
+    if mask is not None:
+        raise UnsupportedModelError(f"{name} gives attention a mask of its own, which is not supported")
+    if k.shape != v.shape or k.shape[-1] != q.shape[-1]:
+        raise UnsupportedModelError(f"{name} has keys and values of different sizes, which is not supported")
+    own = {key: value for key, value in named.items() if key not in _IDLE and value is not None}
+    sinks = own.pop("s_aux", None)
+    call = Call(
+        module=name,
+        num_heads=q.shape[1],
+        num_kv_heads=k.shape[1],
+        head_dim=q.shape[-1],
+        scale=float(own.pop("scaling", None) or q.shape[-1] ** -0.5),
+        window=int(own.pop("sliding_window", 0)),
+        softcap=float(own.pop("softcap", 0.0)),
+        sinks=sinks is not None,
+    )
+    if own:
+        raise UnsupportedModelError(f"{name} gives attention {', '.join(sorted(own))}, which is not supported")
+    return call
+
+
+def _check(config: Any, network: Any, calls: list[Call]) -> None:
+    text = config.get_text_config(decoder=True)
+    if len(calls) != text.num_hidden_layers or len({call.module for call in calls}) != len(calls):
+        raise UnsupportedModelError(
+            f"{_name(config)} calls transformers' attention {len(calls)} times in {text.num_hidden_layers} layers:"
+            " states, and attention of its own, are not supported"
+        )
+    if getattr(network, "_is_stateful", False) or any(isinstance(part, torch.nn.Conv1d) for part in network.modules()):
+        raise UnsupportedModelError(f"{_name(config)} keeps a state beside keys and values, which is not supported")
+    has_window = getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True)
+    if has_window and not any(call.window for call in calls):
+        raise UnsupportedModelError("config.json: sliding_window does not reach attention, which is not supported")
+    if getattr(text, "attention_chunk_size", None):
+        raise UnsupportedModelError("config.json: attention_chunk_size is not supported with transformers")
+    if "position_ids" not in inspect.signature(network.forward).parameters:
+        raise UnsupportedModelError(f"{_name(config)} takes no position_ids, which is not supported")
+
+
+def _name(config: Any) -> str:
+    return str((config.architectures or [type(config).__name__])[0])
