@@ -42,7 +42,7 @@ def test_what_can_not_be_paged_is_refused_by_name(
 def test_a_model_that_calls_itself_stateful_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Case(name="helium", config="HeliumConfig", fields={"head_dim": 16}).config_object().save_pretrained(tmp_path)
     monkeypatch.setattr(transformers.HeliumForCausalLM, "_is_stateful", True)
-    with pytest.raises(UnsupportedModelError, match="Helium.* keeps a state"):
+    with pytest.raises(UnsupportedModelError, match=r"Helium.* keeps a state"):
         ForeignDecoder(tmp_path)
 
 
