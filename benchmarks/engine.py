@@ -40,7 +40,7 @@ from engine.engine import Engine
 from engine.model.families import read_model_spec
 from engine.weights.loader import load_weights
 
-NOTES = ROOT / "benchmarks/results/engine.notes.md"
+RESULTS = ROOT / "benchmarks/results"
 DEFAULT_SHAPE = "llama-3.1-8b"
 SEED = 20_261_121
 CLOCKS_READ_AFTER_S = 3.0  # from the start of a cell under full load
@@ -59,8 +59,10 @@ def main(arguments: Sequence[str]) -> int:
     facts["model"] = options.shape if options.model or options.shape == "demo" else f"{options.shape}, random weights"
     if options.shape in TARGETS:
         facts["reference"] = REFERENCE[options.shape]
-    notes = NOTES.read_text() if NOTES.is_file() and options.shape == DEFAULT_SHAPE else ""
-    page = ResultsPage(options.out, "engine", title="The engine on one device", facts=facts, notes=notes)
+    stem = f"engine-{options.shape}" if options.shape in DRAWN else "engine"
+    by_hand = RESULTS / f"{stem}.notes.md"
+    notes = by_hand.read_text() if by_hand.is_file() and options.shape in (DEFAULT_SHAPE, *DRAWN) else ""
+    page = ResultsPage(options.out, stem, title="The engine on one device", facts=facts, notes=notes)
     run = Run(options, page, device)
     run.profile(options.profile) if options.profile else run.table()
     return 1 if page.remarks else 0
