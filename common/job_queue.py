@@ -336,6 +336,9 @@ class NatsJobQueue:
         return message.subject.startswith(self._inbox)
 
     async def _delivery(self, raw: Msg) -> Delivery | None:
+        if raw.subject != subjects.jobs(self._worker):
+            self._lost = True  # made anew, the consumer leaves this to its worker
+            return None
         try:
             return NatsDelivery(raw, decode(job_decoder, raw.data))
         except (MalformedMessageError, RecursionError) as error:

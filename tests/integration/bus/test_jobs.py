@@ -9,6 +9,7 @@ import msgspec
 import nats
 import pytest
 from nats.js import JetStreamContext
+from nats.js.api import ConsumerConfig
 
 from common import subjects
 from common.bus import Delivery, NatsBus
@@ -46,6 +47,19 @@ async def test_queued_jobs_come_together_in_order_and_no_more_than_asked_for(bus
         await bus.publish_job("w", a_job(f"request-{number}"))
     first, second = await queue.fetch(3), await queue.fetch(3)
     assert [delivery.job.request_id for delivery in first + second] == [f"request-{number}" for number in range(5)]
+
+
+async def test_another_worker_s_job_is_not_taken_whoever_changed_the_consumer(bus: NatsBus, raw: nats.NATS) -> None:
+    queue = await bus.jobs("w")
+    jetstream, name = raw.jetstream(), "worker-w"
+    known = await jetstream.consumer_info(subjects.JOBS_STREAM, name)
+    changed = ConsumerConfig(**{**known.config.__dict__, "filter_subject": subjects.jobs("other")})
+    await jetstream.add_consumer(subjects.JOBS_STREAM, changed)
+    await bus.publish_job("other", a_job("theirs"))
+    assert await queue.fetch(8, expires_s=0.2) == []
+    await bus.publish_job("w", a_job("ours"))
+    assert [delivery.job.request_id for delivery in await some_jobs(queue)] == ["ours"]
+    assert [delivery.job.request_id for delivery in await some_jobs(await bus.jobs("other"))] == ["theirs"]
 
 
 async def test_the_same_attempt_is_queued_once(bus: NatsBus) -> None:
