@@ -60,6 +60,9 @@ def check_gates(device: str) -> None:
         gate, up = (x.double() @ weight.double().T).chunk(2, dim=-1)
         expected = torch.nn.functional.gelu(gate, approximate="tanh") * up
         close(linear.gated_linear(x, weight, None, "gelu_tanh"), expected, dtype)
+        heads, product = torch.randn(5, 3, 40, device=device).to(dtype), torch.randn(5, 300, device=device).to(dtype)
+        gates = product[:, :240].double().view(5, 3, 2, 40)[:, :, 1]
+        close(activation.gated_heads(heads, product), heads.double() * gates.sigmoid())
     extreme = torch.tensor([[-200.0, 200.0, 1.0, 1.0]], device=device)
     close(activation.act_and_mul(extreme, "gelu_tanh"), torch.tensor([[0.0, 200.0]], device=device))
 
@@ -79,6 +82,7 @@ def check_heads(device: str) -> None:
             (rope.Heads(q_norm=q_norm, k_norm=k_norm, norm_plus_one=True), 32),
             (rope.Heads(q_norm=q_norm, k_norm=k_norm, norm_after=True), 24),
             (rope.Heads(q_norm=q_norm, k_norm=k_norm, norms_values=True), 32),
+            (rope.Heads(q_norm=q_norm, k_norm=k_norm, norm_plus_one=True, gated=True), 8),
         ):
             for in_place in (False, True) if parts == 1 else (False,):
                 _check_heads(how, rotated, dtype, device, parts=parts, in_place=in_place)
@@ -86,7 +90,8 @@ def check_heads(device: str) -> None:
 
 def _check_heads(how: rope.Heads, rotated: int, dtype: torch.dtype, device: str, *, parts: int, in_place: bool) -> None:
     tokens, q_heads, kv_heads, head_dim, block_size = 5, 3, 2, 32, 4
-    qkv = torch.randn(tokens, (q_heads + 2 * kv_heads) * head_dim, device=device).to(dtype)
+    columns = (q_heads * (1 + how.gated) + 2 * kv_heads) * head_dim
+    qkv = torch.randn(tokens, columns, device=device).to(dtype)
     if parts > 1:
         shares = torch.randn(parts, *qkv.shape, device=device)
         shares[0] = qkv.float() - shares[1:].sum(dim=0)
