@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from common.pages import PagePart
+from engine.cache.pages import block_size, page_parts
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.model.families import model_spec
+from engine.model.spec import UnsupportedModelError
 from tests.unit.engine.families import hybrids
 from tests.unit.engine.generate import Generator, new_sequence
 
@@ -22,22 +26,22 @@ def prompt_of(length: int) -> list[int]:
     return [(31 * length + 7 * at + at * at) % 480 + 5 for at in range(length)]
 
 
-def engine_of(folder: Path, block_size: int) -> Engine:
+def engine_of(folder: Path, size: int) -> Engine:
     def full_of_nan(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
         return torch.full(shape, 255, dtype=dtype, device=device)  # all ones: NaN in every format
 
-    config = EngineConfig(model=folder, num_blocks=1600 // block_size, block_size=block_size)
+    config = EngineConfig(model=folder, num_blocks=1600 // size, block_size=size)
     return Engine(config, allocate=full_of_nan)
 
 
 def test_blocks_of_any_size_give_the_same_answers(folder: Path) -> None:
     lengths, answers = (1, 63, 64, 65, 200, 300), []
-    for block_size, chunk_size in ((16, 512), (8, 50), (64, 512), (128, 90)):
-        generator = Generator(engine_of(folder, block_size), chunk_size=chunk_size)
+    for size, chunk_size in ((16, 512), (8, 50), (64, 512), (128, 90)):
+        generator = Generator(engine_of(folder, size), chunk_size=chunk_size)
         first = generator.run([new_sequence(f"r{length}", prompt_of(length)) for length in lengths])
         again = new_sequence("again", [*prompt_of(300)[:260], 9])
         answers.append([*first, *generator.run([again])])
-        assert again.num_cached == 260 // block_size * block_size
+        assert again.num_cached == 260 // size * size
     assert all(answer == answers[0] for answer in answers)
 
 
@@ -58,3 +62,39 @@ def test_a_full_block_never_changes_and_others_are_not_touched(folder: Path) -> 
     others = [block for block in range(engine.layout.num_blocks) if block not in own]
     assert torch.equal(engine.kv[others], shared[others])
     assert branched[0].token_ids[33:] != branched[1].token_ids[33:]
+
+
+# The fields of Qwen3.6-35B-A3B's config.json that say what is computed.
+TEXT = {
+    "attention_bias": False, "attn_output_gate": True, "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu",
+    "hidden_size": 2048, "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 10, "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
+    "mamba_ssm_dtype": "float32", "max_position_embeddings": 262144, "mlp_only_layers": [], "model_type": "qwen3_5_moe_text",
+    "moe_intermediate_size": 512, "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False,
+    "num_attention_heads": 16, "num_experts": 256, "num_experts_per_tok": 8, "num_hidden_layers": 40,
+    "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "shared_expert_intermediate_size": 512, "vocab_size": 248320,
+    "dtype": "bfloat16", "partial_rotary_factor": 0.25,
+    "rope_parameters": {
+        "mrope_interleaved": True, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25, "rope_theta": 10000000,
+        "rope_type": "default",
+    },
+}  # fmt: skip
+CONFIG = {
+    "architectures": ["Qwen3_5MoeForConditionalGeneration"], "image_token_id": 248056, "model_type": "qwen3_5_moe",
+    "text_config": TEXT, "tie_word_embeddings": False, "video_token_id": 248057, "vision_config": {"depth": 27},
+    "vision_start_token_id": 248053, "vision_end_token_id": 248054,
+}  # fmt: skip
+
+
+def test_a_published_config_is_read_and_its_blocks_are_large() -> None:
+    parts = page_parts(model_spec(CONFIG), "bfloat16")
+    assert parts == [
+        PagePart(layers=10, planes=2, heads=2, dim=256, dtype="bfloat16"),
+        PagePart(layers=30, planes=1, heads=32, dim=128 * 128, dtype="float32", per_token=False),
+        PagePart(layers=30, planes=3, heads=1, dim=8192, dtype="bfloat16", per_token=False),
+    ]
+    assert block_size(parts) == 1024
+    with pytest.raises(UnsupportedModelError, match="attn_output_gate = False"):
+        model_spec({**CONFIG, "text_config": TEXT | {"attn_output_gate": False}})
+    with pytest.raises(UnsupportedModelError, match="indexer_budget = 9"):
+        model_spec({**CONFIG, "text_config": TEXT | {"indexer_budget": 9}})

@@ -32,6 +32,12 @@ CASES: tuple[Case, ...] = (
         outer={"tie_word_embeddings": True},
     ),
     Case(name="qwen3_5_moe", config="Qwen3_5MoeTextConfig", fields=STATE | EXPERTS),
+    Case(
+        name="qwen3_5_moe of a checkpoint with vision",
+        config="Qwen3_5MoeTextConfig",
+        fields=STATE | EXPERTS,
+        text_in="Qwen3_5MoeConfig",
+    ),
     Case(name="qwen3_next", config="Qwen3NextConfig", fields=STATE | EXPERTS),
     Case(name="qwen3_next, a state in the last layer", config="Qwen3NextConfig", fields=STATE | EXPERTS | MIXED),
 )
