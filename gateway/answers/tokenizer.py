@@ -41,7 +41,8 @@ class ChatTokenizer:
         self.fingerprint = tokenizer_fingerprint(raw)
         self.is_byte_level = _is_byte_level(described.get("decoder"))
         config = _read(folder / "tokenizer_config.json")
-        model_config = _read(folder / "config.json")
+        whole = _read(folder / "config.json")
+        model_config = {**(whole.get("text_config") or {}), **whole}
         self._special = {
             name: _content(config[name])
             for name in ("bos_token", "eos_token", "pad_token", "unk_token")

@@ -135,6 +135,11 @@ def test_stop_tokens_of_all_files_count(build: Build) -> None:
     assert tokenizer.vocab_size == 600
 
 
+def test_a_checkpoint_with_other_parts_says_so_of_its_text_part(build: Build) -> None:
+    tokenizer = build(generation_config={}, config={"text_config": {"eos_token_id": [2, 9], "vocab_size": 600}})
+    assert (tokenizer.eos_ids, tokenizer.vocab_size) == ([2, 9], 600)
+
+
 def test_a_folder_without_tokenizer_says_so(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"tokenizer\.json"):
         ChatTokenizer(tmp_path)
