@@ -49,7 +49,8 @@ export function chart({ title, hint = "", series, format, tick = format, stack =
     const index = cursor.at === null ? lastOf(data, series) : nearest(data, cursor.at);
     line.style.display = cursor.at === null || index < 0 ? "none" : "";
     if (index >= 0) for (const end of ["x1", "x2"]) line.setAttribute(end, scale.x(data.at[index] + data.step_s / 2));
-    when.textContent = cursor.at === null || index < 0 ? "" : clock(data.at[index]);
+    const cut = scale.peak > scale.top * 1.001 ? `peak ${format(scale.peak)}` : "";
+    when.textContent = cursor.at === null || index < 0 ? cut : clock(data.at[index]);
     values.replaceChildren(...series.map((one) => h("div", {}, h("dt", {}, h("i", { class: one.kind }), one.label), h("dd", {}, format(data.series[one.name]?.[index] ?? null)))));
   };
 
@@ -76,21 +77,29 @@ export function chart({ title, hint = "", series, format, tick = format, stack =
 
 function scaleOf(data, series, { width, stack, most, limit }) {
   const columns = series.map((one) => data.series[one.name] ?? []);
-  let top = 0;
-  data.at.forEach((_, index) => {
+  const peaks = data.at.map((_, index) => {
     const here = columns.map((column) => column[index] ?? 0);
-    top = Math.max(top, stack ? here.reduce((sum, value) => sum + value, 0) : Math.max(...here));
+    return stack ? here.reduce((sum, value) => sum + value, 0) : Math.max(...here);
   });
+  let top = topOf(peaks);
   if (limit && top >= limit.value / 3) top = Math.max(top, limit.value);
   const step = most ? most / 4 : stepOf((top || 1) / 3);
   top = most ?? Math.max(step, Math.ceil((top || 1) / step - 1e-9) * step);
   const [wide, high] = [width - PAD.left - PAD.right, HEIGHT - PAD.top - PAD.bottom];
   return {
     top, step,
+    peak: Math.max(0, ...peaks),
     x: (at) => PAD.left + (wide * (at - data.from)) / (data.to - data.from),
     y: (value) => PAD.top + high * (1 - Math.min(1, value / top)),
     time: (x) => data.from + ((x - PAD.left) / wide) * (data.to - data.from),
   };
+}
+
+// The end of an axis on which most can be read: a few values far above the others are cut, and said.
+export function topOf(peaks) {
+  const ordered = peaks.filter((peak) => peak > 0).sort((a, b) => a - b);
+  const [most, usual] = [ordered.at(-1) ?? 0, ordered[Math.ceil(ordered.length * 0.98) - 1] ?? 0];
+  return ordered.length > 20 && most > 4 * usual ? 1.5 * usual : most;
 }
 
 // 1, 2 or 5 times a power of ten, at least `least`.
