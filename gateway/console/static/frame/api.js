@@ -35,11 +35,12 @@ export const setDraining = (worker, draining) => order(worker, "drain", { draini
 const order = (worker, what, body) =>
   call(`admin/workers/${encodeURIComponent(worker)}/${what}`, { with: key("admin"), method: "POST", body });
 
-// A checked answer of `path` (relative to the gateway's root), with a key: {with, method, body (JSON), signal}. Throws ApiError.
+// A checked answer of `path` (relative to the gateway's root), with a key: {with, method, body (JSON, or a FormData), signal}. Throws ApiError.
 export async function send(path, { with: secret, method = "GET", body, signal }) {
   const headers = secret ? { authorization: `Bearer ${secret}` } : {};
-  if (body) headers["content-type"] = "application/json";
-  const options = { method, headers, body: body && JSON.stringify(body), signal, cache: "no-store", credentials: "omit" };
+  const isForm = body instanceof FormData;
+  if (body && !isForm) headers["content-type"] = "application/json";
+  const options = { method, headers, body: isForm ? body : body && JSON.stringify(body), signal, cache: "no-store", credentials: "omit" };
   let answer;
   try {
     answer = await fetch(new URL(path, ROOT), options);

@@ -7,5 +7,6 @@ export const PAGES = [
   { name: "requests", title: "Requests", icon: "M4 6h16M4 12h10M4 18h13", operator: true, styles: true },
   { name: "fleet", title: "Fleet", icon: "M4 4h7v7H4zM13 4h7v7h-7zM4 13h7v7H4zM13 13h7v7h-7z", operator: true, styles: true },
   { name: "planner", title: "Planner", icon: "M7 4v13M3 13l4 4 4-4M17 20V7M13 11l4-4 4 4", operator: true, styles: true },
-  { name: "tenants", title: "Tenants", icon: "M9 11a4 4 0 1 0 0-8 4 4 0 0 0 0 8zM2 21c0-4 3-7 7-7s7 3 7 7M17 4a4 4 0 0 1 0 7M18 14c3 1 4 4 4 7", operator: true },
+  { name: "batches", title: "Batches", icon: "M12 3l9 5-9 5-9-5zM3 12l9 5 9-5M3 16.5l9 5 9-5", styles: true },
+  { name: "tenants", title: "Keys & tenants", icon: "M14 10a5 5 0 1 0-3.5 4.8L12.5 17H15v2.5h2.5V22H21v-3.500l-7.3-7.2zM8 9h.01", styles: true },
 ];

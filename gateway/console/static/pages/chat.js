@@ -285,7 +285,7 @@ class Lane {
     this.more = page.button("Settings", () => page.settings(this.lane, index));
     this.turns = h("div", { class: "turns" });
     this.empty = h("div", { class: "welcome" }, h("p", {}, "Ask anything."), h("p", { class: "hint" }, "Each answer has a line of figures that opens into where its time went. Chats stay in this browser."));
-    this.log = h("div", { class: "log", role: "log", "aria-live": "off", "aria-label": "Conversation", tabindex: 0 }, this.empty, this.turns);
+    this.log = h("div", { class: "scroller", role: "log", "aria-live": "off", "aria-label": "Conversation", tabindex: 0 }, this.empty, this.turns);
     const keeps = page.conversation.lanes.length > 1 ? page.button("Keep this one", () => this.keepOnly()) : null;
     this.tools = [this.model, this.more]; // above the column, or with the title where it is the only one
     this.element = h("section", { class: "thread", "aria-label": keeps ? `Column ${"AB"[index]}` : "Chat" }, keeps ? h("div", { class: "row" }, this.tools, keeps) : null, this.log);
