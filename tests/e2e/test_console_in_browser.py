@@ -93,123 +93,6 @@ async def test_a_line_under_an_answer_opens_into_where_its_time_went(cluster: Cl
 
 
 @pytest.mark.long
-async def test_chats_are_kept_branched_searched_and_deleted(cluster: Cluster, browser: Any) -> None:
-    async with open_page(browser, cluster.url, admin_key=ADMIN_KEY) as watched:
-        page = watched.page
-        await asked(page, "first question about ferries")
-        address = page.url
-        assert re.search(r"/console/chat/[0-9a-f]{20}$", address)
-        await page.locator(".turn.model").get_by_role("button", name="Regenerate").click()
-        await page.locator(".turn.model .branches").get_by_text("2/2").wait_for()
-        await page.get_by_role("button", name="Earlier version").click()
-        await page.locator(".turn.model .branches").get_by_text("1/2").wait_for()
-        await page.locator(".turn.user").hover()
-        await page.get_by_role("button", name="Edit", exact=True).click()
-        await page.get_by_label("Edit", exact=True).fill("second question about ferries")
-        await page.keyboard.press("Enter")
-        await page.locator(".turn.user .branches").get_by_text("2/2").wait_for()
-        assert await page.locator(".turn.user .text").all_inner_texts() == ["second question about ferries"]
-        await page.locator(".turn.model").get_by_role("button", name="Regenerate").wait_for()
-        await page.reload()  # it comes from the browser's store
-        await page.locator(".turn.user").get_by_text("second question about ferries").wait_for()
-        assert await page.locator(".turn.model .md").inner_text() != ""
-        await page.get_by_role("button", name="New chat").click()
-        await page.locator(".welcome").wait_for()
-        await asked(page, "about bridges")
-        titles = page.locator(".conversations a")
-        assert await titles.all_inner_texts() == ["about bridges", "first question about ferries"]
-        await page.get_by_label("Search chats").fill("FERRIES second")
-        await page.get_by_text("about bridges", exact=True).nth(0).wait_for()
-        assert await titles.all_inner_texts() == ["first question about ferries"]
-        await page.locator("[data-rename]").click()
-        await page.get_by_label("Title").fill("Boats")
-        await page.keyboard.press("Enter")
-        await page.get_by_role("link", name="Boats").click()
-        await page.wait_for_url(address)
-        async with page.expect_download() as download:
-            await page.locator(".list").get_by_role("button", name="Export").click()
-        kept = json.loads((await (await download.value).path()).read_text())
-        assert sorted(chat["title"] for chat in kept["conversations"]) == ["", "Boats"]
-        await page.get_by_role("button", name="Delete Boats").click()
-        await page.locator("#confirm").get_by_role("button", name="Delete").click()
-        await page.wait_for_url(at(cluster, "chat"))
-        again = {"name": "chats.json", "mimeType": "application/json", "buffer": json.dumps(kept).encode()}
-        await page.get_by_label("File of chats").set_input_files(again)
-        await page.get_by_label("Search chats").fill("")
-        await page.get_by_role("link", name="Boats").wait_for()
-        assert await titles.count() == 3  # one of them twice: what is imported is another chat
-
-
-async def test_calls_thoughts_and_two_columns(cluster: Cluster, browser: Any) -> None:
-    async with open_page(browser, cluster.url, admin_key=ADMIN_KEY) as watched:
-        page = watched.page
-        call = {"index": 0, "id": "call_1", "function": {"name": "get_weather", "arguments": '{"city": "Bern"}'}}
-        said = answered({"reasoning_content": "Let me see."}, {"tool_calls": [call]}, finish="tool_calls")
-        await page.route("**/v1/chat/completions", said)
-        answer = await asked(page, "the weather?")
-        assert await answer.locator(".fold summary").all_inner_texts() == [
-            "Thought for 0.00 ms",
-            'Called get_weather {"city": "Bern"}',
-        ]
-        assert not await answer.locator(".thoughts").is_visible()
-        await page.unroute("**/v1/chat/completions")
-        await page.route(
-            "**/v1/chat/completions", answered({"content": "| a |\n|---|\n| **21** |\n\n```py\nx = 1\n```"})
-        )
-        await page.get_by_label("Result of get_weather").fill("21 degrees")
-        async with page.expect_request("**/v1/chat/completions") as request:
-            await page.get_by_role("button", name="Send result").click()
-        told = (await request.value).post_data_json["messages"]
-        assert told[1]["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": '{"city": "Bern"}'}
-        assert told[2] == {"role": "tool", "tool_call_id": "call_1", "content": "21 degrees"}
-        assert "reasoning" not in json.dumps(told)
-        await page.locator(".md td strong").get_by_text("21").wait_for()
-        await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-        await page.get_by_role("button", name="Copy code").click()
-        await page.locator(".toast").get_by_text("Copied").wait_for()
-        assert await page.evaluate("navigator.clipboard.readText()") == "x = 1"
-        await page.locator(".acts .dropdown summary").last.click()
-        await page.get_by_role("button", name="Copy as curl").last.click()
-        await page.locator(".toast").get_by_text("Copied as curl").wait_for()
-        curl = await page.evaluate("navigator.clipboard.readText()")
-        assert curl.startswith(f"curl '{cluster.url}/v1/chat/completions'")
-        assert '"tool_call_id": "call_1"' in curl
-        await page.get_by_role("button", name="Compare").click()
-        await page.get_by_role("region", name="Column B").get_by_role("button", name="Settings").click()
-        await page.get_by_label("Temperature").fill("0.25")
-        await page.get_by_role("button", name="Use").last.click()
-        bodies: list[Any] = []
-        page.on("request", lambda one: bodies.append(one.post_data_json) if one.url.endswith("/completions") else None)
-        await ask(page, "both of you")
-        await page.locator(".thread").nth(1).locator(".turn.model:not(.running)").nth(2).wait_for()
-        await page.locator(".thread").nth(0).locator(".turn.model:not(.running)").nth(2).wait_for()
-        assert [body.get("temperature") for body in bodies] == [None, 0.25]
-        assert bodies[0]["messages"] == bodies[1]["messages"]
-        await page.get_by_role("button", name="Keep this one").last.click()
-        assert await page.locator(".thread").count() == 1
-        await page.get_by_role("button", name="Settings (1)").wait_for()
-
-
-async def test_an_answer_is_stopped_and_goes_on_while_other_pages_are_shown(cluster: Cluster, browser: Any) -> None:
-    async with open_page(browser, cluster.url, admin_key=ADMIN_KEY) as watched:
-        page = watched.page
-        await page.get_by_role("button", name="Settings").click()
-        await page.get_by_label("Longest answer, tokens").fill("2000")
-        await page.get_by_label("Further fields of the body").fill('{"ignore_eos": true}')
-        await page.get_by_role("button", name="Use").last.click()
-        await ask(page, "a long answer")
-        await page.locator(".turn.running .timing summary").wait_for()
-        await page.get_by_role("link", name="Fleet").click()
-        await page.locator("[data-node='worker-0']").wait_for()
-        await page.go_back()
-        await page.locator(".turn.running .timing summary").wait_for()
-        await page.keyboard.press("Escape")
-        await page.locator(".note").get_by_text("Stopped.").wait_for()
-        assert await page.locator(".turn.model .md").inner_text() != ""
-        await page.locator("body").press("/")
-        assert await page.evaluate("document.activeElement.ariaLabel") == "Message"
-
-
 async def test_a_request_is_found_followed_and_opened(cluster: Cluster, http: httpx.AsyncClient, browser: Any) -> None:
     async with open_page(browser, at(cluster, "fleet"), admin_key=ADMIN_KEY) as watched:
         page = watched.page
@@ -384,7 +267,8 @@ PAGES = {
     "fleet?view=map": "[data-node='worker-0']",
     "fleet/worker-0": "[data-node='worker-0']",
     "planner": ".planners",
-    "tenants": "#tenant-list",
+    "batches": ".page-batches td",
+    "tenants": "[aria-label='Keys'] td b",
 }
 
 

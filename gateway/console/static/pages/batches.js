@@ -128,7 +128,7 @@ function row(one) {
   const cancel = OVER.includes(one.status) || one.status === "cancelling" ? null : h("button", { type: "button", class: "quiet", "data-cancel": one.id, "aria-label": `Cancel ${name}` }, "Cancel");
   return [one.id, "", [
     [h("b", {}, name), h("br"), h("small", {}, [one.id, one.model, one.endpoint].filter(Boolean).join(" · "))],
-    h("span", { class: `status ${one.status}` }, one.status.replace("_", " ")),
+    h("span", { class: "phase", "data-state": one.status }, one.status.replace("_", " ")),
     [h("div", { class: "progress" }, h("span", {}, total ? `${count(done)} of ${plural(total, "line")}` : "–", failed ? h("b", {}, `, ${count(failed)} failed`) : null),
       h("span", { class: "kvbar", role: "progressbar", "aria-valuemin": 0, "aria-valuemax": total, "aria-valuenow": done, "aria-label": `Progress of ${name}` }, part(completed, "ok"), part(failed, "wrong"))),
     ...(one.errors?.data ?? []).slice(0, 5).map((error) => h("p", { class: "note error" }, error.line ? `line ${error.line}: ` : "", error.message))],

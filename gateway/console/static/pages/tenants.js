@@ -46,10 +46,10 @@ export function mount(view, { signal }) {
     choice("Measure", MEASURES, measure, (value) => ((measure = value), draw())), choice("Span", SPANS, hours, (value) => ((hours = Number(value)), refresh()))), chart);
   const makeKey = button("Create key", () => createKey(page, refresh), { class: "primary" });
   const makeTenant = button("New tenant", () => editTenant(null, refresh));
-  const made = h("section", { class: "panel", "aria-label": "Keys" }, h("div", { class: "head" }, h("h2", {}, "Keys"), ended, makeKey), table(KEY_HEADS, keys));
+  const keysPanel = h("section", { class: "panel", "aria-label": "Keys" }, h("div", { class: "head" }, h("h2", {}, "Keys"), ended, makeKey), table(KEY_HEADS, keys));
   const tenantsPanel = h("section", { class: "panel", "aria-label": "Tenants" }, h("div", { class: "head" }, h("h2", {}, "Tenants"), h("p", { class: "hint" }, "Cost and tokens since the gateways started; budgets as they are now"), makeTenant),
       table(TENANT_HEADS, tenants));
-  view.append(trouble, usage, made, tenantsPanel);
+  view.append(trouble, usage, keysPanel, tenantsPanel);
   ended.addEventListener("change", () => {
     showsEnded = ended.firstChild.checked;
     draw();
@@ -66,10 +66,10 @@ export function mount(view, { signal }) {
       const [known, made, used] = await Promise.all([admin("keys", { signal }), admin("tenants", { signal }), admin(`usage?hours=${hours}`, { signal })]);
       Object.assign(page, { keys: known.keys, your: known.your_key, open: known.open_to_all, tenants: made.tenants, usage: used });
       trouble.hidden = true;
-      usage.hidden = made.hidden = makeTenant.hidden = tenantsPanel.hidden = false;
+      usage.hidden = keysPanel.hidden = makeTenant.hidden = tenantsPanel.hidden = false;
     } catch (error) {
       if (signal.aborted) return;
-      if (error.status === 401) [usage.hidden, made.hidden, makeTenant.hidden, tenantsPanel.hidden] = [true, true, true, !page.costs.length];
+      if (error.status === 401) [usage.hidden, keysPanel.hidden, makeTenant.hidden, tenantsPanel.hidden] = [true, true, true, !page.costs.length];
       trouble.hidden = false;
       trouble.replaceChildren(...(error.status === 401 ? [h("p", {}, "Keys are made, listed and revoked with an admin key."), h("p", { class: "hint" }, "Gateways have one by --admin-key, or by the tenants' file: baton keys new --admin prints the lines."), button("Enter the admin key", () => openKeys("admin"), { class: "primary" })] : [h("p", { class: "note error" }, error.message)]));
     }
@@ -154,10 +154,10 @@ function drawKeys(body, page) {
     const tokens = sum(used.flatMap((entry) => [...entry.prompt_tokens, ...entry.completion_tokens]));
     const requests = sum(used.flatMap((entry) => entry.requests));
     const isMade = one.source === "made";
-    return [one.id, one.state, [
+    return [one.id, one.state === "active" ? "" : "over", [
       [h("b", {}, one.name || (isMade ? "unnamed" : "in the gateway's files")), one.id === page.your ? h("span", { class: "chip" }, "yours") : null, h("br"), h("small", {}, one.id)],
       one.admin ? h("span", { class: "chip admin" }, "admin") : one.tenant,
-      h("span", { class: `state-of ${one.state}` }, one.state),
+      h("span", { class: "phase", "data-state": one.state }, one.state),
       day(one.created_at), one.expires_at ? day(one.expires_at) : isMade ? "never" : "–",
       used.length ? `${plural(requests, "request")}, ${count(tokens)} tok` : "–",
       isMade && one.state === "active" ? h("button", { type: "button", class: "quiet", "data-revoke": one.id, "aria-label": `Revoke ${one.name || one.id}` }, "Revoke") : null]];
