@@ -138,7 +138,7 @@ function drawUsage(root, page) {
     parts.map((value, place) => (value ? h("span", { class: COLOURS[place], style: { height: `${(100 * value) / top}%` } }) : null)).reverse()));
   const marks = [0, Math.floor(number / 3), Math.floor((2 * number) / 3), number - 1];
   return root.replaceChildren(
-    h("div", { class: "plot", role: "img", "aria-label": `${MEASURES.find(([name]) => name === measure)[1]} of ${plural(all.length, "key")}, ${count(sum(all.map((one) => one.total)))} in all` }, h("span", { class: "top num" }, count(top)), h("div", { class: "columns-of" }, bars)),
+    h("div", { class: "bars", role: "img", "aria-label": `${MEASURES.find(([name]) => name === measure)[1]} of ${plural(all.length, "key")}, ${count(sum(all.map((one) => one.total)))} in all` }, h("span", { class: "top num" }, count(top)), h("div", { class: "columns-of" }, bars)),
     h("div", { class: "marks" }, marks.map((index) => h("span", {}, label(index)))),
     h("ul", { class: "legend" }, shown.map((one, place) => h("li", {}, h("i", { class: COLOURS[place] }), one.name ?? nameOf(page, one), " ", h("b", {}, count(one.total))))));
 }
