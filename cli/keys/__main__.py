@@ -1,4 +1,4 @@
-"""`baton keys new [TENANT]`: a new API key, and its entry for the file of tenants."""
+"""API keys: `baton keys create`, `list`, `revoke` through a running gateway; `new` makes lines for the file of tenants."""
 
 from __future__ import annotations
 
@@ -6,31 +6,71 @@ import argparse
 import re
 import sys
 
-DEFAULT = "default"  # the tenant of a deployment that names none
+from gateway.tenants.tenants import DEFAULT, TENANT_NAME, hash_key, new_key
+
+_REACH = "--url, --api-key @FILE (an admin key) and --data-dir say which gateway; without them, the running `baton up`"
 
 
 def main() -> int:
-    """Entry point; returns the exit code. The key is printed once and stored nowhere."""
-    parser = argparse.ArgumentParser(
-        prog="baton keys", description="Make an API key; only its SHA-256 is kept in a file."
-    )
-    parser.add_argument("action", choices=["new"])
-    parser.add_argument("tenant", nargs="?", default=DEFAULT, help="whose key it is (default: %(default)s)")
-    parser.add_argument("--admin", action="store_true", help="an admin key, for /metrics, /debug and /admin")
-    arguments = parser.parse_args()
-    # Imported here, so that help doesn't wait for the gateway's room.
-    from gateway.tenants.tenants import TENANT_NAME, hash_key, new_key
+    """Entry point; returns the exit code. A key is printed once and stored nowhere."""
+    given, rest = _parser().parse_known_args()
+    tenant = getattr(given, "tenant", DEFAULT)
+    if not re.match(TENANT_NAME, tenant):
+        _parser().error(f"TENANT {tenant!r}: 1 to 64 letters, digits and _.-")
+    if given.action == "new":
+        if rest:
+            _parser().error(f"unrecognized arguments: {' '.join(rest)}")
+        return new(tenant, is_admin=given.admin)
+    return _through_a_gateway(given, rest)
 
-    if not re.match(TENANT_NAME, arguments.tenant):
-        parser.error(f"TENANT {arguments.tenant!r}: 1 to 64 letters, digits and _.-")
+
+def new(tenant: str, *, is_admin: bool) -> int:
+    """Print a key and its entry for the file."""
     key = new_key()
     print(f"key, shown only here: {key}\n\nin the file of --tenants (then send the gateway SIGHUP):\n")
     hashed = f'["{hash_key(key).hex()}"]'
-    if arguments.admin:
+    if is_admin:
         print(f"admin_keys_sha256 = {hashed}")
     else:
-        print(f'[tenants."{arguments.tenant}"]\nkeys_sha256 = {hashed}')
+        print(f'[tenants."{tenant}"]\nkeys_sha256 = {hashed}')
     return 0
+
+
+def _through_a_gateway(given: argparse.Namespace, rest: list[str]) -> int:
+    import httpx
+
+    from cli.keys.made import run
+    from cli.reach import ClientOptions
+    from common.settings import ConfigError
+    from services.runtime.loading import fail, load_settings
+
+    try:
+        options = load_settings(ClientOptions, command="keys", arguments=rest)
+        print(run(given.action, given, options))
+    except (ConfigError, ValueError) as error:
+        return fail(error)
+    except httpx.HTTPError as error:
+        return fail(options.gateway(admin=True).silent(error))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="baton keys", description=__doc__, epilog=_REACH, allow_abbrev=False)
+    actions = parser.add_subparsers(dest="action", required=True, metavar="create|list|revoke|new")
+    make = actions.add_parser("create", help="make a key that all gateways take", epilog=_REACH, allow_abbrev=False)
+    listed = actions.add_parser("list", help="keys, and what each used", epilog=_REACH, allow_abbrev=False)
+    revoke = actions.add_parser("revoke", help="refuse a key from now on", epilog=_REACH, allow_abbrev=False)
+    lines = actions.add_parser("new", help="make a key and its lines for the file of --tenants; asks no gateway")
+    for one in (make, lines):
+        one.add_argument("tenant", nargs="?", default=DEFAULT, help="whose key it is (default: %(default)s)")
+        one.add_argument("--admin", action="store_true", help="an admin key, for /metrics, /debug, /console and /admin")
+    make.add_argument("--name", default="", help="a note of whose it is, or what for")
+    make.add_argument("--expires-days", type=float, default=0, metavar="DAYS", help="0: valid until it is revoked")
+    listed.add_argument("--all", action="store_true", help="revoked and expired ones, too")
+    revoke.add_argument("id", help="as `list` shows it")
+    for one in (make, listed, revoke):
+        one.add_argument("--json", dest="print_json", action="store_true", help="print what the gateway answers")
+    return parser
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ COMMANDS = {
         "services.planner.settings:PlannerSettings",
     ),
     "users": Command("cli.users", "make up users and passwords for NATS and Redis", "cli.users.settings:UsersSettings"),
-    "keys": Command("cli.keys", "make an API key"),
+    "keys": Command("cli.keys", "make, list and revoke API keys"),
     "completion": Command("cli.completion", "completion for bash, zsh or fish"),
 }
 

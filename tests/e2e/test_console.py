@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import os
 import re
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -28,7 +30,7 @@ from tests.console.fleet import (
     until_event,
     until_state,
 )
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import ROOT, Cluster
 
 NOBODY = {"authorization": ""}
 LARGEST_PAGE = 320_000  # bytes, all files
@@ -281,3 +283,29 @@ async def test_the_stream_tells_of_requests_of_all_gateways_and_ends_with_its_ow
                 async for _ in elsewhere:
                     pass
                 assert await process.wait() == 0
+
+
+async def test_keys_are_made_listed_and_revoked_from_the_command_line(cluster: Cluster) -> None:
+    async def keys(*arguments: str, secret: str = ADMIN_KEY) -> tuple[int, str]:
+        command = [sys.executable, "-m", "cli.keys", *arguments, "--url", cluster.url]
+        environment = os.environ | {"BATON_ADMIN_KEY": secret}
+        pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.STDOUT}
+        process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, env=environment, **pipes)  # type: ignore[arg-type]
+        told = (await process.communicate())[0].decode()
+        assert process.returncode is not None
+        return process.returncode, told
+
+    code, told = await keys("create", "--admin", "--name", "deputy")
+    made = re.match(r"(key_[0-9a-f]{16}), shown only here: (baton-\S+)\n\Z", told)
+    assert (code, made is not None) == (0, True), told
+    assert made is not None
+    name, secret = made.groups()
+    assert re.search(
+        rf"(?m)^{name} +deputy +admin +active +20\d\d-\d\d-\d\d +- +-$", (await keys("list", secret=secret))[1]
+    )
+    assert await keys("revoke", name) == (0, f"{name} is revoked\n")
+    code, told = await keys("list", secret=secret)
+    assert (code, "BATON_ADMIN_KEY" in told, secret in told) == (2, True, False)
+    assert name not in (await keys("list"))[1]
+    assert json.loads((await keys("list", "--json"))[1])["keys"][0]["state"] == "revoked"
+    assert (await keys("create", "nobody"))[0] == 2

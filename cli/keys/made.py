@@ -1,0 +1,81 @@
+"""Keys made through a running gateway, which all gateways then take: its administrators' routes."""
+
+from __future__ import annotations
+
+import json
+import os
+from argparse import Namespace
+from datetime import datetime
+from typing import Any
+
+from cli.reach import ClientOptions, Gateway
+from common.settings import ConfigError
+
+COLUMNS = ("id", "name", "tenant", "state", "created", "expires", "used in 7 days")
+
+
+def run(action: str, given: Namespace, options: ClientOptions) -> str:
+    """What to print. Raises ConfigError with what the gateway said, httpx.HTTPError when it is silent."""
+    gateway = options.gateway(admin=True)
+    if action == "create":
+        body = {"name": given.name, "admin": given.admin}
+        body |= {} if given.admin else {"tenant": given.tenant}
+        body |= {"expires_in_days": given.expires_days} if given.expires_days else {}
+        made = ask(gateway, "POST", "/admin/keys", body)
+        return as_json(made) if given.print_json else f"{made['id']}, shown only here: {made['key']}"
+    if action == "revoke":
+        revoked = ask(gateway, "POST", f"/admin/keys/{given.id}/revoke")
+        return as_json(revoked) if given.print_json else f"{given.id} is revoked"
+    listed = ask(gateway, "GET", "/admin/keys")["keys"]
+    used = ask(gateway, "GET", "/admin/usage?hours=168")["keys"]
+    if given.print_json:
+        return as_json({"keys": listed, "usage": used})
+    return table([row_of(key, used) for key in listed if given.all or key["state"] == "active"])
+
+
+def ask(gateway: Gateway, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    """Raises ConfigError for whatever is not 200."""
+    is_ours = gateway.said != "OPENAI_BASE_URL"  # an admin key is for Baton's gateways alone
+    key = (os.environ.get("BATON_ADMIN_KEY", "") if is_ours else "") or gateway.api_key
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    with gateway.client(timeout_s=10) as client:
+        answer = client.request(method, path, json=body, headers=headers)
+    if answer.status_code == 200:
+        return answer.json()
+    try:
+        message = str(answer.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        message = f"status {answer.status_code}"
+    remedy = ": BATON_ADMIN_KEY, or --api-key @FILE, has it" if answer.status_code == 401 else ""
+    raise ConfigError(f"{gateway.url}: {message.partition(': send')[0] if remedy else message}{remedy}")
+
+
+def row_of(key: dict[str, Any], used: list[dict[str, Any]]) -> tuple[str, ...]:
+    own = [one for one in used if one["key"] == key["id"]]
+    requests, tokens = (sum(sum(one[name]) for one in own for name in names) for names in NAMES)
+    return (
+        key["id"],
+        key["name"],
+        "admin" if key["admin"] else key["tenant"],
+        key["state"],
+        day(key["created_at"]),
+        day(key["expires_at"]),
+        f"{requests} requests, {tokens} tok" if own else "-",
+    )
+
+
+NAMES = (("requests",), ("prompt_tokens", "completion_tokens"))
+
+
+def day(unix: int | None) -> str:
+    return datetime.fromtimestamp(unix).strftime("%Y-%m-%d") if unix else "-"
+
+
+def table(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in (COLUMNS, *rows)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def as_json(value: Any) -> str:
+    return json.dumps(value, indent=2)
