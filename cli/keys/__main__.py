@@ -8,20 +8,22 @@ import sys
 
 from gateway.tenants.tenants import DEFAULT, TENANT_NAME, hash_key, new_key
 
-_REACH = "--url, --api-key @FILE (an admin key) and --data-dir say which gateway; without them, the running `baton up`"
+_REACH = {
+    "url": "the gateway; by default that of the running `baton up`",
+    "admin-key": "an admin key, as @FILE (or BATON_ADMIN_KEY); by default that of the running `baton up`",
+    "data-dir": "folder of the `baton up` to find",
+}
 
 
 def main() -> int:
     """Entry point; returns the exit code. A key is printed once and stored nowhere."""
-    given, rest = _parser().parse_known_args()
+    given = _parser().parse_args()
     tenant = getattr(given, "tenant", DEFAULT)
     if not re.match(TENANT_NAME, tenant):
         _parser().error(f"TENANT {tenant!r}: 1 to 64 letters, digits and _.-")
     if given.action == "new":
-        if rest:
-            _parser().error(f"unrecognized arguments: {' '.join(rest)}")
         return new(tenant, is_admin=given.admin)
-    return _through_a_gateway(given, rest)
+    return _through_a_gateway(given)
 
 
 def new(tenant: str, *, is_admin: bool) -> int:
@@ -36,30 +38,31 @@ def new(tenant: str, *, is_admin: bool) -> int:
     return 0
 
 
-def _through_a_gateway(given: argparse.Namespace, rest: list[str]) -> int:
+def _through_a_gateway(given: argparse.Namespace) -> int:
     import httpx
 
-    from cli.keys.made import run
-    from cli.reach import ClientOptions
+    from cli.keys.made import KeysSettings, run
     from common.settings import ConfigError
     from services.runtime.loading import fail, load_settings
 
     try:
-        options = load_settings(ClientOptions, command="keys", arguments=rest)
-        print(run(given.action, given, options))
+        told = {flag: getattr(given, flag.replace("-", "_")) for flag in _REACH}
+        flags = [part for flag, value in told.items() if value is not None for part in (f"--{flag}", value)]
+        gateway = load_settings(KeysSettings, command="keys", arguments=flags).administered()
+        print(run(given.action, given, gateway))
     except (ConfigError, ValueError) as error:
         return fail(error)
     except httpx.HTTPError as error:
-        return fail(options.gateway(admin=True).silent(error))
+        return fail(gateway.silent(error))
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="baton keys", description=__doc__, epilog=_REACH, allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="baton keys", description=__doc__, allow_abbrev=False)
     actions = parser.add_subparsers(dest="action", required=True, metavar="create|list|revoke|new")
-    make = actions.add_parser("create", help="make a key that all gateways take", epilog=_REACH, allow_abbrev=False)
-    listed = actions.add_parser("list", help="keys, and what each used", epilog=_REACH, allow_abbrev=False)
-    revoke = actions.add_parser("revoke", help="refuse a key from now on", epilog=_REACH, allow_abbrev=False)
+    make = actions.add_parser("create", help="make a key that all gateways take", allow_abbrev=False)
+    listed = actions.add_parser("list", help="keys, and what each used", allow_abbrev=False)
+    revoke = actions.add_parser("revoke", help="refuse a key from now on", allow_abbrev=False)
     lines = actions.add_parser("new", help="make a key and its lines for the file of --tenants; asks no gateway")
     for one in (make, lines):
         one.add_argument("tenant", nargs="?", default=DEFAULT, help="whose key it is (default: %(default)s)")
@@ -70,6 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     revoke.add_argument("id", help="as `list` shows it")
     for one in (make, listed, revoke):
         one.add_argument("--json", dest="print_json", action="store_true", help="print what the gateway answers")
+        for flag, about in _REACH.items():
+            one.add_argument(f"--{flag}", help=about)
     return parser
 
 

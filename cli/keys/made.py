@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from argparse import Namespace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
+
+from pydantic import Field
 
 from cli.reach import ClientOptions, Gateway
 from common.settings import ConfigError
@@ -14,9 +16,20 @@ from common.settings import ConfigError
 COLUMNS = ("id", "name", "tenant", "state", "created", "expires", "used in 7 days")
 
 
-def run(action: str, given: Namespace, options: ClientOptions) -> str:
+class KeysSettings(ClientOptions):
+    """`baton keys create`, `list`, `revoke`: keys of a running gateway."""
+
+    admin_key: str = Field("", description="an administrator's key; empty: that of `baton up`, or --api-key")
+
+    def administered(self) -> Gateway:
+        """The gateway, with an administrator's key. It goes to no server that OPENAI_BASE_URL names."""
+        gateway = self.gateway(admin=True)
+        is_ours = gateway.said != "OPENAI_BASE_URL"
+        return replace(gateway, api_key=self.admin_key) if self.admin_key and is_ours else gateway
+
+
+def run(action: str, given: Namespace, gateway: Gateway) -> str:
     """What to print. Raises ConfigError with what the gateway said, httpx.HTTPError when it is silent."""
-    gateway = options.gateway(admin=True)
     if action == "create":
         body = {"name": given.name, "admin": given.admin}
         body |= {} if given.admin else {"tenant": given.tenant}
@@ -35,18 +48,15 @@ def run(action: str, given: Namespace, options: ClientOptions) -> str:
 
 def ask(gateway: Gateway, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
     """Raises ConfigError for whatever is not 200."""
-    is_ours = gateway.said != "OPENAI_BASE_URL"  # an admin key is for Baton's gateways alone
-    key = (os.environ.get("BATON_ADMIN_KEY", "") if is_ours else "") or gateway.api_key
-    headers = {"authorization": f"Bearer {key}"} if key else {}
     with gateway.client(timeout_s=10) as client:
-        answer = client.request(method, path, json=body, headers=headers)
+        answer = client.request(method, path, json=body)
     if answer.status_code == 200:
         return answer.json()
     try:
         message = str(answer.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
         message = f"status {answer.status_code}"
-    remedy = ": BATON_ADMIN_KEY, or --api-key @FILE, has it" if answer.status_code == 401 else ""
+    remedy = ": BATON_ADMIN_KEY, or --admin-key @FILE, says it" if answer.status_code == 401 else ""
     raise ConfigError(f"{gateway.url}: {message.partition(': send')[0] if remedy else message}{remedy}")
 
 

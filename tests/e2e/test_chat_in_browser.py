@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 
-from tests.console.browser import open_page
-from tests.console.fleet import ADMIN_KEY
+from tests.console.asking import answered, ask, asked, at
+from tests.console.browser import open_page, run_browser
+from tests.console.fleet import ADMIN_KEY, console_cluster
 from tests.e2e.cluster import Cluster
-from tests.e2e.test_console_in_browser import answered, ask, asked, at, browser, cluster
 
-__all__ = ["browser", "cluster"]
 pytestmark = pytest.mark.long
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Any]:
+    async with run_browser() as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+    """Starts only where there is a browser."""
+    async with console_cluster(tmp_path_factory.mktemp("chat")) as running:
+        yield running
 
 
 async def test_chats_are_kept_branched_searched_and_deleted(cluster: Cluster, browser: Any) -> None:

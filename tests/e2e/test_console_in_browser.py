@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import AsyncIterator
 from itertools import product
@@ -12,6 +11,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from tests.console.asking import answered, ask, asked, at
 from tests.console.browser import UNREADABLE, open_page, run_browser
 from tests.console.fleet import (
     ADMIN,
@@ -41,36 +41,6 @@ async def http(cluster: Cluster) -> AsyncIterator[httpx.AsyncClient]:
     """With the admin key. No API key is asked for."""
     async with httpx.AsyncClient(base_url=cluster.url, timeout=20, headers=ADMIN) as client:
         yield client
-
-
-def at(cluster: Cluster, page: str) -> str:
-    return f"{cluster.url}/console/{page}"
-
-
-async def ask(page: Any, text: str) -> None:
-    await page.get_by_label("Message", exact=True).fill(text)
-    await page.keyboard.press("Enter")
-
-
-async def asked(page: Any, text: str) -> Any:
-    """Ask, and wait for the answer's end; its element."""
-    before = await page.locator(".turn.model").count()
-    await ask(page, text)
-    answer = page.locator(".turn.model").nth(before)
-    await answer.get_by_role("button", name="Regenerate").wait_for()
-    return answer
-
-
-def answered(*deltas: dict[str, Any], finish: str = "stop") -> Any:
-    """A route's answer: a stream of these pieces."""
-    chunks = [
-        {"id": "chatcmpl-x", "choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas
-    ]
-    chunks.append({"id": "chatcmpl-x", "choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
-    usage = {"prompt_tokens": 40, "completion_tokens": len(deltas), "prompt_tokens_details": {"cached_tokens": 32}}
-    chunks.append({"id": "chatcmpl-x", "choices": [], "usage": usage})
-    stream = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
-    return lambda route: route.fulfill(body=stream, content_type="text/event-stream")
 
 
 async def test_a_line_under_an_answer_opens_into_where_its_time_went(cluster: Cluster, browser: Any) -> None:
