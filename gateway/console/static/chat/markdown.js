@@ -82,11 +82,14 @@ export function codeBlock(text, language = "", label = "") {
 
 const paint = (text, language) => highlighted(text, language).map(([kind, run]) => (kind ? h("span", { class: `hl-${kind}` }, run) : run));
 
+const keyOf = (list) => `${list.ordered} ${list.loose} ${list.start}`;
+
 // Markdown that grows. Only its last block is made anew: what lies before it can't change any more.
 export class Growing {
   #root;
   #fixed = 0; // characters whose elements stay
   #tail = []; // elements of the last block
+  #items = null; // of a list at the end: what its items were made of
   #links = {};
   #text = "";
 
@@ -108,11 +111,29 @@ export class Growing {
     const after = tokens.slice(settled);
     const [open] = this.#tail;
     if (!settled && after[0]?.type === "code" && open?.show && this.#tail.length === 1 && open.language === nodesOf(after)[0]?.[1].language) return open.show(after[0].text);
+    if (!settled && after.length && after[0].type === "list" && this.#grow(after[0])) return undefined;
+    this.#items = null;
     for (const element of this.#tail) element.remove();
     this.#root.append(...nodesOf(before).map(build));
     this.#fixed += before.reduce((sum, token) => sum + token.raw.length, 0);
     this.#tail = nodesOf(after).map(build).map((one) => (typeof one === "string" ? new Text(one) : one));
     this.#root.append(...this.#tail);
+    if (after[0]?.type === "list") this.#items = { key: keyOf(after[0]), raws: after[0].items.map((item) => item.raw) };
+    return undefined;
+  }
+
+  // A list that got longer: only the items that changed are made anew. Whether it was such a list.
+  #grow(list) {
+    if (this.#items?.key !== keyOf(list)) return false;
+    const [, , ...items] = nodesOf([list])[0];
+    const [element] = this.#tail;
+    const { raws } = this.#items;
+    let same = 0;
+    while (same < raws.length && raws[same] === list.items[same]?.raw) same++;
+    while (element.childElementCount > same) element.lastElementChild.remove();
+    element.append(...items.slice(same).map(build));
+    this.#items.raws = list.items.map((item) => item.raw);
+    return true;
   }
 
   // Links that were defined before hold for the rest.
@@ -132,7 +153,7 @@ export class Growing {
 
   #clear() {
     this.#root.replaceChildren();
-    [this.#fixed, this.#tail, this.#links, this.#text] = [0, [], {}, ""];
+    [this.#fixed, this.#tail, this.#items, this.#links, this.#text] = [0, [], null, {}, ""];
   }
 }
 

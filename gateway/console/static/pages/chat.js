@@ -374,14 +374,20 @@ class Lane {
 const running = (conversation) => Object.values(conversation.nodes).some(isRunning);
 const modelOf = (options) => (models.includes(options.model) || !models.length ? options.model : models[0]) ?? "";
 
-// A node changed: draw it with the next picture, however many words came meanwhile.
-const waiting = new Set();
+// A node changed: draw it with the next picture, however many words came meanwhile. What takes long to draw is drawn less often.
+const waiting = new Map(); // node's id -> whether it changed again
+const IDLE_SHARE = 4;
 function redraw(conversation, node) {
-  if (waiting.has(node.id)) return;
-  waiting.add(node.id);
+  if (waiting.has(node.id)) return void waiting.set(node.id, true);
+  waiting.set(node.id, false);
   requestAnimationFrame(() => {
-    waiting.delete(node.id);
+    const began = performance.now();
     if (shown?.conversation === conversation) for (const lane of shown.lanes) lane.update(node);
+    setTimeout(() => {
+      const changed = waiting.get(node.id);
+      waiting.delete(node.id);
+      if (changed) redraw(conversation, node);
+    }, IDLE_SHARE * (performance.now() - began));
   });
 }
 
