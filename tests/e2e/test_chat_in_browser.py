@@ -213,3 +213,54 @@ async def test_a_batch_is_submitted_watched_and_its_results_taken(cluster: Clust
         await page.get_by_label("File of requests").set_input_files(wrong)
         await page.get_by_role("row").filter(has_text="wrong.jsonl").get_by_text("failed").first.wait_for()
         assert "line 1" in await page.get_by_role("row").filter(has_text="wrong.jsonl").first.inner_text()
+
+
+GROWS = """async (text) => {
+  const { Growing, markdown } = await import("/console/static/chat/markdown.js");
+  const whole = markdown(text).innerHTML, wrong = [];
+  for (const step of [1, 2, 3, 7, 50]) {
+    const root = document.createElement("div"), growing = new Growing(root);
+    for (let end = step; end < text.length; end += step) growing.show(text.slice(0, end));
+    growing.show(text, { done: true });
+    if (root.innerHTML !== whole) wrong.push([step, root.innerHTML, whole]);
+  }
+  return wrong;
+}"""
+TEXT = """# A *title*
+
+Words with [a link][1] and `code`,
+a second line.
+
+- one
+- two **bold**
+
+  a paragraph of two
+- three
+  1. deep
+  2. deeper
+
+7. seven
+8. eight
+
+```py
+def f():
+    return "x"  # c
+```
+| a | b |
+|---|--:|
+| 1 | **2** |
+
+> quoted
+> - list
+
+Title
+=====
+
+[1]: https://example.org
+<b>html</b> &amp; the [link][1]
+"""
+
+
+async def test_an_answer_that_grew_looks_like_one_that_came_at_once(cluster: Cluster, browser: Any) -> None:
+    async with open_page(browser, cluster.url, admin_key=ADMIN_KEY) as watched:
+        assert await watched.page.evaluate(GROWS, TEXT.replace("[a link][1]", "a link")) == []

@@ -114,6 +114,7 @@ export class Growing {
     if (!settled && after.length && after[0].type === "list" && this.#grow(after[0])) return undefined;
     this.#items = null;
     for (const element of this.#tail) element.remove();
+    for (const { type, tag, href, title } of before) if (type === "def") this.#links[tag] ??= { href, title };
     this.#root.append(...nodesOf(before).map(build));
     this.#fixed += before.reduce((sum, token) => sum + token.raw.length, 0);
     this.#tail = nodesOf(after).map(build).map((one) => (typeof one === "string" ? new Text(one) : one));
@@ -136,13 +137,11 @@ export class Growing {
     return true;
   }
 
-  // Links that were defined before hold for the rest.
+  // Links that were defined before hold for the rest: whole ones, not the beginning of one that still comes.
   #lex(text) {
     const lexer = new Lexer({ gfm: true });
     Object.assign(lexer.tokens.links, this.#links);
-    const tokens = lexer.lex(text);
-    this.#links = lexer.tokens.links;
-    return tokens;
+    return lexer.lex(text);
   }
 
   #plain(rest) {
