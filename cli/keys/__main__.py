@@ -6,8 +6,7 @@ import argparse
 import re
 import sys
 
-from gateway.tenants.tenants import DEFAULT, TENANT_NAME, hash_key, new_key
-
+DEFAULT = "default"  # the tenant of a deployment that names none
 _REACH = {
     "url": "the gateway; by default that of the running `baton up`",
     "admin-key": "an admin key, as @FILE (or BATON_ADMIN_KEY); by default that of the running `baton up`",
@@ -19,6 +18,9 @@ def main() -> int:
     """Entry point; returns the exit code. A key is printed once and stored nowhere."""
     given = _parser().parse_args()
     tenant = getattr(given, "tenant", DEFAULT)
+    # Imported here, so that help doesn't wait for the gateway's room.
+    from gateway.tenants.tenants import TENANT_NAME
+
     if not re.match(TENANT_NAME, tenant):
         _parser().error(f"TENANT {tenant!r}: 1 to 64 letters, digits and _.-")
     if given.action == "new":
@@ -28,6 +30,8 @@ def main() -> int:
 
 def new(tenant: str, *, is_admin: bool) -> int:
     """Print a key and its entry for the file."""
+    from gateway.tenants.tenants import hash_key, new_key
+
     key = new_key()
     print(f"key, shown only here: {key}\n\nin the file of --tenants (then send the gateway SIGHUP):\n")
     hashed = f'["{hash_key(key).hex()}"]'
