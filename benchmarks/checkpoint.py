@@ -78,6 +78,23 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     }
     | _SMALL,
+    "qwen2.5-0.5b": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "vocab_size": 151_936,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32_768,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0,
+        "use_sliding_window": False,
+        "tie_word_embeddings": True,
+        "bos_token_id": 151_643,
+        "eos_token_id": 151_645,
+    },
     "qwen3-small": {  # Qwen3 0.6B: all heads together are wider than the hidden state
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",

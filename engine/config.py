@@ -10,7 +10,7 @@ from pathlib import Path
 class EngineConfig:
     """How to run one model on one device. Raises ValueError for a limit that is not positive.
 
-    With dtype "auto", a GPU computes in the checkpoint's dtype and the CPU in float32.
+    With dtype "auto" it computes in the checkpoint's dtype; on a CPU in float32, unless both have bfloat16.
     """
 
     model: Path  # folder with config.json and safetensors

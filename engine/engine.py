@@ -20,6 +20,7 @@ from engine.grammars.grammars import Grammars, Masks
 from engine.kernels.attention import HeadShape, items_at_once, tiling
 from engine.kernels.device import describe
 from engine.kernels.launch import compiled_ahead
+from engine.kernels.linear import computes_in_bfloat16
 from engine.model.decoder import Decoder
 from engine.model.families import read_model_spec
 from engine.model.parameters import Weights
@@ -83,6 +84,7 @@ class Engine:
             self._start_on_gpu(load)
         else:
             load(self._decoder.weights, config.model)
+            self._decoder.weights.settle()
             self._runner = self._new_runner(self._decoder)
 
     def _start_on_gpu(self, load: Load) -> None:
@@ -259,7 +261,9 @@ def _nothing_more(weights: Weights, folder: Path) -> None:
 def _resolve_dtype(asked: str, device: torch.device, checkpoint: str) -> str:
     if asked != "auto":
         return asked
-    return "float32" if device.type == "cpu" else checkpoint
+    if device.type != "cpu" or (checkpoint == "bfloat16" and computes_in_bfloat16()):
+        return checkpoint
+    return "float32"
 
 
 def _resolve_max_model_len(asked: int | None, model: int) -> int:

@@ -1,7 +1,7 @@
 """Matrix products with weights. T tokens, K inputs, N outputs, I intermediate size, P partial sums.
 
 On a GPU, products of few rows (decoding) run in our own kernel, which streams the weights at memory speed; many rows go to the
-vendor's library.
+vendor's library. On a CPU with instructions for bfloat16, oneDNN reads weights in an order of its own, twice as fast.
 """
 
 from __future__ import annotations
@@ -10,7 +10,28 @@ import torch
 from torch.nn.functional import linear as torch_linear
 
 from engine.kernels.activation import act_and_mul
+from engine.kernels.device import use_triton
 from engine.kernels.twin import twin
+
+
+def computes_in_bfloat16() -> bool:
+    """Whether this processor has instructions for bfloat16. Without them float32 is faster."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def packed(weight: torch.Tensor) -> torch.Tensor:
+    """Return a weight [N, K] of a CPU as oneDNN reads it fastest, or as it is: for `linear` and its kin alone.
+
+    The products are bit by bit those of the plain weight.
+    """
+    if (
+        weight.device.type != "cpu"
+        or weight.dtype != torch.bfloat16
+        or use_triton(weight)
+        or not computes_in_bfloat16()
+    ):
+        return weight
+    return torch.ops.mkldnn._reorder_linear_weight(weight)
 
 
 @twin("engine.kernels.triton_linear")
@@ -18,14 +39,14 @@ def linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return x @ weight.T + bias [T, N], in `out` if it is given. `x` [T, K], `weight` [N, K]."""
-    result = torch_linear(x, weight, bias)
+    result = _product(x, weight, bias)
     return result if out is None else out.copy_(result)
 
 
 @twin("engine.kernels.triton_linear")
 def linear_parts(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Like `linear`, or partial sums [P, T, N] float32 that the next kernel (`norm`, `rope`) adds up as it reads."""
-    return torch_linear(x, weight, bias)
+    return _product(x, weight, bias)
 
 
 @twin("engine.kernels.triton_linear")
@@ -36,7 +57,7 @@ def linear_onto(
 
     The number of rows decides which is cheaper; `norm.add_rms_norm` takes both.
     """
-    return torch_linear(x, weight, bias)
+    return _product(x, weight, bias)
 
 
 @twin("engine.kernels.triton_linear")
@@ -47,4 +68,13 @@ def gated_linear(
 
     `activation`: "silu" or "gelu_tanh".
     """
-    return act_and_mul.reference(torch_linear(x, gate_up, bias), activation)
+    return act_and_mul.reference(_product(x, gate_up, bias), activation)
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    if not weight.is_mkldnn:
+        return torch_linear(x, weight, bias)
+    # oneDNN adds up a single row in another order than one of several: with a second one a row never depends on its batch.
+    rows = x if len(x) > 1 else torch.cat((x, x))
+    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+    return result[: len(x)]

@@ -105,6 +105,7 @@ class Weights:
         self.dtype, self.device, self.stored = dtype, device, stored
         self.destinations: dict[str, list[Destination]] = {}  # by the tensor's name
         self.ways: list[tuple[frozenset[str], ...]] = []  # each parameter: the tensors of every way to store it
+        self.when_loaded: list[Callable[[], None]] = []
         self.unused: set[str] = set()  # a checkpoint may have these tensors; the model does not need them
         self._rank, self._size = rank, size
 
@@ -117,6 +118,13 @@ class Weights:
         tensor = torch.empty(shape, dtype=parameter.format or self.dtype, device=self.device)
         self.ways.append(tuple(self._declare(way, tensor, under) for way in ways or (Way(parameter),)))
         return tensor
+
+    def settle(self) -> None:
+        """Everything is loaded: let products order their weights, and keep nothing of what they leave."""
+        self.destinations.clear()
+        for prepare in self.when_loaded:
+            prepare()
+        self.when_loaded.clear()
 
     def _declare(self, way: Way, tensor: torch.Tensor, under: str) -> frozenset[str]:
         """Remember where the tensors of one way go; returns their names."""

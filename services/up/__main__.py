@@ -26,7 +26,7 @@ async def run(settings: UpSettings) -> None:
 def main() -> int:
     """Entry point; returns the exit code."""
     try:
-        settings = load_settings(UpSettings, command="up", arguments=sys.argv[1:])
+        settings = load_settings(UpSettings, command="up", arguments=sys.argv[1:]).shared_out()
         start_logging(service="up", level=settings.log_level, form=settings.log_format)
         asyncio.run(run(settings))
     except (ConfigError, ServingError, OSError, ValueError) as error:

@@ -7,10 +7,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from common.settings import Devices
+from common.settings import AUTO_BELOW_0, Devices
 from services.gateway.settings import GatewaySettings
 from services.planner.settings import PlannerOptions
+from services.worker.cores import physical_cores
 from services.worker.options import WorkerOptions
+
+DEMO = Path(__file__).resolve().parents[2] / "demo"
 
 
 class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
@@ -23,7 +26,18 @@ class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
 
     nats_url: str = Field("", description="NATS server, with JetStream; empty: one is started")
     redis_url: str = Field("", description="Redis 7.0+ or Valkey server; empty: one is started")
-    prefill: Annotated[int, Field(ge=0, le=64)] = Field(1, description="number of prefill workers")
+    prefill: Annotated[int, Field(ge=-1, le=64), AUTO_BELOW_0] = Field(
+        -1,
+        description="number of prefill workers; auto: 1, but none for a model of yours on a CPU, where the decode worker "
+        "prefills, too: the weights are in memory once",
+    )
     decode: Annotated[int, Field(ge=1, le=64)] = Field(1, description="number of decode workers")
     planner: bool = Field(False, description="start a planner as well, which moves workers between the roles")
     data_dir: Path = Field(Path(".baton"), description="where logs and server data go")
+
+    def shared_out(self) -> UpSettings:
+        """Decide what was left to the machine: how many prefill workers, and each worker's threads."""
+        on_cpu = self.device == "cpu"
+        prefill = self.prefill if self.prefill >= 0 else int(not on_cpu or self.model.resolve() == DEMO)
+        shared = max(1, physical_cores() // (prefill + self.decode)) if on_cpu else 0
+        return self.model_copy(update={"prefill": prefill, "threads": self.threads or shared})

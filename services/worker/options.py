@@ -24,7 +24,8 @@ class WorkerOptions(ModelSettings):
     )
     device: Device = Field("cpu", description="cpu, cuda or cuda:N")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="weights and KV; auto: float32 on the CPU"
+        "auto",
+        description="weights and KV; auto: the checkpoint's, on a CPU float32 unless both it and the checkpoint have bfloat16",
     )
     model_impl: Literal["auto", "baton", "transformers"] = Field(
         "auto",
@@ -54,7 +55,9 @@ class WorkerOptions(ModelSettings):
         description="a longer step hangs: the worker ends, its requests go elsewhere; auto: 60 on a GPU, 120 on the CPU",
     )
     max_prefills: Positive = Field(16, description="prompts that a prefill worker holds at most")
-    threads: Positive = Field(1, description="CPU threads of a step")
+    threads: Annotated[int, Field(ge=0, le=1024), AUTO] = Field(
+        0, description="CPU threads of a step; auto: the physical cores, which `up` shares out among its workers"
+    )
     fake: bool = Field(
         False, description="fake device: real bytes, made-up tokens, virtual step times (tests, benchmarks)"
     )

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from common.settings import Id
 from engine.config import EngineConfig
+from services.worker.cores import physical_cores
 from services.worker.options import WorkerOptions
 
 
@@ -37,6 +38,6 @@ class WorkerServiceSettings(WorkerOptions):
             max_model_len=self.max_model_len or None,
             max_batch_tokens=self.max_batch_tokens,
             max_sequences=self.max_sequences,
-            num_threads=self.threads,
+            num_threads=self.threads or (physical_cores() if self.device == "cpu" else 1),
             model_impl=self.model_impl,
         )

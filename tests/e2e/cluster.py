@@ -70,7 +70,7 @@ class Cluster:
         self._others = others
         self._gateway_options = gateway_options
         self._planner_options = planner_options
-        self._worker_options = {"transport": transport, "kv_memory_mb": 32, **worker_options}
+        self._worker_options = {"transport": transport, "kv_memory_mb": 32, "threads": 1, **worker_options}
         self._fake = fake
         self._drain_s = drain_s
         self._certificates = certificates

@@ -208,7 +208,7 @@ async def test_children_die_with_a_killed_parent_and_the_next_one_forgets_its_ke
     async with start("--fake", "--api-keys", f"@{file}", "--admin-key", f"@{file}0") as up:
         await up.says("Baton serves")
         family = up.family()
-        assert len(family) >= 5
+        assert len(family) >= 4  # NATS, Redis, gateway, worker
         assert [path.stat().st_mode & 0o777 for path in left] == [0o600] * 3
         up.process.kill()
         assert await all_gone(family) == []

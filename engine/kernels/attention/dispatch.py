@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
-from engine.kernels.attention import reference
+from engine.kernels.attention import on_cpu
 from engine.kernels.attention.hopper_trial import hopper_works, tiles_at_once
 from engine.kernels.attention.plan import AttentionPlan, HeadShape, PrefillPlan, Scores
 from engine.kernels.attention.tiles import LARGE_TILE, SMALL_TILE, Tiling
@@ -65,7 +65,7 @@ def paged_attention(
     prompts = None if plan.prefill is None else plan.prefill.batch
     for rows, batch in ((slice(plan.num_decode), plan.decode), (slice(plan.num_decode, None), prompts)):
         if batch is not None:
-            out[rows] = reference.attend(q[rows], kv_layer, batch, how)
+            on_cpu.attend(q[rows], kv_layer, batch, how, out[rows])
     return out
 
 

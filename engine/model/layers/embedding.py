@@ -43,6 +43,7 @@ class Head:
             shape = (spec.vocab_size, spec.hidden_size)
             parameter = Parameter(shape=shape, parts=stacked({HEAD: spec.vocab_size}), shard=Shard.OUTPUTS)
             self._linear = Dense(weights.new(parameter), bias)
+        weights.when_loaded.append(self._linear.pack)
 
     def __call__(self, stream: Stream, batch: ForwardBatch, *, out: torch.Tensor | None) -> torch.Tensor | None:
         """Return the sampled rows' logits [R, V], None for R = 0."""

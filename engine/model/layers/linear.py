@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from engine.kernels.linear import gated_linear, linear, linear_onto, linear_parts
+from engine.kernels.linear import gated_linear, linear, linear_onto, linear_parts, packed
 from engine.model.parameters import Parameter, Part, Shard, Weights, stacked
 
 
@@ -45,7 +45,7 @@ class Linear(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Dense:
     """A weight in a dtype that the model computes in."""
 
@@ -64,6 +64,10 @@ class Dense:
     def gated(self, x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
         return gated_linear(x, self.weight, self.bias, activation)
 
+    def pack(self) -> None:
+        """Order the loaded weight as products read it fastest."""
+        self.weight = packed(self.weight)
+
 
 def declare_dense(spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
     """Declare `weight` and `bias` of each module below the name `under`."""
@@ -80,7 +84,9 @@ def declare_dense(spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
         shard = Shard.NONE if spec.shard is Shard.INPUTS else spec.shard
         parameter = Parameter(shape=(size,), parts=_parts(spec, "bias"), shard=shard, unit=spec.unit)
         bias = weights.new(parameter, under=under)
-    return Dense(weights.new(weight, under=under), bias)
+    dense = Dense(weights.new(weight, under=under), bias)
+    weights.when_loaded.append(dense.pack)
+    return dense
 
 
 def _parts(spec: LinearSpec, kind: str) -> tuple[Part, ...]:

@@ -71,7 +71,7 @@ def test_a_variable_that_is_true_can_be_denied_by_a_flag() -> None:
             {},
             "--max-sequences (BATON_MAX_SEQUENCES): a whole number is needed, not 'none'",
         ),
-        ([], {"BATON_THREADS": "0"}, "--threads (BATON_THREADS): 1 or more is needed, not '0'"),
+        ([], {"BATON_MAX_PREFILLS": "0"}, "--max-prefills (BATON_MAX_PREFILLS): 1 or more is needed, not '0'"),
         (
             ["--block-size", "17"],
             {},

@@ -219,7 +219,7 @@ def test_the_kserve_runtime_starts_with_settings_that_exist_and_has_time_to_drai
     (container,) = runtime["spec"]["containers"]
     command, *arguments = container["args"]
     environment = {entry["name"]: entry.get("value", "key") for entry in container["env"]}
-    settings = load_settings(UpSettings, command=command, arguments=arguments, environment=environment)
+    settings = load_settings(UpSettings, command=command, arguments=arguments, environment=environment).shared_out()
     predictor = service["spec"]["predictor"]
     assert predictor["terminationGracePeriodSeconds"] > settings.drain_s
     assert predictor["enableServiceLinks"] is False

@@ -58,7 +58,7 @@ def _receive(stream: BinaryIO) -> bytes | None:
 
 
 def _serve(model: Path, pool: Path, num_blocks: int) -> None:
-    engine = Engine(EngineConfig(model=model, num_blocks=num_blocks, num_threads=1))
+    engine = Engine(EngineConfig(model=model, num_blocks=num_blocks, num_threads=1, dtype="float32"))
     kv = np.fromfile(pool, dtype=np.float32)
     engine.kv.copy_(torch.from_numpy(kv).view(engine.kv.shape))
     answers = sys.stdout.buffer
