@@ -35,6 +35,7 @@ STEP_MS = 5.0
 PAUSE_S = 0.005  # between two questions for /health
 QUIET_S = 3.0
 QUIET = "nothing before "
+AFTER_S = 0.3  # in which what a prompt held up is seen
 WORDS = "the quick brown fox jumps over the lazy dog and "
 CHINESE = "今天天气很好，我们去公园玩。"
 
@@ -125,7 +126,7 @@ async def _phase(name: str, gateway: psutil.Process, work: Awaitable[str | None]
     before, began = gateway.memory_info().rss, time.monotonic()
     status = await work
     ended = time.monotonic()
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(AFTER_S)
     return Phase(name, status or "", began, ended, before, gateway.memory_info().rss)
 
 
@@ -147,8 +148,9 @@ def _row(name: str, every: list[Phase], seen: dict[str, list[tuple[float, float]
 
 
 def _lateness(phases: list[Phase], found: list[tuple[float, float]]) -> float:
-    """The median of the phases' greatest."""
-    return median(max(late for at, late in found if one.began <= at <= one.ended + 0.1) for one in phases)
+    """The median of the phases' greatest, of those in which something was seen: a stream may begin anew just then."""
+    seen = ([late for at, late in found if one.began <= at <= one.ended + AFTER_S] for one in phases)
+    return median(max(lates) for lates in seen if lates)
 
 
 async def _watch(url: str) -> int:
