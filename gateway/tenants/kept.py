@@ -150,6 +150,7 @@ class KeptKeys:
         """What all gateways wrote of the last `days`, and what this one knows. Raises UnavailableError."""
         first = int(time.time()) // DAY_S - days
         found, after = self.usage.records(), 0
+        known = {record.day for record in found}
         own = f".{self._gateway_id}.{self._incarnation}"
         subject = subjects.usage(subjects.ANY, subjects.ANY, subjects.ANY)
         for _ in range(MAX_RECORDS):
@@ -158,7 +159,8 @@ class KeptKeys:
                 break
             after = stored.seq or 0
             day = (stored.subject or "").split(".")[2]
-            if not day.isdigit() or int(day) < first or (stored.subject or "").endswith(own):
+            is_known = day.isdigit() and int(day) in known and (stored.subject or "").endswith(own)
+            if is_known or not day.isdigit() or int(day) < first:
                 continue
             with contextlib.suppress(msgspec.MsgspecError):  # another release's
                 found.append(usage_decoder.decode(stored.data or b""))

@@ -44,19 +44,21 @@ class Usage:
 
     def __init__(self) -> None:
         self._days: dict[int, dict[tuple[int, str, str], Counts]] = {}
+        self._names: dict[int, set[tuple[str, str]]] = {}  # counted one by one on these days
         self._changed: set[int] = set()
 
     def add(self, key: str, tenant: str, counts: Counts, *, now: float) -> None:
         day, hour = int(now) // DAY_S, int(now) % DAY_S // HOUR_S
         if day not in self._days:
-            self._days[day] = {}
+            self._days[day], self._names[day] = {}, set()
             for old in [one for one in self._days if one < day - 1 and one not in self._changed]:
-                del self._days[old]
-        used = self._days[day]
-        place = (hour, key, tenant)
-        if place not in used and len({name[1:] for name in used}) >= MAX_KEYS_A_DAY:
-            place = (hour, *OTHERS)
-        into = used.setdefault(place, [0] * len(COUNTS))
+                del self._days[old], self._names[old]
+        names, name = self._names[day], (key, tenant)
+        if name not in names and len(names) >= MAX_KEYS_A_DAY:
+            name = OTHERS
+        else:
+            names.add(name)
+        into = self._days[day].setdefault((hour, *name), [0] * len(COUNTS))
         for index, count in enumerate(counts):
             into[index] += count
         self._changed.add(day)
