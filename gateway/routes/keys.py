@@ -10,6 +10,7 @@ import re
 import time
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import Request, Response
 from pydantic import Field, StrictBool, StrictInt, StrictStr
 
@@ -106,9 +107,6 @@ class KeyRoutes:
     async def create(self, request: Request) -> Response:
         """The only answer that has the key itself."""
         body = parse_body(await read_body(request, BODY_LIMITS), NewKey)
-        if not body.admin and self._tenants.named(body.tenant) is None:
-            message = f"tenant: there is no {body.tenant!r}: make it first, POST /admin/tenants/{body.tenant}"
-            raise InvalidRequestError(message, param="tenant")
         if re.search(r"[\x00-\x1f\x7f]", body.name):
             raise InvalidRequestError("name: control characters are not allowed", param="name")
         now, plain = time.time(), new_key()
@@ -122,7 +120,14 @@ class KeyRoutes:
             created_by=_by(request),
             expires_at=int(now + body.expires_in_days * DAY_S) if body.expires_in_days else 0,
         )
-        await self._change(lambda register: register.with_key(key, now))
+
+        def with_key(register: Register) -> Register:  # the newest one: its tenant may be another gateway's, just made
+            if not key.is_admin and self._tenants.named(key.tenant) is None:
+                message = f"tenant: there is no {key.tenant!r}: make it first, POST /admin/tenants/{key.tenant}"
+                raise InvalidRequestError(message, param="tenant")
+            return register.with_key(key, now)
+
+        await self._change(with_key)
         _audit(request, "keys.created", key=key.id, tenant=key.tenant, admin=key.is_admin, expires_at=key.expires_at)
         return json_response(key.as_json(now) | {"key": plain}, headers={"cache-control": "no-store"})
 
@@ -155,7 +160,8 @@ class KeyRoutes:
         body = parse_body(await read_body(request, BODY_LIMITS) or b"{}", TenantOptions)
         options = MadeTenant(**body.model_dump(include=set(TenantOptions.model_fields)))
         await self._change(lambda register: register.with_tenant(name, options))
-        _audit(request, "tenants.set", tenant=name, options=repr(options))
+        told = msgspec.structs.replace(options, cache_salt=options.cache_salt and "(hidden)")
+        _audit(request, "tenants.set", tenant=name, options=repr(told))
         tenant = self._tenants.named(name)
         return json_response(_tenant_json(tenant) | {"source": "made"} if tenant is not None else {})
 
@@ -176,7 +182,7 @@ class KeyRoutes:
 
     def _made_name(self, request: Request) -> str:
         name: str = request.path_params["name"]
-        if not re.match(TENANT_NAME, name):
+        if not re.fullmatch(TENANT_NAME, name):
             raise InvalidRequestError("name: must be 1 to 64 letters, digits and _.-", param="name")
         if name in self._tenants.names_of_file:
             raise ConflictError(

@@ -159,7 +159,7 @@ class Tenants:
 
     def _known(self, key: MadeKey) -> KnownKey:
         tenant = None if key.is_admin else replace(self._named[key.tenant], key=key.id)
-        ends_at = key.revoked_at or key.expires_at or math.inf
+        ends_at = 0.0 if key.revoked_at else key.expires_at or math.inf  # whatever the clock of who revoked it
         return KnownKey(id=key.id, digest=key.digest, tenant=tenant, ends_at=ends_at)
 
     def named(self, name: str) -> Tenant | None:

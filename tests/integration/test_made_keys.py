@@ -25,6 +25,7 @@ from gateway.tenants import kept
 from gateway.tenants.kept import KeptKeys
 from gateway.tenants.register import NOTHING
 from gateway.tenants.tenants import Tenants
+from gateway.tenants.usage import DAY_S
 from services.runtime.permissions import Member, make_users, nats_users
 from services.runtime.servers import Server, run_nats
 from tests.fakes.generations import ScriptedGenerations
@@ -147,7 +148,9 @@ async def test_only_an_admin_may(server: Server, tokenizer: ChatTokenizer) -> No
         assert (await one.http.get("/admin/keys", headers=deputy)).status_code == 401
 
 
-async def test_tenants_are_made_changed_and_deleted(server: Server, tokenizer: ChatTokenizer, tmp_path: Path) -> None:
+async def test_tenants_are_made_changed_and_deleted(
+    server: Server, tokenizer: ChatTokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "tenants.toml"
     path.write_text('[tenants.filed]\nkeys = ["a-key-of-the-file"]\n')
     async with gateway(NatsSettings(url=server.url), tokenizer, path=path) as one:
@@ -159,7 +162,10 @@ async def test_tenants_are_made_changed_and_deleted(server: Server, tokenizer: C
         status, told = await ask("POST", "/admin/keys", json={"tenant": "acme"})
         assert (status, told["error"]["param"]) == (400, "tenant")
         assert "POST /admin/tenants/acme" in told["error"]["message"]
-        status, told = await ask("POST", "/admin/tenants/acme", json={"requests_per_minute": 1, "weight": 2})
+        with caplog.at_level(logging.INFO, logger="baton.audit"):
+            options = {"requests_per_minute": 1, "weight": 2, "cache_salt": "a-secret-salt"}
+            status, told = await ask("POST", "/admin/tenants/acme", json=options)
+        assert "a-secret-salt" not in str([vars(record) for record in caplog.records])
         assert (status, told["requests_per_minute"], told["source"]) == (200, 1, "made")
         key = await one.make(tenant="acme")
         assert await one.serves(key["key"])
@@ -177,6 +183,7 @@ async def test_tenants_are_made_changed_and_deleted(server: Server, tokenizer: C
             ("DELETE", "/admin/tenants/acme", 404),
             ("POST", "/admin/tenants/filed", 409),
             ("POST", "/admin/tenants/a%20b", 400),
+            ("POST", "/admin/tenants/b%0A", 400),
             ("POST", "/admin/keys/key_0123456789abcdef/revoke", 404),
             ("POST", "/admin/keys/nothing/revoke", 404),
             ("POST", f"/admin/keys/{one.tenants.from_file[0].id}/revoke", 409),
@@ -250,6 +257,28 @@ async def test_a_server_that_lost_the_keys_gets_them_with_the_next_change(
         async with gateway(NatsSettings(url=server.url), tokenizer, "g1") as other:
             assert await other.serves(first["key"])
             assert await other.serves(second["key"])
+
+
+async def test_a_tenant_made_just_now_at_one_gateway_gets_a_key_at_another(
+    tokenizer: ChatTokenizer, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "LOOK_EACH_S", 3600.0)
+    nats = NatsSettings(url=server.url)
+    async with gateway(nats, tokenizer) as here, gateway(nats, tokenizer, "g1") as there:
+        assert (await here.http.post("/admin/tenants/acme", headers=AS_ADMIN, json={})).status_code == 200
+        key = await there.make(tenant="acme")
+        assert await there.serves(key["key"])
+
+
+async def test_a_gateway_that_runs_long_tells_of_its_own_older_days(tokenizer: ChatTokenizer, server: Server) -> None:
+    async with gateway(NatsSettings(url=server.url), tokenizer) as one:
+        now = time.time()
+        for days in (5, 0):
+            one.keys.usage.add("k", "acme", [1, 0, 0, 0, 0], now=now - days * DAY_S)
+            await one.keys._write_usage()
+        one.keys.usage.add("k", "acme", [1, 0, 0, 0, 0], now=now + DAY_S)  # forgets what is old and written
+        records = await one.keys.used(7)
+        assert sum(used.counts[0] for record in records for used in record.used) == 3
 
 
 async def test_two_changes_at_once_are_both_kept(tokenizer: ChatTokenizer, server: Server) -> None:

@@ -55,6 +55,8 @@ def test_made_keys_are_valid_until_they_are_revoked_or_expire() -> None:
     tenants.apply(register.revoked(made(KEY).id, by="me", now=time.time() - 1))
     assert tenants.keys.tenant_of(KEY) is None
     assert not tenants.open_to_all  # the last key is gone: nobody comes in, not everybody
+    tenants.apply(register.revoked(made(KEY).id, by="me", now=time.time() + 60))  # at a gateway whose clock is ahead
+    assert tenants.keys.tenant_of(KEY) is None
 
 
 def test_the_first_key_closes_a_gateway_and_an_admins_key_does_not() -> None:
@@ -185,6 +187,8 @@ def test_usage_is_bounded_in_keys_and_days() -> None:
     used = usage.records()[0].used
     assert len(used) == MAX_KEYS_A_DAY + 1
     assert [one.counts[0] for one in used if (one.key, one.tenant) == OTHERS] == [5]
+    usage.add("k0", "t", [1, 0, 0, 0, 0], now=NOW + 3600)  # one that is counted by itself stays so
+    assert usage.records()[0].used[-1].key == "k0"
     for number in range(10):
         usage.take_changed()
         usage.add("k", "t", [1, 0, 0, 0, 0], now=NOW + number * DAY_S)
