@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from operator import itemgetter
 
 import msgspec
 from starlette.datastructures import Headers
@@ -118,7 +119,7 @@ def line_span(trace: RequestTrace, *, url: str, operation: str, batch: str, cust
 def describe_answer(answer: Answer) -> Attributes:
     """An ended answer as attributes of its request's span."""
     usage = answer.usage()
-    return {
+    return _waits([choice.generation.timeline for choice in answer.choices]) | {
         "gen_ai.response.id": answer.id,
         "gen_ai.response.model": answer.model,
         "gen_ai.response.finish_reasons": [choice.finish or "abort" for choice in answer.choices],
@@ -126,6 +127,23 @@ def describe_answer(answer: Answer) -> Attributes:
         "gen_ai.usage.output_tokens": usage.completion_tokens,
         "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
     }
+
+
+def _waits(timelines: list[Timeline]) -> dict[str, Value]:
+    """Of several choices, times are those of the one that had the first token."""
+    attempts = [attempt for timeline in timelines for attempt in timeline.attempts]
+    found: dict[str, Value] = {
+        "baton.prefill.workers": sorted({one.claimed_by for one in attempts} - {""}),
+        "baton.decode.workers": sorted(
+            {one.decoder or ("" if one.decode else one.claimed_by) for one in attempts} - {""}
+        ),
+    }
+    begun = [(ttft_ms, timeline) for timeline in timelines if (ttft_ms := timeline.ttft_ms) is not None]
+    if begun:
+        ttft_ms, first = min(begun, key=itemgetter(0))
+        found["gen_ai.server.time_to_first_token"] = ttft_ms / 1000
+        found["baton.queue_ms"] = first.phases.get("queue", first.waited_ms)
+    return found
 
 
 def worth_keeping(timeline: Timeline, levels: ServiceLevels) -> bool:

@@ -160,6 +160,14 @@ def test_the_server_span_tells_what_was_asked_and_answered(run: TracedRun) -> No
     assert request["http.response.status_code"] == 200
 
 
+def test_the_server_span_tells_how_long_it_waited_and_who_worked(run: TracedRun) -> None:
+    server = run.one["server"]
+    assert 0 < server.attributes["gen_ai.server.time_to_first_token"] < server.ended - server.began
+    assert 0 < server.attributes["baton.queue_ms"] < 1000 * server.attributes["gen_ai.server.time_to_first_token"]
+    assert server.attributes["baton.prefill.workers"] == ["prefill-0"]
+    assert server.attributes["baton.decode.workers"] == ["decode-0"]
+
+
 def test_the_placement_span_tells_why_these_workers(run: TracedRun) -> None:
     placement = dict(run.one["placement"].events)["placement"]
     assert placement["baton.placement.reason"]
