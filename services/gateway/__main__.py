@@ -19,7 +19,7 @@ from common.tls import check_server_files
 from services.gateway.descriptors import make_room
 from services.gateway.files import read_tenants, read_tokenizers, reload
 from services.gateway.parts import Parts, app_of, started
-from services.gateway.server import Server, listen, new_server
+from services.gateway.server import Server, listen, new_server, take_connections
 from services.gateway.settings import GatewaySettings
 from services.runtime.functions import function_libraries
 from services.runtime.garbage import keep_what_is_loaded
@@ -51,6 +51,7 @@ async def serve(
     app: FastAPI, parts: Parts, settings: GatewaySettings, listener: socket.socket, stopping: asyncio.Event
 ) -> None:
     server = new_server(app, settings)
+    take_connections(listener)
     if parts.batches is not None:
         await parts.batches.start()
     serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -51,10 +51,21 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener.bind((host, port))
     except OSError as error:
-        raise ConfigError(
-            f"--port {port} on {host}: {error.strerror}: choose another port or stop what uses it"
-        ) from None
+        raise _in_use(host, port, error) from None
     return listener
+
+
+def take_connections(listener: socket.socket) -> None:
+    """Let clients connect. Raises ConfigError: of two that start at once both may bind, and only one may listen."""
+    host, port = listener.getsockname()[:2]
+    try:
+        listener.listen()
+    except OSError as error:
+        raise _in_use(host, port, error) from None
+
+
+def _in_use(host: str, port: int, error: OSError) -> ConfigError:
+    return ConfigError(f"--port {port} on {host}: {error.strerror}: choose another port or stop what uses it")
 
 
 def _keep_alive(listener: socket.socket) -> None:
