@@ -6,13 +6,10 @@ import difflib
 import os
 import runpy
 import sys
-from pathlib import Path
 
 from common import VERSION
-from services.runtime.commands import COMMANDS, settings_of
+from services.runtime.commands import COMMANDS, remedy, settings_of
 
-ROOT = Path(__file__).resolve().parents[1]
-DISTRIBUTION = "baton-serve"
 OURS = (
     "cli",
     "services",
@@ -37,6 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except KeyboardInterrupt:
+        return 130
 
 
 def _run(arguments: list[str] | None) -> int:
@@ -80,13 +79,6 @@ def _help_quickly(name: str, rest: list[str]) -> None:
         from services.runtime.loading import load_settings
 
         load_settings(kind, command=name, arguments=rest)
-
-
-def remedy() -> str:
-    """How to get what is missing, here."""
-    if (ROOT / "Makefile").is_file():
-        return f"run `make setup` in {ROOT}"
-    return f"pip install '{DISTRIBUTION}[all]' (pipx: `pipx install --force '{DISTRIBUTION}[all]'`)"
 
 
 def _nearest(name: str) -> str:

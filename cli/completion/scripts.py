@@ -21,7 +21,11 @@ class Option(NamedTuple):
 
 
 HELP = (Option("--help", "the common options", False), Option("--help-all", "all options", False))
-VALUES = {"keys": ("new",), "completion": ("bash", "zsh", "fish")}
+VALUES = {
+    "keys": ("create", "list", "revoke", "new"),
+    "batch": ("submit", "list", "watch", "cancel", "get"),
+    "completion": ("bash", "zsh", "fish"),
+}
 
 
 def options() -> dict[str, list[Option]]:

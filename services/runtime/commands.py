@@ -1,12 +1,16 @@
-"""Baton's commands: where each is, what it does in a line, where its settings are. Imports nothing, so that help is quick."""
+"""Baton's commands: where each is, what it does in a line, where its settings are. Imports little, so that help is quick."""
 
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Command(NamedTuple):
@@ -65,3 +69,10 @@ def known_names() -> frozenset[str]:
     """The names of all commands' settings. Loads them all."""
     kinds = [kind for command in COMMANDS if (kind := settings_of(command)) is not None]
     return frozenset(name for kind in kinds for name in kind.model_fields)
+
+
+def remedy() -> str:
+    """How to get packages that are missing, here. Never by the distribution's name: on PyPI a stranger may have it."""
+    if (ROOT / "Makefile").is_file():
+        return f"run `make setup` in {ROOT}"
+    return "`pip install '.[all]'` in Baton's folder (pipx: `pipx install --force '.[all]'`)"

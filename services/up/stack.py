@@ -20,6 +20,7 @@ from common.settings import PREFIX, ConfigError
 from kvtransfer.transports import reaches_others
 from services.gateway.settings import GatewaySettings
 from services.planner.settings import PlannerSettings
+from services.runtime.commands import remedy
 from services.runtime.loading import as_environment
 from services.runtime.names import TAG, made_up, made_up_tag
 from services.runtime.permissions import WORKERS, Member, Role
@@ -85,8 +86,8 @@ class Stack:
         """Bring everything up and say so. Raises ConfigError or UnavailableError with one line that says what to do."""
         began = time.monotonic()
         _check(self._settings)
-        self._logs.mkdir(parents=True, exist_ok=True)
         self._held.enter_context(_locked(self._data / "lock"))
+        self._logs.mkdir(exist_ok=True)
         forget(self._data)
         for log in self._logs.glob("*.log"):
             log.unlink()
@@ -221,7 +222,12 @@ def restart_pause_s(deaths: int) -> float:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold `path`, so that two `baton up` never share servers' data. The process's end releases the lock."""
-    with path.open("w") as file:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    except OSError as error:
+        raise ConfigError(f"--data-dir {path.parent}: {error.strerror}; name a folder that can be written to") from None
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -235,9 +241,7 @@ def _check(settings: UpSettings) -> None:
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         what = "package" if len(missing) == 1 else "packages"
-        raise ConfigError(
-            f"`baton up` needs the {what} {', '.join(missing)}: pip install 'baton-serve[all]', or `make setup`"
-        )
+        raise ConfigError(f"`baton up` needs the {what} {', '.join(missing)}: {remedy()}")
     if not (settings.model / "config.json").is_file():
         raise ConfigError(no_model(settings.model))
     if not reaches_others(settings.kv_transport) and settings.prefill:

@@ -13,6 +13,7 @@ import pytest
 from cli.__main__ import main, overview
 from cli.completion.scripts import bash, fish, options, zsh
 from common import VERSION
+from services.runtime import commands
 from services.runtime.commands import COMMANDS, settings_of
 from services.runtime.flags import flag_of
 
@@ -39,6 +40,22 @@ def test_what_is_missing_is_named_with_the_remedy() -> None:
     assert done.returncode == 2
     assert re.match(r"baton: `baton up` needs the package \w+: run `make setup` in /", done.stderr)
     assert bare("-V").stdout == f"baton {VERSION}\n"
+
+
+def test_no_remedy_names_the_distribution_while_a_stranger_could_have_its_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(commands, "ROOT", tmp_path)
+    assert "'.[all]'" in commands.remedy()
+    assert "baton-serve" not in commands.remedy()
+
+
+def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("runpy.run_module", interrupted)
+    assert main(["keys", "list"]) == 130
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("tpo", "top"), ("serve", "up"), ("gatway", "gateway"), ("run", "chat")])
@@ -82,6 +99,8 @@ def test_completion_knows_every_command_and_option() -> None:
         (("up", "--pref"), "--prefill"),
         (("up", "--dtype", "b"), "bfloat16"),
         (("completion", "f"), "fish"),
+        (("keys", "c"), "create"),
+        (("batch", "s"), "submit"),
         (("up", "--model", "x"), ""),
     ],
 )
