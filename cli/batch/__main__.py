@@ -20,6 +20,7 @@ from services.runtime.loading import fail, load_settings
 
 LOOK_EVERY_S = 1.0
 TIMEOUT_S = 300.0  # a file's upload
+MAX_LINE = 16 << 20  # characters
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 
 
@@ -60,7 +61,9 @@ class Batches:
         return self._get(batch) if action == "get" else self._cancel(batch)
 
     def _submit(self) -> int:
-        path = Path(self._settings.name or "")
+        if not self._settings.name:
+            raise ConfigError("baton batch submit FILE: which file?")
+        path = Path(self._settings.name)
         endpoint = endpoint_of(path)
         with path.open("rb") as file:
             sent = {"file": (path.name, file, "application/jsonl")}
@@ -141,7 +144,7 @@ def endpoint_of(path: Path) -> str:
     """The `url` of a file's first line. Raises ConfigError for what is no input of a batch."""
     try:
         with path.open(encoding="utf-8") as file:
-            url = json.loads(file.readline()).get("url")
+            url = json.loads(file.readline(MAX_LINE)).get("url")
     except OSError as error:
         raise ConfigError(f"submit {path}: {error.strerror}") from None
     except (ValueError, AttributeError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from argparse import Namespace
 from dataclasses import replace
 from datetime import datetime
@@ -11,6 +12,7 @@ from typing import Any
 from pydantic import Field
 
 from cli.reach import ClientOptions, Gateway
+from common.log import printable
 from common.settings import ConfigError
 
 COLUMNS = ("id", "name", "tenant", "state", "created", "expires", "used in 7 days")
@@ -37,6 +39,8 @@ def run(action: str, given: Namespace, gateway: Gateway) -> str:
         made = ask(gateway, "POST", "/admin/keys", body)
         return as_json(made) if given.print_json else f"{made['id']}, shown only here: {made['key']}"
     if action == "revoke":
+        if not re.fullmatch(r"[\w-]+", given.id, re.ASCII):
+            raise ConfigError(f"{given.id[:80]!r} is no id of a key; baton keys list")
         revoked = ask(gateway, "POST", f"/admin/keys/{given.id}/revoke")
         return as_json(revoked) if given.print_json else f"{given.id} is revoked"
     listed = ask(gateway, "GET", "/admin/keys")["keys"]
@@ -56,8 +60,17 @@ def ask(gateway: Gateway, method: str, path: str, body: dict[str, Any] | None = 
         message = str(answer.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
         message = f"status {answer.status_code}"
-    remedy = ": BATON_ADMIN_KEY, or --admin-key @FILE, says it" if answer.status_code == 401 else ""
-    raise ConfigError(f"{gateway.url}: {message.partition(': send')[0] if remedy else message}{remedy}")
+    if answer.status_code == 401:
+        message = f"{message.partition(': send')[0]}: {_lacks(gateway)}"
+    raise ConfigError(f"{gateway.url}: {message}")
+
+
+def _lacks(gateway: Gateway) -> str:
+    """Where an admin key comes from. Of a `baton up` we know whether it was given one; `--tenants` may have others."""
+    says = "BATON_ADMIN_KEY, or --admin-key @FILE, says it"
+    if gateway.running is None or gateway.running.admin_key_file:
+        return says
+    return f"{says}; {gateway.said} was started without one: start it again with either"
 
 
 def row_of(key: dict[str, Any], used: list[dict[str, Any]]) -> tuple[str, ...]:
@@ -65,7 +78,7 @@ def row_of(key: dict[str, Any], used: list[dict[str, Any]]) -> tuple[str, ...]:
     requests, tokens = (sum(sum(one[name]) for one in own for name in names) for names in NAMES)
     return (
         key["id"],
-        key["name"],
+        printable(key["name"]),
         "admin" if key["admin"] else key["tenant"],
         key["state"],
         day(key["created_at"]),

@@ -52,8 +52,10 @@ def announced(running: Running, folder: Path) -> Iterator[None]:
 
 def find_running(folder: Path) -> tuple[Path, Running] | None:
     """The folder and words of a live `baton up`: of `folder` here or in a folder above, else in Baton's own."""
-    here = Path.cwd()
-    for place in dict.fromkeys([here, *here.parents, ROOT]):
+    above = list[Path]()
+    with contextlib.suppress(FileNotFoundError):  # the folder that we are in was removed
+        above = [Path.cwd(), *Path.cwd().parents]
+    for place in dict.fromkeys([*above, ROOT]):
         running = read_running(place / folder)
         if running is not None:
             return place / folder, running

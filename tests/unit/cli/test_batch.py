@@ -43,6 +43,11 @@ def test_a_file_s_endpoint_is_that_of_its_first_line(tmp_path: Path) -> None:
         endpoint_of(tmp_path / "none")
 
 
+def test_what_is_to_be_submitted_is_asked_for() -> None:
+    with pytest.raises(ConfigError, match="which file"), httpx.Client() as client:
+        Batches(client, BatchSettings(action="submit")).do()
+
+
 def test_progress_knows_its_pace_and_what_is_left() -> None:
     line = progress(batch(completed=4, failed=1), 2.0, 1)
     assert line == f"in_progress  {'█' * 12}{'░' * 12} 5/10, 1 failed, 2.0 lines/s, about 2 s more"

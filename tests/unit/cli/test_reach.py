@@ -51,6 +51,14 @@ def test_a_running_stack_is_found_from_folders_below_until_it_ends(
     assert options().gateway().url == DEFAULT_URL
 
 
+def test_a_removed_folder_is_below_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    here.rmdir()
+    assert find_running(Path(".baton")) is None
+
+
 def test_one_that_was_killed_is_nobody(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     born = birth_of(gone.pid)
