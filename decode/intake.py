@@ -15,7 +15,7 @@ from msgspec import UnsetType
 
 from common.blocks import hash_blocks
 from common.errors import HandoffRefusedError, InvalidRequestError, UnavailableError
-from common.messages import Handoff, HandoffReply, Imported, Reserve, ReserveReply
+from common.messages import Handoff, HandoffReply, Imported, KVLayout, Reserve, ReserveReply
 from common.words import Refusal, Role
 from decode.request import DecodeRequest
 from decode.reservations import Reservation, Reservations, Room
@@ -23,6 +23,7 @@ from decode.spans import record_verification
 from engine.cache.block_pool import OutOfBlocksError
 from engine.sequence import Sequence
 from kvtransfer.digest import block_digests
+from kvtransfer.plan import differences
 from worker.context import RoleContext
 from worker.serving.allocation import blocks_for, publish_computed, sequence_of
 from worker.serving.building import built
@@ -33,6 +34,7 @@ log = logging.getLogger("baton.intake")
 
 ARRIVAL_WAIT_S = 5.0  # the manifest may overtake the last blocks
 MAX_VERDICTS = 1_000  # answers kept for repeated manifests
+_MOST_DETAIL = 500  # characters
 
 
 class Intake:
@@ -83,7 +85,7 @@ class Intake:
         if not self._context.roles.takes(Role.DECODE):
             return Refusal.DRAINING, ""
         if not self._context.layout.compatible_with(message.layout):
-            return Refusal.INCOMPATIBLE, ""
+            return Refusal.INCOMPATIBLE, _unlike(message.layout, self._context.layout)
         if self._cancelled.covers(job.request_id, job.attempt) or self.reservations.gave_up(message):
             return Refusal.CANCELLED, ""
         if self._accepted.covers(job.request_id, job.attempt):
@@ -207,3 +209,12 @@ class Intake:
             await self._context.bus.publish(self._context.identity.to_gateway(reservation.job.gateway), imported)
         except UnavailableError:
             log.warning("intake.import_not_told", extra={"request_id": reservation.job.request_id})
+
+
+def _unlike(theirs: KVLayout, ours: KVLayout) -> str:
+    """How a prefill worker's layout differs, as that worker sees it."""
+    try:
+        reasons = differences(theirs, ours) or ["other heads"]
+    except ValueError as error:  # a dtype that nobody knows
+        reasons = [str(error)]
+    return ("its KV layout differs: " + "; ".join(reasons))[:_MOST_DETAIL]

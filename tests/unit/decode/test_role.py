@@ -84,3 +84,16 @@ async def test_who_ends_while_its_grammar_is_built_leaves_its_place(bench: Bench
     assert (role.plan(16), role.room(), role.idle()) == ([], 4, True)
     assert bench.gateway.ended == {"r0": "dropped"}
     await role.close()
+
+
+async def test_a_lease_for_another_layout_is_refused_with_the_difference(bench: Bench) -> None:
+    """Workers on processors with bfloat16 and without choose other dtypes for one checkpoint."""
+    role, layout = await building(bench, 0), bench.context.layout
+    other = "bfloat16" if layout.dtype != "bfloat16" else "float32"
+    job = new_job("r0", [1, 2, 3], ONE_TOKEN, prefill=True)
+    theirs = msgspec.structs.replace(layout, dtype=other)
+    reply = await role.handle(Reserve(job=job, worker="p0", incarnation=1, remaining_ms=60_000, layout=theirs))
+    assert isinstance(reply, ReserveReply)
+    assert (reply.granted, reply.reason) == (False, Refusal.INCOMPATIBLE)
+    assert f"dtype is {other} here, {layout.dtype} at the peer" in reply.detail
+    await role.close()
