@@ -6,7 +6,7 @@ import importlib.util
 import logging
 
 from engine.config import EngineConfig
-from engine.model.families import FAMILIES, read_fields
+from engine.model.families import FAMILIES, architectures, read_fields
 
 log = logging.getLogger("baton.engine")
 
@@ -23,7 +23,7 @@ def is_foreign(config: EngineConfig) -> bool:
         if not installed:
             raise ValueError("model_impl = transformers needs the package: pip install 'transformers>=5.17'")
         return True
-    named = read_fields(config.model).get("architectures") or []
+    named = architectures(read_fields(config.model))
     if not installed or not named or any(name in FAMILIES for name in named):
         return False
     log.warning("engine.model_by_transformers", extra={"architectures": named})

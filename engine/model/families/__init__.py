@@ -30,7 +30,7 @@ def read_fields(folder: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{folder} holds no config.json: is it a model folder in Hugging Face's format?")
     try:
         fields = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnsupportedModelError(f"{path} is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise UnsupportedModelError(f"{path} is no JSON object")
@@ -38,9 +38,16 @@ def read_fields(folder: Path) -> dict[str, Any]:
 
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
-    """Translate a config.json of transformers 4 or 5."""
+    """Translate a config.json of transformers 4 or 5. Raises UnsupportedModelError, naming the field."""
     fields = Fields(config)
-    spec = FAMILIES[_architecture(fields)](fields)
+    family = FAMILIES[_architecture(fields)]
+    try:
+        spec = family(fields)
+    except UnsupportedModelError:
+        raise
+    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:  # a value of another type
+        name = fields.newest
+        raise UnsupportedModelError(f"config.json: {name} has a value that can't be read: {error}") from error
     if spec.quantization not in FORMATS:
         raise UnsupportedModelError(
             f"config.json: quantization_config ({spec.quantization}) is not supported; use unquantised weights"
@@ -49,8 +56,16 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     return spec
 
 
+def architectures(fields: Mapping[str, Any]) -> list[str]:
+    """The names of the classes that compute a checkpoint; none if it has none."""
+    named = fields.get("architectures") or []
+    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+        raise UnsupportedModelError(f"config.json: architectures must be a list of names, not {named!r:.40}")
+    return named
+
+
 def _architecture(fields: Fields) -> str:
-    named = fields.get("architectures") or ["none"]
+    named = architectures(fields) or ["none"]
     for name in named:
         if name in FAMILIES:
             return str(name)

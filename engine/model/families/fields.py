@@ -14,6 +14,10 @@ __all__ = ["Fields", "attention", "flag", "gated_mlp", "layer_types", "model", "
 FULL, SLIDING = "full_attention", "sliding_attention"
 _GATES: dict[str, Literal["silu", "gelu_tanh"]] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _OWN: Any = object()
+# Whoever wrote a config.json must not decide how much memory a worker takes before it sees a weight.
+_MOST_OF_ALL = 2**31 - 1
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_nextn_predict_layers")
+_MOST = {"num_hidden_layers": 4096} | dict.fromkeys(_EXPERTS, 4096)
 
 
 def model(fields: Fields, layers: Iterable[LayerSpec], *, eps: str = "rms_norm_eps", **options: Any) -> ModelSpec:
@@ -22,7 +26,7 @@ def model(fields: Fields, layers: Iterable[LayerSpec], *, eps: str = "rms_norm_e
         vocab_size=number(fields, "vocab_size"),
         hidden_size=number(fields, "hidden_size"),
         max_position_embeddings=number(fields, "max_position_embeddings"),
-        norm_eps=float(fields.get(eps, 1e-6)),
+        norm_eps=real(fields, eps, 1e-6),
         has_tied_head=flag(fields, "tie_word_embeddings"),
         dtype=_dtype(fields),
         layers=tuple(layers),
@@ -34,12 +38,12 @@ def model(fields: Fields, layers: Iterable[LayerSpec], *, eps: str = "rms_norm_e
 def attention(fields: Fields, *, rope: Any = _OWN, **switches: Any) -> AttentionSpec:
     """Read heads and rope, unless it is given; `switches` are further fields of the spec, the family's own."""
     num_heads = number(fields, "num_attention_heads")
-    num_kv_heads = switches.pop("num_kv_heads", None) or fields.get("num_key_value_heads") or num_heads
+    num_kv_heads = switches.pop("num_kv_heads", None) or count(fields, "num_key_value_heads") or num_heads
     if num_heads % num_kv_heads:
         raise UnsupportedModelError(
             f"config.json: num_attention_heads = {num_heads} is no multiple of num_key_value_heads = {num_kv_heads}"
         )
-    head_dim = switches.pop("head_dim", None) or fields.get("head_dim")
+    head_dim = switches.pop("head_dim", None) or count(fields, "head_dim")
     return AttentionSpec(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -66,10 +70,16 @@ def gated_mlp(fields: Fields, *, bias: bool = False, size: str = "intermediate_s
 
 
 def number(fields: Fields, name: str) -> int:
-    value = fields.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UnsupportedModelError(f"config.json: {name} must be a positive integer, not {value!r}")
+    value, most = fields.get(name), _MOST.get(name, _MOST_OF_ALL)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise UnsupportedModelError(f"config.json: {name} must be a positive integer up to {most}, not {value!r:.40}")
     return value
+
+
+def count(fields: Fields, name: str) -> int:
+    """Like `number`, or 0 where it is absent, null or 0."""
+    value = fields.get(name)
+    return 0 if value is None or (value == 0 and type(value) is int) else number(fields, name)
 
 
 def real(fields: Fields, name: str, default: float) -> float:
@@ -83,12 +93,15 @@ def real(fields: Fields, name: str, default: float) -> float:
 
 
 def flag(fields: Fields, name: str) -> bool:
-    return bool(fields.get(name, False))
+    value = fields.get(name)
+    if value not in (None, False, True):  # 0 and 1, too
+        raise UnsupportedModelError(f"config.json: {name} must be true or false, not {value!r:.40}")
+    return bool(value)
 
 
 def sliding_window(fields: Fields) -> int:
     """Positions that a windowed layer attends to; 0: no windows."""
-    return int(fields.get("sliding_window") or 0)
+    return count(fields, "sliding_window")
 
 
 def layer_types(fields: Fields, default: Sequence[str], *, known: tuple[str, ...] = (FULL, SLIDING)) -> list[str]:

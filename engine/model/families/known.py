@@ -5,6 +5,7 @@ A checkpoint says in these fields what must be computed. One that is unknown may
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -33,10 +34,22 @@ class Fields(Mapping[str, Any]):
         self._values = values
         self._read: set[str] = set()
         self._inner: list[Fields] = []
+        self._newest = [""]  # the field that was read last, of this and its copies
 
     def __getitem__(self, name: str) -> Any:
+        """Raises UnsupportedModelError for what JSON has no word for: infinity, and no number."""
+        value = self._values[name]
         self._read.add(name)
-        return self._values[name]
+        self._newest[0] = name
+        inner = value.values() if isinstance(value, Mapping) else (value,)
+        if any(isinstance(each, float) and not math.isfinite(each) for each in inner):
+            raise UnsupportedModelError(f"config.json: {name} = {value!r:.40} is not finite")
+        return value
+
+    @property
+    def newest(self) -> str:
+        """The field that was read last."""
+        return self._newest[0]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -90,6 +103,7 @@ class Fields(Mapping[str, Any]):
 
     def _with(self, inner: Fields, defaults: Mapping[str, Any] | None = None) -> Fields:
         self._inner.append(inner)
+        inner._newest = self._newest
         if defaults is not None:
             self._read.update(self._values)  # the copy looks after them
             inner._read.update(name for name in defaults if name not in self._values)

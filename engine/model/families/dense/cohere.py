@@ -9,6 +9,7 @@ from engine.model.families.fields import (
     SLIDING,
     Fields,
     attention,
+    count,
     every,
     flag,
     gated_mlp,
@@ -53,7 +54,7 @@ def read_2(fields: Fields) -> ModelSpec:
     fields.only("use_parallel_block", True)
     fields.only("use_parallel_embedding", False, True)
     fields.only("use_gated_activation", True)
-    window, period = sliding_window(fields), int(fields.get("sliding_window_pattern") or 4)
+    window, period = sliding_window(fields), count(fields, "sliding_window_pattern") or 4
     sliding, full = _attention(fields, window=window), _attention(fields, has_rope=not window)
     kinds = layer_types(fields, every(fields, period))
     return _model(fields, [_layer(fields, sliding if kind == SLIDING else full) for kind in kinds])

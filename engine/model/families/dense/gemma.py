@@ -10,6 +10,7 @@ from engine.model.families.fields import (
     SLIDING,
     Fields,
     attention,
+    count,
     every,
     flag,
     gated_mlp,
@@ -88,7 +89,7 @@ def read_3(fields: Fields) -> ModelSpec:
     fields = fields.text().over(GEMMA_3)
     if has_vision:
         fields.only("final_logit_softcapping")  # transformers computes none there
-    period = int(fields.get("sliding_window_pattern") or 6)
+    period = count(fields, "sliding_window_pattern") or 6
     kinds = layer_types(fields, every(fields, period))
     spec = _model(fields, _layers(fields, kinds, _ropes_of_3(fields), qk_norm=QkNorm()))
     return spec.with_names(VISION) if has_vision else spec

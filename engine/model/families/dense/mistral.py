@@ -93,7 +93,6 @@ def read_with_vision(fields: Fields) -> ModelSpec:
     fields.ignore("vision_config", "image_token_index", "image_token_id", "spatial_merge_size", "vision_feature_layer")
     fields.ignore("projector_hidden_act", "multimodal_projector_bias")
     text = fields.text()
-    read_text = {"mistral": read, "ministral3": read_3}.get(text.get("model_type", "mistral"))
     text.only("model_type", "mistral", "ministral3")
-    assert read_text is not None
+    read_text = read_3 if text.get("model_type") == "ministral3" else read
     return read_text(text).with_names(VISION)

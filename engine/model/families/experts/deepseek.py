@@ -15,7 +15,7 @@ from engine.model.families.experts.fields import (
     sparse_mlp,
     without_predictions,
 )
-from engine.model.families.fields import Fields, flag, gated_mlp, model, number, real, rope
+from engine.model.families.fields import Fields, count, flag, gated_mlp, model, number, real, rope
 from engine.model.families.ropes import rope_values
 from engine.model.spec import LatentAttentionSpec, LayerSpec, ModelSpec
 
@@ -66,7 +66,7 @@ def read_v2(fields: Fields) -> ModelSpec:
     fields.only("norm_topk_prob", False)
     fields.only("mlp_bias", False)
     in_groups = fields.get("topk_method") == "group_limited_greedy"
-    num_groups, groups_kept = fields.get("n_group"), fields.get("topk_group")
+    num_groups, groups_kept = count(fields, "n_group"), count(fields, "topk_group")
     rule = RoutingRule(
         chosen=number(fields, "num_experts_per_tok"),
         num_groups=int(num_groups or 1) if in_groups else 1,
@@ -91,7 +91,7 @@ def _model(fields: Fields, rule: RoutingRule, tensors: ExpertTensors, *, interle
     fields.ignore("aux_loss_alpha", "seq_aux", "num_key_value_heads", "head_dim", "qk_head_dim")
     stored, dense = without_predictions(fields), gated_mlp(fields)
     sparse = sparse_mlp(fields, rule, tensors=tensors, shared=shared_experts(fields))
-    mixer, num_dense = _attention(fields, interleaved=interleaved), int(fields.get("first_k_dense_replace") or 0)
+    mixer, num_dense = _attention(fields, interleaved=interleaved), count(fields, "first_k_dense_replace")
     layers = [
         LayerSpec(mixer=mixer, mlp=dense if layer < num_dense else sparse)
         for layer in range(number(fields, "num_hidden_layers"))
@@ -104,7 +104,7 @@ def _attention(fields: Fields, *, interleaved: bool) -> LatentAttentionSpec:
     return LatentAttentionSpec(
         num_heads=number(fields, "num_attention_heads"),
         rank=number(fields, "kv_lora_rank"),
-        query_rank=fields.get("q_lora_rank") or 0,
+        query_rank=count(fields, "q_lora_rank"),
         plain_dim=nope,
         rotated_dim=turned,
         value_dim=number(fields, "v_head_dim"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.kernels.experts.rule import RoutingRule
 from engine.model.experts import ExpertTensors, SharedExpertSpec
 from engine.model.families.experts.fields import GATE_UP_DOWN, checked, num_experts_of, sparse_mlp
-from engine.model.families.fields import Fields, attention, gated_mlp, model, number, real, rope
+from engine.model.families.fields import Fields, attention, count, gated_mlp, model, number, real, rope
 from engine.model.spec import LayerSpec, ModelSpec
 
 ERNIE = {
@@ -40,8 +40,8 @@ def read(fields: Fields) -> ModelSpec:
         chosen=number(fields, "moe_k"), renormalised=True, smallest_sum=real(fields, "moe_norm_min", 1e-12)
     )
     tensors = ExpertTensors(each=GATE_UP_DOWN, correction=STATICS, correction_shape=(1, num_experts))
-    count = int(fields.get("moe_num_shared_experts") or 0)
-    shared = SharedExpertSpec(size=count * size, under="mlp.shared_experts") if count else None
+    num_shared = count(fields, "moe_num_shared_experts")
+    shared = SharedExpertSpec(size=num_shared * size, under="mlp.shared_experts") if num_shared else None
     mixer = attention(fields, rope=rope(fields, theta=500_000.0, interleaved=True))
     dense, sparse = (
         gated_mlp(fields),
@@ -52,6 +52,6 @@ def read(fields: Fields) -> ModelSpec:
 
 def _sparse_layers(fields: Fields) -> list[bool]:
     num_layers, every = number(fields, "num_hidden_layers"), number(fields, "moe_layer_interval")
-    first, last = int(fields.get("moe_layer_start_index") or 0), int(fields["moe_layer_end_index"])
+    first, last = count(fields, "moe_layer_start_index"), int(fields["moe_layer_end_index"])
     last = num_layers - 1 if last == -1 else last
     return [first <= layer <= last and (layer + 1) % every == 0 for layer in range(num_layers)]

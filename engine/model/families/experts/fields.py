@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.kernels.experts.rule import GroupScore, RoutingRule, Score
 from engine.model.experts import ExpertTensors, SharedExpertSpec, SparseMlpSpec
-from engine.model.families.fields import Fields, flag, gated_mlp, number, real
+from engine.model.families.fields import Fields, count, flag, gated_mlp, number, real
 from engine.model.spec import StoredNames, UnsupportedModelError
 
 GATE_UP_DOWN = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj", "mlp.experts.{}.down_proj")
@@ -30,8 +30,8 @@ def sigmoid_rule(fields: Fields) -> RoutingRule:
     rule = RoutingRule(
         chosen=number(fields, "num_experts_per_tok"),
         score=Score.SIGMOID,
-        num_groups=fields.get("n_group") or 1,
-        groups_kept=fields.get("topk_group") or 1,
+        num_groups=count(fields, "n_group") or 1,
+        groups_kept=count(fields, "topk_group") or 1,
         group_score=GroupScore.TWO_BEST,
         renormalised=flag(fields, "norm_topk_prob"),
         scale=real(fields, "routed_scaling_factor", 1.0),
@@ -76,21 +76,21 @@ def sparse_mlp(
 
 def shared_experts(fields: Fields) -> SharedExpertSpec | None:
     """`n_shared_experts`, computed as one."""
-    count = fields.get("n_shared_experts") or 0
-    if not count:
+    num_shared = count(fields, "n_shared_experts")
+    if not num_shared:
         return None
-    return SharedExpertSpec(size=count * number(fields, "moe_intermediate_size"), under="mlp.shared_experts")
+    return SharedExpertSpec(size=num_shared * number(fields, "moe_intermediate_size"), under="mlp.shared_experts")
 
 
 def without_predictions(fields: Fields) -> StoredNames:
     """Checkpoints that hold layers for predicting further tokens behind the last one: they are not computed."""
     fields.ignore("num_nextn_predict_layers", "num_mtp_layers")
     first = number(fields, "num_hidden_layers")
-    extra = int(fields.get("num_nextn_predict_layers") or 0)
+    extra = count(fields, "num_nextn_predict_layers")
     return StoredNames(ignored=tuple(f"model.layers.{layer}." for layer in range(first, first + extra)))
 
 
 def sparse_layers(fields: Fields) -> list[bool]:
     """Whether each layer has experts: every `decoder_sparse_step`th one, without those of `mlp_only_layers`."""
-    step, dense = int(fields.get("decoder_sparse_step") or 1), set(fields.get("mlp_only_layers") or ())
+    step, dense = count(fields, "decoder_sparse_step") or 1, set(fields.get("mlp_only_layers") or ())
     return [layer not in dense and (layer + 1) % step == 0 for layer in range(number(fields, "num_hidden_layers"))]

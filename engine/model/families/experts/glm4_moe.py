@@ -9,7 +9,7 @@ from engine.model.families.experts.fields import (
     sparse_mlp,
     without_predictions,
 )
-from engine.model.families.fields import Fields, attention, flag, gated_mlp, model, number
+from engine.model.families.fields import Fields, attention, count, flag, gated_mlp, model, number
 from engine.model.spec import LayerSpec, ModelSpec, QkNorm
 
 GLM_4_5 = {
@@ -38,7 +38,7 @@ def read(fields: Fields) -> ModelSpec:
     sparse = sparse_mlp(fields, sigmoid_rule(fields), tensors=CORRECTED, shared=shared_experts(fields))
     qk_norm = QkNorm() if flag(fields, "use_qk_norm") else None
     mixer = attention(fields, qkv_bias=flag(fields, "attention_bias"), qk_norm=qk_norm)
-    num_dense = int(fields.get("first_k_dense_replace") or 0)
+    num_dense = count(fields, "first_k_dense_replace")
     layers = [
         LayerSpec(mixer=mixer, mlp=dense if layer < num_dense else sparse)
         for layer in range(number(fields, "num_hidden_layers"))

@@ -6,7 +6,7 @@ from engine.kernels.experts.rule import RoutingRule, Score
 from engine.model.experts import ExpertTensors, SharedExpertSpec
 from engine.model.families.dense import granite
 from engine.model.families.experts.fields import checked, sparse_mlp
-from engine.model.families.fields import Fields, number
+from engine.model.families.fields import Fields, count, number
 from engine.model.spec import ModelSpec
 
 GRANITE_MOE = granite.GRANITE | {"num_local_experts": 8, "num_experts_per_tok": 2}
@@ -21,7 +21,7 @@ TENSORS = ExpertTensors(
 
 def read(fields: Fields) -> ModelSpec:
     fields = fields.over(GRANITE_MOE)
-    size, shared = fields.get("shared_intermediate_size") or 0, None
+    size, shared = count(fields, "shared_intermediate_size"), None
     if size:
         shared = SharedExpertSpec(size=size, under="shared_mlp", gate_up="input_linear", down="output_linear")
     rule = RoutingRule(chosen=number(fields, "num_experts_per_tok"), score=Score.SOFTMAX_OF_CHOSEN)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +12,10 @@ import transformers
 from engine.model.families import model_spec
 from engine.model.families.known import HARMLESS
 from engine.model.spec import ModelSpec, UnsupportedModelError
+from tests.unit.engine.families import dense, experts, hybrids
 from tests.unit.engine.families.case import Case
-from tests.unit.engine.families.dense import CASES
 
+CASES = [*dense.CASES, *experts.CASES, *hybrids.CASES]
 # They change nothing in these families: transformers does not read them either, or another field of the same config decides.
 OTHERS = {
     "partial_rotary_factor",
@@ -23,7 +26,26 @@ OTHERS = {
     "use_bidirectional_attention",
 }
 OF_GEMMA_4 = {"vocab_size_per_layer_input", "num_experts", "top_k_experts", "moe_intermediate_size"}  # all are off
+# Another field of the case decides, or they only cut the model's length.
+OF_LLAMA_4 = {"moe_layers", "interleave_moe_layer_step", "no_rope_layer_interval", "attention_chunk_size"}
+OF_LATENTS = {"num_key_value_heads", "head_dim", "qk_head_dim"}  # they follow from other sizes
 OF_FAMILIES = {
+    "deepseek_v2": OF_LATENTS,
+    "deepseek_v3": OF_LATENTS,
+    "ernie4_5_moe": {"moe_layer_end_index"},  # beyond the last layer
+    "llama4": OF_LLAMA_4,
+    # All its layers have experts and rotated positions.
+    "llama4-vision": {
+        *OF_LLAMA_4,
+        *("intermediate_size_mlp", "attn_temperature_tuning", "floor_scale", "attn_scale", "tie_word_embeddings"),
+    },
+    "qwen2_moe": {"sliding_window"},
+    "qwen3_moe": {"sliding_window", "mlp_only_layers"},
+    "qwen3_5 of a checkpoint with vision": {"tie_word_embeddings"},
+    "qwen3_5_moe": {"intermediate_size"},  # all its layers have experts
+    "qwen3_5_moe of a checkpoint with vision": {"intermediate_size", "tie_word_embeddings"},
+    "qwen3_next": {"intermediate_size", "mlp_only_layers"},
+    "qwen3_next, a state in the last layer": {"intermediate_size", "mlp_only_layers"},
     "cohere2": {"head_dim"},
     "gemma3-vision": {"tie_word_embeddings"},
     "gemma4": OF_GEMMA_4,
@@ -55,7 +77,14 @@ def test_what_is_left_out_has_transformers_default(case: Case) -> None:
     if case.text_in:
         pytest.skip("its text part is another case's")
     whole = getattr(transformers, case.config)().to_dict() | {"architectures": [case.architecture()]}
-    assert read({"architectures": [case.architecture()]}) == read(whole)
+    expected, found = read(whole), read({"architectures": [case.architecture()]})
+    if isinstance(expected, str):
+        assert found == expected
+    elif isinstance(found, str):  # published configs have it
+        assert case in experts.CASES
+        assert "must be a positive integer" in found
+    else:  # of weights that are not computed an unforeseen one is refused by name
+        assert replace(found, stored=expected.stored) == expected
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -84,6 +113,41 @@ def test_an_unknown_field_is_refused_by_name(case: Case) -> None:
     assert "gate_of_attention = 2 is not supported by this family" in str(
         read({**config_of(case), "gate_of_attention": 2})
     )
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_values_of_other_types_are_refused_by_name(case: Case) -> None:
+    fields = config_of(case)
+    inner = fields["text_config"] if case.text_in else fields
+    for name in inner:
+        for value in (None, -1, 0, "x", [1], {"a": 1}, math.inf, math.nan, 1.5, 10**30):
+            changed = inner | {name: value}
+            read(fields | {"text_config": changed} if case.text_in else changed)  # raises nothing else, and soon
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_hidden_layers", 10**30),
+        ("num_key_value_heads", -1),
+        ("head_dim", -16),
+        ("sliding_window", -1),
+        ("rms_norm_eps", "small"),
+        ("rms_norm_eps", math.nan),
+        ("tie_word_embeddings", "false"),
+        ("hidden_act", ["silu"]),
+        ("rope_scaling", [4.0]),
+        ("rope_scaling", {"rope_type": ["linear"]}),
+        ("architectures", "MistralForCausalLM"),
+        ("architectures", [["MistralForCausalLM"]]),
+        ("quantization_config", "fp8"),
+    ],
+)
+def test_a_value_that_cannot_be_meant_is_refused(name: str, value: object) -> None:
+    config = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 512, "num_hidden_layers": 2}
+    config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
+    with pytest.raises(UnsupportedModelError, match=name):
+        model_spec({"architectures": ["MistralForCausalLM"], **config, name: value})
 
 
 def another(value: object) -> object:
