@@ -184,6 +184,28 @@ def test_markdown_becomes_nodes_and_html_stays_words() -> None:
     ]
 
 
+def test_words_nested_beyond_the_parser_are_shown_as_they_are() -> None:
+    found = evaluate(
+        """
+    class Element {
+      children = [];
+      setAttribute() {}
+      remove() {}
+      append(...more) { this.children.push(...more); }
+      replaceChildren() { this.children = []; }
+    }
+    globalThis.document = { createElement: () => new Element() };
+    globalThis.Text = String;
+    const { Growing } = await at("chat/markdown.js");
+    const root = new Element(), growing = new Growing(root);
+    const text = ">".repeat(50_000);
+    growing.show(text);
+    growing.show(`${text} end`, { done: true });
+    out(root.children.at(-1).children.join("") === `${text} end`);"""
+    )
+    assert found is True
+
+
 def test_links_lead_to_the_web_only_and_pictures_are_not_loaded() -> None:
     safe = {"target": "_blank", "rel": "noopener noreferrer"}
     assert nodes("[a](https://x.y) ![i](https://x.y/z.png) [b](javascript:alert(1)) [c](data:text/html,x) [d](/admin/keys)") == [

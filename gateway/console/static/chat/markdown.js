@@ -92,6 +92,7 @@ export class Growing {
   #items = null; // of a list at the end: what its items were made of
   #links = {};
   #text = "";
+  #isTooDeep = false;
 
   constructor(root) {
     this.#root = root;
@@ -141,7 +142,13 @@ export class Growing {
   #lex(text) {
     const lexer = new Lexer({ gfm: true });
     Object.assign(lexer.tokens.links, this.#links);
-    return lexer.lex(text);
+    try {
+      if (!this.#isTooDeep) return lexer.lex(text);
+    } catch (error) {
+      if (!(error instanceof RangeError)) throw error;
+      this.#isTooDeep = true; // for the parser's stack
+    }
+    return [{ type: "html", block: true, raw: text }]; // as it is
   }
 
   #plain(rest) {
@@ -152,7 +159,7 @@ export class Growing {
 
   #clear() {
     this.#root.replaceChildren();
-    [this.#fixed, this.#tail, this.#items, this.#links, this.#text] = [0, [], null, {}, ""];
+    [this.#fixed, this.#tail, this.#items, this.#links, this.#text, this.#isTooDeep] = [0, [], null, {}, "", false];
   }
 }
 
