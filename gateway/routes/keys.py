@@ -56,7 +56,7 @@ class NewKey(StrictFields):
 
 
 class TenantOptions(StrictFields):
-    """What a tenant may have; 0 is no limit. The whole of it: what is left out is as by default."""
+    """What a tenant may have; 0 is no limit. What is left out is as by default, but for the salt, which nobody can read."""
 
     weight: Annotated[Number, Field(gt=0, le=1000)] = 1.0
     queue_share: Annotated[Number, Field(gt=0, le=1)] = 0.5
@@ -159,7 +159,14 @@ class KeyRoutes:
         name = self._made_name(request)
         body = parse_body(await read_body(request, BODY_LIMITS) or b"{}", TenantOptions)
         options = MadeTenant(**body.model_dump(include=set(TenantOptions.model_fields)))
-        await self._change(lambda register: register.with_tenant(name, options))
+
+        def with_tenant(register: Register) -> Register:
+            known = register.tenants.get(name)
+            if known is None or options.cache_salt is not None:
+                return register.with_tenant(name, options)
+            return register.with_tenant(name, msgspec.structs.replace(options, cache_salt=known.cache_salt))
+
+        await self._change(with_tenant)
         told = msgspec.structs.replace(options, cache_salt=options.cache_salt and "(hidden)")
         _audit(request, "tenants.set", tenant=name, options=repr(told))
         tenant = self._tenants.named(name)

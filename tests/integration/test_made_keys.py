@@ -175,6 +175,8 @@ async def test_tenants_are_made_changed_and_deleted(
             )
         ).status_code == 429
         assert (await ask("POST", "/admin/tenants/acme", json={}))[1]["requests_per_minute"] == 0
+        assert one.keys.register.tenants["acme"].cache_salt == "a-secret-salt"  # nobody could read it to send it again
+        assert (await ask("POST", "/admin/tenants/acme", json={"cache_salt": ""}))[1]["shares_cache"]
         assert await one.serves(key["key"])
         assert (await ask("DELETE", "/admin/tenants/acme"))[0] == 409
         await ask("POST", f"/admin/keys/{key['id']}/revoke")

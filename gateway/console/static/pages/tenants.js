@@ -258,6 +258,7 @@ async function editTenant(options, refresh) {
   const target = options?.name ?? given.get("name");
   const body = Object.fromEntries(LIMITS.map(([field]) => [field, Number(given.get(field))]));
   if (given.get("shares") === "on") body.cache_salt = "";
+  else if (options?.shares_cache) body.cache_salt = target; // left out, it would stay as it is
   await tell(admin(`tenants/${encodeURIComponent(target)}`, { method: "POST", body }), options ? "The limits hold for its next requests." : `${target} is made: create a key for it.`);
   await refresh();
 }
