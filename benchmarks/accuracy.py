@@ -89,9 +89,11 @@ def measure_accuracy(device: str, *, quick: bool, seed: int, checkpoints: Path |
 
 def compare(model: Path, name: str, *, device: str, seed: int) -> Agreement:
     """Generate with the engine, then let the reference judge each token."""
-    engine = Engine(
-        EngineConfig(model=model, device=device, kv_memory_bytes=1 << 30, max_batch_tokens=256, max_sequences=16)
+    computed = "float32" if device == "cpu" else "auto"
+    config = EngineConfig(
+        model=model, device=device, dtype=computed, kv_memory_bytes=1 << 30, max_batch_tokens=256, max_sequences=16
     )
+    engine = Engine(config)
     lengths = [min(length, engine.max_model_len - NUM_TOKENS) for length in PROMPT_LENGTHS]
     sequences = asyncio.run(_generate(engine, lengths, seed))
     dtype: torch.dtype = getattr(torch, engine.layout.dtype)

@@ -154,6 +154,7 @@ class Run:
         return EngineConfig(
             model=model,
             device=options.device,
+            dtype=_dtype(self._device, "auto"),
             kv_memory_bytes=options.kv_memory_mb << 20 if options.kv_memory_mb else None,
             max_batch_tokens=options.max_batch_tokens,
             max_sequences=options.max_sequences,

@@ -76,7 +76,10 @@ def main(arguments: Sequence[str]) -> int:
         _write_tokenizer(options.model)
     page.state("model", _described(options.model))
     _first_masks(page)
-    engine = Engine(EngineConfig(model=options.model, device=options.device, num_blocks=ROWS * 48, max_model_len=768))
+    dtype = "float32" if options.device == "cpu" else "auto"
+    engine = Engine(
+        EngineConfig(model=options.model, device=options.device, dtype=dtype, num_blocks=ROWS * 48, max_model_len=768)
+    )
     _step(page, engine, _stops(options.model))
     return _answers(page, engine, options.model, options.schemas, options.answers) if options.answers else 0
 

@@ -20,7 +20,7 @@ from tests.chaos.cluster import ChaosCluster, FaultDidNotHappenError
 from tests.chaos.load import Outcome, request
 
 DEMO = Path(__file__).resolve().parents[2] / "demo"
-REAL = {"kv_memory_mb": 32, "max_batch_tokens": 64}
+REAL = {"dtype": "float32", "kv_memory_mb": 32, "max_batch_tokens": 64}  # rounding may not choose other tokens
 MAX_TOKENS, UNDER_WAY = 64, 6  # tokens of an answer, and of each stream when the worker dies
 DEADLINE_S = 60.0
 STOP_CHARS = 6

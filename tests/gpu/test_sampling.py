@@ -73,7 +73,7 @@ def test_two_passes_in_flight_stay_inside_their_grammars(engine: Engine) -> None
 
 
 def test_scores_of_a_prompt_are_the_cpu_s(engine: Engine) -> None:
-    host = Engine(EngineConfig(model=DEMO, num_blocks=64, num_threads=1))
+    host = Engine(EngineConfig(model=DEMO, dtype="float32", num_blocks=64, num_threads=1))
     prompt = [(7 * at + at * at) % 900 + 20 for at in range(150)]
     found = []
     for one in (engine, host):
