@@ -45,6 +45,7 @@ class ForeignDecoder:
             attn_implementation=NAME,
             use_safetensors=True,
             trust_remote_code=False,
+            local_files_only=True,  # whatever else the folder names
         )
         self._network: Any = network.eval().to(device)
         for (part, number), call in zip((places[0] for places in self.spec.places), self._calls, strict=True):

@@ -54,7 +54,7 @@ def read_config(folder: Path) -> Any:
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (ValueError, KeyError, OSError) as error:
         raise UnsupportedModelError(f"transformers can't read {folder / 'config.json'}: {str(error)[:300]}") from error
     text = config.get_text_config(decoder=True)

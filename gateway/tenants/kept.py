@@ -98,7 +98,10 @@ class KeptKeys:
     async def _follow(self) -> None:
         while True:
             await asyncio.sleep(LOOK_EACH_S if not self._denied else DENIED_EACH_S)
-            await self._look_safely()
+            try:
+                await self._look_safely()
+            except Exception:  # a mistake of ours must not end the following of revocations
+                log.exception("keys.look_failed")
 
     async def _look_safely(self) -> bool:
         """Whether the keys are known as they are now."""
