@@ -28,7 +28,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         fields = {field.encode_name: values_of(field.type) for field in msgspec.structs.fields(kind)}
         if "v" in fields:  # any number at all is hardly ever a version that is understood
-            fields["v"] = st.integers(messages.MIN_PROTOCOL_VERSION - 1, messages.MAX_PROTOCOL_VERSION + 1)
+            known = range(messages.MIN_PROTOCOL_VERSION, messages.MAX_PROTOCOL_VERSION + 1)
+            fields["v"] = st.sampled_from([*known] * 4 + [known[0] - 1, known[-1] + 1])
         tag = kind.__struct_config__.tag
         return st.fixed_dictionaries(fields | ({"type": st.just(tag)} if tag else {}))
     if isinstance(kind, type) and issubclass(kind, StrEnum):
