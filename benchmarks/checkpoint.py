@@ -45,6 +45,19 @@ _LLAMA_8B: dict[str, Any] = {
     "attention_bias": False,
     "mlp_bias": False,
 }
+_QWEN_500M: dict[str, Any] = {  # Qwen2.5 0.5B: heads of 64, tied, no powers of two
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32_768,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000.0,
+    "use_sliding_window": False,
+    "tie_word_embeddings": True,
+}
 _SMALL = {"num_hidden_layers": 2, "vocab_size": 32_000, "bos_token_id": 1, "eos_token_id": 2}
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": _LLAMA_8B | {"bos_token_id": 128_000, "eos_token_id": 128_001},
@@ -64,37 +77,9 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     }
     | _SMALL,
-    "qwen2-small": {  # Qwen2.5 0.5B: heads of 64, tied, no powers of two
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 32_768,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1_000_000.0,
-        "use_sliding_window": False,
-        "tie_word_embeddings": True,
-    }
-    | _SMALL,
-    "qwen2.5-0.5b": {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        "vocab_size": 151_936,
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 32_768,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1_000_000.0,
-        "use_sliding_window": False,
-        "tie_word_embeddings": True,
-        "bos_token_id": 151_643,
-        "eos_token_id": 151_645,
-    },
+    "qwen2-small": _QWEN_500M | _SMALL,
+    "qwen2.5-0.5b": _QWEN_500M
+    | {"vocab_size": 151_936, "num_hidden_layers": 24, "bos_token_id": 151_643, "eos_token_id": 151_645},
     "qwen3-small": {  # Qwen3 0.6B: all heads together are wider than the hidden state
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",

@@ -7,13 +7,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from common.settings import AUTO_BELOW_0, Devices
+from common.settings import AUTO_BELOW_0, ROOT, Devices
 from services.gateway.settings import GatewaySettings
 from services.planner.settings import PlannerOptions
 from services.worker.cores import physical_cores
 from services.worker.options import WorkerOptions
 
-DEMO = Path(__file__).resolve().parents[2] / "demo"
+DEMO = ROOT / "demo"
 
 
 class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):

@@ -30,6 +30,10 @@ class Experts:
     clamp: Clamp | None = None  # None: silu(gate) * up
     weighs_inputs: bool = False  # a weight multiplies what an expert reads, not its result
 
+    def product(self, *, gated: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Matrices [E, N, K] and biases [E, N] of gate and up, or of the product down."""
+        return (self.gate_up, self.gate_up_bias) if gated else (self.down, self.down_bias)
+
 
 @twin("engine.kernels.experts.triton_mixture")
 def mixture(x: torch.Tensor, choice: Choice, experts: Experts) -> torch.Tensor:

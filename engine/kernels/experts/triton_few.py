@@ -39,36 +39,8 @@ SHAPES: dict[int, tuple[Shape, Shape]] = {
 ONE_ROUND = Shape(64, 64, 6, 4)
 
 
-def gated(
+def write(
     x: torch.Tensor,
-    experts: Experts,
-    weights: torch.Tensor,
-    inner: torch.Tensor,
-    order: torch.Tensor,
-    tiles: torch.Tensor,
-    tile: int,
-) -> None:
-    """Write each pair's gated activation [P, I]."""
-    _launch(x, experts.gate_up, experts.gate_up_bias, experts, weights, inner, order, tiles, tile, gated=True)
-
-
-def down(
-    inner: torch.Tensor,
-    experts: Experts,
-    weights: torch.Tensor,
-    out: torch.Tensor,
-    order: torch.Tensor,
-    tiles: torch.Tensor,
-    tile: int,
-) -> None:
-    """Write each pair's weighted result to its place in `out` [K, T, H]."""
-    _launch(inner, experts.down, experts.down_bias, experts, weights, out, order, tiles, tile, gated=False)
-
-
-def _launch(
-    x: torch.Tensor,
-    matrices: torch.Tensor,
-    bias: torch.Tensor | None,
     experts: Experts,
     weights: torch.Tensor,
     out: torch.Tensor,
@@ -78,6 +50,8 @@ def _launch(
     *,
     gated: bool,
 ) -> None:
+    """Write each pair's gated activation [P, I], or its weighted result to its place in `out` [K, T, H]."""
+    matrices, bias = experts.product(gated=gated)
     num_tokens, num_chosen = weights.shape
     device, num_outputs, num_inputs = describe(x.device), out.shape[-1], matrices.shape[2]
     rows = weights.numel() if tile == 0 else tiles.shape[0]

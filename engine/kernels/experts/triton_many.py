@@ -30,36 +30,8 @@ GATED_SHAPE = Shape(128, 64, 4, 8)  # 128 outputs of both halves
 DOWN_SHAPE = Shape(256, 64, 4, 8)
 
 
-def gated(
+def write(
     x: torch.Tensor,
-    experts: Experts,
-    weights: torch.Tensor,
-    inner: torch.Tensor,
-    order: torch.Tensor,
-    tiles: torch.Tensor,
-    tile: int,
-) -> None:
-    """Write each pair's gated activation [P, I]."""
-    _launch(x, experts.gate_up, experts.gate_up_bias, experts, weights, inner, order, tiles, tile, gated=True)
-
-
-def down(
-    inner: torch.Tensor,
-    experts: Experts,
-    weights: torch.Tensor,
-    out: torch.Tensor,
-    order: torch.Tensor,
-    tiles: torch.Tensor,
-    tile: int,
-) -> None:
-    """Write each pair's weighted result to its place in `out` [K, T, H]."""
-    _launch(inner, experts.down, experts.down_bias, experts, weights, out, order, tiles, tile, gated=False)
-
-
-def _launch(
-    x: torch.Tensor,
-    matrices: torch.Tensor,
-    bias: torch.Tensor | None,
     experts: Experts,
     weights: torch.Tensor,
     out: torch.Tensor,
@@ -69,6 +41,8 @@ def _launch(
     *,
     gated: bool,
 ) -> None:
+    """Write each pair's gated activation [P, I], or its weighted result to its place in `out` [K, T, H]."""
+    matrices, bias = experts.product(gated=gated)
     num_tokens, num_chosen = weights.shape
     shape = GATED_SHAPE if gated else DOWN_SHAPE
     num_outputs, num_inputs = out.shape[-1], matrices.shape[2]

@@ -56,6 +56,6 @@ def mixture(x: torch.Tensor, choice: Choice, experts: Experts) -> torch.Tensor:
         return out
     order, tiles = (choice.ids, choice.ids) if cut.tile == 0 else group(choice.ids, num_experts, cut.tile)
     products = triton_many if cut.is_many else triton_few
-    products.gated(x, experts, choice.weights, inner, order, tiles, cut.tile)
-    products.down(inner, experts, choice.weights, out, order, tiles, cut.tile)
+    products.write(x, experts, choice.weights, inner, order, tiles, cut.tile, gated=True)
+    products.write(inner, experts, choice.weights, out, order, tiles, cut.tile, gated=False)
     return out

@@ -7,11 +7,20 @@ from typing import Any, Literal
 
 from engine.model.families.known import Fields
 from engine.model.families.ropes import rope
-from engine.model.spec import AttentionSpec, GatedMlpSpec, LayerSpec, ModelSpec, UnsupportedModelError
+from engine.model.spec import AttentionSpec, GatedMlpSpec, LayerSpec, ModelSpec, StoredNames, UnsupportedModelError
 
 __all__ = ["Fields", "attention", "flag", "gated_mlp", "layer_types", "model", "number", "rope", "sliding_window"]
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+# Of a text model in a checkpoint that sees, too.
+BESIDE_VISION = StoredNames(
+    renamed={
+        "language_model.model.": "model.",
+        "model.language_model.": "model.",
+        "language_model.lm_head.": "lm_head.",
+    },
+    ignored=("vision_tower.", "model.vision_tower.", "multi_modal_projector.", "model.multi_modal_projector."),
+)
 _GATES: dict[str, Literal["silu", "gelu_tanh"]] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _OWN: Any = object()
 # Whoever wrote a config.json must not decide how much memory a worker takes before it sees a weight.

@@ -31,6 +31,15 @@ def _dtypes(device: str) -> tuple[torch.dtype, ...]:
 
 
 @contextmanager
+def checking(device: str) -> Iterator[None]:
+    """Within, the kernels themselves are checked: with known seeds, and in poisoned memory."""
+    assert use_triton(torch.zeros(1, device=device)), "this would check the twin"
+    torch.manual_seed(0)
+    with poisoned():
+        yield
+
+
+@contextmanager
 def poisoned() -> Iterator[None]:
     """Within, new tensors without a value hold NaN, or -1 if they are integers, however they are made."""
 
@@ -316,9 +325,7 @@ CHECKS: dict[str, Callable[[str, bool], None]] = {
 
 def run(name: str, device: str, *, large: bool) -> None:
     """Run one check; its assertions tell."""
-    assert use_triton(torch.zeros(1, device=device)), "this would check the twin"
-    torch.manual_seed(0)
-    with poisoned():
+    with checking(device):
         CHECKS[name](device, large)
 
 

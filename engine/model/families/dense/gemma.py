@@ -6,6 +6,7 @@ From 2 on norms stand before and after each half; 3 norms queries and keys, too.
 from __future__ import annotations
 
 from engine.model.families.fields import (
+    BESIDE_VISION,
     FULL,
     SLIDING,
     Fields,
@@ -21,7 +22,7 @@ from engine.model.families.fields import (
     rope,
     sliding_window,
 )
-from engine.model.spec import BranchSpec, LayerSpec, ModelSpec, QkNorm, RopeSpec, StoredNames, UnsupportedModelError
+from engine.model.spec import BranchSpec, LayerSpec, ModelSpec, QkNorm, RopeSpec, UnsupportedModelError
 
 GEMMA = {
     "vocab_size": 256000,
@@ -55,14 +56,6 @@ GEMMA_3 = GEMMA_2 | {
 }
 AROUND_MIXER = BranchSpec(before="input_layernorm", after="post_attention_layernorm")
 AROUND_MLP = BranchSpec(before="pre_feedforward_layernorm", after="post_feedforward_layernorm")
-VISION = StoredNames(
-    renamed={
-        "language_model.model.": "model.",
-        "model.language_model.": "model.",
-        "language_model.lm_head.": "lm_head.",
-    },
-    ignored=("vision_tower.", "model.vision_tower.", "multi_modal_projector.", "model.multi_modal_projector."),
-)
 
 
 def read(fields: Fields) -> ModelSpec:
@@ -92,7 +85,7 @@ def read_3(fields: Fields) -> ModelSpec:
     period = count(fields, "sliding_window_pattern") or 6
     kinds = layer_types(fields, every(fields, period))
     spec = _model(fields, _layers(fields, kinds, _ropes_of_3(fields), qk_norm=QkNorm()))
-    return spec.with_names(VISION) if has_vision else spec
+    return spec.with_names(BESIDE_VISION) if has_vision else spec
 
 
 def _ropes_of_3(fields: Fields) -> dict[str, RopeSpec]:

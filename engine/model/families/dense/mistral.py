@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.model.families.fields import (
+    BESIDE_VISION,
     SLIDING,
     Fields,
     attention,
@@ -14,7 +15,7 @@ from engine.model.families.fields import (
     sliding_window,
 )
 from engine.model.families.ropes import rope_values
-from engine.model.spec import LayerSpec, ModelSpec, QueryGrowth, StoredNames
+from engine.model.spec import LayerSpec, ModelSpec, QueryGrowth
 
 MISTRAL = {
     "vocab_size": 32000,
@@ -49,14 +50,6 @@ MINISTRAL_3 = {
         "llama_4_scaling_beta": 0.1,
     },
 }
-VISION = StoredNames(
-    renamed={
-        "language_model.model.": "model.",
-        "model.language_model.": "model.",
-        "language_model.lm_head.": "lm_head.",
-    },
-    ignored=("vision_tower.", "model.vision_tower.", "multi_modal_projector.", "model.multi_modal_projector."),
-)
 
 
 def read(fields: Fields) -> ModelSpec:
@@ -95,4 +88,4 @@ def read_with_vision(fields: Fields) -> ModelSpec:
     text = fields.text()
     text.only("model_type", "mistral", "ministral3")
     read_text = read_3 if text.get("model_type") == "ministral3" else read
-    return read_text(text).with_names(VISION)
+    return read_text(text).with_names(BESIDE_VISION)
