@@ -43,6 +43,7 @@ M = TypeVar("M")
 MAX_HANDLERS = 256  # concurrent handler tasks of one subscription
 # On a starved host a handshake takes seconds.
 ATTEMPT_TIMEOUT_S = 5
+HEARD_S = 1  # until a subscription is given to a handler without the server's word that it has it
 PENDING_BYTES = 32 << 20  # stored while disconnected; more is refused
 
 _LOST = (nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError, OSError)  # the connection, whatever is said of it
@@ -107,7 +108,10 @@ class Bus(Protocol):
         decoder: msgspec.msgpack.Decoder[M],
         handler: Callable[[M], Awaitable[msgspec.Struct | None]],
     ) -> Subscription:
-        """Run `handler` for each message, concurrently and in its trace; reply with its result if one is asked for."""
+        """Run `handler` for each message, concurrently and in its trace; reply with its result if one is asked for.
+
+        Once it returns, the server has the subscription: whoever is told of it later is heard.
+        """
         ...
 
     async def subscribe(
@@ -301,9 +305,12 @@ class NatsBus:
 
     async def _subscribe(self, subject: str, receive: Callable[[Msg], Coroutine[Any, Any, None]]) -> Subscription:
         try:
-            return _Subscription(await self._client.subscribe(subject, cb=receive))
+            subscription = _Subscription(await self._client.subscribe(subject, cb=receive))
         except _ERRORS as error:
             raise UnavailableError(f"could not subscribe to {subject}: {_text(error)}") from error
+        with contextlib.suppress(*_ERRORS):  # a client that is reconnecting subscribes again by itself
+            await self._client.flush(HEARD_S)
+        return subscription
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
