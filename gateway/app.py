@@ -112,7 +112,13 @@ def create_app(
         ServingRoutes(table, answers, metrics, body_limits, refusals).routes,
         TextRoutes(answers, body_limits).routes,
         OperatorRoutes(
-            generations, metrics, tenant_metrics, version=VERSION, refusals=refusals, elsewhere=elsewhere
+            generations,
+            metrics,
+            tenant_metrics,
+            version=VERSION,
+            gateway_id=settings.gateway_id,
+            refusals=refusals,
+            elsewhere=elsewhere,
         ).routes,
     ]
     if batches is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ async def running(settings: DoctorSettings) -> tuple[list[Finding], DoctorSettin
         return [Finding("gateway", "fail", str(error), "stop that `baton up` and start it again")], settings
     if not settings.url and gateway.running is None:
         return [], settings
-    found = [await asyncio.to_thread(_ready, gateway)]
+    urls = gateway.running.own_urls if gateway.running is not None else []
+    found = [await asyncio.to_thread(_ready, replace(gateway, url=url)) for url in [gateway.url, *urls]]
     if gateway.running is not None:
         settings = settings.model_copy(update=_adopted(settings, gateway.running))
     return found, settings

@@ -38,7 +38,13 @@ _SUMMARIES = {
 _TEXT: dict[str, Any] = {"type": "string"}
 _ANSWERS = {
     "/health": fields({"status": _TEXT}),
-    "/ready": fields({"status": _TEXT, "workers": {"type": "object", "additionalProperties": {"type": "integer"}}}),
+    "/ready": fields(
+        {
+            "status": _TEXT,
+            "workers": {"type": "object", "additionalProperties": {"type": "integer"}},
+            "gateway": _TEXT,
+        }
+    ),
     "/version": fields({"version": _TEXT}),
     "/debug/requests/{request_id}": fields({"requests": {"type": "array", "items": {"type": "object"}}}),
 }
@@ -57,6 +63,7 @@ class OperatorRoutes:
         tenant_metrics: TenantMetrics,
         *,
         version: str,
+        gateway_id: str,
         refusals: Refusals,
         elsewhere: FindElsewhere | None = None,
     ) -> None:
@@ -64,6 +71,7 @@ class OperatorRoutes:
         self._metrics = metrics
         self._tenant_metrics = tenant_metrics
         self._version = version
+        self._gateway_id = gateway_id
         self._refusals = refusals
         self._elsewhere = elsewhere
         self.routes = Routes(
@@ -85,7 +93,9 @@ class OperatorRoutes:
     async def ready(self, request: Request) -> Response:
         """Whether a request would be served now, or why not."""
         reason, differences = self._generations.not_ready_reason, self._generations.differences
-        more = {"refused": {one.worker: one.text for one in differences}} if differences else {}
+        more: dict[str, Any] = {"gateway": self._gateway_id}
+        if differences:
+            more["refused"] = {one.worker: one.text for one in differences}
         if reason:
             return json_response({"status": "not ready", "reason": reason} | more, status=503)
         return json_response({"status": "ready", "workers": self._generations.ready_workers} | more)
@@ -132,6 +142,6 @@ def _api() -> ApiPart:
         path: {"get": get(path, *said, query=_QUERIES.get(path, ()), answer=_ANSWERS.get(path))}
         for path, said in _SUMMARIES.items()
     }
-    not_ready = fields({"status": {"type": "string"}, "reason": {"type": "string"}})
+    not_ready = fields({"status": _TEXT, "reason": _TEXT, "gateway": _TEXT})
     paths["/ready"]["get"]["responses"]["503"]["content"] = {JSON: {"schema": not_ready}}
     return ApiPart(paths=paths)

@@ -33,7 +33,8 @@ async def run(settings: GatewaySettings) -> None:
     """Serve HTTP until signalled; then refuse new requests, finish the running ones, leave."""
     if settings.tls_cert:
         check_server_files(settings.tls_cert, settings.tls_key)
-    listener = listen(settings.host, settings.port)
+    shares = len(settings.ports) > 1
+    listeners = [listen(settings.host, port, shared=shares and port == settings.port) for port in settings.ports]
     make_room(settings.max_connections)
     tokenizers, tenants = read_tokenizers(settings), read_tenants(settings)
     async with (
@@ -44,20 +45,22 @@ async def run(settings: GatewaySettings) -> None:
         started(settings, bus=bus, store=store, tenants=tenants, tokenizers=tokenizers) as parts,
     ):
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload, tenants)
-        await serve(app_of(parts, settings), parts, settings, listener, stopping)
+        await serve(app_of(parts, settings), parts, settings, listeners, stopping)
 
 
 async def serve(
-    app: FastAPI, parts: Parts, settings: GatewaySettings, listener: socket.socket, stopping: asyncio.Event
+    app: FastAPI, parts: Parts, settings: GatewaySettings, listeners: list[socket.socket], stopping: asyncio.Event
 ) -> None:
     server = new_server(app, settings)
-    take_connections(listener)
+    for listener in listeners:
+        take_connections(listener)
     if parts.batches is not None:
         await parts.batches.start()
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    serving = asyncio.create_task(server.serve(sockets=listeners))
     keep_what_is_loaded()
     scheme = "https" if settings.tls_cert else "http"
-    log.info("gateway.listening", extra={"url": f"{scheme}://{settings.host}:{listener.getsockname()[1]}"})
+    urls = [f"{scheme}://{settings.host}:{listener.getsockname()[1]}" for listener in listeners]
+    log.info("gateway.listening", extra={"url": " and ".join(urls)})
     try:
         await stopping.wait()
     except asyncio.CancelledError:  # the name is lost
@@ -65,6 +68,8 @@ async def serve(
         await parts.requests.drain(0, why="this gateway ends: another one has its name; send the request again")
         await _leave(parts, server, serving)
         raise
+    if len(listeners) > 1:
+        server.leave(settings.port)  # new clients need not be told to come again
     if parts.batches is not None:
         await parts.batches.stop()
     await parts.requests.drain(settings.drain_s)

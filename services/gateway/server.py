@@ -22,6 +22,12 @@ class Server(uvicorn.Server):
     def capture_signals(self):  # type: ignore[no-untyped-def]
         return contextlib.nullcontext()
 
+    def leave(self, port: int) -> None:
+        """Take no more connections at `port`: whoever else listens there gets them."""
+        for server in self.servers:
+            if any(taken.getsockname()[1] == port for taken in server.sockets):
+                server.close()
+
 
 def new_server(app: ASGIApp, settings: GatewaySettings) -> Server:
     return Server(
@@ -38,10 +44,15 @@ def new_server(app: ASGIApp, settings: GatewaySettings) -> Server:
     )
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Bind before anything else starts, so that a port in use is one clear line. Raises ConfigError."""
+def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """Bind before anything else starts, so that a port in use is one clear line. Raises ConfigError.
+
+    The kernel deals the connections at a `shared` port out to all that share it, and to no dead one.
+    """
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     # Inherited by connections; asyncio sets it only for named protocols. Without it a reused connection's first token waits
     # up to 40 ms for the client's delayed acknowledgement.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -37,6 +37,11 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
     reasoning_parser: str = Field("auto", description="how models write reasoning, in the same way")
     host: str = Field("127.0.0.1", description="address to listen on; other than loopback needs an API key")
     port: Port = Field(8000, description="HTTP port")
+    own_port: Annotated[Port, OFF] = Field(
+        0,
+        description="share --port with the gateways of this host that have an --own-port, too; this one is this gateway's "
+        "alone, for /metrics, /debug and probes",
+    )
     api_keys: str = Field("", description="comma-separated API keys; empty: none is asked for (loopback only)")
     cors_origins: str = Field(
         "",
@@ -102,6 +107,11 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
     batch_keep_days: Annotated[float, Field(gt=0, le=3650)] = Field(
         30.0, description="Batch API: files and batches are kept so long; the same for all gateways"
     )
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """Where it listens: the port that clients know, then its own."""
+        return (self.port, self.own_port) if self.own_port else (self.port,)
 
     def limits(self) -> RequestLimits:
         """Bounds of what this gateway accepts."""
@@ -194,6 +204,8 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
 
     @model_validator(mode="after")
     def _guarded(self) -> Self:
+        if self.own_port and self.own_port == self.port:
+            raise ConfigError(f"--own-port {self.own_port}: is --port, which is shared: give each gateway another one")
         if self.tls_key and not self.tls_cert:
             raise ConfigError("--tls-key is given without --tls-cert: give both, or none for HTTP")
         if self.host not in LOOPBACK and not self.keys and not self.tenants:

@@ -31,6 +31,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     admin_key_file: str = ""
     certificate: str = ""  # the gateway's own (PEM), where it serves HTTPS
     logs: str = ""
+    own_urls: list[str] = []  # each gateway by itself, where several share `url`
 
     @property
     def is_alive(self) -> bool:

@@ -14,7 +14,7 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,6 +129,21 @@ def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
         except OSError:
             return False
     return True
+
+
+@contextlib.contextmanager
+def held_port(port: int, host: str) -> Iterator[None]:
+    """Keep a port for those of this user that ask to share it. Raises OSError where it is in use, or held by another."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((host, port))
+        holder.listen()  # several may bind, and one listen
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 0
+        )  # from now on nobody else listens who doesn't share
+        holder.shutdown(socket.SHUT_RD)  # bound as before, and the kernel gives it no connections
+        yield
 
 
 def die_with_parent() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from common import VERSION
@@ -27,12 +28,15 @@ TOOLS = {
 LOOKS_ON = tuple(name for name in Settings.model_fields if name.startswith(("nats_", "redis_")))
 
 
-def announce(held: contextlib.ExitStack, settings: UpSettings, reach: Reach, *, url: str, data: Path) -> None:
-    """Let tools find what runs, until `held` closes. Keys lie in files of their own, as long."""
+def announce(
+    held: contextlib.ExitStack, settings: UpSettings, reach: Reach, *, urls: Sequence[str], data: Path
+) -> None:
+    """Let tools find what runs, until `held` closes. Keys lie in files of their own, as long. `urls`: see `Stack`."""
     users = data / "users"
     several = bool(settings.served_models)
     running = Running(
-        url=url,
+        url=urls[0],
+        own_urls=list(urls[1:]),
         pid=os.getpid(),
         born=birth_of(os.getpid()),
         started_unix=round(time.time(), 3),
@@ -68,6 +72,11 @@ def welcome(settings: UpSettings, url: str, data: Path, *, seconds: float) -> st
         *([f"  console        {url}/"] if settings.console else []),
         *(f"  {baton} {command:<{13 - len(baton)}} {about}" for command, about in TOOLS.items()),
     ]
+    if settings.own_ports:
+        ports = ", ".join(map(str, settings.own_ports))
+        lines.append(
+            f"\n{settings.gateways} gateways share port {settings.port}; each has its own, too, for /metrics: {ports}."
+        )
     if settings.tenants and not settings.keys:
         lines.append(f"\nKEY is a key of {settings.tenants}; the tools take it from BATON_API_KEY.")
     return "\n".join((*lines, "\nCtrl-C drains and stops everything."))

@@ -7,13 +7,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from common.settings import AUTO_BELOW_0, ROOT, Devices
+from common.settings import AUTO_BELOW_0, ROOT, ConfigError, Devices
 from services.gateway.settings import GatewaySettings
 from services.planner.settings import PlannerOptions
 from services.worker.cores import physical_cores
 from services.worker.options import WorkerOptions
 
 DEMO = ROOT / "demo"
+LAST_PORT = 65_535
 
 
 class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
@@ -32,12 +33,32 @@ class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
         "prefills, too: the weights are in memory once",
     )
     decode: Annotated[int, Field(ge=1, le=64)] = Field(1, description="number of decode workers")
+    gateways: Annotated[int, Field(ge=1, le=16)] = Field(
+        1,
+        description="number of gateways, which share --port; each also has a port of its own, from --own-port on, by default "
+        "from the one after --port",
+    )
     planner: bool = Field(False, description="start a planner as well, which moves workers between the roles")
     data_dir: Path = Field(Path(".baton"), description="where logs and server data go")
 
     def shared_out(self) -> UpSettings:
-        """Decide what was left to the machine: how many prefill workers, and each worker's threads."""
+        """Decide what was left open: prefill workers, each worker's threads, the gateways' own ports. Raises ConfigError."""
         on_cpu = self.device == "cpu"
+        own_port = self.own_port or (self.port + 1 if self.gateways > 1 else 0)
+        if own_port + self.gateways - 1 > LAST_PORT:
+            raise ConfigError(
+                f"--own-port {own_port}: --gateways {self.gateways} need that many ports up to {LAST_PORT}"
+            )
+        if own_port and own_port <= self.port < own_port + self.gateways:
+            raise ConfigError(
+                f"--own-port {own_port}: --port {self.port} is among the gateways' own: choose another one"
+            )
         prefill = self.prefill if self.prefill >= 0 else int(not on_cpu or self.model.resolve() == DEMO)
         shared = max(1, physical_cores() // (prefill + self.decode)) if on_cpu else 0
-        return self.model_copy(update={"prefill": prefill, "threads": self.threads or shared})
+        threads = self.threads or shared
+        return self.model_copy(update={"prefill": prefill, "threads": threads, "own_port": own_port})
+
+    @property
+    def own_ports(self) -> tuple[int, ...]:
+        """The gateways' own ports; none where there is a single gateway without one."""
+        return tuple(range(self.own_port, self.own_port + self.gateways)) if self.own_port else ()

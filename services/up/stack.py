@@ -24,7 +24,7 @@ from services.runtime.commands import remedy
 from services.runtime.loading import as_environment
 from services.runtime.names import TAG, made_up, made_up_tag
 from services.runtime.permissions import WORKERS, Member, Role
-from services.runtime.servers import Server, port_is_free
+from services.runtime.servers import Server, held_port, port_is_free
 from services.runtime.settings import no_model
 from services.up.announcement import announce, forget, welcome
 from services.up.child import Child, describe_exit, last_lines
@@ -57,9 +57,17 @@ class Stack:
 
     @property
     def url(self) -> str:
+        return self._url(self._settings.port)
+
+    @property
+    def own_urls(self) -> list[str]:
+        """The gateways, each by its own port; none where there is only one."""
+        return [self._url(port) for port in self._settings.own_ports]
+
+    def _url(self, port: int) -> str:
         host = self._settings.host
         scheme = "https" if self._settings.tls_cert else "http"
-        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._settings.port}"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
     @property
     def children(self) -> tuple[Child, ...]:
@@ -87,6 +95,8 @@ class Stack:
         began = time.monotonic()
         _check(self._settings)
         self._held.enter_context(_locked(self._data / "lock"))
+        if self._settings.own_ports:
+            self._hold_port()
         self._logs.mkdir(exist_ok=True)
         forget(self._data)
         for log in self._logs.glob("*.log"):
@@ -101,10 +111,17 @@ class Stack:
             self._say(f"starting {child.name} …")
             self._children.append(child)
             await child.start()
-        await self._until_ready(stopping)
+        await asyncio.gather(*(self._until_ready(url, stopping) for url in self.own_urls or [self.url]))
         if not stopping.is_set():
-            announce(self._found, self._settings, reach, url=self.url, data=self._data)
+            announce(self._found, self._settings, reach, urls=(self.url, *self.own_urls), data=self._data)
             self._say(welcome(self._settings, self.url, self._data, seconds=time.monotonic() - began))
+
+    def _hold_port(self) -> None:
+        """Keep the shared port, so that gateways of another `baton up` don't share it as well. Raises ConfigError."""
+        try:
+            self._held.enter_context(held_port(self._settings.port, self._settings.host))
+        except OSError:
+            raise _in_use("--port", self._settings.port) from None
 
     async def watch(self, stopping: asyncio.Event) -> None:
         """Restart services that die, with growing pauses, until `stopping`.
@@ -132,6 +149,7 @@ class Stack:
             "planner": (as_environment(settings, PlannerSettings), "PLANNER_ID"),
         }
         worker = as_environment(settings, WorkerOptions), "WORKER_ID"
+        own_ports = iter(settings.own_ports)
         devices = iter(devices_of(settings.device, sum(member.role in WORKERS for member in members.values())))
         children: list[Child] = []
         for name, member in members.items():
@@ -139,15 +157,17 @@ class Stack:
             variables = variables | {f"{PREFIX}{own}": member.id} | reach.variables(member.user)
             if member.role in WORKERS:
                 variables[f"{PREFIX}DEVICE"] = next(devices)
+            elif member.role == "gateway":
+                variables[f"{PREFIX}OWN_PORT"] = str(next(own_ports, 0))
             log_file = self._logs / f"{name}.log"
             children.append(Child(name=name, service=member.role, settings=variables, log_file=log_file))
         return children
 
-    async def _until_ready(self, stopping: asyncio.Event) -> None:
-        """Wait until the gateway reports ready; give up when a process ends."""
+    async def _until_ready(self, url: str, stopping: asyncio.Event) -> None:
+        """Wait until a gateway reports ready; give up when a process ends."""
         give_up_at, told = time.monotonic() + START_TIMEOUT_S, ""
         # Not verified: it is our own child, and its certificate names the address for clients.
-        async with httpx.AsyncClient(base_url=self.url, timeout=2.0, verify=False) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=2.0, verify=False) as client:
             while not stopping.is_set():
                 for child in self._children:
                     if child.exit_code is not None:
@@ -191,9 +211,12 @@ def members_of(settings: UpSettings, tag: str) -> dict[str, Member]:
     roles: dict[str, Role] = {f"prefill-{index}": "prefill" for index in range(settings.prefill)}
     roles |= {f"decode-{index}": "decode" for index in range(settings.decode)}
     roles |= {"planner": "planner"} if settings.planner else {}
-    roles |= {"gateway": "gateway"}
+    several, own = settings.gateways > 1, settings.gateway_id
+    gateways = [f"gateway-{index}" for index in range(settings.gateways)] if several else ["gateway"]
     members = {name: Member(role, made_up(name, tag)) for name, role in roles.items()}
-    return members | ({"gateway": Member("gateway", settings.gateway_id)} if settings.gateway_id else {})
+    for index, name in enumerate(gateways):
+        members[name] = Member("gateway", (f"{own}-{index}" if several else own) if own else made_up(name, tag))
+    return members
 
 
 def tag_of(folder: Path) -> str:
@@ -254,8 +277,13 @@ def _check(settings: UpSettings) -> None:
         raise ConfigError(
             f"--device {settings.device}: workers share a GPU; say what each may take with --kv-memory-mb"
         )
-    if not port_is_free(settings.port, settings.host):
-        raise ConfigError(f"--port {settings.port}: in use; stop what uses it, or choose another port")
+    for flag, port in (("--port", settings.port), *(("--own-port", own) for own in settings.own_ports)):
+        if not port_is_free(port, settings.host):
+            raise _in_use(flag, port)
+
+
+def _in_use(flag: str, port: int) -> ConfigError:
+    return ConfigError(f"{flag} {port}: in use; stop what uses it, or choose another port")
 
 
 async def _reason_not_ready(client: httpx.AsyncClient, *, prefill: int, decode: int) -> str | None:

@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import psutil
 import pytest
 
 from services.runtime.running import FILE
-from services.runtime.servers import free_port, run_nats, run_redis
+from services.runtime.servers import free_port, port_is_free, run_nats, run_redis
 from tests.models import build_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -253,6 +254,50 @@ async def test_two_on_one_bus_answer_every_request_right(start: Start, tmp_path:
         answers = await asyncio.gather(*(completion(up.url, number) for number in range(20) for up in both))
     assert [len(tokens) for tokens in answers] == [8] * 40
     assert answers[::2] == answers[1::2]
+
+
+async def test_gateways_share_a_port_and_one_that_dies_leaves_it_to_the_others(start: Start) -> None:
+    own = next(port for port in iter(free_port, 0) if port_is_free(port + 1))
+    async with start("--fake", "--prefill", "0", "--gateways", "2", "--own-port", str(own)) as up:
+        await up.says("2 gateways share port")
+        urls = [f"http://127.0.0.1:{port}" for port in (own, own + 1)]
+        mine = process_of(up, own)
+        dead_at: list[float] = []
+        failed: list[float] = []
+        answered: list[float] = []
+
+        async def ask_on(number: int) -> None:
+            while not dead_at or sum(begun > dead_at[0] for begun in answered) < 50:
+                begun = time.monotonic()  # each with a connection of its own
+                try:
+                    answered.append(begun if len(await completion(up.url, number)) == 8 else 0.0)
+                except httpx.TransportError:
+                    failed.append(begun)
+
+        async def kill() -> None:
+            while len(answered) < 50:
+                await asyncio.sleep(0)
+            mine.kill()
+            assert await all_gone([mine]) == []
+            dead_at.append(time.monotonic())
+
+        await asyncio.gather(kill(), *map(ask_on, range(4)))
+        assert [begun for begun in failed if begun > dead_at[0]] == []
+        await up.says("restarting gateway-0")
+        async with httpx.AsyncClient() as client:
+            seen = (await client.get(f"{urls[1]}/ready")).json()["gateway"]
+            assert seen.startswith("gateway-1-")
+            assert (await client.get(f"{up.url}/ready")).json()["gateway"].startswith("gateway-")
+            assert "vllm:request_success_total" in (await client.get(f"{urls[1]}/metrics")).text
+
+
+def process_of(up: Up, port: int) -> psutil.Process:
+    """The child that listens at this port."""
+    return next(
+        child
+        for child in up.family()
+        if any(one.laddr.port == port for one in child.net_connections() if not one.raddr)
+    )
 
 
 async def completion(url: str, number: int) -> list[int]:

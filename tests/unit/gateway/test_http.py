@@ -209,6 +209,7 @@ async def test_not_ready_says_why(gateway: Gateway) -> None:
     gateway.script.not_ready_reason = "no decode worker is ready"
     response = await gateway.http.get("/ready")
     assert (response.status_code, response.json()["reason"]) == (503, "no decode worker is ready")
+    assert response.json().keys() == {"status", "reason", "gateway"}
     assert (await gateway.http.get("/health")).status_code == 200
 
 

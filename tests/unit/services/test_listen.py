@@ -8,6 +8,7 @@ import pytest
 
 from common.settings import ConfigError
 from services.gateway.server import listen, take_connections
+from services.runtime.servers import free_port, held_port
 
 
 def test_nothing_that_the_gateway_sends_waits_for_an_acknowledgement() -> None:
@@ -25,3 +26,33 @@ def test_of_two_gateways_that_bind_at_once_one_is_told() -> None:
             take_connections(first)
             with pytest.raises(ConfigError, match=f"--port {port} on 127.0.0.1: Address already in use"):
                 take_connections(second)
+
+
+def test_a_port_is_shared_only_with_those_that_ask_for_it() -> None:
+    with listen("127.0.0.1", 0, shared=True) as first:
+        port = first.getsockname()[1]
+        with listen("127.0.0.1", port, shared=True) as second:
+            take_connections(first)
+            take_connections(second)
+        with pytest.raises(ConfigError, match=f"--port {port} on 127.0.0.1: Address already in use"):
+            listen("127.0.0.1", port)
+    with listen("127.0.0.1", 0) as alone:
+        take_connections(alone)
+        with pytest.raises(ConfigError, match="Address already in use"):
+            listen("127.0.0.1", alone.getsockname()[1], shared=True)
+
+
+def test_a_held_port_is_one_holders_and_gives_every_connection_to_a_listener() -> None:
+    port = free_port()
+    with held_port(port, "127.0.0.1"):
+        with pytest.raises(OSError, match="in use"), held_port(port, "127.0.0.1"):
+            raise AssertionError("two hold it")
+        with pytest.raises(ConfigError, match="in use"), listen("127.0.0.1", port) as other:
+            take_connections(other)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+        with listen("127.0.0.1", port, shared=True) as shared:
+            take_connections(shared)
+            for _ in range(20):
+                with socket.create_connection(("127.0.0.1", port)), shared.accept()[0]:
+                    pass

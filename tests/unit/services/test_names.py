@@ -83,6 +83,11 @@ def test_one_up_has_the_same_names_at_each_start_and_another_has_others(tmp_path
     assert list(members) == ["prefill-0", "decode-0", "decode-1", "planner", "gateway"]
     assert all(member.id == made_up(name, tag) for name, member in members.items())
     assert members_of(UpSettings.model_validate({"gateway_id": "mine"}), tag)["gateway"] == Member("gateway", "mine")
+    several = members_of(UpSettings.model_validate({"gateway_id": "mine", "gateways": 2, "prefill": 0}), tag)
+    assert {name: member.id for name, member in several.items() if member.role == "gateway"} == {
+        "gateway-0": "mine-0",
+        "gateway-1": "mine-1",
+    }
 
 
 async def test_a_free_name_is_taken_at_once_and_one_that_answers_is_refused_by_name(bus: MemoryBus) -> None:
