@@ -41,9 +41,8 @@ log = logging.getLogger("baton.bus")
 M = TypeVar("M")
 
 MAX_HANDLERS = 256  # concurrent handler tasks of one subscription
-# On a starved host a handshake takes seconds.
-ATTEMPT_TIMEOUT_S = 5
-HEARD_S = 1  # until a subscription is given to a handler without the server's word that it has it
+ATTEMPT_TIMEOUT_S = 5  # on a starved host a handshake takes seconds
+HEARD_S = 1  # waits for the server's word on a subscription
 PENDING_BYTES = 32 << 20  # stored while disconnected; more is refused
 
 _LOST = (nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError, OSError)  # the connection, whatever is said of it
