@@ -250,12 +250,12 @@ def _serving(url: str) -> Iterator[tuple[int, dict[str, psutil.Process]]]:
             up.wait(timeout=30)
 
 
-def until_ready(port: int, up: subprocess.Popen[bytes]) -> None:
+def until_ready(port: int, up: subprocess.Popen[bytes], role: str = "prefill") -> None:
     give_up_at = time.monotonic() + START_S
     while time.monotonic() < give_up_at and up.poll() is None:
         try:
             answer = httpx.get(f"http://127.0.0.1:{port}/ready", timeout=2)
-            if answer.status_code == 200 and answer.json()["workers"]["prefill"]:
+            if answer.status_code == 200 and answer.json()["workers"][role]:
                 return
         except httpx.HTTPError:
             pass

@@ -1,0 +1,262 @@
+"""What the gateway costs: CPU time of its process for a streamed token and for a request, and what it adds to a token's way.
+
+    python -m benchmarks.gateway --out benchmarks/results            two cores, about six minutes
+    python -m benchmarks.gateway --cells 'streams_64' --rounds 2     prints a part, writes nothing
+
+The gateway has a core of its own; worker (the fake device), NATS, Valkey and clients share the other. A token's cost is the slope
+between answers of 4 and of 260 tokens, a request's what is left beside its tokens. Beside it stand an echo of FastAPI and a bare
+asyncio protocol on the same core, which write the same events at the same pace; all arms take turns. Times that clients see are
+taken while no other program may come between, if this user may ask for that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from urllib.parse import urlsplit
+
+import torch
+
+from benchmarks.environment import ROOT, describe
+from benchmarks.gateway.client import Counts, chat, load
+from benchmarks.gateway.serving import Arm, Baton, baton, pin_this, plain, undisturbed
+from benchmarks.results_format import Result, ResultsPage
+
+REFERENCE = "Baton at 905a377, 2026-11-22, the same method on this kind of machine (load 2 to 9)"
+SHORT, LONG = 4, 260  # tokens
+STEP_MS, BACKLOG_STEP_MS = 15.0, 2.0
+WORDS = "the quick brown fox jumps over the lazy dog and "
+SETTLE_S = 0.4  # until what ends a request is done
+PLAIN = ("fastapi", "protocol")
+TOGETHER, LATENCY_STREAMS = 64, 64
+BURSTS = 5
+IDLE_S = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What a figure is held against."""
+
+    target: float | None = None
+    before: float | None = None
+
+
+AIMS = {
+    "streams_8": Aim(before=108),
+    "streams_64": Aim(28, 57),
+    "streams_256": Aim(22, 38.5),
+    "backlog_128": Aim(12, 26.7),
+    "request_short": Aim(1.3, 2.2),
+    "request_2000": Aim(3.5, 5.1),
+    "together_64": Aim(40, 130),
+    "latency_64_p50": Aim(2.0, 3.7),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one arm's load took."""
+
+    cpu_s: float
+    counts: Counts
+
+
+@dataclass(slots=True)
+class Bench:
+    """The cells that were chosen, their results, and whatever serves them."""
+
+    page: ResultsPage | None
+    cells: re.Pattern[str]
+    rounds: int
+
+    def wants(self, *names: str) -> bool:
+        return any(self.cells.search(name) for name in names)
+
+    def add(self, name: str, value: float, unit: str) -> None:
+        aim = AIMS.get(name, Aim())
+        result = Result(name=name, value=value, unit=unit, better="lower", target=aim.target, reference=aim.before)
+        print(f"{name:32} {value:9.3f} {unit:4} {'' if aim.target is None else f'target {aim.target:g}'}", flush=True)
+        if self.page is not None:
+            self.page.add(result)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the table; with --out write it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--cells", default=".", help="a regular expression that finds the cells' names")
+    options = parser.parse_args(arguments)
+    facts = describe("benchmarks.gateway", arguments, torch.device("cpu"))
+    facts["versions"] += "".join(f", {name} {version(name)}" for name in ("uvicorn", "fastapi", "httptools", "msgspec"))
+    facts["load"] = (
+        ", ".join(f"{one:.1f}" for one in os.getloadavg()) + f" over 1, 5, 15 minutes; {os.cpu_count()} cores"
+    )
+    facts["reference"] = REFERENCE
+    print(*(f"{name}: {fact}" for name, fact in facts.items()), sep="\n")
+    page = None
+    if options.out is not None:
+        notes = ROOT / "benchmarks/results/gateway.notes.md"
+        text = notes.read_text(encoding="utf-8") if notes.is_file() else ""
+        page = ResultsPage(options.out, "gateway", title="What the gateway costs", facts=facts, notes=text)
+    pin_this()
+    asyncio.run(_run(Bench(page, re.compile(options.cells), options.rounds)))
+    return 0
+
+
+async def _run(bench: Bench) -> None:
+    if bench.wants("streams_8", "streams_64", "streams_256", "latency_64", "together_64", "idle"):
+        async with baton(STEP_MS) as served:
+            with _beside(STEP_MS) as others:
+                await load(served.gateway.port, chat(SHORT), streams=64, requests=256)  # everything is warm
+                for streams in (8, 64, 256):
+                    await _slopes(bench, f"streams_{streams}", [served.gateway, *others], streams)
+            await _latency(bench, served)
+            await _together(bench, served)
+            await _idle(bench, served)
+    if bench.wants("backlog_128", "request_short", "request_2000"):
+        async with baton(BACKLOG_STEP_MS) as served:
+            with _beside(BACKLOG_STEP_MS) as others:
+                await load(served.gateway.port, chat(SHORT), streams=64, requests=256)
+                await _slopes(bench, "backlog_128", [served.gateway, *others], 128)
+            await _requests(bench, "request_short", served, lambda count: chat(count))
+            long = WORDS * 222  # 2,000 tokens of the demo's tokenizer
+            await _requests(bench, "request_2000", served, lambda count: chat(count, text=long))
+
+
+def _beside(step_ms: float) -> ExitStack:
+    """The plain servers, as a list."""
+
+    class Arms(ExitStack):
+        def __enter__(self) -> list[Arm]:  # type: ignore[override]
+            super().__enter__()
+            return [self.enter_context(plain(kind, step_ms)) for kind in PLAIN]
+
+    return Arms()
+
+
+async def _cost(arm: Arm, body: bytes, *, streams: int, requests: int = 0) -> Cost:
+    began = arm.cpu_s()
+    counts = await load(arm.port, body, streams=streams, requests=requests)
+    await asyncio.sleep(SETTLE_S)
+    return Cost(arm.cpu_s() - began, counts)
+
+
+async def _slopes(bench: Bench, name: str, arms: list[Arm], streams: int) -> None:
+    """Microseconds a token and milliseconds a request, of each arm in turn."""
+    if not bench.wants(name):
+        return
+    found: dict[str, list[tuple[float, float]]] = {arm.name: [] for arm in arms}
+    events: list[float] = []
+    for _ in range(bench.rounds):
+        for arm in arms:
+            short = await _cost(arm, chat(SHORT), streams=streams, requests=2 * streams)
+            long = await _cost(arm, chat(LONG), streams=streams)
+            token = (long.cpu_s / streams - short.cpu_s / (2 * streams)) / (LONG - SHORT)
+            found[arm.name].append((1e6 * token, 1e3 * (short.cpu_s / (2 * streams) - SHORT * token)))
+            if arm.name == "baton":
+                events.append(long.counts.reads / streams / LONG)
+    for arm_name, figures in found.items():
+        own = name if arm_name == "baton" else f"{name}_{arm_name}"
+        bench.add(own, median(token for token, _ in figures), "us")
+        bench.add(f"{own}_request", max(0.0, median(request for _, request in figures)), "ms")
+    bench.add(f"{name}_reads_a_token", median(events), "1")
+
+
+async def _requests(bench: Bench, name: str, served: Baton, body: Callable[[int], bytes]) -> None:
+    """Milliseconds of a request beside its tokens, 8 in flight."""
+    if not bench.wants(name):
+        return
+    found = []
+    few, many, count = 32, 96, 128
+    for _ in range(bench.rounds):
+        short = await _cost(served.gateway, body(few), streams=8, requests=count)
+        long = await _cost(served.gateway, body(many), streams=8, requests=count)
+        token = (long.cpu_s - short.cpu_s) / count / (many - few)
+        found.append(1e3 * (short.cpu_s / count - few * token))
+    bench.add(name, median(found), "ms")
+
+
+async def _latency(bench: Bench, served: Baton) -> None:
+    """From the frame on NATS to the event at the client, of the stream that asked last."""
+    for streams in (0, LATENCY_STREAMS):
+        if not bench.wants(f"latency_{streams}_p50"):
+            continue
+        late = []
+        for _ in range(bench.rounds):
+            loads = asyncio.create_task(load(served.gateway.port, chat(500), streams=streams)) if streams else None
+            await asyncio.sleep(1.5)
+            late += [seconds for _, seconds in (await _watched(served, 300, asyncio.sleep(0)))[20:]]
+            if loads is not None:
+                await loads
+        late.sort()
+        bench.add(f"latency_{streams}_p50", 1e3 * late[len(late) // 2], "ms")
+        bench.add(f"latency_{streams}_p99", 1e3 * late[len(late) * 99 // 100], "ms")
+
+
+async def _together(bench: Bench, served: Baton) -> None:
+    """How long requests that arrive together hold a running stream: its latest token, beyond the usual."""
+    if not bench.wants("together_64"):
+        return
+    bursts: list[tuple[float, float]] = []
+
+    async def burst() -> None:
+        await asyncio.sleep(1)
+        for _ in range(BURSTS):
+            began = time.monotonic()
+            await load(served.gateway.port, chat(SHORT), streams=TOGETHER)
+            bursts.append((began, time.monotonic()))
+            await asyncio.sleep(0.5)
+
+    late = await _watched(served, 600, burst())
+    holds = [max((seconds for at, seconds in late if began <= at <= ended), default=0.0) for began, ended in bursts]
+    bench.add("together_64", 1e3 * median(holds), "ms")
+
+
+async def _watched(served: Baton, tokens: int, meanwhile: object) -> list[tuple[float, float]]:
+    """A watched stream, and what is done beside it."""
+    nats_port = urlsplit(served.nats_url).port
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.gateway.watcher",
+        str(served.gateway.port),
+        str(nats_port),
+        str(tokens),
+    ]
+    watcher = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=subprocess.PIPE, limit=1 << 24)
+    assert watcher.stdout is not None
+    await watcher.stdout.readline()
+    ranks = dict.fromkeys(served.pids, 10) | {os.getpid(): 10, watcher.pid: 20}
+    with undisturbed(ranks) as alone:
+        if not alone:
+            print("this user may not keep other programs away: times are longer than they should be")
+        await meanwhile  # type: ignore[misc]
+        found = json.loads(await watcher.stdout.readline())
+    await watcher.wait()
+    return [(at, late) for at, late in found]
+
+
+async def _idle(bench: Bench, served: Baton) -> None:
+    if not bench.wants("idle"):
+        return
+    await asyncio.sleep(1)
+    began = served.gateway.cpu_s()
+    await asyncio.sleep(IDLE_S)
+    bench.add("idle", 100 * (served.gateway.cpu_s() - began) / IDLE_S, "%")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
