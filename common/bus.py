@@ -39,7 +39,6 @@ __all__ = ["Bus", "Delivery", "JobQueue", "NatsBus", "NatsSettings", "QueueLimit
 log = logging.getLogger("baton.bus")
 
 M = TypeVar("M")
-
 MAX_HANDLERS = 256  # concurrent handler tasks of one subscription
 ATTEMPT_TIMEOUT_S = 5  # on a starved host a handshake takes seconds
 HEARD_S = 1  # waits for the server's word on a subscription
