@@ -74,6 +74,7 @@ class Heartbeat:
                 malformed=context.bus.malformed,
                 dead_letters=context.bus.dead_letters,
                 forged=context.bus.forged,
+                pass_s=self._pipeline.pass_s,
             ),
             grammars=context.grammars.available,
         )

@@ -49,6 +49,7 @@ class Totals:
         malformed: int,
         dead_letters: int,
         forged: int,
+        pass_s: float,
     ) -> WorkerTotals:
         """The message, with counts that are kept elsewhere in the worker."""
         return WorkerTotals(
@@ -68,4 +69,5 @@ class Totals:
             malformed=malformed,
             dead_letters=dead_letters,
             forged=forged,
+            pass_s=pass_s,
         )

@@ -40,6 +40,7 @@ class State:
         self.sections: dict[str, Json] = {}
         self.trouble = ""  # why nothing new comes
         self.rates: dict[str, Rate] = {}  # tokens of each worker
+        self.busy: dict[str, Rate] = {}  # share of the time in which its device ran a pass
         self.fleet_rate = Rate()
         self.in_flight: deque[float] = deque(maxlen=KEPT_S)
         self.ttft: deque[float] = deque(maxlen=KEPT_S)
@@ -56,8 +57,10 @@ class State:
         """Once a second: what was told then goes into the course of things. `at` is of a monotonic clock."""
         workers = self.section("fleet").get("workers", [])
         self.rates = {worker["id"]: self.rates.get(worker["id"]) or Rate() for worker in workers}
+        self.busy = {worker["id"]: self.busy.get(worker["id"]) or Rate() for worker in workers}
         for worker in workers:
             self.rates[worker["id"]].count(worker.get("generated_tokens", 0), at)
+            self.busy[worker["id"]].count(worker.get("pass_s", 0.0), at)
         grown = [rate.samples[-1] for rate in self.rates.values() if rate.samples]
         if grown:
             self.fleet_rate.samples.append(sum(grown))
@@ -69,6 +72,7 @@ class State:
         """As it is now, for a picture that is held."""
         held = State()
         held.sections, held.trouble, held.rates = dict(self.sections), self.trouble, deepcopy(self.rates)
+        held.busy = deepcopy(self.busy)
         held.fleet_rate, held.in_flight, held.ttft = deepcopy(self.fleet_rate), self.in_flight.copy(), self.ttft.copy()
         return held
 

@@ -70,13 +70,14 @@ def worker_rows(state: State) -> list[Row]:
 
 def worker_row(worker: Json, state: State) -> Row:
     """KV in blocks, rates per second, times in milliseconds."""
-    rate = state.rates.get(worker["id"])
+    rate, busy = state.rates.get(worker["id"]), state.busy.get(worker["id"])
     return {
         "worker": worker["id"],
         "roles": ",".join(worker["roles"]),
         "status": CONTESTED if worker.get("is_contested") else worker["status"],
         **{name: worker[name] for name in KEPT},
         "kv_share": (worker["kv_used"] + worker["kv_held"]) / max(1, worker["kv_blocks"]),
+        "busy": min(1.0, busy.now) if busy is not None and busy.now is not None else None,
         "tokens_per_s": rate.now if rate is not None else None,
         "course": sparks(rate.samples if rate is not None else (), SPARKS),
         "prefill_tokens_per_s": worker["prefill_tokens_per_s"],
@@ -93,6 +94,7 @@ WORKERS = (
     Column("WAIT", "waiting", 6, 8),
     Column("TOK/S", "tokens_per_s", 8, 8),
     Column("LAST MINUTE", "course", SPARKS + 2, 4),
+    Column("BUSY", "busy", 6, 8, show=share),
     Column("KV", "kv_share", 6, 8, show=share),
     Column("QUEUED", "queued_tokens", 8, 5),
     Column("USED", "kv_used", 7, 2),

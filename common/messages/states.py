@@ -29,6 +29,7 @@ class WorkerTotals(msgspec.Struct, frozen=True, kw_only=True):
     malformed: int = 0  # messages that no decoder accepts
     dead_letters: int = 0
     forged: int = 0  # messages in another's name
+    pass_s: float = 0.0  # time in which a pass ran
 
 
 class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="worker_state"):

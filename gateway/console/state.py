@@ -29,6 +29,7 @@ def worker_json(state: WorkerState) -> dict[str, Any]:
         "max_sequences": state.max_sequences,
         "queued_tokens": state.queued_tokens,
         "generated_tokens": state.totals.generated_tokens,
+        "pass_s": round(state.totals.pass_s, 3),
         "kv_blocks": layout.num_blocks,
         "kv_used": max(0, layout.num_blocks - state.free_blocks - state.held_blocks),
         "kv_held": state.held_blocks,

@@ -51,6 +51,7 @@ GAUGES: dict[str, tuple[str, Callable[[WorkerState], float]]] = {
 }
 COUNTERS: dict[str, tuple[str, Callable[[WorkerState], float]]] = {
     "baton_worker_steps": ("Forward passes", lambda state: state.steps),
+    "baton_worker_pass_seconds": ("Time in which a pass ran", lambda state: state.totals.pass_s),
     "baton_worker_prompt_tokens": ("Prompt tokens that looked for a prefix", lambda state: state.totals.prompt_tokens),
     "baton_worker_cached_tokens": ("Prompt tokens found in the cache", lambda state: state.totals.cached_tokens),
     "baton_worker_generated_tokens": ("Generated tokens", lambda state: state.totals.generated_tokens),

@@ -54,7 +54,7 @@ class Planner(Protocol):
 
 
 class Pipeline:
-    """Runs passes while any role has work, else waits to be woken. `steps` counts finished passes."""
+    """Runs passes while any role has work, else waits to be woken. `steps` counts finished passes, `pass_s` their time."""
 
     def __init__(
         self,
@@ -70,6 +70,7 @@ class Pipeline:
         """`announce(suspect)` is awaited before a pass with a suspect is launched."""
         self.budget = budget
         self.steps = 0
+        self.pass_s = 0.0
         self._trials = trials or Trials()
         self._health = health or DeviceHealth()
         self._announce = announce
@@ -168,6 +169,7 @@ class Pipeline:
         seconds = launch.over_at - max(launch.began_at, self._over_at)
         after_idling = launch.began_at - self._over_at > IDLE_AFTER_S
         self._over_at = launch.over_at
+        self.pass_s += seconds
         self.budget.measured(PassLoad.of(launch.chunks), seconds, after_idling=after_idling)
 
 

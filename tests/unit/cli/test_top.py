@@ -69,9 +69,10 @@ def test_rates_are_growth_by_time_also_after_a_worker_began_again() -> None:
 def test_a_state_samples_each_worker_and_forgets_those_that_left() -> None:
     state = a_state("a", "b")
     state.sample(1.0)
-    state.take("fleet", a_state("a", "b", generated_tokens=150).section("fleet"))
+    state.take("fleet", a_state("a", "b", generated_tokens=150, pass_s=0.25).section("fleet"))
     state.sample(2.0)
     assert {name: rate.now for name, rate in state.rates.items()} == {"a": 50.0, "b": 50.0}
+    assert [row["busy"] for row in worker_rows(state)] == [0.25, 0.25]
     assert state.fleet_rate.now == 100.0
     held = state.copy()
     state.take("fleet", a_state("b").section("fleet"))

@@ -63,15 +63,17 @@ export function mount(view, { path, query, signal }) {
   return { update(next) { address = next; draw(); } };
 }
 
-// Generated tokens a second of each worker, from its totals of two states.
+// Generated tokens a second of each worker and its device's busy share, from its totals of two states.
 function addRates(state) {
   const passed = before ? state.time_unix - before.time_unix : 0;
   const known = new Map((before?.workers ?? []).map((worker) => [worker.id, worker]));
   for (const worker of state.workers) {
     const old = known.get(worker.id);
     const same = old?.incarnation === worker.incarnation;
-    if (passed > 0.8 && same) worker.tokens_per_s = Math.max(0, worker.generated_tokens - old.generated_tokens) / passed;
-    else worker.tokens_per_s = same ? old.tokens_per_s : undefined;
+    if (passed > 0.8 && same) {
+      worker.tokens_per_s = Math.max(0, worker.generated_tokens - old.generated_tokens) / passed;
+      worker.busy = Math.min(1, Math.max(0, worker.pass_s - old.pass_s) / passed);
+    } else [worker.tokens_per_s, worker.busy] = same ? [old.tokens_per_s, old.busy] : [];
   }
   if (!before || passed > 0.8) before = { time_unix: state.time_unix, workers: state.workers };
 }
@@ -219,7 +221,7 @@ function one(state, id) {
   const facts = [
     ["roles", [...worker.roles].sort().reverse().join(" and ")], ["model", worker.model], ["context", `${count(worker.max_model_len)} tok`], ["transport", worker.transport],
     ["batch", `${count(worker.running)} of ${count(worker.max_sequences)}`], ["waiting", count(worker.waiting)], ["to prefill", `${count(worker.queued_tokens)} tok`],
-    ["output", worker.tokens_per_s === undefined ? "–" : `${count(worker.tokens_per_s)} tok/s`], ["generated", `${count(worker.generated_tokens)} tok`],
+    ["output", worker.tokens_per_s === undefined ? "–" : `${count(worker.tokens_per_s)} tok/s`], ["generated", `${count(worker.generated_tokens)} tok`], ["device busy", worker.busy === undefined ? "–" : `${Math.round(100 * worker.busy)} %`],
     ["step", worker.decode_step_ms ? ms(worker.decode_step_ms) : "–"], ["prefill rate", worker.prefill_tokens_per_s ? `${count(worker.prefill_tokens_per_s)} tok/s` : "–"],
     ["slowest link", rate(worker.link_bytes_per_s)], ["KV used, held", `${count(worker.kv_used)}, ${count(worker.kv_held)} of ${count(worker.kv_blocks)}`],
     ["block", `${worker.block_tokens} tok, ${bytes(worker.block_bytes)}`], ["KV memory", bytes(worker.kv_blocks * worker.block_bytes)], ["incarnation", worker.incarnation],
