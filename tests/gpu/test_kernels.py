@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.unit.kernels import delta_checks, expert_checks, latent_checks, switch_checks, triton_checks
+from tests.unit.kernels import delta_checks, expert_checks, group_checks, latent_checks, switch_checks, triton_checks
 
 pytestmark = [
     pytest.mark.gpu,
@@ -36,3 +36,8 @@ def test_delta_kernel(name: str) -> None:
 @pytest.mark.parametrize("name", latent_checks.CHECKS)
 def test_latent_kernel(name: str) -> None:
     latent_checks.run(name, "cuda", large=True)
+
+
+@pytest.mark.parametrize("name", group_checks.CHECKS)
+def test_groups_kernel(name: str) -> None:
+    group_checks.run(name, "cuda", large=True)

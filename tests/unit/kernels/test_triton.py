@@ -10,7 +10,7 @@ from _pytest.mark import ParameterSet
 
 from tests.models import build_tiny_model
 from tests.unit.engine.families import hybrids
-from tests.unit.kernels import expert_checks, latent_checks, sampling_checks, switch_checks, triton_checks
+from tests.unit.kernels import expert_checks, group_checks, latent_checks, sampling_checks, switch_checks, triton_checks
 from tests.unit.kernels.interpreter import Interpreter
 
 
@@ -35,6 +35,14 @@ def test_switch(interpreter: Interpreter, name: str) -> None:
 
 
 LONG = {
+    "gptq",
+    "channels",
+    "channels_8",
+    "w4_32",
+    "w4_64",
+    "q5_k",
+    "q8_0",
+    "nvfp4",
     "device_sampler",
     "filters",
     "filters_of_equal_scores",
@@ -52,6 +60,11 @@ def cases(names: Iterable[str]) -> list[ParameterSet]:
 @pytest.mark.parametrize("name", cases(sampling_checks.CHECKS))
 def test_sampling_kernel(interpreter: Interpreter, name: str) -> None:
     interpreter.check("sampling_checks", name)
+
+
+@pytest.mark.parametrize("name", cases(group_checks.CHECKS))
+def test_groups_kernel(interpreter: Interpreter, name: str) -> None:
+    interpreter.check("group_checks", name)
 
 
 @pytest.mark.parametrize("name", cases(["ragged", "windows", "head_sizes", "random"]))

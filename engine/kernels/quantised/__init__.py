@@ -1,0 +1,1 @@
+"""Products with weights of 8 bits and fewer."""

@@ -1,0 +1,205 @@
+"""Products with weights of 4 or 8 bits in groups of inputs. T tokens, K inputs, N outputs, G groups of a row, P partial sums.
+
+One layout for every format that has a scale for each group. An int32 word holds one code of each of several planes, and a block
+is sixteen words of a row: 128 codes of 4 bits or 64 of 8. Column `16 * plane + word` of a block is in bits `plane * bits` of the
+word: a kernel takes a plane out of all words alike and multiplies it with sixteen neighbouring inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch.nn.functional import linear as torch_linear
+from torch.nn.functional import pad
+
+from engine.kernels.activation import act_and_mul
+from engine.kernels.twin import twin
+
+WORDS = 16  # of a block
+GROUPS = (16, 32, 64, 128)  # inputs of a group, if it has not all
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # codes 0 to 7; those from 8 on are negative
+_ROWS_AT_ONCE = 1 << 24  # elements that the plain version makes floats of at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """A matrix [N, K], or one of each expert.
+
+    An element is `scale * (code - zero)`, or `scale * code + minimum`; with neither zeros nor minimums the zero is `middle`.
+    Scales keep the dtype of the checkpoint: none is rounded.
+    """
+
+    codes: torch.Tensor  # int32 [..., N, 16 words of each block]
+    scales: torch.Tensor  # [..., G, N]
+    zeros: torch.Tensor | None = None  # [..., G, N] whole numbers
+    minimums: torch.Tensor | None = None  # [..., G, N]
+    inputs: int  # K
+    bits: int  # 4 or 8
+    group: int  # inputs of a group; K: one for each row
+    is_e2m1: bool = False  # codes are floats of 4 bits
+
+    @property
+    def outputs(self) -> int:
+        return self.codes.shape[-2]
+
+    @property
+    def columns(self) -> int:
+        """Of a block."""
+        return WORDS * 32 // self.bits
+
+    @property
+    def middle(self) -> int:
+        """The zero where there are neither zeros nor minimums."""
+        return 0 if self.is_e2m1 or self.minimums is not None else 1 << (self.bits - 1)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return tuple(each for each in (self.codes, self.scales, self.zeros, self.minimums) if each is not None)
+
+    def __getitem__(self, index: int) -> Groups:
+        """One expert's matrix."""
+        return self._each(lambda tensor: tensor[index])
+
+    def rows(self, begin: int, end: int) -> Groups:
+        """Return some rows of the matrix."""
+        whole = self._each(lambda tensor: tensor[..., begin:end])
+        return replace(whole, codes=self.codes[..., begin:end, :])
+
+    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Groups:
+        zeros, minimums = self.zeros, self.minimums
+        return replace(
+            self,
+            codes=change(self.codes),
+            scales=change(self.scales),
+            zeros=None if zeros is None else change(zeros),
+            minimums=None if minimums is None else change(minimums),
+        )
+
+
+def pack(
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    *,
+    bits: int,
+    group: int,
+    zeros: torch.Tensor | None = None,
+    minimums: torch.Tensor | None = None,
+    is_e2m1: bool = False,
+) -> Groups:
+    """Pack codes [..., N, K] of any integer type, from 0 on. `scales`, `zeros`, `minimums` [..., N, G].
+
+    Raises ValueError where a size does not suit the layout.
+    """
+    inputs = codes.shape[-1]
+    if bits not in (4, 8) or (is_e2m1 and bits != 4) or (zeros is not None and minimums is not None):
+        raise ValueError("codes have 4 or 8 bits, floats 4, and zeros or minimums, not both")
+    if group != inputs and group not in GROUPS:
+        raise ValueError(f"a group has {', '.join(map(str, GROUPS))} or all {inputs} inputs, not {group}")
+    num_groups = -(-inputs // group)
+    for each in (scales, zeros, minimums):
+        if each is not None and each.shape != (*codes.shape[:-1], num_groups):
+            raise ValueError(f"codes {list(codes.shape)} in groups of {group} don't go with scales {list(each.shape)}")
+    if group == inputs:
+        group = -(-inputs // (WORDS * 32 // bits)) * (WORDS * 32 // bits)
+    return Groups(
+        codes=_words(codes, bits),
+        scales=_by_group(scales),
+        zeros=None if zeros is None else _by_group(zeros.to(scales.dtype)),
+        minimums=None if minimums is None else _by_group(minimums),
+        inputs=inputs,
+        bits=bits,
+        group=group,
+        is_e2m1=is_e2m1,
+    )
+
+
+def codes_of(weight: Groups) -> torch.Tensor:
+    """Return the codes [..., N, K] uint8."""
+    mask, words = (1 << weight.bits) - 1, weight.codes.unflatten(-1, (-1, 1, WORDS))
+    shifts = torch.arange(0, 32, weight.bits, dtype=torch.int32, device=words.device)[:, None]
+    return ((words >> shifts) & mask).to(torch.uint8).flatten(-3)[..., : weight.inputs]
+
+
+def _words(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    planes, columns = 32 // bits, WORDS * 32 // bits
+    blocks = pad(codes, (0, -codes.shape[-1] % columns)).unflatten(-1, (-1, planes, WORDS))
+    words = torch.zeros((*blocks.shape[:-2], WORDS), dtype=torch.int32, device=codes.device)
+    for plane in range(planes):
+        words |= blocks[..., plane, :].to(torch.int32) << (bits * plane)
+    return words.flatten(-2)
+
+
+def _by_group(scales: torch.Tensor) -> torch.Tensor:
+    return scales.transpose(-1, -2).contiguous()
+
+
+@twin("engine.kernels.quantised.triton_groups")
+def dequantised(codes: torch.Tensor, weight: Groups, dtype: torch.dtype) -> torch.Tensor:
+    """Return the matrix [N, K] in `dtype`. Each element is computed in float32 and rounded once. `codes`: the weight's."""
+    out = torch.empty((weight.outputs, weight.inputs), dtype=dtype, device=codes.device)
+    for begin, end in _slices(weight):
+        out[begin:end] = values(weight.rows(begin, end))
+    return out
+
+
+def values(weight: Groups) -> torch.Tensor:
+    """Return the elements [..., N, K] in float32."""
+    codes = codes_of(weight)
+    plain = codes.float()
+    if weight.is_e2m1:
+        magnitudes = torch.tensor(E2M1, device=codes.device)
+        plain = torch.cat((magnitudes, -magnitudes))[codes.int()]
+
+    def spread(of_groups: torch.Tensor) -> torch.Tensor:
+        across = of_groups.float().transpose(-1, -2)
+        return across.repeat_interleave(weight.group, dim=-1)[..., : weight.inputs]
+
+    if weight.minimums is not None:
+        return torch.addcmul(spread(weight.minimums), plain, spread(weight.scales))
+    zeros = weight.middle if weight.zeros is None else spread(weight.zeros)
+    return (plain - zeros) * spread(weight.scales)
+
+
+def _slices(weight: Groups) -> Iterator[tuple[int, int]]:
+    step = max(1, _ROWS_AT_ONCE // weight.inputs)
+    for begin in range(0, weight.outputs, step):
+        yield begin, min(begin + step, weight.outputs)
+
+
+@twin("engine.kernels.quantised.triton_groups")
+def linear(
+    x: torch.Tensor, weight: Groups, bias: torch.Tensor | None, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return x @ weight.T + bias [T, N], in `out` if it is given. `x` [T, K]."""
+    result = _product(x, weight, bias)
+    return result if out is None else out.copy_(result)
+
+
+@twin("engine.kernels.quantised.triton_groups")
+def linear_parts(x: torch.Tensor, weight: Groups, bias: torch.Tensor | None) -> torch.Tensor:
+    """Like `linear`, or partial sums [P, T, N] float32 that the next kernel adds up as it reads."""
+    return _product(x, weight, bias)
+
+
+@twin("engine.kernels.quantised.triton_groups")
+def linear_onto(
+    residual: torch.Tensor, x: torch.Tensor, weight: Groups, bias: torch.Tensor | None
+) -> torch.Tensor | None:
+    """Add the product to `residual` [T, N] in place and return None, or leave it and return `linear_parts`' result."""
+    return _product(x, weight, bias)
+
+
+@twin("engine.kernels.quantised.triton_groups")
+def gated_linear(x: torch.Tensor, gate_up: Groups, bias: torch.Tensor | None, activation: str = "silu") -> torch.Tensor:
+    """Return act(x @ gate.T) * (x @ up.T) [T, N / 2]. `gate_up` [N, K] holds the gate's rows first."""
+    return act_and_mul.reference(_product(x, gate_up, bias), activation)
+
+
+def _product(x: torch.Tensor, weight: Groups, bias: torch.Tensor | None) -> torch.Tensor:
+    return torch_linear(x, dequantised.reference(weight.codes, weight, x.dtype), bias)

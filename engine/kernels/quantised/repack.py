@@ -1,0 +1,82 @@
+"""How checkpoints pack groups of 4 and 8 bits, unpacked for `groups.pack`. K inputs, N outputs, G groups of a row.
+
+All of them fill int32 words from the lowest bits on. They differ in the direction, in the order within a word, and in the zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in its word each of eight neighbours is
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """What `groups.pack` takes."""
+
+    codes: torch.Tensor  # uint8 [N, K]
+    scales: torch.Tensor  # [N, G]
+    zeros: torch.Tensor | None  # int16 [N, G]; None: in the middle of the codes
+
+
+def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return the codes uint8 [..., n * 32 / bits] of words int32 [..., n]."""
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
+    return ((words[..., None] >> shifts) & ((1 << bits) - 1)).to(torch.uint8).flatten(-2)
+
+
+def from_awq(qweight: torch.Tensor, qzeros: torch.Tensor | None, scales: torch.Tensor) -> Unpacked:
+    """AWQ's "gemm": `qweight` [K, N / 8], `qzeros` [G, N / 8], `scales` [G, N]."""
+
+    def ordered(words: torch.Tensor) -> torch.Tensor:
+        order = torch.tensor(AWQ_ORDER, device=words.device)
+        return unpacked(words, 4).unflatten(-1, (-1, 8))[..., order].flatten(-2).T
+
+    return Unpacked(ordered(qweight), scales.T, None if qzeros is None else ordered(qzeros).to(torch.int16))
+
+
+def from_gptq(
+    qweight: torch.Tensor, qzeros: torch.Tensor | None, scales: torch.Tensor, *, bits: int, less_one: bool
+) -> Unpacked:
+    """GPTQ: `qweight` [K * bits / 32, N], `qzeros` [G, N * bits / 32], `scales` [G, N].
+
+    `less_one`: zeros are stored less 1, and 0 as the highest code (its first version).
+    """
+    zeros = None
+    if qzeros is not None:
+        stored = unpacked(qzeros, bits).to(torch.int16)
+        zeros = ((stored + less_one) & ((1 << bits) - 1)).T
+    return Unpacked(unpacked(qweight.T, bits), scales.T, zeros)
+
+
+def from_packed_rows(
+    packed: torch.Tensor, zeros: torch.Tensor | None, scales: torch.Tensor, *, bits: int, inputs: int
+) -> Unpacked:
+    """compressed-tensors: `packed` [N, K * bits / 32 rounded up], `zeros` [N * bits / 32 rounded up, G], `scales` [N, G]."""
+    codes = unpacked(packed, bits)[:, :inputs]
+    if zeros is not None:
+        zeros = unpacked(zeros.T, bits)[:, : len(codes)].T.to(torch.int16)
+    return Unpacked(codes, scales, zeros)
+
+
+def from_signed(weight: torch.Tensor, zeros: torch.Tensor | None, scales: torch.Tensor) -> Unpacked:
+    """Bytes as they are: `weight` int8 [N, K], `zeros` int8 and `scales` [N, G]."""
+    return Unpacked(
+        (weight.to(torch.int16) + 128).to(torch.uint8), scales, None if zeros is None else zeros.to(torch.int16) + 128
+    )
+
+
+def by_group(g_idx: torch.Tensor, group: int) -> torch.Tensor | None:
+    """Return the order of inputs in which each group's are neighbours; None: they are.
+
+    Raises ValueError where a group has more or fewer inputs than `group`: such a matrix has no order.
+    """
+    groups = torch.arange(len(g_idx), device=g_idx.device) // group
+    if torch.equal(g_idx.long(), groups):
+        return None
+    order = g_idx.long().argsort(stable=True)
+    if not torch.equal(g_idx.long()[order], groups):
+        raise ValueError(f"g_idx does not share the inputs out among groups of {group}")
+    return order

@@ -1,0 +1,135 @@
+"""Checks of products with groups of 4 and 8 bits against float64 of the dequantised weights.
+
+`test_triton.py` runs them in Triton's interpreter, `tests/gpu/test_kernels.py` on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from engine.kernels.quantised import groups
+from engine.kernels.quantised.groups import E2M1, Groups, pack
+from tests.unit.kernels import references
+from tests.unit.kernels.references import close
+from tests.unit.kernels.triton_checks import _dtypes, checking
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a format needs of the layout."""
+
+    bits: int
+    group: int  # 0: all inputs
+    lower: str = ""  # "zeros", "minimums"
+    is_e2m1: bool = False
+
+
+KINDS = {
+    "awq": Kind(4, 128, "zeros"),
+    "gptq": Kind(4, 128),
+    "gptq_8": Kind(8, 128, "zeros"),
+    "channels": Kind(4, 0),
+    "channels_8": Kind(8, 0),
+    "w4_32": Kind(4, 32),
+    "w4_64": Kind(4, 64, "zeros"),
+    "q4_k": Kind(4, 32, "minimums"),
+    "q5_k": Kind(8, 32, "minimums"),
+    "q6_k": Kind(8, 16),
+    "q8_0": Kind(8, 32),
+    "mxfp4": Kind(4, 32, is_e2m1=True),
+    "nvfp4": Kind(4, 16, is_e2m1=True),
+}
+
+
+def matrix(kind: Kind, num_outputs: int, num_inputs: int, device: str) -> tuple[Groups, torch.Tensor]:
+    """Return a random matrix and its elements in float64, computed as the format is defined."""
+    group = kind.group or num_inputs
+    num_groups = -(-num_inputs // group)
+    highest = 1 << kind.bits
+    codes = torch.randint(0, highest, (num_outputs, num_inputs), device=device)
+    unit = (6.0 if kind.is_e2m1 else highest / 2) * num_inputs**0.5
+    scales = ((0.5 + torch.rand(num_outputs, num_groups, device=device)) / unit).half()
+    lower: dict[str, torch.Tensor] = {}
+    if kind.lower == "zeros":
+        lower["zeros"] = torch.randint(0, highest + 1, scales.shape, device=device)
+    elif kind.lower == "minimums":
+        lower["minimums"] = torch.randn(scales.shape, device=device) / num_inputs**0.5
+    group_of = torch.arange(num_inputs, device=device) // group
+    values = codes.double()
+    if kind.is_e2m1:
+        table = torch.tensor(E2M1, dtype=torch.float64, device=device)
+        values = table[codes % 8] * torch.where(codes >= 8, -1.0, 1.0)
+    elif not lower:
+        values = values - highest // 2
+    if "zeros" in lower:
+        values = values - lower["zeros"][:, group_of]
+    values = values * scales.double()[:, group_of]
+    if "minimums" in lower:
+        values = values + lower["minimums"].double()[:, group_of]
+    return pack(codes, scales, bits=kind.bits, group=group, is_e2m1=kind.is_e2m1, **lower), values
+
+
+def check_kind(name: str, device: str, large: bool) -> None:
+    kind = KINDS[name]
+    shapes = [(3, 20, 256), (17, 35, {0: 100, 16: 288, 32: 288}.get(kind.group, 128))]  # and no whole block
+    shapes += [(rows, n, k) for rows in (1, 16, 40, 64, 300) for n, k in ((6144, 4096), (2880, 2880))] * large
+    for dtype in _dtypes(device)[1:]:
+        for rows, num_outputs, num_inputs in shapes:
+            if num_inputs % (kind.group or 1) == 0:  # what the format can hold
+                _check_products(kind, dtype, rows, num_outputs, num_inputs, device)
+
+
+def _check_products(kind: Kind, dtype: torch.dtype, rows: int, half: int, num_inputs: int, device: str) -> None:
+    weight, values = matrix(kind, 2 * half, num_inputs, device)
+    close(groups.dequantised(weight.codes, weight, dtype), values)
+    x = torch.randn(rows, num_inputs, device=device).to(dtype)
+    for bias in (None, torch.randn(2 * half, device=device).to(dtype)):
+        expected = torch.nn.functional.linear(x.double(), values, None if bias is None else bias.double())
+        close(groups.linear(x, weight, bias), expected)
+        into = torch.empty(rows, 2 * half, device=device, dtype=dtype)
+        assert groups.linear(x, weight, bias, out=into) is into
+        close(into, expected)
+        parts = groups.linear_parts(x, weight, bias)
+        close(parts.sum(dim=0).to(dtype) if parts.dim() == 3 else parts, expected)
+        close(groups.gated_linear(x, weight, bias), references.silu_and_mul(expected), dtype)
+        residual = torch.randn(rows, 2 * half, device=device).to(dtype)
+        before = residual.clone()
+        rest = groups.linear_onto(residual, x, weight, bias)
+        if rest is not None:
+            rest = rest.sum(dim=0) if rest.dim() == 3 else rest
+        total = residual.double() if rest is None else residual.double() + rest.double()
+        close(total.to(dtype), before.double() + expected)
+
+
+def check_splits(device: str, large: bool) -> None:
+    """A product that is cut over K, its last part the shorter."""
+    weight, values = matrix(KINDS["awq"], 48, 1152, device)
+    x = torch.randn(5, 1152, device=device).half()
+    parts = groups.linear_parts(x, weight, None)
+    assert parts.dim() == 3
+    close(parts.sum(dim=0).half(), x.double() @ values.T)
+
+
+def check_many_rows(device: str, large: bool) -> None:
+    weight, values = matrix(KINDS["q4_k"], 40, 128, device)
+    x = torch.randn(70, 128, device=device).half()
+    close(groups.linear(x, weight, None), x.double() @ values.T)
+
+
+CHECKS: dict[str, Callable[[str, bool], None]] = {
+    **{name: lambda device, large, name=name: check_kind(name, device, large) for name in KINDS},  # type: ignore[misc]
+    "splits": check_splits,
+    "many_rows": check_many_rows,
+}
+
+
+def run(name: str, device: str, *, large: bool) -> None:
+    with checking(device):
+        CHECKS[name](device, large)
+
+
+def interpret(name: str) -> None:
+    run(name, "cpu", large=False)
