@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from engine.kernels.activation import act_and_mul
 from engine.kernels.twin import twin
 
-WORDS = 16  # of a block
+WORDS = 16  # a block's
 GROUPS = (16, 32, 64, 128)  # inputs
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # codes 0 to 7; those from 8 on are negative
 _ROWS_AT_ONCE = 1 << 24  # elements that the plain version makes floats of at once
