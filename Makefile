@@ -40,9 +40,9 @@ check: $(VENV)/.testing
 unit integration e2e: $(VENV)/.testing
 	$(PYTEST) -n 2 --dist loadfile -m "not long" tests/$@
 
-# one run: no core waits for the other at the end of each tier
+# One run: no core waits for the other at the end of each tier. A third of the time is spent waiting: three tests share two cores.
 tiers: $(VENV)/.testing
-	$(PYTEST) -n 2 --dist loadfile -m "not long" tests/unit tests/integration tests/e2e tests/chaos/test_kills.py
+	$(PYTEST) -n 3 --dist loadfile -m "not long" tests/unit tests/integration tests/e2e tests/chaos/test_kills.py
 
 unit-long: $(VENV)/.testing
 	$(PYTEST) -n 2 --dist worksteal -m long tests

@@ -27,7 +27,7 @@ async def cluster(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Asyn
 
 @pytest.mark.parametrize(
     "fault",
-    [crash("decode"), crash("prefill"), freeze("decode", 5)],
+    [crash("decode"), crash("prefill"), pytest.param(freeze("decode", 5), marks=pytest.mark.long)],
     ids=["kill decode", "kill prefill", "stop decode"],
 )
 async def test_a_worker_that_dies_or_stands_still_costs_nobody_a_token(

@@ -21,9 +21,7 @@ NEW_TOKENS = 12
 PROMPT_LENGTHS = (1, 15, 16, 17, 33, 150)  # the cluster's token budget is 64: 150 tokens are three chunks
 
 
-@pytest.mark.parametrize(
-    ("family", "transport"), [("llama", "shm"), ("mistral", "shm"), ("qwen2", "ucx"), ("qwen3", "shm")]
-)
+@pytest.mark.parametrize(("family", "transport"), [("llama", "shm"), ("qwen2", "ucx")])
 async def test_a_family_answers_as_transformers_does(family: str, transport: str, tmp_path: Path) -> None:
     model = build_tiny_model(tmp_path / family, family, shards=2 if family == "llama" else 1)
     await check(model, tmp_path, transport=transport)

@@ -15,7 +15,6 @@ from gateway.placement.ledger import Ledger, PlacementRequest
 from gateway.request.placement import Placement, Reason
 from tests.integration.fleet import BLOCK_SIZE, TTL_MS, FleetStore, a_prompt, a_region, a_request, a_worker
 
-FLEETS = 100
 NOW_MS = 4_102_444_800_000  # a fixed time, so that no charge expires
 BLOCKS = 12  # of the longest prompt
 
@@ -80,10 +79,13 @@ def some_request(chance: random.Random, name: str) -> PlacementRequest:
     )
 
 
-async def test_every_placement_keeps_the_rules(store: FleetStore, ledger: Ledger, raw: redis.asyncio.Redis) -> None:
+@pytest.mark.parametrize("fleets", [50, pytest.param(200, marks=pytest.mark.long)])
+async def test_every_placement_keeps_the_rules(
+    store: FleetStore, ledger: Ledger, raw: redis.asyncio.Redis, fleets: int
+) -> None:
     chance = random.Random(20261121)
     reasons = set()
-    for number in range(FLEETS):
+    for number in range(fleets):
         await raw.flushall()
         fleet = a_fleet(chance)
         for name, state in fleet.workers.items():
