@@ -24,6 +24,7 @@ class EngineConfig:
     max_sequences: int = 64
     num_threads: int = 1  # torch's intra-op threads on the CPU
     model_impl: str = "auto"  # whose code computes the model, see `engine.foreign`
+    quantization: str = "auto"  # what plain weights become while loading, see `engine.model.families.quantised`
 
     def __post_init__(self) -> None:
         for name in (

@@ -56,7 +56,7 @@ class Engine:
 
     def __init__(self, config: EngineConfig, *, allocate: Allocate | None = None, load: Load = load_weights) -> None:
         foreign = ForeignDecoder(config.model) if is_foreign(config) else None
-        model = foreign.spec if foreign is not None else read_model_spec(config.model)
+        model = foreign.spec if foreign is not None else read_model_spec(config.model, quantization=config.quantization)
         device = torch.device(config.device)
         if device.type == "cpu":
             torch.set_num_threads(config.num_threads)
@@ -65,7 +65,7 @@ class Engine:
         self.config = config
         self.vocab_size = model.vocab_size
         self.max_model_len = _resolve_max_model_len(config.max_model_len, model.max_position_embeddings)
-        self.fingerprint = model_fingerprint(config.model)
+        self.fingerprint = model_fingerprint(config.model, _marks(config))
         if foreign is not None:
             self._decoder: Decoder | ForeignDecoder = foreign.load(dtype, device)
             load = _nothing_more
@@ -252,6 +252,11 @@ def _graph_sizes(max_sequences: int, longest: int) -> list[GraphSize]:
     ]
     alone = [GraphSize(0, tokens) for tokens in PROMPT_GRAPHS]
     return [GraphSize(size) for size in sizes] + [size for size in mixed + alone if size.prompts <= longest]
+
+
+def _marks(config: EngineConfig) -> list[str]:
+    """The settings that make other keys and values of the same files."""
+    return [] if config.quantization == "auto" else [f"quantization={config.quantization}"]
 
 
 def _nothing_more(weights: Weights, folder: Path) -> None:

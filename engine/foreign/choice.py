@@ -22,9 +22,13 @@ def is_foreign(config: EngineConfig) -> bool:
     if config.model_impl == "transformers":
         if not installed:
             raise ValueError("model_impl = transformers needs the package: pip install 'transformers>=5.17'")
+        if config.quantization != "auto":
+            raise ValueError("model_impl = transformers knows no quantization but auto")
         return True
     named = architectures(read_fields(config.model))
     if not installed or not named or any(name in FAMILIES for name in named):
         return False
+    if config.quantization != "auto":
+        raise ValueError(f"quantization = {config.quantization!r} is for models of Baton's families, not {named}")
     log.warning("engine.model_by_transformers", extra={"architectures": named})
     return True

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from engine.model.formats.product import Format
 from engine.model.layers.building import Rotations, Surroundings, declare_branch
 from engine.model.layers.embedding import Embedding, Head
 from engine.model.layers.kinds import MIXERS, MLPS, Mixer, Mlp
@@ -21,6 +22,7 @@ class Layer:
     mixer: Mixer
     mlp: Mlp
     places: tuple[tuple[int, int], ...]  # see `ModelSpec.places`
+    formats: tuple[Format, ...]
 
 
 class Decoder:
@@ -57,10 +59,10 @@ class Decoder:
         return self._head(stream, batch, out=logits)
 
     def with_a_layer_of_each_kind(self) -> Decoder:
-        """Return a decoder that launches every kernel: one layer of each distinct spec, first, last and between."""
-        last, kinds = len(self._layers) - 1, dict[tuple[LayerSpec, bool, bool], int]()
-        for index, spec in enumerate(self.spec.layers):
-            kinds.setdefault((spec, index == 0, index == last), index)
+        """Return a decoder that launches every kernel: one layer of each distinct spec and formats, first, last and between."""
+        last, kinds = len(self._layers) - 1, dict[object, int]()
+        for index, (spec, layer) in enumerate(zip(self.spec.layers, self._layers, strict=True)):
+            kinds.setdefault((spec, layer.formats, index == 0, index == last), index)
         decoder = copy.copy(self)
         decoder.spec = replace(self.spec, layers=tuple(self.spec.layers[index] for index in kinds.values()))
         decoder._layers = [self._layers[index] for index in kinds.values()]
@@ -78,6 +80,7 @@ def _layer(
     shared = spec.around_mlp.shares
     first = declare_branch(spec.around_mixer, model, weights, under=under, is_read_again=shared)
     second = declare_branch(spec.around_mlp, model, weights, under=under)
-    mixer = MIXERS[type(spec.mixer)](spec.mixer, Surroundings(model, weights, rotations, under, first))
-    mlp = MLPS[type(spec.mlp)](spec.mlp, Surroundings(model, weights, rotations, under, second))
-    return Layer(mixer, mlp, places)
+    formats: list[Format] = []
+    mixer = MIXERS[type(spec.mixer)](spec.mixer, Surroundings(model, weights, rotations, under, first, formats))
+    mlp = MLPS[type(spec.mlp)](spec.mlp, Surroundings(model, weights, rotations, under, second, formats))
+    return Layer(mixer, mlp, places, tuple(formats))

@@ -13,7 +13,8 @@ from enum import Enum, auto
 
 import torch
 
-from engine.model.spec import StoredNames
+from engine.model.names import AS_OURS, StoredNames
+from engine.model.stage import Slot, Stage, Store
 
 
 class Shard(Enum):
@@ -84,10 +85,8 @@ class Destination:
 
     stored_shape: tuple[int, ...]
     source: tuple[slice, ...]  # the wanted part of it
-    tensor: torch.Tensor  # a view of the share
-
-
-AS_OURS = StoredNames()
+    tensor: torch.Tensor  # a view of the share, or of the slot's plan
+    slot: Slot | None = None  # it exists only while it is loaded
 
 
 class Weights:
@@ -114,10 +113,32 @@ class Weights:
 
         With `ways`, a checkpoint has the tensors of one of them instead of the parameter's parts.
         """
-        shape = share_of(parameter, self._rank, self._size).shape
-        tensor = torch.empty(shape, dtype=parameter.format or self.dtype, device=self.device)
+        tensor = self.empty(self.share(parameter).shape, parameter.format)
         self.ways.append(tuple(self._declare(way, tensor, under) for way in ways or (Way(parameter),)))
         return tensor
+
+    def staged(
+        self,
+        parameters: Mapping[str, Parameter],
+        store: Store,
+        *,
+        ways: Mapping[str, Sequence[Way]] | None = None,
+        under: str = "",
+    ) -> None:
+        """Declare parameters that exist only while they are loaded: `store` gets the shares of all of them, see `Stage`."""
+        stage = Stage(store, self.device)
+        for kind, parameter in parameters.items():
+            slot = stage.slot(kind, self.share(parameter).shape, parameter.format or self.dtype)
+            own = (ways or {}).get(kind) or (Way(parameter),)
+            self.ways.append(tuple(self._declare(way, slot.plan, under, slot) for way in own))
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return memory for weights, uninitialised."""
+        return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+
+    def share(self, parameter: Parameter) -> Share:
+        """Return this rank's share of a parameter."""
+        return share_of(parameter, self._rank, self._size)
 
     def settle(self) -> None:
         """Everything is loaded: let products order their weights, and keep nothing of what they leave."""
@@ -126,15 +147,15 @@ class Weights:
             prepare()
         self.when_loaded.clear()
 
-    def _declare(self, way: Way, tensor: torch.Tensor, under: str) -> frozenset[str]:
+    def _declare(self, way: Way, tensor: torch.Tensor, under: str, slot: Slot | None = None) -> frozenset[str]:
         """Remember where the tensors of one way go; returns their names."""
         seen = way.seen(tensor)
-        placements = share_of(way.parameter, self._rank, self._size).placements
+        placements = self.share(way.parameter).placements
         names = frozenset(under + placement.name for placement in placements)
         if taken := names & self.destinations.keys():
             raise ValueError(f"two parameters are made of {', '.join(sorted(taken))}")
         for placement in placements:
-            place = Destination(placement.stored_shape, placement.source, seen[placement.target])
+            place = Destination(placement.stored_shape, placement.source, seen[placement.target], slot)
             self.destinations.setdefault(under + placement.name, []).append(place)
         return names
 

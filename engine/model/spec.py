@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from engine.kernels.attention import HeadShape
 from engine.model.experts import SparseMlpSpec
+from engine.model.formats.product import Format
+from engine.model.formats.quantization import UNQUANTISED, Quantization
+from engine.model.names import AS_OURS, StoredNames
 
 
 class UnsupportedModelError(ValueError):
@@ -271,23 +272,6 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredNames:
-    """Where a checkpoint keeps the tensors that we call `model.layers.0…`, `lm_head…`."""
-
-    renamed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # beginning of a name -> ours
-    ignored: tuple[str, ...] = ()  # beginnings of the names of what is not computed
-
-    def ours(self, name: str) -> str | None:
-        """Our name of a tensor; None: it is not computed."""
-        if name.startswith(self.ignored):
-            return None
-        for theirs, ours in self.renamed.items():
-            if name.startswith(theirs):
-                return ours + name[len(theirs) :]
-        return name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """One decoder-only model."""
 
@@ -303,14 +287,18 @@ class ModelSpec:
     logits_multiplier: float = 1.0
     logits_softcap: float = 0.0
     head_bias: bool = False
-    stored: StoredNames = StoredNames()
+    stored: StoredNames = AS_OURS
     dtype: str  # the checkpoint's: "float32", "bfloat16", "float16"
     layers: tuple[LayerSpec, ...]
-    quantization: str | None = None  # quantization_config.quant_method
+    quantization: Quantization = UNQUANTISED
 
     def with_names(self, stored: StoredNames) -> ModelSpec:
         """Return the same model in a checkpoint with other names."""
         return replace(self, stored=stored)
+
+    def format_of(self, module: str) -> Format:
+        """How the matrix of a module is stored, by our name of it."""
+        return self.quantization.format_of(self.stored.theirs(module))
 
     @property
     def num_layers(self) -> int:

@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 from engine.model.parameters import Destination, Weights
+from engine.model.stage import Slot
 from engine.weights.checkpoint import (
     CheckpointError,
     StoredTensor,
@@ -34,14 +35,22 @@ from engine.weights.checkpoint import (
 __all__ = ["CheckpointError", "load_weights", "model_fingerprint", "weight_files"]
 
 _FINGERPRINT_BYTES = 16
-_FLOATS = {
+# By the format's names. Integers, and floats of 8 bits that a format asks for, are copied as they are.
+_DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
 }
+_COMPUTED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # A GPU copies faster than one thread reads from the page cache. Pinning takes start-up time, so buffers are few.
 THREADS = 8
 BUFFER_BYTES = 16 << 20
@@ -60,10 +69,15 @@ def load_weights(weights: Weights, folder: Path) -> None:
     _stream(runs, weights.device, BUFFER_BYTES if weights.device.type == "cuda" else CPU_BUFFER_BYTES)
 
 
-def model_fingerprint(folder: Path) -> str:
-    """Return 32 hex digits over config.json and each safetensors file's size, header and a sample of every tensor."""
+def model_fingerprint(folder: Path, marks: Iterable[str] = ()) -> str:
+    """Return 32 hex digits over config.json and each safetensors file's size, header and a sample of every tensor.
+
+    `marks` tell apart what settings make of the same files.
+    """
     digest = hashlib.blake2b(digest_size=_FINGERPRINT_BYTES, key=b"baton.model.v1")
     _update(digest, (folder / "config.json").read_bytes())
+    for mark in marks:
+        _update(digest, mark.encode())
     for file in weight_files(folder):
         for part in characteristic_bytes(file):
             _update(digest, part)
@@ -79,6 +93,7 @@ class _Run:
     end: int
     dtype: torch.dtype  # as stored
     target: torch.Tensor  # [num_elements], or a view whose elements are in the file's order
+    slot: Slot | None = None  # the target is a view of its plan
 
 
 def _match(folder: Path, weights: Weights) -> list[_Run]:
@@ -123,19 +138,15 @@ def _missing(weights: Weights, found: set[str]) -> list[str]:
 
 def _runs(stored: StoredTensor, destination: Destination) -> Iterator[_Run]:
     """Cut out the destination's part: whole rows are one run, columns are one run in each row."""
-    shape, source = stored.shape, destination.source
-    if shape != destination.stored_shape:
-        raise CheckpointError(
-            f"{stored.name} has shape {list(shape)}, config.json asks for {list(destination.stored_shape)}"
-        )
-    if stored.dtype not in _FLOATS:
-        raise CheckpointError(f"{stored.name} holds {stored.dtype}: quantised weights are not supported")
-    dtype = _FLOATS[stored.dtype]
+    shape, source = destination.stored_shape, destination.source
+    if _without_ones(stored.shape) != _without_ones(shape):
+        raise CheckpointError(f"{stored.name} has shape {list(stored.shape)}, config.json asks for {list(shape)}")
+    dtype = _stored_dtype(stored, destination.tensor.dtype)
     if not destination.tensor.is_contiguous():
         length = math.prod(shape[1:]) * dtype.itemsize
         for index, target in zip(range(shape[0])[source[0]], destination.tensor, strict=True):
             begin = stored.begin + index * length
-            yield _Run(stored.file, begin, begin + length, dtype, target)
+            yield _Run(stored.file, begin, begin + length, dtype, target, destination.slot)
         return
     flat = destination.tensor.view(-1)
     if len(shape) == 1 or source[-1] == slice(0, shape[-1]):
@@ -145,7 +156,27 @@ def _runs(stored: StoredTensor, destination: Destination) -> Iterator[_Run]:
         length = source[-1].stop - source[-1].start
     for target, start in zip(flat.split(length), starts, strict=True):
         begin = stored.begin + start * dtype.itemsize
-        yield _Run(stored.file, begin, begin + length * dtype.itemsize, dtype, target)
+        yield _Run(stored.file, begin, begin + length * dtype.itemsize, dtype, target, destination.slot)
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
+
+
+def _stored_dtype(stored: StoredTensor, wanted: torch.dtype) -> torch.dtype:
+    """The dtype of a tensor that is converted to, or is, what is wanted."""
+    dtype = _DTYPES.get(stored.dtype)
+    if dtype is None:
+        raise CheckpointError(f"{stored.name} holds {stored.dtype}, which is not supported")
+    if wanted is dtype or (wanted in _COMPUTED and dtype.is_floating_point):
+        return dtype
+    if wanted in _COMPUTED:
+        raise CheckpointError(
+            f"{stored.name} holds {stored.dtype}: quantised weights that quantization_config in config.json doesn't describe"
+        )
+    raise CheckpointError(
+        f"{stored.name} holds {stored.dtype}, quantization_config in config.json asks for {str(wanted).removeprefix('torch.')}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +190,8 @@ class _Part:
 
     def copy(self, buffer: torch.Tensor) -> None:
         """Copy out of the buffer: on a GPU, in the current stream and without waiting."""
-        source, target = buffer[self.at : self.at + self.size], self.run.target
+        source, target, slot = buffer[self.at : self.at + self.size], self.run.target, self.run.slot
+        target = target if slot is None else slot.real(target)
         count = self.size // self.run.dtype.itemsize
         if target.dim() == 1 and target.dtype is self.run.dtype and target.is_contiguous():
             target[self.first : self.first + count].view(torch.uint8).copy_(source, non_blocking=True)
@@ -167,6 +199,8 @@ class _Part:
             aligned = torch.empty(self.size, dtype=torch.uint8, device=target.device)
             aligned.copy_(source, non_blocking=True)
             _place(aligned.view(self.run.dtype), target, self.first)
+        if slot is not None:
+            slot.arrived(count)
 
 
 def _place(values: torch.Tensor, target: torch.Tensor, first: int) -> None:

@@ -32,6 +32,10 @@ class WorkerOptions(ModelSettings):
         description="whose code computes the model: baton's kernels, or the installed transformers over Baton's cache, slowly; "
         "auto: transformers where Baton has no family",
     )
+    quantization: Literal["auto", "fp8"] = Field(
+        "auto",
+        description="what plain weights become while they are loaded; auto: they stay as the checkpoint has them",
+    )
     kv_memory_mb: Annotated[int, Field(ge=0), AUTO] = Field(
         0,
         description="memory of the KV pool, MiB; auto: 256 on the CPU, on a GPU what weights and working memory leave",

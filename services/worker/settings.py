@@ -40,4 +40,5 @@ class WorkerServiceSettings(WorkerOptions):
             max_sequences=self.max_sequences,
             num_threads=self.threads or (physical_cores() if self.device == "cpu" else 1),
             model_impl=self.model_impl,
+            quantization=self.quantization,
         )

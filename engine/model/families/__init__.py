@@ -12,15 +12,19 @@ from typing import Any
 
 from engine.model.families import dense, experts, hybrids
 from engine.model.families.fields import Fields
-from engine.model.layers.linear import FORMATS
+from engine.model.families.quantised import beside_config, online
 from engine.model.spec import ModelSpec, UnsupportedModelError
 
 FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {**dense.FAMILIES, **experts.FAMILIES, **hybrids.FAMILIES}
 
 
-def read_model_spec(folder: Path) -> ModelSpec:
-    """Read `folder/config.json`. Raises UnsupportedModelError naming the field, or FileNotFoundError."""
-    return model_spec(read_fields(folder))
+def read_model_spec(folder: Path, *, quantization: str = "auto") -> ModelSpec:
+    """Read `folder/config.json`. Raises UnsupportedModelError naming the field, or FileNotFoundError.
+
+    `quantization`: what plain weights become while they are loaded, one of `ONLINE`.
+    """
+    spec = model_spec(beside_config(folder, read_fields(folder)))
+    return spec if quantization == "auto" else online(spec, quantization)
 
 
 def read_fields(folder: Path) -> dict[str, Any]:
@@ -48,10 +52,6 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:  # a value of another type
         name = fields.newest
         raise UnsupportedModelError(f"config.json: {name} has a value that can't be read: {error}") from error
-    if spec.quantization not in FORMATS:
-        raise UnsupportedModelError(
-            f"config.json: quantization_config ({spec.quantization}) is not supported; use unquantised weights"
-        )
     fields.check_all_known()
     return spec
 

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from engine.model.families.known import Fields
+from engine.model.families.quantised import read_quantization
 from engine.model.families.ropes import rope
-from engine.model.spec import AttentionSpec, GatedMlpSpec, LayerSpec, ModelSpec, StoredNames, UnsupportedModelError
+from engine.model.names import StoredNames
+from engine.model.spec import AttentionSpec, GatedMlpSpec, LayerSpec, ModelSpec, UnsupportedModelError
 
 __all__ = ["Fields", "attention", "flag", "gated_mlp", "layer_types", "model", "number", "rope", "sliding_window"]
 
@@ -39,7 +41,7 @@ def model(fields: Fields, layers: Iterable[LayerSpec], *, eps: str = "rms_norm_e
         has_tied_head=flag(fields, "tie_word_embeddings"),
         dtype=_dtype(fields),
         layers=tuple(layers),
-        quantization=_quantization(fields),
+        quantization=read_quantization(fields),
         **options,
     )
 
@@ -139,11 +141,6 @@ def windows_by_layer(fields: Fields) -> list[int]:
     if not window or not flag(fields, "use_sliding_window"):
         return [0] * num_layers
     return [window if kind == SLIDING else 0 for kind in kinds]
-
-
-def _quantization(fields: Fields) -> str | None:
-    config = fields.get("quantization_config")
-    return str(config.get("quant_method", "unknown")) if config else None
 
 
 def _dtype(fields: Fields) -> str:

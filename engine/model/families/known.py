@@ -98,6 +98,10 @@ class Fields(Mapping[str, Any]):
         for inner in self._inner:
             inner.check_all_known()
 
+    def unread(self) -> list[str]:
+        """The fields that were not read and ask for something."""
+        return sorted(name for name, value in self._values.items() if value and name not in self._read)
+
     def _is_known(self, name: str) -> bool:
         return name in self._read or name in HARMLESS or name.startswith(_HARMLESS_BEGINNINGS)
 

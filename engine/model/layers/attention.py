@@ -14,8 +14,8 @@ import torch
 from engine.kernels.activation import gated_heads
 from engine.kernels.attention import AttentionPlan, Scores, needs_qkv, paged_attention
 from engine.kernels.rope import Heads, rope_and_write_kv
+from engine.model.formats.product import LinearSpec
 from engine.model.layers.building import Surroundings
-from engine.model.layers.linear import LinearSpec
 from engine.model.layers.norm import RmsNorm
 from engine.model.parameters import Parameter, Shard, stacked
 from engine.model.spec import AttentionSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.model.layers.linear import Linear
+from engine.model.formats.product import Linear
 from engine.model.layers.norm import Norm
 from engine.model.spec import BranchSpec
 from engine.model.stream import Stream

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from engine.model.formats.beside import declare
+from engine.model.formats.product import ExpertsSpec, Format, Linear, LinearSpec
 from engine.model.layers.branch import Branch
-from engine.model.layers.linear import FORMATS, Linear, LinearSpec
 from engine.model.layers.norm import LayerNorm, Norm, RmsNorm
 from engine.model.parameters import Weights, whole
 from engine.model.rope import cos_sin_table, query_growth_table
@@ -46,6 +47,7 @@ class Surroundings:
     rotations: Rotations
     under: str  # prefix of the layer's tensor names in the checkpoint
     branch: Branch  # between this half of the layer and the stream
+    formats: list[Format] = field(default_factory=list)  # of all products so far
 
     def norm(self, name: str, size: int) -> RmsNorm:
         """Declare an RMSNorm over `size` features."""
@@ -55,7 +57,26 @@ class Surroundings:
 
     def linear(self, spec: LinearSpec) -> Linear:
         """Declare a product in the checkpoint's format."""
-        return FORMATS[self.model.quantization](spec, self.weights, under=self.under)
+        return declare(spec, self._format_of, self.weights, under=self.under)
+
+    def matrix(self, spec: LinearSpec) -> torch.Tensor:
+        """Declare a matrix [N, K] that is plain here, whatever its format in the checkpoint."""
+        (module,) = spec.outputs
+        return self._format_of(self.under + module).matrix(spec, self.weights, under=self.under)
+
+    def experts(self, spec: ExpertsSpec) -> torch.Tensor:
+        """Declare the matrices [E, N, K] of all experts in the checkpoint's format."""
+        formats = {self._format_of(self.under + module) for module in spec.modules}
+        if len(formats) > 1:
+            raise ValueError(
+                f"{self.under}{spec.modules[0]} and {spec.modules[1]} have different formats: not supported"
+            )
+        return formats.pop().experts(spec, self.weights, under=self.under)
+
+    def _format_of(self, module: str) -> Format:
+        format = self.model.format_of(module)
+        self.formats.append(format)
+        return format
 
 
 def declare_norm(model: ModelSpec, weights: Weights, name: str, size: int) -> Norm:

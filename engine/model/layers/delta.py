@@ -11,8 +11,8 @@ import torch
 
 from engine.kernels.delta import DeltaHeads, convolve, delta_rule, gated_norm
 from engine.kernels.delta.plan import Columns
+from engine.model.formats.product import LinearSpec
 from engine.model.layers.building import Surroundings
-from engine.model.layers.linear import LinearSpec
 from engine.model.parameters import Parameter, Shard, stacked, whole
 from engine.model.spec import DeltaSpec
 from engine.model.stream import Stream

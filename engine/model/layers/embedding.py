@@ -5,14 +5,15 @@ from __future__ import annotations
 import torch
 
 from engine.kernels.embedding import embed
+from engine.model.formats.dense import Dense
+from engine.model.formats.product import Linear, LinearSpec
 from engine.model.layers.building import declare_norm
-from engine.model.layers.linear import Dense
-from engine.model.parameters import Parameter, Shard, Weights, stacked, whole
+from engine.model.parameters import Shard, Weights, whole
 from engine.model.spec import ModelSpec
 from engine.model.stream import Stream
 from engine.step.batch import ForwardBatch
 
-HEAD = "lm_head.weight"
+HEAD = "lm_head"
 
 
 class Embedding:
@@ -34,16 +35,17 @@ class Head:
 
     def __init__(self, spec: ModelSpec, weights: Weights, embedding: Embedding) -> None:
         self._norm = declare_norm(spec, weights, spec.final_norm, spec.hidden_size)
-        bias = weights.new(whole("lm_head.bias", spec.vocab_size)) if spec.head_bias else None
         self._multiplier, self._softcap = spec.logits_multiplier, spec.logits_softcap
         if spec.has_tied_head:
-            weights.unused.add(HEAD)  # some checkpoints have the table twice
-            self._linear = Dense(embedding.table, bias)
+            weights.unused.add(f"{HEAD}.weight")  # some checkpoints have the table twice
+            bias = weights.new(whole(f"{HEAD}.bias", spec.vocab_size)) if spec.head_bias else None
+            dense = Dense(embedding.table, bias)
+            weights.when_loaded.append(dense.pack)
+            self._linear: Linear = dense
         else:
-            shape = (spec.vocab_size, spec.hidden_size)
-            parameter = Parameter(shape=shape, parts=stacked({HEAD: spec.vocab_size}), shard=Shard.OUTPUTS)
-            self._linear = Dense(weights.new(parameter), bias)
-        weights.when_loaded.append(self._linear.pack)
+            outputs = {HEAD: spec.vocab_size}
+            product = LinearSpec(inputs=spec.hidden_size, outputs=outputs, bias=spec.head_bias, shard=Shard.OUTPUTS)
+            self._linear = spec.format_of(HEAD).linear(product, weights, under="")
 
     def __call__(self, stream: Stream, batch: ForwardBatch, *, out: torch.Tensor | None) -> torch.Tensor | None:
         """Return the sampled rows' logits [R, V], None for R = 0."""

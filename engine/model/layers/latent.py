@@ -11,9 +11,9 @@ import torch
 
 from engine.kernels.latent import latent_attention, rotate_queries, write_latents
 from engine.kernels.norm import rms_norm
+from engine.model.formats.product import LinearSpec
 from engine.model.layers.building import Surroundings
-from engine.model.layers.linear import LinearSpec
-from engine.model.parameters import Parameter, Shard, stacked, whole
+from engine.model.parameters import Shard, whole
 from engine.model.spec import LatentAttentionSpec
 from engine.model.stream import Stream
 from engine.step.batch import ForwardBatch
@@ -48,7 +48,7 @@ class LatentAttention:
         self._query_norm = _norm("self_attn.q_a_layernorm", inner, around) if inner else None
         self._latent_norm = _norm("self_attn.kv_a_layernorm", spec.rank, around)
         # Of each head, [N + V, C]: what makes keys and values of latents.
-        out_of_latents = around.weights.new(_out_of_latents(spec), under=around.under)
+        out_of_latents = around.matrix(_out_of_latents(spec))
         self._keys, self._values = out_of_latents.unflatten(0, (-1, spec.plain_dim + spec.value_dim)).split(
             (spec.plain_dim, spec.value_dim), dim=1
         )
@@ -100,7 +100,7 @@ def _norm(name: str, size: int, around: Surroundings) -> torch.Tensor:
     return around.weights.new(whole(f"{name}.weight", size), under=around.under)
 
 
-def _out_of_latents(spec: LatentAttentionSpec) -> Parameter:
+def _out_of_latents(spec: LatentAttentionSpec) -> LinearSpec:
     size = spec.plain_dim + spec.value_dim
-    parts = stacked({"self_attn.kv_b_proj.weight": spec.num_heads * size})
-    return Parameter(shape=(spec.num_heads * size, spec.rank), parts=parts, shard=Shard.HEADS, unit=size)
+    outputs = {"self_attn.kv_b_proj": spec.num_heads * size}
+    return LinearSpec(inputs=spec.rank, outputs=outputs, bias=False, shard=Shard.HEADS, unit=size)

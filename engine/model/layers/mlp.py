@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from engine.kernels.activation import ACTIVATIONS
+from engine.model.formats.product import LinearSpec
 from engine.model.layers.building import Surroundings
-from engine.model.layers.linear import LinearSpec
 from engine.model.parameters import Shard
 from engine.model.spec import GatedMlpSpec, PlainMlpSpec
 from engine.model.stream import Stream

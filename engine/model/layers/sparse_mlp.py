@@ -10,10 +10,11 @@ from dataclasses import replace
 import torch
 
 from engine.kernels.experts import Clamp, Experts, mixture, route
-from engine.model.experts import ExpertTensors, Order, SharedExpertSpec, SparseMlpSpec
+from engine.model.experts import ExpertTensors, SharedExpertSpec, SparseMlpSpec
+from engine.model.formats.dense import together
+from engine.model.formats.product import ExpertsSpec, Linear, LinearSpec
 from engine.model.layers.building import Surroundings
-from engine.model.layers.linear import Linear, LinearSpec
-from engine.model.parameters import Parameter, Part, Shard, Way, whole
+from engine.model.parameters import Parameter, Shard, Way, whole
 from engine.model.stream import Stream
 
 
@@ -79,11 +80,11 @@ def _experts(spec: SparseMlpSpec, around: Surroundings) -> Experts:
     num, size, hidden, tensors = spec.num_experts, spec.size, around.model.hidden_size, spec.tensors
     gate_up_bias = down_bias = None
     if spec.expert_bias:
-        gate_up_bias = _of_all(tensors, 0, "_bias", (num, 2 * size), around)
-        down_bias = _of_all(tensors, 1, "_bias", (num, hidden), around)
+        gate_up_bias = _biases(tensors, (num, 2 * size), around, halves=True)
+        down_bias = _biases(tensors, (num, hidden), around, halves=False)
     return Experts(
-        gate_up=_of_all(tensors, 0, "", (num, 2 * size, hidden), around),
-        down=_of_all(tensors, 1, "", (num, hidden, size), around),
+        gate_up=_matrices(spec, (2 * size, hidden), around, halves=True),
+        down=_matrices(spec, (hidden, size), around, halves=False),
         gate_up_bias=gate_up_bias,
         down_bias=down_bias,
         clamp=None if spec.clamp is None else Clamp(alpha=spec.clamp[0], limit=spec.clamp[1]),
@@ -91,34 +92,25 @@ def _experts(spec: SparseMlpSpec, around: Surroundings) -> Experts:
     )
 
 
-def _of_all(
-    tensors: ExpertTensors, which: int, suffix: str, shape: tuple[int, ...], around: Surroundings
-) -> torch.Tensor:
-    """Declare gate and up (`which` = 0) or down (1) of all experts: one tensor, or one for each expert and matrix."""
-    ways = [_together(pair[which] + suffix, shape, tensors.order, halves=which == 0) for pair in tensors.all]
-    if tensors.each is not None:
-        modules = tensors.each[:2] if which == 0 else tensors.each[2:]
-        rows = shape[1] // len(modules)
-        parts = tuple(
-            Part(name=f"{module.format(expert)}.weight", rows=slice(at * rows, (at + 1) * rows), expert=expert)
-            for expert in range(shape[0])
-            for at, module in enumerate(modules)
+def _matrices(spec: SparseMlpSpec, shape: tuple[int, int], around: Surroundings, *, halves: bool) -> torch.Tensor:
+    """Declare gate and up, which are the two halves, or down of all experts."""
+    tensors, modules = spec.tensors, spec.tensors.each or ()
+    return around.experts(
+        ExpertsSpec(
+            num_experts=spec.num_experts,
+            rows=shape[0],
+            inputs=shape[1],
+            each=modules[:2] if halves else modules[2:],
+            together=tuple(pair[0 if halves else 1] for pair in tensors.all),
+            order=tensors.order,
+            halves=halves,
         )
-        ways.insert(0, Way(Parameter(shape=shape, parts=parts, shard=Shard.EXPERTS)))
+    )
+
+
+def _biases(tensors: ExpertTensors, shape: tuple[int, int], around: Surroundings, *, halves: bool) -> torch.Tensor:
+    """Declare biases [E, N], which are in one tensor."""
+    names = [pair[0 if halves else 1] + "_bias" for pair in tensors.all]
+    ways = [together(name, shape, tensors.order, halves=halves) for name in names]
     parameter = Parameter(shape=shape, parts=whole("", *shape).parts, shard=Shard.EXPERTS)
     return around.weights.new(parameter, ways=ways, under=around.under)
-
-
-def _together(name: str, shape: tuple[int, ...], order: Order, *, halves: bool) -> Way:
-    """One tensor with all experts."""
-    num_experts, *matrix = shape
-    swapped = len(matrix) == 2 and order is not Order.ROWS
-    stored = (num_experts, *(reversed(matrix) if swapped else matrix))
-    parameter = Parameter(shape=stored, parts=whole(name, *stored).parts, shard=Shard.EXPERTS)
-
-    def seen(share: torch.Tensor) -> torch.Tensor:
-        if halves and order is Order.INTERLEAVED_COLUMNS:
-            share = share.unflatten(1, (2, -1)).movedim(1, -1)  # [E, I, H, 2], or [E, I, 2] of biases
-        return share.transpose(1, 2) if swapped else share
-
-    return Way(parameter, seen)

@@ -24,7 +24,8 @@ from engine.model.families.fields import (
     rope,
     sliding_window,
 )
-from engine.model.spec import AttentionSpec, LayerSpec, ModelSpec, QkNorm, StoredNames, UnsupportedModelError
+from engine.model.names import StoredNames
+from engine.model.spec import AttentionSpec, LayerSpec, ModelSpec, QkNorm, UnsupportedModelError
 
 DEFAULTS = {
     "vocab_size": 262144,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from engine.kernels.experts.rule import GroupScore, RoutingRule, Score
 from engine.model.experts import ExpertTensors, SharedExpertSpec, SparseMlpSpec
 from engine.model.families.fields import Fields, count, flag, gated_mlp, number, real
-from engine.model.spec import StoredNames, UnsupportedModelError
+from engine.model.names import StoredNames
+from engine.model.spec import UnsupportedModelError
 
 GATE_UP_DOWN = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj", "mlp.experts.{}.down_proj")
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")

@@ -22,7 +22,8 @@ from engine.model.families.fields import (
     real,
     rope,
 )
-from engine.model.spec import AttentionSpec, LayerSpec, ModelSpec, QkNorm, QueryGrowth, StoredNames
+from engine.model.names import StoredNames
+from engine.model.spec import AttentionSpec, LayerSpec, ModelSpec, QkNorm, QueryGrowth
 
 LLAMA_4 = {
     "vocab_size": 202048,

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from engine.model.families.fields import Fields, gated_mlp, number
 from engine.model.families.hybrids.fields import DEFAULTS, experts, hybrid
-from engine.model.spec import MlpSpec, ModelSpec, StoredNames
+from engine.model.names import StoredNames
+from engine.model.spec import MlpSpec, ModelSpec
 
 QWEN_3_5 = DEFAULTS | {
     "vocab_size": 248320,

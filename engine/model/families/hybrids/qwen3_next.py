@@ -5,7 +5,8 @@ from __future__ import annotations
 from engine.model.families.experts.fields import sparse_layers
 from engine.model.families.fields import Fields, gated_mlp
 from engine.model.families.hybrids.fields import DEFAULTS, experts, hybrid
-from engine.model.spec import ModelSpec, StoredNames
+from engine.model.names import StoredNames
+from engine.model.spec import ModelSpec
 
 QWEN_3_NEXT = DEFAULTS | {
     "hidden_size": 2048,

@@ -1,0 +1,71 @@
+"""What a checkpoint says of its quantisation, and what `--quantization` asks for. One module for each `quant_method`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from engine.model.families.known import Fields
+from engine.model.families.quantised import compressed_tensors, fp8, modelopt
+from engine.model.formats.fp8 import FP8_WHILE_LOADING
+from engine.model.formats.quantization import EVERY, UNQUANTISED, Modules, Quantization
+from engine.model.spec import ModelSpec, UnsupportedModelError
+
+METHODS: dict[str, Callable[[Fields], Quantization]] = {
+    "compressed-tensors": compressed_tensors.read,
+    "fp8": fp8.read,
+    "modelopt": modelopt.read,
+}
+# What plain weights become while they are loaded. The head stays: it decides most of what is said.
+_HEAD = Modules(named=frozenset({"lm_head"}))
+ONLINE: dict[str, Quantization] = {
+    "fp8": Quantization(name="fp8", groups=((EVERY, FP8_WHILE_LOADING),), ignored=_HEAD),
+}
+_BESIDE = "hf_quant_config.json"
+
+
+def read_quantization(fields: Fields) -> Quantization:
+    """Read `quantization_config`. Raises UnsupportedModelError, naming the field."""
+    config = fields.get("quantization_config")
+    if not config:
+        return UNQUANTISED
+    if not isinstance(config, Mapping):
+        raise UnsupportedModelError(f"config.json: quantization_config must be an object, not {config!r:.40}")
+    own = Fields(config)
+    method = str(own.get("quant_method") or "unknown")
+    if method not in METHODS:
+        raise UnsupportedModelError(
+            f"config.json: quantization_config ({method}) is not supported; supported: {', '.join(METHODS)}, and"
+            " unquantised weights"
+        )
+    found = METHODS[method](own)
+    if unread := own.unread():
+        several = ", ".join(f"{name} = {str(own[name])[:40]}" for name in unread[:4])
+        raise UnsupportedModelError(f"config.json: quantization_config ({method}): {several} is not supported")
+    return found
+
+
+def beside_config(folder: Path, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of a config.json with what ModelOpt writes into a file of its own."""
+    path = folder / _BESIDE
+    if fields.get("quantization_config") or not path.is_file():
+        return fields
+    try:
+        config = json.loads(path.read_bytes())["quantization"]
+    except (ValueError, RecursionError, LookupError, TypeError) as error:
+        raise UnsupportedModelError(f"{path} can't be read: {error}") from error
+    return {**fields, "quantization_config": {"quant_method": "modelopt", **config}} if config else fields
+
+
+def online(spec: ModelSpec, name: str) -> ModelSpec:
+    """The same model with its plain weights quantised while they are loaded. Raises UnsupportedModelError."""
+    if name not in ONLINE:
+        raise UnsupportedModelError(f"quantization = {name!r} is not supported; supported: auto, {', '.join(ONLINE)}")
+    if spec.quantization != UNQUANTISED:
+        raise UnsupportedModelError(
+            f"quantization = {name!r}, but the checkpoint's weights are quantised ({spec.quantization.name}): use auto"
+        )
+    return replace(spec, quantization=ONLINE[name])

@@ -1,0 +1,78 @@
+"""`quant_method` compressed-tensors, as llm-compressor writes it: groups of modules, each with its own format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from engine.model.families.known import Fields
+from engine.model.families.quantised.fields import block, kv_cache, modules, names
+from engine.model.formats.fp8 import Fp8, Scales
+from engine.model.formats.product import Format
+from engine.model.formats.quantization import EVERY, Modules, Quantization
+from engine.model.spec import UnsupportedModelError
+
+
+def _fp8(weights: Fields) -> Format:
+    weights.only("type", "float")
+    weights.only("num_bits", 8)
+    weights.only("symmetric", True)
+    strategy = weights.get("strategy")
+    if strategy == "block":
+        return Fp8(scales=Scales.BLOCK, block=block(weights, "block_structure") or (128, 128))
+    weights.only("strategy", "tensor", "channel")
+    return Fp8(scales=Scales.TENSOR if strategy == "tensor" else Scales.ROW)
+
+
+# By `format`. Reads a group's `weights`; fields that it doesn't read are refused.
+FORMATS: dict[str, Callable[[Fields], Format]] = {
+    "float-quantized": _fp8,
+    "naive-quantized": _fp8,
+}
+# Of weights and activations: how the scales were found.
+_HARMLESS = ("observer", "observer_kwargs", "dynamic", "scale_dtype", "zp_dtype")
+_CLASSES = {"Linear": EVERY}
+
+
+def read(fields: Fields) -> Quantization:
+    fields.ignore("global_compression_ratio", "quantization_status", "version")
+    for name in ("sparsity_config", "transform_config"):
+        if fields.get(name):
+            raise UnsupportedModelError(f"config.json: {name} is not supported")
+    ignored = modules(names(fields, "ignore"))
+    named, groups = str(fields.get("format")), []
+    for group in _mapping(fields, "config_groups").values():
+        if not isinstance(group, Mapping):
+            raise UnsupportedModelError("config.json: config_groups must hold objects")
+        own = Fields(group)
+        format = str(own.get("format") or named)
+        if format not in FORMATS:
+            raise UnsupportedModelError(
+                f"config.json: format = {format!r:.40} is not supported; supported: {', '.join(FORMATS)}"
+            )
+        if own.get("output_activations"):
+            raise UnsupportedModelError("config.json: output_activations are not supported")
+        own.ignore("input_activations")
+        weights = Fields(_mapping(own, "weights"))
+        weights.ignore(*_HARMLESS)
+        groups.append((_targets(own), FORMATS[format](weights)))
+        if unread := own.unread() + weights.unread():
+            raise UnsupportedModelError(
+                f"config.json: {', '.join(unread)} of config_groups is not supported ({format})"
+            )
+    name = f"compressed-tensors {named}"
+    return Quantization(name=name, groups=tuple(groups), ignored=ignored, kv_cache=kv_cache(fields))
+
+
+def _targets(group: Fields) -> Modules:
+    entries = names(group, "targets")
+    if any(entry in _CLASSES for entry in entries):
+        return EVERY
+    return modules(entries)
+
+
+def _mapping(fields: Fields, name: str) -> Mapping[str, Any]:
+    value = fields.get(name)
+    if not isinstance(value, Mapping):
+        raise UnsupportedModelError(f"config.json: {name} must be an object, not {value!r:.40}")
+    return value

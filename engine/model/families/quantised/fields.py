@@ -1,0 +1,83 @@
+"""Fields about quantisation that several methods share."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable, Mapping
+
+from engine.model.families.known import Fields
+from engine.model.formats.quantization import Modules
+from engine.model.spec import UnsupportedModelError
+
+# Whoever wrote a config.json must not decide for how long a worker reads it.
+_MAX_PATTERNS, _MAX_LETTERS = 4096, 512
+
+
+def names(fields: Fields, *fields_of_names: str) -> list[str]:
+    """The strings of lists that may be absent."""
+    found: list[str] = []
+    for field in fields_of_names:
+        value = fields.get(field) or []
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise UnsupportedModelError(f"config.json: {field} must be a list of names, not {value!r:.40}")
+        found += value
+    return found
+
+
+def modules(entries: Iterable[str]) -> Modules:
+    """Modules by names, regular expressions behind `re:` for beginnings of names, or with `*` for any letters."""
+    named, patterns = set[str](), list[str]()
+    for entry in entries:
+        if entry.startswith("re:"):
+            patterns.append(f"(?:{entry.removeprefix('re:')}).*")
+        elif "*" in entry:
+            patterns.append(fnmatch.translate(entry))
+        else:
+            named.add(entry)
+    if len(patterns) > _MAX_PATTERNS or any(len(pattern) > _MAX_LETTERS for pattern in patterns):
+        raise UnsupportedModelError("config.json: quantization_config has too many or too long patterns for modules")
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise UnsupportedModelError(f"config.json: {pattern!r:.40} is no regular expression: {error}") from error
+    return Modules(named=frozenset(named), patterns=tuple(patterns))
+
+
+def kv_cache(fields: Fields) -> str:
+    """What keys and values are said to be kept in: "fp8", or ""."""
+    if algorithm := fields.get("kv_cache_quant_algo"):
+        fields.only("kv_cache_quant_algo", "FP8")
+        fields.ignore("kv_cache_scheme")
+        return str(algorithm).lower()
+    scheme = fields.get("kv_cache_scheme")
+    if not scheme:
+        return ""
+    if not isinstance(scheme, Mapping):
+        raise UnsupportedModelError(f"config.json: kv_cache_scheme must be an object, not {scheme!r:.40}")
+    own = Fields(scheme)
+    for name, value in {
+        "type": "float",
+        "num_bits": 8,
+        "strategy": "tensor",
+        "dynamic": False,
+        "symmetric": True,
+    }.items():
+        own.only(name, value)
+    own.ignore("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
+    if unread := own.unread():
+        raise UnsupportedModelError(f"config.json: {', '.join(unread)} of kv_cache_scheme is not supported")
+    return "fp8"
+
+
+def block(fields: Fields, field: str) -> tuple[int, int] | None:
+    """Rows and inputs of a block, or None."""
+    value = fields.get(field)
+    if value is None:
+        return None
+    if not (
+        isinstance(value, list) and len(value) == 2 and all(type(size) is int and 1 <= size <= 4096 for size in value)
+    ):
+        raise UnsupportedModelError(f"config.json: {field} must be two sizes, not {value!r:.40}")
+    return (value[0], value[1])

@@ -1,0 +1,100 @@
+"""Formats by what they store of one module: each can be turned into plain matrices while it is loaded. N rows, K inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from engine.model.formats.dense import Dense, rows_of_each
+from engine.model.formats.product import ExpertsSpec, Linear, LinearSpec, declare_bias
+from engine.model.parameters import Parameter, Placement, Way, Weights, stacked
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """One tensor of a module, as the checkpoint has it."""
+
+    shape: tuple[int, ...]  # sizes of 1 don't matter
+    dtype: torch.dtype  # other floats are converted to this one, unless it has 8 bits
+    names: tuple[str, ...] = ()  # it has one of these; (): its kind
+
+
+class Stored(Protocol):
+    """What a checkpoint has of the matrix of one module."""
+
+    def tensors(self, rows: int, inputs: int) -> dict[str, StoredPart]:
+        """The tensors below the module's name."""
+        ...
+
+    def unused(self) -> tuple[str, ...]:
+        """Tensors that may be there, and aren't needed."""
+        ...
+
+    def plain(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Turn the tensors into the matrix [N, K], in any dtype of floats."""
+        ...
+
+
+def plain_linear(stored: Stored, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
+    """Declare a product with the plain matrix."""
+    dense = Dense(plain_matrix(stored, spec, weights, under=under), declare_bias(spec, weights, under=under))
+    weights.when_loaded.append(dense.pack)
+    return dense
+
+
+def plain_matrix(stored: Stored, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
+    """Declare the plain matrix [N, K] of a product's modules."""
+    share = weights.share(spec.parameter(""))
+    matrix = weights.empty(share.shape)
+    places: dict[str, list[Placement]] = {}
+    for placement in share.placements:
+        places.setdefault(placement.name.removesuffix("."), []).append(placement)
+    for module, own in places.items():
+        rows = own[0].stored_shape[0]
+        stage_module(stored, module, (rows, spec.inputs), _Cut(matrix, own), weights, under=under)
+    return matrix
+
+
+def plain_experts(stored: Stored, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor:
+    """Declare the plain matrices [E, N, K] of all experts, which the checkpoint has one by one."""
+    if not spec.each:
+        raise ValueError(
+            f"quantised experts in one tensor ({under}{spec.together[0]}) are not supported in this format"
+        )
+    matrices = weights.empty(spec.shape)
+    for expert in range(spec.num_experts):
+        for module, rows in rows_of_each(spec, expert):
+            place = Placement(module, (), (slice(None), slice(None)), (expert, rows))
+            size = (rows.stop - rows.start, spec.inputs)
+            stage_module(stored, module, size, _Cut(matrices, [place]), weights, under=under)
+    return matrices
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Puts parts of a module's plain matrix into their places."""
+
+    matrix: torch.Tensor
+    places: list[Placement]
+
+    def __call__(self, plain: torch.Tensor) -> None:
+        for place in self.places:
+            self.matrix[place.target].copy_(plain[place.source])
+
+
+def stage_module(
+    stored: Stored, module: str, size: tuple[int, int], take: _Cut, weights: Weights, *, under: str
+) -> None:
+    """Declare one module's tensors, whole, until they are the plain matrix that is taken."""
+    parameters, ways = dict[str, Parameter](), dict[str, list[Way]]()
+    for kind, part in stored.tensors(*size).items():
+        named = [
+            Parameter(shape=part.shape, parts=stacked({f"{module}.{name}": part.shape[0]}), format=part.dtype)
+            for name in part.names or (kind,)
+        ]
+        parameters[kind], ways[kind] = named[0], [Way(parameter) for parameter in named]
+    weights.unused.update(f"{under}{module}.{kind}" for kind in stored.unused())
+    weights.staged(parameters, lambda tensors: take(stored.plain(tensors)), ways=ways, under=under)

@@ -1,0 +1,77 @@
+"""Tensors that exist only while they are loaded: quantised ones that become others, plain ones that are quantised."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+
+import torch
+
+Store = Callable[[Mapping[str, torch.Tensor]], None]
+
+
+class Stage:
+    """Some tensors, from their first bytes until `store` has taken all of them. Threads of a loader share it.
+
+    `store` uses torch alone: on a GPU it runs while our kernels are compiled, and then they aren't launched.
+    """
+
+    def __init__(self, store: Store, device: torch.device) -> None:
+        self._store, self._device = store, device
+        self._lock = threading.Lock()
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._allocated: dict[str, torch.cuda.Event] = {}
+        self._written: dict[int, torch.cuda.Event] = {}  # by the stream that has written
+        self._missing = 0  # elements
+
+    def slot(self, kind: str, shape: tuple[int, ...], dtype: torch.dtype) -> Slot:
+        """Join a tensor of this shape."""
+        plan = torch.empty(shape, dtype=dtype, device="meta")
+        self._missing += plan.numel()
+        return Slot(self, kind, plan)
+
+    def tensor(self, kind: str, plan: torch.Tensor) -> torch.Tensor:
+        """The tensor's memory, for the current stream."""
+        with self._lock:
+            if kind not in self._tensors:
+                self._tensors[kind] = torch.empty(plan.shape, dtype=plan.dtype, device=self._device)
+                if self._device.type == "cuda":
+                    self._allocated[kind] = torch.cuda.Event()
+                    self._allocated[kind].record()
+            elif self._device.type == "cuda":
+                # Another stream's earlier work may still use this memory.
+                torch.cuda.current_stream().wait_event(self._allocated[kind])
+            return self._tensors[kind]
+
+    def arrived(self, count: int) -> None:
+        """So many elements were written in the current stream."""
+        with self._lock:
+            self._missing -= count
+            if self._device.type == "cuda":
+                stream = torch.cuda.current_stream()
+                event = self._written.setdefault(stream.cuda_stream, torch.cuda.Event())
+                event.record(stream)
+            if self._missing:
+                return
+            tensors, self._tensors = self._tensors, {}
+        for event in self._written.values():
+            torch.cuda.current_stream().wait_event(event)
+        self._store(tensors)
+        if self._device.type == "cuda":
+            # The memory is free for every stream afterwards.
+            torch.cuda.current_stream().synchronize()
+
+
+class Slot:
+    """One tensor of a stage. `plan` has its shape and no memory: views of it are asked for with `real`."""
+
+    def __init__(self, stage: Stage, kind: str, plan: torch.Tensor) -> None:
+        self._stage, self._kind, self.plan = stage, kind, plan
+
+    def real(self, view: torch.Tensor) -> torch.Tensor:
+        """The memory behind a view of the plan."""
+        whole = self._stage.tensor(self._kind, self.plan)
+        return whole.as_strided(view.shape, view.stride(), view.storage_offset())
+
+    def arrived(self, count: int) -> None:
+        self._stage.arrived(count)

@@ -1,0 +1,229 @@
+# mypy: allow-untyped-calls
+"""Checkpoints in 8-bit floats answer as the plain checkpoints of the same values do, in each form that makers write."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.model.decoder import Decoder
+from engine.model.families import read_model_spec
+from engine.model.formats.fp8 import quantise_rows
+from engine.model.spec import UnsupportedModelError
+from engine.weights.checkpoint import CheckpointError
+from engine.weights.loader import load_weights, model_fingerprint
+from tests.models import build_tiny_model
+from tests.unit.engine.families.experts import CASES
+from tests.unit.engine.formats.checkpoints import (
+    Store,
+    compressed,
+    fp8_block,
+    fp8_row,
+    fp8_tensor,
+    plain_of,
+    written,
+)
+from tests.unit.engine.generate import Generator, new_sequence
+
+MOE = CASES[0]
+PROMPT = list(range(40, 75))
+NATIVE = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
+
+
+@dataclass(frozen=True)
+class Form:
+    """A way to write a checkpoint."""
+
+    family: str
+    store: Store
+    config: Mapping[str, Any]
+    keeps: tuple[str, ...] = ()
+
+
+FORMS = {
+    "compressed, tensor": Form("llama", fp8_tensor, compressed("tensor")),
+    "compressed, channel, ignored": Form(
+        "qwen2",
+        fp8_row,
+        compressed("channel", ignore=("lm_head", "re:.*layers\\.0\\.mlp.*", "model.layers.1.self_attn.k_proj")),
+        keeps=("lm_head", "layers.0.mlp", "layers.1.self_attn.k_proj"),
+    ),
+    "compressed, block": Form(
+        "llama", fp8_block(16, 32, "weight_scale"), compressed("block", block_structure=[16, 32])
+    ),
+    "native, tensor, static": Form(
+        "qwen3",
+        fp8_tensor,
+        {"quantization_config": NATIVE | {"activation_scheme": "static", "ignored_layers": ["lm_head"]}},
+        keeps=("lm_head",),
+    ),
+    "native, blocks, ragged": Form(
+        "llama",
+        fp8_block(64, 40),
+        {"quantization_config": NATIVE | {"weight_block_size": [64, 40], "modules_to_not_convert": ["o_proj"]}},
+        keeps=("lm_head", "o_proj"),
+    ),
+    "native, blocks, experts": Form(
+        "qwen3_moe",
+        fp8_block(128, 128),
+        {"quantization_config": NATIVE | {"weight_block_size": [128, 128], "modules_to_not_convert": ["mlp.gate"]}},
+        keeps=("lm_head", "mlp.gate."),
+    ),
+    "modelopt": Form(
+        "llama",
+        fp8_tensor,
+        {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head*"]}},
+        keeps=("lm_head",),
+    ),
+}  # fmt: skip
+Tiny = Callable[[str], Path]
+
+
+def answer(folder: Path, **config: Any) -> list[int]:
+    """What an engine says to a prompt."""
+    engine = Engine(EngineConfig(model=folder, num_blocks=24, **config))
+    return Generator(engine).run([new_sequence("one", PROMPT)])[0]
+
+
+def loaded(folder: Path, **options: Any) -> Decoder:
+    spec = read_model_spec(folder, **options)
+    decoder = Decoder(spec, dtype=torch.float32, device=torch.device("cpu"), max_model_len=64)
+    load_weights(decoder.weights, folder)
+    return decoder
+
+
+def single(tiny_model: Tiny, family: str, tmp_path: Path) -> Path:
+    """A family's checkpoint in one file, with a tensor for each expert."""
+    if family == "qwen3_moe":
+        return MOE.build(tmp_path / "moe")
+    return build_tiny_model(tmp_path / "qwen3", family) if family == "qwen3" else tiny_model(family)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_quantised_checkpoint_answers_as_what_it_stands_for(form: Form, tiny_model: Tiny, tmp_path: Path) -> None:
+    source = single(tiny_model, form.family, tmp_path)
+    folder = written(source, tmp_path / "quantised", form.store, form.config, keeps=form.keeps)
+    said = answer(folder)
+    assert said == answer(plain_of(folder))
+    assert len(set(said)) > 3, "a model that repeats itself shows nothing"
+
+
+def test_a_scheme_for_keys_and_values_is_known(tiny_model: Tiny, tmp_path: Path) -> None:
+    fields = json.loads((tiny_model("llama") / "config.json").read_text())
+    scheme = {"type": "float", "num_bits": 8, "strategy": "tensor", "dynamic": False, "symmetric": True}
+    config = NATIVE | {"kv_cache_scheme": scheme}
+    (tmp_path / "config.json").write_text(json.dumps({**fields, "quantization_config": config}))
+    assert read_model_spec(tmp_path).quantization.kv_cache == "fp8"
+
+
+def test_what_modelopt_writes_beside_config_json_counts(tiny_model: Tiny, tmp_path: Path) -> None:
+    folder = written(tiny_model("llama"), tmp_path / "quantised", fp8_tensor, {}, keeps=("lm_head",))
+    beside = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(beside))
+    assert answer(folder) == answer(plain_of(folder))
+
+
+def test_weights_are_quantised_while_they_are_loaded(tiny_model: Tiny, tmp_path: Path) -> None:
+    def rounded(module: str, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        stored, scale = quantise_rows(weight)
+        return {"weight": weight}, stored.float() * scale[:, None]
+
+    folder = written(tiny_model("llama"), tmp_path / "same", rounded, {}, keeps=("lm_head",))
+    assert answer(folder, quantization="fp8") == answer(plain_of(folder))
+
+
+def test_settings_that_change_keys_and_values_change_the_fingerprint(tiny_model: Tiny) -> None:
+    engines = [
+        Engine(EngineConfig(model=tiny_model("llama"), num_blocks=8, quantization=name)) for name in ("auto", "fp8")
+    ]
+    assert engines[0].fingerprint == model_fingerprint(tiny_model("llama"))
+    assert engines[0].fingerprint != engines[1].fingerprint
+
+
+def test_a_stage_is_freed_as_soon_as_it_was_taken(tiny_model: Tiny) -> None:
+    """However many matrices are quantised while loading, few of them are in memory at once."""
+    import engine.model.stage as stage
+
+    alive, most = set[int](), 0
+
+    class Counted(stage.Stage):
+        def tensor(self, kind: str, plan: torch.Tensor) -> torch.Tensor:
+            nonlocal most
+            found = super().tensor(kind, plan)
+            alive.add(id(self))
+            most = max(most, len(alive))
+            return found
+
+        def arrived(self, count: int) -> None:
+            super().arrived(count)
+            if not self._tensors:
+                alive.discard(id(self))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.model.parameters.Stage", Counted)
+        patch.setattr("engine.weights.loader.CPU_BUFFER_BYTES", 4096)
+        patch.setattr("engine.weights.loader.THREADS", 1)
+        loaded(tiny_model("llama"), quantization="fp8")
+    assert 0 < most <= 2
+    assert not alive
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt = 'e5m2' is not supported"),
+    ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size must be two sizes"),
+    ({"quant_method": "fp8", "rotation": "hadamard"}, "rotation = hadamard is not supported"),
+    ({"quant_method": "fp8", "ignored_layers": "lm_head"}, "ignored_layers must be a list of names"),
+    ({"quant_method": "modelopt", "quant_algo": "W1A1"}, "quant_algo = 'W1A1' is not supported"),
+    (compressed("token")["quantization_config"], "strategy = 'token' is not supported"),
+    (compressed("tensor", symmetric=False)["quantization_config"], "symmetric = False is not supported"),
+    (compressed("tensor", actorder="group")["quantization_config"], "actorder of config_groups is not supported"),
+    (compressed("tensor")["quantization_config"] | {"transform_config": {"a": 1}}, "transform_config is not supported"),
+    (
+        {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "NVFP4"},
+        "kv_cache_quant_algo = 'NVFP4'",
+    ),
+    ({"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 4}}, "num_bits = 4 is not supported"),
+    (compressed("tensor", ignore=("re:(",))["quantization_config"], "is no regular expression"),
+    (compressed("tensor", ignore=("re:" + "a" * 600,))["quantization_config"], "too long patterns"),
+]
+
+
+@pytest.mark.parametrize(("config", "message"), REFUSED, ids=range(len(REFUSED)))
+def test_what_nobody_reads_is_refused_by_name(
+    config: dict[str, Any], message: str, tiny_model: Tiny, tmp_path: Path
+) -> None:
+    fields = json.loads((tiny_model("llama") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**fields, "quantization_config": config}))
+    with pytest.raises(UnsupportedModelError, match=message):
+        read_model_spec(tmp_path)
+
+
+def test_a_quantised_checkpoint_is_not_quantised_again(tiny_model: Tiny, tmp_path: Path) -> None:
+    folder = written(tiny_model("llama"), tmp_path / "quantised", fp8_tensor, compressed("tensor"))
+    with pytest.raises(UnsupportedModelError, match=r"are quantised \(compressed-tensors float-quantized\): use auto"):
+        read_model_spec(folder, quantization="fp8")
+    with pytest.raises(UnsupportedModelError, match="quantization = 'fp7' is not supported; supported: auto, fp8"):
+        read_model_spec(folder, quantization="fp7")
+
+
+def test_files_that_the_config_does_not_describe_are_refused(tiny_model: Tiny, tmp_path: Path) -> None:
+    folder = written(tiny_model("llama"), tmp_path / "quantised", fp8_tensor, compressed("tensor"))
+    weights = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.down_proj.weight"
+    save_file(weights | {name: weights[name].to(torch.bfloat16)}, folder / "model.safetensors")
+    with pytest.raises(
+        CheckpointError, match=f"{name} holds BF16, quantization_config in config.json asks for float8_e4m3fn"
+    ):
+        loaded(folder)
+    save_file(weights | {name: torch.zeros(64, 96, dtype=torch.int8)}, plain_of(folder) / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"{name} holds I8: quantised weights that quantization_config"):
+        loaded(plain_of(folder))
