@@ -47,7 +47,7 @@ class Surroundings:
     rotations: Rotations
     under: str  # prefix of the layer's tensor names in the checkpoint
     branch: Branch  # between this half of the layer and the stream
-    formats: list[Format] = field(default_factory=list)  # of all products so far
+    formats: list[Format] = field(default_factory=list)
 
     def norm(self, name: str, size: int) -> RmsNorm:
         """Declare an RMSNorm over `size` features."""
