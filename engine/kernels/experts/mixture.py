@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import linear, silu
 
 from engine.kernels.experts.routing import Choice
+from engine.kernels.quantised.groups import Groups, dequantised
 from engine.kernels.twin import twin
 
 
@@ -23,14 +24,23 @@ class Clamp:
 class Experts:
     """The matrices of all experts of a layer."""
 
-    gate_up: torch.Tensor  # [E, 2 I, H], the gate's rows first
-    down: torch.Tensor  # [E, H, I]
+    gate_up: torch.Tensor | Groups  # [E, 2 I, H], the gate's rows first
+    down: torch.Tensor | Groups  # [E, H, I]
     gate_up_bias: torch.Tensor | None = None  # [E, 2 I]
     down_bias: torch.Tensor | None = None  # [E, H]
     clamp: Clamp | None = None  # None: silu(gate) * up
     weighs_inputs: bool = False  # a weight multiplies what an expert reads, not its result
 
-    def product(self, *, gated: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    @property
+    def num_experts(self) -> int:
+        return (self.down.codes if isinstance(self.down, Groups) else self.down).shape[0]
+
+    @property
+    def size(self) -> int:
+        """I."""
+        return self.down.inputs if isinstance(self.down, Groups) else self.down.shape[2]
+
+    def product(self, *, gated: bool) -> tuple[torch.Tensor | Groups, torch.Tensor | None]:
         """Matrices [E, N, K] and biases [E, N] of gate and up, or of the product down."""
         return (self.gate_up, self.gate_up_bias) if gated else (self.down, self.down_bias)
 
@@ -45,7 +55,7 @@ def mixture(x: torch.Tensor, choice: Choice, experts: Experts) -> torch.Tensor:
     ids, pairs = choice.ids.flatten().long().sort(stable=True)
     weights = choice.weights.flatten()[pairs, None].to(x.dtype)
     out = torch.zeros_like(x)
-    ends = torch.bincount(ids, minlength=experts.down.shape[0]).cumsum(0).tolist()
+    ends = torch.bincount(ids, minlength=experts.num_experts).cumsum(0).tolist()
     begin = 0
     for expert, end in enumerate(ends):
         if begin < end:
@@ -59,9 +69,17 @@ def mixture(x: torch.Tensor, choice: Choice, experts: Experts) -> torch.Tensor:
 
 def _expert(x: torch.Tensor, experts: Experts, index: int) -> torch.Tensor:
     bias = None if experts.gate_up_bias is None else experts.gate_up_bias[index]
-    gate, up = linear(x, experts.gate_up[index], bias).chunk(2, dim=-1)
+    gate, up = linear(x, _plain(experts.gate_up, index, x.dtype), bias).chunk(2, dim=-1)
     bias = None if experts.down_bias is None else experts.down_bias[index]
-    return linear(gated(gate, up, experts.clamp), experts.down[index], bias)
+    return linear(gated(gate, up, experts.clamp), _plain(experts.down, index, x.dtype), bias)
+
+
+def _plain(matrices: torch.Tensor | Groups, index: int, dtype: torch.dtype) -> torch.Tensor:
+    """One expert's matrix [N, K]."""
+    if not isinstance(matrices, Groups):
+        return matrices[index]
+    own = matrices[index]
+    return dequantised.reference(own.codes, own, dtype)
 
 
 def gated(gate: torch.Tensor, up: torch.Tensor, clamp: Clamp | None) -> torch.Tensor:

@@ -82,6 +82,37 @@ def _prefetch(pointers):
     )
 
 
+@triton.jit
+def write_result(
+    acc, acc_up, out, bias_EN, weights_P, pair, expert, n, there, num_tokens, alpha, limit,
+    N: tl.constexpr, CHOSEN: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr,
+    CLAMPED: tl.constexpr,
+):  # fmt: skip
+    """Write the gated activation of the pairs [BM], or their weighted results, each to its place. Products [BN, BM]."""
+    if WEIGHTED:
+        weight = tl.load(weights_P + pair, mask=there, other=0.0)[None, :]
+    if GATED:
+        if WEIGHTED:
+            acc, acc_up = acc * weight, acc_up * weight
+        if HAS_BIAS:
+            bias_at = bias_EN + expert.to(tl.int64) * (2 * N) + n
+            acc += tl.load(bias_at, mask=n < N, other=0.0).to(tl.float32)[:, None]
+            acc_up += tl.load(bias_at + N, mask=n < N, other=0.0).to(tl.float32)[:, None]
+        if CLAMPED:
+            acc = tl.minimum(acc, limit)
+            acc_up = tl.minimum(tl.maximum(acc_up, -limit), limit) + 1.0
+        acc = acc / (1.0 + tl.exp(-alpha * acc)) * acc_up
+        target = out + pair.to(tl.int64)[None, :] * N + n[:, None]
+    else:
+        if HAS_BIAS:
+            acc += tl.load(bias_EN + expert.to(tl.int64) * N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+        if WEIGHTED:
+            acc = acc * weight
+        place = (pair % CHOSEN).to(tl.int64) * num_tokens + pair // CHOSEN
+        target = out + place[None, :] * N + n[:, None]
+    tl.store(target, acc.to(out.dtype.element_ty), mask=there[None, :] & (n < N)[:, None])
+
+
 @triton.jit(do_not_specialize=["num_tokens", "alpha", "limit"])
 def _few(
     x, w_ENK, out, bias_EN, weights_P, order_P, tiles_S4, num_tokens, alpha, limit,
@@ -136,28 +167,10 @@ def _few(
                 else:
                     up = tl.load(up_at + at, eviction_policy="evict_first")
                 acc_up = tl.dot(up, tl.trans(rows), acc_up, input_precision="ieee")
-        if WEIGHTED:
-            weight = tl.load(weights_P + pair, mask=there, other=0.0)[None, :]
-        if GATED:
-            if WEIGHTED:
-                acc, acc_up = acc * weight, acc_up * weight
-            if HAS_BIAS:
-                bias_at = bias_EN + expert.to(tl.int64) * (2 * N) + n
-                acc += tl.load(bias_at, mask=n < N, other=0.0).to(tl.float32)[:, None]
-                acc_up += tl.load(bias_at + N, mask=n < N, other=0.0).to(tl.float32)[:, None]
-            if CLAMPED:
-                acc = tl.minimum(acc, limit)
-                acc_up = tl.minimum(tl.maximum(acc_up, -limit), limit) + 1.0
-            acc = acc / (1.0 + tl.exp(-alpha * acc)) * acc_up
-            target = out + pair.to(tl.int64)[None, :] * N + n[:, None]
-        else:
-            if HAS_BIAS:
-                acc += tl.load(bias_EN + expert.to(tl.int64) * N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-            if WEIGHTED:
-                acc = acc * weight
-            place = (pair % CHOSEN).to(tl.int64) * num_tokens + pair // CHOSEN
-            target = out + place[None, :] * N + n[:, None]
-        tl.store(target, acc.to(out.dtype.element_ty), mask=there[None, :] & (n < N)[:, None])
+        write_result(
+            acc, acc_up if GATED else acc, out, bias_EN, weights_P, pair, expert, n, there, num_tokens, alpha, limit,
+            N, CHOSEN, GATED, HAS_BIAS, WEIGHTED, CLAMPED,
+        )  # fmt: skip
 
 
 _FEW = Kernel(_few)

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import torch
 
 from engine.kernels.device import describe
-from engine.kernels.experts import triton_few, triton_many
+from engine.kernels.experts import triton_few, triton_few_groups, triton_many
 from engine.kernels.experts.mixture import Experts
 from engine.kernels.experts.routing import Choice
 from engine.kernels.experts.triton_grouping import group
+from engine.kernels.quantised.groups import Groups
 
 # Pairs are tiles of their own while there are at most E / ALONE of them. More share an expert's weights.
 ALONE = 4
@@ -44,8 +45,8 @@ def plan(num_pairs: int, num_experts: int, *, in_bulk: bool) -> Plan:
 
 def mixture(x: torch.Tensor, choice: Choice, experts: Experts) -> torch.Tensor:
     (num_tokens, hidden), num_chosen = x.shape, choice.ids.shape[1]
-    num_experts, _, size = experts.down.shape
-    has_copies = describe(x.device).has_tma or not x.is_cuda
+    num_experts, size, in_groups = experts.num_experts, experts.size, isinstance(experts.down, Groups)
+    has_copies = (describe(x.device).has_tma or not x.is_cuda) and not in_groups
     in_bulk = has_copies and all(length * x.element_size() % COPY_BYTES == 0 for length in (hidden, size))
     cut = plan(num_tokens * num_chosen, num_experts, in_bulk=in_bulk)
     # Terms of many tokens would take as long to write in float32 as a product takes.
@@ -55,7 +56,7 @@ def mixture(x: torch.Tensor, choice: Choice, experts: Experts) -> torch.Tensor:
     if num_tokens == 0:
         return out
     order, tiles = (choice.ids, choice.ids) if cut.tile == 0 else group(choice.ids, num_experts, cut.tile)
-    products = triton_many if cut.is_many else triton_few
+    products = triton_many if cut.is_many else triton_few_groups if in_groups else triton_few
     products.write(x, experts, choice.weights, inner, order, tiles, cut.tile, gated=True)
     products.write(inner, experts, choice.weights, out, order, tiles, cut.tile, gated=False)
     return out

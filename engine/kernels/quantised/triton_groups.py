@@ -42,7 +42,7 @@ def dequantised(codes: torch.Tensor, weight: Groups, dtype: torch.dtype) -> torc
     blocks, rows = weight.codes.shape[-1] // WORDS, 32
     _DEQUANTISE.launch(
         (triton.cdiv(weight.outputs, rows), blocks), None,
-        *_operands(weight), out, weight.outputs, K=weight.inputs, BN=rows, **_constants(weight), num_warps=4,
+        *operands(weight), out, weight.outputs, K=weight.inputs, BN=rows, **constants(weight), num_warps=4,
     )  # fmt: skip
     return out
 
@@ -121,22 +121,22 @@ def _launch(
     pdl = describe(x.device).has_tma
     _FEW_ROWS.launch(
         (triton.cdiv(num_outputs, tiles.rows), tiles.splits), None,
-        x, *_operands(weight), out, weight.scales if bias is None else bias, num_rows, num_outputs,
+        x, *operands(weight), out, weight.scales if bias is None else bias, num_rows, num_outputs,
         x.stride(0), num_outputs, num_rows * num_outputs,
         K=weight.inputs, BM=max(16, triton.next_power_of_2(num_rows)), BN=tiles.rows, SPLITS=tiles.splits,
-        **_constants(weight), GATED=gated, GELU=gelu, HAS_BIAS=bias is not None,
+        **constants(weight), GATED=gated, GELU=gelu, HAS_BIAS=bias is not None,
         PREFETCH=min(PREFETCH_WORDS, triton.next_power_of_2(weight.codes.shape[-1] // tiles.splits)), PDL=pdl,
         STAGES=tiles.stages, num_warps=tiles.warps, num_stages=tiles.stages, launch_pdl=pdl,
     )  # fmt: skip
 
 
-def _operands(weight: Groups) -> tuple[torch.Tensor, ...]:
+def operands(weight: Groups) -> tuple[torch.Tensor, ...]:
     """Codes, scales, and zeros or minimums."""
     lower = weight.minimums if weight.zeros is None else weight.zeros
     return weight.codes, weight.scales, weight.scales if lower is None else lower
 
 
-def _constants(weight: Groups) -> dict[str, int | bool]:
+def constants(weight: Groups) -> dict[str, int | bool]:
     return {
         "G": weight.scales.shape[-2],
         "GROUP": weight.group,
@@ -242,6 +242,73 @@ def _weights(
 
 
 @triton.jit
+def accumulate(
+    words_at, up, scale_at, lower_at, N, width, x_at, there, begin, end,
+    K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr,
+    MIDDLE: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_MINIMUMS: tl.constexpr, E2M1: tl.constexpr, PLAIN: tl.constexpr,
+    DTYPE: tl.constexpr, GATED: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The products [BN, BM] of the blocks from `begin` to `end`, of the gate and of up; the second only if GATED.
+
+    `words_at` [BN, 16] points at the rows' first words, and those of up are `up` words behind; `scale_at` and `lower_at` [BN] at
+    the first group of `width` each, and those of up are N behind. `x_at` [BM, 16]: the first inputs of the rows that are `there`.
+    """
+    PLANES: tl.constexpr = 32 // BITS
+    COLUMNS: tl.constexpr = 16 * PLANES
+    AFTER: tl.constexpr = GROUP % COLUMNS == 0 and not HAS_MINIMUMS and not E2M1
+    c = tl.arange(0, 16)
+    acc = tl.zeros((BN, BM), tl.float32)
+    acc_up = acc
+    if AFTER:  # a scale is asked for one block ahead
+        first = tl.minimum(begin * COLUMNS // GROUP, G - 1).to(tl.int64) * width
+        scale = tl.load(scale_at + first)
+        if GATED:
+            scale_up = tl.load(scale_at + N + first)
+    for block in tl.range(begin, end, num_stages=STAGES):
+        words = tl.load(words_at + block * 16, eviction_policy="evict_first")
+        if GATED:
+            words_up = tl.load(words_at + up + block * 16, eviction_policy="evict_first")
+        if AFTER:
+            following = tl.minimum((block + 1) * COLUMNS // GROUP, G - 1).to(tl.int64) * width
+            next_scale = tl.load(scale_at + following)
+            part = tl.zeros((BN, BM), tl.float32)
+            if GATED:
+                next_up = tl.load(scale_at + N + following)
+                part_up = tl.zeros((BN, BM), tl.float32)
+        for i in tl.static_range(PLANES):
+            k = block * COLUMNS + i * 16
+            group = tl.minimum(k // GROUP, G - 1)
+            if K % COLUMNS == 0:
+                x = tl.load(x_at + k, mask=there[:, None], other=0.0)
+            else:
+                x = tl.load(x_at + k, mask=there[:, None] & (k + c < K)[None, :], other=0.0)
+            w = _weights(
+                words, scale_at, lower_at, group, width, i, BN, BITS, MIDDLE, HAS_ZEROS, HAS_MINIMUMS, E2M1, not AFTER,
+                PLAIN, DTYPE,
+            )  # fmt: skip
+            if AFTER:
+                part = tl.dot(w, tl.trans(x), part)
+            else:
+                acc = tl.dot(w, tl.trans(x), acc)
+            if GATED:
+                w = _weights(
+                    words_up, scale_at + N, lower_at + N, group, width, i, BN, BITS, MIDDLE, HAS_ZEROS, HAS_MINIMUMS,
+                    E2M1, not AFTER, PLAIN, DTYPE,
+                )  # fmt: skip
+                if AFTER:
+                    part_up = tl.dot(w, tl.trans(x), part_up)
+                else:
+                    acc_up = tl.dot(w, tl.trans(x), acc_up)
+        if AFTER:
+            acc += part * scale.to(tl.float32)[:, None]
+            scale = next_scale
+            if GATED:
+                acc_up += part_up * scale_up.to(tl.float32)[:, None]
+                scale_up = next_up
+    return acc, acc_up
+
+
+@triton.jit
 def _dequantise(
     codes, scales, lower, out_NK, N,
     K: tl.constexpr, BN: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, MIDDLE: tl.constexpr,
@@ -289,7 +356,6 @@ def _few_rows(
     COLUMNS: tl.constexpr = 16 * PLANES
     BLOCKS: tl.constexpr = (K + COLUMNS - 1) // COLUMNS
     BLOCKS_SPLIT: tl.constexpr = (BLOCKS + SPLITS - 1) // SPLITS
-    AFTER: tl.constexpr = GROUP % COLUMNS == 0 and not HAS_MINIMUMS and not E2M1
     DTYPE: tl.constexpr = x_MK.dtype.element_ty
     SIDES: tl.constexpr = 2 if GATED else 1
     tile, split = tl.program_id(0), tl.program_id(1)
@@ -308,59 +374,11 @@ def _few_rows(
         if GATED:
             _prefetch(at + up + ahead)
         gdc_wait()
-    width = N * SIDES
-    scale_at, lower_at = scales + known, lower + known
-    words_at = at + c[None, :]
-    x_at = x_MK + m[:, None] * x_row + c[None, :]
-    acc = tl.zeros((BN, BM), tl.float32)
-    if GATED:
-        acc_up = tl.zeros((BN, BM), tl.float32)
-    if AFTER:  # a scale is asked for one block ahead
-        first = tl.minimum(begin * COLUMNS // GROUP, G - 1).to(tl.int64) * width
-        scale = tl.load(scale_at + first)
-        if GATED:
-            scale_up = tl.load(scale_at + N + first)
-    for block in tl.range(begin, end, num_stages=STAGES):
-        words = tl.load(words_at + block * 16, eviction_policy="evict_first")
-        if GATED:
-            words_up = tl.load(words_at + up + block * 16, eviction_policy="evict_first")
-        if AFTER:
-            following = tl.minimum((block + 1) * COLUMNS // GROUP, G - 1).to(tl.int64) * width
-            next_scale = tl.load(scale_at + following)
-            part = tl.zeros((BN, BM), tl.float32)
-            if GATED:
-                next_up = tl.load(scale_at + N + following)
-                part_up = tl.zeros((BN, BM), tl.float32)
-        for i in tl.static_range(PLANES):
-            k = block * COLUMNS + i * 16
-            group = tl.minimum(k // GROUP, G - 1)
-            if K % COLUMNS == 0:
-                x = tl.load(x_at + k, mask=(m < M)[:, None], other=0.0)
-            else:
-                x = tl.load(x_at + k, mask=(m < M)[:, None] & (k + c < K)[None, :], other=0.0)
-            w = _weights(
-                words, scale_at, lower_at, group, width, i, BN, BITS, MIDDLE, HAS_ZEROS, HAS_MINIMUMS, E2M1, not AFTER,
-                PLAIN, DTYPE,
-            )  # fmt: skip
-            if AFTER:
-                part = tl.dot(w, tl.trans(x), part)
-            else:
-                acc = tl.dot(w, tl.trans(x), acc)
-            if GATED:
-                w = _weights(
-                    words_up, scale_at + N, lower_at + N, group, width, i, BN, BITS, MIDDLE, HAS_ZEROS, HAS_MINIMUMS,
-                    E2M1, not AFTER, PLAIN, DTYPE,
-                )  # fmt: skip
-                if AFTER:
-                    part_up = tl.dot(w, tl.trans(x), part_up)
-                else:
-                    acc_up = tl.dot(w, tl.trans(x), acc_up)
-        if AFTER:
-            acc += part * scale.to(tl.float32)[:, None]
-            scale = next_scale
-            if GATED:
-                acc_up += part_up * scale_up.to(tl.float32)[:, None]
-                scale_up = next_up
+    acc, acc_up = accumulate(
+        at + c[None, :], up, scales + known, lower + known, N, N * SIDES,
+        x_MK + m[:, None] * x_row + c[None, :], m < M, begin, end, K, BM, BN, G, GROUP, BITS, MIDDLE, HAS_ZEROS,
+        HAS_MINIMUMS, E2M1, PLAIN, DTYPE, GATED, STAGES,
+    )  # fmt: skip
     if HAS_BIAS and split == 0:
         acc += tl.load(bias_N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
         if GATED:

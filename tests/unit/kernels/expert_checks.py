@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from engine.kernels.experts import Choice, Clamp, Experts, RoutingRule, Score, mixture, route
 from engine.kernels.experts.rule import GroupScore
+from engine.kernels.quantised.groups import Groups
+from tests.unit.kernels.group_checks import KINDS, matrix
 from tests.unit.kernels.references import close
 from tests.unit.kernels.triton_checks import checking
 
@@ -100,11 +103,16 @@ def _check_mixture(
     device: str,
     *,
     has_bias: bool = False,
+    kind: str | None = None,
     **more: Any,
 ) -> None:
     x = torch.randn(num_tokens, hidden, device=device).half()
     gate_up = (torch.randn(num_experts, 2 * size, hidden, device=device) / hidden**0.5).half()
     down = (torch.randn(num_experts, hidden, size, device=device) / size**0.5).half()
+    packed: dict[str, Groups] = {}
+    if kind is not None:
+        packed["gate_up"], gate_up = _in_groups(kind, num_experts, 2 * size, hidden, device)
+        packed["down"], down = _in_groups(kind, num_experts, hidden, size, device)
     biases = {}
     if has_bias:
         biases["gate_up_bias"] = torch.randn(num_experts, 2 * size, device=device).half()
@@ -116,14 +124,47 @@ def _check_mixture(
     likely[:, chosen:][:, -1:] = 0
     ids = torch.multinomial(likely, chosen).to(torch.int32)
     choice = Choice(ids, torch.rand(num_tokens, chosen, device=device))
-    terms = mixture(x, choice, experts)
+    terms = mixture(x, choice, replace(experts, **packed))
     terms = terms.sum(dim=0, dtype=torch.float32) if terms.dim() == 3 else terms
     close(terms, _mixture_of(x, choice, experts), torch.float16)
+
+
+def _in_groups(kind: str, num_experts: int, rows: int, inputs: int, device: str) -> tuple[Groups, torch.Tensor]:
+    """Matrices of all experts, and the same in float64."""
+    weight, values = matrix(KINDS[kind], num_experts * rows, inputs, device)
+
+    def of_each(scales: torch.Tensor) -> torch.Tensor:
+        return scales.unflatten(1, (num_experts, rows)).movedim(1, 0).contiguous()
+
+    together = Groups(
+        codes=weight.codes.unflatten(0, (num_experts, rows)),
+        scales=of_each(weight.scales),
+        zeros=None if weight.zeros is None else of_each(weight.zeros),
+        minimums=None if weight.minimums is None else of_each(weight.minimums),
+        inputs=inputs,
+        bits=weight.bits,
+        group=weight.group,
+        is_e2m1=weight.is_e2m1,
+    )
+    return together, values.unflatten(0, (num_experts, rows))
+
+
+def check_mixture_in_groups(device: str, large: bool) -> None:
+    clamp = Clamp(alpha=1.702, limit=1.0)
+    _check_mixture(1, 32, 4, 96, 64, device, kind="mxfp4", has_bias=True, clamp=clamp)
+    _check_mixture(5, 8, 2, 32, 96, device, kind="mxfp4", has_bias=True, clamp=clamp)
+    _check_mixture(70, 8, 2, 128, 128, device, kind="awq", weighs_inputs=True)
+    _check_mixture(3, 4, 2, 64, 32, device, kind="q4_k")
+    for tokens in (1, 16, 300) * large:
+        _check_mixture(tokens, 32, 4, 2880, 2880, device, kind="mxfp4", has_bias=True, clamp=clamp)
+        _check_mixture(tokens, 128, 8, 2048, 768, device, kind="gptq")
 
 
 def _mixture_of(x: torch.Tensor, choice: Choice, experts: Experts) -> torch.Tensor:
     """In float64, without a thought of what is stored between the products."""
     out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+    assert isinstance(experts.gate_up, torch.Tensor)
+    assert isinstance(experts.down, torch.Tensor)
     for expert in range(len(experts.down)):
         tokens, slots = (choice.ids == expert).nonzero(as_tuple=True)
         weight = choice.weights[tokens, slots, None].double()
@@ -164,6 +205,7 @@ CHECKS: dict[str, Callable[[str, bool], None]] = {
     "routing_of_nan": check_routing_of_nan,
     "mixture": check_mixture,
     "mixture_with_bias": check_mixture_with_bias,
+    "mixture_in_groups": check_mixture_in_groups,
     "a_tokens_mixture_is_its_own": check_a_tokens_mixture_is_its_own,
 }
 

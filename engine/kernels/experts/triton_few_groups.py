@@ -1,0 +1,92 @@
+"""Experts' products with matrices in groups of 4 or 8 bits, see `groups`. M pairs of a tile, N outputs, K inputs.
+
+Tiles are those of `triton_few`, for many tokens too: the codes of a tile are read from memory, made numbers in registers, and
+multiplied with up to 64 pairs.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from engine.kernels.device import describe
+from engine.kernels.experts.mixture import Experts
+from engine.kernels.experts.triton_few import write_result
+from engine.kernels.launch import Kernel
+from engine.kernels.quantised.groups import Groups
+from engine.kernels.quantised.triton_groups import accumulate, constants, operands
+
+OUTPUTS, STAGES, WARPS = 64, 4, 4
+
+
+def write(
+    x: torch.Tensor,
+    experts: Experts,
+    weights: torch.Tensor,
+    out: torch.Tensor,
+    order: torch.Tensor,
+    tiles: torch.Tensor,
+    tile: int,
+    *,
+    gated: bool,
+) -> None:
+    """Write each pair's gated activation [P, I], or its weighted result to its place in `out` [K, T, H]."""
+    matrices, bias = experts.product(gated=gated)
+    assert isinstance(matrices, Groups)
+    num_tokens, num_chosen = weights.shape
+    rows = weights.numel() if tile == 0 else tiles.shape[0]
+    clamp, pdl = experts.clamp, describe(x.device).has_tma
+    alpha, limit = (clamp.alpha, clamp.limit) if clamp is not None else (1.0, 0.0)
+    fixed = (
+        out.shape[-1], matrices.inputs, num_chosen, max(16, tile), OUTPUTS, gated, tile == 0, bias is not None,
+        gated == experts.weighs_inputs, clamp is not None and gated, pdl, STAGES, *constants(matrices).values(),
+    )  # fmt: skip
+    _FEW_GROUPS.launch(
+        (triton.cdiv(out.shape[-1], OUTPUTS), rows), (x.dtype, out.dtype, matrices.scales.dtype, *fixed),
+        x, *operands(matrices), out, weights if bias is None else bias, weights, order, tiles, num_tokens, alpha, limit,
+        *fixed, num_warps=WARPS, num_stages=STAGES, launch_pdl=pdl,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_tokens", "alpha", "limit"])
+def _few_groups(
+    x, codes, scales, lower, out, bias_EN, weights_P, order_P, tiles_S4, num_tokens, alpha, limit,
+    N: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GATED: tl.constexpr,
+    ALONE: tl.constexpr, HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr, CLAMPED: tl.constexpr, PDL: tl.constexpr,
+    STAGES: tl.constexpr,
+    G: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, MIDDLE: tl.constexpr, HAS_ZEROS: tl.constexpr,
+    HAS_MINIMUMS: tl.constexpr, E2M1: tl.constexpr, PLAIN: tl.constexpr,
+):  # fmt: skip
+    """`x` is [T, K] for the gated product, else [P, K]. The rows of a gate come before the N of up."""
+    COLUMNS: tl.constexpr = 512 // BITS
+    BLOCKS: tl.constexpr = (K + COLUMNS - 1) // COLUMNS
+    SIDES: tl.constexpr = 2 if GATED else 1
+    tile = tl.program_id(1)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    m, c = tl.arange(0, BM), tl.arange(0, 16)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    if ALONE:
+        expert, first, count = tl.load(tiles_S4 + tile), tile, 1
+    else:
+        expert = tl.load(tiles_S4 + tile * 4)
+        first, count = tl.load(tiles_S4 + tile * 4 + 1), tl.load(tiles_S4 + tile * 4 + 2)
+    if expert >= 0:
+        there = m < count
+        pair = first + m if ALONE else tl.load(order_P + first + m, mask=there, other=0)
+        known, before = tl.minimum(n, N - 1), expert.to(tl.int64) * (SIDES * N)
+        words_at = codes + (before + known)[:, None] * (BLOCKS * 16) + c[None, :]
+        x_row = (pair // CHOSEN if GATED else pair).to(tl.int64) * K
+        acc, acc_up = accumulate(
+            words_at, tl.cast(N, tl.int64) * (BLOCKS * 16), scales + before * G + known, lower + before * G + known,
+            N, SIDES * N, x + x_row[:, None] + c[None, :], there, 0, BLOCKS, K, BM, BN, G, GROUP, BITS, MIDDLE,
+            HAS_ZEROS, HAS_MINIMUMS, E2M1, PLAIN, x.dtype.element_ty, GATED, STAGES,
+        )  # fmt: skip
+        write_result(
+            acc, acc_up, out, bias_EN, weights_P, pair, expert, n, there, num_tokens, alpha, limit,
+            N, CHOSEN, GATED, HAS_BIAS, WEIGHTED, CLAMPED,
+        )  # fmt: skip
+
+
+_FEW_GROUPS = Kernel(_few_groups)
