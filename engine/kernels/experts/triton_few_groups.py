@@ -14,7 +14,8 @@ from engine.kernels.experts.mixture import Experts
 from engine.kernels.experts.triton_few import write_result
 from engine.kernels.launch import Kernel
 from engine.kernels.quantised.groups import Groups
-from engine.kernels.quantised.triton_groups import accumulate, constants, operands
+from engine.kernels.quantised.triton_codes import accumulate
+from engine.kernels.quantised.triton_groups import constants, operands
 
 OUTPUTS, STAGES, WARPS = 64, 4, 4
 
