@@ -4,6 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+# What `kv_cache_dtype` asks for, also by vLLM's names. None: keys and values stay in the dtype that the model computes in.
+KV_CACHE_DTYPES: dict[str, Literal["fp8", "int8"] | None] = {
+    "auto": None,
+    "bfloat16": None,
+    "fp8": "fp8",
+    "fp8_e4m3": "fp8",
+    "int8": "int8",
+    "int8_per_token_head": "int8",
+}
+SKIPPED_LAYERS = ("", "sliding_window")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +35,8 @@ class EngineConfig:
     max_batch_tokens: int = 512  # token budget of a pass
     max_sequences: int = 64
     num_threads: int = 1  # torch's intra-op threads on the CPU
+    kv_cache_dtype: str = "auto"  # a key of `KV_CACHE_DTYPES`
+    kv_cache_dtype_skip_layers: str = ""  # "sliding_window": those with a window keep what they compute in
     model_impl: str = "auto"  # whose code computes the model, see `engine.foreign`
     quantization: str = "auto"  # what plain weights become while loading, see `engine.model.families.quantised`
 
@@ -43,3 +57,9 @@ class EngineConfig:
             raise ValueError(f"model_impl must be auto, baton or transformers, not {self.model_impl!r}")
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise ValueError(f"dtype must be auto, float32, bfloat16 or float16, not {self.dtype!r}")
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            raise ValueError(f"kv_cache_dtype must be one of {', '.join(KV_CACHE_DTYPES)}, not {self.kv_cache_dtype!r}")
+        if self.kv_cache_dtype_skip_layers not in SKIPPED_LAYERS:
+            raise ValueError(
+                f"kv_cache_dtype_skip_layers must be sliding_window or nothing, not {self.kv_cache_dtype_skip_layers!r}"
+            )

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from common.messages import KVLayout
+from engine.cache.codes import with_codes
 from engine.cache.pages import allocate_zeros, part_views, plan_layout, pool_dtype, pool_shape
 from engine.config import EngineConfig
 from engine.foreign import ForeignDecoder, is_foreign
@@ -61,13 +62,14 @@ class Engine:
         if device.type == "cpu":
             torch.set_num_threads(config.num_threads)
         dtype_name = _resolve_dtype(config.dtype, device, model.dtype)
+        model = with_codes(model, config, dtype_name)
         dtype = getattr(torch, dtype_name)
         self.config = config
         self.vocab_size = model.vocab_size
         self.max_model_len = _resolve_max_model_len(config.max_model_len, model.max_position_embeddings)
         self.fingerprint = model_fingerprint(config.model, _marks(config))
         if foreign is not None:
-            self._decoder: Decoder | ForeignDecoder = foreign.load(dtype, device)
+            self._decoder: Decoder | ForeignDecoder = foreign.load(model, dtype, device)
             load = _nothing_more
         else:
             self._decoder = Decoder(model, dtype=dtype, device=device, max_model_len=self.max_model_len)

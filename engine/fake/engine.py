@@ -18,11 +18,12 @@ import numpy as np
 from common.messages import Grammar, PromptLogprobs, SamplingParams, TokenLogprobs
 from common.pages import KVLayout, PagePart
 from engine.cache.pages import DEFAULT_CPU_BYTES, allocate_zeros, layout_of, part_views, pool_dtype, pool_shape
-from engine.config import EngineConfig
+from engine.config import KV_CACHE_DTYPES, EngineConfig
 from engine.engine import Allocate, Chunk, InvalidChunkError, Pass, Sampled
 from engine.fake.faults import FakeFaults
 from engine.fake.pattern import MASK, ROOT, FakePart, mix, running_hashes
 from engine.grammars.grammars import Grammars
+from engine.kernels.codes import KINDS
 from engine.passes import Finished
 from engine.sampling.scores import NO_TOKEN
 from engine.sequence import Sequence
@@ -71,8 +72,10 @@ class FakeEngine:
         self.vocab_size = vocab_size
         self.max_model_len = config.max_model_len or DEFAULT_MAX_MODEL_LEN
         dtype = "float32" if config.dtype == "auto" else config.dtype
-        plain = PagePart(layers=num_layers, planes=2, heads=num_kv_heads, dim=head_dim, dtype=dtype)
-        self.layout = _layout(config, parts or [plain])
+        kind = KV_CACHE_DTYPES[config.kv_cache_dtype]
+        kept = zip(KINDS[kind] if kind else [dtype], (head_dim, 1), strict=False)
+        plain = [PagePart(layers=num_layers, planes=2, heads=num_kv_heads, dim=dim, dtype=part) for part, dim in kept]
+        self.layout = _layout(config, parts or plain)
         self.fingerprint = _fingerprint(str(config.model), vocab_size, self.layout)
         self.kv = (allocate or allocate_zeros)(pool_shape(self.layout), pool_dtype(self.layout), config.device)
         self.pass_ms: dict[tuple[int, int], float] = {}  # it has no graphs

@@ -12,9 +12,10 @@ import torch
 
 from engine.foreign.trial import NAME, Call, calls_of, read_config, register, spec_of
 from engine.kernels.attention import HeadShape, Scores, needs_qkv, paged_attention
+from engine.kernels.codes import opened
 from engine.kernels.rope import Heads, rope_and_write_kv
 from engine.model.parameters import Weights
-from engine.model.spec import ModelSpec
+from engine.model.spec import AttentionSpec, ModelSpec
 from engine.step.batch import ForwardBatch
 
 log = logging.getLogger("baton.engine")
@@ -32,12 +33,13 @@ class ForeignDecoder:
         self.spec: ModelSpec = spec_of(self._config, self._calls)
         self._pass: tuple[ForwardBatch, Sequence[torch.Tensor]] | None = None
 
-    def load(self, dtype: torch.dtype, device: torch.device) -> ForeignDecoder:
-        """Read the weights; safetensors only."""
+    def load(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> ForeignDecoder:
+        """Read the weights; safetensors only. `spec`: its own, or with codes in the pool."""
         from transformers import AutoModelForCausalLM
 
         log.warning("engine.slow_model", extra={"by": "transformers", "architectures": self._config.architectures})
-        self.weights = Weights(dtype, device)
+        self.spec, self.weights = spec, Weights(dtype, device)
+        factors = torch.ones(2, device=device)
         network = AutoModelForCausalLM.from_pretrained(
             self._folder,
             config=self._config,
@@ -48,8 +50,10 @@ class ForeignDecoder:
             local_files_only=True,  # whatever else the folder names
         )
         self._network: Any = network.eval().to(device)
-        for (part, number), call in zip((places[0] for places in self.spec.places), self._calls, strict=True):
-            site = _Site(self, call, part, number)
+        for layer, places, call in zip(spec.layers, spec.places, self._calls, strict=True):
+            site = _Site(
+                self, call, places, factors if isinstance(layer.mixer, AttentionSpec) and layer.mixer.codes else None
+            )
             self._network.get_submodule(call.module).baton = site
         return self
 
@@ -82,8 +86,11 @@ class ForeignDecoder:
 class _Site:
     """The attention of one layer."""
 
-    def __init__(self, decoder: ForeignDecoder, call: Call, part: int, number: int) -> None:
-        self._decoder, self._call, self._place = decoder, call, (part, number)
+    def __init__(
+        self, decoder: ForeignDecoder, call: Call, places: tuple[tuple[int, int], ...], factors: torch.Tensor | None
+    ) -> None:
+        """`factors`: of codes in the pool; None: it holds the numbers themselves."""
+        self._decoder, self._call, self._places, self._factors = decoder, call, places, factors
         self._shape = HeadShape(call.num_heads, call.num_kv_heads, call.head_dim)
 
     def __call__(
@@ -91,11 +98,15 @@ class _Site:
     ) -> torch.Tensor:
         """`q` [1, Hq, T, D], `k` and `v` [1, Hkv, T, D] -> [1, T, Hq, D]."""
         batch, parts = self._decoder.now
-        part, number = self._place
-        kv, plan, call = parts[part][:, number], batch.attention[self._shape], self._call
-        qkv = torch.cat((q, k, v), dim=1)[0].transpose(0, 1).flatten(1).to(kv.dtype).contiguous()
-        stays = needs_qkv(plan, kv)
-        rotated = rope_and_write_kv(qkv, batch.positions, None, batch.slots, kv, Heads())
+        dtype = self._decoder.weights.dtype
+        kv, codes = opened([parts[part][:, number] for part, number in self._places], self._factors, dtype)
+        plan, call = batch.attention[self._shape], self._call
+        qkv = torch.cat((q, k, v), dim=1)[0].transpose(0, 1).flatten(1).to(dtype).contiguous()
+        stays = needs_qkv(plan, kv, codes)
+        rotated = rope_and_write_kv(
+            qkv, batch.positions, None, batch.slots, kv, Heads(), codes=codes, in_place=codes is not None and stays
+        )
         sinks = named["s_aux"].float() if call.sinks else None
         how = Scores(scale=call.scale, window=call.window, softcap=call.softcap, sinks=sinks)
-        return paged_attention(rotated, kv, plan, how, qkv=qkv if stays else None)[None].to(q.dtype)
+        attended = paged_attention(rotated, kv, plan, how, qkv=qkv if stays else None, codes=codes)
+        return attended[None].to(q.dtype)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.kernels.codes import Codes, decoded, encoded
 from engine.kernels.norm import rms_norm
 from engine.kernels.twin import twin
 
@@ -49,6 +50,7 @@ def rope_and_write_kv(
     kv_layer: torch.Tensor,
     how: Heads,
     *,
+    codes: Codes | None = None,
     in_place: bool = False,
 ) -> torch.Tensor:
     """Return the rotated queries [T, Hq, D]; write the rotated keys, and the values, into `kv_layer`.
@@ -57,12 +59,13 @@ def rope_and_write_kv(
     heads [T, (2 Hq + 2 Hkv) D]. `positions`
     [T] and `slots` [T] (block * B + offset; negative: not written) are int32; `cos_sin` [positions, R] float32 holds
     cos | sin halves for the first R dimensions, None: nothing is rotated. `kv_layer` [num_blocks, 2, B, Hkv, D] is a strided
-    view of the pool, and the result has its dtype. `in_place`: what is written replaces the keys and values in `qkv` too.
+    view of the pool, and the result has its dtype, or that of the numbers if the pool keeps `codes` of them. `in_place`: what
+    the pool holds then replaces the keys and values in `qkv`, too.
     """
     block_size, num_kv_heads, head_dim = kv_layer.shape[2:]
     if qkv.dim() == 3:
         qkv = qkv.sum(dim=0)
-    heads = qkv.to(kv_layer.dtype).unflatten(-1, (-1, head_dim))  # [T, Hq + 2 Hkv, D]
+    heads = qkv.to(kv_layer.dtype if codes is None else codes.dtype).unflatten(-1, (-1, head_dim))  # [T, Hq + 2 Hkv, D]
     q, k, v = heads.split((heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads), dim=1)
     if how.gated:
         q = q[:, ::2]
@@ -75,10 +78,16 @@ def rope_and_write_kv(
     written = slots >= 0 if bool((slots < 0).any()) else slice(None)
     slots = slots[written].long()
     blocks, offsets = slots // block_size, slots % block_size
-    if in_place:
-        heads[:, -2 * num_kv_heads :] = torch.cat((k, v), dim=1)  # a view of `qkv`
-    kv_layer[blocks, 0, offsets] = k[written]
-    kv_layer[blocks, 1, offsets] = v[written]
+    for plane, x in enumerate((k, v)):
+        kept, scales = (x, None) if codes is None else encoded(x, plane, codes)
+        kv_layer[blocks, plane, offsets] = kept[written]
+        if codes is not None and codes.scales is not None and scales is not None:
+            codes.scales[blocks, plane, offsets] = scales[written]
+        if in_place:  # a view of `qkv`
+            first = heads.shape[1] + (plane - 2) * num_kv_heads
+            heads[:, first : first + num_kv_heads] = (
+                x if codes is None else decoded(kept, scales, codes.factors[plane], codes.dtype)
+            )
     return q
 
 

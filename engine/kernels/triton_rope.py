@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from engine.kernels.codes import Codes
+from engine.kernels.codes.triton_codes import INT8, NUMBERS, bytes_of, in_fp8, in_int8, kind_of, largest_of, scales_of
 from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
 from engine.kernels.rope import Heads
@@ -24,12 +26,14 @@ def rope_and_write_kv(
     kv_layer: torch.Tensor,
     how: Heads,
     *,
+    codes: Codes | None = None,
     in_place: bool = False,
 ) -> torch.Tensor:
     block_size, num_kv_heads, head_dim = kv_layer.shape[2:]
     num_tokens, width = qkv.shape[-2:]
     num_heads = (width // head_dim - 2 * num_kv_heads) // (2 if how.gated else 1)
-    out = torch.empty((num_tokens, num_heads, head_dim), dtype=kv_layer.dtype, device=qkv.device)
+    dtype = kv_layer.dtype if codes is None else codes.dtype
+    out = torch.empty((num_tokens, num_heads, head_dim), dtype=dtype, device=qkv.device)
     rows = 1 if num_tokens <= 32 else 4 if num_tokens <= 128 else 16 if num_tokens <= 512 else 32
     pdl = describe(qkv.device).has_tma
     assert not in_place or qkv.dim() == 2, "partial sums have no place"
@@ -37,19 +41,22 @@ def rope_and_write_kv(
     kv_block, kv_plane = kv_layer.stride()[:2]
     if not how.are_plain(cos_sin, head_dim):
         _launch_any(
-            qkv, positions, cos_sin, slots, kv_layer, out, how,
+            qkv, positions, cos_sin, slots, kv_layer, out, how, codes,
             parts=parts, rows=rows, in_place=in_place, pdl=pdl,
         )  # fmt: skip
         return out
     q_norm, k_norm = how.q_norm, how.k_norm
+    factors, scales, scale_block, scale_plane = scales_of(codes)
     fixed = (
         parts, num_heads, num_kv_heads, block_size, rows, head_dim // 2, triton.next_power_of_2(head_dim // 2),
-        q_norm is not None, k_norm is not None, in_place, pdl,
+        q_norm is not None, k_norm is not None, in_place, kind_of(codes, qkv.device), pdl,
     )  # fmt: skip
     _ROPE.launch(
-        (num_heads + 2 * num_kv_heads, triton.cdiv(num_tokens, rows)), (qkv.dtype, out.dtype, kv_block, kv_plane, *fixed),
-        qkv, positions, cos_sin, slots, kv_layer, out, out if q_norm is None else q_norm, out if k_norm is None else k_norm,
-        how.eps, num_tokens, kv_block, kv_plane, *fixed,
+        (num_heads + 2 * num_kv_heads, triton.cdiv(num_tokens, rows)),
+        (qkv.dtype, out.dtype, kv_block, kv_plane, scale_block, scale_plane, *fixed),
+        qkv, positions, cos_sin, slots, bytes_of(kv_layer, codes), factors, scales, out,
+        out if q_norm is None else q_norm, out if k_norm is None else k_norm,
+        how.eps, num_tokens, kv_block, kv_plane, scale_block, scale_plane, *fixed,
         num_warps=1 if rows == 1 else 4, launch_pdl=pdl,
     )  # fmt: skip
     return out
@@ -57,10 +64,11 @@ def rope_and_write_kv(
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _rope(
-    qkv_PTW, positions_T, cos_sin_PD, slots_T, kv, out_THD, q_norm_D, k_norm_D, eps, num_tokens, kv_block, kv_plane,
+    qkv_PTW, positions_T, cos_sin_PD, slots_T, kv, factors_2, scales, out_THD, q_norm_D, k_norm_D, eps, num_tokens,
+    kv_block, kv_plane, scale_block, scale_plane,
     PARTS: tl.constexpr, HQ: tl.constexpr, HKV: tl.constexpr, B: tl.constexpr, ROWS: tl.constexpr,
     HALF: tl.constexpr, HALF_PADDED: tl.constexpr, NORM_Q: tl.constexpr, NORM_K: tl.constexpr,
-    IN_PLACE: tl.constexpr, PDL: tl.constexpr,
+    IN_PLACE: tl.constexpr, CODES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     token = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -99,15 +107,28 @@ def _rope(
         tl.store(target, first, mask=inside)
         tl.store(target + HALF, second, mask=inside)
     else:
+        plane = (head >= HQ + HKV).to(tl.int64)
+        kv_at = head - HQ - plane * HKV
+        kept, kept_too = first, second
+        if CODES != NUMBERS:
+            if CODES == INT8:
+                half, other = largest_of(first, inside), largest_of(second, inside)
+                largest = tl.maximum(half, other) + (half + other) * 0.0  # NaN if one is
+                scale_at = scales + slot // B * scale_block + plane * scale_plane + slot % B * HKV + kv_at
+                tl.store(scale_at, largest / 127.0, mask=there & (slot >= 0))
+                kept, first = in_int8(first, largest[:, None])
+                kept_too, second = in_int8(second, largest[:, None])
+            else:
+                factor = tl.load(factors_2 + plane)
+                kept, first = in_fp8(first, factor, CODES)
+                kept_too, second = in_fp8(second, factor, CODES)
         if IN_PLACE:
             tl.store(source, first, mask=inside)
             tl.store(source + HALF, second, mask=inside)
-        plane = (head >= HQ + HKV).to(tl.int64)
-        kv_at = head - HQ - plane * HKV
         target = kv + (slot // B * kv_block + plane * kv_plane + (slot % B * HKV + kv_at) * D)[:, None] + d
         written = inside & (slot >= 0)[:, None]
-        tl.store(target, first, mask=written)
-        tl.store(target + HALF, second, mask=written)
+        tl.store(target, kept, mask=written)
+        tl.store(target + HALF, kept_too, mask=written)
 
 
 @triton.jit
@@ -127,6 +148,7 @@ def _launch_any(
     kv_layer: torch.Tensor,
     out: torch.Tensor,
     how: Heads,
+    codes: Codes | None,
     *,
     parts: int,
     rows: int,
@@ -136,18 +158,21 @@ def _launch_any(
     num_tokens, num_heads, head_dim = out.shape
     block_size, num_kv_heads = kv_layer.shape[2:4]
     kv_block, kv_plane = kv_layer.stride()[:2]
+    factors, scales, scale_block, scale_plane = scales_of(codes)
     norm = (
         UNIT if how.norms_without_weight else NONE if how.q_norm is None else PLUS_ONE if how.norm_plus_one else WEIGHT
     )
     fixed = (
         parts, num_heads, num_kv_heads, block_size, rows, head_dim, triton.next_power_of_2(head_dim),
         0 if cos_sin is None else cos_sin.shape[1], how.interleaved, norm, how.norm_after, how.norms_values,
-        how.query_growth is not None, 2 if how.gated else 1, in_place, pdl,
+        how.query_growth is not None, 2 if how.gated else 1, in_place, kind_of(codes, qkv.device), pdl,
     )  # fmt: skip
     _ROPE_ANY.launch(
-        (num_heads + 2 * num_kv_heads, triton.cdiv(num_tokens, rows)), (qkv.dtype, out.dtype, kv_block, kv_plane, *fixed),
-        qkv, positions, cos_sin, slots, kv_layer, out, how.q_norm, how.k_norm, how.query_growth,
-        how.eps, num_tokens, kv_block, kv_plane, *fixed,
+        (num_heads + 2 * num_kv_heads, triton.cdiv(num_tokens, rows)),
+        (qkv.dtype, out.dtype, kv_block, kv_plane, scale_block, scale_plane, *fixed),
+        qkv, positions, cos_sin, slots, bytes_of(kv_layer, codes), factors, scales, out,
+        how.q_norm, how.k_norm, how.query_growth,
+        how.eps, num_tokens, kv_block, kv_plane, scale_block, scale_plane, *fixed,
         num_warps=1 if rows == 1 else 4, launch_pdl=pdl,
     )  # fmt: skip
 
@@ -157,11 +182,12 @@ NONE, WEIGHT, PLUS_ONE, UNIT = 0, 1, 2, 3  # norms of queries and keys
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _rope_any(
-    qkv_PTW, positions_T, cos_sin_PR, slots_T, kv, out_THD, q_norm_D, k_norm_D, growth_P, eps, num_tokens, kv_block, kv_plane,
+    qkv_PTW, positions_T, cos_sin_PR, slots_T, kv, factors_2, scales, out_THD, q_norm_D, k_norm_D, growth_P, eps, num_tokens,
+    kv_block, kv_plane, scale_block, scale_plane,
     PARTS: tl.constexpr, HQ: tl.constexpr, HKV: tl.constexpr, B: tl.constexpr, ROWS: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, R: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr,
     NORM_AFTER: tl.constexpr, NORM_VALUES: tl.constexpr, GROWTH: tl.constexpr, STEP: tl.constexpr,
-    IN_PLACE: tl.constexpr, PDL: tl.constexpr,
+    IN_PLACE: tl.constexpr, CODES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """`_rope`, with the head in one piece: each dimension also loads the one that it is rotated with.
 
@@ -227,13 +253,22 @@ def _rope_any(
             x = (x.to(tl.float32) * growth).to(dtype)
         tl.store(out_THD + (token * HQ + head)[:, None] * D + d[None, :], x, mask=inside)
     else:
+        plane = (head >= HQ + HKV).to(tl.int64)
+        kv_at = head - HQ - plane * HKV
+        kept = x
+        if CODES != NUMBERS:
+            if CODES == INT8:
+                largest = largest_of(x, inside)
+                scale_at = scales + slot // B * scale_block + plane * scale_plane + slot % B * HKV + kv_at
+                tl.store(scale_at, largest / 127.0, mask=there & (slot >= 0))
+                kept, x = in_int8(x, largest[:, None])
+            else:
+                kept, x = in_fp8(x, tl.load(factors_2 + plane), CODES)
         if IN_PLACE:
             tl.debug_barrier()  # all have loaded the dimension that they are rotated with
             tl.store(row + d[None, :], x, mask=inside)
-        plane = (head >= HQ + HKV).to(tl.int64)
-        kv_at = head - HQ - plane * HKV
         target = kv + (slot // B * kv_block + plane * kv_plane + (slot % B * HKV + kv_at) * D)[:, None] + d[None, :]
-        tl.store(target, x, mask=inside & (slot >= 0)[:, None])
+        tl.store(target, kept, mask=inside & (slot >= 0)[:, None])
 
 
 @triton.jit

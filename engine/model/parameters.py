@@ -108,13 +108,20 @@ class Weights:
         self.unused: set[str] = set()  # a checkpoint may have these tensors; the model does not need them
         self._rank, self._size = rank, size
 
-    def new(self, parameter: Parameter, *, ways: Sequence[Way] = (), under: str = "") -> torch.Tensor:
+    def new(
+        self, parameter: Parameter, *, ways: Sequence[Way] = (), under: str = "", default: float | None = None
+    ) -> torch.Tensor:
         """Return the share of a parameter, whose parts' names in the checkpoint begin with `under`.
 
-        With `ways`, a checkpoint has the tensors of one of them instead of the parameter's parts.
+        With `ways`, a checkpoint has the tensors of one of them instead of the parameter's parts; with a `default` it may have
+        none.
         """
         tensor = self.empty(self.share(parameter).shape, parameter.format)
-        self.ways.append(tuple(self._declare(way, tensor, under) for way in ways or (Way(parameter),)))
+        declared = tuple(self._declare(way, tensor, under) for way in ways or (Way(parameter),))
+        if default is not None:
+            tensor.fill_(default)
+            declared = (*declared, frozenset())
+        self.ways.append(declared)
         return tensor
 
     def staged(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from engine.kernels.attention import HeadShape
+from engine.kernels.codes import KINDS, Kind
 from engine.model.experts import SparseMlpSpec
 from engine.model.formats.product import Format
 from engine.model.formats.quantization import UNQUANTISED, Quantization
@@ -132,6 +133,7 @@ class AttentionSpec:
     output_gate: bool = False  # behind each query head's rows are those of its output's gate
     fused: str = ""  # the module that holds queries', keys' and values' rows; "": one each
     output: str = "self_attn.o_proj"
+    codes: Kind | None = None  # what keys and values are kept as; None: the numbers themselves
 
     @property
     def heads(self) -> HeadShape:
@@ -139,8 +141,11 @@ class AttentionSpec:
 
     @property
     def kept(self) -> tuple[Kept, ...]:
-        """Keys and values."""
-        return (Kept(planes=2, heads=self.num_kv_heads, dim=self.head_dim),)
+        """Keys and values, or their codes and the codes' scales."""
+        if self.codes is None:
+            return (Kept(planes=2, heads=self.num_kv_heads, dim=self.head_dim),)
+        sizes = zip(KINDS[self.codes], (self.head_dim, 1), strict=False)
+        return tuple(Kept(planes=2, heads=self.num_kv_heads, dim=dim, dtype=dtype) for dtype, dim in sizes)
 
     @property
     def q_size(self) -> int:
@@ -329,9 +334,12 @@ class ModelSpec:
 
     @property
     def kept(self) -> dict[Kept, int]:
-        """How many layers keep each kind of content; what is kept of each token comes first. Each is a part of every block."""
+        """How many layers keep each kind of content. Each is a part of every block.
+
+        What is kept of each token comes first, codes before all else: the first part's dtype is the pool's name elsewhere.
+        """
         found = Counter(kept for layer in self.layers for kept in layer.mixer.kept)
-        return dict(sorted(found.items(), key=lambda item: not item[0].per_token))
+        return dict(sorted(found.items(), key=lambda item: (not item[0].per_token, item[0].dtype not in _CODES)))
 
     @property
     def places(self) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -352,6 +360,9 @@ class ModelSpec:
         """Whether attention of this shape is a causal softmax over all positions, in all layers."""
         mixers = [mixer for mixer in self.attentions if mixer.heads == heads]
         return not any(mixer.window or mixer.softcap or mixer.sinks for mixer in mixers)
+
+
+_CODES = {dtypes[0] for dtypes in KINDS.values()}
 
 
 def _width(mlp: MlpSpec, hidden_size: int) -> int:

@@ -132,7 +132,7 @@ def _missing(weights: Weights, found: set[str]) -> list[str]:
     """The tensors that lack, by the way that most of a parameter's tensors follow."""
     missing = set[str]()
     for ways in weights.ways:
-        missing |= min((names - found for names in ways), key=len)
+        missing |= min(((not names & found, names - found) for names in ways), key=lambda way: (way[0], len(way[1])))[1]
     return sorted(missing)
 
 

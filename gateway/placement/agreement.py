@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from common.blocks import BlockKind, hash_blocks
 from common.messages import WorkerState
+from common.pages import KV_NAMES
 from common.peers import CONTESTED, Peers
 from common.store import kind_of
 from common.words import Role, WorkerStatus
@@ -186,7 +187,8 @@ def _other_blocks(its: Blocks, most: Blocks) -> str:
     if its.kind.block_size != most.kind.block_size:
         return f"its blocks have {its.kind.block_size} positions, those of most decode workers {most.kind.block_size}"
     if its.kind.kv_dtype != most.kind.kv_dtype:
-        return f"its KV is {its.kind.kv_dtype}, that of most decode workers {most.kind.kv_dtype}"
+        here, there = (KV_NAMES.get(kind.kv_dtype, kind.kv_dtype) for kind in (its.kind, most.kind))
+        return f"its KV is {here}, that of most decode workers {there}"
     return "what its blocks hold differs from most decode workers' (heads, layers or a dtype)"
 
 

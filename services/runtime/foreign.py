@@ -35,7 +35,6 @@ ELSEWHERE = {
     "--gpu-memory-utilization": "--kv-memory-mb sizes the KV pool; without it a GPU gives what weights and passes leave",
     "--swap-space": "KV is not swapped: --kv-memory-mb is the pool, and sequences that don't fit are computed again",
     "--cpu-offload-gb": "weights stay on the device",
-    "--kv-cache-dtype": "KV has the dtype of --dtype",
     "-q": "--quantization",
     "--trust-remote-code": "Baton never runs code of a checkpoint",
     "--tokenizer": "it is the one in --model's folder",

@@ -27,6 +27,14 @@ class WorkerOptions(ModelSettings):
         "auto",
         description="weights and KV; auto: the checkpoint's, on a CPU float32 unless both it and the checkpoint have bfloat16",
     )
+    kv_cache_dtype: Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "int8", "int8_per_token_head"] = Field(
+        "auto",
+        description="what keys and values are kept as: fp8 (e4m3) and int8 (a scale for each head and token) halve 16 bits; "
+        "auto: fp8 if the checkpoint has scales for it, else as --dtype says",
+    )
+    kv_cache_dtype_skip_layers: Literal["", "sliding_window"] = Field(
+        "", description="layers whose keys and values stay as --dtype says: sliding_window, those with a window"
+    )
     model_impl: Literal["auto", "baton", "transformers"] = Field(
         "auto",
         description="whose code computes the model: baton's kernels, or the installed transformers over Baton's cache, slowly; "

@@ -33,6 +33,8 @@ class WorkerServiceSettings(WorkerOptions):
             model=self.model,
             device=self.device,
             dtype=self.dtype,
+            kv_cache_dtype=self.kv_cache_dtype,
+            kv_cache_dtype_skip_layers=self.kv_cache_dtype_skip_layers,
             kv_memory_bytes=self.kv_memory_mb << 20 or None,
             block_size=self.block_size or None,
             max_model_len=self.max_model_len or None,

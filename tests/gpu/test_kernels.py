@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.unit.kernels import delta_checks, expert_checks, group_checks, latent_checks, switch_checks, triton_checks
+from tests.unit.kernels import (
+    codes_checks,
+    delta_checks,
+    expert_checks,
+    group_checks,
+    latent_checks,
+    switch_checks,
+    triton_checks,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -41,3 +49,8 @@ def test_latent_kernel(name: str) -> None:
 @pytest.mark.parametrize("name", group_checks.CHECKS)
 def test_groups_kernel(name: str) -> None:
     group_checks.run(name, "cuda", large=True)
+
+
+@pytest.mark.parametrize("name", codes_checks.CHECKS)
+def test_codes_kernel(name: str) -> None:
+    codes_checks.run(name, "cuda", large=True)

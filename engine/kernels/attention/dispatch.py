@@ -12,6 +12,7 @@ from engine.kernels.attention import on_cpu
 from engine.kernels.attention.hopper_trial import hopper_works, tiles_at_once
 from engine.kernels.attention.plan import AttentionPlan, HeadShape, PrefillPlan, Scores
 from engine.kernels.attention.tiles import LARGE_TILE, SMALL_TILE, Tiling
+from engine.kernels.codes import Codes
 from engine.kernels.device import describe, use_triton
 
 
@@ -24,16 +25,23 @@ def tiling(device: torch.device, dtype: torch.dtype, heads: HeadShape, *, is_pla
     return Tiling(SMALL_TILE, LARGE_TILE)
 
 
-def needs_qkv(plan: AttentionPlan, q: torch.Tensor) -> bool:
-    """Whether the prefill kernel reads the new tokens' keys and values where the projection wrote them."""
-    return plan.prefill is not None and plan.prefill.blocks is None and copies_in_bulk(q)
+def needs_qkv(plan: AttentionPlan, heads: torch.Tensor, codes: Codes | None = None) -> bool:
+    """Whether the prefill kernel reads the new tokens' keys and values where the projection wrote them.
+
+    `heads` [..., D]: queries, or what a layer keeps.
+    """
+    dtype = heads.dtype if codes is None else codes.dtype
+    return plan.prefill is not None and plan.prefill.blocks is None and _copies_in_bulk(heads, dtype)
 
 
 def copies_in_bulk(q: torch.Tensor) -> bool:
     """Whether the kernel with bulk copies suits: 16-bit numbers on Hopper or later (or in the interpreter)."""
-    return (
-        use_triton(q) and q.element_size() == 2 and q.shape[-1] <= 256 and (not q.is_cuda or describe(q.device).has_tma)
-    )
+    return _copies_in_bulk(q, q.dtype)
+
+
+def _copies_in_bulk(heads: torch.Tensor, dtype: torch.dtype) -> bool:
+    has_tma = not heads.is_cuda or describe(heads.device).has_tma
+    return use_triton(heads) and dtype.itemsize == 2 and heads.shape[-1] <= 256 and has_tma
 
 
 def paged_attention(
@@ -43,29 +51,30 @@ def paged_attention(
     how: Scores,
     *,
     qkv: torch.Tensor | None = None,
+    codes: Codes | None = None,
 ) -> torch.Tensor:
     """Return [T, Hq, D]: the i-th new token of a sequence attends to all positions up to its own.
 
     `q` [T, Hq, D]; `kv_layer` [num_blocks, 2, B, Hkv, D] is a strided view of the pool with the new tokens' KV.
-    Sums are in float32. `qkv` [T, (Hq + 2 Hkv) D], its keys
-    rotated, if `needs_qkv`.
+    Sums are in float32. `qkv` [T, (Hq + 2 Hkv) D] as `rope_and_write_kv` left it in place, if `needs_qkv`. `codes`: what the
+    pool's codes mean; None: it holds the numbers themselves.
     """
     out = torch.empty_like(q)
     if use_triton(q):
         both = plan.num_decode > 0 and plan.prefill is not None
         with _beside_each_other(q.device) if both and _is_captured(q) else nullcontext() as second:
             if plan.num_decode:
-                _decode(q, kv_layer, plan, out, how)
+                _decode(q, kv_layer, plan, out, how, codes)
             if plan.prefill is not None:
                 rows = slice(plan.num_decode, None)
                 new = None if qkv is None else qkv[rows]
                 with torch.cuda.stream(second):
-                    _prefill(q[rows], new, kv_layer, plan.prefill, out[rows], how)
+                    _prefill(q[rows], new, kv_layer, plan.prefill, out[rows], how, codes)
         return out
     prompts = None if plan.prefill is None else plan.prefill.batch
     for rows, batch in ((slice(plan.num_decode), plan.decode), (slice(plan.num_decode, None), prompts)):
         if batch is not None:
-            on_cpu.attend(q[rows], kv_layer, batch, how, out[rows])
+            on_cpu.attend(q[rows], kv_layer, batch, how, out[rows], codes)
     return out
 
 
@@ -97,11 +106,12 @@ def _decode(
     plan: AttentionPlan,
     out: torch.Tensor,
     how: Scores,
+    codes: Codes | None,
 ) -> None:
     from engine.kernels.attention import triton_decode
 
     items = plan.items[how.window]
-    triton_decode.paged_decode(q, kv_layer, items.items, items.parts, plan.tables, out, how)
+    triton_decode.paged_decode(q, kv_layer, items.items, items.parts, plan.tables, out, how, codes)
 
 
 def _prefill(
@@ -111,11 +121,14 @@ def _prefill(
     plan: PrefillPlan,
     out: torch.Tensor,
     how: Scores,
+    codes: Codes | None,
 ) -> None:
     if not copies_in_bulk(q):
         from engine.kernels.attention import triton_paged_prefill
 
-        triton_paged_prefill.paged_prefill(q, kv_layer, plan.batch.block_table, plan.tiles, out, how, rows=plan.rows)
+        triton_paged_prefill.paged_prefill(
+            q, kv_layer, plan.batch.block_table, plan.tiles, out, how, codes, rows=plan.rows
+        )
         return
     from engine.kernels.attention import triton_prefill
 
@@ -124,29 +137,31 @@ def _prefill(
     if is_plain and plan.rows == LARGE_TILE and hopper_works(q.device, q.dtype, q.shape[1], num_kv_heads, head_dim):
         from engine.kernels.attention import triton_prefill_hopper
 
-        in_pool = plan.blocks is not None and triton_prefill_hopper.reads_pages(kv_layer.shape[2])
+        in_pool = codes is None and plan.blocks is not None and triton_prefill_hopper.reads_pages(kv_layer.shape[2])
         if in_pool:
             keys, values = kv_layer[:, 0].flatten(2), kv_layer[:, 1].flatten(2)
         else:
-            keys, values = _in_a_row(qkv, kv_layer, plan)
+            keys, values = _in_a_row(qkv, kv_layer, plan, codes)
         triton_prefill_hopper.prefill(
             q, keys, values, plan.tiles, out, num_kv_heads=num_kv_heads, scale=how.scale, at_once=plan.at_once,
             blocks=plan.blocks if in_pool else None,
         )  # fmt: skip
         return
-    keys, values = _in_a_row(qkv, kv_layer, plan)
+    keys, values = _in_a_row(qkv, kv_layer, plan, codes)
     triton_prefill.prefill(
         q, keys, values, plan.tiles, out, how,
         rows=plan.rows, num_kv_heads=num_kv_heads, max_context_len=plan.batch.max_context_len,
     )  # fmt: skip
 
 
-def _in_a_row(qkv: torch.Tensor | None, kv_layer: torch.Tensor, plan: PrefillPlan) -> tuple[torch.Tensor, torch.Tensor]:
-    """The contexts' keys and values [C, Hkv D], contiguous: the projection's own, or copied from the pool."""
+def _in_a_row(
+    qkv: torch.Tensor | None, kv_layer: torch.Tensor, plan: PrefillPlan, codes: Codes | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The contexts' keys and values [C, Hkv D], contiguous: the projection's own, or copied (decoded) from the pool."""
     from engine.kernels.attention import triton_prefill
 
     if plan.blocks is not None:
-        return triton_prefill.gather_context(kv_layer, plan.blocks)
+        return triton_prefill.gather_context(kv_layer, plan.blocks, codes)
     assert qkv is not None, "needs_qkv"
     width = kv_layer.shape[3] * kv_layer.shape[4]
     return qkv[:, -2 * width : -width], qkv[:, -width:]

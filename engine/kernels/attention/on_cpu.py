@@ -11,28 +11,36 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from engine.kernels.attention import reference
 from engine.kernels.attention.plan import AttentionBatch, Scores
+from engine.kernels.codes import Codes, numbers_of
 
 
-def attend(q: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, how: Scores, out: torch.Tensor) -> None:
+def attend(
+    q: torch.Tensor,
+    kv_layer: torch.Tensor,
+    batch: AttentionBatch,
+    how: Scores,
+    out: torch.Tensor,
+    codes: Codes | None = None,
+) -> None:
     """Write the attention of `q` [T, Hq, D] into `out`; see `paged_attention`."""
     if how.softcap or how.sinks is not None:
-        out.copy_(reference.attend(q, kv_layer, batch, how))
+        out.copy_(reference.attend(q, kv_layer, batch, how, codes))
         return
     starts, lengths = batch.query_start.tolist(), batch.context_len.tolist()
     for index, context in enumerate(lengths):
         rows = slice(starts[index], starts[index + 1])
-        out[rows] = _attend_one(q[rows], kv_layer, batch.block_table[index], context, how)
+        out[rows] = _attend_one(q[rows], kv_layer, batch.block_table[index], context, how, codes)
 
 
 def _attend_one(
-    q: torch.Tensor, kv_layer: torch.Tensor, table: torch.Tensor, context: int, how: Scores
+    q: torch.Tensor, kv_layer: torch.Tensor, table: torch.Tensor, context: int, how: Scores, codes: Codes | None
 ) -> torch.Tensor:
     """`q` [Q, Hq, D] of one sequence -> [Q, Hq, D]."""
     block_size, num_kv_heads = kv_layer.shape[2], kv_layer.shape[3]
     num_new, window = len(q), how.window
     first = max(0, context - num_new - window + 1) // block_size if window else 0
     begin = max(0, context - window) if window and num_new == 1 else first * block_size
-    pages = kv_layer.index_select(0, table[first : -(-context // block_size)])  # [blocks, 2, B, Hkv, D]
+    pages = numbers_of(kv_layer, table[first : -(-context // block_size)], codes)  # [blocks, 2, B, Hkv, D]
     both = pages.permute(1, 3, 0, 2, 4).flatten(2, 3)  # [2, Hkv, C, D], copied
     keys, values = both[:, :, begin - first * block_size : context - first * block_size].unsqueeze(1)
     if num_new == 1:  # its heads that share a key are a batch of queries

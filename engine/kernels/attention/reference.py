@@ -9,27 +9,37 @@ from __future__ import annotations
 import torch
 
 from engine.kernels.attention.plan import AttentionBatch, Scores
+from engine.kernels.codes import Codes, numbers_of
 
 
-def attend(q: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, how: Scores) -> torch.Tensor:
+def attend(
+    q: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, how: Scores, codes: Codes | None = None
+) -> torch.Tensor:
     """Sequence by sequence; a decode batch is padded and computed at once."""
     if batch.max_query_len == 1 and len(batch.context_len) > 1:
-        return _attend_singles(q, kv_layer, batch, how)
+        return _attend_singles(q, kv_layer, batch, how, codes)
     starts, lengths = batch.query_start.tolist(), batch.context_len.tolist()
     out = torch.empty_like(q)
     for index, context in enumerate(lengths):
         rows = slice(starts[index], starts[index + 1])
-        out[rows] = attend_one(q[rows], kv_layer, batch.block_table[index], context, how)
+        out[rows] = attend_one(q[rows], kv_layer, batch.block_table[index], context, how, codes)
     return out
 
 
-def attend_one(q: torch.Tensor, kv_layer: torch.Tensor, table: torch.Tensor, context: int, how: Scores) -> torch.Tensor:
+def attend_one(
+    q: torch.Tensor,
+    kv_layer: torch.Tensor,
+    table: torch.Tensor,
+    context: int,
+    how: Scores,
+    codes: Codes | None = None,
+) -> torch.Tensor:
     """`q` [Q, Hq, D] of one sequence with `context` positions -> [Q, Hq, D]."""
     block_size, num_kv_heads = kv_layer.shape[2], kv_layer.shape[3]
     window = how.window
     first = max(0, context - len(q) - window + 1) // block_size if window else 0
     blocks = table[first : -(-context // block_size)].long()
-    keys, values = kv_layer[blocks].unbind(1)  # [blocks, B, Hkv, D]
+    keys, values = numbers_of(kv_layer, blocks, codes).unbind(1)  # [blocks, B, Hkv, D]
     first_position = first * block_size
     keys, values = (x.flatten(0, 1)[: context - first_position].float() for x in (keys, values))  # [C, Hkv, D]
     grouped = q.float().unflatten(1, (num_kv_heads, -1))  # [Q, Hkv, G, D]
@@ -43,11 +53,13 @@ def attend_one(q: torch.Tensor, kv_layer: torch.Tensor, table: torch.Tensor, con
     return torch.einsum("hgqc,chd->qhgd", weights, values).flatten(1, 2).to(q.dtype)
 
 
-def _attend_singles(q: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, how: Scores) -> torch.Tensor:
+def _attend_singles(
+    q: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, how: Scores, codes: Codes | None
+) -> torch.Tensor:
     """One new token each: `q` [S, Hq, D], contexts padded to the longest."""
     block_size, num_kv_heads = kv_layer.shape[2], kv_layer.shape[3]
     count = -(-batch.max_context_len // block_size)
-    keys, values = kv_layer[batch.block_table[:, :count].long()].unbind(2)  # [S, blocks, B, Hkv, D]
+    keys, values = numbers_of(kv_layer, batch.block_table[:, :count].long(), codes).unbind(2)  # [S, blocks, B, Hkv, D]
     keys, values = (x.flatten(1, 2).float() for x in (keys, values))  # [S, C, Hkv, D]
     grouped = q.float().unflatten(1, (num_kv_heads, -1))  # [S, Hkv, G, D]
     scores = _capped(torch.einsum("shgd,schd->shgc", grouped, keys) * how.scale, how.softcap)

@@ -14,6 +14,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.attention.decode_items import STEP_POSITIONS
 from engine.kernels.attention.plan import Scores
+from engine.kernels.codes import Codes
+from engine.kernels.codes.triton_codes import FP8, INT8, bytes_of, kind_of, scales_of, widened
 from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
 
@@ -31,6 +33,7 @@ def paged_decode(
     tables: torch.Tensor,
     out: torch.Tensor,
     how: Scores,
+    codes: Codes | None = None,
 ) -> None:
     """Write the leading S rows of `out` [T, Hq, D]. `items` [I, 8] and `parts` [S, 2] are those of `plan.DecodeItems`."""
     num_heads, head_dim = q.shape[1:]
@@ -43,13 +46,15 @@ def paged_decode(
     stages, pdl = _stages(parts.shape[0] * num_kv_heads, device.processors), device.has_tma
     step = STEP_POSITIONS if padded * q.element_size() <= MAX_KEY_BYTES else STEP_POSITIONS // 2
     kv_block, kv_plane = kv_layer.stride()[:2]
+    factors, scales, scale_block, scale_plane = scales_of(codes)
     fixed = (
         num_heads, num_kv_heads, group, max(16, triton.next_power_of_2(group)), head_dim, padded,
-        block_size, step, stages, how.softcap, how.sinks is not None, pdl,
+        block_size, step, stages, how.softcap, how.sinks is not None, kind_of(codes, q.device), pdl,
     )  # fmt: skip
     _DECODE.launch(
-        (num_kv_heads, items.shape[0]), (q.dtype, kv_block, kv_plane, *fixed),
-        q, kv_layer, items, tables, out, partial, stats, how.sinks, how.scale * LOG2_E, kv_block, kv_plane, *fixed,
+        (num_kv_heads, items.shape[0]), (q.dtype, kv_block, kv_plane, scale_block, scale_plane, *fixed),
+        q, bytes_of(kv_layer, codes), factors, scales, items, tables, out, partial, stats, how.sinks, how.scale * LOG2_E,
+        kv_block, kv_plane, scale_block, scale_plane, *fixed,
         num_warps=WARPS, num_stages=stages, launch_pdl=pdl,
     )  # fmt: skip
     # One head a program while that fills the GPU: programs without anything to add up cost time.
@@ -83,10 +88,11 @@ def softcapped(scores_log2, CAP: tl.constexpr):
 
 @triton.jit
 def _decode(
-    q_SHD, kv, items_I8, tables, out_SHD, partial_IHD, stats_IH2, sinks_H, scale_log2, kv_block, kv_plane,
+    q_SHD, kv, factors_2, scales, items_I8, tables, out_SHD, partial_IHD, stats_IH2, sinks_H, scale_log2,
+    kv_block, kv_plane, scale_block, scale_plane,
     HQ: tl.constexpr, HKV: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr,
     B: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
-    PDL: tl.constexpr,
+    CODES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     kv_at, item = tl.program_id(0), tl.program_id(1).to(tl.int64)
     if PDL:
@@ -107,15 +113,20 @@ def _decode(
         top = tl.full((ROWS,), float("-inf"), tl.float32)
         total = tl.zeros((ROWS,), tl.float32)
         sums = tl.zeros((ROWS, D_PADDED), tl.float32)
+        if CODES >= FP8:
+            scale_log2 *= tl.load(factors_2)
         for key_start in tl.range(start, end, KEYS, num_stages=STAGES):
             at = key_start + tl.arange(0, KEYS)
             known = at < end
             block = tl.load(table + at // B, mask=known, other=0).to(tl.int64)
             where = (block * kv_block + (at % B) * (HKV * D))[:, None]
             inside = known[:, None] & (d < D)[None, :]
-            keys = tl.load(kv_head + where, mask=inside, other=0.0)
-            values = tl.load(kv_head + kv_plane + where, mask=inside, other=0.0)
+            keys = widened(tl.load(kv_head + where, mask=inside, other=0), q.dtype, CODES)
+            values = widened(tl.load(kv_head + kv_plane + where, mask=inside, other=0), q.dtype, CODES)
             scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale_log2
+            if CODES == INT8:
+                scale_at = scales + block * scale_block + (at % B) * HKV + kv_at
+                scores *= tl.load(scale_at, mask=known, other=0.0)[None, :]
             if SOFTCAP > 0:
                 scores = softcapped(scores, SOFTCAP)
             scores = tl.where(known[None, :], scores, float("-inf"))
@@ -123,8 +134,12 @@ def _decode(
             weights = tl.exp2(scores - new_top[:, None])
             decay = tl.exp2(top - new_top)
             total = total * decay + tl.sum(weights, axis=1)
+            if CODES == INT8:
+                weights *= tl.load(scale_at + scale_plane, mask=known, other=0.0)[None, :]
             sums = tl.dot(weights.to(values.dtype), values, sums * decay[:, None], input_precision="ieee")
             top = new_top
+        if CODES >= FP8:
+            sums *= tl.load(factors_2 + 1)
 
         if alone != 0:
             if HAS_SINKS:

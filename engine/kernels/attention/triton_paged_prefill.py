@@ -12,6 +12,8 @@ import triton.language as tl
 
 from engine.kernels.attention.plan import Scores
 from engine.kernels.attention.triton_decode import LOG2_E, softcapped
+from engine.kernels.codes import Codes
+from engine.kernels.codes.triton_codes import FP8, INT8, bytes_of, kind_of, scales_of, widened
 from engine.kernels.launch import Kernel
 
 # Queries of a program, positions of a loop step, warps, stages: by (largest head size, bytes of an element). None spills.
@@ -35,6 +37,7 @@ def paged_prefill(
     tiles: torch.Tensor,
     out: torch.Tensor,
     how: Scores,
+    codes: Codes | None = None,
     *,
     rows: int,
     shape: Shape | None = None,
@@ -42,31 +45,34 @@ def paged_prefill(
     """Write every row of `out` [T, Hq, D]. A sequence's i-th new token attends to all positions up to its own.
 
     `kv_layer` [num_blocks, 2, B, Hkv, D] holds the new tokens already. `block_table` [S, most blocks] int32. `tiles` [I, 8]
-    int32 of `rows` queries each, a power of two, from `tiles.deal_out_tiles`. `shape` replaces the one in `SHAPES`.
+    int32 of `rows` queries each, a power of two, from `tiles.deal_out_tiles`. `codes`: as in `paged_attention`. `shape` replaces
+    the one in `SHAPES`.
     """
     num_heads, head_dim = q.shape[1:]
     size = q.element_size()
     if shape is None:
         shape = next(shape for (most, of), shape in SHAPES.items() if head_dim <= most and of == size)
     m, step, warps, stages = min(shape[0], rows), *shape[1:]
+    factors, scales, scale_block, scale_plane = scales_of(codes)
     _PREFILL.launch(
         (num_heads, tiles.shape[0] * (rows // m)), None,
-        q, kv_layer, block_table, tiles, out, how.sinks, how.scale * LOG2_E, how.window,
+        q, bytes_of(kv_layer, codes), factors, scales, block_table, tiles, out, how.sinks, how.scale * LOG2_E, how.window,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1), block_table.stride(0),
-        kv_layer.stride(0), kv_layer.stride(1), kv_layer.stride(2), kv_layer.stride(3),
-        G=num_heads // kv_layer.shape[3], B=kv_layer.shape[2], D=head_dim, D_PADDED=max(16, triton.next_power_of_2(head_dim)),
+        kv_layer.stride(0), kv_layer.stride(1), kv_layer.stride(2), kv_layer.stride(3), scale_block, scale_plane,
+        G=num_heads // kv_layer.shape[3], HKV=kv_layer.shape[3], B=kv_layer.shape[2],
+        D=head_dim, D_PADDED=max(16, triton.next_power_of_2(head_dim)),
         M=m, PIECES=rows // m, N=step, STAGES=stages, HAS_WINDOW=how.window > 0,
-        SOFTCAP=how.softcap, HAS_SINKS=how.sinks is not None, num_warps=warps, num_stages=stages,
+        SOFTCAP=how.softcap, HAS_SINKS=how.sinks is not None, CODES=kind_of(codes, q.device), num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
 
 @triton.jit
 def _prefill(
-    q_THD, kv, block_table, tiles_I8, out_THD, sinks_H, scale_log2, window,
-    q_token, q_head, out_token, out_head, table_row, kv_block, kv_plane, kv_slot, kv_head,
-    G: tl.constexpr, B: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr,
+    q_THD, kv, factors_2, scales, block_table, tiles_I8, out_THD, sinks_H, scale_log2, window,
+    q_token, q_head, out_token, out_head, table_row, kv_block, kv_plane, kv_slot, kv_head, scale_block, scale_plane,
+    G: tl.constexpr, HKV: tl.constexpr, B: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr,
     M: tl.constexpr, PIECES: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, CODES: tl.constexpr,
 ):  # fmt: skip
     head, tile = tl.program_id(0), tiles_I8 + tl.program_id(1) // PIECES * 8
     skipped = tl.program_id(1) % PIECES * M
@@ -76,6 +82,9 @@ def _prefill(
     first_row, first_position = tl.load(tile) + skipped, tl.load(tile + 2) + skipped
     table = block_table + tl.load(tile + 4).to(tl.int64) * table_row
     head_kv = kv + head // G * kv_head
+    head_scales = scales + head // G if CODES == INT8 else scales
+    if CODES >= FP8:
+        scale_log2 *= tl.load(factors_2)
 
     m, d = tl.arange(0, M), tl.arange(0, D_PADDED)
     token = (first_row + m).to(tl.int64)
@@ -98,16 +107,21 @@ def _prefill(
     if HAS_WINDOW:
         sums, top, total = _span(
             first, inner, begin, end, q, sums, top, total, head_kv, table, first_position, window, scale_log2,
-            kv_block, kv_plane, kv_slot, B, D, D_PADDED, M, N, STAGES, True, True, SOFTCAP,
+            kv_block, kv_plane, kv_slot, head_scales, scale_block, scale_plane, HKV, CODES,
+            B, D, D_PADDED, M, N, STAGES, True, True, SOFTCAP,
         )  # fmt: skip
     sums, top, total = _span(
         inner, seen_by_all, begin, end, q, sums, top, total, head_kv, table, first_position, window, scale_log2,
-        kv_block, kv_plane, kv_slot, B, D, D_PADDED, M, N, STAGES, False, HAS_WINDOW, SOFTCAP,
+        kv_block, kv_plane, kv_slot, head_scales, scale_block, scale_plane, HKV, CODES,
+        B, D, D_PADDED, M, N, STAGES, False, HAS_WINDOW, SOFTCAP,
     )  # fmt: skip
     sums, top, total = _span(
         seen_by_all, end, begin, end, q, sums, top, total, head_kv, table, first_position, window, scale_log2,
-        kv_block, kv_plane, kv_slot, B, D, D_PADDED, M, N, 1, True, HAS_WINDOW, SOFTCAP,
+        kv_block, kv_plane, kv_slot, head_scales, scale_block, scale_plane, HKV, CODES,
+        B, D, D_PADDED, M, N, 1, True, HAS_WINDOW, SOFTCAP,
     )  # fmt: skip
+    if CODES >= FP8:
+        sums *= tl.load(factors_2 + 1)
     if HAS_SINKS:
         total += tl.exp2(tl.load(sinks_H + head) * 1.4426950408889634 - top)
     target = out_THD + token[:, None] * out_token + head * out_head + d[None, :]
@@ -117,8 +131,9 @@ def _prefill(
 @triton.jit
 def _span(
     at_first, at_end, begin, end, q, sums, top, total, head_kv, table, first_position, window, scale_log2,
-    kv_block, kv_plane, kv_slot, B: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    STAGES: tl.constexpr, MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    kv_block, kv_plane, kv_slot, head_scales, scale_block, scale_plane, HKV: tl.constexpr, CODES: tl.constexpr,
+    B: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
+    MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """Positions [at_first, at_end), N a step. `MASKED`: a row may not see all of a step; only [begin, end) is read."""
@@ -134,12 +149,19 @@ def _span(
         where = head_kv + place[:, None] + d[None, :]
         if MASKED:
             inside = known[:, None] & (d < D)[None, :]
-            k = tl.load(where, mask=inside, other=0.0)
+            k = tl.load(where, mask=inside, other=0)
         elif D < D_PADDED:
-            k = tl.load(where, mask=(d < D)[None, :], other=0.0)
+            k = tl.load(where, mask=(d < D)[None, :], other=0)
         else:
             k = tl.load(where)
+        k = widened(k, q.dtype, CODES)
         scores = tl.dot(q, k.T, input_precision="ieee")
+        if CODES == INT8:
+            scale_at = head_scales + block.to(tl.int64) * scale_block + n % B * HKV
+            if MASKED:
+                scores *= tl.load(scale_at, mask=known, other=0.0)[None, :]
+            else:
+                scores *= tl.load(scale_at)[None, :]
         if SOFTCAP > 0:  # they come back in units of `scale_log2`
             scores = softcapped(scores * scale_log2, SOFTCAP) / scale_log2
         if MASKED:
@@ -154,13 +176,19 @@ def _span(
         weights = tl.exp2(scores * scale_log2 - safe_top[:, None])
         decay = tl.exp2(top - safe_top)
         if MASKED:
-            v = tl.load(where + kv_plane, mask=inside, other=0.0)
+            v = tl.load(where + kv_plane, mask=inside, other=0)
         elif D < D_PADDED:
-            v = tl.load(where + kv_plane, mask=(d < D)[None, :], other=0.0)
+            v = tl.load(where + kv_plane, mask=(d < D)[None, :], other=0)
         else:
             v = tl.load(where + kv_plane)
-        sums = tl.dot(weights.to(v.dtype), v, sums * decay[:, None], input_precision="ieee")
+        v = widened(v, q.dtype, CODES)
         total = total * decay + tl.sum(weights, axis=1)
+        if CODES == INT8:
+            if MASKED:
+                weights *= tl.load(scale_at + scale_plane, mask=known, other=0.0)[None, :]
+            else:
+                weights *= tl.load(scale_at + scale_plane)[None, :]
+        sums = tl.dot(weights.to(v.dtype), v, sums * decay[:, None], input_precision="ieee")
         top = new_top
     return sums, top, total
 

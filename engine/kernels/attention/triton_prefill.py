@@ -14,6 +14,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from engine.kernels.attention.plan import Scores
 from engine.kernels.attention.tiles import SMALL_TILE
 from engine.kernels.attention.triton_decode import LOG2_E, softcapped
+from engine.kernels.codes import Codes
+from engine.kernels.codes.triton_codes import FP8, INT8, NUMBERS, bytes_of, kind_of, scales_of, widened
 from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
 
@@ -70,19 +72,24 @@ def _shape(head_dim: int, rows: int, max_context_len: int) -> tuple[int, int, in
     return (64 if max_context_len <= LONG_CONTEXT else 128, 4 if rows == SMALL_TILE else 8, 3)
 
 
-def gather_context(kv_layer: torch.Tensor, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def gather_context(
+    kv_layer: torch.Tensor, blocks: torch.Tensor, codes: Codes | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the keys and values [I B, Hkv D] of `blocks` [I, 2] int32: id, written positions. Others become 0.
 
-    A negative id is no block: nothing is written there.
+    A negative id is no block: nothing is written there. `codes` become the numbers that `rope_and_write_kv` left in place.
     """
     block_size, num_kv_heads, head_dim = kv_layer.shape[2:]
     width = num_kv_heads * head_dim
-    out = torch.empty((2, blocks.shape[0] * block_size, width), dtype=kv_layer.dtype, device=kv_layer.device)
+    dtype = kv_layer.dtype if codes is None else codes.dtype
+    out = torch.empty((2, blocks.shape[0] * block_size, width), dtype=dtype, device=kv_layer.device)
+    factors, scales, scale_block, scale_plane = scales_of(codes)
     programs = GATHERS_PER_PROCESSOR * describe(kv_layer.device).processors
     rows = min(block_size, GATHERED_ROWS)
     _GATHER.launch(
         (min(blocks.shape[0], programs), 2, triton.cdiv(block_size, rows)), None,
-        kv_layer, blocks, blocks.shape[0], out, kv_layer.stride(0), kv_layer.stride(1), out.stride(0),
+        bytes_of(kv_layer, codes), factors, scales, blocks, blocks.shape[0], out, kv_layer.stride(0), kv_layer.stride(1),
+        out.stride(0), scale_block, scale_plane, CODES=kind_of(codes, kv_layer.device), D=head_dim,
         SIZE=block_size * width, WIDTH=width, PIECE=rows * width, PADDED=triton.next_power_of_2(rows * width), num_warps=8,
     )  # fmt: skip
     return out[0], out[1]
@@ -90,7 +97,8 @@ def gather_context(kv_layer: torch.Tensor, blocks: torch.Tensor) -> tuple[torch.
 
 @triton.jit
 def _gather(
-    kv, blocks_I2, num_blocks, out, kv_block, kv_plane, out_plane,
+    kv, factors_2, scales, blocks_I2, num_blocks, out, kv_block, kv_plane, out_plane, scale_block, scale_plane,
+    CODES: tl.constexpr, D: tl.constexpr,
     SIZE: tl.constexpr, WIDTH: tl.constexpr, PIECE: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     plane, piece = tl.program_id(1), tl.arange(0, PADDED)
@@ -99,9 +107,15 @@ def _gather(
         item = tl.cast(index, tl.int64)
         block, written = tl.load(blocks_I2 + item * 2).to(tl.int64), tl.load(blocks_I2 + item * 2 + 1)
         if block >= 0:
-            values = tl.load(
-                kv + block * kv_block + plane * kv_plane + at, mask=(piece < PIECE) & (at < written * WIDTH), other=0.0
-            )
+            there = (piece < PIECE) & (at < written * WIDTH)
+            values = tl.load(kv + block * kv_block + plane * kv_plane + at, mask=there, other=0)
+            if CODES != NUMBERS:
+                wide = widened(values, tl.float32, CODES)
+                if CODES == INT8:
+                    wide *= tl.load(scales + block * scale_block + plane * scale_plane + at // D, mask=there, other=0.0)
+                if CODES >= FP8:
+                    wide *= tl.load(factors_2 + plane)
+                values = wide.to(out.dtype.element_ty)
             tl.store(out + plane * out_plane + item * SIZE + at, values, mask=(piece < PIECE) & (at < SIZE))
 
 

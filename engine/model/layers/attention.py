@@ -13,9 +13,11 @@ import torch
 
 from engine.kernels.activation import gated_heads
 from engine.kernels.attention import AttentionPlan, Scores, needs_qkv, paged_attention
+from engine.kernels.codes import Codes, opened
 from engine.kernels.rope import Heads, rope_and_write_kv
 from engine.model.formats.product import LinearSpec
 from engine.model.layers.building import Surroundings
+from engine.model.layers.kv_scales import declare_factors
 from engine.model.layers.norm import RmsNorm
 from engine.model.parameters import Parameter, Shard, stacked
 from engine.model.spec import AttentionSpec
@@ -58,14 +60,15 @@ class GroupedQueryAttention:
             sinks=around.weights.new(_sinks(spec), under=around.under) if spec.sinks else None,
         )
         self._heads = spec.heads
-        self._is_gated = spec.output_gate
+        self._factors = declare_factors(spec, around)
+        self._is_gated, self._dtype = spec.output_gate, around.weights.dtype
 
     def __call__(self, stream: Stream, batch: ForwardBatch, kept: Sequence[torch.Tensor], *, is_last: bool) -> None:
-        """Attend; `kept` is one view of the pool, [num_blocks, 2, block_size, Hkv, D]."""
-        (kv,) = kept
+        """Attend; `kept` is one view of the pool, [num_blocks, 2, block_size, Hkv, D]; of int8, also one of the scales."""
+        kv, codes = opened(kept, self._factors, self._dtype)
         plan = batch.attention[self._heads]
-        q, product = self._project(self._branch.read(stream), batch, plan, kv)
-        qkv = product if needs_qkv(plan, kv) else None
+        q, product = self._project(self._branch.read(stream), batch, plan, kv, codes)
+        qkv = product if needs_qkv(plan, kv, codes) else None
         if is_last and plan.prefill is not None:
             # Later tokens need only the other rows' keys and values, which are written.
             rows = batch.sampled_rows
@@ -75,24 +78,26 @@ class GroupedQueryAttention:
             q, qkv, plan = q.index_select(0, rows), None, batch.final
             product = product.index_select(0, rows) if self._is_gated else product
             stream.only(rows)
-        x = paged_attention(q, kv, plan, self._scores, qkv=qkv)
+        x = paged_attention(q, kv, plan, self._scores, qkv=qkv, codes=codes)
         if self._is_gated:
             x = gated_heads(x, product)
         self._branch.add(stream, self._output, x.flatten(-2))
 
     def _project(
-        self, x: torch.Tensor, batch: ForwardBatch, plan: AttentionPlan, kv: torch.Tensor
+        self, x: torch.Tensor, batch: ForwardBatch, plan: AttentionPlan, kv: torch.Tensor, codes: Codes | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Turn x [T, E] into rotated queries [T, Hq, D]; keys and values go into the pool.
 
-        Also returns the product, with rotated keys if attention reads keys and values there.
+        Also returns the product, with the keys and values that the pool holds if attention reads them there.
         """
         can_be_parts = plan.prefill is None and self._over_all is None and not self._is_gated
         qkv = self._qkv.parts(x) if can_be_parts else self._qkv(x)
         if self._over_all is not None:
             qkv = self._over_all(qkv)
-        stays = needs_qkv(plan, kv)
-        q = rope_and_write_kv(qkv, batch.positions, self._cos_sin, batch.slots, kv, self._turning, in_place=stays)
+        q = rope_and_write_kv(
+            qkv, batch.positions, self._cos_sin, batch.slots, kv, self._turning,
+            codes=codes, in_place=needs_qkv(plan, kv, codes),
+        )  # fmt: skip
         return q, qkv
 
 

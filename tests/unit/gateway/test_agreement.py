@@ -116,6 +116,7 @@ LATER_DTYPE = KVLayout.of(
         ({"model_fingerprint": "older"}, Unlike.WEIGHTS, "its weights of 'model' (older) are not those of most"),
         (other_layout(block_size=32), Unlike.BLOCKS, "its blocks have 32 positions, those of most decode workers 16"),
         (other_layout(dtype="bfloat16"), Unlike.BLOCKS, "its KV is bfloat16, that of most decode workers float32"),
+        (other_layout(dtype="float8_e4m3fn"), Unlike.BLOCKS, "its KV is fp8, that of most decode workers float32"),
         (other_layout(num_kv_heads=2), Unlike.BLOCKS, "what its blocks hold differs"),
         (region(LATER_DTYPE), Unlike.BLOCKS, "what its blocks hold differs"),  # their block hashes are the same
         (region(transport="ucx"), Unlike.TRANSPORT, "by ucx, by which it reaches no decode worker"),

@@ -10,13 +10,26 @@ from _pytest.mark import ParameterSet
 
 from tests.models import build_tiny_model
 from tests.unit.engine.families import hybrids
-from tests.unit.kernels import expert_checks, group_checks, latent_checks, sampling_checks, switch_checks, triton_checks
+from tests.unit.kernels import (
+    codes_checks,
+    expert_checks,
+    group_checks,
+    latent_checks,
+    sampling_checks,
+    switch_checks,
+    triton_checks,
+)
 from tests.unit.kernels.interpreter import Interpreter
 
 
 @pytest.mark.parametrize("name", triton_checks.CHECKS)
 def test_triton_kernel(interpreter: Interpreter, name: str) -> None:
     interpreter.check("triton_checks", name)
+
+
+@pytest.mark.parametrize("name", codes_checks.CHECKS)
+def test_codes_kernel(interpreter: Interpreter, name: str) -> None:
+    interpreter.check("codes_checks", name)
 
 
 @pytest.mark.parametrize("name", latent_checks.CHECKS)

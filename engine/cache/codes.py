@@ -1,0 +1,39 @@
+"""What `kv_cache_dtype` means for a model: which layers keep codes of their keys and values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.config import KV_CACHE_DTYPES, EngineConfig
+from engine.kernels.codes import Kind
+from engine.model.spec import AttentionSpec, LayerSpec, ModelSpec, UnsupportedModelError
+
+
+def with_codes(model: ModelSpec, config: EngineConfig, dtype: str) -> ModelSpec:
+    """Return the model with layers that keep what `config` or, with "auto", the checkpoint asks for.
+
+    `dtype` is the one that the model computes in.
+
+    Raises ValueError, naming the setting, for what can't be kept so.
+    """
+    asked = config.kv_cache_dtype
+    kind = "fp8" if asked == "auto" and model.quantization.kv_cache == "fp8" else KV_CACHE_DTYPES[asked]
+    if asked == "bfloat16" and dtype != "bfloat16":
+        raise ValueError(f"kv_cache_dtype = bfloat16, but the model computes in {dtype}: give it dtype = bfloat16")
+    if kind is None:
+        return model
+    layers = tuple(_with_codes(layer, kind, config) for layer in model.layers)
+    if layers == model.layers and asked != "auto":
+        raise UnsupportedModelError(
+            f"kv_cache_dtype = {asked} is not supported for this model: no layer keeps keys and values of each head"
+            f"{' but those with a window' if config.kv_cache_dtype_skip_layers else ''}"
+        )
+    return replace(model, layers=layers)
+
+
+def _with_codes(layer: LayerSpec, kind: Kind, config: EngineConfig) -> LayerSpec:
+    """Latents and states stay: all heads read the same latent, and a state is changed with every token."""
+    mixer = layer.mixer
+    if not isinstance(mixer, AttentionSpec) or (mixer.window and config.kv_cache_dtype_skip_layers):
+        return layer
+    return replace(layer, mixer=replace(mixer, codes=kind))

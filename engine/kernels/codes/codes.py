@@ -1,0 +1,67 @@
+"""What the codes of a layer's keys and values mean: a number is its code times a factor.
+
+fp8 (e4m3) has one factor for all keys of a layer and one for all values. int8 has one for each head and token, its scale, which
+the pool keeps beside the codes. B block size, Hkv key and value heads, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+MAX_FP8 = 448.0  # the largest number in e4m3
+MAX_INT8 = 127.0
+
+Kind = Literal["fp8", "int8"]
+# The dtypes of page parts: codes, then scales, if there are any. Signed bytes travel as uint8, which every release knows.
+KINDS: dict[Kind, tuple[str, ...]] = {"fp8": ("float8_e4m3fn",), "int8": ("uint8", "float32")}
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """How a layer's part of the pool stands for numbers."""
+
+    dtype: torch.dtype  # of the numbers
+    factors: torch.Tensor  # [2] float32, of fp8 keys and of values
+    # [num_blocks, 2, B, Hkv, 1] float32, a view of the pool. None: the codes are fp8.
+    scales: torch.Tensor | None = None
+
+
+def encoded(x: torch.Tensor, plane: int, codes: Codes) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the codes of `x` [..., Hkv, D] as the pool keeps them, keys in plane 0; of int8 also the scales [..., Hkv, 1].
+
+    What is beyond fp8's range becomes its largest number; NaN stays NaN.
+    """
+    if codes.scales is None:
+        return (x.float() / codes.factors[plane]).clamp(-MAX_FP8, MAX_FP8).to(torch.float8_e4m3fn), None
+    largest = x.float().abs().amax(dim=-1, keepdim=True)
+    steps = torch.where(largest > 0, MAX_INT8 / largest, 0.0)
+    return (x.float() * steps).round().to(torch.int8).view(torch.uint8), largest / MAX_INT8
+
+
+def decoded(pages: torch.Tensor, scales: torch.Tensor | None, factor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the numbers of codes [..., D]."""
+    if scales is None:
+        return (pages.float() * factor).to(dtype)
+    return (pages.view(torch.int8).float() * scales).to(dtype)
+
+
+def numbers_of(kv_layer: torch.Tensor, blocks: torch.Tensor, codes: Codes | None) -> torch.Tensor:
+    """Return the keys and values of these blocks of the pool, [*blocks.shape, 2, B, Hkv, D]."""
+    flat = blocks.flatten()
+    pages = kv_layer.index_select(0, flat)
+    if codes is not None:
+        scales = None if codes.scales is None else codes.scales.index_select(0, flat)
+        pages = decoded(pages, scales, codes.factors.view(2, 1, 1, 1), codes.dtype)
+    return pages.unflatten(0, blocks.shape)
+
+
+def opened(
+    kept: Sequence[torch.Tensor], factors: torch.Tensor | None, dtype: torch.dtype
+) -> tuple[torch.Tensor, Codes | None]:
+    """Return a layer's part of the pool and what is in it, from what it keeps; `factors` None: the numbers themselves."""
+    pages, *scales = kept
+    return pages, None if factors is None else Codes(dtype, factors, scales[0] if scales else None)

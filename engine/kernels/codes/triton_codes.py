@@ -1,0 +1,85 @@
+"""Codes of keys and values inside Triton kernels: the only place that knows how bytes become numbers, and numbers bytes.
+
+`CODES` says what a pool holds. Bytes are loaded as such: before Ada, Triton has no e4m3, and bits are moved instead.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels.codes.codes import Codes
+from engine.kernels.device import describe
+
+NUMBERS, INT8, FP8, FP8_BY_BITS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+_ROUND = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it leaves no places behind the point
+
+
+def kind_of(codes: Codes | None, device: torch.device) -> int:
+    """`CODES` for the kernels."""
+    if codes is None:
+        return int(NUMBERS.value)
+    if codes.scales is not None:
+        return int(INT8.value)
+    # The interpreter's conversions flush what is below e4m3's normal numbers.
+    return int(FP8.value if describe(device).has_tma else FP8_BY_BITS.value)
+
+
+def bytes_of(kv_layer: torch.Tensor, codes: Codes | None) -> torch.Tensor:
+    """The pool as kernels load it."""
+    if codes is None:
+        return kv_layer
+    return kv_layer.view(torch.uint8 if codes.scales is None else torch.int8)
+
+
+def scales_of(codes: Codes | None) -> tuple[torch.Tensor | None, torch.Tensor | None, int, int]:
+    """The kernels' arguments: factors, scales, and the scales' strides from block to block and from keys to values."""
+    if codes is None:
+        return None, None, 0, 0
+    if codes.scales is None:
+        return codes.factors, None, 0, 0
+    block, plane = codes.scales.stride()[:2]
+    return None, codes.scales, block, plane
+
+
+@triton.jit
+def widened(kept, dtype: tl.constexpr, CODES: tl.constexpr):
+    """What was loaded, as numbers of `dtype` without their factor: exact, as codes have at most 8 significant bits."""
+    if CODES == NUMBERS:
+        return kept
+    elif CODES == FP8:
+        return kept.to(tl.float8e4nv, bitcast=True).to(dtype)
+    elif CODES == FP8_BY_BITS:
+        wide = kept.to(tl.int32)
+        bits = ((wide & 0x80) << 24) | ((wide & 0x7F) << 20)
+        number = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120: from e4m3's exponents to float32's
+        return tl.where((wide & 0x7F) == 0x7F, float("nan"), number).to(dtype)
+    else:
+        return kept.to(tl.float32).to(dtype)
+
+
+@triton.jit
+def in_fp8(x, factor, CODES: tl.constexpr):
+    """The e4m3 code, a byte, of each x / factor; and what it stands for. To the nearest, ties to even; NaN stays NaN."""
+    number = x.to(tl.float32) / factor
+    small = tl.minimum(tl.abs(number), 448.0) * 7.52316384526264e-37  # 2^-120: e4m3's subnormal numbers are float32's
+    bits = small.to(tl.int32, bitcast=True)
+    code = (bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20
+    code = tl.where(number != number, 0x7F, code)
+    negative = (number.to(tl.int32, bitcast=True) >> 24) & 0x80
+    kept = (code | negative).to(tl.uint8)
+    return kept, (widened(kept, tl.float32, CODES) * factor).to(x.dtype)
+
+
+@triton.jit
+def largest_of(x, inside):
+    """The largest magnitude of each row of x [rows, D], NaN if one is."""
+    wide = tl.where(inside, x.to(tl.float32), 0.0)
+    return tl.max(tl.abs(wide), axis=1) + tl.sum(wide * 0.0, axis=1)
+
+
+@triton.jit
+def in_int8(x, largest):
+    """The code of each x [rows, D], of which `largest` [rows, 1] is the largest magnitude; and what it stands for."""
+    steps = tl.where(largest > 0, 127.0 / largest, 0.0)
+    rounded = (x.to(tl.float32) * steps + _ROUND) - _ROUND
+    return rounded.to(tl.int8), (rounded * (largest / 127.0)).to(x.dtype)

@@ -1,0 +1,44 @@
+"""The factors of fp8 keys and values, which checkpoints may have; without them both are 1."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.model.layers.building import Surroundings
+from engine.model.parameters import Parameter, Part, Way
+from engine.model.spec import AttentionSpec, UnsupportedModelError
+
+# Tensors [1] of keys and of values, as one writer or another calls them; the last one is of both.
+NAMES = (
+    ("self_attn.k_scale", "self_attn.v_scale"),
+    ("self_attn.attn.k_scale", "self_attn.attn.v_scale"),
+    ("self_attn.k_proj.k_scale", "self_attn.v_proj.v_scale"),
+    ("self_attn.k_proj.output_scale", "self_attn.v_proj.output_scale"),
+    ("self_attn.kv_scale", "self_attn.kv_scale"),
+)
+# Of queries and of weights in attention, which stay in the dtype that the model computes in.
+UNUSED = ("self_attn.q_scale", "self_attn.prob_scale", "self_attn.q_proj.q_scale")
+
+
+def declare_factors(spec: AttentionSpec, around: Surroundings) -> torch.Tensor | None:
+    """Declare [2] float32, of keys and of values; None where a layer keeps no codes. Only fp8 reads the checkpoint's."""
+    weights, under = around.weights, around.under
+    names = {name for pair in NAMES for name in pair}
+    weights.unused |= {under + name for name in UNUSED}
+    if spec.codes != "fp8":
+        weights.unused |= {under + name for name in names}
+        return None if spec.codes is None else torch.ones(2, device=weights.device)
+    whole = Parameter(shape=(2,), parts=_parts(NAMES[0]), format=torch.float32)
+    ways = [Way(Parameter(shape=(2,), parts=_parts(pair))) for pair in NAMES]
+    factors = weights.new(whole, ways=ways, under=under, default=1.0)
+
+    def check() -> None:
+        if not bool((factors.isfinite() & (factors > 0)).all()):
+            raise UnsupportedModelError(f"{under}{NAMES[0][0]} and v_scale must be positive, not {factors.tolist()}")
+
+    weights.when_loaded.append(check)
+    return factors
+
+
+def _parts(names: tuple[str, str]) -> tuple[Part, ...]:
+    return tuple(Part(name=name, rows=slice(row, row + 1)) for row, name in enumerate(names))

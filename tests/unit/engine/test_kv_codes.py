@@ -1,0 +1,223 @@
+"""Keys and values as 8-bit codes: however the work is cut up, the tokens are the same; blocks of two kinds never meet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from common.pages import KVLayout, PagePart
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.model.spec import UnsupportedModelError
+from engine.weights.loader import CheckpointError
+from kvtransfer.digest import block_digests
+from kvtransfer.plan import LayoutMismatchError, plan_copies
+from tests.models import VOCAB_SIZE
+from tests.unit.engine.families import hybrids
+from tests.unit.engine.families.catalogue import CASES
+from tests.unit.engine.generate import Generator, new_sequence
+
+KINDS = ("fp8", "int8")
+FAMILIES = ("llama", "mistral", "qwen3")
+LENGTHS = (1, 16, 17, 70)
+
+Start = Callable[[str, str], Engine]
+
+
+def prompt_of(length: int) -> list[int]:
+    return torch.randint(3, VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+
+
+def engine_of(folder: Path, kind: str, **options: object) -> Engine:
+    """Its pool starts full of NaN: what was never written must never matter."""
+    nan = partial(torch.full, fill_value=255, dtype=torch.uint8)
+    config = EngineConfig(model=folder, num_blocks=80, kv_cache_dtype=kind, **options)  # type: ignore[arg-type]
+
+    def allocate(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
+        pool = nan((*shape[:-1], shape[-1] * dtype.itemsize)).view(dtype)
+        return pool
+
+    return Engine(config, allocate=allocate)
+
+
+@pytest.fixture(scope="module")
+def start(tiny_model: Callable[[str], Path]) -> Start:
+    """An engine, started once."""
+    started: dict[tuple[str, str], Engine] = {}
+
+    def engine(family: str, kind: str) -> Engine:
+        if (family, kind) not in started:
+            started[family, kind] = engine_of(tiny_model(family), kind)
+        return started[family, kind]
+
+    return engine
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_alone_in_chunks_in_a_batch_with_a_cached_prefix_and_once_more(start: Start, family: str, kind: str) -> None:
+    engine, prompts = start(family, kind), [prompt_of(length) for length in LENGTHS]
+    alone = [Generator(engine).run([new_sequence("a", prompt)])[0] for prompt in prompts]
+    for chunk_size in (512, 13):
+        generator = Generator(engine, chunk_size=chunk_size)
+        assert generator.run([new_sequence(f"r{index}", prompt) for index, prompt in enumerate(prompts)]) == alone
+        again = new_sequence("again", prompts[-1])
+        assert generator.run([again]) == [alone[-1]]
+        assert again.num_cached == 64
+    # Preempted after five tokens: these are computed again as a part of the prompt.
+    resumed = new_sequence("b", [*prompts[-1], *alone[-1][:5]], max_tokens=7)
+    assert Generator(engine).run([resumed]) == [alone[-1][5:]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_most_tokens_are_those_of_unquantised_ones(start: Start, kind: str) -> None:
+    prompts = [prompt_of(length) for length in LENGTHS]
+    sequences = ([new_sequence(f"r{index}", prompt) for index, prompt in enumerate(prompts)] for _ in range(2))
+    exact, rounded = (
+        Generator(start("llama", name)).run(some) for name, some in zip(("auto", kind), sequences, strict=True)
+    )
+    assert sum(ours[0] == theirs[0] for ours, theirs in zip(exact, rounded, strict=True)) >= 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_are_handed_over_with_their_digests(start: Start, tiny_model: Callable[[str], Path], kind: str) -> None:
+    prefill, decode, prompt = start("llama", kind), engine_of(tiny_model("llama"), kind), prompt_of(37)
+    expected = Generator(prefill).run([new_sequence("a", prompt)])[0]
+    writer, reader = Generator(prefill), Generator(decode)
+    sent, received = (new_sequence("a", prompt) for _ in range(2))
+    writer.admit(sent)
+    chunk = sent.schedule(37)
+    writer.deliver([chunk], writer.launch([chunk]))
+    places = [7, 3, 60]
+    bytes_of = [engine.kv.view(80, -1).view(torch.uint8) for engine in (prefill, decode)]
+    bytes_of[1][places] = bytes_of[0][sent.block_table[:3]]
+    digests = [
+        block_digests(engine.kv, blocks, engine.layout)
+        for engine, blocks in ((prefill, sent.block_table[:3]), (decode, places))
+    ]
+    assert digests[0] == digests[1]
+    received.block_table = [*places, 11]
+    received.restart(37)
+    received.append(sent.token_ids[-1])
+    while not received.finish_reason():
+        chunk = received.schedule(1)
+        reader.deliver([chunk], reader.launch([chunk]))
+    assert received.token_ids[37:] == expected
+
+
+def test_blocks_of_two_kinds_never_meet(start: Start) -> None:
+    layouts = [start("llama", kind).layout for kind in ("auto", *KINDS)]
+    assert [layout.dtype for layout in layouts] == ["float32", "float8_e4m3fn", "uint8"]
+    assert [layout.block_bytes for layout in layouts] == [8192, 2048, 2560]
+    for source in layouts:
+        for destination in layouts:
+            if source != destination:
+                with pytest.raises(LayoutMismatchError, match=r"dtype is|parts here"):
+                    plan_copies(source, destination)
+
+
+def test_layers_with_a_window_may_stay_as_they_are(tmp_path: Path) -> None:
+    (case,) = (case for case in CASES if case.name == "gemma3")
+    folder = case.build(tmp_path)
+    whole = engine_of(folder, "fp8", max_model_len=case.max_model_len)
+    some = engine_of(folder, "fp8", kv_cache_dtype_skip_layers="sliding_window", max_model_len=case.max_model_len)
+    assert [part.dtype for part in whole.layout.pages] == ["float8_e4m3fn"]
+    assert [part.dtype for part in some.layout.pages] == ["float8_e4m3fn", "float32"]
+    assert sum(part.layers for part in some.layout.pages) == whole.layout.num_layers
+    prompt = prompt_of(70)
+    alone = Generator(some).run([new_sequence("a", prompt)])
+    assert Generator(some, chunk_size=13).run([new_sequence("a", prompt)]) == alone
+
+
+def test_states_stay_as_they_are_beside_codes(tmp_path: Path) -> None:
+    engine = engine_of(hybrids.CASES[0].build(tmp_path), "fp8")
+    first, *states = engine.layout.pages
+    assert (first.dtype, first.per_token) == ("float8_e4m3fn", True)
+    assert {(part.dtype, part.per_token) for part in states} == {("float32", False)}
+    prompt = prompt_of(70)
+    alone = Generator(engine).run([new_sequence("a", prompt)])
+    assert Generator(engine, chunk_size=13).run([new_sequence("a", prompt)]) == alone
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("deepseek_v3", {"kind": "fp8"}, "kv_cache_dtype = fp8 is not supported for this model"),
+        ("llama", {"kind": "bfloat16"}, "kv_cache_dtype = bfloat16, but the model computes in float32"),
+        ("llama", {"kind": "int4"}, "kv_cache_dtype must be one of auto, bfloat16, fp8, .* not 'int4'"),
+        ("llama", {"kind": "fp8", "kv_cache_dtype_skip_layers": "0"}, "must be sliding_window or nothing, not '0'"),
+    ],
+)
+def test_what_can_t_be_kept_so_is_refused_by_name(
+    tmp_path: Path, name: str, options: dict[str, str], says: str
+) -> None:
+    (case,) = (case for case in CASES if case.name == name)
+    with pytest.raises((ValueError, UnsupportedModelError), match=says):
+        engine_of(case.build(tmp_path), **options)
+
+
+# -- scales of a checkpoint -----------------------------------------------------------------------------------------------
+
+
+def with_scales(folder: Path, source: Path, scales: dict[str, torch.Tensor]) -> Path:
+    """A copy of a checkpoint with further tensors in each layer."""
+    folder.mkdir()
+    (folder / "config.json").write_text((source / "config.json").read_text())
+    weights = load_file(source / "model.safetensors")
+    layers = json.loads((source / "config.json").read_text())["num_hidden_layers"]
+    more = {f"model.layers.{layer}.{name}": value.clone() for layer in range(layers) for name, value in scales.items()}
+    save_file(weights | more, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+NAMES = {
+    "beside attention": {"self_attn.k_scale": torch.tensor(0.02), "self_attn.v_scale": torch.tensor(0.01)},
+    "in the projections": {
+        "self_attn.k_proj.k_scale": torch.tensor([0.02]),
+        "self_attn.v_proj.v_scale": torch.tensor([0.01]),
+        "self_attn.q_scale": torch.tensor([1.0]),
+    },
+    "one of both": {"self_attn.kv_scale": torch.tensor([0.02])},
+}
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_the_checkpoints_scales_are_used(tmp_path: Path, tiny_model: Callable[[str], Path], names: str) -> None:
+    folder, prompt = with_scales(tmp_path / "model", tiny_model("llama"), NAMES[names]), prompt_of(37)
+    engine, generator = engine_of(folder, "fp8"), None
+    written = {}
+    for name, each in (("scaled", engine), ("plain", engine_of(tiny_model("llama"), "fp8"))):
+        generator = Generator(each)
+        sequence = new_sequence("a", prompt)
+        generator.start(sequence)
+        written[name] = each.kv[sequence.block_table[0]].float()
+    value_scale = 0.02 if names == "one of both" else 0.01
+    factors = torch.tensor([0.02, value_scale]).view(1, 2, 1, 1, 1)
+    # In the first layer both quantise the same numbers.
+    torch.testing.assert_close(
+        (written["scaled"] * factors)[0], written["plain"][0], rtol=0.13, atol=0.02, check_stride=False
+    )
+    assert not torch.equal(written["scaled"], written["plain"])
+    Generator(engine_of(folder, "auto")).run([new_sequence("a", prompt)])  # they are no part of other kinds
+
+
+def test_scales_must_be_whole_and_positive(tmp_path: Path, tiny_model: Callable[[str], Path]) -> None:
+    half = with_scales(tmp_path / "half", tiny_model("llama"), {"self_attn.k_scale": torch.tensor(0.02)})
+    with pytest.raises(CheckpointError, match=r"missing weights .*layers\.0\.self_attn\.v_scale"):
+        engine_of(half, "fp8")
+    zero = with_scales(tmp_path / "zero", tiny_model("llama"), {"self_attn.kv_scale": torch.tensor(0.0)})
+    with pytest.raises(UnsupportedModelError, match=r"layers.0.self_attn.k_scale and v_scale must be positive"):
+        engine_of(zero, "fp8")
+
+
+def test_int8_takes_a_page_part_for_its_scales(start: Start) -> None:
+    layout = start("llama", "int8").layout
+    codes = PagePart(layers=2, planes=2, heads=2, dim=16, dtype="uint8")
+    scales = PagePart(layers=2, planes=2, heads=2, dim=1, dtype="float32")
+    assert layout == KVLayout.of([codes, scales], num_blocks=80, block_size=16)
