@@ -98,6 +98,7 @@ class Engine:
             self._runner.rehearse(sizes)
             self.warm_up()
             load(self._decoder.weights, self.config.model)
+        self._decoder.weights.settle()
         self._runner = self._new_runner(self._decoder)
         self._runner.capture(sizes)
         self.warm_up()

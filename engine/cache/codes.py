@@ -12,9 +12,7 @@ from engine.model.spec import AttentionSpec, LayerSpec, ModelSpec, UnsupportedMo
 def with_codes(model: ModelSpec, config: EngineConfig, dtype: str) -> ModelSpec:
     """Return the model with layers that keep what `config` or, with "auto", the checkpoint asks for.
 
-    `dtype` is the one that the model computes in.
-
-    Raises ValueError, naming the setting, for what can't be kept so.
+    `dtype` is the one that the model computes in. Raises ValueError, naming the setting, for what can't be kept so.
     """
     asked = config.kv_cache_dtype
     kind = "fp8" if asked == "auto" and model.quantization.kv_cache == "fp8" else KV_CACHE_DTYPES[asked]

@@ -24,7 +24,7 @@ KINDS: dict[Kind, tuple[str, ...]] = {"fp8": ("float8_e4m3fn",), "int8": ("uint8
 class Codes:
     """How a layer's part of the pool stands for numbers."""
 
-    dtype: torch.dtype  # of the numbers
+    dtype: torch.dtype  # what codes stand for
     factors: torch.Tensor  # [2] float32, of fp8 keys and of values
     # [num_blocks, 2, B, Hkv, 1] float32, a view of the pool. None: the codes are fp8.
     scales: torch.Tensor | None = None
