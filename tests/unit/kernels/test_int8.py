@@ -1,0 +1,98 @@
+"""Products with 8-bit weights: exact in whole numbers, close to float64, and a row doesn't depend on its batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.kernels.quantised.int8 import (
+    MOST_INPUTS,
+    ZERO,
+    Int8Product,
+    exact_product,
+    multiplies_bytes,
+    product,
+    quantise,
+    rows_quantised,
+)
+
+SHAPES = [(1152, 896), (896, 4864), (40, 24), (1, 1), (33, 1030)]
+
+
+@pytest.fixture(params=["here", "plain"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """As this processor multiplies, and as one without instructions for bytes does."""
+    if request.param == "plain":
+        monkeypatch.setattr("engine.kernels.quantised.int8.multiplies_bytes", lambda: False)
+    return str(request.param)
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_close_to_float64(outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    matrix, x = quantise(torch.randn(outputs, inputs)), torch.randn(9, inputs).to(dtype)
+    bias = torch.randn(outputs).to(dtype)
+    exact = x.double() @ (matrix.codes.double() * matrix.scales.double()[:, None]).T
+    got = product(x, Int8Product.of(matrix), bias)
+    assert got.dtype == dtype
+    assert (got.double() - exact - bias.double()).norm() < 0.015 * (exact.norm() + bias.double().norm())
+    assert torch.equal(product(x, Int8Product.of(matrix), bias, out=torch.empty_like(got)), got)
+
+
+def test_rows_of_codes_are_multiplied_exactly(way: str) -> None:
+    """Extreme codes, which a processor that adds up in 16 bits gets wrong."""
+    matrix = quantise(torch.full((64, 2048), -3.0))
+    x = torch.stack((torch.full((2048,), 5.0), -torch.full((2048,), 0.5), torch.zeros(2048)))
+    got = product(x, Int8Product.of(matrix), None)
+    torch.testing.assert_close(got, torch.tensor([-30720.0, 3072.0, 0.0])[:, None].expand(3, 64), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_does_not_depend_on_its_batch(outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    weight = Int8Product.of(quantise(torch.randn(outputs, inputs)))
+    x = torch.randn(300, inputs).mul_(torch.logspace(-3, 3, 300)[:, None]).to(dtype)
+    whole, turned = product(x, weight, None), product(x.flip(0), weight, None).flip(0)
+    assert torch.equal(whole, turned)
+    for count in (1, 2, 3, 7, 33, 299):
+        assert torch.equal(product(x[:count], weight, None), whole[:count])
+        assert torch.equal(product(x[-count:], weight, None), whole[-count:])
+
+
+def test_many_rows_are_cut_into_slabs() -> None:
+    weight = Int8Product.of(quantise(torch.randn(4000, 16)))
+    x = torch.randn(600, 16)
+    whole = product(x, weight, None)
+    assert torch.equal(torch.cat([product(row, weight, None) for row in x.split(100)]), whole)
+
+
+def test_a_weight_s_largest_number_has_the_largest_code() -> None:
+    weight = torch.randn(50, 24)
+    matrix = quantise(weight)
+    assert matrix.codes.abs().amax(dim=1).eq(127).all()
+    assert ((matrix.codes * matrix.scales[:, None] - weight).abs() <= 0.5001 * matrix.scales[:, None]).all()
+    rows = torch.tensor([3, 3, 49])
+    assert torch.equal(matrix.floats(rows, torch.float32), (matrix.codes * matrix.scales[:, None])[rows])
+
+
+def test_rows_of_zeros_and_of_tiny_and_huge_numbers() -> None:
+    x = torch.tensor([[0.0, 0.0], [1e-38, -1e-38], [3e38, -1.5e38], [1.0, float("nan")]])
+    codes, largest = rows_quantised(x)
+    assert codes[:3].tolist() == [[ZERO, ZERO], [ZERO, ZERO], [ZERO + 127, ZERO - 63]]
+    assert torch.isfinite(largest[:3]).all()
+    assert torch.isnan(product(x, Int8Product.of(quantise(torch.ones(1, 2))), None)[3]).all(), "no number is made up"
+
+
+def test_sums_are_exact_up_to_the_most_inputs() -> None:
+    codes = torch.full((2, MOST_INPUTS), 255, dtype=torch.uint8)
+    weight = torch.full((3, MOST_INPUTS), -127, dtype=torch.int8)
+    assert torch.equal(exact_product(codes, weight), torch.full((2, 3), -127.0 * 127.0 * MOST_INPUTS))
+    if multiplies_bytes():
+        scales, zeros = torch.ones(3), torch.zeros(3, dtype=torch.int64)
+        packed = torch.ops.onednn.qlinear_prepack(weight, None)
+        got = torch.ops.onednn.qlinear_pointwise(
+            codes, 1.0, ZERO, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+        assert torch.equal(got, exact_product(codes, weight))
+    with pytest.raises(ValueError, match="int8 takes"):
+        quantise(torch.empty(1, MOST_INPUTS + 1))
