@@ -63,3 +63,5 @@ class EngineConfig:
             raise ValueError(
                 f"kv_cache_dtype_skip_layers must be sliding_window or nothing, not {self.kv_cache_dtype_skip_layers!r}"
             )
+        if self.quantization == "int8" and self.device != "cpu":
+            raise ValueError(f"quantization = 'int8' is for CPUs, not {self.device}: take fp8")

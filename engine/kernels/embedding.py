@@ -13,5 +13,9 @@ def embed(token_ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor, 
 
     Where `sources` [T] int32 is not negative, the token is `newest[source]` (int64): the host does not know it yet.
     """
-    ids = torch.where(sources >= 0, newest[sources.clamp(min=0).long()], token_ids.long())
-    return torch.nn.functional.embedding(ids, table)
+    return torch.nn.functional.embedding(ids_of(token_ids, sources, newest), table)
+
+
+def ids_of(token_ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
+    """Return the tokens [T] int64, wherever each comes from."""
+    return torch.where(sources >= 0, newest[sources.clamp(min=0).long()], token_ids.long())

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from engine.model.formats.dense import DENSE
 from engine.model.formats.product import Format
+from engine.model.formats.tables import PLAIN_TABLES, TableFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,7 @@ class Quantization:
     name: str = ""  # what people read, empty for plain weights
     groups: tuple[tuple[Modules, Format], ...] = ()
     ignored: Modules = Modules()
+    table: TableFormat = PLAIN_TABLES  # of the embedding
     kv_cache: str = ""  # "fp8": the checkpoint has scales for keys and values
 
     def format_of(self, names: Iterable[str]) -> Format:

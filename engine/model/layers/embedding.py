@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.embedding import embed
-from engine.model.formats.dense import Dense
 from engine.model.formats.product import Linear, LinearSpec
 from engine.model.layers.building import declare_norm
 from engine.model.parameters import Shard, Weights, whole
@@ -20,13 +18,14 @@ class Embedding:
     """The table from token id to hidden state."""
 
     def __init__(self, spec: ModelSpec, weights: Weights) -> None:
-        self.table = weights.new(whole("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size))
+        table = whole("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
+        self.table = spec.quantization.table.declare(table, weights)
         self._multiplier: torch.Tensor | None = None
         if spec.embedding_multiplier != 1.0:  # rounded, as in the checkpoint's own code
             self._multiplier = torch.tensor(spec.embedding_multiplier, dtype=weights.dtype, device=weights.device)
 
     def __call__(self, batch: ForwardBatch) -> Stream:
-        x = embed(batch.token_ids, batch.sources, batch.newest, self.table)
+        x = self.table.rows(batch.token_ids, batch.sources, batch.newest)
         return Stream(x if self._multiplier is None else x * self._multiplier)
 
 
@@ -39,9 +38,7 @@ class Head:
         if spec.has_tied_head:
             weights.unused.add(f"{HEAD}.weight")  # some checkpoints have the table twice
             bias = weights.new(whole(f"{HEAD}.bias", spec.vocab_size)) if spec.head_bias else None
-            dense = Dense(embedding.table, bias)
-            weights.when_loaded.append(dense.pack)
-            self._linear: Linear = dense
+            self._linear: Linear = embedding.table.head(bias, weights)
         else:
             outputs = {HEAD: spec.vocab_size}
             product = LinearSpec(inputs=spec.hidden_size, outputs=outputs, bias=spec.head_bias, shard=Shard.OUTPUTS)

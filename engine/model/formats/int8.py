@@ -1,0 +1,95 @@
+"""Plain matrices that become 8-bit whole numbers while they are loaded, with a scale for each row: for CPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from engine.kernels.activation import act_and_mul
+from engine.kernels.embedding import ids_of
+from engine.kernels.quantised.int8 import Int8, Int8Product, product, quantise
+from engine.model.formats.dense import DENSE
+from engine.model.formats.product import ExpertsSpec, Linear, LinearSpec, declare_bias
+from engine.model.formats.tables import Table
+from engine.model.parameters import Parameter, Weights
+
+
+@dataclass(slots=True)
+class Int8Linear:
+    """A product whose rows are quantised, too, each by itself."""
+
+    bias: torch.Tensor | None = None  # [N]
+    _weight: Int8Product | None = None  # None until it is loaded
+
+    def put(self, matrix: Int8) -> None:
+        self._weight = Int8Product.of(matrix)
+
+    def __call__(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        assert self._weight is not None
+        return product(x, self._weight, self.bias, out=out)
+
+    def parts(self, x: torch.Tensor) -> torch.Tensor:
+        return self(x)
+
+    def onto(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+        return self(x)
+
+    def gated(self, x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
+        return act_and_mul.reference(self(x), activation)
+
+
+@dataclass(slots=True)
+class Int8Table:
+    """Rows of codes. A head that shares them has a second copy, in the order of products."""
+
+    dtype: torch.dtype  # of features
+    _matrix: Int8 | None = None
+    _head: Int8Linear | None = None
+
+    def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._matrix = quantise(tensors["weight"])
+        if self._head is not None:
+            self._head.put(self._matrix)
+
+    def rows(self, token_ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
+        assert self._matrix is not None
+        return self._matrix.floats(ids_of(token_ids, sources, newest), self.dtype)
+
+    def head(self, bias: torch.Tensor | None, weights: Weights) -> Linear:
+        self._head = Int8Linear(bias)
+        return self._head
+
+
+@dataclass(frozen=True, slots=True)
+class Int8WhileLoading:
+    """Every product of a layer, and the head. Experts stay plain: each reads few rows, and is chosen by its own."""
+
+    def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
+        linear = Int8Linear(declare_bias(spec, weights, under=under))
+
+        def store(tensors: Mapping[str, torch.Tensor]) -> None:
+            linear.put(quantise(tensors["weight"]))
+
+        weights.staged({"weight": spec.parameter()}, store, under=under)
+        return linear
+
+    def matrix(self, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
+        return DENSE.matrix(spec, weights, under=under)
+
+    def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor:
+        return DENSE.experts(spec, weights, under=under)
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Tables:
+    """A table with a scale for each token."""
+
+    def declare(self, parameter: Parameter, weights: Weights) -> Table:
+        table = Int8Table(weights.dtype)
+        weights.staged({"weight": parameter}, table.take)
+        return table
+
+
+INT8_WHILE_LOADING, INT8_TABLES = Int8WhileLoading(), Int8Tables()
