@@ -13,11 +13,11 @@ import torch
 from torch.nn.functional import linear as torch_linear
 
 LARGEST = 127.0  # a code's magnitude
-ZERO = 128  # the code of nothing in a row of activations: oneDNN wants them without a sign
-MOST_INPUTS = (1 << 31) // (255 * 127)  # of which no sum of products leaves 32 bits
-_TINY = 1e-30  # a row of zeros has a scale
+ZERO = 128  # a zero's code in a row of activations
+MOST_INPUTS = (1 << 31) // (255 * 127)  # whose products always add up within 32 bits
+_TINY = 1e-30  # keeps the scale of a row of zeros finite
 _ELEMENTS_AT_ONCE = 1 << 17  # stay in a core's cache as floats
-_RESULTS_AT_ONCE = 1 << 20  # likewise, of many rows
+_RESULTS_AT_ONCE = 1 << 20  # stay in a larger cache
 _EXACT_INPUTS = 1024  # their products add up exactly in float32
 
 
@@ -38,7 +38,7 @@ class Int8Product:
     """The matrix as `product` reads it fastest on this processor."""
 
     codes: torch.Tensor  # int8 [N, K], or in oneDNN's order
-    steps: torch.Tensor  # [N] float32: a row's largest magnitude times this is what a product of two codes is worth
+    steps: torch.Tensor  # [N] float32: worth of two codes' product
     zeros: torch.Tensor  # [N] int64, as oneDNN asks for them
 
     @classmethod

@@ -44,7 +44,7 @@ class Int8Linear:
 class Int8Table:
     """Rows of codes. A head that shares them has a second copy, in the order of products."""
 
-    dtype: torch.dtype  # of features
+    dtype: torch.dtype  # features are given in this
     _matrix: Int8 | None = None
     _head: Int8Linear | None = None
 

@@ -37,7 +37,7 @@ class Quantization:
     name: str = ""  # what people read, empty for plain weights
     groups: tuple[tuple[Modules, Format], ...] = ()
     ignored: Modules = Modules()
-    table: TableFormat = PLAIN_TABLES  # of the embedding
+    table: TableFormat = PLAIN_TABLES  # keeps embeddings
     kv_cache: str = ""  # "fp8": the checkpoint has scales for keys and values
 
     def format_of(self, names: Iterable[str]) -> Format:
