@@ -14,6 +14,7 @@ from common.blocks import tokenizer_fingerprint
 from common.bus import connect_bus
 from common.errors import UnavailableError
 from common.messages import GatewayState, gateway_state_decoder
+from common.model.files import TOKENIZER, read_file
 from common.peers import CONTESTED, Peers
 from common.words import Role
 from gateway.answers.catalogue import weights_of
@@ -59,8 +60,8 @@ async def check_fleet(settings: DoctorSettings) -> AsyncIterator[Finding]:
 
 def findings(peers: Peers, gateways: Gateways, settings: DoctorSettings) -> list[Finding]:
     """What is wrong with those who were heard."""
-    file = settings.model / "tokenizer.json"
-    serves = {settings.served_name: tokenizer_fingerprint(file.read_bytes())} if file.is_file() else {}
+    raw = read_file(settings.model, TOKENIZER)
+    serves = {settings.served_name: tokenizer_fingerprint(raw)} if raw is not None else {}
     agreement = Agreement(peers, serves)
     found = [
         Finding("fleet", "fail", f"gateway {name}: {CONTESTED}", "--gateway-id gives it one")

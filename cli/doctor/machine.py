@@ -12,6 +12,8 @@ from importlib import metadata
 from pathlib import Path
 
 from cli.doctor.finding import Finding
+from common.model.files import TOKENIZER, read_file
+from common.model.gguf import GgufError, is_gguf, read_header
 from common.settings import ROOT
 from services.runtime.servers import port_is_free
 
@@ -75,6 +77,9 @@ def port(host: str, number: int) -> Iterator[Finding]:
 
 def model(folder: Path) -> Iterator[Finding]:
     """Check the model's configuration, tokenizer and every byte of its weights."""
+    if is_gguf(folder):
+        yield from _gguf(folder)
+        return
     if not folder.is_dir():
         yield Finding("model", "fail", f"no folder {folder}", "give --model the folder of a Hugging Face checkpoint")
         return
@@ -95,6 +100,19 @@ def model(folder: Path) -> Iterator[Finding]:
     elif not broken:
         size = sum(path.stat().st_size for path in files)
         yield Finding("weights", "ok", f"{len(files)} file(s), {size / 2**20:.1f} MiB, complete")
+
+
+def _gguf(file: Path) -> Iterator[Finding]:
+    """Check that all parts are there, whole, and that the text's rules are known."""
+    try:
+        header = read_header(file)
+        size = sum(each.stat().st_size for each in header.files)
+        yield Finding("weights", "ok", f"{len(header.files)} file(s), {size / 2**20:.1f} MiB, complete")
+        read_file(file, TOKENIZER)
+        yield Finding("model", "ok", f"{header.metadata.get('general.architecture')}, {file.name}")
+    except (GgufError, OSError) as error:
+        text, _, remedy = str(error).rpartition(": ")
+        yield Finding("model", "fail", text, remedy)
 
 
 def _json_file(path: Path) -> Finding:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
 from common.messages import GRAMMAR_LIMITS, Grammar, SamplingParams
+from common.model.files import CONFIG, GENERATION_CONFIG, TOKENIZER, read_file, read_json
 from engine.arrays import Longs
 from engine.grammars.following import Following
 from engine.kernels.sampling import mask_words
@@ -54,7 +55,7 @@ class Grammars:
     """`masks` is for the thread that launches passes, the rest for the one that owns the sequences."""
 
     def __init__(self, model: Path, vocab_size: int) -> None:
-        """`model`: a folder with a tokenizer.json; without one, no grammar can be followed."""
+        """`model`: a folder with a tokenizer.json, or a GGUF file; without a tokenizer, no grammar can be followed."""
         self._tokenizer = _read_tokenizer(model, vocab_size)
         self._limits = LLParserLimits(**GRAMMAR_LIMITS, verbose_errors=False)
         self._following: WeakKeyDictionary[Sequence, Future[Following]] = WeakKeyDictionary()
@@ -183,11 +184,11 @@ def _problem(matcher: LLMatcher | None, available: bool) -> str:
 
 
 def _read_tokenizer(model: Path, vocab_size: int) -> LLTokenizer | None:
-    file = model / "tokenizer.json"
-    if not file.is_file():
-        return None
     try:
-        text = file.read_text(encoding="utf-8")
+        raw = read_file(model, TOKENIZER)
+        if raw is None:
+            return None
+        text = raw.decode("utf-8")
         return LLTokenizer(text, n_vocab=max(vocab_size, _num_tokens(text)), eos_token=_eos_ids(model) or None)
     except Exception as error:  # the library raises nothing narrower
         log.warning("grammars.unavailable", extra={"error": str(error)})
@@ -204,9 +205,8 @@ def _num_tokens(tokenizer: str) -> int:
 
 def _eos_ids(model: Path) -> list[int]:
     """The model's own words for the end of an answer; a request's stop tokens take their place."""
-    for name in ("generation_config.json", "config.json"):
-        file = model / name
-        named = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+    for name in (GENERATION_CONFIG, CONFIG):
+        named = read_json(model, name).get("eos_token_id")
         if named is not None:
             return named if isinstance(named, list) else [named]
     return []

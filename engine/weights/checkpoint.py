@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,9 @@ class StoredTensor:
     file: Path
     begin: int  # first byte in the file
     end: int
+    # Of a GGUF file: a parameter's elements in the file's order, and what is added to each.
+    order: Callable[[Any], Any] | None = None
+    shift: float = 0.0
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-calls
-"""Safetensors -> a model's weights, and the fingerprints of models.
+"""Safetensors or GGUF -> a model's weights, and the fingerprints of models.
 
 Nothing here unpickles. Threads read pieces of the files into a few buffers (pinned for a GPU) and copy them to their places
 while the next pieces are read, converting other dtypes there.
@@ -17,10 +17,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from common.model.gguf import is_gguf
 from engine.model.parameters import Destination, Weights
 from engine.model.stage import Slot
 from engine.weights.checkpoint import (
@@ -31,32 +33,17 @@ from engine.weights.checkpoint import (
     stored_tensors,
     weight_files,
 )
+from engine.weights.encodings import Encoding, encoding_of
+from engine.weights.gguf.names import characteristic_bytes_of_gguf, stored_in_gguf
 
 __all__ = ["CheckpointError", "load_weights", "model_fingerprint", "weight_files"]
 
 _FINGERPRINT_BYTES = 16
-# By the format's names. Integers, and floats of 8 bits that a format asks for, are copied as they are.
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E8M0": torch.float8_e8m0fnu,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "I16": torch.int16,
-    "I32": torch.int32,
-    "I64": torch.int64,
-}
-_COMPUTED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # A GPU copies faster than one thread reads from the page cache. Pinning takes start-up time, so buffers are few.
 THREADS = 8
 BUFFER_BYTES = 16 << 20
 CPU_BUFFER_BYTES = 1 << 20  # stays in a core's cache between reading and copying
 _BUFFERS_PER_THREAD = 2  # one is read into while the other is copied
-_ALIGNMENT = 16  # tensors are cut at multiples of it, never within an element
 _ROTATIONS = ".rotary_emb.inv_freq"  # tables in old checkpoints; the model computes its own
 
 
@@ -70,17 +57,20 @@ def load_weights(weights: Weights, folder: Path) -> None:
 
 
 def model_fingerprint(folder: Path, marks: Iterable[str] = ()) -> str:
-    """Return 32 hex digits over config.json and each safetensors file's size, header and a sample of every tensor.
+    """Return 32 hex digits over config.json and each file's size, header and a sample of every tensor; or over a GGUF file's.
 
     `marks` tell apart what settings make of the same files.
     """
     digest = hashlib.blake2b(digest_size=_FINGERPRINT_BYTES, key=b"baton.model.v1")
-    _update(digest, (folder / "config.json").read_bytes())
+    if is_gguf(folder):
+        parts = characteristic_bytes_of_gguf(folder)
+    else:
+        _update(digest, (folder / "config.json").read_bytes())
+        parts = itertools.chain.from_iterable(characteristic_bytes(file) for file in weight_files(folder))
     for mark in marks:
         _update(digest, mark.encode())
-    for file in weight_files(folder):
-        for part in characteristic_bytes(file):
-            _update(digest, part)
+    for part in parts:
+        _update(digest, part)
     return digest.hexdigest()
 
 
@@ -91,9 +81,10 @@ class _Run:
     file: Path
     begin: int  # first byte in the file
     end: int
-    dtype: torch.dtype  # as stored
+    encoding: Encoding  # as stored
     target: torch.Tensor  # [num_elements], or a view whose elements are in the file's order
     slot: Slot | None = None  # the target is a view of its plan
+    shift: float = 0.0  # is added to each
 
 
 def _match(folder: Path, weights: Weights) -> list[_Run]:
@@ -122,7 +113,7 @@ def _match(folder: Path, weights: Weights) -> list[_Run]:
 
 def _computed(folder: Path, weights: Weights) -> Iterator[tuple[str, StoredTensor]]:
     """The tensors that may matter, by our names."""
-    for stored in stored_tensors(folder):
+    for stored in stored_in_gguf(folder) if is_gguf(folder) else stored_tensors(folder):
         name = weights.stored.ours(stored.name)
         if name is not None and name not in weights.unused and not name.endswith(_ROTATIONS):
             yield name, stored
@@ -141,42 +132,28 @@ def _runs(stored: StoredTensor, destination: Destination) -> Iterator[_Run]:
     shape, source = destination.stored_shape, destination.source
     if _without_ones(stored.shape) != _without_ones(shape):
         raise CheckpointError(f"{stored.name} has shape {list(stored.shape)}, config.json asks for {list(shape)}")
-    dtype = _stored_dtype(stored, destination.tensor.dtype)
-    if not destination.tensor.is_contiguous():
-        length = math.prod(shape[1:]) * dtype.itemsize
-        for index, target in zip(range(shape[0])[source[0]], destination.tensor, strict=True):
-            begin = stored.begin + index * length
-            yield _Run(stored.file, begin, begin + length, dtype, target, destination.slot)
+    encoding = encoding_of(stored, destination.tensor.dtype)
+    run = partial(_Run, stored.file, encoding=encoding, slot=destination.slot, shift=stored.shift)
+    seen = destination.tensor if stored.order is None else stored.order(destination.tensor)
+    if not seen.is_contiguous():
+        begin = stored.begin + encoding.bytes_of(source[0].start * math.prod(shape[1:]))
+        length = encoding.bytes_of(seen[0].numel())
+        for index, target in enumerate(seen):
+            yield run(begin + index * length, begin + (index + 1) * length, target=target)
         return
-    flat = destination.tensor.view(-1)
+    flat = seen.view(-1)
     if len(shape) == 1 or source[-1] == slice(0, shape[-1]):
         starts, length = [source[0].start * math.prod(shape[1:])], flat.numel()
     else:
         starts = [row * shape[-1] + source[-1].start for row in range(math.prod(shape[:-1]))]
         length = source[-1].stop - source[-1].start
     for target, start in zip(flat.split(length), starts, strict=True):
-        begin = stored.begin + start * dtype.itemsize
-        yield _Run(stored.file, begin, begin + length * dtype.itemsize, dtype, target, destination.slot)
+        begin = stored.begin + encoding.bytes_of(start)
+        yield run(begin, begin + encoding.bytes_of(length), target=target)
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size for size in shape if size != 1)
-
-
-def _stored_dtype(stored: StoredTensor, wanted: torch.dtype) -> torch.dtype:
-    """The dtype of a tensor that is converted to, or is, what is wanted."""
-    dtype = _DTYPES.get(stored.dtype)
-    if dtype is None:
-        raise CheckpointError(f"{stored.name} holds {stored.dtype}, which is not supported")
-    if wanted is dtype or (wanted in _COMPUTED and dtype.is_floating_point):
-        return dtype
-    if wanted in _COMPUTED:
-        raise CheckpointError(
-            f"{stored.name} holds {stored.dtype}: quantised weights that quantization_config in config.json doesn't describe"
-        )
-    raise CheckpointError(
-        f"{stored.name} holds {stored.dtype}, quantization_config in config.json asks for {str(wanted).removeprefix('torch.')}"
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,17 +167,18 @@ class _Part:
 
     def copy(self, buffer: torch.Tensor) -> None:
         """Copy out of the buffer: on a GPU, in the current stream and without waiting."""
-        source, target, slot = buffer[self.at : self.at + self.size], self.run.target, self.run.slot
-        target = target if slot is None else slot.real(target)
-        count = self.size // self.run.dtype.itemsize
-        if target.dim() == 1 and target.dtype is self.run.dtype and target.is_contiguous():
+        source, target, run = buffer[self.at : self.at + self.size], self.run.target, self.run
+        target = target if run.slot is None else run.slot.real(target)
+        count = run.encoding.elements_of(self.size)
+        if target.dim() == 1 and target.dtype is run.encoding.dtype and target.is_contiguous() and not run.shift:
             target[self.first : self.first + count].view(torch.uint8).copy_(source, non_blocking=True)
         else:  # the file's bytes may not be aligned
             aligned = torch.empty(self.size, dtype=torch.uint8, device=target.device)
             aligned.copy_(source, non_blocking=True)
-            _place(aligned.view(self.run.dtype), target, self.first)
-        if slot is not None:
-            slot.arrived(count)
+            values = run.encoding.decode(aligned)
+            _place(values + run.shift if run.shift else values, target, self.first)
+        if run.slot is not None:
+            run.slot.arrived(count)
 
 
 def _place(values: torch.Tensor, target: torch.Tensor, first: int) -> None:
@@ -235,20 +213,15 @@ def _pieces(runs: Iterable[_Run], limit: int) -> Iterator[_Piece]:
     """Cut the files into pieces of at most `limit` bytes. Unwanted bytes are not read."""
     piece: _Piece | None = None
     for run in sorted(runs, key=lambda run: (run.file, run.begin)):
-        begin = run.begin
+        begin, unit = run.begin, run.encoding.unit
         while begin < run.end:
-            if (
-                piece is None
-                or piece.file != run.file
-                or piece.end != begin
-                or limit - (begin - piece.begin) < _ALIGNMENT
-            ):
+            if piece is None or piece.file != run.file or piece.end != begin or limit - (begin - piece.begin) < unit:
                 if piece is not None:
                     yield piece
                 piece = _Piece(run.file, begin, begin, [])
             room = limit - (begin - piece.begin)
-            size = min(run.end - begin, room - room % _ALIGNMENT)
-            first = (begin - run.begin) // run.dtype.itemsize
+            size = min(run.end - begin, room - room % unit)
+            first = run.encoding.elements_of(begin - run.begin)
             piece.parts.append(_Part(run, begin - piece.begin, size, first))
             begin += size
             piece.end = begin
@@ -326,9 +299,9 @@ class _Buffer:
             try:
                 count = os.preadv(files[piece.file], [self._view[filled:size]], piece.begin + filled)
             except OSError as error:
-                raise CheckpointError(f"{piece.file} can't be read as safetensors: {error}") from error
+                raise CheckpointError(f"{piece.file} can't be read: {error}") from error
             if count == 0:
-                raise CheckpointError(f"{piece.file} can't be read as safetensors: it has become shorter")
+                raise CheckpointError(f"{piece.file} can't be read: it has become shorter")
             filled += count
         for part in piece.parts:
             part.copy(self._bytes)

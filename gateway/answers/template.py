@@ -13,6 +13,7 @@ import jinja2
 import jinja2.meta
 
 from common.errors import InvalidRequestError
+from common.model.files import TEMPLATE, read_file
 from gateway.answers.lengths import TooLongError
 from gateway.answers.sandbox import Sandbox
 from gateway.answers.shade import END, Shade
@@ -127,12 +128,12 @@ class ChatTemplate:
 
 
 def read_template(
-    folder: Path, tokenizer_config: Mapping[str, Any], special: Mapping[str, str], shade: Shade
+    model: Path, tokenizer_config: Mapping[str, Any], special: Mapping[str, str], shade: Shade
 ) -> ChatTemplate | None:
-    """The folder's template, or None: chat_template.jinja, else from tokenizer_config.json."""
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return ChatTemplate(path.read_text(encoding="utf-8"), special, shade=shade)
+    """The model's template, or None: chat_template.jinja, else from tokenizer_config.json."""
+    own = read_file(model, TEMPLATE)
+    if own is not None:
+        return ChatTemplate(own.decode("utf-8"), special, shade=shade)
     inline = tokenizer_config.get("chat_template")
     if isinstance(inline, list):
         named = {entry["name"]: entry["template"] for entry in inline}

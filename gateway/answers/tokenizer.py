@@ -1,4 +1,4 @@
-"""Text to tokens by the model folder's tokenizer and chat template, without transformers."""
+"""Text to tokens by the model's tokenizer and chat template, without transformers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from common.blocks import tokenizer_fingerprint
 from common.errors import InvalidRequestError
+from common.model.files import CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, num_tokens, read_file, read_json
 from gateway.answers.controls import BYTE_CHARS, ControlTokens
 from gateway.answers.lengths import Lengths, TooLongError
 from gateway.answers.template import ChatTemplate, RenderOptions, read_template
@@ -24,24 +25,23 @@ _BYTE_OF_CHAR = {character: byte for byte, character in BYTE_CHARS.items()}
 
 
 class ChatTokenizer:
-    """Tokenizer, chat template, stop tokens and format of answers of a model folder. Thread-safe.
+    """Tokenizer, chat template, stop tokens and format of answers of a model folder or GGUF file. Thread-safe.
 
     `parsers` name formats of tool calls and of reasoning; by default they are those that the template shows.
     """
 
-    def __init__(self, folder: Path, parsers: Parsers = DEFAULT_PARSERS) -> None:
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise FileNotFoundError(f"{folder} has no tokenizer.json: name a Hugging Face model folder")
-        raw = path.read_bytes()
+    def __init__(self, model: Path, parsers: Parsers = DEFAULT_PARSERS) -> None:
+        raw = read_file(model, TOKENIZER)
+        if raw is None:
+            raise FileNotFoundError(f"{model} has no tokenizer.json: name a Hugging Face model folder, or a GGUF file")
         described = json.loads(raw)
         self.tokenizer = Tokenizer.from_str(raw.decode("utf-8"))
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.fingerprint = tokenizer_fingerprint(raw)
         self.is_byte_level = _is_byte_level(described.get("decoder"))
-        config = _read(folder / "tokenizer_config.json")
-        whole = _read(folder / "config.json")
+        config = read_json(model, TOKENIZER_CONFIG)
+        whole = read_json(model, CONFIG)
         model_config = {**(whole.get("text_config") or {}), **whole}
         self._special = {
             name: _content(config[name])
@@ -51,14 +51,14 @@ class ChatTokenizer:
         self.special_ids = frozenset(
             index for index, token in self.tokenizer.get_added_tokens_decoder().items() if token.special
         )
-        generation = _read(folder / "generation_config.json")
+        generation = read_json(model, GENERATION_CONFIG)
         self.defaults = sampling_defaults(generation)
         self.eos_ids = self._eos_ids(generation, model_config)
-        self.vocab_size = int(model_config.get("vocab_size") or self.tokenizer.get_vocab_size())
+        self.vocab_size = int(model_config.get("vocab_size") or num_tokens(model) or self.tokenizer.get_vocab_size())
         self.added = {index: token.content for index, token in self.tokenizer.get_added_tokens_decoder().items()}
         self.controls = ControlTokens(self.tokenizer, described["model"])
         self.lengths = Lengths(described, self.tokenizer.get_vocab(), self._plain_ids)
-        self._template = read_template(folder, config, self._special, self.controls.shade)
+        self._template = read_template(model, config, self._special, self.controls.shade)
         self.format = choose(
             self._template.source if self._template is not None else "",
             {text: index for index, text in self.added.items()},
@@ -164,10 +164,6 @@ def _is_byte_level(decoder: Mapping[str, Any] | None) -> bool:
     if decoder is not None and decoder["type"] == "Sequence":
         return len(decoder["decoders"]) == 1 and _is_byte_level(decoder["decoders"][0])
     return decoder is not None and decoder["type"] == "ByteLevel"
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def _content(token: Any) -> str:

@@ -24,7 +24,7 @@ def cached(name: str) -> Path | None:
     ref = folder / "refs" / revision
     commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else revision
     snapshot = folder / "snapshots" / commit
-    return snapshot if (snapshot / "config.json").is_file() else None
+    return snapshot if (snapshot / "config.json").is_file() or any(snapshot.glob("*.gguf")) else None
 
 
 def _cache() -> Path:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from common.settings import ROOT, Options, Seconds
+from common.model.files import found, name_of
+from common.model.gguf import GgufError, is_gguf
+from common.settings import ROOT, ConfigError, Options, Seconds
 from common.tls import Tls
 from services.runtime.hub import cached, is_id
 
@@ -88,9 +90,9 @@ class ModelSettings(Settings):
     model: Path = Field(
         Path("demo"),
         validate_default=True,
-        description="Hugging Face model folder, or an id that is in the hub's cache",
+        description="Hugging Face model folder, GGUF file, or an id that is in the hub's cache",
     )
-    served_model_name: str = Field("", description="name in the API; empty: the folder's name, or the id")
+    served_model_name: str = Field("", description="name in the API; empty: the folder's or file's name, or the id")
 
     @model_validator(mode="before")
     @classmethod
@@ -108,21 +110,26 @@ class ModelSettings(Settings):
 
     @property
     def served_name(self) -> str:
-        return self.served_model_name or self.model.resolve().name
+        return self.served_model_name or name_of(self.model)
 
 
 def from_root(folder: Path) -> Path:
-    """The folder; else the one of that name in Baton's own, so that the demo model works from anywhere, or in the hub's cache."""
-    if folder.exists():
-        return folder
-    return ROOT / folder if (ROOT / folder).exists() else cached(str(folder)) or folder
+    """The folder or file; else that of the name in Baton's own (the demo model works from anywhere), or in the hub's cache."""
+    if not folder.exists():
+        folder = ROOT / folder if (ROOT / folder).exists() else cached(str(folder)) or folder
+    try:
+        return found(folder)
+    except GgufError as error:
+        raise ConfigError(f"--model {error}") from None
 
 
 def no_model(folder: Path) -> str:
     """What a person is told when there is none."""
     if is_id(str(folder)):
         return f"--model {folder}: no folder, and not in the hub's cache: `hf download {folder}` fetches it"
-    return f"--model {folder}: no config.json there; give a Hugging Face model folder"
+    if is_gguf(folder):
+        return f"--model {folder}: there is no such file"
+    return f"--model {folder}: no config.json there; give a Hugging Face model folder, or a GGUF file"
 
 
 def _file(name: str) -> Path | None:

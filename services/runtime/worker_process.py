@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import sys
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from common.bus import Bus, connect_bus
 from common.errors import ServingError
 from common.log import start_logging
 from common.messages import ANYBODY_THERE, worker_reply_decoder, worker_state_decoder
+from common.model.files import CONFIG, TOKENIZER, is_model, num_tokens, read_file, read_json
 from common.peers import Peers
 from common.settings import ConfigError
 from common.store import connect_store
@@ -139,20 +139,19 @@ def build_engine(settings: WorkerServiceSettings, transport: Transport) -> Worke
             faults=FakeFaults(settings.fake_faults),
             allocate=transport.allocate,
         )
-    if not (settings.model / "config.json").is_file():
+    if not is_model(settings.model):
         raise ConfigError(no_model(settings.model))
     return Engine(config, allocate=transport.allocate)
 
 
 def _vocab_size(model: Path) -> int:
     """The size of the tokenizer, for a fake device. Raises OSError, ValueError."""
-    file = model / "config.json"
-    return int(json.loads(file.read_text()).get("vocab_size") or FAKE_VOCAB) if file.is_file() else FAKE_VOCAB
+    return int(read_json(model, CONFIG).get("vocab_size") or num_tokens(model) or FAKE_VOCAB)
 
 
 def _tokenizer_fingerprint(settings: WorkerServiceSettings) -> str:
-    file = settings.model / "tokenizer.json"
-    return tokenizer_fingerprint(file.read_bytes()) if file.is_file() else ""
+    raw = read_file(settings.model, TOKENIZER)
+    return tokenizer_fingerprint(raw) if raw is not None else ""
 
 
 def main(service: str, roles: Sequence[str]) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from common import VERSION
 from common.access import write_secret
+from common.model.gguf import is_gguf
 from common.settings import ROOT
 from services.runtime.running import FILE, Running, announced, birth_of
 from services.runtime.settings import Settings
@@ -41,7 +42,9 @@ def announce(
         born=birth_of(os.getpid()),
         started_unix=round(time.time(), 3),
         release=VERSION,
-        model="" if several else str(settings.model.resolve()),
+        model=""
+        if several
+        else str(settings.model.absolute() if is_gguf(settings.model) else settings.model.resolve()),
         served_model_name="" if several else settings.served_name,
         observer={name: str(getattr(settings, name)) for name in LOOKS_ON} | reach.settings("observer"),
         api_key_file=_kept(held, users / KEY_FILE, next(iter(settings.keys), "")),

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 
 from common.errors import UnavailableError
+from common.model.files import is_model
 from common.settings import PREFIX, ConfigError
 from kvtransfer.transports import reaches_others
 from services.gateway.settings import GatewaySettings
@@ -265,7 +266,7 @@ def _check(settings: UpSettings) -> None:
     if missing:
         what = "package" if len(missing) == 1 else "packages"
         raise ConfigError(f"`baton up` needs the {what} {', '.join(missing)}: {remedy()}")
-    if not (settings.model / "config.json").is_file():
+    if not is_model(settings.model):
         raise ConfigError(no_model(settings.model))
     if not reaches_others(settings.kv_transport) and settings.prefill:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Two models on one bus, each found by its name: real workers with real weights, one gateway."""
+"""Two models on one bus, a folder and a GGUF file, each found by its name: real workers with real weights, one gateway."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest
 from services.runtime.servers import die_with_parent, free_port, stop
 from tests.e2e.asking import until, watching
 from tests.e2e.cluster import ROOT, Cluster
+from tests.gguf_files import write_gguf
 from tests.models import build_tiny_model
 from tests.reference import greedy_tokens
 
@@ -36,7 +37,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     vocabulary = tokenizer["model"]["vocab"]
     vocabulary["x"], vocabulary["z"] = vocabulary["z"], vocabulary["x"]
     file.write_text(json.dumps(tokenizer))
-    return {"llama": llama, "qwen": qwen}
+    return {"llama": llama, "qwen": write_gguf(qwen, folder / "qwen.gguf")}
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +84,7 @@ async def test_both_models_are_listed_with_their_own_context(client: httpx.Async
 async def test_tokens_are_the_models_own(client: httpx.AsyncClient, folders: dict[str, Path]) -> None:
     for model, folder in folders.items():
         answer = await complete(client, model, PROMPT)
-        assert answer["choices"][0]["token_ids"] == greedy_tokens(folder, [PROMPT], TOKENS)[0], model
+        assert answer["choices"][0]["token_ids"] == greedy_tokens(folder.with_suffix(""), [PROMPT], TOKENS)[0], model
 
 
 async def test_prefix_caches_never_cross(client: httpx.AsyncClient) -> None:

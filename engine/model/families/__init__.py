@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from common.model.gguf import is_gguf
 from engine.model.families import dense, experts, hybrids
 from engine.model.families.fields import Fields
+from engine.model.families.from_gguf import config_of
 from engine.model.families.quantised import beside_config, online
 from engine.model.spec import ModelSpec, UnsupportedModelError
 
@@ -19,7 +21,7 @@ FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {**dense.FAMILIES, **expert
 
 
 def read_model_spec(folder: Path, *, quantization: str = "auto") -> ModelSpec:
-    """Read `folder/config.json`. Raises UnsupportedModelError naming the field, or FileNotFoundError.
+    """Read `folder/config.json` or a GGUF file. Raises UnsupportedModelError naming the field, or FileNotFoundError.
 
     `quantization`: what plain weights become while they are loaded, one of `ONLINE`.
     """
@@ -28,7 +30,9 @@ def read_model_spec(folder: Path, *, quantization: str = "auto") -> ModelSpec:
 
 
 def read_fields(folder: Path) -> dict[str, Any]:
-    """The JSON of `folder/config.json`. Raises as `read_model_spec`."""
+    """The JSON of `folder/config.json`, or what a GGUF file says instead. Raises as `read_model_spec`."""
+    if is_gguf(folder):
+        return config_of(folder)
     path = folder / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no config.json: is it a model folder in Hugging Face's format?")

@@ -14,6 +14,8 @@ from safetensors.torch import load_file, save_file
 from engine.model.decoder import Decoder
 from engine.model.families import read_model_spec
 from engine.weights import loader
+from engine.weights.checkpoint import StoredTensor
+from engine.weights.encodings import encoding_of
 from engine.weights.loader import CheckpointError, load_weights
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.experts import CASES
@@ -69,7 +71,9 @@ def test_a_tensor_in_another_order_is_placed_element_by_element(columns: int, li
     stored = torch.randn(5, 7, columns)
     save_file({"x": stored}, tmp_path / "model.safetensors")
     share = torch.full((5, columns, 7), float("nan"))
-    run = loader._Run(tmp_path / "model.safetensors", 0, stored.nbytes, torch.float32, share.transpose(1, 2))
+    described = StoredTensor("x", "F32", (5, 7, columns), tmp_path / "model.safetensors", 0, stored.nbytes)
+    encoding = encoding_of(described, torch.float32)
+    run = loader._Run(described.file, 0, stored.nbytes, encoding, share.transpose(1, 2))
     buffer = stored.view(-1).view(torch.uint8)
     for at in range(0, stored.nbytes, limit):
         size = min(limit, stored.nbytes - at)

@@ -39,6 +39,8 @@ so for architectures that are not below, with a line in the log, and `--model-im
 nothing is fused, and no graph is captured. Refused by name: models with states, attention of their own (biases, latents),
 masks of their own, LongRoPE and dynamic ropes. Six are checked as above.
 
+[GGUF files](gguf.md) of some of them are read, too.
+
 This page is written by `python -m tests.unit.engine.families.table > docs/models.md`.
 
 | tier | architecture | what | switches that were checked |

@@ -1,0 +1,85 @@
+"""The files of a model, whether it is a folder in Hugging Face's format or a GGUF file, whose metadata say the same.
+
+A tokenizer.json beside a GGUF file wins over the one inside, with the files that belong to it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from common.model import tokenizer as inside
+from common.model.gguf import GgufError, is_gguf, parts_of, read_header
+
+TOKENIZER, TOKENIZER_CONFIG, GENERATION_CONFIG = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
+CONFIG, TEMPLATE = "config.json", "chat_template.jinja"
+_INSIDE: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    TOKENIZER: inside.tokenizer_json,
+    TOKENIZER_CONFIG: inside.tokenizer_config,
+    GENERATION_CONFIG: inside.generation_config,
+}
+
+
+def is_model(model: Path) -> bool:
+    """Whether something is there that could be loaded."""
+    return model.is_file() if is_gguf(model) else (model / CONFIG).is_file()
+
+
+def found(model: Path) -> Path:
+    """The first file of a split model; of a folder that holds one GGUF file and nothing else to load, that one.
+
+    Raises GgufError when there are several.
+    """
+    if is_gguf(model):
+        return parts_of(model)[0]
+    if not model.is_dir() or (model / CONFIG).is_file():
+        return model
+    models = sorted(file for file in model.glob("*.gguf") if parts_of(file)[0] == file and "mmproj" not in file.name)
+    if len(models) > 1:
+        names = ", ".join(file.name for file in models[:8])
+        raise GgufError(f"{model} holds several models ({names}): name one of the files")
+    return models[0] if models else model
+
+
+def name_of(model: Path) -> str:
+    """What a model is called that nobody gave a name: the folder's, or the file's without its number."""
+    if not is_gguf(model):
+        return model.resolve().name
+    whole, _, number = model.stem.rpartition("-00001-of-")
+    return whole if whole and number.isdigit() else model.stem
+
+
+def read_file(model: Path, name: str) -> bytes | None:
+    """A file of the model that says what text means to it; None where there is none. Raises OSError, GgufError."""
+    folder = model.parent if is_gguf(model) else model
+    if is_gguf(model) and not (folder / TOKENIZER).is_file():
+        return _made(model, name) if name in _INSIDE else None
+    path = folder / name
+    return path.read_bytes() if path.is_file() else None
+
+
+def read_json(model: Path, name: str) -> dict[str, Any]:
+    """The same as JSON; empty where there is none. Raises ValueError, too."""
+    raw = read_file(model, name)
+    return json.loads(raw) if raw is not None else {}
+
+
+def num_tokens(model: Path) -> int | None:
+    """How many tokens a GGUF file has, with those that nothing means; None: its config.json says so."""
+    return inside.num_tokens(read_header(model).metadata) if is_gguf(model) else None
+
+
+def _made(model: Path, name: str) -> bytes:
+    stat = model.stat()
+    return _made_of(model, name, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def _made_of(model: Path, name: str, size: int, changed_ns: int) -> bytes:
+    try:
+        return json.dumps(_INSIDE[name](read_header(model).metadata), ensure_ascii=False).encode()
+    except GgufError as error:
+        raise GgufError(f"{model}: {error}" if str(model) not in str(error) else str(error)) from None

@@ -1,0 +1,211 @@
+"""The tokenizer of a GGUF file in the form of a model folder: tokenizer.json, tokenizer_config.json, generation_config.json.
+
+GGUF names a tokenizer's rules instead of holding them; what each name means is a table here. An unknown name is refused:
+rules that are nearly right make other tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from common.model.gguf import GgufError
+from common.model.splits import NORMALIZED, PRE_TOKENIZERS, READ_WHOLE_WORDS
+
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # tokenizer.ggml.token_type
+_BESIDE = "put the model's tokenizer.json beside the file"
+_SPACE = "\u2581"
+_ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+# Words for the end of a turn that files written before `eot_token_id` have as plain control tokens.
+_END_TEXTS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|return|>")
+
+
+def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Raises GgufError for rules that are not known."""
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind not in _MODELS:
+        raise GgufError(f"tokenizer.ggml.model = {kind!r:.40} is not supported: {_BESIDE}")
+    tokens = _list(metadata, "tokens", str)
+    if not tokens:
+        raise GgufError(f"the file has no tokens: {_BESIDE}")
+    types = _list(metadata, "token_type", int) or [1] * len(tokens)
+    if len(types) != len(tokens):
+        raise GgufError(f"tokenizer.ggml.token_type describes {len(types)} tokens of {len(tokens)}")
+    described: dict[str, Any] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [_added(index, tokens[index], types[index]) for index in _added_ids(tokens, types)],
+        "post_processor": _around(metadata, tokens),
+    }
+    return described | _MODELS[kind](metadata, _vocabulary(tokens, types), tokens)
+
+
+def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Names of special tokens, and the chat templates."""
+    tokens = _list(metadata, "tokens", str)
+    config: dict[str, Any] = {}
+    for name, key in (("bos_token", "bos"), ("eos_token", "eos"), ("pad_token", "padding"), ("unk_token", "unknown")):
+        index = _id(metadata, f"{key}_token_id", len(tokens))
+        if index is not None:
+            config[name] = tokens[index]
+    template = metadata.get("tokenizer.chat_template")
+    others = {
+        name: metadata[f"tokenizer.chat_template.{name}"]
+        for name in _list(metadata, "chat_templates", str, under="tokenizer")
+        if f"tokenizer.chat_template.{name}" in metadata
+    }
+    if isinstance(template, str) and others:
+        named = {"default": template} | others
+        config["chat_template"] = [{"name": name, "template": text} for name, text in named.items()]
+    elif isinstance(template, str):
+        config["chat_template"] = template
+    return config
+
+
+def generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Which tokens end an answer."""
+    tokens, types = _list(metadata, "tokens", str), _list(metadata, "token_type", int)
+    ends = [index for key in _ENDS if (index := _id(metadata, key, len(tokens))) is not None]
+    if _id(metadata, "eot_token_id", len(tokens)) is None:
+        texts = {tokens[index] for index in ends}
+        ends += [
+            index
+            for index, (text, kind) in enumerate(zip(tokens, types, strict=False))
+            if kind == _CONTROL and text in _END_TEXTS and text not in texts
+        ]
+    return {"eos_token_id": list(dict.fromkeys(ends))} if ends else {}
+
+
+def num_tokens(metadata: Mapping[str, Any]) -> int:
+    return len(_list(metadata, "tokens", str))
+
+
+def _bpe(metadata: Mapping[str, Any], vocabulary: dict[str, int], tokens: list[str]) -> dict[str, Any]:
+    """GPT-2's: bytes as characters, and merges in order."""
+    rules = metadata.get("tokenizer.ggml.pre", "default")
+    if rules not in PRE_TOKENIZERS:
+        raise GgufError(f"tokenizer.ggml.pre = {rules!r:.40} is not supported: {_BESIDE}")
+    merges = [[left, right] for left, _, right in (merge.partition(" ") for merge in _list(metadata, "merges", str))]
+    return {
+        "normalizer": {"type": "NFC"} if rules in NORMALIZED else None,
+        "pre_tokenizer": PRE_TOKENIZERS[rules],
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": _model(vocabulary, merges) | {"ignore_merges": rules in READ_WHOLE_WORDS},
+    }
+
+
+def _sentencepiece(metadata: Mapping[str, Any], vocabulary: dict[str, int], tokens: list[str]) -> dict[str, Any]:
+    """Llama's: pieces with scores, bytes for what has none, spaces as a character. The best score is merged first."""
+    scores = _list(metadata, "scores", float)
+    if len(scores) != len(tokens):
+        raise GgufError(f"tokenizer.ggml.scores has {len(scores)} values for {len(tokens)} tokens: {_BESIDE}")
+    types = _list(metadata, "token_type", int)
+    unknown = next((tokens[index] for index, kind in enumerate(types) if kind == _UNKNOWN), None)
+    begins_with_space = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+    prepend = [{"type": "Prepend", "prepend": _SPACE}] if begins_with_space else []
+    decoders = [
+        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+        *([{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if begins_with_space else []),
+    ]
+    own = {
+        text for text, index in vocabulary.items() if index >= len(types) or types[index] not in (_UNKNOWN, _CONTROL)
+    }
+    merges = [[left, right] for left, right in _merges_of(vocabulary, scores, own)]
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": [*prepend, spaces]},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": _model(vocabulary, merges) | {"unk_token": unknown, "fuse_unk": True, "byte_fallback": True},
+    }
+
+
+_MODELS = {"gpt2": _bpe, "llama": _sentencepiece}
+
+
+def _merges_of(vocabulary: Mapping[str, int], scores: list[float], pieces: set[str]) -> Iterator[tuple[str, str]]:
+    """Every way to make a piece of two, the best piece first; between equal ones as Hugging Face's converter has them."""
+    ways = [
+        (-scores[index], -cut, cut - len(piece), index, vocabulary[piece[:cut]], piece[:cut], piece[cut:])
+        for piece, index in vocabulary.items()
+        if piece in pieces
+        for cut in range(1, len(piece))
+        if piece[:cut] in pieces and piece[cut:] in pieces
+    ]
+    for way in sorted(ways):
+        yield way[-2:]
+
+
+def _model(vocabulary: dict[str, int], merges: Iterable[list[str]]) -> dict[str, Any]:
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        "vocab": vocabulary,
+        "merges": list(merges),
+    }
+
+
+def _vocabulary(tokens: list[str], types: list[int]) -> dict[str, int]:
+    """Without the entries that only fill the table up."""
+    return {text: index for index, text in enumerate(tokens) if types[index] != _UNUSED}
+
+
+def _added_ids(tokens: list[str], types: list[int]) -> list[int]:
+    return [index for index in range(len(tokens)) if types[index] in (_UNKNOWN, _CONTROL, _USER_DEFINED)]
+
+
+def _added(index: int, text: str, kind: int) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": index, "content": text} | flags | {"special": kind != _USER_DEFINED}
+
+
+def _around(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, Any] | None:
+    """What every text gets at its ends."""
+    is_llama = metadata.get("tokenizer.ggml.model") == "llama"
+    adds_bos = is_llama or metadata.get("tokenizer.ggml.pre") in READ_WHOLE_WORDS
+    parts: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
+    used: dict[str, Any] = {}
+    for key, default, at in (("bos", adds_bos, 0), ("eos", False, 1)):
+        index = _id(metadata, f"{key}_token_id", len(tokens))
+        if index is None and is_llama:
+            index = {"bos": 1, "eos": 2}[key] if len(tokens) > 2 else None
+        if index is None or not metadata.get(f"tokenizer.ggml.add_{key}_token", default):
+            continue
+        text = tokens[index]
+        used[text] = {"id": text, "ids": [index], "tokens": [text]}
+        parts.insert(at * len(parts), {"SpecialToken": {"id": text, "type_id": 0}})
+    if not used:
+        return None
+    return {
+        "type": "TemplateProcessing",
+        "single": parts,
+        "pair": [*parts, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": used,
+    }
+
+
+def _id(metadata: Mapping[str, Any], name: str, count: int) -> int | None:
+    """A token's number, if the file names one. Raises GgufError for none of the tokens."""
+    index = metadata.get(f"tokenizer.ggml.{name}")
+    if index is None or index == 0xFFFFFFFF or index == -1:
+        return None
+    if type(index) is not int or not 0 <= index < count:
+        raise GgufError(f"tokenizer.ggml.{name} = {index!r:.40} is none of the {count} tokens")
+    return index
+
+
+def _list(metadata: Mapping[str, Any], name: str, kind: type, *, under: str = "tokenizer.ggml") -> list[Any]:
+    """A list of such values; an absent one is empty."""
+    values = metadata.get(f"{under}.{name}", [])
+    if not isinstance(values, list) or not all(type(value) is kind for value in values[:1]):
+        raise GgufError(f"{under}.{name} is no list of {kind.__name__}")
+    return values

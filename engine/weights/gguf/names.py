@@ -1,0 +1,140 @@
+"""What a GGUF file calls its tensors, by our names; and what its converter did to them, to be undone.
+
+Rows of Llama's queries and keys stand in pairs that are rotated together; Gemma's norms hold the 1 that is added to them;
+the experts of a layer are one tensor.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common.model.gguf import GgufHeader, GgufTensor, read_header
+from engine.weights.checkpoint import SAMPLE_BYTES, CheckpointError, StoredTensor
+
+_LAYER = re.compile(r"blk\.(\d+)\.(\w+)(\.weight|\.bias)?\Z")
+_OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_IN_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+_AROUND_BOTH = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_MIXTRAL = {f"ffn_{ours}_exps": f"block_sparse_moe.experts.{{}}.{theirs}" for ours, theirs in
+            (("gate", "w1"), ("up", "w3"), ("down", "w2"))} | {"ffn_gate_inp": "block_sparse_moe.gate"}  # fmt: skip
+_OWN: Mapping[str, Mapping[str, str]] = {
+    "llama": _MIXTRAL,
+    "gemma2": _AROUND_BOTH,
+    "gemma3": _AROUND_BOTH,
+    "phi3": {"ffn_up": "mlp.gate_up_proj"},
+}
+_ROTATED_IN_PAIRS = ("llama", "granite")
+_NORMS_HOLD_ONE = ("gemma", "gemma2", "gemma3")
+# They became the rope's parameters.
+_IN_CONFIG = ("rope_freqs", "rope_factors_long", "rope_factors_short", "attn_rot_embd")
+
+
+def stored_in_gguf(file: Path) -> Iterator[StoredTensor]:
+    """Every tensor by the name that a folder in Hugging Face's format has for it. Raises GgufError, CheckpointError."""
+    header = read_header(file)
+    for tensor in header.tensors.values():
+        yield from _renamed(tensor, header)
+
+
+def characteristic_bytes_of_gguf(file: Path) -> Iterator[bytes]:
+    """Each file's size and header, and some bytes from the middle of each tensor."""
+    header = read_header(file)
+    for each, length in zip(header.files, header.lengths, strict=True):
+        with each.open("rb") as opened:
+            yield struct.pack("<Q", each.stat().st_size)
+            yield opened.read(length)
+    for tensor in header.tensors.values():
+        with tensor.file.open("rb") as opened:
+            opened.seek(max(tensor.begin, (tensor.begin + tensor.end - SAMPLE_BYTES) // 2))
+            yield opened.read(min(tensor.end - tensor.begin, SAMPLE_BYTES))
+
+
+def _renamed(tensor: GgufTensor, header: GgufHeader) -> Iterator[StoredTensor]:
+    architecture = header.metadata.get("general.architecture", "")
+    found = _LAYER.match(tensor.name)
+    if found is None:
+        module, _, kind = tensor.name.rpartition(".")
+        if module not in _IN_CONFIG:
+            name = f"{_OUTSIDE.get(module, module)}.{kind}"
+            yield _stored(tensor, name, shift=_shift(architecture, name))
+        return
+    layer, module, kind = found[1], found[2], found[3] or ""
+    if module in _IN_CONFIG:
+        return
+    ours = {**_IN_LAYER, **_OWN.get(architecture, {})}.get(module, module)
+    name = f"model.layers.{layer}.{ours}{kind}"
+    if "{}" in ours:
+        yield from _each_expert(tensor, name)
+    elif module in ("attn_q", "attn_k") and architecture in _ROTATED_IN_PAIRS:
+        heads = _heads(header, "head_count" if module == "attn_q" else "head_count_kv", int(layer))
+        yield _stored(tensor, name, order=_pairs(tensor, heads))
+    elif module == "ffn_gate_inp_shexp" and len(tensor.shape) == 1:
+        yield _stored(tensor, name, shape=(1, *tensor.shape))
+    else:
+        yield _stored(tensor, name, shift=_shift(architecture, name))
+
+
+def _stored(tensor: GgufTensor, name: str, *, shape: tuple[int, ...] = (), **done: Any) -> StoredTensor:
+    return StoredTensor(name, tensor.kind, shape or tensor.shape, tensor.file, tensor.begin, tensor.end, **done)
+
+
+def _each_expert(tensor: GgufTensor, name: str) -> Iterator[StoredTensor]:
+    num_experts, *shape = tensor.shape
+    length = (tensor.end - tensor.begin) // num_experts
+    for expert in range(num_experts):
+        begin = tensor.begin + expert * length
+        yield StoredTensor(name.format(expert), tensor.kind, tuple(shape), tensor.file, begin, begin + length)
+
+
+def _shift(architecture: str, name: str) -> float:
+    return -1.0 if architecture in _NORMS_HOLD_ONE and name.endswith("norm.weight") else 0.0
+
+
+def _heads(header: GgufHeader, name: str, layer: int) -> int:
+    architecture = header.metadata["general.architecture"]
+    heads = header.metadata.get(f"{architecture}.attention.{name}")
+    heads = header.metadata.get(f"{architecture}.attention.head_count") if heads is None else heads
+    if isinstance(heads, list):
+        heads = heads[layer] if layer < len(heads) else None
+    if type(heads) is not int or heads < 1:
+        raise CheckpointError(f"{header.file}: {architecture}.attention.{name} = {heads!r:.40} is no number of heads")
+    return heads
+
+
+def _pairs(tensor: GgufTensor, heads: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Our rows, in which a head's halves are rotated together, in the order of the file, which has them side by side."""
+    rows = tensor.shape[0]
+    if rows % (2 * heads):
+        raise CheckpointError(f"{tensor.file}: {tensor.name} has {rows} rows, which are no pairs of {heads} heads")
+    return lambda ours: ours.unflatten(0, (-1, 2, rows // heads // 2)).transpose(1, 2)

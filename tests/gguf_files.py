@@ -1,0 +1,224 @@
+# mypy: allow-untyped-calls
+"""Checkpoints of transformers as GGUF files, written by the `gguf` package by its own table of tensor names."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+
+_ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "llama",
+    "MixtralForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen2MoeForCausalLM": "qwen2moe",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3moe",
+    "GemmaForCausalLM": "gemma",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+    "Phi3ForCausalLM": "phi3",
+    "GraniteForCausalLM": "granite",
+}
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
+
+
+def write_gguf(
+    folder: Path, file: Path, *, kind: str = "F32", pre: str = "gpt-2", tokenizer: bool = True, parts: int = 1
+) -> Path:
+    """Write the checkpoint in `folder` as `file`: matrices as `kind`, all else in float32. Returns the first file."""
+    config = json.loads((folder / "config.json").read_text())
+    architecture = _ARCHITECTURES[config["architectures"][0]]
+    options = {"split_max_tensors": -(-_num_tensors(folder, config) // parts)} if parts > 1 else {}
+    writer = gguf.GGUFWriter(file, architecture, **options)
+    writer.add_vocab_size(config["vocab_size"])
+    _add_sizes(writer, config, architecture)
+    if tokenizer:
+        add_tokenizer(writer, folder, pre)
+    for name, tensor in _converted(folder, config, architecture):
+        stored = gguf.GGMLQuantizationType[kind if tensor.dim() > 1 and tensor.shape[-1] % 32 == 0 else "F32"]
+        array = tensor.float().numpy()
+        data = gguf.quantize(array, stored)
+        writer.add_tensor(name, data, raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file if parts == 1 else sorted(file.parent.glob(f"{file.stem}-00001-of-*.gguf"))[0]
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, pre: str) -> None:
+    """What llama.cpp's converter says of a tokenizer.json."""
+    described = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    built = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    added = built.get_added_tokens_decoder()
+    size = max(built.get_vocab().values()) + 1
+    tokens = [built.id_to_token(index) or f"[PAD{index}]" for index in range(size)]
+    types = [_type(index, text, added, described["model"]) for index, text in enumerate(tokens)]
+    is_llama = described["model"].get("byte_fallback", False)
+    writer.add_tokenizer_model("llama" if is_llama else "gpt2")
+    writer.add_tokenizer_pre("default" if is_llama else pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in described["model"]["merges"]]
+    if is_llama:
+        writer.add_token_scores(_scores(tokens, merges))
+        writer.add_add_space_prefix("Prepend" in json.dumps(described["normalizer"]))
+    else:
+        writer.add_token_merges(merges)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    for name, add in (("bos_token", writer.add_bos_token_id), ("eos_token", writer.add_eos_token_id)):
+        if settings.get(name):
+            add(tokens.index(settings[name]))
+    writer.add_add_bos_token(bool(built.encode("").ids))
+    template = folder / "chat_template.jinja"
+    text = template.read_text(encoding="utf-8") if template.is_file() else settings.get("chat_template")
+    if text:
+        writer.add_chat_template(text)
+
+
+def _type(index: int, text: str, added: Mapping[int, Any], model: Mapping[str, Any]) -> int:
+    if text == model.get("unk_token"):
+        return _UNKNOWN
+    if index in added:
+        return _CONTROL if added[index].special else _USER_DEFINED
+    return _BYTE if model.get("byte_fallback") and text.startswith("<0x") and len(text) == 6 else _NORMAL
+
+
+def _scores(tokens: list[str], merges: list[str]) -> list[float]:
+    """As SentencePiece has them for pieces that were merged in this order."""
+    made = {merge.replace(" ", "", 1): -float(rank) for rank, merge in enumerate(merges)}
+    return [made.get(token, -1e6) for token in tokens]
+
+
+def _num_tensors(folder: Path, config: Mapping[str, Any]) -> int:
+    return sum(1 for _ in _converted(folder, config, _ARCHITECTURES[config["architectures"][0]]))
+
+
+def _add_sizes(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture: str) -> None:
+    heads = config["num_attention_heads"]
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config.get("num_key_value_heads") or heads)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    if config.get("head_dim"):
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    rope = config.get("rope_parameters") or {}
+    if "sliding_attention" in rope:
+        writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+    rope = rope.get("full_attention", rope)
+    if "rope_theta" in rope:
+        writer.add_rope_freq_base(rope["rope_theta"])
+    if architecture in ("llama", "phi3", "granite"):
+        share = config.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1
+        writer.add_rope_dimension_count(int(head_dim * share))
+    _add_rope(writer, config, rope)
+    for name, add in (
+        ("sliding_window", writer.add_sliding_window),
+        ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
+        ("final_logit_softcapping", writer.add_final_logit_softcapping),
+        ("num_experts_per_tok", writer.add_expert_used_count),
+        ("moe_intermediate_size", writer.add_expert_feed_forward_length),
+        ("shared_expert_intermediate_size", writer.add_expert_shared_feed_forward_length),
+        ("attention_multiplier", writer.add_attention_scale),
+        ("embedding_multiplier", writer.add_embedding_scale),
+        ("residual_multiplier", writer.add_residual_scale),
+        ("logits_scaling", writer.add_logit_scale),
+    ):
+        if config.get(name):
+            add(config[name])
+    if experts := config.get("num_experts") or config.get("num_local_experts"):
+        writer.add_expert_count(experts)
+
+
+def _add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
+    kind = rope.get("rope_type", "default")
+    if kind in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if kind in ("yarn", "longrope"):
+        writer.add_rope_scaling_orig_ctx_len(_original(config, rope))
+    if kind == "longrope":
+        scale = config["max_position_embeddings"] / _original(config, rope)
+        magnitude = math.sqrt(1 + math.log(scale) / math.log(_original(config, rope))) if scale > 1 else 1.0
+        writer.add_rope_scaling_attn_factors(magnitude)
+
+
+def _original(config: Mapping[str, Any], rope: Mapping[str, Any]) -> int:
+    return int(config.get("original_max_position_embeddings") or rope["original_max_position_embeddings"])
+
+
+def _converted(folder: Path, config: Mapping[str, Any], architecture: str) -> list[tuple[str, torch.Tensor]]:
+    """What the file holds, by the names of the `gguf` package."""
+    stored: dict[str, torch.Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        stored |= load_file(file)
+    if config.get("tie_word_embeddings"):
+        stored.pop("lm_head.weight", None)
+    kind = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
+    found: list[tuple[str, torch.Tensor]] = []
+    for name, tensor in _with_experts_together(stored).items():
+        ours = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if ours is None:
+            raise ValueError(f"gguf knows no {name}")
+        found.append((ours, _as_stored(name, tensor, config, architecture)))
+    return found + _rope_factors(config)
+
+
+def _as_stored(name: str, tensor: torch.Tensor, config: Mapping[str, Any], architecture: str) -> torch.Tensor:
+    if architecture in ("llama", "granite") and ("q_proj" in name or "k_proj" in name):
+        heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
+        halves = tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:])
+        return halves.swapaxes(1, 2).reshape(tensor.shape).contiguous()
+    if architecture.startswith("gemma") and name.endswith("norm.weight"):
+        return tensor.float() + 1
+    return tensor
+
+
+def _with_experts_together(stored: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    together: dict[str, list[torch.Tensor]] = {}
+    rest: dict[str, torch.Tensor] = {}
+    for name, tensor in stored.items():
+        before, marker, after = name.partition(".experts.")
+        if marker:
+            _, _, matrix = after.partition(".")
+            together.setdefault(f"{before}.experts.{matrix}".replace("block_sparse_moe", "feed_forward"), []).append(
+                tensor
+            )
+        else:
+            rest[name] = tensor
+    return rest | {_plain(name): torch.stack(tensors) for name, tensors in together.items()}
+
+
+def _plain(name: str) -> str:
+    """As the table spells the experts of Mixtral."""
+    return name.removeprefix("model.") if "feed_forward" in name else name
+
+
+def _rope_factors(config: Mapping[str, Any]) -> list[tuple[str, torch.Tensor]]:
+    rope = config.get("rope_parameters") or {}
+    if rope.get("rope_type") == "longrope":
+        return [(f"rope_factors_{name}.weight", torch.tensor(rope[f"{name}_factor"])) for name in ("long", "short")]
+    if rope.get("rope_type") != "llama3":
+        return []
+    dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    turns = rope["rope_theta"] ** (np.arange(0, dim, 2) / dim) * 2 * math.pi  # wavelengths
+    old, factor = rope["original_max_position_embeddings"], rope["factor"]
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    smooth = ((old / turns - low) / (high - low)).clip(0, 1)
+    return [("rope_freqs.weight", torch.tensor(1 / ((1 - smooth) / factor + smooth), dtype=torch.float32))]

@@ -1,0 +1,69 @@
+"""A GGUF file answers as `transformers` does with the same weights, token for token, in each architecture that is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.gguf_files import write_gguf
+from tests.unit.engine.families.case import Case
+from tests.unit.engine.families.dense import BY_KIND, GEMMA, LLAMA3, LONGROPE, MULTIPLIED, YARN
+from tests.unit.engine.families.exact import Bench, asked, prompt_of
+from tests.unit.engine.families.experts import EXPERTS
+
+LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0}
+CASES = (
+    Case(name="llama", config="LlamaConfig", fields={"attention_bias": True, "mlp_bias": True}),
+    Case(name="llama3", config="LlamaConfig", fields={"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
+    Case(name="llama-yarn", config="LlamaConfig", fields={"rope_parameters": YARN, "head_dim": 32}),
+    Case(name="llama-linear", config="LlamaConfig", fields={"rope_parameters": LINEAR}),
+    Case(name="mistral", config="MistralConfig", fields={"sliding_window": None}),
+    Case(
+        name="mixtral",
+        config="MixtralConfig",
+        fields={"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": None},
+    ),
+    Case(name="qwen2", config="Qwen2Config", fields={"tie_word_embeddings": True}),
+    Case(name="qwen2moe", config="Qwen2MoeConfig", fields={**EXPERTS, "shared_expert_intermediate_size": 64}),
+    Case(name="qwen3", config="Qwen3Config", fields={"head_dim": 32}),
+    Case(
+        name="qwen3moe",
+        config="Qwen3MoeConfig",
+        fields={**EXPERTS, "head_dim": 32, "norm_topk_prob": True},
+    ),
+    Case(name="gemma", config="GemmaConfig", fields={"head_dim": 32, "tie_word_embeddings": True}),
+    Case(
+        name="gemma2",
+        config="Gemma2Config",
+        fields=GEMMA
+        | {"sliding_window": 20, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+        | {"query_pre_attn_scalar": 32},
+    ),
+    Case(
+        name="gemma3",
+        config="Gemma3TextConfig",
+        fields=GEMMA
+        | {"query_pre_attn_scalar": 32, "num_hidden_layers": 7, "sliding_window": 20, "rope_parameters": BY_KIND}
+        | {"layer_types": [*["sliding_attention"] * 5, "full_attention", "sliding_attention"]},
+    ),
+    Case(name="phi3", config="Phi3Config", fields={"sliding_window": 40}),
+    Case(
+        name="phi3-long",
+        config="Phi3Config",
+        fields={"original_max_position_embeddings": 16, "partial_rotary_factor": 0.75, "rope_parameters": LONGROPE},
+        shortest=17,
+    ),
+    Case(name="granite", config="GraniteConfig", fields=MULTIPLIED),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_it_answers_as_transformers(case: Case, tmp_path: Path) -> None:
+    bench = Bench(case, tmp_path / "model", stored=lambda folder: write_gguf(folder, tmp_path / "model.gguf"))
+    prefill, decode = bench.generators(chunk_size=23)
+    sequence = asked("alone", prompt_of(70))
+    prefill.start(sequence)
+    bench.hand_over(sequence, prefill, decode)
+    decode.go_on([sequence])
+    bench.check([sequence], prefill, decode)
