@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,12 @@ def watch() -> list[Compilation]:
     return compiled
 
 
-def told_by(module: str, *arguments: str, cache: Path, timeout_s: float) -> Any:
-    """Run `python -m module` with this cache and return the JSON of the last line that it prints."""
+def told_by(
+    module: str, *arguments: str, cache: Path, timeout_s: float, options: Sequence[str] = ()
+) -> Any:
+    """Run `python -m module` with this cache and return the JSON of the last line that it prints; `options` are Python's."""
     child = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
+        [sys.executable, *options, "-m", module, *arguments],
         cwd=ROOT,
         env={**os.environ, "TRITON_CACHE_DIR": str(cache), "TRITON_INTERPRET": "0"},
         capture_output=True,

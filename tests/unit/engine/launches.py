@@ -112,11 +112,11 @@ def launches_of(folder: Path) -> dict[str, list[str]]:
 
     for name, parts in PASSES.items():
         with mock.patch.object(Decoder, "forward", recorded):
-            engine.launch(_chunks(parts))
+            engine.launch(chunks(parts))
         if all(count == 1 and samples for _, count, samples in parts):
             name += ", in a graph"
             with mock.patch.object(Decoder, "forward", in_a_graph):
-                engine.launch(_chunks(parts))
+                engine.launch(chunks(parts))
     return found
 
 
@@ -171,7 +171,7 @@ def write_record(models: dict[str, Path]) -> None:
     RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def _chunks(parts: list[tuple[int, int, bool]]) -> list[Chunk]:
+def chunks(parts: list[tuple[int, int, bool]]) -> list[Chunk]:
     blocks, chunks = iter(range(NUM_BLOCKS)), []
     for start, count, samples in parts:
         sequence = new_sequence("a", [(7 * index + start) % 500 for index in range(start + count + (not samples))])

@@ -1,0 +1,171 @@
+# mypy: allow-untyped-calls
+"""Compiles kernels for Hopper in a process without a GPU, as passes and checks launch them; none runs.
+
+    python -O -m tests.unit.kernels.compiled passes|checks|broken [NAME...]
+
+Prints as JSON, for each program, how many variants it asked for first, and what is wrong: [kernel, variant, message].
+
+A program is all passes of a family's case, or one check of a module `*_checks`: a new case or check is compiled too. What is
+launched depends on shapes alone, so contents are unset memory, and -O drops the checks' assertions about them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from triton.runtime import driver
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.kernels import device, launch, triton_linear, triton_norm
+from tests.unit.engine.families import dense, experts, hybrids
+from tests.unit.engine.families.case import Case
+from tests.unit.engine.launches import NUM_BLOCKS, PASSES, chunks
+from tests.unit.kernels.compiling import HopperDriver
+
+Programs = dict[str, Callable[[], None]]
+
+HOPPER = device.Device(processors=132, has_tma=True, is_hopper=True)
+SHARED_BYTES = 227 << 10  # of a program, on Hopper
+CHECKS = ("delta_checks", "expert_checks", "latent_checks", "prefill_checks", "sampling_checks", "switch_checks")
+CHECKS += ("triton_checks",)
+# Real heads over few features: what a program keeps depends on them.
+REAL_HEADS = {"hidden_size": 512, "intermediate_size": 512, "num_attention_heads": 32, "num_key_value_heads": 8}
+REAL = {
+    "llama, real heads": Case(name="llama", config="LlamaConfig", fields=REAL_HEADS | {"head_dim": 128}),
+    "gpt_oss, real heads": Case(name="gpt_oss", config="GptOssConfig", fields=REAL_HEADS | {"head_dim": 64}),
+    "gemma2, real heads": Case(name="gemma2", config="Gemma2Config", fields=REAL_HEADS | {"head_dim": 256}),
+    "gemma4, real heads": Case(
+        name="gemma4",
+        config="Gemma4TextConfig",
+        fields=dense.GEMMA_4 | REAL_HEADS | {"head_dim": 256, "global_head_dim": 512},
+    ),
+}
+
+
+class Compiler:
+    """Compiles each variant once, and remembers what is wrong."""
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[str, str]] = set()
+        self.count = 0
+        self.wrong: list[tuple[str, str, str]] = []
+
+    def launch(self, kernel: Any, grid: object, variant: object, *arguments: Any, **options: Any) -> None:
+        """Takes the place of `Kernel.launch`."""
+        name = kernel.function.__name__
+        key = (name, f"{variant} {options}")
+        if variant is not None and key in self._seen:
+            return
+        self._seen.add(key)
+        self.count += 1
+        try:
+            compiled = kernel.function.warmup(*arguments, grid=grid, **kernel._options, **options)
+        except Exception as error:  # whatever a compiler raises
+            self.wrong.append((*key, f"{type(error).__name__}: {error}"[-2000:]))
+        else:
+            if compiled is not None and compiled.metadata.shared > SHARED_BYTES:
+                self.wrong.append((*key, f"{compiled.metadata.shared} bytes of shared memory, {SHARED_BYTES} are there"))
+
+
+def passes(case: Case) -> None:
+    """Every pass of a model; no weight is loaded."""
+    config = case.config_object()
+    config.architectures = [case.architecture()]
+    with tempfile.TemporaryDirectory() as folder, mock.patch("engine.engine.model_fingerprint", return_value=""):
+        config.save_pretrained(folder)
+        asked = EngineConfig(
+            model=Path(folder), dtype="bfloat16", num_blocks=NUM_BLOCKS, max_model_len=case.max_model_len
+        )
+        engine = Engine(asked, load=lambda weights, folder: None)
+        for parts in PASSES.values():
+            engine.launch(chunks(parts))
+
+
+def check(module: str, name: str) -> None:
+    """One check of a module. The values are anything, and so is what it makes of them."""
+    import_module(f"tests.unit.kernels.{module}").interpret(name)
+
+
+def all_passes() -> Programs:
+    """Of every family."""
+    cases = {case.name: case for case in (*dense.CASES, *experts.CASES, *hybrids.CASES)} | REAL
+    return {name: functools.partial(passes, case) for name, case in cases.items()}
+
+
+def all_checks() -> Programs:
+    """Of every kernel. A new module of checks goes into `CHECKS`."""
+    found: Programs = {}
+    for module in CHECKS:
+        checks = import_module(f"tests.unit.kernels.{module}")
+        for name in getattr(checks, "CHECKS", None) or checks.SPECS:
+            found[f"{module} {name}"] = functools.partial(check, module, name)
+    return found
+
+
+def broken() -> Programs:
+    """What the test of this module must see."""
+
+    def norm() -> None:  # 3 is no power of two
+        launch.Kernel(triton_norm._norm).launch((1,), "", *[torch.ones(3)] * 5, 1, 1e-6, 3, 3, 0, 0, False)
+
+    def memory() -> None:
+        x, weight = torch.empty(64, 4096, dtype=torch.bfloat16), torch.empty(4096, 4096, dtype=torch.bfloat16)
+        triton_linear.launch_product(x, weight, None, torch.empty_like(x), triton_linear.Tiles(256, 256, 8, 4))
+
+    def python() -> None:
+        check("triton_checks", "no such kernel")
+
+    return {f"broken {function.__name__}": function for function in (norm, memory, python)}
+
+
+@contextmanager
+def compiling() -> Iterator[Compiler]:
+    """Within, kernels are compiled for Hopper and not launched, and comparisons compare nothing."""
+    compiler = Compiler()
+    driver.set_active(HopperDriver())
+    with ExitStack() as stack:
+        for owner, name, value in (
+            (device, "_INTERPRET", True),
+            (device, "_NO_GPU", HOPPER),
+            (launch, "_asked", set()),
+            (torch.testing, "assert_close", lambda *given, **named: None),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, value))
+        launched = functools.partialmethod(lambda kernel, *given, **named: compiler.launch(kernel, *given, **named))
+        stack.enter_context(mock.patch.object(launch.Kernel, "launch", launched))
+        yield compiler
+
+
+def run(programs: Programs) -> dict[str, tuple[int, list[tuple[str, str, str]]]]:
+    """Compile these programs, each variant in the first one that launches it."""
+    found = {}
+    with compiling() as compiler:
+        for name, program in programs.items():
+            torch.manual_seed(0)
+            compiler.count, compiler.wrong = 0, []
+            try:
+                program()
+            except Exception as error:  # of whatever was asked for
+                compiler.wrong.append(("", "", f"{type(error).__name__}: {error}"))
+            found[name] = (compiler.count, compiler.wrong)
+    return found
+
+
+if __name__ == "__main__":
+    if __debug__:
+        sys.exit("run it with -O: checks would compare what nobody computed")
+    torch.set_num_threads(1)
+    kind, *names = sys.argv[1:]
+    programs = {"passes": all_passes, "checks": all_checks, "broken": broken}[kind]()
+    print(json.dumps(run({name: program for name, program in programs.items() if not names or name in names})))

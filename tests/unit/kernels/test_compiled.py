@@ -1,0 +1,46 @@
+"""Kernels that no GPU has tried: every family's passes and every check, compiled to Hopper's machine code."""
+
+# ruff: noqa: E402 (these imports fail where triton is missing)
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.needs import missing, needs
+
+needs("triton")
+
+from triton import knobs
+
+from tests.compilations import told_by
+
+MODULE = "tests.unit.kernels.compiled"
+TIMEOUT_S = 1800
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _assembler() -> None:
+    try:
+        knobs.nvidia.ptxas.path
+    except RuntimeError as error:
+        missing(f"Triton found no assembler for Hopper: {error}")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["passes", "checks"])
+def test_every_kernel_compiles_for_hopper(kind: str, tmp_path: Path) -> None:
+    told = told_by(MODULE, kind, cache=tmp_path, timeout_s=TIMEOUT_S, options=["-O"])
+    assert sum(variants for variants, _ in told.values()) > 100
+    assert not {program: wrong for program, (_, wrong) in told.items() if wrong}
+
+
+def test_a_kernel_that_can_not_be_compiled_is_told(tmp_path: Path) -> None:
+    told = told_by(MODULE, "broken", cache=tmp_path, timeout_s=TIMEOUT_S, options=["-O"])
+    assert list(told) == ["broken norm", "broken memory", "broken python"]
+    (_, [(norm, _, of_norm)]), (_, [(memory, _, of_memory)]), (_, [(nothing, _, of_python)]) = told.values()
+    assert (norm, memory, nothing) == ("_norm", "_few_rows", "")
+    assert "arange's range must be a power of 2" in of_norm
+    assert "bytes of shared memory" in of_memory
+    assert of_python == "KeyError: 'no such kernel'"
