@@ -29,9 +29,7 @@ def watch() -> list[Compilation]:
     return compiled
 
 
-def told_by(
-    module: str, *arguments: str, cache: Path, timeout_s: float, options: Sequence[str] = ()
-) -> Any:
+def told_by(module: str, *arguments: str, cache: Path, timeout_s: float, options: Sequence[str] = ()) -> Any:
     """Run `python -m module` with this cache and return the JSON of the last line that it prints; `options` are Python's."""
     child = subprocess.run(
         [sys.executable, *options, "-m", module, *arguments],

@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from engine.model.formats.product import Format
+from engine.model.layers.branch import Branch
 from engine.model.layers.building import Rotations, Surroundings, declare_branch
 from engine.model.layers.embedding import Embedding, Head
 from engine.model.layers.kinds import MIXERS, MLPS, Mixer, Mlp
+from engine.model.layers.layer_inputs import LayerInput, LayerInputs
 from engine.model.parameters import Weights
-from engine.model.spec import LayerSpec, ModelSpec
+from engine.model.spec import BranchSpec, ModelSpec
 from engine.step.batch import ForwardBatch
 
 
@@ -21,6 +23,7 @@ from engine.step.batch import ForwardBatch
 class Layer:
     mixer: Mixer
     mlp: Mlp
+    own_input: LayerInput | None
     places: tuple[tuple[int, int], ...]  # see `ModelSpec.places`
     formats: tuple[Format, ...]
 
@@ -36,9 +39,13 @@ class Decoder:
         self._embedding = Embedding(spec, self.weights)
         rotations = Rotations(max_model_len, device)
         self._layers = [
-            _layer(layer, spec, self.weights, rotations, f"model.layers.{index}.", places)
-            for index, (layer, places) in enumerate(zip(spec.layers, spec.places, strict=True))
+            _layer(index, spec, self.weights, rotations, places) for index, places in enumerate(spec.places)
         ]
+        self._inputs: LayerInputs | None = None
+        if spec.layer_inputs is not None:
+            nothing = declare_branch(BranchSpec(), spec, self.weights, under="model.")
+            around = Surroundings(spec, self.weights, rotations, "model.", nothing)
+            self._inputs = LayerInputs(spec.layer_inputs, around)
         self._head = Head(spec, self.weights, self._embedding)
 
     def forward(
@@ -50,12 +57,16 @@ class Decoder:
         result is in `logits` if that is given.
         """
         stream, last = self._embedding(batch), len(self._layers) - 1
+        if self._inputs is not None:
+            self._inputs(stream, batch)
         for index, layer in enumerate(self._layers):
             kept = [parts[part][:, number] for part, number in layer.places]
             layer.mixer(stream, batch, kept, is_last=index == last)
             if stream.is_empty:
                 return None
             layer.mlp(stream)
+            if layer.own_input is not None:
+                layer.own_input(stream)
         return self._head(stream, batch, out=logits)
 
     def with_a_layer_of_each_kind(self) -> Decoder:
@@ -70,17 +81,21 @@ class Decoder:
 
 
 def _layer(
-    spec: LayerSpec,
-    model: ModelSpec,
-    weights: Weights,
-    rotations: Rotations,
-    under: str,
-    places: tuple[tuple[int, int], ...],
+    index: int, model: ModelSpec, weights: Weights, rotations: Rotations, places: tuple[tuple[int, int], ...]
 ) -> Layer:
+    spec, under = model.layers[index], f"model.layers.{index}."
     shared = spec.around_mlp.shares
     first = declare_branch(spec.around_mixer, model, weights, under=under, is_read_again=shared)
     second = declare_branch(spec.around_mlp, model, weights, under=under)
     formats: list[Format] = []
-    mixer = MIXERS[type(spec.mixer)](spec.mixer, Surroundings(model, weights, rotations, under, first, formats))
-    mlp = MLPS[type(spec.mlp)](spec.mlp, Surroundings(model, weights, rotations, under, second, formats))
-    return Layer(mixer, mlp, places, tuple(formats))
+
+    def around(branch: Branch) -> Surroundings:
+        return Surroundings(model, weights, rotations, under, branch, formats)
+
+    mixer = MIXERS[type(spec.mixer)](spec.mixer, around(first))
+    mlp = MLPS[type(spec.mlp)](spec.mlp, around(second))
+    own_input = None
+    if spec.around_input is not None and model.layer_inputs is not None:
+        third = declare_branch(spec.around_input, model, weights, under=under)
+        own_input = LayerInput(model.layer_inputs, around(third), index=index)
+    return Layer(mixer, mlp, own_input, places, tuple(formats))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Literal
 
 from engine.kernels.experts.rule import RoutingRule
 
@@ -55,3 +56,5 @@ class SparseMlpSpec:
     expert_bias: bool = False
     clamp: tuple[float, float] | None = None  # alpha and limit of the clamped activation; None: silu
     weighs_inputs: bool = False
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    weight_scale: str = ""  # tensor [E] that multiplies the experts' weights

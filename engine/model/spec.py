@@ -131,6 +131,8 @@ class AttentionSpec:
     value_norm: bool = False  # RMSNorm without a weight over each head of the values
     values_are_keys: bool = False  # values are the product that keys are made of
     output_gate: bool = False  # behind each query head's rows are those of its output's gate
+    lends: str = ""  # later layers attend to its keys and values by this name
+    borrows: str = ""  # it has none, and attends to those that were lent so
     fused: str = ""  # the module that holds queries', keys' and values' rows; "": one each
     output: str = "self_attn.o_proj"
     codes: Kind | None = None  # what keys and values are kept as; None: the numbers themselves
@@ -142,6 +144,8 @@ class AttentionSpec:
     @property
     def kept(self) -> tuple[Kept, ...]:
         """Keys and values, or their codes and the codes' scales."""
+        if self.borrows:
+            return ()
         if self.codes is None:
             return (Kept(planes=2, heads=self.num_kv_heads, dim=self.head_dim),)
         sizes = zip(KINDS[self.codes], (self.head_dim, 1), strict=False)
@@ -243,9 +247,21 @@ class PlainMlpSpec:
     down: str = "mlp.down_proj"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseBesideExpertsSpec:
+    """A gated MLP and experts, which read the same through norms of their own and are normed before they add up."""
+
+    dense: GatedMlpSpec
+    experts: SparseMlpSpec
+    after_dense: str
+    before_experts: str
+    after_experts: str
+    router_norm: str  # a tensor: its weight, before the hidden size's root divides it
+
+
 # The next kinds join these unions.
 MixerSpec = AttentionSpec | LatentAttentionSpec | DeltaSpec
-MlpSpec = GatedMlpSpec | PlainMlpSpec | SparseMlpSpec
+MlpSpec = GatedMlpSpec | PlainMlpSpec | SparseMlpSpec | DenseBesideExpertsSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,6 +283,15 @@ BEFORE_MLP = BranchSpec(before="post_attention_layernorm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerInputsSpec:
+    """Each layer ends with an input of its own: a row that the token has in a second table, and a product of its embedding."""
+
+    vocab_size: int
+    size: int
+    activation: Literal["silu", "gelu_tanh"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
     """One layer: a mixer of tokens, then an MLP on each alone."""
 
@@ -274,6 +299,7 @@ class LayerSpec:
     mlp: MlpSpec
     around_mixer: BranchSpec = BEFORE_MIXER
     around_mlp: BranchSpec = BEFORE_MLP
+    around_input: BranchSpec | None = None  # where the model has `layer_inputs`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,6 +318,7 @@ class ModelSpec:
     logits_multiplier: float = 1.0
     logits_softcap: float = 0.0
     head_bias: bool = False
+    layer_inputs: LayerInputsSpec | None = None
     stored: StoredNames = AS_OURS
     dtype: str  # the checkpoint's: "float32", "bfloat16", "float16"
     layers: tuple[LayerSpec, ...]
@@ -345,10 +372,13 @@ class ModelSpec:
     def places(self) -> tuple[tuple[tuple[int, int], ...], ...]:
         """For each layer, where its content is: the number of the part and the layer's number in it."""
         parts, used = list(self.kept), Counter[Kept]()
-        places = []
+        places, lent = [], dict[str, tuple[tuple[int, int], ...]]()
         for layer in self.layers:
-            places.append(tuple((parts.index(kept), used[kept]) for kept in layer.mixer.kept))
-            used.update(layer.mixer.kept)
+            own, mixer = tuple((parts.index(kept), used[kept]) for kept in layer.mixer.kept), layer.mixer
+            if isinstance(mixer, AttentionSpec) and mixer.lends:
+                lent[mixer.lends] = own
+            places.append(lent[mixer.borrows] if isinstance(mixer, AttentionSpec) and mixer.borrows else own)
+            used.update(mixer.kept)
         return tuple(places)
 
     @property
@@ -366,4 +396,6 @@ _CODES = {dtypes[0] for dtypes in KINDS.values()}
 
 
 def _width(mlp: MlpSpec, hidden_size: int) -> int:
+    if isinstance(mlp, DenseBesideExpertsSpec):
+        return max(_width(mlp.dense, hidden_size), _width(mlp.experts, hidden_size))
     return mlp.rule.chosen * (mlp.size + hidden_size) if isinstance(mlp, SparseMlpSpec) else mlp.size

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from engine.model.formats.product import Linear
 from engine.model.layers.norm import Norm
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """What later layers read of a layer whose keys and values they attend to."""
+
+    product: torch.Tensor | None  # where attention reads keys and values there
+    factors: torch.Tensor | None  # of their codes
 
 
 class Stream:
@@ -14,13 +24,15 @@ class Stream:
     That is nothing, a tensor [T, E] or partial sums [P, T, E]. The next norm adds it up, because it reads the residual anyway.
     """
 
-    __slots__ = ("_added", "_read", "_residual", "is_empty")
+    __slots__ = ("_added", "_read", "_residual", "is_empty", "layer_inputs", "lent")
 
     def __init__(self, residual: torch.Tensor) -> None:
         self._residual = residual
         self._added: torch.Tensor | None = None
         self._read: torch.Tensor | None = None  # kept for the layer's other half
         self.is_empty = False  # no row goes on, because none is sampled
+        self.layer_inputs: torch.Tensor | None = None  # [T, layers, size]
+        self.lent: dict[str, Lent] = {}
 
     def normed(self, norm: Norm, *, again: bool = False) -> torch.Tensor:
         """Add up, and return the sum's norm [T, E]: one kernel. `again`: the layer's other half reads it too."""
@@ -69,6 +81,8 @@ class Stream:
             self._added = self._added.index_select(-2, rows)
         if self._read is not None:
             self._read = self._read.index_select(0, rows)
+        if self.layer_inputs is not None:
+            self.layer_inputs = self.layer_inputs.index_select(0, rows)
         self._residual = self._residual.index_select(0, rows)
 
     def _settle(self) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import linear, silu
+from torch.nn.functional import linear
 
+from engine.kernels.activation import ACTIVATIONS
 from engine.kernels.experts.routing import Choice
 from engine.kernels.quantised.groups import Groups, dequantised
 from engine.kernels.twin import twin
@@ -30,6 +31,7 @@ class Experts:
     down_bias: torch.Tensor | None = None  # [E, H]
     clamp: Clamp | None = None  # None: silu(gate) * up
     weighs_inputs: bool = False  # a weight multiplies what an expert reads, not its result
+    activation: str = "silu"  # or "gelu_tanh"; of an unclamped gate
 
     @property
     def num_experts(self) -> int:
@@ -71,7 +73,7 @@ def _expert(x: torch.Tensor, experts: Experts, index: int) -> torch.Tensor:
     bias = None if experts.gate_up_bias is None else experts.gate_up_bias[index]
     gate, up = linear(x, _plain(experts.gate_up, index, x.dtype), bias).chunk(2, dim=-1)
     bias = None if experts.down_bias is None else experts.down_bias[index]
-    return linear(gated(gate, up, experts.clamp), _plain(experts.down, index, x.dtype), bias)
+    return linear(gated(gate, up, experts.clamp, experts.activation), _plain(experts.down, index, x.dtype), bias)
 
 
 def _plain(matrices: torch.Tensor | Groups, index: int, dtype: torch.dtype) -> torch.Tensor:
@@ -82,8 +84,8 @@ def _plain(matrices: torch.Tensor | Groups, index: int, dtype: torch.dtype) -> t
     return dequantised.reference(own.codes, own, dtype)
 
 
-def gated(gate: torch.Tensor, up: torch.Tensor, clamp: Clamp | None) -> torch.Tensor:
+def gated(gate: torch.Tensor, up: torch.Tensor, clamp: Clamp | None, activation: str = "silu") -> torch.Tensor:
     if clamp is None:
-        return silu(gate) * up
+        return ACTIVATIONS[activation](gate) * up
     gate, up = gate.clamp(max=clamp.limit), up.clamp(min=-clamp.limit, max=clamp.limit)
     return (up + 1) * gate * (clamp.alpha * gate).sigmoid()

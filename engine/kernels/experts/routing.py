@@ -25,10 +25,13 @@ def route(
     bias: torch.Tensor | None,
     correction: torch.Tensor | None,
     rule: RoutingRule,
+    *,
+    scales: torch.Tensor | None = None,
 ) -> Choice:
     """Choose experts for `x` [T, H] by the logits x @ router.T + bias, `router` [E, H], in float32.
 
-    `correction` [E] float32 is added to the scores that are compared, not to the weights. Where scores are equal, the first
+    `correction` [E] float32 is added to the scores that are compared, not to the weights; `scales` [E] float32 multiply the
+    weights in the end. Where scores are equal, the first
     expert wins. Numbers that are none count as 0, so ids are always valid.
     """
     logits = linear(x.float(), router.float(), None if bias is None else bias.float())
@@ -42,7 +45,8 @@ def route(
         weights = weights.softmax(dim=-1)
     if rule.renormalised:
         weights = weights / weights.sum(dim=-1, keepdim=True).clamp(min=rule.smallest_sum)
-    return Choice(ids.to(torch.int32), weights * rule.scale)
+    weights = weights * rule.scale
+    return Choice(ids.to(torch.int32), weights if scales is None else weights * scales[ids])
 
 
 def _scores(logits: torch.Tensor, score: Score) -> torch.Tensor:

@@ -1,3 +1,4 @@
+# ruff: noqa: SIM108 - Triton decides an `if` of constants at compile time, an expression at run time
 """Experts' products for few tokens: the weights are streamed once, at memory speed. M pairs of a tile, N outputs, K inputs.
 
 The weight tile is the tensor core's wide operand, the few tokens its narrow one (as in `triton_linear`). The second product
@@ -14,6 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from engine.kernels.device import describe
 from engine.kernels.experts.mixture import Experts
 from engine.kernels.launch import Kernel
+from engine.kernels.triton_activation import gelu_tanh
 
 PREFETCH_ELEMENTS = 256  # leading ones of each weight row of the second product
 
@@ -63,7 +65,8 @@ def write(
     clamp = experts.clamp
     fixed = (
         num_outputs, num_inputs, num_chosen, max(16, tile), shape.outputs, step, gated, tile == 0, bias is not None,
-        gated == experts.weighs_inputs, clamp is not None and gated, num_inputs % step != 0,
+        gated == experts.weighs_inputs, clamp is not None and gated, experts.activation == "gelu_tanh",
+        num_inputs % step != 0,
         PREFETCH_ELEMENTS if not gated and num_inputs >= PREFETCH_ELEMENTS else 0, pdl, shape.stages,
     )  # fmt: skip
     alpha, limit = (clamp.alpha, clamp.limit) if clamp is not None else (1.0, 0.0)
@@ -86,7 +89,7 @@ def _prefetch(pointers):
 def write_result(
     acc, acc_up, out, bias_EN, weights_P, pair, expert, n, there, num_tokens, alpha, limit,
     N: tl.constexpr, CHOSEN: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr,
-    CLAMPED: tl.constexpr,
+    CLAMPED: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip
     """Write the gated activation of the pairs [BM], or their weighted results, each to its place. Products [BN, BM]."""
     if WEIGHTED:
@@ -101,7 +104,10 @@ def write_result(
         if CLAMPED:
             acc = tl.minimum(acc, limit)
             acc_up = tl.minimum(tl.maximum(acc_up, -limit), limit) + 1.0
-        acc = acc / (1.0 + tl.exp(-alpha * acc)) * acc_up
+        if GELU:
+            acc = gelu_tanh(acc) * acc_up
+        else:
+            acc = acc / (1.0 + tl.exp(-alpha * acc)) * acc_up
         target = out + pair.to(tl.int64)[None, :] * N + n[:, None]
     else:
         if HAS_BIAS:
@@ -118,7 +124,7 @@ def _few(
     x, w_ENK, out, bias_EN, weights_P, order_P, tiles_S4, num_tokens, alpha, limit,
     N: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     GATED: tl.constexpr, ALONE: tl.constexpr, HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr, CLAMPED: tl.constexpr,
-    RAGGED: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr, STAGES: tl.constexpr,
+    GELU: tl.constexpr, RAGGED: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """`x` is [T, K] for the gated product, else [P, K]. The matrices [E, N, K] have a gate's rows before the N of up."""
     tile = tl.program_id(1)
@@ -169,7 +175,7 @@ def _few(
                 acc_up = tl.dot(up, tl.trans(rows), acc_up, input_precision="ieee")
         write_result(
             acc, acc_up if GATED else acc, out, bias_EN, weights_P, pair, expert, n, there, num_tokens, alpha, limit,
-            N, CHOSEN, GATED, HAS_BIAS, WEIGHTED, CLAMPED,
+            N, CHOSEN, GATED, HAS_BIAS, WEIGHTED, CLAMPED, GELU,
         )  # fmt: skip
 
 

@@ -40,7 +40,8 @@ def write(
     alpha, limit = (clamp.alpha, clamp.limit) if clamp is not None else (1.0, 0.0)
     fixed = (
         out.shape[-1], matrices.inputs, num_chosen, max(16, tile), OUTPUTS, gated, tile == 0, bias is not None,
-        gated == experts.weighs_inputs, clamp is not None and gated, pdl, STAGES, *constants(matrices).values(),
+        gated == experts.weighs_inputs, clamp is not None and gated, experts.activation == "gelu_tanh", pdl, STAGES,
+        *constants(matrices).values(),
     )  # fmt: skip
     _FEW_GROUPS.launch(
         (triton.cdiv(out.shape[-1], OUTPUTS), rows), (x.dtype, out.dtype, matrices.scales.dtype, *fixed),
@@ -53,8 +54,8 @@ def write(
 def _few_groups(
     x, codes, scales, lower, out, bias_EN, weights_P, order_P, tiles_S4, num_tokens, alpha, limit,
     N: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GATED: tl.constexpr,
-    ALONE: tl.constexpr, HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr, CLAMPED: tl.constexpr, PDL: tl.constexpr,
-    STAGES: tl.constexpr,
+    ALONE: tl.constexpr, HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr, CLAMPED: tl.constexpr, GELU: tl.constexpr,
+    PDL: tl.constexpr, STAGES: tl.constexpr,
     G: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, MIDDLE: tl.constexpr, HAS_ZEROS: tl.constexpr,
     HAS_MINIMUMS: tl.constexpr, E2M1: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
@@ -86,7 +87,7 @@ def _few_groups(
         )  # fmt: skip
         write_result(
             acc, acc_up, out, bias_EN, weights_P, pair, expert, n, there, num_tokens, alpha, limit,
-            N, CHOSEN, GATED, HAS_BIAS, WEIGHTED, CLAMPED,
+            N, CHOSEN, GATED, HAS_BIAS, WEIGHTED, CLAMPED, GELU,
         )  # fmt: skip
 
 

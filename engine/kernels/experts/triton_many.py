@@ -14,6 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine.kernels.experts.mixture import Experts
 from engine.kernels.launch import Kernel
+from engine.kernels.triton_activation import gelu_tanh
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,8 @@ def write(
     clamp = experts.clamp
     fixed = (
         num_outputs, num_inputs, num_chosen, tile, shape.outputs, step, gated, bias is not None,
-        gated == experts.weighs_inputs, clamp is not None and gated, num_inputs % step != 0, shape.stages,
+        gated == experts.weighs_inputs, clamp is not None and gated, experts.activation == "gelu_tanh",
+        num_inputs % step != 0, shape.stages,
     )  # fmt: skip
     alpha, limit = (clamp.alpha, clamp.limit) if clamp is not None else (1.0, 0.0)
     _MANY.launch(
@@ -66,7 +68,8 @@ def write(
 def _many(
     x, matrices, out, bias_EN, weights_P, order_P, tiles_S4, num_tokens, alpha, limit,
     N: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    GATED: tl.constexpr, HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr, CLAMPED: tl.constexpr, RAGGED: tl.constexpr,
+    GATED: tl.constexpr, HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr, CLAMPED: tl.constexpr, GELU: tl.constexpr,
+    RAGGED: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """`x` is [T, K] for the gated product, else [P, K]."""
@@ -107,7 +110,10 @@ def _many(
             if CLAMPED:
                 acc = tl.minimum(acc, limit)
                 acc_up = tl.minimum(tl.maximum(acc_up, -limit), limit) + 1.0
-            acc = acc / (1.0 + tl.exp(-alpha * acc)) * acc_up
+            if GELU:
+                acc = gelu_tanh(acc) * acc_up
+            else:
+                acc = acc / (1.0 + tl.exp(-alpha * acc)) * acc_up
             target = out + pair.to(tl.int64)[:, None] * N + n[None, :]
         else:
             if HAS_BIAS:

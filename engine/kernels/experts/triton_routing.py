@@ -24,6 +24,8 @@ def route(
     bias: torch.Tensor | None,
     correction: torch.Tensor | None,
     rule: RoutingRule,
+    *,
+    scales: torch.Tensor | None = None,
 ) -> Choice:
     logits, num_experts = _logits(x, router), router.shape[0]
     num_tokens = x.shape[0]
@@ -37,12 +39,13 @@ def route(
         logits.shape[0] if logits.dim() == 3 else 1, num_experts, rule.num_groups, triton.next_power_of_2(rule.num_groups),
         group, triton.next_power_of_2(group), rule.groups_kept, rule.group_score is GroupScore.TWO_BEST,
         rule.chosen, triton.next_power_of_2(rule.chosen), rule.score is Score.SIGMOID,
-        rule.score is Score.SOFTMAX_OF_CHOSEN, rule.renormalised, bias is not None, correction is not None, pdl,
+        rule.score is Score.SOFTMAX_OF_CHOSEN, rule.renormalised, bias is not None, correction is not None,
+        scales is not None, pdl,
     )  # fmt: skip
-    biased, corrected = (ids if bias is None else bias, ids if correction is None else correction)
+    biased, corrected, scaled = (ids if given is None else given for given in (bias, correction, scales))
     _ROUTE.launch(
         (num_tokens,), (logits.dtype, biased.dtype, *fixed),
-        logits, biased, corrected, ids, weights, num_tokens, rule.scale, rule.smallest_sum, *fixed,
+        logits, biased, corrected, scaled, ids, weights, num_tokens, rule.scale, rule.smallest_sum, *fixed,
         num_warps=1, launch_pdl=pdl,
     )  # fmt: skip
     return Choice(ids, weights)
@@ -65,11 +68,11 @@ def _logits(x: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
 
 @triton.jit(do_not_specialize=["num_tokens", "scale", "smallest_sum"])
 def _route(
-    logits_PTE, bias_E, correction_E, ids_TK, weights_TK, num_tokens, scale, smallest_sum,
+    logits_PTE, bias_E, correction_E, scales_E, ids_TK, weights_TK, num_tokens, scale, smallest_sum,
     PARTS: tl.constexpr, E: tl.constexpr, G: tl.constexpr, G_PADDED: tl.constexpr, N: tl.constexpr,
     N_PADDED: tl.constexpr, KEPT: tl.constexpr, TWO_BEST: tl.constexpr, K: tl.constexpr, K_PADDED: tl.constexpr,
     SIGMOID: tl.constexpr, OF_CHOSEN: tl.constexpr, RENORMALISED: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_CORRECTION: tl.constexpr, PDL: tl.constexpr,
+    HAS_CORRECTION: tl.constexpr, HAS_SCALES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     g, n = tl.arange(0, G_PADDED), tl.arange(0, N_PADDED)
@@ -124,6 +127,8 @@ def _route(
         weights = weights / tl.sum(weights, axis=0)
     if RENORMALISED:
         weights = weights / tl.maximum(tl.sum(weights, axis=0), smallest_sum)
+    if HAS_SCALES:
+        weights = weights * tl.load(scales_E + ids, mask=k < K, other=0.0)
     tl.store(ids_TK + token * K + k, ids, mask=k < K)
     tl.store(weights_TK + token * K + k, weights * scale, mask=k < K)
 

@@ -7,7 +7,7 @@ one product.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -21,7 +21,7 @@ from engine.model.layers.kv_scales import declare_factors
 from engine.model.layers.norm import RmsNorm
 from engine.model.parameters import Parameter, Shard, stacked
 from engine.model.spec import AttentionSpec
-from engine.model.stream import Stream
+from engine.model.stream import Lent, Stream
 from engine.step.batch import ForwardBatch
 
 VALUES = "self_attn.v_proj"
@@ -31,19 +31,18 @@ class GroupedQueryAttention:
     def __init__(self, spec: AttentionSpec, around: Surroundings) -> None:
         hidden, head_dim = around.model.hidden_size, spec.head_dim
         self._branch = around.branch
+        outputs = {"self_attn.q_proj": spec.q_size * (1 + spec.output_gate)}
+        if not spec.borrows:
+            outputs |= {"self_attn.k_proj": spec.kv_size, VALUES: spec.kv_size}
         self._qkv = around.linear(
             LinearSpec(
                 inputs=hidden,
-                outputs={
-                    "self_attn.q_proj": spec.q_size * (1 + spec.output_gate),
-                    "self_attn.k_proj": spec.kv_size,
-                    VALUES: spec.kv_size,
-                },
+                outputs=outputs,
                 bias=spec.qkv_bias,
                 shard=Shard.HEADS,
                 unit=head_dim,
                 fused=spec.fused,
-                twice={VALUES: "self_attn.k_proj"} if spec.values_are_keys else {},
+                twice={VALUES: "self_attn.k_proj"} if spec.values_are_keys and not spec.borrows else {},
             )
         )
         output = {spec.output: hidden}
@@ -60,15 +59,21 @@ class GroupedQueryAttention:
             sinks=around.weights.new(_sinks(spec), under=around.under) if spec.sinks else None,
         )
         self._heads = spec.heads
-        self._factors = declare_factors(spec, around)
+        self._lends, self._borrows = spec.lends, spec.borrows
+        self._factors = declare_factors(replace(spec, codes=None) if spec.borrows else spec, around)
         self._is_gated, self._dtype = spec.output_gate, around.weights.dtype
 
     def __call__(self, stream: Stream, batch: ForwardBatch, kept: Sequence[torch.Tensor], *, is_last: bool) -> None:
         """Attend; `kept` is one view of the pool, [num_blocks, 2, block_size, Hkv, D]; of int8, also one of the scales."""
-        kv, codes = opened(kept, self._factors, self._dtype)
+        lent = stream.lent[self._borrows] if self._borrows else None
+        kv, codes = opened(kept, self._factors if lent is None else lent.factors, self._dtype)
         plan = batch.attention[self._heads]
         q, product = self._project(self._branch.read(stream), batch, plan, kv, codes)
-        qkv = product if needs_qkv(plan, kv, codes) else None
+        qkv = None
+        if needs_qkv(plan, kv, codes):
+            qkv = product if lent is None else lent.product
+        if self._lends:
+            stream.lent[self._lends] = Lent(qkv, self._factors)
         if is_last and plan.prefill is not None:
             # Later tokens need only the other rows' keys and values, which are written.
             rows = batch.sampled_rows
@@ -94,6 +99,9 @@ class GroupedQueryAttention:
         qkv = self._qkv.parts(x) if can_be_parts else self._qkv(x)
         if self._over_all is not None:
             qkv = self._over_all(qkv)
+        if self._borrows:  # nothing is written
+            nothing = kv[:, :, :, :0].to(self._dtype)
+            return rope_and_write_kv(qkv, batch.positions, self._cos_sin, batch.slots, nothing, self._turning), qkv
         q = rope_and_write_kv(
             qkv, batch.positions, self._cos_sin, batch.slots, kv, self._turning,
             codes=codes, in_place=needs_qkv(plan, kv, codes),
@@ -118,7 +126,9 @@ def _turning(spec: AttentionSpec, around: Surroundings) -> Heads:
     """What happens to each head between the product and the pool."""
     norm, weights = spec.qk_norm, list[torch.Tensor | None]([None, None])
     if norm is not None and norm.over == "head" and norm.has_weight:
-        weights = [around.norm(name, spec.head_dim).weight for name in (norm.q_name, norm.k_name)]
+        weights[0] = weights[1] = around.norm(norm.q_name, spec.head_dim).weight
+        if not spec.borrows:  # else there are no keys
+            weights[1] = around.norm(norm.k_name, spec.head_dim).weight
     growth = spec.query_growth
     return Heads(
         q_norm=weights[0],

@@ -11,10 +11,18 @@ from engine.model.experts import SparseMlpSpec
 from engine.model.layers.attention import GroupedQueryAttention
 from engine.model.layers.building import Surroundings
 from engine.model.layers.delta import GatedDelta
+from engine.model.layers.dense_beside_experts import DenseBesideExperts
 from engine.model.layers.latent import LatentAttention
 from engine.model.layers.mlp import GatedMlp, PlainMlp
 from engine.model.layers.sparse_mlp import SparseMlp
-from engine.model.spec import AttentionSpec, DeltaSpec, GatedMlpSpec, LatentAttentionSpec, PlainMlpSpec
+from engine.model.spec import (
+    AttentionSpec,
+    DeltaSpec,
+    DenseBesideExpertsSpec,
+    GatedMlpSpec,
+    LatentAttentionSpec,
+    PlainMlpSpec,
+)
 from engine.model.stream import Stream
 from engine.step.batch import ForwardBatch
 
@@ -46,4 +54,5 @@ MLPS: dict[type, Callable[[Any, Surroundings], Mlp]] = {
     GatedMlpSpec: GatedMlp,
     PlainMlpSpec: PlainMlp,
     SparseMlpSpec: SparseMlp,
+    DenseBesideExpertsSpec: DenseBesideExperts,
 }

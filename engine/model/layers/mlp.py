@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from engine.kernels.activation import ACTIVATIONS
 from engine.model.formats.product import LinearSpec
 from engine.model.layers.building import Surroundings
@@ -25,6 +27,10 @@ class GatedMlp:
     def __call__(self, stream: Stream) -> None:
         x = self._gate_up.gated(self._branch.read(stream), self._activation)
         self._branch.add(stream, self._down, x)
+
+    def of(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what it computes of x [T, E]."""
+        return self._down(self._gate_up.gated(x, self._activation))
 
 
 class PlainMlp:

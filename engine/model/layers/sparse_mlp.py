@@ -20,28 +20,43 @@ from engine.model.stream import Stream
 
 class SparseMlp:
     def __init__(self, spec: SparseMlpSpec, around: Surroundings) -> None:
+        self._branch = around.branch
+        self._mixture = Mixture(spec, around)
+        self._shared = None if spec.shared is None else _SharedExpert(spec.shared, around)
+
+    def __call__(self, stream: Stream) -> None:
+        x = self._branch.read(stream)
+        chosen = self._mixture(x)
+        if self._shared is None:
+            self._branch.add_value(stream, chosen)
+        else:
+            self._branch.add_both(stream, chosen, self._shared.down, self._shared(x))
+
+
+class Mixture:
+    """A router and its experts."""
+
+    def __init__(self, spec: SparseMlpSpec, around: Surroundings) -> None:
         hidden = around.model.hidden_size
         self._rule = spec.rule
-        self._branch = around.branch
         self._router = _one_of(spec.tensors.router, "weight", (spec.num_experts, hidden), around)
-        self._router_bias = self._correction = None
+        self._router_bias = self._correction = self._weight_scale = None
         if spec.router_bias:
             self._router_bias = _one_of(spec.tensors.router, "bias", (spec.num_experts,), around)
         if spec.tensors.correction:
             shape = spec.tensors.correction_shape or (spec.num_experts,)
             correction = _one_of(spec.tensors.correction, "", shape, around, format=torch.float32)
             self._correction = correction.view(-1)
+        if spec.weight_scale:
+            scale = replace(whole(spec.weight_scale, spec.num_experts), format=torch.float32)
+            self._weight_scale = around.weights.new(scale, under=around.under)
         self._experts = _experts(spec, around)
-        self._shared = None if spec.shared is None else _SharedExpert(spec.shared, around)
 
-    def __call__(self, stream: Stream) -> None:
-        x = self._branch.read(stream)
-        choice = route(x, self._router, self._router_bias, self._correction, self._rule)
-        chosen = mixture(x, choice, self._experts)
-        if self._shared is None:
-            self._branch.add_value(stream, chosen)
-        else:
-            self._branch.add_both(stream, chosen, self._shared.down, self._shared(x))
+    def __call__(self, x: torch.Tensor, *, routed: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the weighted sum [T, E], or its terms [K, T, E]; `routed` [T, E] is what the router reads instead of x."""
+        read = x if routed is None else routed
+        choice = route(read, self._router, self._router_bias, self._correction, self._rule, scales=self._weight_scale)
+        return mixture(x, choice, self._experts)
 
 
 class _SharedExpert:
@@ -89,6 +104,7 @@ def _experts(spec: SparseMlpSpec, around: Surroundings) -> Experts:
         down_bias=down_bias,
         clamp=None if spec.clamp is None else Clamp(alpha=spec.clamp[0], limit=spec.clamp[1]),
         weighs_inputs=spec.weighs_inputs,
+        activation=spec.activation,
     )
 
 

@@ -37,7 +37,15 @@ Programs = dict[str, Callable[[], None]]
 
 HOPPER = device.Device(processors=132, has_tma=True, is_hopper=True)
 SHARED_BYTES = 227 << 10  # of a program, on Hopper
-CHECKS = ("delta_checks", "expert_checks", "latent_checks", "prefill_checks", "sampling_checks", "switch_checks")
+CHECKS = (
+    "delta_checks",
+    "expert_checks",
+    "group_checks",
+    "latent_checks",
+    "prefill_checks",
+    "sampling_checks",
+    "switch_checks",
+)
 CHECKS += ("triton_checks",)
 # Real heads over few features: what a program keeps depends on them.
 REAL_HEADS = {"hidden_size": 512, "intermediate_size": 512, "num_attention_heads": 32, "num_key_value_heads": 8}
@@ -75,7 +83,9 @@ class Compiler:
             self.wrong.append((*key, f"{type(error).__name__}: {error}"[-2000:]))
         else:
             if compiled is not None and compiled.metadata.shared > SHARED_BYTES:
-                self.wrong.append((*key, f"{compiled.metadata.shared} bytes of shared memory, {SHARED_BYTES} are there"))
+                self.wrong.append(
+                    (*key, f"{compiled.metadata.shared} bytes of shared memory, {SHARED_BYTES} are there")
+                )
 
 
 def passes(case: Case) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.nn.functional import gelu, silu
 
 from engine.kernels.experts import Choice, Clamp, Experts, RoutingRule, Score, mixture, route
 from engine.kernels.experts.rule import GroupScore
@@ -45,8 +46,9 @@ def check_routing(device: str, large: bool) -> None:
             router = (torch.randn(num_experts, hidden, device=device) / hidden**0.5).half()
             bias = torch.randn(num_experts, device=device) if has_bias else None
             correction = torch.randn(num_experts, device=device) if has_bias else None
-            choice = route(x, router, bias, correction, rule)
-            _check_choice(choice, x, router, bias, correction, rule)
+            scales = torch.rand(num_experts, device=device) if index % 3 == 0 else None
+            choice = route(x, router, bias, correction, rule, scales=scales)
+            _check_choice(choice, x, router, bias, correction, rule, scales)
 
 
 def _check_choice(
@@ -56,9 +58,10 @@ def _check_choice(
     bias: torch.Tensor | None,
     correction: torch.Tensor | None,
     rule: RoutingRule,
+    scales: torch.Tensor | None,
 ) -> None:
     """Kernel and twin agree wherever the twin's choice does not hang on rounding."""
-    expected = route.reference(x, router, bias, correction, rule)
+    expected = route.reference(x, router, bias, correction, rule, scales=scales)
     assert choice.ids.dtype == torch.int32
     assert bool(((choice.ids >= 0) & (choice.ids < len(router))).all())
     same = (choice.ids == expected.ids).all(dim=1)
@@ -92,6 +95,7 @@ def check_mixture_with_bias(device: str, large: bool) -> None:
     for num_tokens, num_experts in [(1, 16), (9, 4), (150, 2)]:
         _check_mixture(num_tokens, num_experts, 2, 48, 40, device, has_bias=True, clamp=clamp)
         _check_mixture(num_tokens, num_experts, 1, 48, 40, device, weighs_inputs=True)
+        _check_mixture(num_tokens, num_experts, 2, 48, 40, device, activation="gelu_tanh")
 
 
 def _check_mixture(
@@ -174,7 +178,7 @@ def _mixture_of(x: torch.Tensor, choice: Choice, experts: Experts) -> torch.Tens
             inner += experts.gate_up_bias[expert].double()
         gate, up = inner.chunk(2, dim=-1)
         if experts.clamp is None:
-            inner = gate * gate.sigmoid() * up
+            inner = (gelu(gate, approximate="tanh") if experts.activation == "gelu_tanh" else silu(gate)) * up
         else:
             gate, up = gate.clamp(max=experts.clamp.limit), up.clamp(-experts.clamp.limit, experts.clamp.limit)
             inner = (up + 1) * gate * (experts.clamp.alpha * gate).sigmoid()

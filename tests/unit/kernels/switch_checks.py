@@ -85,10 +85,21 @@ def check_heads(device: str) -> None:
         ):
             for in_place in (False, True) if parts == 1 else (False,):
                 _check_heads(how, rotated, dtype, device, parts=parts, in_place=in_place)
+        for how in (rope.Heads(), rope.Heads(q_norm=q_norm, k_norm=q_norm, norms_values=True)):  # queries alone
+            _check_heads(how, 32, dtype, device, parts=parts, in_place=False, kv_heads=0)
 
 
-def _check_heads(how: rope.Heads, rotated: int, dtype: torch.dtype, device: str, *, parts: int, in_place: bool) -> None:
-    tokens, q_heads, kv_heads, head_dim, block_size = 5, 3, 2, 32, 4
+def _check_heads(
+    how: rope.Heads,
+    rotated: int,
+    dtype: torch.dtype,
+    device: str,
+    *,
+    parts: int,
+    in_place: bool,
+    kv_heads: int = 2,
+) -> None:
+    tokens, q_heads, head_dim, block_size = 5, 3, 32, 4
     columns = (q_heads * (1 + how.gated) + 2 * kv_heads) * head_dim
     qkv = torch.randn(tokens, columns, device=device).to(dtype)
     if parts > 1:

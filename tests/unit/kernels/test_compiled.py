@@ -23,7 +23,7 @@ TIMEOUT_S = 1800
 @pytest.fixture(scope="module", autouse=True)
 def _assembler() -> None:
     try:
-        knobs.nvidia.ptxas.path
+        assert knobs.nvidia.ptxas.path
     except RuntimeError as error:
         missing(f"Triton found no assembler for Hopper: {error}")
 

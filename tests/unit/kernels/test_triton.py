@@ -9,7 +9,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from tests.models import build_tiny_model
-from tests.unit.engine.families import hybrids
+from tests.unit.engine.families import dense, hybrids
 from tests.unit.kernels import (
     codes_checks,
     expert_checks,
@@ -88,6 +88,13 @@ def test_paged_prefill(interpreter: Interpreter, name: str) -> None:
 @pytest.mark.parametrize("family", cases(["mistral", "qwen3", "qwen3_moe"]))
 def test_a_pass_in_a_larger_graph(interpreter: Interpreter, family: str, tmp_path: Path) -> None:
     interpreter.check("graph_checks", str(build_tiny_model(tmp_path / family, family)))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["gemma4-experts", "gemma4-small"])
+def test_a_pass_of_gemma_4_in_a_larger_graph(interpreter: Interpreter, name: str, tmp_path: Path) -> None:
+    (case,) = (case for case in dense.CASES if case.name == name)
+    interpreter.check("graph_checks", str(case.build(tmp_path)))
 
 
 @pytest.mark.long

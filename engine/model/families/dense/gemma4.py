@@ -1,19 +1,24 @@
-"""Gemma 4 without experts: layers without a window have heads of another size, and their values may be their keys.
+"""Gemma 4: layers without a window have heads of another size; experts beside the MLP, or inputs of each layer, in some sizes.
 
-Of a checkpoint with vision and audio, the text part. Not the small models, whose layers have embeddings of their own.
+Values may be keys. The last layers of the small models attend to the keys and values of earlier ones. Of a checkpoint with
+vision and audio, the text part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from engine.kernels.experts.rule import RoutingRule
+from engine.model.experts import ExpertTensors, SparseMlpSpec
 from engine.model.families.dense.gemma import AROUND_MIXER, AROUND_MLP
 from engine.model.families.fields import (
     FULL,
     SLIDING,
     Fields,
     attention,
+    count,
     every,
     flag,
     gated_mlp,
@@ -25,7 +30,17 @@ from engine.model.families.fields import (
     sliding_window,
 )
 from engine.model.names import StoredNames
-from engine.model.spec import AttentionSpec, LayerSpec, ModelSpec, QkNorm, UnsupportedModelError
+from engine.model.spec import (
+    AttentionSpec,
+    BranchSpec,
+    DenseBesideExpertsSpec,
+    GatedMlpSpec,
+    LayerInputsSpec,
+    LayerSpec,
+    ModelSpec,
+    QkNorm,
+    UnsupportedModelError,
+)
 
 DEFAULTS = {
     "vocab_size": 262144,
@@ -40,12 +55,16 @@ DEFAULTS = {
     "hidden_activation": "gelu_pytorch_tanh",
     "sliding_window": 512,
     "hidden_size_per_layer_input": 256,
+    "vocab_size_per_layer_input": 262144,
     "tie_word_embeddings": True,
     "rope_parameters": {
         SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
         FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
     },
 }
+SCALAR = "layer_scalar"
+AROUND_INPUT = BranchSpec(after="post_per_layer_input_norm", scalar=SCALAR)
+EXPERTS = ExpertTensors(router=("router.proj",), all=(("experts.gate_up_proj", "experts.down_proj"),))
 OTHER_PARTS = ("vision_tower.", "embed_vision.", "audio_tower.", "embed_audio.")
 NAMES = StoredNames(
     renamed={"model.language_model.": "model."}, ignored=(*OTHER_PARTS, *(f"model.{part}" for part in OTHER_PARTS))
@@ -57,29 +76,88 @@ def read(fields: Fields) -> ModelSpec:
     fields.ignore("vision_config", "audio_config", "vision_soft_tokens_per_image")
     fields.ignore(*(name for name in fields if name.endswith(("_token_id", "_token_index"))))
     fields = fields.text().over(DEFAULTS)
-    _refuse_small_and_sparse(fields)
+    fields.only("use_bidirectional_attention", "vision")
     kinds = layer_types(fields, every(fields, 6))
     kinds[-1] = FULL
-    mlp = gated_mlp(fields)
+    lenders, first = _lenders(fields, kinds)
+    inputs = _layer_inputs(fields)
     layers = [
         LayerSpec(
-            mixer=_attention(fields, kind, index),
-            mlp=mlp,
+            mixer=_attention(
+                fields, kind, index, lends=kind if index in lenders else "", borrows=kind if index >= first else ""
+            ),
+            mlp=_mlp(fields, borrows=index >= first),
             around_mixer=AROUND_MIXER,
-            around_mlp=AROUND_MLP.with_scalar("layer_scalar"),
+            around_mlp=AROUND_MLP if inputs else AROUND_MLP.with_scalar(SCALAR),
+            around_input=AROUND_INPUT if inputs else None,
         )
         for index, kind in enumerate(kinds)
     ]
     spec = model(
         fields,
         layers,
+        layer_inputs=inputs,
         embedding_multiplier=number(fields, "hidden_size") ** 0.5,
         logits_softcap=real(fields, "final_logit_softcapping", 0.0),
     )
     return spec.with_names(NAMES) if has_other_parts else spec
 
 
-def _attention(fields: Fields, kind: str, index: int) -> AttentionSpec:
+def _lenders(fields: Fields, kinds: Sequence[str]) -> tuple[set[int], int]:
+    """The layers whose keys and values later ones attend to, and the first of those."""
+    num_borrowing = count(fields, "num_kv_shared_layers")
+    first = len(kinds) - num_borrowing
+    if not num_borrowing:
+        return set(), first
+    last = {kind: index for index, kind in enumerate(kinds[: max(first, 0)])}
+    if lacking := set(kinds) - last.keys():
+        raise UnsupportedModelError(
+            f"config.json: num_kv_shared_layers = {num_borrowing}: no layer before them is of layer_types = {lacking}"
+        )
+    return {last[kind] for kind in kinds[first:]}, first
+
+
+def _mlp(fields: Fields, *, borrows: bool) -> GatedMlpSpec | DenseBesideExpertsSpec:
+    dense = gated_mlp(fields)
+    if flag(fields, "use_double_wide_mlp") and borrows:
+        dense = replace(dense, size=2 * dense.size)
+    names = ("num_experts", "top_k_experts", "moe_intermediate_size")
+    if not flag(fields, "enable_moe_block"):
+        fields.ignore(*names)
+        return dense
+    num_experts, chosen, size = (number(fields, name) for name in names)
+    if chosen > num_experts:
+        raise UnsupportedModelError(f"config.json: top_k_experts = {chosen} of {num_experts} experts")
+    experts = SparseMlpSpec(
+        num_experts=num_experts,
+        size=size,
+        rule=RoutingRule(chosen=chosen, renormalised=True),
+        tensors=EXPERTS,
+        activation=dense.activation,
+        weight_scale="router.per_expert_scale",
+    )
+    return DenseBesideExpertsSpec(
+        dense=dense,
+        experts=experts,
+        after_dense="post_feedforward_layernorm_1",
+        before_experts="pre_feedforward_layernorm_2",
+        after_experts="post_feedforward_layernorm_2",
+        router_norm="router.scale",
+    )
+
+
+def _layer_inputs(fields: Fields) -> LayerInputsSpec | None:
+    size = count(fields, "hidden_size_per_layer_input")
+    if not size:
+        fields.ignore("vocab_size_per_layer_input")
+        return None
+    rows, needed = number(fields, "vocab_size_per_layer_input"), number(fields, "vocab_size")
+    if rows < needed:
+        raise UnsupportedModelError(f"config.json: vocab_size_per_layer_input = {rows} of vocab_size = {needed}")
+    return LayerInputsSpec(vocab_size=rows, size=size, activation=gated_mlp(fields).activation)
+
+
+def _attention(fields: Fields, kind: str, index: int, **shared: str) -> AttentionSpec:
     bias, shares, window = flag(fields, "attention_bias"), flag(fields, "attention_k_eq_v"), sliding_window(fields)
     own = _own_sizes(fields, kind, index)
     return attention(
@@ -94,6 +172,7 @@ def _attention(fields: Fields, kind: str, index: int) -> AttentionSpec:
         qkv_bias=bias,
         output_bias=bias,
         scale=1.0,
+        **shared,
     )
 
 
@@ -115,12 +194,3 @@ def _own_sizes(fields: Fields, kind: str, index: int) -> Mapping[str, Any]:
     return {"head_dim": global_head_dim} | (
         {"num_key_value_heads": global_heads} if flag(fields, "attention_k_eq_v") else {}
     )
-
-
-def _refuse_small_and_sparse(fields: Fields) -> None:
-    fields.only("hidden_size_per_layer_input", 0)
-    fields.only("num_kv_shared_layers", 0)
-    fields.only("enable_moe_block", False)
-    fields.only("use_double_wide_mlp", False)
-    fields.only("use_bidirectional_attention", "vision")
-    fields.ignore("vocab_size_per_layer_input", "num_experts", "top_k_experts", "moe_intermediate_size")

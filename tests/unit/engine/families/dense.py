@@ -127,6 +127,23 @@ CASES = (
         text_in="Gemma4Config",
         outer={"vision_config": None, "audio_config": None},
     ),
+    Case(
+        name="gemma4-experts",
+        config="Gemma4TextConfig",
+        fields=GEMMA_4 | {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 40},
+    ),
+    Case(
+        name="gemma4-small",
+        config="Gemma4TextConfig",
+        fields=GEMMA_4
+        | {
+            "num_hidden_layers": 7,
+            "layer_types": ["sliding_attention", "full_attention"] * 3 + ["full_attention"],
+            "hidden_size_per_layer_input": 24,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+        },
+    ),
     Case(name="glm", config="GlmConfig", fields={"head_dim": 32}),
     Case(name="glm4", config="Glm4Config", fields={"head_dim": 32}),
     Case(name="granite", config="GraniteConfig", fields=MULTIPLIED | {"mlp_bias": True}),

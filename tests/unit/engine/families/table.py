@@ -14,7 +14,15 @@ from typing import Any
 
 from engine.model.experts import SparseMlpSpec
 from engine.model.families import FAMILIES, dense, experts, model_spec
-from engine.model.spec import AttentionSpec, GatedMlpSpec, LatentAttentionSpec, LayerSpec, ModelSpec, RopeSpec
+from engine.model.spec import (
+    AttentionSpec,
+    DenseBesideExpertsSpec,
+    GatedMlpSpec,
+    LatentAttentionSpec,
+    LayerSpec,
+    ModelSpec,
+    RopeSpec,
+)
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.catalogue import CASES
 
@@ -55,6 +63,8 @@ NAMES = {
     "query_growth": "queries grow with the position",
     "value_norm": "norm of values",
     "values_are_keys": "values are keys",
+    "borrows": "keys and values of earlier layers",
+    "layer_inputs": "inputs of each layer",
     "output_gate": "gate of attention's output",
     "window": "windows",
     "fused": "fused tensors",
@@ -118,6 +128,8 @@ def _of_layer(layer: LayerSpec) -> set[str]:
         found.add(f"{getattr(layer.mlp, 'activation', '')} without a gate")
     if isinstance(layer.mlp, SparseMlpSpec):
         found |= set(_of_experts(layer.mlp))
+    if isinstance(layer.mlp, DenseBesideExpertsSpec):
+        found |= {"experts beside the MLP", layer.mlp.dense.activation, *_of_experts(layer.mlp.experts)}
     if isinstance(layer.mixer, AttentionSpec):
         found |= _of_attention(layer.mixer)
     if isinstance(layer.mixer, LatentAttentionSpec):
@@ -139,6 +151,7 @@ def _of_experts(mlp: SparseMlpSpec) -> Iterable[str]:
         "biases of experts": mlp.expert_bias,
         "clamped activation": mlp.clamp is not None,
         "weighted inputs of experts": mlp.weighs_inputs,
+        "experts' weights scaled": bool(mlp.weight_scale),
     }
     yield from (name for name, is_on in told.items() if is_on)
 

@@ -26,6 +26,7 @@ OTHERS = {
     "use_bidirectional_attention",
 }
 OF_GEMMA_4 = {"vocab_size_per_layer_input", "num_experts", "top_k_experts", "moe_intermediate_size"}  # all are off
+OF_GEMMA_4 |= {"use_double_wide_mlp"}  # no layer borrows
 # Another field of the case decides, or they only cut the model's length.
 OF_LLAMA_4 = {"moe_layers", "interleave_moe_layer_step", "no_rope_layer_interval", "attention_chunk_size"}
 OF_LATENTS = {"num_key_value_heads", "head_dim", "qk_head_dim"}  # they follow from other sizes
@@ -49,6 +50,8 @@ OF_FAMILIES = {
     "cohere2": {"head_dim"},
     "gemma3-vision": {"tie_word_embeddings"},
     "gemma4": OF_GEMMA_4,
+    "gemma4-experts": {"vocab_size_per_layer_input", "use_double_wide_mlp"},
+    "gemma4-small": {"num_experts", "top_k_experts", "moe_intermediate_size"},
     "gemma4-vision": {*OF_GEMMA_4, "tie_word_embeddings"},
     "mistral3-vision": {"tie_word_embeddings"},
     "granite4": {"intermediate_size", "num_experts_per_tok", "time_step_limit"},

@@ -1,0 +1,33 @@
+"""A gated MLP and experts beside each other, each between norms of its own."""
+
+from __future__ import annotations
+
+from engine.kernels.norm import rms_norm
+from engine.model.layers.building import Surroundings
+from engine.model.layers.mlp import GatedMlp
+from engine.model.layers.sparse_mlp import Mixture
+from engine.model.parameters import whole
+from engine.model.spec import DenseBesideExpertsSpec
+from engine.model.stream import Stream
+
+
+class DenseBesideExperts:
+    def __init__(self, spec: DenseBesideExpertsSpec, around: Surroundings) -> None:
+        hidden = around.model.hidden_size
+        self._branch, self._eps = around.branch, around.model.norm_eps
+        self._dense, self._experts = GatedMlp(spec.dense, around), Mixture(spec.experts, around)
+        names = (spec.after_dense, spec.before_experts, spec.after_experts)
+        self._after_dense, self._before_experts, self._after_experts = (around.norm(name, hidden) for name in names)
+        self._router_norm = around.weights.new(whole(spec.router_norm, hidden), under=around.under)
+        around.weights.when_loaded.append(self._divide)
+
+    def _divide(self) -> None:
+        self._router_norm.mul_(len(self._router_norm) ** -0.5)
+
+    def __call__(self, stream: Stream) -> None:
+        x = self._branch.read(stream)
+        before = stream.whole()
+        dense = self._after_dense(self._dense.of(x))
+        terms = self._experts(self._before_experts(before), routed=rms_norm(before, self._router_norm, self._eps))
+        experts = (terms.sum(dim=0) if terms.dim() == 3 else terms).to(x.dtype)
+        self._branch.add_value(stream, dense + self._after_experts(experts))

@@ -1,0 +1,56 @@
+"""Inputs of each layer beside the stream. T tokens, E hidden size, L layers, I size of one layer's input."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.kernels.activation import ACTIVATIONS
+from engine.kernels.embedding import embed
+from engine.model.formats.product import LinearSpec
+from engine.model.layers.building import Surroundings
+from engine.model.parameters import Shard, whole
+from engine.model.spec import LayerInputsSpec
+from engine.model.stream import Stream
+from engine.step.batch import ForwardBatch
+
+
+class LayerInputs:
+    """All layers' inputs of a pass: rows of a table, and a normed product of the embeddings."""
+
+    def __init__(self, spec: LayerInputsSpec, around: Surroundings) -> None:
+        model, weights = around.model, around.weights
+        self._shape = (model.num_layers, spec.size)
+        width = model.num_layers * spec.size
+        table = "model.embed_tokens_per_layer.weight"
+        self._table = weights.new(whole(table, spec.vocab_size, width))
+        outputs = {"per_layer_model_projection": width}
+        self._product = around.linear(
+            LinearSpec(inputs=model.hidden_size, outputs=outputs, bias=False, shard=Shard.NONE)
+        )
+        self._norm = around.norm("per_layer_projection_norm", spec.size)
+        # Rounded, as in the checkpoint's own code.
+        self._multiplier = torch.tensor(spec.size**0.5, dtype=weights.dtype, device=weights.device)
+        self._scale = model.hidden_size**-0.5
+
+    def __call__(self, stream: Stream, batch: ForwardBatch) -> None:
+        """Give them to the stream, which has the embeddings."""
+        rows = embed(batch.token_ids, batch.sources, batch.newest, self._table) * self._multiplier
+        products = self._norm((self._product(stream.whole()) * self._scale).unflatten(1, self._shape))
+        stream.layer_inputs = (products + rows.unflatten(1, self._shape)) * 2**-0.5
+
+
+class LayerInput:
+    """Adds a layer's own input to the stream, gated by what is there."""
+
+    def __init__(self, spec: LayerInputsSpec, around: Surroundings, *, index: int) -> None:
+        hidden = around.model.hidden_size
+        self._branch, self._index = around.branch, index
+        gate, projection = {"per_layer_input_gate": spec.size}, {"per_layer_projection": hidden}
+        self._gate = around.linear(LinearSpec(inputs=hidden, outputs=gate, bias=False, shard=Shard.NONE))
+        self._projection = around.linear(LinearSpec(inputs=spec.size, outputs=projection, bias=False, shard=Shard.NONE))
+        self._activate = ACTIVATIONS[spec.activation]
+
+    def __call__(self, stream: Stream) -> None:
+        gate = self._activate(self._gate(self._branch.read(stream)))
+        assert stream.layer_inputs is not None, "the embedding made them"
+        self._branch.add(stream, self._projection, gate * stream.layer_inputs[:, self._index])
