@@ -31,22 +31,14 @@ from engine.kernels import device, launch, triton_linear, triton_norm
 from tests.unit.engine.families import dense, experts, hybrids
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.launches import NUM_BLOCKS, PASSES, chunks
+from tests.unit.kernels import references
 from tests.unit.kernels.compiling import HopperDriver
 
 Programs = dict[str, Callable[[], None]]
 
 HOPPER = device.Device(processors=132, has_tma=True, is_hopper=True)
 SHARED_BYTES = 227 << 10  # of a program, on Hopper
-CHECKS = (
-    "delta_checks",
-    "expert_checks",
-    "group_checks",
-    "latent_checks",
-    "prefill_checks",
-    "sampling_checks",
-    "switch_checks",
-)
-CHECKS += ("triton_checks",)
+NO_KERNELS = {"graph_checks"}  # it checks whole passes
 # Real heads over few features: what a program keeps depends on them.
 REAL_HEADS = {"hidden_size": 512, "intermediate_size": 512, "num_attention_heads": 32, "num_key_value_heads": 8}
 REAL = {
@@ -114,9 +106,9 @@ def all_passes() -> Programs:
 
 
 def all_checks() -> Programs:
-    """Of every kernel. A new module of checks goes into `CHECKS`."""
+    """Of every kernel: all of each module `*_checks`."""
     found: Programs = {}
-    for module in CHECKS:
+    for module in sorted({path.stem for path in Path(__file__).parent.glob("*_checks.py")} - NO_KERNELS):
         checks = import_module(f"tests.unit.kernels.{module}")
         for name in getattr(checks, "CHECKS", None) or checks.SPECS:
             found[f"{module} {name}"] = functools.partial(check, module, name)
@@ -150,6 +142,7 @@ def compiling() -> Iterator[Compiler]:
             (device, "_NO_GPU", HOPPER),
             (launch, "_asked", set()),
             (torch.testing, "assert_close", lambda *given, **named: None),
+            (references, "attention", lambda q, *given, **named: q),  # it takes its time
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
         launched = functools.partialmethod(lambda kernel, *given, **named: compiler.launch(kernel, *given, **named))
