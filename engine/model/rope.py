@@ -6,15 +6,8 @@ import math
 
 import torch
 
-from engine.model.spec import (
-    LinearScaling,
-    Llama3Scaling,
-    LongRopeScaling,
-    ProportionalScaling,
-    QueryGrowth,
-    RopeSpec,
-    YarnScaling,
-)
+from engine.model.scaling import LinearScaling, Llama3Scaling, LongRopeScaling, ProportionalScaling, YarnScaling
+from engine.model.spec import QueryGrowth, RopeSpec
 
 
 def cos_sin_table(rope: RopeSpec, *, head_dim: int, num_positions: int) -> torch.Tensor:

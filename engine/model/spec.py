@@ -12,60 +12,11 @@ from engine.model.experts import SparseMlpSpec
 from engine.model.formats.product import Format
 from engine.model.formats.quantization import UNQUANTISED, Quantization
 from engine.model.names import AS_OURS, StoredNames
+from engine.model.scaling import Scaling
 
 
 class UnsupportedModelError(ValueError):
     """The checkpoint's config.json asks for something that the engine doesn't compute."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Llama3Scaling:
-    """Rope scaling of Llama 3.1: long wavelengths are slowed down by `factor`, short ones kept, smoothly in between."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinearScaling:
-    """Positions are divided by `factor`."""
-
-    factor: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class YarnScaling:
-    """What turns less than `beta_slow` times over the original context is slowed down, by a ramp up to `beta_fast`."""
-
-    factor: float
-    original_max_position_embeddings: int
-    attention_factor: float  # multiplies cosines and sines
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True  # the ramp's ends are whole dimensions
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LongRopeScaling:
-    """A divisor for each frequency; the long ones where sequences may be longer than the original context."""
-
-    short_factor: tuple[float, ...]
-    long_factor: tuple[float, ...]
-    original_max_position_embeddings: int
-    attention_factor: float  # multiplies cosines and sines
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProportionalScaling:
-    """The first `share` of the frequencies of the whole head; the others don't turn."""
-
-    share: float
-    factor: float = 1.0
-
-
-Scaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling | ProportionalScaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ class Lent:
     """What later layers read of a layer whose keys and values they attend to."""
 
     product: torch.Tensor | None  # where attention reads keys and values there
-    factors: torch.Tensor | None  # of their codes
+    factors: torch.Tensor | None
 
 
 class Stream:

@@ -7,16 +7,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from engine.model.families.known import Fields
-from engine.model.spec import (
+from engine.model.scaling import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
     ProportionalScaling,
-    RopeSpec,
     Scaling,
-    UnsupportedModelError,
     YarnScaling,
 )
+from engine.model.spec import RopeSpec, UnsupportedModelError
 
 _COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 
