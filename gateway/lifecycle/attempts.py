@@ -24,7 +24,7 @@ from gateway.lifecycle.suspects import Death, Suspects
 from gateway.placement.placer import Placer
 from gateway.request.active import ActiveRequest, job_of, within_deadline
 from gateway.request.ends import End, Sign, pause_s
-from gateway.request.placement import Placement
+from gateway.request.placement import Charged, Placement
 from gateway.request.spec import GenerationSpec
 from gateway.request.state import Phase, RequestState
 from gateway.request.timeline import AttemptLine, Timeline
@@ -318,8 +318,5 @@ class Attempts:
 
     def _release(self, state: RequestState, *stages: str) -> None:
         """Give back the current attempt's charges. Its workers are unknown if Redis's answer was lost."""
-        workers = [name for name in dict.fromkeys([state.assigned, *state.candidates, *state.workers()]) if name]
-        for stage in stages:
-            self._background.spawn(
-                self._placer.release(state.spec.request_id, state.attempt, stage=stage, workers=workers)
-            )
+        workers = tuple(name for name in dict.fromkeys([state.assigned, *state.candidates, *state.workers()]) if name)
+        self._placer.releases.add(Charged(state.spec.request_id, state.attempt, stages, workers))

@@ -112,6 +112,7 @@ class Requests:
         for loop in self._loops:
             loop.cancel()
         await self.parts.background.settle(CLOSE_TIMEOUT_S)
+        await self.parts.placer.releases.close()
 
     # -- what HTTP sees ------------------------------------------------------------------------------------------------
 

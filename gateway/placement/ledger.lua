@@ -112,17 +112,18 @@ local function charge(stage, worker, request, tokens, now, ttl)
   write('PEXPIRE', placed, whole(ttl))
 end
 
--- Give back what an attempt was charged at a stage. Without a record of it (it was evicted) `others` are searched.
-local function discharge(request, stage, others, now)
+-- Give back what an attempt was charged at a stage, as its record says. Which worker has to be sorted anew; nil for none.
+local function discharge(request, stage, now)
   local placed = 'baton:placed:' .. request
   local recorded = fields(placed, LONGEST_TEXT, stage)[1]
   local worker, tokens = string.match(recorded or '', '^([%w_-]+)|(%d+)$')
   if recorded then write('HDEL', placed, stage) end
-  if worker then
-    give_back(stage, worker, { request .. '|' .. tokens }, now)
-    rescore(stage, worker)
-    return
-  end
+  if worker then give_back(stage, worker, { request .. '|' .. tokens }, now) end
+  return worker
+end
+
+-- Give back what an attempt without a record (it was evicted) was charged at a stage, wherever it is among `others`.
+local function search(request, stage, others, now, changed)
   for at = 1, math.min(#others, POLICY.ledger.max_searched) do
     local other, found = others[at], {}
     local members = read('ZRANGE', 'baton:charges:' .. stage .. ':' .. other, 0, POLICY.ledger.max_scanned - 1)
@@ -131,9 +132,20 @@ local function discharge(request, stage, others, now)
     end
     if #found > 0 then
       give_back(stage, other, found, now)
-      rescore(stage, other)
+      changed[#changed + 1] = { stage, other }
     end
   end
+end
+
+-- The words of a list, as far as workers may be called so.
+local function names_in(list)
+  local found, first, last = {}, nil, 0
+  for _ = 1, POLICY.ledger.max_searched do
+    first, last = string.find(list or '', '[%w_-]+', last + 1)
+    if not first then break end
+    if is_id(string.sub(list, first, last)) then found[#found + 1] = string.sub(list, first, last) end
+  end
+  return found
 end
 
 -- Give back the charges whose deadline has passed.
@@ -154,14 +166,33 @@ local function forget_charges(worker)
   write('DEL', 'baton:load:busy:' .. worker)
 end
 
--- release(request:attempt, stage, now_ms, worker, ...): give the charge back; the workers are searched if its record is gone
+-- release(now_ms, then for each: request:attempt, ",stage,stage,", ",worker,worker,") -> how many of them it came to
+-- Gives charges back. The workers are searched where an attempt's record is gone; a few of these a call, which then ends.
 local function release(args)
-  local others = {}
-  for at = 4, math.min(#args, 3 + POLICY.ledger.max_searched) do
-    if is_id(args[at]) then others[#others + 1] = args[at] end
+  local now, changed, searched, done = clock(args[1]), {}, 0, 0
+  for at = 2, #args, 3 do
+    if searched >= POLICY.ledger.max_searches then break end
+    local request, records = args[at], fields('baton:placed:' .. args[at], LONGEST_TEXT, unpack(STAGES))
+    for index, stage in ipairs(STAGES) do
+      if string.find(args[at + 1] or '', ',' .. stage .. ',', 1, true) then
+        local worker = discharge(request, stage, now)
+        if worker then
+          changed[#changed + 1] = { stage, worker }
+        elseif records[index] or not (records[1] or records[2]) then -- nonsense, or none; else it was given back before
+          search(request, stage, names_in(args[at + 2]), now, changed)
+          searched = searched + 1
+        end
+      end
+    end
+    done = done + 1
   end
-  discharge(args[1], args[2], others, clock(args[3]))
-  return 1
+  local sorted = {}
+  for _, one in ipairs(changed) do
+    local name = table.concat(one, ':')
+    if not sorted[name] then rescore(one[1], one[2]) end
+    sorted[name] = true
+  end
+  return done
 end
 
 -- charged(stage, worker) -> tokens charged now

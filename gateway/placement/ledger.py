@@ -16,7 +16,7 @@ from common.errors import UnavailableError
 from common.messages import PROTOCOL_VERSION, WorkerState
 from common.policy import as_lua, placement_policy
 from common.store import Store, entry_of, with_safe_reads
-from gateway.request.placement import Placement, Reason
+from gateway.request.placement import Charged, Placement, Reason
 
 log = logging.getLogger("baton.placement")
 
@@ -25,6 +25,7 @@ TIMEOUT_S = 2.0  # no request waits for a release
 ENTRY_TTL_MS = 3_000
 ENTERED_A_CALL = int(placement_policy()["registry"]["max_entered"])
 LISTENED_A_CALL = int(placement_policy()["registry"]["max_listened"])
+RELEASED_A_CALL = 100  # attempts; about 2 ms, in which Redis serves nobody else
 MAX_DIGESTS = 4_096  # the rest of a longer prompt counts as uncached
 _HERE = Path(__file__).parent
 
@@ -107,14 +108,16 @@ class Ledger:
             self._told_of_nonsense = True  # one line, not one a request
             raise UnavailableError("Redis answers nonsense") from error
 
-    async def release(self, request_id: str, attempt: int, *, stage: str, workers: Sequence[str] = ()) -> None:
-        """Give back what `place` charged at `stage`: "prefill", "decode" or "all". Idempotent.
-
-        `workers` are searched if Redis had to evict its note of the place.
-        """
-        for one in ("prefill", "decode") if stage == "all" else (stage,):
-            arguments = (f"{request_id}:{attempt}", one, 0, *workers)
-            await self._store.call("baton4_release", *arguments, timeout_s=self._timeout_s)
+    async def release(self, charges: Sequence[Charged]) -> int:
+        """Give back what `place` charged; to how many of them Redis came. Idempotent, and in any order."""
+        part = charges[:RELEASED_A_CALL]
+        arguments = [
+            word
+            for one in part
+            for word in (f"{one.request_id}:{one.attempt}", f",{','.join(one.stages)},", f",{','.join(one.workers)},")
+        ]
+        done = await self._store.call("baton4_release", 0, *arguments, timeout_s=self._timeout_s)
+        return min(max(done, 1), len(part)) if isinstance(done, int) else len(part)
 
     async def enter(self, states: Sequence[WorkerState], *, gateway: str, ttl_ms: int = ENTRY_TTL_MS) -> list[str]:
         """Enter workers that were just heard, for `ttl_ms`. Returns those that can't be: their figures are none."""

@@ -209,7 +209,10 @@ local function place(args)
     tokens = number(args[2], 1), block_size = number(args[3], 1, 1), reserve = number(args[4], 1),
     cut_over = number(args[6], -1, -1),
   }
-  for _, stage in ipairs(STAGES) do discharge(request, stage, {}, now) end
+  for _, stage in ipairs(STAGES) do
+    local worker = discharge(request, stage, now)
+    if worker then rescore(stage, worker) end
+  end
   local search = search_of(args, 11, args[7], args[8], number(args[10], 0))
   local workers, young = candidates(search, now % 16 == 0), is_young(now) -- one call in 16 renews the index
   local assumed = assume(workers)

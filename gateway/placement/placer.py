@@ -19,6 +19,7 @@ from gateway.placement.agreement import Agreement, Blocks
 from gateway.placement.islands import islands, least_busy
 from gateway.placement.ledger import PlacementRequest
 from gateway.placement.recent_prefixes import RecentPrefixes
+from gateway.placement.releases import Releases, ReleaseStore
 from gateway.placement.without_redis import choose, loads_of
 from gateway.request.placement import Placement
 from gateway.request.spec import GenerationSpec
@@ -29,14 +30,10 @@ log = logging.getLogger("baton.placement")
 BLOCKS_A_TURN = 1_024  # hashed at once: a millisecond
 
 
-class PlacementStore(Protocol):
+class PlacementStore(ReleaseStore, Protocol):
     """The load ledger that gateways share: `gateway.placement.ledger.Ledger`, or the simulation's."""
 
     async def place(self, request: PlacementRequest) -> Placement:
-        """Raises UnavailableError."""
-        ...
-
-    async def release(self, request_id: str, attempt: int, *, stage: str, workers: Sequence[str] = ()) -> None:
         """Raises UnavailableError."""
         ...
 
@@ -49,6 +46,7 @@ class Placer:
         self._agreement = agreement
         self._cut_over_tokens = cut_over_tokens
         self._recent = RecentPrefixes()
+        self.releases = Releases(store)
 
     def workers(self, role: Role, model: str = "") -> list[WorkerState]:
         """See `Agreement.ready`; with `model` only those of that fingerprint."""
@@ -141,11 +139,6 @@ class Placer:
         if len(set(reach.values())) < 2 or not decode:
             return None
         return least_busy(islands(reach, decode), loads_of(decode, others), state.excluded)
-
-    async def release(self, request_id: str, attempt: int, *, stage: str, workers: list[str]) -> None:
-        """`stage`: "prefill" or "decode"."""
-        with contextlib.suppress(UnavailableError):
-            await self._store.release(request_id, attempt, stage=stage, workers=workers)
 
 
 async def _digests(hashes: Iterator[bytes]) -> list[bytes]:

@@ -41,6 +41,16 @@ class Placement:
     costs: dict[str, float] = field(default_factory=dict, compare=False)  # what was compared: see `place.lua`
 
 
+@dataclass(frozen=True, slots=True)
+class Charged:
+    """What an attempt was charged, to be given back. `workers` may have it, should Redis have lost its note."""
+
+    request_id: str
+    attempt: int
+    stages: tuple[str, ...]  # "prefill", "decode"
+    workers: tuple[str, ...] = ()
+
+
 class Unlike(StrEnum):
     """In what a worker differs. Metrics have it as a label."""
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from common.errors import UnavailableError
 from gateway.placement.ledger import PlacementRequest
-from gateway.request.placement import Placement
+from gateway.request.placement import Charged, Placement
 
 
 class MemoryLedger:
@@ -28,6 +28,9 @@ class MemoryLedger:
         self.charged |= {(request.request_id, request.attempt, stage) for stage in ("prefill", "decode")}
         return self.placements.pop(0)
 
-    async def release(self, request_id: str, attempt: int, *, stage: str, workers: Sequence[str] = ()) -> None:
-        self.released.append((request_id, attempt, stage))
-        self.charged.discard((request_id, attempt, stage))
+    async def release(self, charges: Sequence[Charged]) -> int:
+        for one in charges:
+            for stage in one.stages:
+                self.released.append((one.request_id, one.attempt, stage))
+                self.charged.discard((one.request_id, one.attempt, stage))
+        return len(charges)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from common.messages import KVLayout, Region, WorkerState
 from common.store import RedisSettings, Store
 from common.words import WorkerStatus
 from gateway.placement.ledger import Ledger, PlacementRequest
+from gateway.request.placement import Charged
 from tests.integration.waiting import LIMIT_S
 
 BLOCK_SIZE = 16
@@ -121,3 +123,11 @@ def a_request(request_id: str = "request", **changes: Any) -> PlacementRequest:
 def a_prompt(first: int = 0, *, blocks: int = 4) -> list[bytes]:
     """The digests of a prompt's blocks."""
     return hash_blocks(ROOT, range(first, first + blocks * BLOCK_SIZE), BLOCK_SIZE)
+
+
+async def release(
+    ledger: Ledger, request_id: str = "request", attempt: int = 1, *, stage: str = "all", workers: Sequence[str] = ()
+) -> None:
+    """Give one attempt's charges back."""
+    stages = ("prefill", "decode") if stage == "all" else (stage,)
+    assert await ledger.release([Charged(request_id, attempt, stages, tuple(workers))]) == 1

@@ -11,7 +11,7 @@ import redis.asyncio
 from common.errors import UnavailableError
 from gateway.placement.ledger import Ledger
 from gateway.tenants.budgets import Limits, SharedBudgets
-from tests.integration.fleet import TTL_MS, FleetStore, a_prompt, a_request, a_worker
+from tests.integration.fleet import TTL_MS, FleetStore, a_prompt, a_request, a_worker, release
 
 PROMPT = a_prompt(blocks=6)
 LIMITS = Limits(requests_per_minute=10**6, tokens_per_minute=10**6, max_concurrent=10**6)
@@ -51,7 +51,7 @@ class World:
     async def use_all(self) -> bool:
         """Call every function once, as gateways do. Whether Redis placed the request. Any error but "no worker" is one."""
         placed = await self.place()
-        await self.ledger.release("before", 1, stage="all", workers=["p0", "d1", "nobody", "no id at all"])
+        await release(self.ledger, "before", 1, stage="all", workers=["p0", "d1", "nobody", "no id at all"])
         for state in WORKERS:
             stage: Any = str(state.roles[0])
             assert 0 <= await self.ledger.charged(state.worker, stage) <= 10**15
@@ -90,7 +90,7 @@ class World:
 
     async def check_healed(self) -> None:
         """What workers and gateways say again mends what was damaged."""
-        await self.ledger.release("now", 1, stage="all")
+        await release(self.ledger, "now", 1, stage="all")
         assert (await self.ledger.place(a_request("after", digests=PROMPT))).prefill in {one.worker for one in WORKERS}
 
 

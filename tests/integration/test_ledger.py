@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import redis.asyncio
 
-from common.store import connect_store
+from common.store import RedisSettings, connect_store
 from gateway.placement.ledger import Ledger
+from gateway.placement.releases import Releases
+from gateway.request.placement import Charged
+from services.runtime.functions import function_libraries
+from services.runtime.servers import run_redis
 from tests.integration.conftest import patient_ledger
 from tests.integration.fleet import (
     TTL_MS,
@@ -20,6 +26,7 @@ from tests.integration.fleet import (
     doubt,
     now_ms,
     patient,
+    release,
     two_and_two,
 )
 from tests.integration.waiting import eventually
@@ -32,7 +39,7 @@ async def test_work_that_a_prefill_worker_is_given_is_remembered_until_it_leaves
         await store.register(state)
     for number in range(2):
         await ledger.place(a_request(f"r{number}", num_tokens=1000, cut_over_tokens=0))
-        await ledger.release(f"r{number}", 1, stage="all")
+        await release(ledger, f"r{number}", 1, stage="all")
     assert 0.2 < float(await raw.hget("baton:load:busy:p0", "share")) <= 0.4  # of 5 s, 2 s of work
     await ledger.place(a_request("long", num_tokens=60_000, cut_over_tokens=0))
     share = await raw.hget("baton:load:busy:p0", "share")
@@ -105,10 +112,10 @@ async def test_a_charge_is_exact_and_given_back_once(store: FleetStore, ledger: 
     assert await ledger.charged(placement.prefill, "prefill") == 50
     assert await ledger.charged(decode, "decode") == 70
     for _ in range(2):
-        await ledger.release("request", 1, stage="prefill")
+        await release(ledger, "request", 1, stage="prefill")
     assert (await ledger.charged(placement.prefill, "prefill"), await ledger.charged(decode, "decode")) == (0, 70)
     for _ in range(2):
-        await ledger.release("request", 1, stage="all")
+        await release(ledger, "request", 1, stage="all")
     assert await ledger.charged(decode, "decode") == 0
 
 
@@ -118,7 +125,7 @@ async def test_a_charge_is_found_at_the_named_workers_when_its_record_was_evicte
     await two_and_two(store)
     placement = await ledger.place(a_request())
     await raw.delete("baton:placed:request:1")
-    await ledger.release("request", 1, stage="prefill", workers=["p0", "p1"])
+    await release(ledger, "request", 1, stage="prefill", workers=["p0", "p1"])
     assert await ledger.charged(placement.prefill, "prefill") == 0
 
 
@@ -127,7 +134,7 @@ async def test_a_new_incarnation_starts_without_the_charges_of_the_old_one(store
     await ledger.place(a_request(exclude=["p1", "d1"]))
     await store.register(a_worker("p0", "prefill", incarnation=2), ttl_ms=TTL_MS)
     assert await ledger.charged("p0", "prefill") == 0
-    await ledger.release("request", 1, stage="all")  # of the old one's: nothing happens to the new one's
+    await release(ledger, "request", 1, stage="all")  # of the old one's: nothing happens to the new one's
     assert await ledger.charged("p0", "prefill") == 0
 
 
@@ -197,3 +204,66 @@ async def test_what_a_worker_says_of_its_load_counts_when_it_is_more_than_was_ch
     await doubt(raw, "p0")
     placement = await ledger.place(a_request())
     assert (placement.prefill, placement.decode) == ("p1", ["d1", "d0"])
+
+
+async def test_many_are_given_back_by_one_call_in_any_order_and_twice_and_nobody_else_s(
+    store: FleetStore, ledger: Ledger, raw: redis.asyncio.Redis
+) -> None:
+    await two_and_two(store)
+    for number in range(6):
+        await ledger.place(a_request(f"r{number}", num_tokens=10, reserve_tokens=20))
+    first = [Charged(f"r{number}", 1, ("decode", "prefill")) for number in (3, 0)]
+    wrong = [Charged("r1", 2, ("prefill", "decode"), ("p0", "p1", "d0", "d1")), Charged("r", 1, ("prefill",), ("p0",))]
+    assert await ledger.release([*first, *first, *wrong, Charged("r2", 1, ("prefill",)), *first]) == 9
+    workers = [(worker, stage) for stage in ("prefill", "decode") for worker in (f"{stage[0]}0", f"{stage[0]}1")]
+    charged = [await ledger.charged(worker, stage) for worker, stage in workers]  # type: ignore[arg-type]
+    assert (sum(charged[:2]), sum(charged[2:])) == (3 * 10, 4 * 20)
+    kind = str(a_request().kind)
+    for stage, of in (("prefill", workers[:2]), ("decode", workers[2:])):  # who has less comes first
+        least_first = await raw.zrange(f"baton:ready:{stage}:{kind}", 0, -1)
+        loads = [await ledger.charged(worker.decode(), stage) for worker in least_first]  # type: ignore[arg-type]
+        assert loads == sorted(loads)
+        assert len(loads) == len(of)
+
+
+async def test_of_attempts_without_a_record_a_call_searches_some_and_says_how_far_it_came(
+    store: FleetStore, ledger: Ledger, raw: redis.asyncio.Redis
+) -> None:
+    await two_and_two(store)
+    names = [f"r{number}" for number in range(30)]
+    for name in names:
+        await ledger.place(a_request(name, num_tokens=10))
+        await raw.delete(f"baton:placed:{name}:1")
+    left = [Charged(name, 1, ("prefill",), ("p0", "p1")) for name in names]
+    calls = 0
+    while left:
+        left, calls = left[await ledger.release(left) :], calls + 1
+    assert calls > 2
+    assert [await ledger.charged(worker, "prefill") for worker in ("p0", "p1")] == [0, 0]
+
+
+async def test_what_is_given_back_while_redis_hangs_is_given_back_when_it_goes_on(tmp_path: Path) -> None:
+    async with (
+        run_redis(data_dir=tmp_path) as server,
+        connect_store(RedisSettings(url=server.url, timeout_s=0.2), libraries=function_libraries()) as plain,
+    ):
+        store, ledger = FleetStore(plain), Ledger(plain, timeout_s=0.2)
+        await store.register(a_worker("w", "decode"), ttl_ms=TTL_MS)
+        for number in range(20):
+            await patient_ledger(plain).place(a_request(f"r{number}", num_tokens=10))
+        releases = Releases(ledger)
+        server.process.send_signal(signal.SIGSTOP)
+        try:
+            for number in range(20):
+                releases.add(Charged(f"r{number}", 1, ("prefill", "decode"), ("w",)))
+            await asyncio.sleep(0.3)  # the first try's time-out
+            assert len(releases) == 20
+        finally:
+            server.process.send_signal(signal.SIGCONT)
+
+        async def is_empty() -> bool:
+            return not len(releases)
+
+        await eventually(is_empty)
+        assert await patient_ledger(plain).charged("w", "decode") == 0
+        await releases.close()

@@ -11,7 +11,17 @@ import redis.asyncio
 from common.policy import placement_policy
 from gateway.placement.ledger import Ledger
 from gateway.request.placement import Placement, Reason
-from tests.integration.fleet import TTL_MS, FleetStore, a_prompt, a_request, a_worker, doubt, now_ms, two_and_two
+from tests.integration.fleet import (
+    TTL_MS,
+    FleetStore,
+    a_prompt,
+    a_request,
+    a_worker,
+    doubt,
+    now_ms,
+    release,
+    two_and_two,
+)
 
 
 async def test_a_long_queue_outweighs_a_prefix(store: FleetStore, ledger: Ledger, raw: redis.asyncio.Redis) -> None:
@@ -200,7 +210,7 @@ async def test_what_the_prefill_does_not_hide_of_the_hand_over_decides_between_d
         await store.announce("d1", 1, prompt, [])
         placement = await ledger.place(a_request(f"{link}", digests=prompt))
         assert placement.decode[0] == chosen
-        await ledger.release(f"{link}", 1, stage="all")
+        await release(ledger, f"{link}", 1, stage="all")
 
 
 async def test_a_call_reads_a_bounded_number_of_workers(

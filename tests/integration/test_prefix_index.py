@@ -16,6 +16,7 @@ from tests.integration.fleet import (
     doubt,
     live,
     now_ms,
+    release,
     two_and_two,
 )
 from tests.integration.waiting import eventually
@@ -126,7 +127,7 @@ async def test_a_prefix_is_worth_more_where_everybody_has_a_queue(
     await store.register(a_worker("p0", "prefill", queued_tokens=350), ttl_ms=TTL_MS)
     await doubt(raw, "p0", "p1")
     assert (await ledger.place(a_request("idle", digests=prompt, exclude=["d0"]))).prefill == "p1"
-    await ledger.release("idle", 1, stage="all")
+    await release(ledger, "idle", 1, stage="all")
     await store.register(a_worker("p1", "prefill", queued_tokens=300), ttl_ms=TTL_MS)
     assert (await ledger.place(a_request("busy", digests=prompt, exclude=["d0"]))).prefill == "p0"
 
@@ -174,5 +175,5 @@ async def test_the_dead_among_the_least_loaded_and_among_the_holders_are_passed_
     for number in range(40):  # `workers` forgot them; their blocks are still in the index
         placement = await ledger.place(a_request(f"r{number}", digests=prompt))
         assert placement.prefill == "p39"
-        await ledger.release(f"r{number}", 1, stage="all")
+        await release(ledger, f"r{number}", 1, stage="all")
     assert placement.matched_blocks_prefill == 2

@@ -17,7 +17,7 @@ from gateway.placement.ledger import Ledger
 from services.runtime.functions import function_libraries
 from services.runtime.servers import run_redis
 from tests.integration.conftest import patient_ledger
-from tests.integration.fleet import TTL_MS, FleetStore, a_request, a_worker, patient, two_and_two
+from tests.integration.fleet import TTL_MS, FleetStore, a_request, a_worker, patient, release, two_and_two
 from tests.integration.waiting import LIMIT_S, eventually
 
 
@@ -59,7 +59,7 @@ async def test_a_hung_redis_is_unavailable_after_the_time_out_and_answers_are_no
                         await ledger.place(a_request())
             finally:
                 server.process.send_signal(signal.SIGCONT)
-            await ledger.release("request", 1, stage="all")  # it may have been placed after all
+            await release(ledger, "request", 1, stage="all")  # it may have been placed after all
             assert await ledger.charged("w", "decode") == 0
 
 

@@ -110,6 +110,7 @@ async def test_redis_over_tls_answers_and_another_authority_is_not_trusted(
         RedisSettings(url=url, tls=ours.of_client, timeout_s=LIMIT_S), libraries=function_libraries()
     ) as store:
         assert await store.register(a_worker("w", "decode"))
+        assert await store.call("baton4_charged", "decode", "w", timeout_s=LIMIT_S) == 0
     for other in (Tls(ca=theirs.ca, cert=ours.client, key=ours.client_key), Tls(ca=ours.ca)):
         async with connect_store(RedisSettings(url=url, tls=other, timeout_s=LIMIT_S)) as store:
             with pytest.raises(UnavailableError, match=r"Redis: .*"):

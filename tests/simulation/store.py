@@ -11,7 +11,7 @@ from common.errors import UnavailableError
 from common.messages import WorkerState
 from common.store import RedisSettings
 from gateway.placement.ledger import PLACE_TIMEOUT_S, PlacementRequest
-from gateway.request.placement import Placement, Reason
+from gateway.request.placement import Charged, Placement, Reason
 from tests.simulation.clock import VirtualLoop
 from tests.simulation.weather import Weather
 
@@ -137,5 +137,11 @@ class SimStore:
         is_local = prefill == decoders[0]
         return Placement(prefill=prefill, decode=[] if is_local else decoders, reason=Reason.OTHER)
 
-    async def release(self, request_id: str, attempt: int, *, stage: str, workers: Sequence[str] = ()) -> None:
-        await self._ledger.call(lambda: self._ledger.discharge(f"{request_id}:{attempt}", stage), TIMEOUT_S)
+    async def release(self, charges: Sequence[Charged]) -> int:
+        def release() -> int:
+            for one in charges:
+                for stage in one.stages:
+                    self._ledger.discharge(f"{one.request_id}:{one.attempt}", stage)
+            return len(charges)
+
+        return int(await self._ledger.call(release, TIMEOUT_S))

@@ -15,7 +15,7 @@ from common.peers import Peers
 from gateway.placement.agreement import Agreement
 from gateway.placement.ledger import PlacementRequest
 from gateway.placement.placer import Placer
-from gateway.request.placement import Placement, Reason
+from gateway.request.placement import Charged, Placement, Reason
 from gateway.request.spec import GenerationSpec
 from gateway.request.state import RequestState
 from tests.fakes.workers import LAYOUT, a_worker
@@ -38,8 +38,9 @@ class LateStore:
             raise UnavailableError("Redis is away")
         return self._placement
 
-    async def release(self, request_id: str, attempt: int, *, stage: str, workers: Sequence[str] = ()) -> None:
+    async def release(self, charges: Sequence[Charged]) -> int:
         """Nothing is charged here."""
+        return len(charges)
 
 
 async def place(prefill: str | None, decode: list[str], *meanwhile: WorkerState) -> tuple[str, list[str], str]:

@@ -33,7 +33,7 @@ LOOP = re.compile(r"^\s*(?:for|while|repeat)\b.*", re.MULTILINE)
 BOUNDED = (
     r"in ipairs\(pending\)",  # what a bounded call wrote
     r"in ipairs\(leases\)",
-    r"in pairs\(changed\)",  # tenants of one call's arguments
+    r"in i?pairs\(changed\)",  # tenants, or stages of attempts, of one call's arguments
     r"for at = [234], #args, [36] do",  # at most MOST_ARGUMENTS
     r"in ipairs\((?:names|found\.ended|ids|members|STAGES|FIGURES|record\.roles|\{.*\})",  # read with a limit, or constant
     r"in ipairs\(read\('(?:HMGET|SMISMEMBER)'",  # an answer a bounded argument

@@ -184,7 +184,7 @@ class Gateway:
 
     async def idle(self) -> None:
         """Return when what is to be done now is done."""
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
 
 
 def spec(name: str = "r", **changes: Any) -> GenerationSpec:

@@ -27,12 +27,13 @@ from common.blocks import BlockKind
 from common.errors import UnavailableError
 from common.log import Outage
 from common.messages import WorkerState, encode
+from common.store.link import Link
 from common.tls import Tls, client_context
 from common.words import Role
 
 log = logging.getLogger("baton.store")
 
-SAFELY = Path(__file__).with_name("lua") / "safely.lua"
+SAFELY = Path(__file__).parents[1] / "lua/safely.lua"
 DIGESTS_A_CALL = 1_000  # about 2 ms, in which Redis serves nobody else
 NEWS_TTL_MS = 60_000
 NEWS_POLL_S = 0.02
@@ -116,9 +117,17 @@ def with_safe_reads(name: str, *texts: Path, before: str = "") -> str:
 class Store:
     """Calls of the function library. One per process; safe for concurrent use."""
 
-    def __init__(self, client: redis.asyncio.Redis, settings: RedisSettings, *, libraries: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        settings: RedisSettings,
+        *,
+        link: Link | None = None,
+        libraries: Sequence[str] = (),
+    ) -> None:
         """`libraries`: function libraries that this process installs (gateways do; others wait for them)."""
         self._client = client
+        self._link = link
         self._settings = settings
         self._libraries = libraries
         self.outage = Outage(log, "redis")
@@ -175,7 +184,7 @@ class Store:
         self._said = turn = max(told, self._said) + 1
         head = f"{incarnation}:{turn}:{num_added}:{len(digests[0])}:"  # all have as many bytes
         news = head.encode() + b"".join(digests)
-        await self._guarded(lambda: self._client.set(f"baton:news:{worker}", news, px=NEWS_TTL_MS))
+        await self._guarded(lambda: self._in_time(self._client.set(f"baton:news:{worker}", news, px=NEWS_TTL_MS)))
         give_up_at = time.monotonic() + self._settings.timeout_s
         while await self._told(worker, incarnation) != turn:
             if time.monotonic() > give_up_at:
@@ -185,15 +194,14 @@ class Store:
 
     async def _told(self, worker: str, incarnation: int) -> int | None:
         """The number of the last news that a gateway took, 0 for none yet; None where no gateway entered this incarnation."""
-        told = await self._guarded(lambda: self._client.get(f"baton:told:{worker}"))
+        told = await self._guarded(lambda: self._in_time(self._client.get(f"baton:told:{worker}")))
         whose, _, number = bytes(told or b"").partition(b":")
         return int(number) if whose == b"%d" % incarnation and number.isdigit() and len(number) < 16 else None
 
     async def _call_0_1_0(self, function: str, *args: Any) -> Any:
         """Call a function of the release before, where its gateways installed it and this user may. None without an answer."""
         try:
-            async with asyncio.timeout(self._settings.timeout_s):
-                return await self._client.fcall(f"baton3_{function}", 0, *args)
+            return await self._in_time(self._client.fcall(f"baton3_{function}", 0, *args))
         except (redis.exceptions.RedisError, OSError, TimeoutError):
             return None
 
@@ -204,14 +212,13 @@ class Store:
 
     async def call(self, function: str, *args: Any, timeout_s: float) -> Any:
         """Call a function of a library. Raises UnavailableError."""
-        return await self._guarded(lambda: self._call_loading(function, *args), timeout_s)
+        return await self._guarded(lambda: self._call_loading(function, args, timeout_s))
 
-    async def _guarded(self, ask: Callable[[], Awaitable[Any]], timeout_s: float | None = None) -> Any:
+    async def _guarded(self, ask: Callable[[], Awaitable[Any]]) -> Any:
         if time.monotonic() < self._open_until:
             raise UnavailableError("Redis is away; asking again in a moment")
         try:
-            async with asyncio.timeout(timeout_s or self._settings.timeout_s):
-                answer = await ask()
+            answer = await ask()
         except (redis.exceptions.RedisError, OSError, TimeoutError) as error:
             self._errors += 1
             if self._errors >= BREAKER_ERRORS:
@@ -222,16 +229,21 @@ class Store:
         self.outage.ended()
         return answer
 
-    async def _call_loading(self, function: str, *args: Any) -> Any:
+    async def _in_time(self, asking: Awaitable[Any]) -> Any:
+        async with asyncio.timeout(self._settings.timeout_s):
+            return await asking
+
+    async def _call_loading(self, function: str, args: Sequence[Any], timeout_s: float) -> Any:
+        assert self._link is not None, "this store only installs functions"
         try:
-            return await self._client.fcall(function, 0, *args)
+            return await self._link.fcall(function, args, timeout_s=timeout_s)
         except redis.exceptions.ResponseError as error:
             if "function not found" not in str(error).lower():
                 raise
         if not self._libraries:
             raise UnavailableError("Redis has none of our functions yet: start a gateway, it installs them")
-        await self.load_libraries()  # Redis was restarted or flushed
-        return await self._client.fcall(function, 0, *args)
+        await self._in_time(self.load_libraries())  # Redis was restarted or flushed
+        return await self._link.fcall(function, args, timeout_s=timeout_s)
 
 
 @contextlib.asynccontextmanager
@@ -252,7 +264,8 @@ async def connect_store(settings: RedisSettings, *, libraries: Sequence[str] = (
         protocol=2,
     )
     client = redis.asyncio.Redis.from_pool(pool)
-    store = Store(client, settings, libraries=libraries)
+    link = Link(pool.make_connection, timeout_s=settings.timeout_s)
+    store = Store(client, settings, link=link, libraries=libraries)
     try:
         async with asyncio.timeout(settings.timeout_s):
             await store.load_libraries()
@@ -263,6 +276,7 @@ async def connect_store(settings: RedisSettings, *, libraries: Sequence[str] = (
     try:
         yield store
     finally:
+        await link.close()
         await client.aclose()
 
 
