@@ -43,7 +43,7 @@ class Link:
 
     def __init__(self, new_connection: Callable[[], AbstractConnection], *, timeout_s: float) -> None:
         self._new_connection = new_connection
-        self._timeout_s = timeout_s  # for connecting, and the longest that an answer may be due
+        self._timeout_s = timeout_s  # until it is connected, and that an answer may be due
         self._stream: _Stream | None = None
         self._connecting: asyncio.Task[_Stream] | None = None
 
@@ -101,7 +101,7 @@ class _Stream(asyncio.Protocol):
         self._due: deque[_Call] = deque()
         self._out: list[bytes] = []
         self._in = b""
-        self._num_bytes = 0  # of what is due
+        self._num_bytes = 0  # not answered yet
         self._timer: asyncio.TimerHandle | None = None  # one for all calls
         self.is_lost = False
 

@@ -19,7 +19,7 @@ from decode.intake import Intake
 from decode.request import DecodeRequest
 from decode.reservations import Reservation, Reservations
 from gateway.lifecycle.inbox import Inbox
-from gateway.placement.placer import Placer
+from gateway.placement.releases import Releases
 from gateway.request.active import ActiveRequest
 from kvtransfer.digest import block_digests
 from tests.simulation.transport import SimTransport
@@ -110,7 +110,7 @@ def manifest_activates_twice(patch: Patch) -> None:
 
 def charges_kept(patch: Patch) -> None:
     """Nobody gives back what was charged."""
-    patch.setattr(Placer, "release", _nothing)
+    patch.setattr(Releases, "add", lambda *_: None)
 
 
 def blocks_kept(patch: Patch) -> None:
