@@ -40,7 +40,7 @@ class WorkerOptions(ModelSettings):
         description="whose code computes the model: baton's kernels, or the installed transformers over Baton's cache, slowly; "
         "auto: transformers where Baton has no family",
     )
-    quantization: Literal["auto", "fp8", "int8"] = Field(
+    quantization: Literal["auto", "fp8", "int4", "int8"] = Field(
         "auto",
         description="what plain weights become while they are loaded; auto: they stay as the checkpoint has them; int8: on CPUs",
     )

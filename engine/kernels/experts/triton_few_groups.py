@@ -36,6 +36,7 @@ def write(
     assert isinstance(matrices, Groups)
     num_tokens, num_chosen = weights.shape
     rows = weights.numel() if tile == 0 else tiles.shape[0]
+    dtypes = (matrices.scales.dtype, operands(matrices)[2].dtype)
     clamp, pdl = experts.clamp, describe(x.device).has_tma
     alpha, limit = (clamp.alpha, clamp.limit) if clamp is not None else (1.0, 0.0)
     fixed = (
@@ -44,7 +45,7 @@ def write(
         *constants(matrices).values(),
     )  # fmt: skip
     _FEW_GROUPS.launch(
-        (triton.cdiv(out.shape[-1], OUTPUTS), rows), (x.dtype, out.dtype, matrices.scales.dtype, *fixed),
+        (triton.cdiv(out.shape[-1], OUTPUTS), rows), (x.dtype, out.dtype, *dtypes, *fixed),
         x, *operands(matrices), out, weights if bias is None else bias, weights, order, tiles, num_tokens, alpha, limit,
         *fixed, num_warps=WARPS, num_stages=STAGES, launch_pdl=pdl,
     )  # fmt: skip

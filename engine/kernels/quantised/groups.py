@@ -119,6 +119,57 @@ def pack(
     )
 
 
+def allocate(
+    shape: tuple[int, ...],
+    *,
+    bits: int,
+    group: int,
+    device: torch.device,
+    has_zeros: bool = False,
+    has_minimums: bool = False,
+    is_e2m1: bool = False,
+    scales: torch.dtype = torch.float32,
+) -> Groups:
+    """Return memory for a matrix [..., N, K], whose rows `put` fills. Scales are float32 until `narrow`, or of another dtype."""
+    (*_, rows, inputs), columns = shape, WORDS * 32 // bits
+    blocks, num_groups = -(-inputs // columns), -(-inputs // group)
+    of_groups = torch.empty((*shape[:-2], num_groups, rows), dtype=scales, device=device)
+    return Groups(
+        codes=torch.empty((*shape[:-1], blocks * WORDS), dtype=torch.int32, device=device),
+        scales=of_groups,
+        zeros=torch.empty_like(of_groups) if has_zeros else None,
+        minimums=torch.empty_like(of_groups) if has_minimums else None,
+        inputs=inputs,
+        bits=bits,
+        group=blocks * columns if group == inputs else group,
+        is_e2m1=is_e2m1,
+    )
+
+
+def put(weight: Groups, begin: int, rows: Groups) -> None:
+    """Copy rows that were packed alike to their place from row `begin` on."""
+    place = weight.rows(begin, begin + rows.outputs)
+    for own, theirs in zip(place.tensors, rows.tensors, strict=True):
+        own.copy_(theirs)
+
+
+def narrow(weight: Groups) -> Groups:
+    """Return the same with scales and minimums of 16 bits, where these hold each exactly, and zeros of 16 bits."""
+    return replace(
+        weight,
+        scales=_narrow(weight.scales),
+        zeros=None if weight.zeros is None else weight.zeros.half(),
+        minimums=None if weight.minimums is None else _narrow(weight.minimums),
+    )
+
+
+def _narrow(values: torch.Tensor) -> torch.Tensor:
+    for dtype in (torch.float16, torch.bfloat16):
+        if torch.equal(values.to(dtype).to(values.dtype), values):
+            return values.to(dtype)
+    return values
+
+
 def codes_of(weight: Groups) -> torch.Tensor:
     """Return the codes [..., N, K] uint8."""
     mask, words = (1 << weight.bits) - 1, weight.codes.unflatten(-1, (-1, 1, WORDS))

@@ -5,7 +5,7 @@ All of them fill int32 words from the lowest bits on. They differ in the directi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,6 +19,12 @@ class Unpacked:
     codes: torch.Tensor  # uint8 [N, K]
     scales: torch.Tensor  # [N, G]
     zeros: torch.Tensor | None  # int16 [N, G]; None: in the middle of the codes
+    minimums: torch.Tensor | None = None  # [N, G]
+    order: torch.Tensor | None = None  # column i of the codes is input order[i]; None: as the inputs come
+
+    def sorted(self, order: torch.Tensor | None) -> Unpacked:
+        """Return the same with the inputs in another order."""
+        return self if order is None else replace(self, codes=self.codes[:, order], order=order)
 
 
 def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
@@ -66,6 +72,16 @@ def from_signed(weight: torch.Tensor, zeros: torch.Tensor | None, scales: torch.
     return Unpacked(
         (weight.to(torch.int16) + 128).to(torch.uint8), scales, None if zeros is None else zeros.to(torch.int16) + 128
     )
+
+
+def from_pairs(packed: torch.Tensor) -> torch.Tensor:
+    """Return the codes uint8 [..., 2 n] of bytes [..., n] that hold two each, the lower bits first."""
+    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
+
+
+def from_exponents(stored: torch.Tensor) -> torch.Tensor:
+    """Return the scales, in float32, of bytes that are exponents of 2 (e8m0)."""
+    return torch.exp2(stored.float() - 127)
 
 
 def by_group(g_idx: torch.Tensor, group: int) -> torch.Tensor | None:

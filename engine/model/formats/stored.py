@@ -11,6 +11,7 @@ import torch
 from engine.model.formats.dense import Dense, rows_of_each
 from engine.model.formats.product import ExpertsSpec, Linear, LinearSpec, declare_bias
 from engine.model.parameters import Parameter, Placement, Way, Weights, stacked
+from engine.model.stage import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +48,20 @@ def plain_linear(stored: Stored, spec: LinearSpec, weights: Weights, *, under: s
 
 def plain_matrix(stored: Stored, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
     """Declare the plain matrix [N, K] of a product's modules."""
-    share = weights.share(spec.parameter(""))
-    matrix = weights.empty(share.shape)
-    places: dict[str, list[Placement]] = {}
-    for placement in share.placements:
-        places.setdefault(placement.name.removesuffix("."), []).append(placement)
+    matrix = weights.empty(weights.share(spec.parameter("")).shape)
+    places = places_by_module(spec, weights)
     for module, own in places.items():
         rows = own[0].stored_shape[0]
-        stage_module(stored, module, (rows, spec.inputs), _Cut(matrix, own), weights, under=under)
+        stage_module(stored, module, (rows, spec.inputs), _Cut(stored, matrix, own), weights, under=under)
     return matrix
+
+
+def places_by_module(spec: LinearSpec, weights: Weights) -> dict[str, list[Placement]]:
+    """Which parts of each module's whole matrix go where in this rank's share of the stack."""
+    places: dict[str, list[Placement]] = {}
+    for placement in weights.share(spec.parameter("")).placements:
+        places.setdefault(placement.name.removesuffix("."), []).append(placement)
+    return places
 
 
 def plain_experts(stored: Stored, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor:
@@ -69,7 +75,7 @@ def plain_experts(stored: Stored, spec: ExpertsSpec, weights: Weights, *, under:
         for module, rows in rows_of_each(spec, expert):
             place = Placement(module, (), (slice(None), slice(None)), (expert, rows))
             size = (rows.stop - rows.start, spec.inputs)
-            stage_module(stored, module, size, _Cut(matrices, [place]), weights, under=under)
+            stage_module(stored, module, size, _Cut(stored, matrices, [place]), weights, under=under)
     return matrices
 
 
@@ -77,18 +83,20 @@ def plain_experts(stored: Stored, spec: ExpertsSpec, weights: Weights, *, under:
 class _Cut:
     """Puts parts of a module's plain matrix into their places."""
 
+    stored: Stored
     matrix: torch.Tensor
     places: list[Placement]
 
-    def __call__(self, plain: torch.Tensor) -> None:
+    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        plain = self.stored.plain(tensors)
         for place in self.places:
             self.matrix[place.target].copy_(plain[place.source])
 
 
 def stage_module(
-    stored: Stored, module: str, size: tuple[int, int], take: _Cut, weights: Weights, *, under: str
+    stored: Stored, module: str, size: tuple[int, int], take: Store, weights: Weights, *, under: str
 ) -> None:
-    """Declare one module's tensors, whole, until they are the plain matrix that is taken."""
+    """Declare one module's tensors, whole, until they are taken."""
     parameters, ways = dict[str, Parameter](), dict[str, list[Way]]()
     for kind, part in stored.tensors(*size).items():
         named = [
@@ -97,4 +105,4 @@ def stage_module(
         ]
         parameters[kind], ways[kind] = named[0], [Way(parameter) for parameter in named]
     weights.unused.update(f"{under}{module}.{kind}" for kind in stored.unused())
-    weights.staged(parameters, lambda tensors: take(stored.plain(tensors)), ways=ways, under=under)
+    weights.staged(parameters, take, ways=ways, under=under)

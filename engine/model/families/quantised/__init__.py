@@ -9,22 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from engine.model.families.known import Fields
-from engine.model.families.quantised import compressed_tensors, fp8, modelopt
+from engine.model.families.quantised import awq, compressed_tensors, fp8, gptq, modelopt, mxfp4
 from engine.model.formats.fp8 import FP8_WHILE_LOADING
+from engine.model.formats.int4 import INT4_WHILE_LOADING
 from engine.model.formats.int8 import INT8_TABLES, INT8_WHILE_LOADING
 from engine.model.formats.quantization import EVERY, UNQUANTISED, Modules, Quantization
 from engine.model.spec import ModelSpec, UnsupportedModelError
 
 METHODS: dict[str, Callable[[Fields], Quantization]] = {
+    "awq": awq.read,
     "compressed-tensors": compressed_tensors.read,
     "fp8": fp8.read,
+    "gptq": gptq.read,
     "modelopt": modelopt.read,
+    "mxfp4": mxfp4.read,
 }
 # What plain weights become while they are loaded. In fp8 the head stays: it decides most of what is said. On a CPU it is
 # much of what a step reads.
 _HEAD = Modules(named=frozenset({"lm_head"}))
 ONLINE: dict[str, Quantization] = {
     "fp8": Quantization(name="fp8", groups=((EVERY, FP8_WHILE_LOADING),), ignored=_HEAD),
+    "int4": Quantization(name="int4", groups=((EVERY, INT4_WHILE_LOADING),), ignored=_HEAD),
     "int8": Quantization(name="int8", groups=((EVERY, INT8_WHILE_LOADING),), table=INT8_TABLES),
 }
 _BESIDE = "hf_quant_config.json"

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from engine.kernels.quantised.groups import GROUPS
 from engine.model.families.known import Fields
 from engine.model.families.quantised.fields import block, kv_cache, modules, names
 from engine.model.formats.fp8 import Fp8, Scales
+from engine.model.formats.packed import Fp4, PackedRows, SignedBytes
 from engine.model.formats.product import Format
 from engine.model.formats.quantization import EVERY, Modules, Quantization
 from engine.model.spec import UnsupportedModelError
@@ -24,10 +26,59 @@ def _fp8(weights: Fields) -> Format:
     return Fp8(scales=Scales.TENSOR if strategy == "tensor" else Scales.ROW)
 
 
+def _packed(weights: Fields) -> Format:
+    weights.only("num_bits", 4, 8)
+    bits, (group, has_zeros) = int(weights.get("num_bits") or 4), _integers(weights)
+    return PackedRows(bits=bits, group=group, has_zeros=has_zeros, has_order=weights.get("actorder") in ("group", True))
+
+
+def _bytes(weights: Fields) -> Format:
+    weights.only("num_bits", 8)
+    weights.only("actorder", False, "weight", "static")
+    group, has_zeros = _integers(weights)
+    return SignedBytes(group=group, has_zeros=has_zeros)
+
+
+def _integers(weights: Fields) -> tuple[int, bool]:
+    """Inputs of a group, and whether there are zeros."""
+    weights.only("type", "int")
+    weights.only("strategy", "tensor", "channel", "group")
+    weights.only("actorder", False, True, "group", "weight", "static")
+    group = weights.get("group_size")
+    if weights.get("strategy") == "tensor":
+        return 0, not weights.get("symmetric")
+    if weights.get("strategy") == "channel":
+        return -1, not weights.get("symmetric")
+    weights.only("group_size", -1, *GROUPS)
+    return int(group or 128), not weights.get("symmetric")
+
+
+def _nvfp4(weights: Fields) -> Format:
+    _fp4(weights, 16, "tensor_group", "group")
+    return Fp4(group=16, of_all="weight_global_scale", divides=True)
+
+
+def _mxfp4(weights: Fields) -> Format:
+    _fp4(weights, 32, "group")
+    return Fp4(group=32, is_exponent=True)
+
+
+def _fp4(weights: Fields, group: int, *strategies: str) -> None:
+    weights.only("type", "float")
+    weights.only("num_bits", 4)
+    weights.only("symmetric", True)
+    weights.only("group_size", group)
+    weights.only("strategy", *strategies)
+
+
 # By `format`. Reads a group's `weights`; fields that it doesn't read are refused.
 FORMATS: dict[str, Callable[[Fields], Format]] = {
     "float-quantized": _fp8,
     "naive-quantized": _fp8,
+    "pack-quantized": _packed,
+    "int-quantized": _bytes,
+    "nvfp4-pack-quantized": _nvfp4,
+    "mxfp4-pack-quantized": _mxfp4,
 }
 # Of weights and activations: how the scales were found.
 _HARMLESS = ("observer", "observer_kwargs", "dynamic", "scale_dtype", "zp_dtype")

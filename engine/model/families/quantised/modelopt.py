@@ -5,6 +5,7 @@ from __future__ import annotations
 from engine.model.families.known import Fields
 from engine.model.families.quantised.fields import kv_cache, modules, names
 from engine.model.formats.fp8 import Fp8, Scales
+from engine.model.formats.packed import Fp4
 from engine.model.formats.product import Format
 from engine.model.formats.quantization import EVERY, Quantization
 from engine.model.spec import UnsupportedModelError
@@ -12,6 +13,7 @@ from engine.model.spec import UnsupportedModelError
 ALGORITHMS: dict[str, Format] = {
     "FP8": Fp8(scales=Scales.TENSOR),
     "FP8_PER_CHANNEL_PER_TOKEN": Fp8(scales=Scales.ROW),
+    "NVFP4": Fp4(group=16, codes="weight", of_all="weight_scale_2"),
     "FP8_PB_WO": Fp8(scales=Scales.BLOCK),
 }
 

@@ -1,0 +1,113 @@
+"""Products with matrices in groups of 4 and 8 bits. T tokens, K inputs, N outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from engine.kernels.activation import act_and_mul
+from engine.kernels.device import use_triton
+from engine.kernels.linear import packed
+from engine.kernels.quantised import groups
+from engine.kernels.quantised.groups import Groups, narrow
+from engine.kernels.quantised.groups_cpu import CpuGroups, cpu_linear, for_cpu, suits_cpu
+from engine.model.formats.dense import Dense
+from engine.model.formats.product import Linear
+from engine.model.parameters import Weights
+
+
+@dataclass(slots=True)
+class Grouped:
+    """A weight in groups."""
+
+    weight: Groups
+    bias: torch.Tensor | None = None  # [N]
+    order: torch.Tensor | None = None  # [K] of the inputs; None: as they come
+
+    def __call__(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        return groups.linear(self._ordered(x), self.weight, self.bias, out=out)
+
+    def parts(self, x: torch.Tensor) -> torch.Tensor:
+        return groups.linear_parts(self._ordered(x), self.weight, self.bias)
+
+    def onto(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+        return groups.linear_onto(residual, self._ordered(x), self.weight, self.bias)
+
+    def gated(self, x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
+        return groups.gated_linear(self._ordered(x), self.weight, self.bias, activation)
+
+    def narrow(self) -> None:
+        """Keep the scales in 16 bits where that is exact."""
+        self.weight = narrow(self.weight)
+
+    def plain(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the matrix [N, K], its inputs as they come."""
+        matrix = groups.dequantised.reference(self.weight.codes, self.weight, dtype)
+        return matrix if self.order is None else matrix[:, self.order.argsort()]
+
+    def _ordered(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.order is None else x.index_select(1, self.order)
+
+
+@dataclass(slots=True)
+class GroupedOnCpu:
+    """A weight of 4 bits as torch's kernel for CPUs reads it."""
+
+    weight: CpuGroups
+    bias: torch.Tensor | None
+    order: torch.Tensor | None
+
+    def __call__(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        x = x if self.order is None else x.index_select(1, self.order)
+        product = cpu_linear(x, self.weight, self.bias)
+        return product if out is None else out.copy_(product)
+
+    def parts(self, x: torch.Tensor) -> torch.Tensor:
+        return self(x)
+
+    def onto(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+        return self(x)
+
+    def gated(self, x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
+        return act_and_mul(self(x), activation)
+
+
+@dataclass(slots=True)
+class WhenLoaded:
+    """A product whose form is known when its weight is there: on a CPU torch has a kernel for some matrices alone."""
+
+    loading: Grouped | None
+    dtype: torch.dtype
+    product: Linear = field(init=False)
+
+    def prepare(self) -> None:
+        """Take the form that computes fastest, and let the other one go."""
+        assert self.loading is not None
+        loading, self.loading = self.loading, None
+        if suits_cpu(loading.weight):
+            self.product = GroupedOnCpu(for_cpu(loading.weight, self.dtype), loading.bias, loading.order)
+        else:
+            self.product = Dense(packed(loading.plain(self.dtype)), loading.bias)
+
+    def __call__(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self.product(x, out=out)
+
+    def parts(self, x: torch.Tensor) -> torch.Tensor:
+        return self.product.parts(x)
+
+    def onto(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+        return self.product.onto(residual, x)
+
+    def gated(self, x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
+        return self.product.gated(x, activation)
+
+
+def serving(grouped: Grouped, weights: Weights) -> Linear:
+    """Return the product that serves a matrix in groups, once it is loaded."""
+    if use_triton(grouped.weight.codes):
+        weights.when_loaded.append(grouped.narrow)
+        return grouped
+    product = WhenLoaded(grouped, weights.dtype)
+    weights.when_loaded.append(product.prepare)
+    return product

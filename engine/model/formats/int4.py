@@ -1,0 +1,105 @@
+"""Plain matrices that become 4 bits in groups while they are loaded. N rows, K inputs, G groups of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from engine.kernels.device import use_triton
+from engine.kernels.quantised.groups import GROUPS, Groups, allocate, pack, put
+from engine.model.formats.dense import DENSE, ways_of
+from engine.model.formats.grouped import Grouped, serving
+from engine.model.formats.product import ExpertsSpec, Linear, LinearSpec, declare_bias
+from engine.model.parameters import Parameter, Shard, Weights, whole
+
+_SHRUNK = (1.0, 0.94, 0.88, 0.82, 0.76)  # tried ranges of a group, in parts of the widest
+_ELEMENTS_AT_ONCE = 1 << 20  # stays in the cache of a CPU's core
+_ELEMENTS_AT_ONCE_ON_GPU = 1 << 26
+
+
+@dataclass(frozen=True, slots=True)
+class Int4WhileLoading:
+    """Groups of 128 inputs, or of the largest size that K is a multiple of; a K of none stays plain."""
+
+    def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
+        shape = weights.share(spec.parameter()).shape
+        group = _group(shape[1])
+        if not group:
+            return DENSE.linear(spec, weights, under=under)
+        matrix = allocate(shape, bits=4, group=group, device=weights.device)
+        begin = 0
+        for part in spec.parts("weight"):
+            rows = part.rows.stop - part.rows.start
+            own = replace(spec.parameter(), shape=(rows, spec.inputs), parts=(replace(part, rows=slice(0, rows)),))
+            weights.staged({"weight": own}, _Take(matrix, begin, group), under=under)
+            begin += weights.share(own).shape[0]
+        return serving(Grouped(matrix, declare_bias(spec, weights, under=under)), weights)
+
+    def matrix(self, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
+        return DENSE.matrix(spec, weights, under=under)
+
+    def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor | Groups:
+        """Experts are quantised for GPUs alone: on a CPU each would be dequantised whenever it is chosen."""
+        group = _group(spec.inputs)
+        parameter = Parameter(shape=spec.shape, parts=whole("", *spec.shape).parts, shard=Shard.EXPERTS)
+        if not group or not use_triton(weights.empty((1,))):
+            return DENSE.experts(spec, weights, under=under)
+        shape = weights.share(parameter).shape
+        experts = allocate(shape, bits=4, group=group, device=weights.device, scales=torch.float16)
+
+        def take(tensors: Mapping[str, torch.Tensor]) -> None:
+            for expert, matrix in enumerate(tensors["weight"]):
+                _Take(experts[expert], 0, group)({"weight": matrix})
+
+        weights.staged({"weight": parameter}, take, ways={"weight": ways_of(spec)}, under=under)
+        return experts
+
+
+INT4_WHILE_LOADING = Int4WhileLoading()
+
+
+@dataclass(frozen=True, slots=True)
+class _Take:
+    """Quantises a module's rows and puts them in their place."""
+
+    matrix: Groups
+    begin: int
+    group: int
+
+    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        weight = tensors["weight"]
+        elements = _ELEMENTS_AT_ONCE_ON_GPU if weight.is_cuda else _ELEMENTS_AT_ONCE
+        step = max(1, elements // weight.shape[1])
+        for at in range(0, len(weight), step):
+            codes, scales = quantise_groups(weight[at : at + step], self.group)
+            put(self.matrix, self.begin + at, pack(codes, scales, bits=4, group=self.group))
+
+
+def _group(inputs: int) -> int:
+    return next((size for size in sorted(GROUPS, reverse=True) if inputs % size == 0), 0)
+
+
+def quantise_groups(matrix: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return codes uint8 [N, K] and scales [N, G] float16, whose `(code - 8) * scale` is near the matrix.
+
+    The element that is furthest from 0 gets the code -8, or is cut off where a smaller scale leaves a smaller sum of squares.
+    """
+    values = matrix.float().unflatten(1, (-1, group))
+    furthest = values.gather(2, values.abs().argmax(dim=2, keepdim=True))
+    best = scales = torch.empty(0)
+    for shrunk in _SHRUNK:
+        scale = (furthest * (shrunk / -8)).half().float()
+        error = (_rounded(values, scale).mul_(scale).sub_(values)).square_().sum(dim=2, keepdim=True)
+        if shrunk == 1.0:
+            best, scales = error, scale
+        else:
+            scales = torch.where(error < best, scale, scales)
+            best = torch.minimum(error, best)
+    codes = _rounded(values, scales).add_(8)
+    return codes.to(torch.uint8).flatten(1), scales.squeeze(2).half()
+
+
+def _rounded(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return (values / scale.where(scale != 0, 1.0)).round_().clamp_(-8, 7)

@@ -1,0 +1,215 @@
+# mypy: allow-untyped-calls
+"""Checkpoints of 4 and 8 bits in groups answer as the plain checkpoints of the same values do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.model.families import read_model_spec
+from engine.model.formats.dense import Dense
+from engine.model.formats.grouped import Grouped, GroupedOnCpu, WhenLoaded, serving
+from engine.model.formats.int4 import quantise_groups
+from engine.model.parameters import Weights
+from engine.model.spec import UnsupportedModelError
+from tests.unit.engine.families.experts import CASES
+from tests.unit.engine.formats.checkpoints import Tensors, compressed, plain_of, written
+from tests.unit.engine.formats.packing import awq, gptq, mxfp4, mxfp4_rows, nvfp4, packed_rows, signed_bytes
+from tests.unit.engine.formats.test_fp8 import Form, Tiny, answer, loaded, single
+from tests.unit.kernels.group_checks import KINDS, matrix
+from tests.unit.kernels.references import close, silu_and_mul
+
+HEAD = ("lm_head",)
+MOE, GPT_OSS = CASES[0], next(case for case in CASES if case.name == "gpt_oss")
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False, "damp_percent": 0.1}
+
+
+def ours(format: str, strategy: str, **weights: Any) -> dict[str, Any]:
+    config = compressed(strategy, type="int", ignore=HEAD, **weights)
+    config["quantization_config"]["format"] = format
+    return config
+
+
+def asked(**config: Any) -> dict[str, Any]:
+    return {"quantization_config": config}
+
+
+FORMS = {
+    "awq": Form("llama", awq(32), asked(**AWQ), HEAD),
+    "awq, ignored": Form(
+        "qwen2",
+        awq(32),
+        asked(**AWQ | {"modules_to_not_convert": ["k_proj", "layers.0.mlp"]}),
+        ("lm_head", "k_proj", "layers.0.mlp"),
+    ),
+    "awq, experts": Form("qwen3_moe", awq(16), asked(**AWQ | {"group_size": 16}), ("lm_head", "mlp.gate.")),
+    "gptq": Form("llama", gptq(4, 32), asked(**GPTQ), HEAD),
+    "gptq, second version, zeros": Form(
+        "qwen3", gptq(4, 16, version=2, zeros=True), asked(**GPTQ | {"group_size": 16, "checkpoint_format": "gptq_v2"}), HEAD
+    ),
+    "gptq, zeros from 0 on": Form("llama", gptq(4, 32, zeros=True), asked(**GPTQ | {"sym": False}), HEAD),
+    "gptq, order of activations": Form(
+        "llama", gptq(4, 32, has_order=True), asked(**GPTQ | {"desc_act": True}), HEAD
+    ),
+    "gptq, 8 bits, rows": Form("llama", gptq(8, 0), asked(**GPTQ | {"bits": 8, "group_size": -1}), HEAD),
+    "compressed, 4 bits": Form(
+        "llama", packed_rows(4, 32), ours("pack-quantized", "group", num_bits=4, group_size=32), HEAD
+    ),
+    "compressed, 4 bits, zeros": Form(
+        "llama",
+        packed_rows(4, 32, zeros=True),
+        ours("pack-quantized", "group", num_bits=4, group_size=32, symmetric=False, actorder="weight"),
+        HEAD,
+    ),
+    "compressed, 8 bits": Form("qwen3", packed_rows(8, 0), ours("pack-quantized", "channel", num_bits=8), HEAD),
+    "compressed, bytes": Form("llama", signed_bytes(), ours("int-quantized", "channel", num_bits=8), HEAD),
+    "compressed, bytes, zeros": Form(
+        "llama", signed_bytes(zeros=True), ours("int-quantized", "channel", num_bits=8, symmetric=False), HEAD
+    ),
+    "compressed, nvfp4": Form(
+        "llama", nvfp4(modelopt=False),
+        ours("nvfp4-pack-quantized", "tensor_group", num_bits=4, group_size=16) , HEAD,
+    ),
+    "compressed, mxfp4": Form(
+        "llama", mxfp4_rows, ours("mxfp4-pack-quantized", "group", num_bits=4, group_size=32), HEAD
+    ),
+    "modelopt, nvfp4": Form(
+        "llama", nvfp4(modelopt=True), asked(quant_method="modelopt", quant_algo="NVFP4", ignore=["lm_head"]), HEAD
+    ),
+}  # fmt: skip
+for _name in ("compressed, nvfp4", "compressed, mxfp4"):
+    FORMS[_name].config["quantization_config"]["config_groups"]["group_0"]["weights"]["type"] = "float"
+
+
+def source_of(form: Form, tiny_model: Tiny, tmp_path: Path) -> Path:
+    if form.family != "qwen3_moe":
+        return single(tiny_model, form.family, tmp_path)
+    return replace(MOE, fields={**MOE.fields, "moe_intermediate_size": 48}).build(tmp_path / "moe")
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_checkpoint_in_groups_answers_as_what_it_stands_for(form: Form, tiny_model: Tiny, tmp_path: Path) -> None:
+    source = source_of(form, tiny_model, tmp_path)
+    folder = written(source, tmp_path / "quantised", form.store, form.config, keeps=form.keeps)
+    said = answer(folder)
+    assert said == answer(plain_of(folder))
+    assert len(set(said)) > 3, "a model that repeats itself shows nothing"
+
+
+def in_mxfp4(plain: Path, folder: Path) -> Path:
+    """A checkpoint of gpt-oss as it is published, and what it stands for beside it."""
+    quantised, same = load_file(plain / "model.safetensors"), load_file(plain / "model.safetensors")
+    for name in list(quantised):
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            pairs, exponents, stands_for = mxfp4(quantised.pop(name).transpose(1, 2))
+            quantised |= {f"{name}_blocks": pairs.unflatten(-1, (-1, 16)), f"{name}_scales": exponents}
+            same[name] = stands_for.transpose(1, 2).contiguous()
+    config = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+    for target, tensors, extra in ((folder, quantised, asked(**config)), (plain_of(folder), same, {})):
+        shutil.copytree(plain, target)
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, target / "model.safetensors")
+        fields = json.loads((target / "config.json").read_text())
+        (target / "config.json").write_text(json.dumps({**fields, **extra}))
+    return folder
+
+
+def test_experts_of_gpt_oss_in_floats_of_4_bits(tmp_path: Path) -> None:
+    case = replace(GPT_OSS, fields={**GPT_OSS.fields, "intermediate_size": 96})
+    folder = in_mxfp4(case.build(tmp_path / "gpt_oss"), tmp_path / "quantised")
+    said = answer(folder)
+    assert said == answer(plain_of(folder))
+    assert len(set(said)) > 3
+
+
+def test_weights_become_groups_while_they_are_loaded(tiny_model: Tiny, tmp_path: Path) -> None:
+    def rounded(module: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        group = 64 if weight.shape[1] == 64 else 32
+        codes, scales = quantise_groups(weight, group)
+        return {"weight": weight}, (codes.float() - 8) * scales.float().repeat_interleave(group, 1)
+
+    folder = written(tiny_model("llama"), tmp_path / "same", rounded, {}, keeps=HEAD)
+    assert answer(folder, quantization="int4") == answer(plain_of(folder))
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"), [("awq", GroupedOnCpu), ("q4_k", GroupedOnCpu), ("gptq_8", Dense), ("mxfp4", Dense)]
+)
+def test_a_cpu_keeps_4_bits_where_torch_multiplies_with_them(kind: str, form: type) -> None:
+    torch.manual_seed(4)
+    weight, values = matrix(KINDS[kind], 48, 256, "cpu")
+    weights, bias = Weights(torch.float32, torch.device("cpu")), torch.randn(48)
+    product = serving(Grouped(weight, bias), weights)
+    assert isinstance(product, WhenLoaded)
+    weights.settle()
+    assert isinstance(product.product, form)
+    x = torch.randn(5, 256)
+    expected = torch.nn.functional.linear(x.double(), values, bias.double())
+    close(product(x), expected)
+    close(product.parts(x), expected)
+    close(product.gated(x), silu_and_mul(expected))
+    out = torch.empty(5, 48)
+    assert product(x, out=out) is out
+    close(out, expected)
+
+
+def test_a_smaller_scale_is_taken_where_it_is_nearer() -> None:
+    torch.manual_seed(3)
+    matrix = torch.randn(32, 256)
+    codes, scales = quantise_groups(matrix, 128)
+    wide = scales.float().repeat_interleave(128, 1)
+    error = ((codes.float() - 8) * wide - matrix).square().mean()
+    furthest = matrix.unflatten(1, (2, 128)).abs().amax(2).repeat_interleave(128, 1) / 8
+    plain = ((matrix / furthest).round().clamp(-8, 7) * furthest - matrix).square().mean()
+    assert error < 0.9 * plain
+    codes, scales = quantise_groups(torch.zeros(2, 128), 128)
+    assert bool((codes == 8).all())
+    assert bool((scales == 0).all())
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    (AWQ | {"version": "gemv"}, "version = 'gemv' is not supported"),
+    (AWQ | {"bits": 3}, "bits = 3 is not supported"),
+    (AWQ | {"group_size": 48}, "group_size = 48 is not supported"),
+    (GPTQ | {"bits": 2}, "bits = 2 is not supported"),
+    (GPTQ | {"dynamic": {"-:lm_head": {}}}, "dynamic, which gives modules their own bits"),
+    (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format = 'marlin' is not supported"),
+    (GPTQ | {"rotation": "hadamard"}, "rotation = hadamard is not supported"),
+    (
+        ours("pack-quantized", "group", num_bits=3, group_size=32)["quantization_config"],
+        "num_bits = 3 is not supported",
+    ),
+    (ours("pack-quantized", "block", num_bits=4)["quantization_config"], "strategy = 'block' is not supported"),
+    (ours("marlin-24", "group", num_bits=4)["quantization_config"], "format = 'marlin-24' is not supported"),
+]
+
+
+@pytest.mark.parametrize(("config", "message"), REFUSED, ids=range(len(REFUSED)))
+def test_what_is_not_served_is_refused_by_name(
+    config: dict[str, Any], message: str, tiny_model: Tiny, tmp_path: Path
+) -> None:
+    fields = json.loads((tiny_model("llama") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**fields, "quantization_config": config}))
+    with pytest.raises(UnsupportedModelError, match=message):
+        read_model_spec(tmp_path)
+
+
+def test_orders_that_differ_are_refused(tiny_model: Tiny, tmp_path: Path) -> None:
+    """Products that are computed together read their inputs in one order."""
+    form = FORMS["gptq, order of activations"]
+    folder = written(tiny_model("llama"), tmp_path / "quantised", form.store, form.config, keeps=form.keeps)
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.0.self_attn.k_proj.g_idx"
+    save_file(tensors | {name: tensors[name].flip(0).contiguous()}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match="k_proj: its g_idx is not that of"):
+        loaded(folder).weights.settle()
+    save_file(tensors | {name: torch.zeros_like(tensors[name])}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match="g_idx does not share the inputs out among groups of 32"):
+        loaded(folder)
