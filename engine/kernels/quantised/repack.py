@@ -20,7 +20,7 @@ class Unpacked:
     scales: torch.Tensor  # [N, G]
     zeros: torch.Tensor | None  # int16 [N, G]; None: in the middle of the codes
     minimums: torch.Tensor | None = None  # [N, G]
-    order: torch.Tensor | None = None  # column i of the codes is input order[i]; None: as the inputs come
+    order: torch.Tensor | None = None  # column i of the codes is input order[i]
 
     def sorted(self, order: torch.Tensor | None) -> Unpacked:
         """Return the same with the inputs in another order."""
