@@ -128,7 +128,7 @@ class _Rows:
     format: Grouping
     weight: Groups
     places: list[Placement]
-    orders: dict[str, torch.Tensor | None] | None  # of the inputs, by module; None: it must have none
+    orders: dict[str, torch.Tensor | None] | None  # by module
     module: str
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -21,8 +21,8 @@ from engine.model.parameters import Weights
 from engine.model.spec import UnsupportedModelError
 from tests.unit.engine.families.experts import CASES
 from tests.unit.engine.formats.checkpoints import Tensors, compressed, plain_of, written
+from tests.unit.engine.formats.loading import Form, Tiny, answer, loaded, single
 from tests.unit.engine.formats.packing import awq, gptq, mxfp4, mxfp4_rows, nvfp4, packed_rows, signed_bytes
-from tests.unit.engine.formats.test_fp8 import Form, Tiny, answer, loaded, single
 from tests.unit.kernels.group_checks import KINDS, matrix
 from tests.unit.kernels.references import close, silu_and_mul
 
