@@ -28,20 +28,21 @@ def is_model(model: Path) -> bool:
     return model.is_file() if is_gguf(model) else (model / CONFIG).is_file()
 
 
-def found(model: Path) -> Path:
+def found(model: Path, kind: str = "") -> Path:
     """The first file of a split model; of a folder that holds one GGUF file and nothing else to load, that one.
 
-    Raises GgufError when there are several.
+    `kind` is a part of the file's name, such as "Q4_K_M". Raises GgufError when there are several, or none of the kind.
     """
     if is_gguf(model):
         return parts_of(model)[0]
-    if not model.is_dir() or (model / CONFIG).is_file():
+    if not model.is_dir() or ((model / CONFIG).is_file() and not kind):
         return model
     models = sorted(file for file in model.glob("*.gguf") if parts_of(file)[0] == file and "mmproj" not in file.name)
-    if len(models) > 1:
+    of_kind = [file for file in models if kind.lower() in file.name.lower()]
+    if len(of_kind) > 1 or (kind and not of_kind):
         names = ", ".join(file.name for file in models[:8])
-        raise GgufError(f"{model} holds several models ({names}): name one of the files")
-    return models[0] if models else model
+        raise GgufError(f"{model} holds {'several' if of_kind else f'no {kind}'} ({names}): name one of the files")
+    return of_kind[0] if of_kind else model
 
 
 def name_of(model: Path) -> str:
@@ -63,8 +64,7 @@ def read_file(model: Path, name: str) -> bytes | None:
 
 def read_json(model: Path, name: str) -> dict[str, Any]:
     """The same as JSON; empty where there is none. Raises ValueError, too."""
-    raw = read_file(model, name)
-    return json.loads(raw) if raw is not None else {}
+    return json.loads(read_file(model, name) or b"{}")
 
 
 def num_tokens(model: Path) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 
+from common.model.gguf import is_gguf
 from engine.config import EngineConfig
 from engine.model.families import FAMILIES, architectures, read_fields
 
@@ -14,8 +15,10 @@ log = logging.getLogger("baton.engine")
 def is_foreign(config: EngineConfig) -> bool:
     """With "auto", what no family knows is, if `transformers` is installed.
 
-    Raises ValueError when it is asked for and not installed.
+    Raises ValueError when it is asked for and not installed, or can't be.
     """
+    if is_gguf(config.model) and config.model_impl == "transformers":
+        raise ValueError("model_impl = transformers reads no GGUF files: use auto")
     if config.model_impl == "baton":
         return False
     installed = importlib.util.find_spec("transformers") is not None

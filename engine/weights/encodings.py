@@ -9,8 +9,8 @@ from functools import partial
 
 import torch
 
+from engine.kernels.quantised.gguf_blocks import BLOCK_BYTES, BLOCK_ELEMENTS, DECODERS, decoded
 from engine.weights.checkpoint import CheckpointError, StoredTensor
-from engine.weights.gguf.blocks import BLOCK_BYTES, BLOCK_ELEMENTS, DECODERS, decoded
 
 # By safetensors' names. Integers, and floats of 8 bits that a format asks for, are copied as they are.
 _DTYPES = {
@@ -61,6 +61,10 @@ def encoding_of(stored: StoredTensor, wanted: torch.dtype) -> Encoding:
     if stored.dtype in DECODERS and wanted in _COMPUTED:
         return Encoding(BLOCK_ELEMENTS[stored.dtype], BLOCK_BYTES[stored.dtype], partial(_values, stored.dtype))
     dtype = _DTYPES.get(stored.dtype)
+    if dtype is None and stored.dtype in BLOCK_BYTES:
+        raise CheckpointError(
+            f"{stored.name} holds {stored.dtype}, which is not supported: take a file of Q4_K_M or Q8_0"
+        )
     if dtype is None:
         raise CheckpointError(f"{stored.name} holds {stored.dtype}, which is not supported")
     if wanted is dtype or (wanted in _COMPUTED and dtype.is_floating_point):

@@ -34,7 +34,7 @@ from engine.weights.checkpoint import (
     weight_files,
 )
 from engine.weights.encodings import Encoding, encoding_of
-from engine.weights.gguf.names import characteristic_bytes_of_gguf, stored_in_gguf
+from engine.weights.gguf_names import characteristic_bytes_of_gguf, stored_in_gguf
 
 __all__ = ["CheckpointError", "load_weights", "model_fingerprint", "weight_files"]
 

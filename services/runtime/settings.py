@@ -114,13 +114,23 @@ class ModelSettings(Settings):
 
 
 def from_root(folder: Path) -> Path:
-    """The folder or file; else that of the name in Baton's own (the demo model works from anywhere), or in the hub's cache."""
-    if not folder.exists():
-        folder = ROOT / folder if (ROOT / folder).exists() else cached(str(folder)) or folder
+    """The folder or file; else that of the name in Baton's own (the demo model works from anywhere), or in the hub's cache.
+
+    `…:Q4_K_M` is the GGUF file of that kind. Raises ConfigError.
+    """
+    name, _, kind = str(folder).rpartition(":")
+    if folder.exists() or not name or not _place(Path(name)).is_dir():
+        name, kind = str(folder), ""
     try:
-        return found(folder)
+        return found(_place(Path(name)), kind)
     except GgufError as error:
         raise ConfigError(f"--model {error}") from None
+
+
+def _place(folder: Path) -> Path:
+    if folder.exists():
+        return folder
+    return ROOT / folder if (ROOT / folder).exists() else cached(str(folder)) or folder
 
 
 def no_model(folder: Path) -> str:

@@ -27,6 +27,7 @@ from common.store import RedisSettings
 from services.runtime.permissions import Member, make_users
 from services.runtime.servers import find_nats_server, free_port, run_nats, run_redis, stop
 from tests.fakes.workers import a_worker
+from tests.gguf_files import write_gguf
 from tests.models import build_tiny_model
 
 NOWHERE = "127.0.0.1:1"
@@ -155,6 +156,19 @@ def test_models(tmp_path: Path) -> None:
     (folder / "tokenizer.json").unlink()
     assert len(problems(folder)) == 3
     assert "no folder" in problems(tmp_path / "none")[0]
+
+
+def test_gguf_files(tmp_path: Path) -> None:
+    folder = build_tiny_model(tmp_path / "tiny", "llama")
+    file = write_gguf(folder, tmp_path / "model.gguf")
+    assert problems(file) == []
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    assert "the file has" in problems(file)[0]
+    assert problems(write_gguf(folder, tmp_path / "other.gguf", pre="ours")) == [
+        f"{tmp_path / 'other.gguf'}: tokenizer.ggml.pre = 'ours' is not supported"
+    ]
+    assert "none.gguf" in problems(tmp_path / "none.gguf")[0]
 
 
 def test_packages_are_compared_with_the_constraints(tmp_path: Path) -> None:

@@ -304,6 +304,29 @@ def test_the_automatic_transport_is_the_devices(device: str, transport: str) -> 
     assert WorkerServiceSettings(device=device, transport="ucx").kv_transport == "ucx"
 
 
+def test_a_gguf_file_is_found_by_its_folder_its_kind_and_its_parts(tmp_path: Path) -> None:
+    def model(name: str) -> tuple[Path, str]:
+        settings = load("--model", name)
+        return settings.model, settings.served_name  # type: ignore[attr-defined]
+
+    folder = tmp_path / "models"
+    folder.mkdir()
+    for name in ("q-Q4_K_M.gguf", "mmproj-q.gguf"):
+        (folder / name).touch()
+    assert model(str(folder)) == (folder / "q-Q4_K_M.gguf", "q-Q4_K_M")
+    for part in (1, 2):
+        (folder / f"q-Q8_0-0000{part}-of-00002.gguf").touch()
+    first = folder / "q-Q8_0-00001-of-00002.gguf"
+    assert model(str(folder / "q-Q8_0-00002-of-00002.gguf")) == (first, "q-Q8_0")
+    assert model(f"{folder}:q8_0") == (first, "q-Q8_0")
+    with pytest.raises(ConfigError, match=r"--model .*models holds several \(q-Q4_K_M.gguf, .*name one of"):
+        model(str(folder))
+    with pytest.raises(ConfigError, match=r"holds no Q5_K \(q-Q4_K_M\.gguf"):
+        model(f"{folder}:Q5_K")
+    assert model(f"{tmp_path}/none:Q5_K")[0] == Path(f"{tmp_path}/none:Q5_K")
+    assert "there is no such file" in no_model(folder / "none.gguf")
+
+
 @pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"])
 def test_a_model_in_the_hubs_cache_is_found_by_its_id(
     variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

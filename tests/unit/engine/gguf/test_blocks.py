@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common.model.gguf import KINDS
-from engine.weights.gguf.blocks import BLOCK_BYTES, BLOCK_ELEMENTS, DECODERS, decoded
+from engine.kernels.quantised.gguf_blocks import BLOCK_BYTES, BLOCK_ELEMENTS, DECODERS, decoded
 
 NUM_BLOCKS = 512
 

@@ -1,0 +1,120 @@
+"""What GGUF files ask for is computed or refused by name, and their tensors are those of the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.foreign import is_foreign
+from engine.kernels.quantised.gguf_blocks import BLOCK_ELEMENTS, DECODERS
+from engine.model.families import read_model_spec
+from engine.model.spec import UnsupportedModelError
+from engine.weights.checkpoint import CheckpointError, StoredTensor
+from engine.weights.encodings import encoding_of
+from engine.weights.gguf_names import stored_in_gguf
+from engine.weights.loader import model_fingerprint
+from tests.gguf_files import write_gguf
+from tests.models import build_tiny_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_model(tmp_path_factory.mktemp("model") / "tiny", "llama")
+
+
+def changed(file: Path, target: Path, **entries: Any) -> Path:
+    """The same file with other entries of its metadata; None takes one away."""
+    reader = gguf.GGUFReader(file)
+    writer = gguf.GGUFWriter(target, "")
+    writer.kv_data[0].clear()
+    fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
+    for name, value in (fields | {name.replace("__", "."): value for name, value in entries.items()}).items():
+        if value is not None:
+            kind = reader.fields[name].types[0] if name in reader.fields else gguf.GGUFValueType.get_type(value)
+            writer.add_key_value(name, value, kind, _inner(reader, name))
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+def _inner(reader: gguf.GGUFReader, name: str) -> Any:
+    types = reader.fields[name].types if name in reader.fields else []
+    return types[1] if len(types) > 1 else None
+
+
+@pytest.mark.parametrize(
+    ("entries", "complaint"),
+    [
+        ({"general__architecture": "mamba"}, "general.architecture = 'mamba' is not supported; supported: llama, "),
+        ({"llama__attention.clamp_kqv": 3.0}, r"llama.attention.clamp_kqv = 3.0 is not supported"),
+        ({"llama__rope.scaling.type": "spiral"}, r"llama.rope.scaling.type = spiral is not supported"),
+        ({"llama__block_count": None}, r"llama.block_count is missing"),
+        ({"llama__embedding_length": 0}, "hidden_size must be a positive integer"),
+        ({"llama__context_length": 2**32 - 1}, "max_position_embeddings must be a positive integer up to"),
+    ],
+)
+def test_a_wrong_entry_is_named(folder: Path, tmp_path: Path, entries: dict[str, Any], complaint: str) -> None:
+    file = changed(write_gguf(folder, tmp_path / "whole.gguf"), tmp_path / "changed.gguf", **entries)
+    with pytest.raises(UnsupportedModelError, match=complaint):
+        read_model_spec(file)
+
+
+@pytest.mark.parametrize(
+    "kind", sorted(name for name, size in BLOCK_ELEMENTS.items() if size > 1 and name not in DECODERS)
+)
+def test_a_kind_of_weights_that_is_not_known_is_refused_with_what_to_do(kind: str) -> None:
+    stored = StoredTensor("model.norm.weight", kind, (256,), Path("model.gguf"), 0, 1)
+
+    with pytest.raises(CheckpointError, match=rf"model.norm.weight holds {kind}, .*take a file of Q4_K_M"):
+        encoding_of(stored, torch.float32)
+
+
+def test_weights_of_another_shape_are_named(folder: Path, tmp_path: Path) -> None:
+    whole = write_gguf(folder, tmp_path / "whole.gguf")
+    file = changed(whole, tmp_path / "changed.gguf", llama__feed_forward_length=128)
+    with pytest.raises(CheckpointError, match=r"mlp.down_proj.weight has shape \[64, 96\].* asks for \[64, 128\]"):
+        Engine(EngineConfig(model=file, num_blocks=8))
+
+
+def test_parts_are_one_model(folder: Path, tmp_path: Path) -> None:
+    one = write_gguf(folder, tmp_path / "one.gguf")
+    split = write_gguf(folder, tmp_path / "split.gguf", parts=3)
+    assert read_model_spec(split) == read_model_spec(one)
+    first, second = ({tensor.name: read(tensor) for tensor in stored_in_gguf(file)} for file in (one, split))
+    assert first == second
+
+
+def read(tensor: StoredTensor) -> bytes:
+    return tensor.file.read_bytes()[tensor.begin : tensor.end]
+
+
+def test_the_fingerprint_tells_weights_kinds_and_metadata_apart(folder: Path, tmp_path: Path) -> None:
+    files = [write_gguf(folder, tmp_path / f"{kind}.gguf", kind=kind) for kind in ("F32", "F16", "Q8_0")]
+    files.append(changed(files[0], tmp_path / "other.gguf", **{"llama__rope.freq_base": 5000.0}))
+    changed_value = bytearray(files[0].read_bytes())
+    floats = np.frombuffer(changed_value, dtype=np.uint8)
+    end = max(tensor.data_offset + tensor.n_bytes for tensor in gguf.GGUFReader(files[0]).tensors)
+    middle = (end + gguf.GGUFReader(files[0]).tensors[-1].data_offset) // 2
+    assert floats[middle - 1] == changed_value[middle - 1]
+    changed_value[middle - 1] ^= 1
+    (tmp_path / "value.gguf").write_bytes(changed_value)
+    files.append(tmp_path / "value.gguf")
+    assert len({model_fingerprint(file) for file in files}) == len(files)
+
+
+def test_transformers_is_not_asked_for_a_gguf_file(folder: Path, tmp_path: Path) -> None:
+    file = write_gguf(folder, tmp_path / "model.gguf")
+    with pytest.raises(ValueError, match="model_impl = transformers reads no GGUF files: use auto"):
+        is_foreign(EngineConfig(model=file, model_impl="transformers"))
+    assert not is_foreign(EngineConfig(model=file))
