@@ -35,7 +35,8 @@ from benchmarks.startup import start_process
 from benchmarks.step_profile import profile_cell
 from benchmarks.targets import REFERENCE, TARGETS
 from benchmarks.workload import Prompts
-from engine.config import EngineConfig
+from engine.cache.pages import part_views
+from engine.config import KV_CACHE_DTYPES, EngineConfig
 from engine.engine import Engine
 from engine.model.families import read_model_spec
 from engine.weights.loader import load_weights
@@ -60,6 +61,8 @@ def main(arguments: Sequence[str]) -> int:
     if options.shape in TARGETS:
         facts["reference"] = REFERENCE[options.shape]
     stem = f"engine-{options.shape}" if options.shape in DRAWN else "engine"
+    if options.kv_cache_dtype != "auto":
+        stem += f"-kv-{options.kv_cache_dtype}"
     by_hand = RESULTS / f"{stem}.notes.md"
     notes = by_hand.read_text() if by_hand.is_file() and options.shape in (DEFAULT_SHAPE, *DRAWN) else ""
     page = ResultsPage(options.out, stem, title="The engine on one device", facts=facts, notes=notes)
@@ -137,14 +140,17 @@ class Run:
     def _bench(self, model: Path, ceilings: Ceilings) -> Bench:
         is_drawn = self._options.shape in DRAWN and self._options.model is None
         engine = Engine(self._config(model), load=draw_weights if is_drawn else load_weights)
-        for blocks in engine.kv.split(256):
-            blocks.normal_()
+        fill(engine)
         self._say("engine ready")
         self._page.state("engine", _settings(engine))
         return Bench(
             engine=engine,
             ceilings=ceilings,
-            cost=ModelCost.of(read_model_spec(model), engine.layout.dtype),
+            cost=ModelCost.of(
+                read_model_spec(model),
+                _dtype(self._device, read_model_spec(model).dtype),
+                kv_bytes=engine.layout.block_bytes // engine.layout.block_size,
+            ),
             prompts=Prompts(vocab_size=engine.vocab_size, seed=SEED),
             token_budget=engine.config.max_batch_tokens,
         )
@@ -155,6 +161,7 @@ class Run:
             model=model,
             device=options.device,
             dtype=_dtype(self._device, "auto"),
+            kv_cache_dtype=options.kv_cache_dtype,
             kv_memory_bytes=options.kv_memory_mb << 20 if options.kv_memory_mb else None,
             max_batch_tokens=options.max_batch_tokens,
             max_sequences=options.max_sequences,
@@ -259,6 +266,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--accuracy", action="store_true", help="compare greedy tokens with transformers, too")
     parser.add_argument("--limit-s", type=float, default=460.0, help="start no cell after this many seconds")
     parser.add_argument("--kv-memory-mb", type=int, help="the pool; default: what the worker takes")
+    parser.add_argument(
+        "--kv-cache-dtype", default="auto", choices=KV_CACHE_DTYPES, help="what keys and values are kept as"
+    )
     parser.add_argument("--max-batch-tokens", type=int, default=8192, help="token budget of a pass")
     parser.add_argument("--max-sequences", type=int, default=256)
     parser.add_argument("--commit", default="", help="what to call this version; default: git's")
@@ -294,6 +304,20 @@ def _read_all(model: Path) -> None:
         with file.open("rb", buffering=0) as opened:
             while opened.readinto(buffer):
                 pass
+
+
+def fill(engine: Engine) -> None:
+    """Give every position keys and values, so that a context that was never computed attends to numbers."""
+    for part in part_views(engine.kv, engine.layout):
+        for blocks in part.split(256):
+            if blocks.dtype == torch.uint8:
+                blocks.random_(0, 256)  # int8
+            elif blocks.dtype == torch.float8_e4m3fn:
+                blocks.copy_(torch.randn(blocks.shape, device=blocks.device))
+            elif blocks.shape[-1] == 1:  # int8's scales
+                blocks.fill_(0.01)
+            else:
+                blocks.normal_()
 
 
 def _settings(engine: Engine) -> str:

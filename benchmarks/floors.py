@@ -42,8 +42,8 @@ class ModelCost:
     experts_a_token: int = 0
 
     @classmethod
-    def of(cls, model: ModelSpec, dtype: str) -> Self:
-        """Count what a model has; `dtype` is the one that the engine computes in, for weights and KV."""
+    def of(cls, model: ModelSpec, dtype: str, *, kv_bytes: int | None = None) -> Self:
+        """Count what a model has; `dtype` is the one that the engine computes in. `kv_bytes` None: it is that of KV, too."""
         head = model.vocab_size * model.hidden_size
         layers = model.hidden_size + sum(_layer_parameters(layer, model.hidden_size) for layer in model.layers)
         mixers = [layer.mixer for layer in model.layers]
@@ -55,7 +55,7 @@ class ModelCost:
             head_parameters=head,
             stored_parameters=layers + head * (1 if model.has_tied_head else 2) + one_expert * num_experts,
             item_bytes=ITEM_BYTES[dtype],
-            kv_bytes=2 * sum(mixer.kv_size for mixer in mixers) * ITEM_BYTES[dtype],
+            kv_bytes=kv_bytes or 2 * sum(mixer.kv_size for mixer in mixers) * ITEM_BYTES[dtype],
             attention_flops=4 * sum(mixer.q_size for mixer in mixers),
             expert_parameters=one_expert,
             num_experts=num_experts,

@@ -20,6 +20,7 @@ from benchmarks.ceilings import measure_ceilings
 from benchmarks.floors import Ceilings
 from benchmarks.results_format import Result, number
 from engine.kernels import activation, attention, linear, norm, rope
+from engine.kernels.codes import KINDS, Kind, coded, numbers_of
 from engine.kernels.device import describe
 
 DTYPE = torch.bfloat16
@@ -81,6 +82,9 @@ def _cases(device: torch.device) -> Iterator[Case]:
         yield from _product_cases(device, rows)
     yield _decode_case(device, 64, 1088)
     yield _decode_case(device, 32, 8256)
+    for kind in KINDS:
+        yield _decode_case(device, 64, 1088, kind)
+        yield _decode_case(device, 32, 8256, kind)
     yield _prefill_case(device, 2048, 2048)
     yield _prefill_case(device, 8192, 8192)
     yield _prefill_case(device, 2048, 4096)
@@ -156,10 +160,14 @@ def _product_cases(device: torch.device, rows: int) -> Iterator[Case]:
     )
 
 
-def _decode_case(device: torch.device, count: int, context: int) -> Case:
+def _decode_case(device: torch.device, count: int, context: int, kind: Kind | None = None) -> Case:
+    """`kind`: what the pool keeps keys and values as."""
     width = -(-context // BLOCK)
-    pool = _random(count * width, 2, BLOCK, KV_HEADS, HEAD_DIM, device=device)
+    numbers = _random(count * width, 2, BLOCK, KV_HEADS, HEAD_DIM, device=device)
+    pool, codes = (numbers, None) if kind is None else coded(numbers, kind)
+    kept = numbers if kind is None else numbers_of(pool, torch.arange(count * width, device=device), codes)
     table = torch.randperm(count * width, device=device).int().view(count, width)
+    head_bytes = HEAD_DIM * pool.element_size() + (4 if codes is not None and codes.scales is not None else 0)
     q = _random(count, HEADS, HEAD_DIM, device=device)
     contexts = np.full(count, context)
     at_once = attention.items_at_once(describe(device), KV_HEADS)
@@ -169,15 +177,15 @@ def _decode_case(device: torch.device, count: int, context: int) -> Case:
     plan = attention.AttentionPlan(count, None, {0: dealt}, table, None)
 
     def exact() -> torch.Tensor:
-        rows = [_attended(q[[row]], pool, table[row], context, [context - 1]) for row in range(COMPARED_ROWS // 3)]
+        rows = [_attended(q[[row]], kept, table[row], context, [context - 1]) for row in range(COMPARED_ROWS // 3)]
         return torch.cat(rows)
 
     return Case(
-        f"decode_b{count}_ctx{context}",
-        lambda: attention.paged_attention(q, pool, plan, attention.Scores(scale=SCALE)),
+        f"decode_b{count}_ctx{context}{f'_{kind}' if kind else ''}",
+        lambda: attention.paged_attention(q, pool, plan, attention.Scores(scale=SCALE), codes=codes),
         exact,
         lambda out: out[: COMPARED_ROWS // 3],
-        count * context * 2 * KV_HEADS * HEAD_DIM * 2,
+        count * context * 2 * KV_HEADS * head_bytes,
         4.0 * count * context * HEADS * HEAD_DIM,
     )
 

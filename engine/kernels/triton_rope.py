@@ -125,10 +125,10 @@ def _rope(
         if IN_PLACE:
             tl.store(source, first, mask=inside)
             tl.store(source + HALF, second, mask=inside)
-        target = kv + (slot // B * kv_block + plane * kv_plane + (slot % B * HKV + kv_at) * D)[:, None] + d
+        place = kv + (slot // B * kv_block + plane * kv_plane + (slot % B * HKV + kv_at) * D)[:, None] + d
         written = inside & (slot >= 0)[:, None]
-        tl.store(target, kept, mask=written)
-        tl.store(target + HALF, kept_too, mask=written)
+        tl.store(place, kept, mask=written)
+        tl.store(place + HALF, kept_too, mask=written)
 
 
 @triton.jit

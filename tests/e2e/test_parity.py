@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
+import torch
 
+from engine.config import EngineConfig
+from engine.engine import Engine
 from tests.e2e.asking import until, watching
 from tests.e2e.cluster import Cluster
 from tests.models import build_tiny_model
@@ -16,6 +21,7 @@ from tests.reference import greedy_tokens
 from tests.unit.engine.families import hybrids
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.catalogue import CASES
+from tests.unit.engine.generate import Generator, new_sequence
 
 NEW_TOKENS = 12
 PROMPT_LENGTHS = (1, 15, 16, 17, 33, 150)  # the cluster's token budget is 64: 150 tokens are three chunks
@@ -47,13 +53,46 @@ async def test_states_are_computed_again_where_blocks_run_out(tmp_path: Path) ->
     assert [tokens for tokens, _ in answers] == greedy_tokens(model, prompts, 60)
 
 
-async def check(model: Path, tmp_path: Path, *, shortest: int = 1, **options: object) -> None:
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "transport"), [("fp8", "shm"), ("int8", "shm"), ("fp8", "ucx"), ("int8", "ucx")])
+async def test_codes_of_keys_and_values_are_handed_over(kind: str, transport: str, tmp_path: Path) -> None:
+    """What separate processes answer is what one engine does that computes each prompt at once."""
+    model = build_tiny_model(tmp_path / "llama", "llama")
+    await check(model, tmp_path, expect=partial(own_tokens, kind), transport=transport, kv_cache_dtype=kind)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["fp8", "int8"])
+async def test_codes_are_computed_again_where_blocks_run_out(kind: str, tmp_path: Path) -> None:
+    model = build_tiny_model(tmp_path / "llama", "llama", num_hidden_layers=12, num_key_value_heads=4)
+    prompts = [[(31 * index + 7 * at) % 400 + 10 for at in range(40 + 9 * index)] for index in range(8)]
+    options = {"kv_memory_mb": 1, "max_batch_tokens": 64, "kv_cache_dtype": kind}
+    async with Cluster(tmp_path / "run", model=model, **options) as cluster, watching(cluster) as (_, peers):
+        async with httpx.AsyncClient(base_url=cluster.url, timeout=120) as client:
+            answers = await asyncio.gather(*(complete(client, prompt, num_tokens=60) for prompt in prompts))
+        await until(peers, lambda states: any(state.totals.preemptions for state in states))
+    assert [tokens for tokens, _ in answers] == own_tokens(kind, model, prompts, 60)
+
+
+def own_tokens(kind: str, model: Path, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+    """Of an engine that computes one prompt after another, each in one pass."""
+    torch.set_num_threads(1)
+    engine = Engine(EngineConfig(model=model, num_blocks=80, kv_cache_dtype=kind))
+    return [Generator(engine).run([new_sequence("a", prompt, max_tokens=num_tokens)])[0] for prompt in prompts]
+
+
+Expect = Callable[[Path, list[list[int]], int], list[list[int]]]
+
+
+async def check(
+    model: Path, tmp_path: Path, *, shortest: int = 1, expect: Expect = greedy_tokens, **options: object
+) -> None:
     """Prompts alone, again with cached prefixes, and in a batch."""
     rng = random.Random(model.name)
     lengths = [length for length in PROMPT_LENGTHS if length >= shortest]
     prompts = [[rng.randrange(10, 400) for _ in range(length)] for length in lengths]
     mixed = [[rng.randrange(10, 400) for _ in range(rng.randint(shortest, 120))] for _ in range(16)]
-    expected = greedy_tokens(model, [*prompts, *mixed], NEW_TOKENS)
+    expected = expect(model, [*prompts, *mixed], NEW_TOKENS)
     async with Cluster(tmp_path / "run", model=model, max_batch_tokens=64, **options) as cluster:
         async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
             alone = [await complete(client, prompt) for prompt in prompts]

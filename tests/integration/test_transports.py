@@ -53,7 +53,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
 async def test_scattered_blocks_arrive_bit_for_bit_with_their_digests(name: str, dtype: str) -> None:
     layout = msgspec.structs.replace(SMALL, dtype=dtype)
     async with start_receiver(name, layout) as receiver, start_writer(name, layout) as writer:

@@ -42,11 +42,36 @@ def encoded(x: torch.Tensor, plane: int, codes: Codes) -> tuple[torch.Tensor, to
     return (x.float() * steps).round().to(torch.int8).view(torch.uint8), largest / MAX_INT8
 
 
+def coded(numbers: torch.Tensor, kind: Kind) -> tuple[torch.Tensor, Codes]:
+    """Return a pool of the codes of `numbers` [num_blocks, 2, B, Hkv, D], with factors of 1: for tests and benchmarks."""
+    dtypes = [getattr(torch, name) for name in KINDS[kind]]
+    pages = torch.empty(numbers.shape, dtype=dtypes[0], device=numbers.device)
+    scales = [torch.empty((*numbers.shape[:-1], 1), dtype=dtype, device=numbers.device) for dtype in dtypes[1:]]
+    codes = Codes(numbers.dtype, torch.ones(2, device=numbers.device), *scales)
+    for plane in (0, 1):
+        kept, steps = encoded(numbers[:, plane], plane, codes)
+        pages[:, plane] = kept
+        if codes.scales is not None and steps is not None:
+            codes.scales[:, plane] = steps
+    return pages, codes
+
+
 def decoded(pages: torch.Tensor, scales: torch.Tensor | None, factor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the numbers of codes [..., D]."""
     if scales is None:
-        return (pages.float() * factor).to(dtype)
+        half = _in_half(pages)
+        return (pages.float() * factor).to(dtype) if half is None else (half.float() * (factor * 256)).to(dtype)
     return (pages.view(torch.int8).float() * scales).to(dtype)
+
+
+def _in_half(pages: torch.Tensor) -> torch.Tensor | None:
+    """A CPU's fp8 as float16, 256 times as small: bits are moved, as torch converts one by one. None where it doesn't suit."""
+    if pages.is_cuda or not pages.numel():
+        return None
+    raw = pages.view(torch.int8)
+    if int(raw.bitwise_and(0x7F).amax()) == 0x7F:  # NaN
+        return None
+    return raw.to(torch.int16).mul_(128).bitwise_and_(0xBF80 - 0x10000).view(torch.float16)
 
 
 def numbers_of(kv_layer: torch.Tensor, blocks: torch.Tensor, codes: Codes | None) -> torch.Tensor:

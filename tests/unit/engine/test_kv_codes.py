@@ -221,3 +221,11 @@ def test_int8_takes_a_page_part_for_its_scales(start: Start) -> None:
     codes = PagePart(layers=2, planes=2, heads=2, dim=16, dtype="uint8")
     scales = PagePart(layers=2, planes=2, heads=2, dim=1, dtype="float32")
     assert layout == KVLayout.of([codes, scales], num_blocks=80, block_size=16)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_of_transformers_keeps_codes_too(tiny_model: Callable[[str], Path], kind: str) -> None:
+    foreign, prompt = engine_of(tiny_model("mistral"), kind, model_impl="transformers"), prompt_of(70)
+    alone = Generator(foreign).run([new_sequence("a", prompt)])
+    assert Generator(foreign, chunk_size=13).run([new_sequence("a", prompt)]) == alone
+    assert Generator(engine_of(tiny_model("mistral"), kind)).run([new_sequence("a", prompt)]) == alone

@@ -8,6 +8,7 @@ from torch.nn.functional import linear as torch_linear
 
 from engine.kernels.attention import on_cpu, reference
 from engine.kernels.attention.plan import AttentionBatch, Scores
+from engine.kernels.codes import decoded
 from engine.kernels.linear import computes_in_bfloat16, gated_linear, linear, packed
 
 needs_bfloat16 = pytest.mark.skipif(not computes_in_bfloat16(), reason="this processor has no bfloat16")
@@ -74,3 +75,12 @@ def test_attention_is_the_reference_s(how: Scores, lengths: list[tuple[int, int]
         on_cpu.attend(q[starts[row] : starts[row + 1]], pool, one, how, alone)
         if not how.softcap:
             assert torch.equal(alone, out[starts[row] : starts[row + 1]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_code_of_fp8_is_torch_s_number(dtype: torch.dtype) -> None:
+    factor = torch.tensor(0.3)
+    for codes in (torch.arange(256), torch.tensor([code for code in range(256) if code & 0x7F != 0x7F])):
+        pages = codes.to(torch.uint8).view(torch.float8_e4m3fn)  # with NaN, and without: another way
+        expected = (pages.float() * factor).to(dtype)
+        torch.testing.assert_close(decoded(pages, None, factor, dtype), expected, rtol=0, atol=0, equal_nan=True)
