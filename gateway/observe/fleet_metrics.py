@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from common.messages import WorkerState, WorkerTotals
+from common.pages import KV_NAMES
 from common.words import WorkerStatus
 from gateway.request.placement import Difference
 
@@ -156,7 +157,8 @@ def _as_vllm(states: list[WorkerState]) -> Iterator[Metric]:
         layout, totals = state.region.layout, state.totals
         computed = totals.prompt_tokens - totals.cached_tokens + totals.generated_tokens
         passes.add_metric(values, buckets=[("+Inf", state.steps)], sum_value=computed)
-        config.add_metric([*values, str(layout.block_size), str(layout.num_blocks), layout.dtype], 1.0)
+        kept = KV_NAMES.get(layout.dtype, layout.dtype)
+        config.add_metric([*values, str(layout.block_size), str(layout.num_blocks), kept], 1.0)
         blocks = max(1, state.region.layout.num_blocks)
         usage.add_metric(values, 1.0 - state.free_blocks / blocks)
         queries.add_metric(values, state.totals.prompt_tokens)
