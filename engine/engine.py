@@ -5,6 +5,7 @@ Schedulers decide what a pass computes; the worker's pipeline applies the result
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ PROMPT_GRAPHS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 512)
 # Places for decoding tokens, and tokens in all: whole tiles of the products.
 MIXED_GRAPHS = ((16, 32, 64, 128), (128, 192, 256, 320, 384, 512))
 
+log = logging.getLogger("baton.engine")
+
 Allocate = Callable[[tuple[int, ...], torch.dtype, str], torch.Tensor]
 Load = Callable[[Weights, Path], None]
 
@@ -73,6 +76,15 @@ class Engine:
             load = _nothing_more
         else:
             self._decoder = Decoder(model, dtype=dtype, device=device, max_model_len=self.max_model_len)
+        if self._decoder.weights.made_plain:
+            log.warning(
+                "engine.weights_made_plain",
+                extra={
+                    "formats": sorted(self._decoder.weights.made_plain),
+                    "dtype": dtype_name,
+                    "device": config.device,
+                },
+            )
         self.layout: KVLayout = plan_layout(model, config, dtype_name)
         self.kv = (allocate or allocate_zeros)(pool_shape(self.layout), pool_dtype(self.layout), config.device)
         self.grammars = Grammars(config.model, self.vocab_size)

@@ -105,6 +105,7 @@ class Weights:
         self.destinations: dict[str, list[Destination]] = {}  # by the tensor's name
         self.ways: list[tuple[frozenset[str], ...]] = []  # each parameter: the tensors of every way to store it
         self.when_loaded: list[Callable[[], None]] = []
+        self.made_plain: set[str] = set()  # formats whose matrices are plain here, for people
         self.unused: set[str] = set()  # a checkpoint may have these tensors; the model does not need them
         self._rank, self._size = rank, size
 

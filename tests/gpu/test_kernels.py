@@ -9,6 +9,7 @@ from tests.unit.kernels import (
     codes_checks,
     delta_checks,
     expert_checks,
+    fp8_checks,
     group_checks,
     latent_checks,
     switch_checks,
@@ -54,3 +55,10 @@ def test_groups_kernel(name: str) -> None:
 @pytest.mark.parametrize("name", codes_checks.CHECKS)
 def test_codes_kernel(name: str) -> None:
     codes_checks.run(name, "cuda", large=True)
+
+
+@pytest.mark.parametrize("name", fp8_checks.CHECKS)
+def test_fp8_kernel(name: str) -> None:
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("needs 8-bit floats")
+    fp8_checks.run(name, "cuda", large=True)

@@ -1,4 +1,7 @@
-"""Matrices of 8-bit floats (e4m3) with scales for the tensor, for each row, or for blocks of both. N rows, K inputs."""
+"""Matrices of 8-bit floats (e4m3) with scales for the tensor, for each row, or for blocks of both. N rows, K inputs.
+
+Where no kernel multiplies them, they become plain while they are loaded.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,31 @@ from enum import Enum, auto
 
 import torch
 
+from engine.kernels.quantised.fp8 import (
+    FP8,
+    Fp8Matrix,
+    gated_product,
+    multiplies_fp8,
+    product,
+    product_parts,
+    quantise_rows,
+)
 from engine.model.formats.dense import DENSE, Dense
 from engine.model.formats.product import ExpertsSpec, Linear, LinearSpec, declare_bias
-from engine.model.formats.stored import StoredPart, plain_experts, plain_linear, plain_matrix
-from engine.model.parameters import Weights
+from engine.model.formats.stored import (
+    StoredPart,
+    places_by_module,
+    plain_experts,
+    plain_linear,
+    plain_matrix,
+    stage_parts,
+)
+from engine.model.parameters import Placement, Weights
 
-FP8 = torch.float8_e4m3fn
-LARGEST = 448.0
 _SCALE = ("weight_scale", "weight_scale_inv")  # both are factors
+_UNUSED = ("input_scale", "activation_scale")
+INPUTS_MULTIPLE = 64  # of products
+FEWEST_OUTPUTS = 64  # that are worth to be quantised
 
 
 class Scales(Enum):
@@ -24,6 +44,26 @@ class Scales(Enum):
     TENSOR = auto()
     ROW = auto()
     BLOCK = auto()
+
+
+@dataclass(slots=True)
+class Fp8Linear:
+    """A weight in 8-bit floats."""
+
+    matrix: Fp8Matrix
+    bias: torch.Tensor | None
+
+    def __call__(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        return product(x, self.matrix, self.bias, out=out)
+
+    def parts(self, x: torch.Tensor) -> torch.Tensor:
+        return product_parts(x, self.matrix, self.bias)
+
+    def onto(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+        return product_parts(x, self.matrix, self.bias)
+
+    def gated(self, x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
+        return gated_product(x, self.matrix, self.bias, activation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,28 +77,90 @@ class Fp8:
     block: tuple[int, int] = (128, 128)  # rows and inputs, of Scales.BLOCK
 
     def tensors(self, rows: int, inputs: int) -> dict[str, StoredPart]:
-        blocks = (-(-rows // self.block[0]), -(-inputs // self.block[1]))
-        shape = {Scales.TENSOR: (1,), Scales.ROW: (rows,), Scales.BLOCK: blocks}[self.scales]
-        return {"weight": StoredPart((rows, inputs), FP8), "scale": StoredPart(shape, torch.float32, _SCALE)}
+        return {"weight": StoredPart((rows, inputs), FP8), "scale": self._scale(rows, inputs)}
 
     def unused(self) -> tuple[str, ...]:
-        return ("input_scale", "activation_scale")
+        return _UNUSED
 
     def plain(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        weight, scale = tensors["weight"].float(), tensors["scale"]
+        weight, scale = tensors["weight"], tensors["scale"]
         if self.scales is Scales.BLOCK:
-            scale = scale.repeat_interleave(self.block[0], 0)[: weight.shape[0]]
-            return weight.mul_(scale.repeat_interleave(self.block[1], 1)[:, : weight.shape[1]])
-        return weight.mul_(scale[:, None])
+            return Fp8Matrix(weight, scale, self.block).plain()
+        return Fp8Matrix(weight, scale.expand(len(weight))).plain()
 
     def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
-        return plain_linear(self, spec, weights, under=under)
+        inputs = weights.share(spec.parameter()).shape[1]
+        suits = inputs % INPUTS_MULTIPLE == 0 and (
+            self.scales is not Scales.BLOCK or self.block[1] % INPUTS_MULTIPLE == 0
+        )
+        if not suits or not multiplies_fp8(weights.device):
+            return plain_linear(self, spec, weights, under=under)
+        weight, places = weights.new(spec.parameter(dtype=FP8), under=under), places_by_module(spec, weights)
+        for module in places:
+            weights.unused.update(f"{under}{module}.{kind}" for kind in _UNUSED)
+        matrix = self._in_blocks(weight, places, spec, weights, under) if self.scales is Scales.BLOCK else None
+        return Fp8Linear(
+            matrix or self._in_rows(weight, places, spec, weights, under), declare_bias(spec, weights, under=under)
+        )
 
     def matrix(self, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
         return plain_matrix(self, spec, weights, under=under)
 
     def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor:
         return plain_experts(self, spec, weights, under=under)
+
+    def _scale(self, rows: int, inputs: int) -> StoredPart:
+        blocks = (-(-rows // self.block[0]), -(-inputs // self.block[1]))
+        shape = {Scales.TENSOR: (1,), Scales.ROW: (rows,), Scales.BLOCK: blocks}[self.scales]
+        return StoredPart(shape, torch.float32, _SCALE)
+
+    def _in_rows(
+        self, weight: torch.Tensor, places: dict[str, list[Placement]], spec: LinearSpec, weights: Weights, under: str
+    ) -> Fp8Matrix:
+        """Declare a scale for each row, of tensors as well: those of a stack have different ones."""
+        scale = weights.empty((len(weight),), torch.float32)
+        for module, own in places.items():
+            rows = own[0].stored_shape[0]
+
+            def store(tensors: Mapping[str, torch.Tensor], rows: int = rows, own: list[Placement] = own) -> None:
+                values = tensors["scale"].expand(rows)
+                for place in own:
+                    scale[place.target[0]].copy_(values[place.source[0]])
+
+            stage_parts({"scale": self._scale(rows, spec.inputs)}, module, store, weights, under=under)
+        return Fp8Matrix(weight, scale)
+
+    def _in_blocks(
+        self, weight: torch.Tensor, places: dict[str, list[Placement]], spec: LinearSpec, weights: Weights, under: str
+    ) -> Fp8Matrix:
+        """Declare a scale for each block, or for each row of each block where modules of the stack begin within one."""
+        rows, inputs = self.block
+        begins = [_begin(end) for own in places.values() for place in own for end in (place.source[0], place.target[0])]
+        step = rows if all(begin % rows == 0 for begin in begins) else 1
+        scale = weights.empty((-(-len(weight) // step), -(-weight.shape[1] // inputs)), torch.float32)
+        for module, own in places.items():
+
+            def store(tensors: Mapping[str, torch.Tensor], own: list[Placement] = own) -> None:
+                values = tensors["scale"] if step > 1 else tensors["scale"].repeat_interleave(rows, 0)
+                for place in own:
+                    columns = _blocks(place.source[1], inputs)
+                    scale[_blocks(place.target[0], step)].copy_(values[_blocks(place.source[0], step), columns])
+
+            stage_parts(
+                {"scale": self._scale(own[0].stored_shape[0], spec.inputs)}, module, store, weights, under=under
+            )
+        return Fp8Matrix(weight, scale, (step, inputs))
+
+
+def _begin(where: int | slice) -> int:
+    assert isinstance(where, slice)
+    return int(where.start)
+
+
+def _blocks(where: int | slice, size: int) -> slice:
+    """The blocks in which rows or inputs are."""
+    assert isinstance(where, slice)
+    return slice(where.start // size, -(-where.stop // size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +169,17 @@ class Fp8WhileLoading:
 
     def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
         """Without products of 8-bit floats the matrix is only rounded."""
-        dense = Dense(self._rounded(spec, weights, under=under), declare_bias(spec, weights, under=under))
+        shape = weights.share(spec.parameter()).shape
+        if shape[0] < FEWEST_OUTPUTS or shape[1] % INPUTS_MULTIPLE:
+            return DENSE.linear(spec, weights, under=under)
+        bias = declare_bias(spec, weights, under=under)
+        if multiplies_fp8(weights.device):
+            matrix = Fp8Matrix(weights.empty(shape, FP8), weights.empty(shape[:1], torch.float32))
+            self._stage(spec, _Rounded(matrix.weight, matrix.scale), weights, under=under)
+            return Fp8Linear(matrix, bias)
+        weights.made_plain.add(type(self).__name__)
+        dense = Dense(weights.empty(shape), bias)
+        self._stage(spec, _Rounded(dense.weight, None), weights, under=under)
         weights.when_loaded.append(dense.pack)
         return dense
 
@@ -77,27 +189,36 @@ class Fp8WhileLoading:
     def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor:
         return DENSE.experts(spec, weights, under=under)
 
-    def _rounded(self, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
-        matrix, begin = weights.empty(weights.share(spec.parameter()).shape), 0
+    def _stage(self, spec: LinearSpec, take: _Rounded, weights: Weights, *, under: str) -> None:
+        """Declare each module's plain rows until they are rounded."""
+        begin = 0
         for part in spec.parts("weight"):
             rows = part.rows.stop - part.rows.start
             own = replace(spec.parameter(), shape=(rows, spec.inputs), parts=(replace(part, rows=slice(0, rows)),))
             end = begin + weights.share(own).shape[0]
 
-            def store(tensors: Mapping[str, torch.Tensor], place: torch.Tensor = matrix[begin:end]) -> None:
-                weight, scale = quantise_rows(tensors["weight"])
-                place.copy_(weight.float().mul_(scale[:, None]))
+            def store(tensors: Mapping[str, torch.Tensor], place: slice = slice(begin, end)) -> None:
+                take(tensors["weight"], place)
 
             weights.staged({"weight": own}, store, under=under)
             begin = end
-        return matrix
+
+
+@dataclass(frozen=True, slots=True)
+class _Rounded:
+    """Rounds plain rows to their places: to e4m3 beside its scales, or to the same numbers in 16 bits."""
+
+    weight: torch.Tensor
+    scale: torch.Tensor | None
+
+    def __call__(self, rows: torch.Tensor, place: slice) -> None:
+        # The plain version: kernels of ours are not launched while weights are loaded.
+        found = quantise_rows.reference(rows)
+        if self.scale is None:
+            self.weight[place].copy_(Fp8Matrix(found.values, found.scale[:, 0]).plain())
+        else:
+            self.weight[place].copy_(found.values)
+            self.scale[place].copy_(found.scale[:, 0])
 
 
 FP8_WHILE_LOADING = Fp8WhileLoading()
-
-
-def quantise_rows(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return e4m3 [N, K] and scales [N] float32, whose product is about the matrix."""
-    wide = matrix.float()
-    scale = wide.abs().amax(dim=1).clamp(min=1e-12) / LARGEST
-    return (wide / scale[:, None]).clamp(-LARGEST, LARGEST).to(FP8), scale

@@ -48,6 +48,7 @@ def plain_linear(stored: Stored, spec: LinearSpec, weights: Weights, *, under: s
 
 def plain_matrix(stored: Stored, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
     """Declare the plain matrix [N, K] of a product's modules."""
+    weights.made_plain.add(type(stored).__name__)
     matrix = weights.empty(weights.share(spec.parameter("")).shape)
     places = places_by_module(spec, weights)
     for module, own in places.items():
@@ -70,6 +71,7 @@ def plain_experts(stored: Stored, spec: ExpertsSpec, weights: Weights, *, under:
         raise ValueError(
             f"quantised experts in one tensor ({under}{spec.together[0]}) are not supported in this format"
         )
+    weights.made_plain.add(type(stored).__name__)
     matrices = weights.empty(spec.shape)
     for expert in range(spec.num_experts):
         for module, rows in rows_of_each(spec, expert):
@@ -97,12 +99,17 @@ def stage_module(
     stored: Stored, module: str, size: tuple[int, int], take: Store, weights: Weights, *, under: str
 ) -> None:
     """Declare one module's tensors, whole, until they are taken."""
+    weights.unused.update(f"{under}{module}.{kind}" for kind in stored.unused())
+    stage_parts(stored.tensors(*size), module, take, weights, under=under)
+
+
+def stage_parts(parts: Mapping[str, StoredPart], module: str, store: Store, weights: Weights, *, under: str) -> None:
+    """Declare some tensors of a module, whole, until `store` has taken them."""
     parameters, ways = dict[str, Parameter](), dict[str, list[Way]]()
-    for kind, part in stored.tensors(*size).items():
+    for kind, part in parts.items():
         named = [
             Parameter(shape=part.shape, parts=stacked({f"{module}.{name}": part.shape[0]}), format=part.dtype)
             for name in part.names or (kind,)
         ]
         parameters[kind], ways[kind] = named[0], [Way(parameter) for parameter in named]
-    weights.unused.update(f"{under}{module}.{kind}" for kind in stored.unused())
-    weights.staged(parameters, take, ways=ways, under=under)
+    weights.staged(parameters, store, ways=ways, under=under)

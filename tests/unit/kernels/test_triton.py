@@ -13,6 +13,7 @@ from tests.unit.engine.families import dense, hybrids
 from tests.unit.kernels import (
     codes_checks,
     expert_checks,
+    fp8_checks,
     group_checks,
     latent_checks,
     sampling_checks,
@@ -48,6 +49,8 @@ def test_switch(interpreter: Interpreter, name: str) -> None:
 
 
 LONG = {
+    "rows",
+    "blocks_of_a_row",
     "gptq",
     "channels",
     "channels_8",
@@ -73,6 +76,11 @@ def cases(names: Iterable[str]) -> list[ParameterSet]:
 @pytest.mark.parametrize("name", cases(sampling_checks.CHECKS))
 def test_sampling_kernel(interpreter: Interpreter, name: str) -> None:
     interpreter.check("sampling_checks", name)
+
+
+@pytest.mark.parametrize("name", cases(fp8_checks.CHECKS))
+def test_fp8_kernel(interpreter: Interpreter, name: str) -> None:
+    interpreter.check("fp8_checks", name)
 
 
 @pytest.mark.parametrize("name", cases(group_checks.CHECKS))

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.kernels.quantised.fp8 import quantise_rows
 from engine.model.families import read_model_spec
-from engine.model.formats.fp8 import quantise_rows
 from engine.model.spec import UnsupportedModelError
 from engine.weights.checkpoint import CheckpointError
 from engine.weights.loader import model_fingerprint
@@ -54,6 +54,12 @@ FORMS = {
         {"quantization_config": NATIVE | {"weight_block_size": [64, 40], "modules_to_not_convert": ["o_proj"]}},
         keeps=("lm_head", "o_proj"),
     ),
+    "native, blocks, aligned": Form(
+        "llama",
+        fp8_block(32, 64),
+        {"quantization_config": NATIVE | {"weight_block_size": [32, 64]}},
+        keeps=("lm_head",),
+    ),
     "native, blocks, experts": Form(
         "qwen3_moe",
         fp8_block(128, 128),
@@ -69,8 +75,13 @@ FORMS = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("has_kernels", [False, True])
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_a_quantised_checkpoint_answers_as_what_it_stands_for(form: Form, tiny_model: Tiny, tmp_path: Path) -> None:
+def test_a_quantised_checkpoint_answers_as_what_it_stands_for(
+    form: Form, has_kernels: bool, tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`has_kernels`: products read the stored bits, here with the kernels' plain versions."""
+    monkeypatch.setattr("engine.model.formats.fp8.multiplies_fp8", lambda device: has_kernels)
     source = single(tiny_model, form.family, tmp_path)
     folder = written(source, tmp_path / "quantised", form.store, form.config, keeps=form.keeps)
     said = answer(folder)
@@ -93,12 +104,19 @@ def test_what_modelopt_writes_beside_config_json_counts(tiny_model: Tiny, tmp_pa
     assert answer(folder) == answer(plain_of(folder))
 
 
-def test_weights_are_quantised_while_they_are_loaded(tiny_model: Tiny, tmp_path: Path) -> None:
-    def rounded(module: str, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        stored, scale = quantise_rows(weight)
-        return {"weight": weight}, stored.float() * scale[:, None]
+@pytest.mark.parametrize("has_kernels", [False, True])
+def test_weights_are_quantised_while_they_are_loaded(
+    has_kernels: bool, tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.model.formats.fp8.multiplies_fp8", lambda device: has_kernels)
 
-    folder = written(tiny_model("llama"), tmp_path / "same", rounded, {}, keeps=("lm_head",))
+    def rounded(module: str, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        found = quantise_rows(weight)
+        return {"weight": weight}, found.values.float() * found.scale
+
+    folder = written(
+        tiny_model("llama"), tmp_path / "same", rounded, {}, keeps=("lm_head", "down_proj")
+    )  # its 96 inputs don't suit
     assert answer(folder, quantization="fp8") == answer(plain_of(folder))
 
 

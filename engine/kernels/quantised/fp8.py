@@ -1,0 +1,89 @@
+"""Products with weights of 8-bit floats. T tokens, K inputs, N outputs, I intermediate size, P partial sums.
+
+On a GPU few rows are multiplied as they are: the weights become 16 bits in registers. Many rows become 8-bit floats themselves,
+each with scales of its own, so that the tensor cores multiply 8 bits by 8 bits. The plain versions here multiply the weights
+that the bits stand for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import linear as torch_linear
+
+from engine.kernels.activation import act_and_mul
+from engine.kernels.device import use_triton
+from engine.kernels.twin import twin
+
+FP8 = torch.float8_e4m3fn
+LARGEST = 448.0
+SMALLEST_SCALE = 1e-12  # rows of nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Matrix:
+    """A matrix [N, K]: e4m3 times a scale for each row, or for each block of rows and inputs."""
+
+    weight: torch.Tensor  # [N, K] e4m3
+    scale: torch.Tensor  # float32 [N], or [N / rows, K / inputs], both rounded up
+    block: tuple[int, int] | None = None  # rows, inputs
+
+    def plain(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """The matrix in floats of another type."""
+        wide = self.weight.float()
+        if self.block is None:
+            return wide.mul_(self.scale[:, None]).to(dtype)
+        scale = self.scale.repeat_interleave(self.block[0], 0)[: len(wide)]
+        return wide.mul_(scale.repeat_interleave(self.block[1], 1)[:, : wide.shape[1]]).to(dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Rows:
+    """Activations [T, K]: e4m3 times a scale for each row, or for each group of inputs in it."""
+
+    values: torch.Tensor  # [T, K] e4m3
+    scale: torch.Tensor  # float32 [T, 1] or [T, K / group]
+    dtype: torch.dtype  # the results have
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+def multiplies_fp8(device: torch.device) -> bool:
+    """Whether kernels for 8-bit floats run there: on GPUs since 2022 (compute capability 8.9)."""
+    if device.type != "cuda":
+        return use_triton(torch.empty(0))
+    return torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+@twin("engine.kernels.quantised.triton_fp8")
+def product(
+    x: torch.Tensor, matrix: Fp8Matrix, bias: torch.Tensor | None, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return x @ matrix.T + bias [T, N], in `out` if it is given. `x` [T, K]."""
+    result = torch_linear(x, matrix.plain(x.dtype), bias)
+    return result if out is None else out.copy_(result)
+
+
+@twin("engine.kernels.quantised.triton_fp8")
+def product_parts(x: torch.Tensor, matrix: Fp8Matrix, bias: torch.Tensor | None) -> torch.Tensor:
+    """Like `product`, or partial sums [P, T, N] float32 that the next kernel adds up as it reads."""
+    return torch_linear(x, matrix.plain(x.dtype), bias)
+
+
+@twin("engine.kernels.quantised.triton_fp8")
+def gated_product(
+    x: torch.Tensor, gate_up: Fp8Matrix, bias: torch.Tensor | None, activation: str = "silu"
+) -> torch.Tensor:
+    """Return act(x @ gate.T) * (x @ up.T) [T, I]. `gate_up` holds the gate's rows first. "silu" or "gelu_tanh"."""
+    return act_and_mul.reference(torch_linear(x, gate_up.plain(x.dtype), bias), activation)
+
+
+@twin("engine.kernels.quantised.triton_fp8_rows")
+def quantise_rows(x: torch.Tensor, group: int | None = None) -> Fp8Rows:
+    """Round rows [T, K] to e4m3, with a scale for each row or for each `group` of its inputs (K is a multiple)."""
+    wide = x.float().unflatten(-1, (-1, group or x.shape[-1]))
+    scale = (wide.abs().amax(dim=-1, keepdim=True) / LARGEST).clamp(min=SMALLEST_SCALE)
+    values = (wide / scale).clamp(-LARGEST, LARGEST).to(FP8)
+    return Fp8Rows(values.flatten(-2), scale.squeeze(-1), x.dtype)

@@ -1,0 +1,155 @@
+"""Triton versions of `fp8`, and which kernel multiplies how many rows. M rows, N outputs, K inputs.
+
+Up to 64 rows go through the product of few rows with their 16 bits. More become 8-bit floats: with a scale for each row of the
+weights the vendor's library multiplies them; blocks have a kernel of their own, which multiplies each step's sum by its scales.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels.activation import act_and_mul
+from engine.kernels.device import describe
+from engine.kernels.launch import Kernel
+from engine.kernels.quantised.fp8 import Fp8Matrix, Fp8Rows, quantise_rows
+from engine.kernels.triton_linear import Scales, Tiles, launch_product
+
+MAX_ROWS = 64
+LIBRARY_MULTIPLE = 16  # inputs and outputs
+
+
+def product(
+    x: torch.Tensor, matrix: Fp8Matrix, bias: torch.Tensor | None, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    tiles = _choose(x, matrix, parts=False)
+    if tiles is None:
+        return many_rows(_rounded(x, matrix), matrix, bias, out=out)
+    if out is None:
+        out = x.new_empty((x.shape[0], matrix.weight.shape[0]))
+    launch_product(x, matrix.weight, bias, out, tiles, scales=_scales(matrix))
+    return out
+
+
+def product_parts(x: torch.Tensor, matrix: Fp8Matrix, bias: torch.Tensor | None) -> torch.Tensor:
+    tiles = _choose(x, matrix, parts=True)
+    if tiles is None:
+        return many_rows(_rounded(x, matrix), matrix, bias)
+    shape, dtype = (x.shape[0], matrix.weight.shape[0]), x.dtype
+    if tiles.splits > 1:
+        shape, dtype = (tiles.splits, *shape), torch.float32
+    out = torch.empty(shape, dtype=dtype, device=x.device)
+    launch_product(x, matrix.weight, bias, out, tiles, scales=_scales(matrix))
+    return out
+
+
+def gated_product(
+    x: torch.Tensor, gate_up: Fp8Matrix, bias: torch.Tensor | None, activation: str = "silu"
+) -> torch.Tensor:
+    tiles = _choose(x, gate_up, parts=False, gated=True)
+    if tiles is None:
+        return act_and_mul(many_rows(_rounded(x, gate_up), gate_up, bias), activation)
+    out = x.new_empty((x.shape[0], gate_up.weight.shape[0] // 2))
+    gelu = activation == "gelu_tanh"
+    launch_product(x, gate_up.weight, bias, out, tiles, gated=True, gelu=gelu, scales=_scales(gate_up))
+    return out
+
+
+def _rounded(x: torch.Tensor, matrix: Fp8Matrix) -> Fp8Rows:
+    return quantise_rows(x, None if matrix.block is None else matrix.block[1])
+
+
+def _scales(matrix: Fp8Matrix) -> Scales:
+    return Scales(matrix.scale) if matrix.block is None else Scales(matrix.scale, *matrix.block)
+
+
+def _choose(x: torch.Tensor, matrix: Fp8Matrix, *, parts: bool, gated: bool = False) -> Tiles | None:
+    """The tiles of few rows; None where there are more, or the shape does not suit."""
+    num_rows, (num_outputs, num_inputs) = x.shape[0], matrix.weight.shape
+    if num_rows == 0 or num_rows > MAX_ROWS or x.element_size() != 2:
+        return None
+    is_narrow = not gated and triton.cdiv(num_outputs, 64) <= describe(x.device).processors // 2
+    # A step has as many bytes as one of 16-bit weights where the rows leave room for it.
+    longest = 256 if matrix.block is None and num_rows <= 32 and not gated else 128
+    for step in (longest, 128, 64):
+        if num_inputs % step or (matrix.block is not None and matrix.block[1] % step):
+            continue
+        splits = 2 if parts and is_narrow and num_inputs % (2 * step) == 0 else 1
+        rows = 32 if is_narrow and num_rows <= 32 else 64
+        return Tiles(rows, step, 4 if step == 256 or gated else 6, 4, splits=splits)
+    return None
+
+
+def many_rows(
+    x: Fp8Rows, matrix: Fp8Matrix, bias: torch.Tensor | None, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the product of 8-bit rows [T, N], in `out` if it is given."""
+    num_outputs, num_inputs = matrix.weight.shape
+    suits = num_inputs % LIBRARY_MULTIPLE == 0 and num_outputs % LIBRARY_MULTIPLE == 0
+    if matrix.block is None and suits and x.values.is_cuda and x.dtype == torch.bfloat16:
+        found = torch._scaled_mm(
+            x.values, matrix.weight.T, scale_a=x.scale, scale_b=matrix.scale[None], bias=bias,
+            out_dtype=x.dtype, use_fast_accum=True,
+        )  # fmt: skip
+        return found if out is None else out.copy_(found)
+    if out is None:
+        out = torch.empty((len(x), num_outputs), dtype=x.dtype, device=x.values.device)
+    _launch_many(x, matrix, bias, out)
+    return out
+
+
+def _launch_many(x: Fp8Rows, matrix: Fp8Matrix, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    (num_rows, num_inputs), num_outputs = x.values.shape, out.shape[1]
+    if num_rows == 0:
+        return
+    block = matrix.block or (1, num_inputs)
+    step = 128 if matrix.block is None else min(128, block[1])
+    rows = 128 if num_rows > MAX_ROWS else 64
+    fixed = (
+        num_outputs, num_inputs, block[0], block[1], matrix.block is not None, bias is not None, num_inputs % step != 0,
+        rows, 128, step, 3,
+    )  # fmt: skip
+    _MANY.launch(
+        (triton.cdiv(num_rows, rows), triton.cdiv(num_outputs, 128)), (out.dtype, fixed),
+        x.values, matrix.weight, out, out if bias is None else bias, x.scale, matrix.scale, num_rows, *fixed,
+        num_warps=8 if rows == 128 else 4, num_stages=3,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["M"])
+def _many_rows(
+    x_MK, w_NK, out_MN, bias_N, x_scale, w_scale, M,
+    N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IN_BLOCKS: tl.constexpr,
+    HAS_BIAS: tl.constexpr, RAGGED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    m_inside, n_inside = tl.minimum(m, M - 1), tl.minimum(n, N - 1)
+    x_at = x_MK + m_inside.to(tl.int64)[:, None] * K + k[None, :]
+    w_at = w_NK + n_inside.to(tl.int64)[:, None] * K + k[None, :]
+    COLUMNS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    acc = tl.zeros((BM, BN), tl.float32)
+    for at in tl.range(0, K, BK, num_stages=STAGES):
+        if RAGGED:
+            known = (at + k < K)[None, :]
+            x = tl.load(x_at + at, mask=known, other=0.0)
+            w = tl.load(w_at + at, mask=known, other=0.0)
+        else:
+            x, w = tl.load(x_at + at), tl.load(w_at + at)
+        if IN_BLOCKS:
+            column = at // BLOCK_K
+            of_x = tl.load(x_scale + m_inside * COLUMNS + column)
+            of_w = tl.load(w_scale + (n_inside // BLOCK_N) * COLUMNS + column)
+            acc += tl.dot(x, tl.trans(w)) * of_x[:, None] * of_w[None, :]
+        else:
+            acc = tl.dot(x, tl.trans(w), acc)
+    if not IN_BLOCKS:
+        acc = acc * tl.load(x_scale + m_inside)[:, None] * tl.load(w_scale + n_inside)[None, :]
+    if HAS_BIAS:
+        acc += tl.load(bias_N + n_inside).to(tl.float32)[None, :]
+    target = out_MN + m.to(tl.int64)[:, None] * N + n[None, :]
+    tl.store(target, acc.to(out_MN.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
+
+
+_MANY = Kernel(_many_rows)
