@@ -22,7 +22,7 @@ from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
 from engine.kernels.triton_activation import gelu_tanh
 
-PREFETCH_ELEMENTS = 256  # leading ones of each weight row, of 2 bytes; measured on an H200
+PREFETCH_ELEMENTS = 256  # of 2 bytes, at a weight row's beginning; measured on an H200
 LINE_BYTES = 128  # of the cache
 MAX_ROWS, MAX_GATED_ROWS = 64, 128  # with more, the vendor's library is at least as fast
 INPUTS_MULTIPLE, GATED_INPUTS_MULTIPLE = 256, 128  # K consists of whole loop steps, in each split
