@@ -22,8 +22,8 @@ from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
 from engine.kernels.triton_activation import gelu_tanh
 
-PREFETCH_ELEMENTS = 256  # of 2 bytes, at a weight row's beginning; measured on an H200
-LINE_BYTES = 128  # of the cache
+PREFETCH_ELEMENTS = 256  # leading ones of each weight row, of 2 bytes (H200)
+LINE_BYTES = 128
 MAX_ROWS, MAX_GATED_ROWS = 64, 128  # with more, the vendor's library is at least as fast
 INPUTS_MULTIPLE, GATED_INPUTS_MULTIPLE = 256, 128  # K consists of whole loop steps, in each split
 
@@ -44,8 +44,8 @@ class Scales:
     """Factors of weights of 8 bits, float32."""
 
     values: torch.Tensor  # [N], or [blocks of N, blocks of K]
-    rows: int = 0  # of a block; 0: one factor for each row
-    inputs: int = 0  # of a block; loop steps lie within
+    rows: int = 0  # a block's; 0: one factor for each row
+    inputs: int = 0  # a block's; loop steps lie within
 
 
 def linear(

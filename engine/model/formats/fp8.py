@@ -34,7 +34,7 @@ from engine.model.parameters import Placement, Weights
 
 _SCALE = ("weight_scale", "weight_scale_inv")  # both are factors
 _UNUSED = ("input_scale", "activation_scale")
-INPUTS_MULTIPLE = 64  # of products
+INPUTS_MULTIPLE = 64
 FEWEST_OUTPUTS = 64  # that are worth to be quantised
 
 
