@@ -21,6 +21,7 @@ from kvtransfer.plan import LayoutMismatchError, plan_copies
 from tests.models import VOCAB_SIZE
 from tests.unit.engine.families import hybrids
 from tests.unit.engine.families.catalogue import CASES
+from tests.unit.engine.formats.checkpoints import compressed, fp8_tensor, written
 from tests.unit.engine.generate import Generator, new_sequence
 
 KINDS = ("fp8", "int8")
@@ -214,6 +215,15 @@ def test_scales_must_be_whole_and_positive(tmp_path: Path, tiny_model: Callable[
     zero = with_scales(tmp_path / "zero", tiny_model("llama"), {"self_attn.kv_scale": torch.tensor(0.0)})
     with pytest.raises(UnsupportedModelError, match=r"layers.0.self_attn.k_scale and v_scale must be positive"):
         engine_of(zero, "fp8")
+
+
+def test_auto_is_what_the_checkpoint_says(tmp_path: Path, tiny_model: Callable[[str], Path]) -> None:
+    scheme = {"type": "float", "num_bits": 8, "strategy": "tensor", "dynamic": False, "symmetric": True}
+    config = compressed("tensor")["quantization_config"] | {"kv_cache_scheme": scheme}
+    plain = written(tiny_model("llama"), tmp_path / "fp8", fp8_tensor, {"quantization_config": config})
+    folder = with_scales(tmp_path / "scaled", plain, NAMES["beside attention"])
+    kept = {kind: engine_of(folder, kind).layout.dtype for kind in ("auto", "int8", "fp8")}
+    assert kept == {"auto": "float8_e4m3fn", "int8": "uint8", "fp8": "float8_e4m3fn"}
 
 
 def test_int8_takes_a_page_part_for_its_scales(start: Start) -> None:

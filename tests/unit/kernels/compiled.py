@@ -12,6 +12,7 @@ launched depends on shapes alone, so contents are unset memory, and -O drops the
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import sys
 import tempfile
@@ -28,6 +29,7 @@ from triton.runtime import driver
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.kernels import device, launch, triton_linear, triton_norm
+from engine.kernels.codes import KINDS
 from tests.unit.engine.families import dense, experts, hybrids
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.launches import NUM_BLOCKS, PASSES, chunks
@@ -80,14 +82,18 @@ class Compiler:
                 )
 
 
-def passes(case: Case) -> None:
+def passes(case: Case, kv_cache_dtype: str = "auto") -> None:
     """Every pass of a model; no weight is loaded."""
     config = case.config_object()
     config.architectures = [case.architecture()]
     with tempfile.TemporaryDirectory() as folder, mock.patch("engine.engine.model_fingerprint", return_value=""):
         config.save_pretrained(folder)
         asked = EngineConfig(
-            model=Path(folder), dtype="bfloat16", num_blocks=NUM_BLOCKS, max_model_len=case.max_model_len
+            model=Path(folder),
+            dtype="bfloat16",
+            num_blocks=NUM_BLOCKS,
+            max_model_len=case.max_model_len,
+            kv_cache_dtype=kv_cache_dtype,
         )
         engine = Engine(asked, load=lambda weights, folder: None)
         for parts in PASSES.values():
@@ -102,7 +108,10 @@ def check(module: str, name: str) -> None:
 def all_passes() -> Programs:
     """Of every family."""
     cases = {case.name: case for case in (*dense.CASES, *experts.CASES, *hybrids.CASES)} | REAL
-    return {name: functools.partial(passes, case) for name, case in cases.items()}
+    programs = {name: functools.partial(passes, case) for name, case in cases.items()}
+    for name, kind in itertools.product((*REAL, "llama", "phi"), KINDS):
+        programs[f"{name}, {kind} keys and values"] = functools.partial(passes, cases[name], kind)
+    return programs
 
 
 def all_checks() -> Programs:

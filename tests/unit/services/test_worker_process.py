@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from engine.config import KV_CACHE_DTYPES, SKIPPED_LAYERS
 from kvtransfer.shm import ShmTransport
+from services.runtime.loading import load_settings
 from services.runtime.worker_process import build_engine
 from services.worker.settings import WorkerServiceSettings
 
@@ -19,3 +22,22 @@ def test_a_fake_device_knows_the_token_ids_of_its_model_s_tokenizer(
         (tmp_path / "config.json").write_text(config)
     settings = WorkerServiceSettings(model=tmp_path, fake=True, kv_memory_mb=1, max_batch_tokens=64, max_sequences=4)
     assert build_engine(settings, ShmTransport()).vocab_size == vocab_size
+
+
+@pytest.mark.parametrize(
+    ("asked", "dtypes", "block_bytes"),
+    [("auto", ["float32"], 2048), ("fp8", ["float8_e4m3fn"], 512), ("int8", ["uint8", "float32"], 768)],
+)
+def test_a_fake_device_keeps_what_is_asked_for(tmp_path: Path, asked: str, dtypes: list[str], block_bytes: int) -> None:
+    settings = WorkerServiceSettings(model=tmp_path, fake=True, kv_cache_dtype=asked, kv_memory_mb=1)
+    layout = build_engine(settings.sized(), ShmTransport()).layout
+    assert ([part.dtype for part in layout.pages], layout.block_bytes) == (dtypes, block_bytes)
+
+
+def test_what_keys_and_values_are_kept_as_has_the_same_names_everywhere(tmp_path: Path) -> None:
+    for name, choices in (("kv_cache_dtype", tuple(KV_CACHE_DTYPES)), ("kv_cache_dtype_skip_layers", SKIPPED_LAYERS)):
+        assert get_args(WorkerServiceSettings.model_fields[name].annotation) == choices
+    words = ["--model", str(tmp_path), "--kv-cache-dtype", "int8_per_token_head"]
+    words += ["--kv-cache-dtype-skip-layers", "sliding_window"]
+    config = load_settings(WorkerServiceSettings, command="worker", arguments=words, environment={}).sized().engine()
+    assert (config.kv_cache_dtype, config.kv_cache_dtype_skip_layers) == ("int8_per_token_head", "sliding_window")
