@@ -1,20 +1,17 @@
-"""A request being answered: its choices, merged into one sequence of pieces, and its usage."""
+"""A request being answered: its choices, and its usage."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from gateway.answers.choice import Choice, Piece
+from gateway.answers.delivery import Delivery, Reader, Turn
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.tenants.charge import Charge
-
-PIECES_PER_TURN = 64  # then other answers get a turn
-MAX_BUFFERED_PIECES = 256  # a slow client's stream waits beyond this
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,19 +38,19 @@ class Answer:
     id: str
     model: str
     tokenizer: ChatTokenizer
+    turn: Turn
     created: int = field(default_factory=lambda: int(time.time()))
     choices: list[Choice] = field(default_factory=list)
     prompts: list[list[int]] = field(default_factory=list)
     charge: Charge | None = None
     observer: PieceObserver | None = None
 
-    async def cancel(self, reason: str) -> None:
+    def cancel(self, reason: str) -> None:
         """Stop every choice on all workers, and settle the cost. Idempotent."""
         if self.charge is not None:
             self.charge.settle(self.used_tokens)
-        # One after the other: nothing here waits, so it completes even while this task is being cancelled.
         for choice in self.choices:
-            await choice.generation.cancel(reason)
+            choice.generation.cancel(reason)
 
     @property
     def used_tokens(self) -> int:
@@ -76,59 +73,48 @@ class Answer:
             reasoning_tokens=sum(choice.reasoning_tokens for choice in self.choices),
         )
 
-    async def pieces(self) -> AsyncGenerator[tuple[Choice, Piece], None]:
-        """The pieces of all choices as they come. The first error ends all of them."""
-        observer = self.observer
-        try:
-            pieces = self._only(self.choices[0]) if len(self.choices) == 1 else self._merged()
-            async with contextlib.aclosing(pieces):
-                async for item in pieces:
-                    if observer is not None:
-                        observer.took(*item)
-                    yield item
-        finally:
-            await self.cancel("answer ended")
+    def deliver(self, reader: Reader) -> Delivery:
+        """Begin to give the pieces of all choices to `reader`. The first error ends all of them."""
+        delivery = Delivery(self.choices, reader, self.turn, partial(self.cancel, "answer ended"))
+        delivery.begin()
+        return delivery
 
     async def whole(self) -> list[Piece]:
         """Each choice as one piece, by index. Raises ServingError."""
-        merged = {choice.index: Piece(text="") for choice in self.choices}
-        async with contextlib.aclosing(self.pieces()) as pieces:
-            async for choice, piece in pieces:
-                merged[choice.index].add(piece)
-        return [piece for _, piece in sorted(merged.items())]
-
-    async def _only(self, choice: Choice) -> AsyncGenerator[tuple[Choice, Piece], None]:
-        """Without a task between a token and its text. An answer that is far ahead lets others have their turn."""
-        count = 0
-        async with contextlib.aclosing(choice.pieces()) as pieces:
-            async for piece in pieces:
-                yield choice, piece
-                count += 1
-                if count % PIECES_PER_TURN == 0:
-                    await asyncio.sleep(0)
-
-    async def _merged(self) -> AsyncGenerator[tuple[Choice, Piece], None]:
-        queue: asyncio.Queue[tuple[Choice, Piece] | BaseException | None] = asyncio.Queue(MAX_BUFFERED_PIECES)
-
-        async def pump(choice: Choice) -> None:
-            try:
-                async for piece in choice.pieces():
-                    await queue.put((choice, piece))
-                await queue.put(None)
-            except Exception as error:  # our own mistakes, too: the reader must hear of them
-                await queue.put(error)
-
-        pumps = [asyncio.create_task(pump(choice)) for choice in self.choices]
+        collected = _Collected(self.observer)
+        delivery = self.deliver(collected)
         try:
-            running = len(pumps)
-            while running:
-                item = await queue.get()
-                if isinstance(item, BaseException):
-                    raise item
-                if item is None:
-                    running -= 1
-                else:
-                    yield item
+            await collected.over
         finally:
-            for task in pumps:
-                task.cancel()
+            delivery.stop()
+            self.cancel("answer ended")
+        return [collected.pieces.get(choice.index, Piece(text="")) for choice in self.choices]
+
+
+class _Collected:
+    """Joins each choice's pieces."""
+
+    def __init__(self, observer: PieceObserver | None) -> None:
+        self.pieces: dict[int, Piece] = {}
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._observer = observer
+
+    is_ready = True
+
+    def take(self, choice: Choice, piece: Piece) -> None:
+        if self._observer is not None:
+            self._observer.took(choice, piece)
+        known = self.pieces.setdefault(choice.index, piece)
+        if known is not piece:
+            known.add(piece)
+
+    def pause(self) -> None:
+        """More comes."""
+
+    def ended(self, error: Exception | None) -> None:
+        if self.over.done():
+            return
+        if error is not None:
+            self.over.set_exception(error)
+        else:
+            self.over.set_result(None)

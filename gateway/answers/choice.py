@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import AsyncGenerator, Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +17,8 @@ from gateway.answers.stop import StopMatcher
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.parsing.parsed import CallDelta, Parsed
 from gateway.parsing.parser import Parser
-from gateway.request.spec import Generation, TokenEvent
-from gateway.request.timeline import STOP_STRING
+from gateway.request.mailbox import TokenEvent
+from gateway.request.spec import Generation
 
 MAX_TAIL_TOKENS = 256  # at either end of a message
 MAX_END_TOKENS = 64  # when no mark in the prompt begins the answer
@@ -215,36 +215,30 @@ class Choice:
     def reasoning_tokens(self) -> int:
         return self._reader.reasoning_tokens
 
-    async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """Yield pieces; the last one has `finish`. A stop string cancels the rest on the workers."""
-        async for event in self.generation:
-            if event.cached_tokens >= 0:
-                self.cached_tokens = event.cached_tokens
-            piece = Piece(text="", offset=self._offset, prompt=self._scores(event))
-            if not self._is_wanted:
-                self.finish = piece.finish = Finish.LENGTH
-                yield piece
-                return
-            for offset, token_id in enumerate(event.token_ids):
-                last = bool(event.finish) and offset == len(event.token_ids) - 1
-                self._add(piece, token_id, stops_here=last and event.finish == Finish.STOP)
-                if event.logprobs:
-                    piece.logprobs.append(event.logprobs[offset])
-                    self._offset += len(self._tokenizer.token_text(token_id))
-                if self._stop.matched is not None:
-                    piece.finish = Finish.STOP
-                    break
-            if not piece.finish and event.finish:
-                self._say(piece, self._reader.finish(is_whole=event.finish == Finish.STOP))
-                piece.text += self._stop.flush()
-                piece.finish = Finish.STOP if self._stop.matched is not None else event.finish
-            self.finish = piece.finish
-            piece.has_calls = bool(piece.finish) and self._reader.has_calls
-            yield piece
-            if piece.finish:
-                if not event.finish:
-                    await self.generation.cancel(STOP_STRING)
-                return
+    def take(self, event: TokenEvent) -> Piece:
+        """What the next tokens add; the last piece has `finish`, perhaps before the tokens' end: a stop string was found."""
+        if event.cached_tokens >= 0:
+            self.cached_tokens = event.cached_tokens
+        piece = Piece(text="", offset=self._offset, prompt=self._scores(event))
+        if not self._is_wanted:
+            self.finish = piece.finish = Finish.LENGTH
+            return piece
+        for offset, token_id in enumerate(event.token_ids):
+            last = bool(event.finish) and offset == len(event.token_ids) - 1
+            self._add(piece, token_id, stops_here=last and event.finish == Finish.STOP)
+            if event.logprobs:
+                piece.logprobs.append(event.logprobs[offset])
+                self._offset += len(self._tokenizer.token_text(token_id))
+            if self._stop.matched is not None:
+                piece.finish = Finish.STOP
+                break
+        if not piece.finish and event.finish:
+            self._say(piece, self._reader.finish(is_whole=event.finish == Finish.STOP))
+            piece.text += self._stop.flush()
+            piece.finish = Finish.STOP if self._stop.matched is not None else event.finish
+        self.finish = piece.finish
+        piece.has_calls = bool(piece.finish) and self._reader.has_calls
+        return piece
 
     def _scores(self, event: TokenEvent) -> ScoredPrompt | None:
         """The first event's logprobs of the prompt."""

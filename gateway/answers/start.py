@@ -18,6 +18,7 @@ from gateway.answers.answer import Answer
 from gateway.answers.ask import Ask, Reply
 from gateway.answers.catalogue import Catalogue, Served
 from gateway.answers.choice import Choice, MessageReader
+from gateway.answers.delivery import Turn
 from gateway.answers.tokenising import Tokenising, context_error
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.grammars.messages import MessageWish, grammar_of_message
@@ -64,6 +65,7 @@ class Answers:
         self._budgets = budgets
         self._default_deadline_s = default_deadline_s
         self._started_at = int(time.time())
+        self._turn = Turn()
         self.generations = generations
         self.catalogue = catalogue
         self.tokenising = Tokenising()
@@ -107,6 +109,7 @@ class Answers:
             id=f"{ask.answer_prefix}-{uuid.uuid4().hex}",
             model=served.name,
             tokenizer=served.tokenizer,
+            turn=self._turn,
             prompts=prompts,
         )
         specs = self._specs(ask, origin, answer, served, grammar)

@@ -329,7 +329,7 @@ class LineRunner:
             self._metrics.tokens(answer)
             return whole
         finally:
-            await answer.cancel("the line was given back")
+            answer.cancel("the line was given back")
 
     def _failure(self, asked: Asked, error: ServingError) -> Result:
         """The entry of a line that failed with an HTTP status, in its dialect's form."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel
@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from common.tracing import Attributes
 from gateway.answers.answer import Answer
 from gateway.answers.ask import Ask
+from gateway.answers.choice import Choice, Piece
 from gateway.answers.start import Answers
 from gateway.http.api import ApiPart
 from gateway.http.keys import KeyForm
@@ -17,6 +18,22 @@ from gateway.http.problem import Json, Problem
 
 Body = TypeVar("Body", bound=BaseModel)
 View = Callable[[Answers, Mapping[str, str]], Json]  # what a GET shows of the models, by the path's parameters
+
+
+class Events(Protocol):
+    """One streamed answer as bytes, piece by piece. Called where tokens arrive: it must not wait."""
+
+    def opening(self) -> bytes:
+        """What comes before any token; may be empty, as all that follows."""
+        ...
+
+    def event(self, choice: Choice, piece: Piece) -> bytes:
+        """What a piece adds. It has one token, or all that came since the piece before."""
+        ...
+
+    def closing(self) -> bytes:
+        """The end of a stream that did not fail."""
+        ...
 
 
 class Endpoint(Protocol[Body]):
@@ -46,12 +63,12 @@ class Endpoint(Protocol[Body]):
         """What the body asks for, in no dialect's words. Raises InvalidRequestError."""
         ...
 
-    def events(self, body: Body, answer: Answer) -> AsyncGenerator[bytes, None]:
-        """The bytes of a streamed answer. Raises what `answer.pieces()` raises."""
+    def events(self, body: Body, answer: Answer) -> Events:
+        """How a streamed answer is written."""
         ...
 
     async def whole(self, body: Body, answer: Answer) -> Json:
-        """An answer that is not streamed. Raises what `answer.pieces()` raises."""
+        """An answer that is not streamed. Raises ServingError."""
         ...
 
     def stream_error(self, problem: Problem) -> bytes:

@@ -7,6 +7,8 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from gateway.http.request_scope import request_scope
+
 BEGINNING = b"HTTP/1.1 "  # all status lines of uvicorn begin so, also for HTTP/1.0
 
 
@@ -33,6 +35,7 @@ class Exchange(RequestResponseCycle):
 
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
+        request_scope(cast(dict[str, Any], self.scope)).writer = self
         self._has_no_length = False
         self.streams_events = False  # a comment may come between any two writes
 
@@ -48,6 +51,33 @@ class Exchange(RequestResponseCycle):
         elif self._has_no_length:
             self.expected_content_length = len(message.get("body", b""))  # each part is as long as it is
         await super().send(message)
+
+    # -- a body that is written without waiting ------------------------------------------------------------------------
+
+    @property
+    def is_read(self) -> bool:
+        return not self.flow.write_paused
+
+    async def read(self) -> None:
+        await self.flow.drain()
+
+    def write(self, data: bytes) -> None:
+        if data and not self.disconnected:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked_encoding else data)
+
+    def end(self, data: bytes) -> None:
+        if self.disconnected:
+            return
+        if self.chunked_encoding:
+            data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
+        self.transport.write(data)
+        self.response_complete = True
+        self.message_event.set()
+        if not self.keep_alive:
+            self.transport.close()
+        self.on_response()
+
+    # -- what uvicorn leaves out ---------------------------------------------------------------------------------------
 
     def begin_status_line(self) -> None:
         """Write what every answer begins with, before it is known. HTTP/1.0 has no `100 Continue` to try a client with."""

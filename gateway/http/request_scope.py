@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from common.tracing import Value
 from gateway.tenants.tenants import ANYBODY, Tenant
@@ -27,6 +27,27 @@ class RequestTrace:
     answered: Callable[[], Mapping[str, Value]] | None = None  # describes the answer, once it has ended
 
 
+class BodyWriter(Protocol):
+    """Writes an answer's body without waiting, once its head is sent."""
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the client keeps up: what is written while it doesn't is buffered."""
+        ...
+
+    async def read(self) -> None:
+        """Return once the client has read what was buffered, or left."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """The next part."""
+        ...
+
+    def end(self, data: bytes) -> None:
+        """The last part."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class RequestScope:
     """Instants are `time.monotonic()`."""
@@ -39,6 +60,7 @@ class RequestScope:
     status: int = 0  # the answer's; 0: not begun
     waited: bool = False  # refused after waiting
     headers: Mapping[str, str] = field(default_factory=dict)  # added to whatever answers
+    writer: BodyWriter | None = None  # of the server's connection
 
 
 def request_scope(scope: MutableMapping[str, Any]) -> RequestScope:

@@ -7,8 +7,10 @@ from typing import Any
 
 import msgspec
 from fastapi import Request
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
+
+from gateway.http.request_scope import BodyWriter, request_scope
 
 EVENTS = "text/event-stream"
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -19,11 +21,16 @@ _LINE_ENDS = [(mark.encode(), b"\\u%04x" % ord(mark)) for mark in ("\x85", "\u20
 
 def event(chunk: dict[str, Any]) -> bytes:
     """One server-sent event, also for clients that end lines wherever Unicode does."""
-    said = _json.encode(chunk)
-    if not said.isascii():
+    return b"data: " + said(chunk) + b"\n\n"
+
+
+def said(value: Any) -> bytes:
+    """JSON for an event."""
+    text = _json.encode(value)
+    if not text.isascii():
         for character, escape in _LINE_ENDS:
-            said = said.replace(character, escape)
-    return b"data: " + said + b"\n\n"
+            text = text.replace(character, escape)
+    return text
 
 
 class ByteStream(StreamingResponse):
@@ -52,6 +59,38 @@ class ByteStream(StreamingResponse):
                 await self._chunks.aclose()
             finally:
                 await self._close()
+
+
+class WrittenStream(Response):
+    """A streamed answer that others write, without this task: `begin` gets the connection's writer once the head is sent.
+
+    `close` runs when the connection is through with it, even unstarted.
+    """
+
+    def __init__(
+        self,
+        *,
+        media_type: str,
+        begin: Callable[[BodyWriter], None],
+        close: Callable[[], None],
+        headers: Mapping[str, str],
+    ) -> None:
+        self.status_code, self.background, self.media_type = 200, None, media_type
+        self.init_headers({**_HEADERS, **headers})
+        self._begin = begin
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        writer = request_scope(scope).writer
+        try:
+            if writer is None:
+                raise RuntimeError("streams are written by gateway.http.connection alone: serve with its protocol")
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            self._begin(writer)
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        finally:
+            self._close()
 
 
 async def disconnected(request: Request) -> None:

@@ -288,7 +288,7 @@ class Attempts:
         self._suspects.heard(state)
         request.finish(error)
 
-    async def _cancel(self, request: ActiveRequest, reason: str) -> None:
+    def _cancel(self, request: ActiveRequest, reason: str) -> None:
         self.end(request, None, cancel=reason)
 
     def _give_up(self, request: ActiveRequest, error: ServingError) -> None:

@@ -182,9 +182,9 @@ class Inbox:
             request.explain_first_token(tokens, now)
         if events and state.decoder == sender:
             request.place.decodes(now)
-        for event in events:  # first: the client's token must not wait for the rest
+        for event in events:
             request.timeline.took(tokens, len(event.token_ids), event.finish, now)
-            request.events.put_nowait(event)
+            request.mailbox.put(event)
         if events and request.prefilled != state.attempt:
             request.prefilled = state.attempt
             self._rooms.computed(state.spec, is_first=was_first)

@@ -1,10 +1,10 @@
-"""A request in flight: its state, its events for the HTTP side, and its time to first token."""
+"""A request in flight: its state, its tokens for the HTTP side, and its time to first token."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from msgspec import UNSET, UnsetType
@@ -12,7 +12,8 @@ from msgspec import UNSET, UnsetType
 from common.blocks import pack_tokens
 from common.errors import DeadlineExceededError, ServingError
 from common.messages import Imported, Job, Settle, Tokens
-from gateway.request.spec import GenerationSpec, TokenEvent
+from gateway.request.mailbox import Mailbox
+from gateway.request.spec import GenerationSpec
 from gateway.request.state import RequestState
 from gateway.request.timeline import Timeline
 
@@ -48,7 +49,7 @@ class ActiveRequest:
         self,
         state: RequestState,
         started_at: float,
-        on_cancel: Callable[[ActiveRequest, str], Awaitable[None]],
+        on_cancel: Callable[[ActiveRequest, str], None],
         *,
         waited_s: float = 0.0,
         timeline: Timeline | None = None,  # begun while it waited; None: it begins now
@@ -73,8 +74,7 @@ class ActiveRequest:
         self.first_token_by = started_at + (spec.first_token_s or spec.deadline_s)
         self.timeline = timeline or timeline_of(spec, started_at)
         self.timeline.waited_ms, self.timeline.phases = 1000 * waited_s, self.timings
-        self.events: asyncio.Queue[TokenEvent | ServingError | None] = asyncio.Queue()  # bounded by max_tokens
-        self.ended = asyncio.Event()
+        self.mailbox = Mailbox()
 
     @property
     def may_give_way(self) -> bool:
@@ -113,23 +113,11 @@ class ActiveRequest:
         self.timeline.imported(message, now)
 
     def finish(self, error: ServingError | None) -> None:
-        """No more events: wake the reader."""
-        self.events.put_nowait(error)
-        self.ended.set()
+        """No more tokens come."""
+        self.mailbox.close(error)
 
-    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
-        while True:
-            event = await self.events.get()
-            if event is None:
-                return
-            if isinstance(event, ServingError):
-                raise event
-            yield event
-            if event.finish:
-                return
-
-    async def cancel(self, reason: str) -> None:
-        await self._on_cancel(self, reason)
+    def cancel(self, reason: str) -> None:
+        self._on_cancel(self, reason)
 
 
 def timeline_of(spec: GenerationSpec, submitted_at: float) -> Timeline:

@@ -1,14 +1,14 @@
-"""What the HTTP dialects see of serving: submit a specification, iterate over token events."""
+"""What the HTTP dialects see of serving: submit a specification, take tokens."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from common.messages import Grammar, PromptLogprobs, SamplingParams, TokenLogprobs, WorkerState
-from common.words import Finish
+from common.messages import Grammar, SamplingParams, WorkerState
+from gateway.request.mailbox import Mailbox
 from gateway.request.placement import Difference
 from gateway.request.timeline import Timeline, Timelines
 from gateway.tenants.tenants import ANYBODY, Tenant
@@ -38,18 +38,6 @@ class GenerationSpec:
         return worker.follows(self.sampling, self.grammar)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenEvent:
-    """New tokens. `position` counts generated tokens from 0."""
-
-    position: int
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    finish: Finish = Finish.NONE
-    cached_tokens: int = -1  # prompt tokens from a prefix cache, in the first event
-    prompt_logprobs: PromptLogprobs | None = None  # first event, if asked for
-
-
 class Generation(Protocol):
     """A sequence being generated."""
 
@@ -58,11 +46,12 @@ class Generation(Protocol):
     ]  # milliseconds: admission, queue, prefill, first_frame (which make the first token), transfer
     timeline: Timeline
 
-    def __aiter__(self) -> AsyncIterator[TokenEvent]:
-        """Events in order, no token twice, none missing, until `finish`. Raises ServingError."""
+    @property
+    def mailbox(self) -> Mailbox:
+        """Its tokens in order, none twice, none missing, until `finish`, or an error."""
         ...
 
-    async def cancel(self, reason: str) -> None:
+    def cancel(self, reason: str) -> None:
         """Stop it on all workers. Idempotent."""
         ...
 

@@ -20,7 +20,8 @@ from common.messages import SamplingParams, Tokens
 from common.peers import Incarnation
 from common.words import Role
 from gateway.request.ends import Sign, verdict
-from gateway.request.spec import GenerationSpec, TokenEvent
+from gateway.request.mailbox import TokenEvent
+from gateway.request.spec import GenerationSpec
 
 PROGRESS_TOKENS = 4  # tokens of one attempt that show that its way works
 CLEAR_AFTER_TOKENS = 4  # progress that clears a suspect; > 2 because passes overlap

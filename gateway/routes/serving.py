@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
@@ -19,14 +18,14 @@ from gateway.dialects.table import DialectTable
 from gateway.http.api import ApiPart
 from gateway.http.body import BodyLimits, read_body
 from gateway.http.fields import parse_body
-from gateway.http.problem import INTERNAL, problem_of
 from gateway.http.request_scope import request_scope
 from gateway.http.responses import json_response
 from gateway.http.routing import Routes
-from gateway.http.streaming import ByteStream, disconnected
+from gateway.http.streaming import WrittenStream, disconnected
 from gateway.observe.metrics import AnswerMetrics, GatewayMetrics
 from gateway.observe.spans import describe_answer
 from gateway.request.refused import Refusals
+from gateway.routes.streamed import StreamedAnswer
 
 log = logging.getLogger("baton.http")
 
@@ -91,7 +90,10 @@ class ServingRoutes:
             scope.trace.answered = partial(describe_answer, answer)
         answer.observer = metrics = AnswerMetrics(self._metrics, answer, scope.received_at)
         if ask.stream:
-            return self._streamed(endpoint, body, answer, metrics)
+            stream = StreamedAnswer(endpoint, body, answer, metrics)
+            return WrittenStream(
+                media_type=endpoint.stream_type, begin=stream.begin, close=stream.close, headers=answer.headers
+            )
         return await self._whole(request, endpoint.whole(body, answer), answer, metrics)
 
     async def _unless_gone(self, request: Request, start: Coroutine[Any, Any, Answer]) -> Answer | None:
@@ -130,32 +132,5 @@ class ServingRoutes:
         finally:
             gone.cancel()
             work.cancel()
-            await answer.cancel("client disconnected")
+            answer.cancel("client disconnected")
             metrics.ended()
-
-    def _streamed(self, endpoint: Endpoint[Any], body: Any, answer: Answer, metrics: AnswerMetrics) -> Response:
-        async def close() -> None:
-            await answer.cancel("client disconnected")
-            metrics.ended()  # unless it was counted already
-
-        chunks = self._chunks(endpoint, body, answer, metrics)
-        return ByteStream(chunks, media_type=endpoint.stream_type, close=close, headers=answer.headers)
-
-    async def _chunks(
-        self, endpoint: Endpoint[Any], body: Any, answer: Answer, metrics: AnswerMetrics
-    ) -> AsyncGenerator[bytes, None]:
-        """The bytes of a stream. An error within is written into it, and ends it."""
-        try:
-            async with contextlib.aclosing(endpoint.events(body, answer)) as events:
-                async for chunk in events:
-                    metrics.sending()
-                    yield chunk
-            metrics.ended()
-        except ServingError as error:
-            metrics.failed(error.code)
-            log.warning("http.stream_failed", extra={"answer": answer.id, "code": error.code})
-            yield endpoint.stream_error(problem_of(error))
-        except Exception:
-            metrics.failed(INTERNAL.code)
-            log.exception("http.stream_crashed", extra={"answer": answer.id})
-            yield endpoint.stream_error(INTERNAL)

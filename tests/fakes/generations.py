@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import math
 import struct
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from common.errors import ServingError
 from common.messages import KVLayout, PromptLogprobs, Region, TokenLogprobs, WorkerState
 from gateway.answers.catalogue import Catalogue
 from gateway.answers.tokenizer import ChatTokenizer
+from gateway.request.mailbox import TokenEvent
 from gateway.request.placement import Difference
-from gateway.request.spec import GenerationSpec, Load, TokenEvent
+from gateway.request.spec import GenerationSpec, Load
 from gateway.request.timeline import Timeline, Timelines
 from gateway.tenants.tenants import Tenant
 
@@ -96,7 +98,7 @@ class ScriptedGenerations:
             await self.entrance.wait()
         except BaseException:
             for generation in generations:
-                await generation.cancel("left while it waited")
+                generation.cancel("left while it waited")
             raise
         return generations
 
@@ -111,6 +113,8 @@ class ScriptedGenerations:
 
 
 class ScriptedGeneration:
+    """It is its own mailbox: each event is made when it is asked for, and the next one is there in the next turn of the loop."""
+
     def __init__(self, owner: ScriptedGenerations, spec: GenerationSpec) -> None:
         self.spec = spec
         self.timings = {"admission": 1.0, "prefill": 2.0}
@@ -118,39 +122,65 @@ class ScriptedGeneration:
             request_id=spec.request_id, received_at=spec.received_at, submitted_at=spec.received_at, prompt_tokens=0
         )
         self.position = 0  # how far it was asked
+        self.is_over = False
+        self.mailbox = self
         self._owner = owner
-        self._cancelled = asyncio.Event()
+        self._next = 0
+        self._script: tuple[list[int], str] | None = None
+        self._wake: Callable[[], None] = lambda: None
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
+    def listen(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        wake()
+
+    def take(self, at_most: int) -> TokenEvent | None:
         owner, sampling = self._owner, self.spec.sampling
-        tokens, finish = self._answer()
-        for position in range(0, len(tokens), owner.per_event):
-            self.position = position
-            await self._hold(position)
-            if self._cancelled.is_set():
-                return
-            if owner.fail is not None and position >= owner.fail_after:
-                raise owner.fail
-            new = tokens[position : position + owner.per_event]
-            logprobs = [] if sampling.logprobs is None else [self._logprobs(token, sampling.logprobs) for token in new]
-            is_last = position + owner.per_event >= len(tokens)
-            if is_last:
-                owner.running.pop(self.spec.request_id, None)
-                await owner.notify()
-            yield TokenEvent(
-                position=position,
-                token_ids=new,
-                logprobs=logprobs,
-                finish=finish if is_last else "",
-                cached_tokens=owner.cached_tokens if position == 0 else -1,
-                prompt_logprobs=None if position else self._prompt_logprobs(),
-            )
+        if self.is_over:
+            return None
+        self._script = self._script or self._answer()
+        tokens, finish = self._script
+        self.position = position = self._next
+        if owner.hold_after is not None and position >= owner.hold_after and not owner.release.is_set():
+            self._spawn(self._released())
+            return None
+        if owner.fail is not None and position >= owner.fail_after:
+            raise owner.fail
+        new = tokens[position : position + min(owner.per_event, at_most)]
+        logprobs = [] if sampling.logprobs is None else [self._logprobs(token, sampling.logprobs) for token in new]
+        self._next += len(new)
+        if self._next >= len(tokens):
+            self._end()
+        else:
+            asyncio.get_running_loop().call_soon(self._wake)
+        return TokenEvent(
+            position=position,
+            token_ids=new,
+            logprobs=logprobs,
+            finish=finish if self._next >= len(tokens) else "",
+            cached_tokens=owner.cached_tokens if position == 0 else -1,
+            prompt_logprobs=None if position else self._prompt_logprobs(),
+        )
 
-    async def cancel(self, reason: str) -> None:
-        if self._owner.running.pop(self.spec.request_id, None) is not None:
+    def cancel(self, reason: str) -> None:
+        if self.spec.request_id in self._owner.running:
             self._owner.cancelled[self.spec.request_id] = reason
-            self._cancelled.set()
-            await self._owner.notify()
+            self._end()
+            self._wake()
+
+    def _end(self) -> None:
+        self.is_over = True
+        self._owner.running.pop(self.spec.request_id, None)
+        self._spawn(self._owner.notify())
+
+    async def _released(self) -> None:
+        await self._owner.release.wait()
+        self._wake()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _answer(self) -> tuple[list[int], str]:
         sampling = self.spec.sampling
@@ -159,17 +189,6 @@ class ScriptedGeneration:
             if token in sampling.stop_token_ids and position >= sampling.min_tokens:
                 return tokens[: position + 1], "stop"
         return tokens, "length"
-
-    async def _hold(self, position: int) -> None:
-        owner = self._owner
-        if owner.hold_after is None or position < owner.hold_after:
-            return
-        waits = [asyncio.create_task(event.wait()) for event in (owner.release, self._cancelled)]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waits:
-                task.cancel()
 
     def _prompt_logprobs(self) -> PromptLogprobs | None:
         """Token t has the logprob -t / 1024, and is the likeliest."""

@@ -26,6 +26,7 @@ from engine.fake.engine import FakeEngine
 from gateway.admission import places
 from gateway.request.spec import GenerationSpec
 from gateway.tenants.tenants import Tenant
+from tests.fakes.reading import events_of
 from tests.simulation.bus import Network
 from tests.simulation.clock import EndlessError, Process, VirtualLoop, monotonic_is
 from tests.simulation.nodes import BLOCK, GatewayNode, WorkerNode
@@ -217,7 +218,7 @@ class World:
         if client.generation is not None and not client.end:
             self.faults["client left"] += 1
             self.tell(f"{client.name} leaves")
-            client.gateway.process.run(client.generation.cancel("client"))
+            client.generation.cancel("client")
 
     def landing(
         self, near: SimTransport, far: SimTransport, lease_id: int, generation: int, origin: int, block: int
@@ -272,7 +273,7 @@ class World:
     async def _serve(self, client: Client) -> None:
         try:
             [client.generation] = await client.gateway.requests.submit([client.spec])
-            async for event in client.generation:
+            async for event in events_of(client.generation):
                 if event.position != len(client.tokens):
                     self.violate(f"{client.name} got position {event.position} after {len(client.tokens)} tokens")
                 client.tokens += event.token_ids

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-
 from common.tracing import Attributes
 from gateway.answers.answer import Answer
 from gateway.answers.ask import Ask, Conversation, Reply
 from gateway.answers.choice import Choice, Piece
+from gateway.dialects.dialect import Events
 from gateway.dialects.openai import framing
 from gateway.dialects.openai.objects import chat_logprobs, head, prompt_logprobs
 from gateway.dialects.openai.schema import ChatRequest
@@ -48,8 +47,9 @@ class Chat:
             | ({} if body.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}),
         )
 
-    def events(self, body: ChatRequest, answer: Answer) -> AsyncGenerator[bytes, None]:
-        return framing.chunks(body, answer, head(answer, "chat.completion.chunk"), opening=_opening, content=_delta)
+    def events(self, body: ChatRequest, answer: Answer) -> Events:
+        first, has_more = head(answer, "chat.completion.chunk"), body.num_logprobs is not None
+        return framing.Chunks(body, answer, first, opening=_opening, content=_delta, has_more=has_more)
 
     async def whole(self, body: ChatRequest, answer: Answer) -> Json:
         whole = await framing.whole(body, answer, head(answer, "chat.completion"), _message)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-
 from common.tracing import Attributes
 from gateway.answers.answer import Answer
 from gateway.answers.ask import Ask, Text, TokenIds
 from gateway.answers.choice import Choice, Piece
+from gateway.dialects.dialect import Events
 from gateway.dialects.openai import framing
 from gateway.dialects.openai.objects import completion_logprobs, head, prompt_logprobs
 from gateway.dialects.openai.schema import CompletionRequest
@@ -41,8 +40,9 @@ class Completions:
             field_names={"prompt_logprobs": "logprobs"} if body.echoes_logprobs else None,
         )
 
-    def events(self, body: CompletionRequest, answer: Answer) -> AsyncGenerator[bytes, None]:
-        return framing.chunks(body, answer, head(answer, KIND), opening=_opening, content=_text)
+    def events(self, body: CompletionRequest, answer: Answer) -> Events:
+        first, has_more = head(answer, KIND), body.logprobs is not None
+        return framing.Chunks(body, answer, first, opening=_opening, content=_text, has_more=has_more)
 
     async def whole(self, body: CompletionRequest, answer: Answer) -> Json:
         return await framing.whole(body, answer, head(answer, KIND), _whole_text)

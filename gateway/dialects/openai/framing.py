@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 from common.messages import SamplingParams
 from common.tracing import Attributes
@@ -16,7 +16,7 @@ from gateway.dialects.openai.objects import timings_object, usage_object
 from gateway.dialects.openai.schema import CommonFields
 from gateway.grammars.limits import TokenLimits
 from gateway.http.problem import Json, Problem, error_object
-from gateway.http.streaming import event
+from gateway.http.streaming import event, said
 
 DONE = b"data: [DONE]\n\n"
 Body = TypeVar("Body", bound=CommonFields)
@@ -103,38 +103,72 @@ def stream_error(problem: Problem) -> bytes:
     return event(error_object(problem))
 
 
-async def chunks(
-    body: Body,
-    answer: Answer,
-    head: Json,
-    *,
-    opening: Callable[[Body, Answer, Choice], Json | None],
-    content: Callable[[Body, Answer, Piece], Json],
-) -> AsyncGenerator[bytes, None]:
-    """The events of a stream. `opening` is a choice's first entry, `content` a piece's addition."""
-    usage: Json = {"usage": None} if body.include_usage else {}
-    for choice in answer.choices:
-        first = opening(body, answer, choice)
-        if first is not None:
-            yield event(head | {"choices": [first]} | usage)
-    async with contextlib.aclosing(answer.pieces()) as pieces:
-        async for choice, piece in pieces:
-            says = piece.text or piece.reasoning or piece.calls or piece.finish
-            if not (says or piece.logprobs or body.return_token_ids):
-                continue  # held back: it may become a stop string, or markup
-            if body.continuous_usage:
-                usage["usage"] = usage_object(answer.usage())
-            if body.timings_per_token:
-                usage["timings"] = timings_object(answer)
-            entry: Json = {"index": choice.index}
-            entry.update(content(body, answer, piece))
-            entry["finish_reason"] = _finish_reason(body, piece)
-            if body.return_token_ids:
-                entry["token_ids"] = piece.token_ids
-            yield event(head | {"choices": [entry]} | usage)
-    if sums := _sums(body, answer):
-        yield event(head | {"choices": []} | sums)
-    yield DONE
+class Chunks(Generic[Body]):
+    """The events of a stream. `opening` is a choice's first entry, `content` a piece's addition.
+
+    Most events differ in their text alone: the JSON around it is made once for each choice. `has_more`: an entry tells more
+    than text.
+    """
+
+    def __init__(
+        self,
+        body: Body,
+        answer: Answer,
+        head: Json,
+        *,
+        opening: Callable[[Body, Answer, Choice], Json | None],
+        content: Callable[[Body, Answer, Piece], Json],
+        has_more: bool,
+    ) -> None:
+        self._body = body
+        self._answer = answer
+        self._head = head
+        self._opening = opening
+        self._content = content
+        self._usage: Json = {"usage": None} if body.include_usage else {}
+        self._has_more = bool(has_more or body.continuous_usage or body.timings_per_token or body.return_token_ids)
+        self._around: dict[tuple[int, bool], list[bytes]] = {}  # choice, whether it reasons -> what is around its text
+
+    def opening(self) -> bytes:
+        firsts = (self._opening(self._body, self._answer, choice) for choice in self._answer.choices)
+        return b"".join(self._event(first) for first in firsts if first is not None)
+
+    def event(self, choice: Choice, piece: Piece) -> bytes:
+        text, reasoning = piece.text, piece.reasoning
+        if self._has_more or piece.finish or piece.calls or piece.prompt is not None or (text and reasoning):
+            return self._varied(choice, piece)
+        if not text and not reasoning:
+            return b""  # held back: it may become a stop string, or markup
+        around = self._around.get((choice.index, not text))
+        if around is None:
+            mark = uuid.uuid4().hex
+            marked = Piece(text=mark) if text else Piece(text="", reasoning=mark)
+            around = self._around[choice.index, not text] = self._varied(choice, marked).split(said(mark))
+        return said(text or reasoning).join(around)
+
+    def closing(self) -> bytes:
+        sums = _sums(self._body, self._answer)
+        return (event(self._head | {"choices": []} | sums) if sums else b"") + DONE
+
+    def _varied(self, choice: Choice, piece: Piece) -> bytes:
+        """An event of which anything may differ from the one before."""
+        body, answer = self._body, self._answer
+        says = piece.text or piece.reasoning or piece.calls or piece.finish
+        if not (says or piece.logprobs or body.return_token_ids):
+            return b""
+        if body.continuous_usage:
+            self._usage["usage"] = usage_object(answer.usage())
+        if body.timings_per_token:
+            self._usage["timings"] = timings_object(answer)
+        entry: Json = {"index": choice.index}
+        entry.update(self._content(body, answer, piece))
+        entry["finish_reason"] = _finish_reason(body, piece)
+        if body.return_token_ids:
+            entry["token_ids"] = piece.token_ids
+        return self._event(entry)
+
+    def _event(self, entry: Json) -> bytes:
+        return event(self._head | {"choices": [entry]} | self._usage)
 
 
 def _sums(body: CommonFields, answer: Answer) -> Json:

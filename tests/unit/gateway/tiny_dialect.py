@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -12,8 +12,9 @@ from common.messages import SamplingParams
 from common.tracing import Attributes
 from gateway.answers.answer import Answer
 from gateway.answers.ask import Ask, Text
+from gateway.answers.choice import Choice, Piece
 from gateway.answers.start import Answers
-from gateway.dialects.dialect import Dialect, Endpoint, View
+from gateway.dialects.dialect import Dialect, Endpoint, Events, View
 from gateway.http.api import JSON, ApiPart, fields, get, post
 from gateway.http.fields import Count, StrictFields
 from gateway.http.keys import KeyForm
@@ -37,6 +38,22 @@ class SayRequest(StrictFields):
     flowing: StrictBool = False
 
 
+class Lines:
+    """A line a piece, and one for the usage."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    def opening(self) -> bytes:
+        return b""
+
+    def event(self, choice: Choice, piece: Piece) -> bytes:
+        return line({"part": piece.text})
+
+    def closing(self) -> bytes:
+        return line({"used": self._answer.usage().completion_tokens})
+
+
 class Say:
     """A text in, a text out."""
 
@@ -55,10 +72,8 @@ class Say:
             field_names={"prompt": "text", "max_tokens": "words"},
         )
 
-    async def events(self, body: SayRequest, answer: Answer) -> AsyncGenerator[bytes, None]:
-        async for _, piece in answer.pieces():
-            yield line({"part": piece.text})
-        yield line({"used": answer.usage().completion_tokens})
+    def events(self, body: SayRequest, answer: Answer) -> Events:
+        return Lines(answer)
 
     async def whole(self, body: SayRequest, answer: Answer) -> Json:
         return {"said": [piece.text for piece in await answer.whole()]}

@@ -36,6 +36,7 @@ from gateway.request.active import ActiveRequest
 from gateway.request.spec import GenerationSpec
 from tests.fakes.bus import MemoryBus
 from tests.fakes.ledger import MemoryLedger
+from tests.fakes.reading import events_of
 from tests.simulation.clock import VirtualLoop, monotonic_is
 
 LAYOUT = KVLayout(num_blocks=100, num_layers=1, block_size=16, num_kv_heads=1, head_dim=8, dtype="float32")
@@ -195,7 +196,7 @@ def spec(name: str = "r", **changes: Any) -> GenerationSpec:
 
 async def answer_of(request: ActiveRequest) -> list[int]:
     """Everything that the client gets."""
-    return [token async for event in request for token in event.token_ids]
+    return [token async for event in events_of(request) for token in event.token_ids]
 
 
 @contextlib.asynccontextmanager

@@ -139,7 +139,7 @@ async def test_an_answer_with_a_grammar_waits_for_a_worker_that_follows_it(gatew
     [job] = gateway.jobs("p0")
     assert (job.decode_workers, job.grammar, gateway.jobs("p1")) == (["d2"], request.state.spec.grammar, [])
     assert (await p0.claim(request)).granted
-    await request.cancel("the client left")
+    request.cancel("the client left")
 
 
 async def test_a_request_that_nobody_can_take_is_placed_again_and_again(gateway: Gateway) -> None:
@@ -242,7 +242,7 @@ async def test_a_request_that_killed_its_workers_is_given_up(gateway: Gateway) -
 async def test_a_request_that_is_over_does_not_move(gateway: Gateway) -> None:
     await gateway.fleet()
     request = await gateway.submit()
-    await request.cancel("the client left")
+    request.cancel("the client left")
     await gateway.requests.parts.attempts.move(request, LOST)
     assert (request.state.attempt, gateway.requests.counters["retries"]) == (1, 0)
 
@@ -314,8 +314,8 @@ async def test_an_end_wakes_the_reader_and_gives_everything_back(gateway: Gatewa
 async def test_a_client_that_leaves_stops_both_workers(gateway: Gateway) -> None:
     p0, p1, d0 = await gateway.fleet()
     request = await gateway.decoding()
-    await request.cancel("the client left")
-    await request.cancel("the client left")
+    request.cancel("the client left")
+    request.cancel("the client left")
     await gateway.idle()
     assert [cancel.reason for cancel in (*p0.told(Cancel), *p1.told(Cancel))] == ["the client left"]
     assert [cancel.attempt for cancel in d0.told(Cancel)] == [1]
@@ -326,6 +326,6 @@ async def test_a_client_that_leaves_stops_both_workers(gateway: Gateway) -> None
 async def test_a_waiting_job_of_a_client_that_leaves_is_taken_out_of_the_queue(gateway: Gateway) -> None:
     await gateway.fleet()
     request = await gateway.submit()
-    await request.cancel("the client left")
+    request.cancel("the client left")
     await gateway.idle()
     assert gateway.bus.queued == {}

@@ -39,7 +39,7 @@ async def test_a_claim_for_an_older_attempt_or_an_unknown_request_is_refused(gat
     request = await gateway.submit()
     assert (await p0.claim(request, attempt=2)).reason == "stale attempt"
     assert (await p0.claim(request, request_id="another")).reason == "unknown"
-    await request.cancel("the client left")
+    request.cancel("the client left")
     assert (await p0.claim(request)).reason == "unknown"
 
 
@@ -99,7 +99,7 @@ async def test_only_the_claimer_may_settle_and_what_is_over_must_not_come_again(
     assert request.state.phase is Phase.PREFILLED
     assert (await p0.say(Settle, request, decode_worker="d0", decode_incarnation=1)).ack
     assert (request.state.phase, request.state.decoder) == (Phase.DECODING, ("d0", 1))
-    await request.cancel("the client left")
+    request.cancel("the client left")
     assert (await p1.say(Settle, request)).ack
 
 

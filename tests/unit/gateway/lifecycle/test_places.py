@@ -100,7 +100,7 @@ async def test_a_client_that_leaves_while_its_stream_waits_leaves_nothing(full: 
     await full.submit("c", tenant=SHORT)
     [moved] = [one for one in streams if one.place.preemptions]
     await full.idle()
-    await moved.cancel("the client left")
+    moved.cancel("the client left")
     await full.idle()
     assert (full.requests.in_flight, full.requests.waiting["normal"]) == (2, (0, 0))
 

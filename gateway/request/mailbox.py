@@ -1,0 +1,88 @@
+"""New tokens of a request, until their reader takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from common.errors import ServingError
+from common.messages import PromptLogprobs, TokenLogprobs
+from common.words import Finish
+
+
+@dataclass(slots=True, kw_only=True)
+class TokenEvent:
+    """New tokens. `position` counts generated tokens from 0. It owns its lists."""
+
+    position: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish: Finish = Finish.NONE
+    cached_tokens: int = -1  # prompt tokens from a prefix cache, in the first event
+    prompt_logprobs: PromptLogprobs | None = None  # first event, if asked for
+
+    def join(self, later: TokenEvent) -> None:
+        """Add the tokens behind these."""
+        self.token_ids += later.token_ids
+        self.logprobs += later.logprobs
+        self.finish = later.finish
+
+    def cut(self, count: int) -> TokenEvent:
+        """Take the first `count` tokens off; others must remain."""
+        first = replace(self, token_ids=self.token_ids[:count], logprobs=self.logprobs[:count], finish=Finish.NONE)
+        self.position += count
+        self.token_ids, self.logprobs = self.token_ids[count:], self.logprobs[count:]
+        self.cached_tokens, self.prompt_logprobs = -1, None
+        return first
+
+
+class Mailbox:
+    """What comes while the reader is late joins what is there: one event, of `max_tokens` tokens at most."""
+
+    __slots__ = ("_error", "_event", "_is_closed", "_wake")
+
+    def __init__(self) -> None:
+        self._event: TokenEvent | None = None
+        self._error: ServingError | None = None
+        self._is_closed = False
+        self._wake: Callable[[], None] = _nobody
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Call `wake` whenever something comes, and now if something is there. It must not raise."""
+        self._wake = wake
+        if self._event is not None or self._is_closed:
+            wake()
+
+    def put(self, event: TokenEvent) -> None:
+        """Add the next tokens."""
+        if self._event is None:
+            self._event = event
+        else:
+            self._event.join(event)
+        self._wake()
+
+    def close(self, error: ServingError | None) -> None:
+        """No more tokens come."""
+        self._error, self._is_closed = error, True
+        self._wake()
+
+    def take(self, at_most: int) -> TokenEvent | None:
+        """The new tokens, or the first of them; None: there are none. Raises the error behind the last ones."""
+        event = self._event
+        if event is None:
+            if self._error is not None:
+                raise self._error
+            return None
+        if len(event.token_ids) > at_most:
+            return event.cut(at_most)
+        self._event = None
+        return event
+
+    @property
+    def is_over(self) -> bool:
+        """Everything was taken, and no error is left to raise."""
+        return self._is_closed and self._event is None and self._error is None
+
+
+def _nobody() -> None:
+    """Nobody listens yet."""
