@@ -38,12 +38,12 @@ class Answer:
     id: str
     model: str
     tokenizer: ChatTokenizer
-    turn: Turn
     created: int = field(default_factory=lambda: int(time.time()))
     choices: list[Choice] = field(default_factory=list)
     prompts: list[list[int]] = field(default_factory=list)
     charge: Charge | None = None
     observer: PieceObserver | None = None
+    turn: Turn = field(default_factory=Turn)  # one for all answers costs the loop less
 
     def cancel(self, reason: str) -> None:
         """Stop every choice on all workers, and settle the cost. Idempotent."""
@@ -95,7 +95,7 @@ class _Collected:
     """Joins each choice's pieces."""
 
     def __init__(self, observer: PieceObserver | None) -> None:
-        self.pieces: dict[int, Piece] = {}
+        self.pieces: dict[int, Piece] = {}  # by their choice's index
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._observer = observer
 
@@ -104,9 +104,7 @@ class _Collected:
     def take(self, choice: Choice, piece: Piece) -> None:
         if self._observer is not None:
             self._observer.took(choice, piece)
-        known = self.pieces.setdefault(choice.index, piece)
-        if known is not piece:
-            known.add(piece)
+        self.pieces.setdefault(choice.index, Piece(text="")).add(piece)
 
     def pause(self) -> None:
         """More comes."""

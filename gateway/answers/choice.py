@@ -15,7 +15,7 @@ from gateway.answers.ask import Reply, TextRules
 from gateway.answers.detokenizer import Detokenizer
 from gateway.answers.stop import StopMatcher
 from gateway.answers.tokenizer import ChatTokenizer
-from gateway.parsing.parsed import CallDelta, Parsed
+from gateway.parsing.parsed import CallDelta, Parsed, join_calls
 from gateway.parsing.parser import Parser
 from gateway.request.mailbox import TokenEvent
 from gateway.request.spec import Generation
@@ -272,4 +272,4 @@ class Choice:
                 piece.text += exempt + self._stop.push(rest)
         if self._stop.matched is None:
             piece.reasoning += new.reasoning
-            piece.calls += new.calls
+            join_calls(piece.calls, new.calls)

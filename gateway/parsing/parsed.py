@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import string
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gateway.parsing.format import CallIds
@@ -39,11 +40,16 @@ class Parsed:
         """Join another piece behind this one."""
         self.content += other.content
         self.reasoning += other.reasoning
-        for delta in other.calls:
-            if self.calls and self.calls[-1].index == delta.index and not delta.name:
-                self.calls[-1].arguments += delta.arguments
-            else:
-                self.calls.append(delta)
+        join_calls(self.calls, other.calls)
+
+
+def join_calls(calls: list[CallDelta], further: Iterable[CallDelta]) -> None:
+    """Add pieces of calls behind others: those of one call become one."""
+    for delta in further:
+        if calls and calls[-1].index == delta.index and not delta.name:
+            calls[-1].arguments += delta.arguments
+        else:
+            calls.append(delta)
 
 
 def new_call_id(kind: CallIds, name: str, index: int) -> str:
