@@ -114,7 +114,7 @@ class MessageReader:
     def push(self, token_id: int) -> Parsed:
         parser = self._parser
         if parser is None:
-            return Parsed(content=self._detokenizer.push([token_id]))
+            return Parsed(content=self._detokenizer.add(token_id))
         was_reasoning = parser.is_reasoning
         self._parse(parser, token_id)
         self.reasoning_tokens += was_reasoning or parser.is_reasoning
@@ -130,7 +130,7 @@ class MessageReader:
 
     def _parse(self, parser: Parser, token_id: int) -> None:
         if token_id not in parser.ids:
-            parser.text(self._detokenizer.push([token_id]))
+            parser.text(self._detokenizer.add(token_id))
             return
         parser.text(self._detokenizer.flush())
         is_shown = self._shows_special or token_id not in self._tokenizer.special_ids

@@ -27,7 +27,7 @@ class Detokenizer:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Return the text that is certain now."""
-        return "".join([self._push(token_id) for token_id in token_ids])
+        return "".join([self.add(token_id) for token_id in token_ids])
 
     def flush(self) -> str:
         """Return what was held back; an unfinished character becomes U+FFFD."""
@@ -37,7 +37,8 @@ class Detokenizer:
         self._context, self._held = self._held, []
         return text
 
-    def _push(self, token_id: int) -> str:
+    def add(self, token_id: int) -> str:
+        """`push` of one token."""
         if self._skip_special and token_id in self._tokenizer.special_ids:
             return ""
         if self._utf8 is not None:

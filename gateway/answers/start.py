@@ -14,11 +14,10 @@ import msgspec
 
 from common.errors import DeadlineExceededError, InvalidRequestError, UnavailableError
 from common.messages import Grammar, SamplingParams
-from gateway.answers.answer import Answer
+from gateway.answers.answer import Answer, Turn
 from gateway.answers.ask import Ask, Reply
 from gateway.answers.catalogue import Catalogue, Served
 from gateway.answers.choice import Choice, MessageReader
-from gateway.answers.delivery import Turn
 from gateway.answers.tokenising import Tokenising, context_error
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.grammars.messages import MessageWish, grammar_of_message

@@ -60,7 +60,7 @@ class RequestScope:
     status: int = 0  # the answer's; 0: not begun
     waited: bool = False  # refused after waiting
     headers: Mapping[str, str] = field(default_factory=dict)  # added to whatever answers
-    writer: BodyWriter | None = None  # of the server's connection
+    writer: BodyWriter | None = None  # the connection's
 
 
 def request_scope(scope: MutableMapping[str, Any]) -> RequestScope:

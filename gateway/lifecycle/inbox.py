@@ -159,20 +159,20 @@ class Inbox:
     # -- frames --------------------------------------------------------------------------------------------------------
 
     def take_frame(self, frame: Frame) -> None:
-        sender = Incarnation(frame.worker, frame.incarnation)
-        self._pulse.heard(frame.worker, self._clock())
+        sender, now = Incarnation(frame.worker, frame.incarnation), self._clock()
+        self._pulse.heard(frame.worker, now)
         if len(frame.tokens) > MAX_FRAME_TOKENS:  # each unknown stream's end is answered
             self._bus.refuse(subjects.frames("any", frame.worker), f"{len(frame.tokens)} entries in a frame")
             return
         for tokens in frame.tokens:
             request = self._running.find(tokens.request_id)
             if request is not None:
-                self._take(request, tokens, sender)
+                self._take(request, tokens, sender, now)
             elif tokens.finish:
                 self._acknowledge(frame.worker, tokens, tokens.traceparent)
 
-    def _take(self, request: ActiveRequest, tokens: Tokens, sender: Incarnation) -> None:
-        state, now = request.state, self._clock()
+    def _take(self, request: ActiveRequest, tokens: Tokens, sender: Incarnation, now: float) -> None:
+        state = request.state
         if tokens.attempt != state.attempt:
             self._counters[Event(state.spec.model, "stale_tokens")] += 1
             return

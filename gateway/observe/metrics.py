@@ -56,8 +56,9 @@ class Latencies:
     def first_token(self, model: str, seconds: float) -> None:
         self.ttft.labels(self._models.of(model)).observe(seconds)
 
-    def next_token(self, model: str, seconds: float) -> None:
-        self.itl.labels(self._models.of(model)).observe(seconds)
+    def gaps(self, model: str) -> Histogram:
+        """Takes the gaps between two frames of a model's streams."""
+        return self.itl.labels(self._models.of(model))
 
     def last_token(self, model: str, seconds: float, phases_ms: Mapping[str, float]) -> None:
         """The time of a whole choice, and the phases of its time to first token."""
@@ -219,6 +220,7 @@ class AnswerMetrics:
         self._metrics = metrics
         self._answer = answer
         self._started = started
+        self._gaps = metrics.latencies.gaps(answer.model)
         self._last: dict[int, float] = {}  # choice -> time of its newest token
         self._sent: set[int] = set()  # choices whose first text was sent
         self._unsent: Choice | None = None  # a choice whose first text is on its way
@@ -227,8 +229,9 @@ class AnswerMetrics:
 
     def took(self, choice: Choice, piece: Piece) -> None:
         now = time.monotonic()
-        if choice.index in self._last:
-            self._metrics.latencies.next_token(self._answer.model, now - self._last[choice.index])
+        before = self._last.get(choice.index)
+        if before is not None:
+            self._gaps.observe(now - before)
         else:
             self._metrics.latencies.first_token(self._answer.model, now - self._started)
             choice.generation.timeline.shown(now)

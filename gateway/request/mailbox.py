@@ -79,6 +79,11 @@ class Mailbox:
         return event
 
     @property
+    def has_more(self) -> bool:
+        """Whether there is something to take: tokens, the error behind them, or the end."""
+        return self._event is not None or self._is_closed
+
+    @property
     def is_over(self) -> bool:
         """Everything was taken, and no error is left to raise."""
         return self._is_closed and self._event is None and self._error is None

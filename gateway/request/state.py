@@ -180,20 +180,21 @@ class RequestState:
         return events
 
     def _deliver(self, tokens: Tokens, sender: Incarnation) -> list[TokenEvent]:
-        skip = self.next_position - tokens.position
+        position = self.next_position
+        skip = position - tokens.position
         ids = unpack_tokens(tokens.token_ids)[skip:]
         if not ids:
             return []
         event = TokenEvent(
-            position=self.next_position,
+            position=position,
             token_ids=ids,
             logprobs=tokens.logprobs[skip:],
             finish=tokens.finish,
-            cached_tokens=tokens.cached_tokens if self.next_position == 0 else -1,
-            prompt_logprobs=tokens.prompt_logprobs if self.next_position == 0 else None,
+            cached_tokens=tokens.cached_tokens if position == 0 else -1,
+            prompt_logprobs=tokens.prompt_logprobs if position == 0 else None,
         )
         self.generated += ids
-        if self.next_position - self.began_with >= PROGRESS_TOKENS:
+        if position + len(ids) - self.began_with >= PROGRESS_TOKENS:
             self.failed, self.proven = 0, self.attempt
         if tokens.finish:
             self.phase = Phase.ENDED

@@ -7,9 +7,8 @@ import logging
 from typing import Any
 
 from common.errors import ServingError
-from gateway.answers.answer import Answer
+from gateway.answers.answer import Answer, Delivery
 from gateway.answers.choice import Choice, Piece
-from gateway.answers.delivery import Delivery
 from gateway.dialects.dialect import Endpoint
 from gateway.http.problem import INTERNAL, problem_of
 from gateway.http.request_scope import BodyWriter
@@ -29,7 +28,7 @@ class StreamedAnswer:
         self._parts = [self._events.opening()]
         self._writer: BodyWriter | None = None
         self._delivery: Delivery | None = None
-        self._waiting: asyncio.Task[None] | None = None  # for a client that doesn't read
+        self._waiting: asyncio.Task[None] | None = None  # the client doesn't read
 
     def begin(self, writer: BodyWriter) -> None:
         """Write the stream's beginning, and each token as it comes."""

@@ -124,6 +124,7 @@ class ScriptedGeneration:
         self.position = 0  # how far it was asked
         self.is_over = False
         self.mailbox = self
+        self.has_more = False  # it says so itself
         self._owner = owner
         self._next = 0
         self._script: tuple[list[int], str] | None = None

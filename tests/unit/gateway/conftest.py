@@ -39,6 +39,12 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
 
 
 @pytest.fixture(scope="session")
+def demo() -> ChatTokenizer:
+    """The demo model's: reasoning and tool calls by their marks."""
+    return ChatTokenizer(ROOT / "demo")
+
+
+@pytest.fixture(scope="session")
 def prefix_space_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
     """As Llama 2's and Mistral's: `▁` for spaces, one before the text, byte tokens for what has no token."""
     folder = tmp_path_factory.mktemp("prefix-space")

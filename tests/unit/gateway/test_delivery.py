@@ -1,0 +1,333 @@
+"""From a generation's mailbox to the socket: what a client gets does not depend on how its tokens came."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from common.errors import UnavailableError
+from common.messages import SamplingParams, TokenLogprobs
+from common.words import Finish
+from gateway.answers.answer import MAX_TOKENS, Answer, Turn
+from gateway.answers.ask import Reply, TextRules
+from gateway.answers.choice import Choice, Piece
+from gateway.answers.tokenizer import ChatTokenizer
+from gateway.dialects.openai.chat import Chat
+from gateway.dialects.openai.completions import Completions
+from gateway.dialects.openai.schema import ChatRequest, CompletionRequest
+from gateway.observe.metrics import AnswerMetrics, GatewayMetrics
+from gateway.request.mailbox import Mailbox, TokenEvent
+from gateway.request.timeline import STOP_STRING, Timeline
+from gateway.routes.streamed import StreamedAnswer
+
+TEXT = "<think>Größe 🙂 or\u2028not?</think>The capital of France is Paris, and the sea is near."
+
+
+class Generation:
+    """A mailbox, and why it was cancelled."""
+
+    def __init__(self) -> None:
+        self.mailbox = Mailbox()
+        self.cancelled: list[str] = []
+        self.timings: dict[str, float] = {}
+        self.timeline = Timeline(request_id="r", received_at=0.0, submitted_at=0.0, prompt_tokens=1)
+
+    def cancel(self, reason: str) -> None:
+        if not self.mailbox.is_over and not self.cancelled:
+            self.cancelled.append(reason)
+            self.mailbox.close(None)
+
+
+@dataclass
+class Socket:
+    """What was written, a part for each write; it may stop reading."""
+
+    parts: list[bytes] = field(default_factory=list)
+    is_ended: bool = False
+    reads: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.reads.set()
+
+    @property
+    def is_read(self) -> bool:
+        return self.reads.is_set()
+
+    async def read(self) -> None:
+        await self.reads.wait()
+
+    def write(self, data: bytes) -> None:
+        assert not self.is_ended
+        self.parts.append(data)
+
+    def end(self, data: bytes) -> None:
+        self.write(data)
+        self.is_ended = True
+
+    @property
+    def events(self) -> list[Any]:
+        lines = b"".join(self.parts).split(b"\n\n")
+        return [json.loads(line[6:]) for line in lines if line and line != b"data: [DONE]"]
+
+
+class Stream:
+    """An answer of one or more choices, written to a socket."""
+
+    def __init__(
+        self,
+        tokenizer: ChatTokenizer,
+        *,
+        n: int = 1,
+        turn: Turn | None = None,
+        stops: Sequence[str] = (),
+        max_tokens: int = 500,
+        **asked: Any,
+    ) -> None:
+        chat = {"model": "m", "messages": [{"role": "user", "content": "?"}], "stream": True}
+        self.body = ChatRequest(**chat, **asked)
+        self.generations = [Generation() for _ in range(n)]
+        sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=tokenizer.eos_ids)
+        rules = TextRules(stops=stops)
+        choices = [
+            Choice(one, tokenizer, index=index, rules=rules, sampling=sampling, reply=Reply(), prompt=[5])
+            for index, one in enumerate(self.generations)
+        ]
+        self.answer = Answer(
+            id="a", model="m", tokenizer=tokenizer, choices=choices, prompts=[[5]], turn=turn or Turn(), created=7
+        )
+        metrics = AnswerMetrics(GatewayMetrics(["m"]), self.answer, 0.0)
+        self.streamed = StreamedAnswer(Chat(), self.body, self.answer, metrics)
+        self.socket = Socket()
+        self.streamed.begin(self.socket)
+
+    def put(self, events: Sequence[TokenEvent], choice: int = 0) -> None:
+        for event in events:
+            self.generations[choice].mailbox.put(event)
+
+    @property
+    def message(self) -> tuple[str, str, str | None]:
+        """Content, reasoning and finish of the first choice, from what was written."""
+        entries = [entry for event in self.socket.events for entry in event.get("choices", ()) if entry["index"] == 0]
+        deltas = [entry["delta"] for entry in entries]
+        content, reasoning = ("".join(d.get(name) or "" for d in deltas) for name in ("content", "reasoning"))
+        return content, reasoning, entries[-1]["finish_reason"]
+
+
+def cut(
+    ids: Sequence[int], sizes: Sequence[int], *, finish: Finish = Finish.STOP, logprobs: bool = False
+) -> list[TokenEvent]:
+    """`ids` as events of these sizes, in turn."""
+    events: list[TokenEvent] = []
+    at = 0
+    while at < len(ids):
+        new = list(ids[at : at + sizes[len(events) % len(sizes)]])
+        tell = [TokenLogprobs(logprob=-token / 1000, top_ids=[token], top_logprobs=[-0.1]) for token in new]
+        is_last = at + len(new) == len(ids)
+        events.append(
+            TokenEvent(
+                position=at,
+                token_ids=new,
+                logprobs=tell if logprobs else [],
+                finish=finish if is_last else Finish.NONE,
+                cached_tokens=0 if at == 0 else -1,
+            )
+        )
+        at += len(new)
+    return events
+
+
+async def turn_over() -> None:
+    """What is due at the end of this turn is done."""
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+def ids_of(tokenizer: ChatTokenizer, text: str = TEXT) -> list[int]:
+    return [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_ids[0]]
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_any_split_and_any_delay_make_the_same_message(demo: ChatTokenizer, seed: int) -> None:
+    """Frames of some tokens each; several of them in a turn; a client that stops reading now and then."""
+    dice = random.Random(seed)
+    options = {"logprobs": True, "top_logprobs": 1, "stream_options": {"include_usage": True}} if seed % 2 else {}
+    stops = ["is near", "Pluto"] if seed % 3 == 0 else []
+    whole, split = (Stream(demo, stops=stops, **options) for _ in range(2))
+    ids = ids_of(demo)
+    whole.put(cut(ids, [1000], logprobs=bool(options)))
+    await turn_over()
+    for event in cut(ids, [dice.randrange(1, 6) for _ in range(9)], logprobs=bool(options)):
+        split.put([event])
+        if dice.random() < 0.2:
+            split.socket.reads.clear()
+        elif dice.random() < 0.7:
+            split.socket.reads.set()
+            await turn_over()
+    split.socket.reads.set()
+    while not split.socket.is_ended:
+        await turn_over()
+    assert split.message == whole.message
+    assert split.message[0].startswith("The capital of France")
+    assert split.message[1] == "Größe 🙂 or\u2028not?"
+    told, wanted = (
+        [
+            one
+            for event in stream.socket.events
+            for entry in event["choices"]
+            for one in (entry.get("logprobs") or {}).get("content") or ()
+        ]
+        for stream in (split, whole)
+    )
+    assert told == wanted
+    assert bool(told) is bool(options)
+    assert split.socket.events[-1].get("usage") == whole.socket.events[-1].get("usage")
+    assert split.answer.usage() == whole.answer.usage()
+
+
+async def test_a_turn_has_one_write_and_one_event_a_choice(demo: ChatTokenizer) -> None:
+    stream = Stream(demo, n=2)
+    ids = ids_of(demo, "one two three four five six seven eight")
+    first, *rest = cut(ids, [1])
+    assert len(stream.socket.parts) == 1  # the opening
+    stream.put([first])
+    await turn_over()
+    assert len(stream.socket.parts) == 2
+    stream.put(rest[:3])
+    stream.put(cut(ids, [2])[:2], choice=1)
+    await turn_over()
+    assert len(stream.socket.parts) == 3
+    said = [(e["choices"][0]["index"], e["choices"][0]["delta"]["content"]) for e in stream.socket.events[3:]]
+    decoded = [demo.decode(part, skip_special_tokens=True) for part in (ids[1:4], ids[:4])]
+    assert said == list(enumerate(decoded))
+
+
+async def test_tokens_wait_as_numbers_while_the_client_does_not_read(demo: ChatTokenizer) -> None:
+    stream = Stream(demo, max_tokens=5000)
+    ids = ids_of(demo, "a b c d e f g h " * 40)
+    first, *rest = cut(ids, [1])
+    stream.socket.reads.clear()
+    stream.put([first])
+    await turn_over()
+    written = len(stream.socket.parts)
+    for event in rest:
+        stream.put([event])
+        await turn_over()
+    assert len(stream.socket.parts) == written
+    stream.socket.reads.set()
+    await turn_over()
+    await turn_over()
+    told = stream.socket.events[-1]["choices"][0]["delta"]["content"]
+    assert told == demo.decode(ids[1 : 1 + MAX_TOKENS], skip_special_tokens=True).rstrip()  # then others have a turn
+    while not stream.socket.is_ended:
+        await turn_over()
+    assert len(stream.socket.parts) - written <= 1 + len(ids) // MAX_TOKENS
+    assert stream.message[0] == "a b c d e f g h " * 40
+
+
+async def test_a_stop_string_in_the_middle_of_late_tokens_ends_the_stream(demo: ChatTokenizer) -> None:
+    stream = Stream(demo, stops=["Paris"])
+    stream.put(cut(ids_of(demo), [3])[:-1])
+    await turn_over()
+    assert stream.message == ("The capital of France is ", "Größe 🙂 or\u2028not?", "stop")
+    assert stream.socket.is_ended
+    assert stream.generations[0].cancelled == [STOP_STRING]
+
+
+async def test_an_error_comes_behind_the_tokens_before_it_and_ends_all_choices(demo: ChatTokenizer) -> None:
+    stream = Stream(demo, n=2)
+    stream.put(cut(ids_of(demo, "so far so good"), [2])[:2])
+    stream.generations[0].mailbox.close(UnavailableError("the worker is gone"))
+    for _ in range(3):
+        await turn_over()
+    *_, told, error = stream.socket.events
+    assert told["choices"][0]["delta"]["content"]
+    assert error["error"]["message"] == "the worker is gone"
+    assert stream.socket.is_ended
+    assert b"[DONE]" not in b"".join(stream.socket.parts)
+    assert stream.generations[1].cancelled == ["answer ended"]
+
+
+async def test_nothing_is_written_to_a_client_that_left(demo: ChatTokenizer) -> None:
+    stream = Stream(demo)
+    first, *rest = cut(ids_of(demo), [1])
+    stream.put([first])
+    await turn_over()
+    stream.put(rest[:5])
+    written = list(stream.socket.parts)
+    stream.streamed.close()
+    await turn_over()
+    assert stream.socket.parts == written
+    assert stream.generations[0].cancelled == ["client disconnected"]
+
+
+async def test_a_stream_that_breaks_says_so_and_breaks_no_other(
+    demo: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn = Turn()
+    broken, whole = Stream(demo, turn=turn), Stream(demo, turn=turn)
+
+    def crash(event: TokenEvent) -> Piece:
+        raise RuntimeError("a mistake of ours")
+
+    monkeypatch.setattr(broken.answer.choices[0], "take", crash)
+    for stream in (broken, whole):
+        stream.put(cut(ids_of(demo), [7]))
+    await turn_over()
+    assert broken.socket.events[-1]["error"]["message"] == "internal error"
+    assert broken.socket.is_ended
+    assert whole.message[2] == "stop"
+
+
+async def test_the_pieces_of_one_call_are_one_entry_of_an_event(demo: ChatTokenizer) -> None:
+    stream = Stream(demo, tools=[{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}])
+    calls = {"tools": stream.body.tool_rules}
+    choice = Choice(
+        stream.generations[0], demo, index=0, rules=TextRules(), reply=Reply(**calls), prompt=[5],
+        sampling=SamplingParams(max_tokens=500, stop_token_ids=demo.eos_ids),
+    )  # fmt: skip
+    said = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2, 3]}}\n</tool_call>'
+    [event] = cut(ids_of(demo, said), [1000])
+    [call] = choice.take(event).calls
+    assert (call.name, json.loads(call.arguments)) == ("add", {"a": 1, "b": [2, 3]})
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_whole_answer_is_what_the_stream_says(demo: ChatTokenizer, n: int) -> None:
+    stream = Stream(demo, n=n)
+    whole = Stream(demo, n=n)
+    whole.streamed.close()  # it is read as one piece instead
+    fresh = [Generation() for _ in range(n)]
+    for choice, generation in zip(whole.answer.choices, fresh, strict=True):
+        choice.generation = generation
+    reading = asyncio.create_task(whole.answer.whole())
+    await turn_over()
+    for index in range(n):
+        stream.put(cut(ids_of(demo), [3]), choice=index)
+        for event in cut(ids_of(demo), [1, 4]):
+            fresh[index].mailbox.put(event)
+    pieces = await reading
+    await turn_over()
+    assert [(piece.text, piece.reasoning, str(piece.finish)) for piece in pieces] == [stream.message] * n
+
+
+async def test_completions_write_their_text_as_it_is(demo: ChatTokenizer) -> None:
+    """The JSON around a text is made once, of a text that is none."""
+    body = CompletionRequest(model='with "quotes"', prompt="?", stream=True)
+    generation = Generation()
+    rules, sampling = TextRules(), SamplingParams(max_tokens=100)
+    choice = Choice(generation, demo, index=0, rules=rules, sampling=sampling)
+    answer = Answer(id="a", model='with "quotes"', tokenizer=demo, choices=[choice], prompts=[[5]], created=7)
+    events = Completions().events(body, answer)
+    for text in ('"', "\\", "\n", "\u2028", "\x00", "🙂", "plain"):
+        told = events.event(choice, Piece(text=text))
+        assert len(told.decode().splitlines()) == 2
+        assert json.loads(told[6:]) == {
+            "id": "a", "object": "text_completion", "created": 7, "model": 'with "quotes"',
+            "choices": [{"index": 0, "text": text, "logprobs": None, "finish_reason": None}],
+        }  # fmt: skip
