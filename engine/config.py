@@ -31,7 +31,7 @@ class EngineConfig:
     num_blocks: int | None = None  # None: as many as fit into kv_memory_bytes
     kv_memory_bytes: int | None = None  # None: 256 MiB, or the GPU memory that weights and passes leave
     block_size: int | None = None  # token positions; None: what `engine.cache.pages.block_size` finds
-    max_model_len: int | None = None  # None: the model's
+    max_model_len: int | None = None  # None: the model's, up to 2^20
     max_batch_tokens: int = 512  # token budget of a pass
     max_sequences: int = 64
     num_threads: int = 1  # torch's intra-op threads on the CPU

@@ -47,6 +47,9 @@ MIXED_GRAPHS = ((16, 32, 64, 128), (128, 192, 256, 320, 384, 512))
 
 log = logging.getLogger("baton.engine")
 
+# Positions. Tables of rotations grow with them, and nobody who has room for more leaves it unsaid.
+MAX_LEN_UNASKED = 1 << 20
+
 Allocate = Callable[[tuple[int, ...], torch.dtype, str], torch.Tensor]
 Load = Callable[[Weights, Path], None]
 
@@ -70,6 +73,7 @@ class Engine:
         self.config = config
         self.vocab_size = model.vocab_size
         self.max_model_len = _resolve_max_model_len(config.max_model_len, model.max_position_embeddings)
+        model = model.within(self.max_model_len)
         self.fingerprint = model_fingerprint(config.model, _marks(config))
         if foreign is not None:
             self._decoder: Decoder | ForeignDecoder = foreign.load(model, dtype, device)
@@ -289,4 +293,4 @@ def _resolve_dtype(asked: str, device: torch.device, checkpoint: str) -> str:
 def _resolve_max_model_len(asked: int | None, model: int) -> int:
     if asked is not None and asked > model:
         raise ValueError(f"max_model_len = {asked} is more than the model's max_position_embeddings = {model}")
-    return asked or model
+    return asked or min(model, MAX_LEN_UNASKED)

@@ -71,7 +71,7 @@ class AttentionSpec:
     num_kv_heads: int
     head_dim: int
     rope: RopeSpec | None  # None: positions are not encoded
-    window: int = 0  # positions attended to, the own one included; 0: all
+    window: int = 0  # positions attended to, see `first_seen`
     qk_norm: QkNorm | None = None
     qkv_bias: bool = False
     output_bias: bool = False
@@ -278,6 +278,16 @@ class ModelSpec:
     def with_names(self, stored: StoredNames) -> ModelSpec:
         """Return the same model in a checkpoint with other names."""
         return replace(self, stored=stored)
+
+    def within(self, longest: int) -> ModelSpec:
+        """Return the same model for sequences of at most `longest` tokens, without chunks that none outgrows."""
+        layers = [
+            replace(layer, mixer=replace(layer.mixer, window=0))
+            if isinstance(layer.mixer, AttentionSpec) and -layer.mixer.window >= longest
+            else layer
+            for layer in self.layers
+        ]
+        return replace(self, layers=tuple(layers))
 
     def format_of(self, module: str) -> Format:
         """How the matrix of a module is stored, by our name of it."""

@@ -51,7 +51,9 @@ class WorkerOptions(ModelSettings):
     block_size: Annotated[Literal[0, 8, 16, 32, 64, 128, 256, 512, 1024], AUTO] = Field(
         0, description="token positions in a block; auto: 16, up to 1024 for a model that keeps a state in each block"
     )
-    max_model_len: Annotated[int, Field(ge=0), AUTO] = Field(0, description="longest sequence; auto: the model's")
+    max_model_len: Annotated[int, Field(ge=0), AUTO] = Field(
+        0, description="longest sequence; auto: the model's, up to 1048576"
+    )
     max_batch_tokens: Annotated[int, Field(ge=0), AUTO] = Field(
         0, description="token budget of a step; auto: 512 on the CPU, 8192 on a GPU"
     )

@@ -6,7 +6,15 @@ computes it), `reference` (the same in plain torch), and one file for each Trito
 
 from engine.kernels.attention.decode_items import deal_out, items_at_once, max_items, point
 from engine.kernels.attention.dispatch import copies_in_bulk, needs_qkv, paged_attention, tiling
-from engine.kernels.attention.plan import AttentionBatch, AttentionPlan, DecodeItems, HeadShape, PrefillPlan, Scores
+from engine.kernels.attention.plan import (
+    AttentionBatch,
+    AttentionPlan,
+    DecodeItems,
+    HeadShape,
+    PrefillPlan,
+    Scores,
+    first_seen,
+)
 from engine.kernels.attention.tiles import Tiling, deal_out_tiles
 
 __all__ = [
@@ -20,6 +28,7 @@ __all__ = [
     "copies_in_bulk",
     "deal_out",
     "deal_out_tiles",
+    "first_seen",
     "items_at_once",
     "max_items",
     "needs_qkv",

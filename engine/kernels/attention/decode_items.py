@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.arrays import Integers
+from engine.kernels.attention.plan import first_seen
 from engine.kernels.device import Device
 
 STEP_POSITIONS = 64  # a loop step of `triton_decode`
@@ -28,7 +29,7 @@ def deal_out(context_len: Integers, *, window: int, at_once: int) -> tuple[Integ
     An item's columns: row of q (-1: nothing to do), first position, end, whether it is its sequence's only item, offset of the
     block table (`point` fills it in). I is at most `max_items(S, at_once)`.
     """
-    first = np.maximum(context_len - window, 0) if window else np.zeros_like(context_len)
+    first = np.maximum(first_seen(context_len - 1, window), 0)
     lengths = context_len - first
     counts = _ceil(lengths, _longest_item(lengths, at_once))
     each = _ceil(_ceil(lengths, counts), STEP_POSITIONS) * STEP_POSITIONS  # even pieces, whole loop steps

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from engine.kernels.attention import reference
-from engine.kernels.attention.plan import AttentionBatch, Scores
+from engine.kernels.attention.plan import AttentionBatch, Scores, first_seen
 from engine.kernels.codes import Codes, numbers_of
 
 
@@ -38,8 +38,9 @@ def _attend_one(
     """`q` [Q, Hq, D] of one sequence -> [Q, Hq, D]."""
     block_size, num_kv_heads = kv_layer.shape[2], kv_layer.shape[3]
     num_new, window = len(q), how.window
-    first = max(0, context - num_new - window + 1) // block_size if window else 0
-    begin = max(0, context - window) if window and num_new == 1 else first * block_size
+    begin = max(0, first_seen(context - num_new, window))
+    first = begin // block_size
+    begin = begin if num_new == 1 else first * block_size
     pages = numbers_of(kv_layer, table[first : -(-context // block_size)], codes)  # [blocks, 2, B, Hkv, D]
     both = pages.permute(1, 3, 0, 2, 4).flatten(2, 3)  # [2, Hkv, C, D], copied
     keys, values = both[:, :, begin - first * block_size : context - first * block_size].unsqueeze(1)
@@ -58,5 +59,4 @@ def _seen(num_new: int, context: int, begin: int, window: int) -> torch.Tensor:
     """[Q, C] whether each new token sees each position from `begin` on."""
     query_at = torch.arange(context - num_new, context)[:, None]
     key_at = torch.arange(begin, context)
-    seen = key_at <= query_at
-    return seen & (key_at > query_at - window) if window else seen
+    return (key_at <= query_at) & (key_at >= first_seen(query_at, window))

@@ -7,8 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
+
+from engine.arrays import Integers
+
+Positions = TypeVar("Positions", int, torch.Tensor, Integers)
+
+
+def first_seen(position: Positions, window: int) -> Positions:
+    """Return the first position that one attends to, which may be below 0.
+
+    A `window` is so many positions, the own one included. 0: all. Negative: those of the own chunk, of -window positions.
+    """
+    if window < 0:
+        return position - position % -window
+    return position - window + 1 if window else position * 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +31,7 @@ class Scores:
     """How a layer turns products of queries and keys into weights."""
 
     scale: float
-    window: int = 0  # positions attended to, the own one included; 0: all
+    window: int = 0  # positions attended to, see `first_seen`
     softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they stay
     sinks: torch.Tensor | None = None  # [Hq] float32: one more score for each head, without a value
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.attention.plan import AttentionBatch, Scores
+from engine.kernels.attention.plan import AttentionBatch, Scores, first_seen
 from engine.kernels.codes import Codes, numbers_of
 
 
@@ -37,7 +37,7 @@ def attend_one(
     """`q` [Q, Hq, D] of one sequence with `context` positions -> [Q, Hq, D]."""
     block_size, num_kv_heads = kv_layer.shape[2], kv_layer.shape[3]
     window = how.window
-    first = max(0, context - len(q) - window + 1) // block_size if window else 0
+    first = max(0, first_seen(context - len(q), window)) // block_size
     blocks = table[first : -(-context // block_size)].long()
     keys, values = numbers_of(kv_layer, blocks, codes).unbind(1)  # [blocks, B, Hkv, D]
     first_position = first * block_size
@@ -46,9 +46,7 @@ def attend_one(
     scores = _capped(torch.einsum("qhgd,chd->hgqc", grouped, keys) * how.scale, how.softcap)
     query_at = torch.arange(context - len(q), context, device=q.device)[:, None]
     key_at = torch.arange(first_position, context, device=q.device)
-    hidden = key_at > query_at
-    if window:
-        hidden = hidden | (key_at <= query_at - window)
+    hidden = (key_at > query_at) | (key_at < first_seen(query_at, window))
     weights = _softmax(scores.masked_fill(hidden, float("-inf")), how.sinks)
     return torch.einsum("hgqc,chd->qhgd", weights, values).flatten(1, 2).to(q.dtype)
 
@@ -65,9 +63,7 @@ def _attend_singles(
     scores = _capped(torch.einsum("shgd,schd->shgc", grouped, keys) * how.scale, how.softcap)
     at = torch.arange(keys.shape[1], device=q.device)
     lengths = batch.context_len.long()[:, None]
-    hidden = at >= lengths
-    if how.window:
-        hidden = hidden | (at < lengths - how.window)
+    hidden = (at >= lengths) | (at < first_seen(lengths - 1, how.window))
     scores = scores.masked_fill(hidden[:, None, None], float("-inf"))
     weights = _softmax(scores[..., None, :], how.sinks)[..., 0, :]
     values = values.masked_fill((at >= lengths)[:, :, None, None], 0.0)  # other rows may hold NaN: 0 * NaN is NaN

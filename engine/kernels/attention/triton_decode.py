@@ -79,6 +79,15 @@ def _stages(num_programs: int, processors: int) -> int:
 
 
 @triton.jit
+def first_seen(position, window, CHUNKED: tl.constexpr):
+    """As `plan.first_seen`; of chunks, `window` is their positions."""
+    if CHUNKED:
+        return position // window * window
+    else:
+        return position - window + 1
+
+
+@triton.jit
 def softcapped(scores_log2, CAP: tl.constexpr):
     """cap * tanh(score / cap) of scores in units of log2(e)."""
     CAP_LOG2: tl.constexpr = CAP * 1.4426950408889634

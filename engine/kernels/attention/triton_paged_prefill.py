@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.attention.plan import Scores
-from engine.kernels.attention.triton_decode import LOG2_E, softcapped
+from engine.kernels.attention.triton_decode import LOG2_E, first_seen, softcapped
 from engine.kernels.codes import Codes
 from engine.kernels.codes.triton_codes import FP8, INT8, bytes_of, kind_of, scales_of, widened
 from engine.kernels.launch import Kernel
@@ -56,12 +56,12 @@ def paged_prefill(
     factors, scales, scale_block, scale_plane = scales_of(codes)
     _PREFILL.launch(
         (num_heads, tiles.shape[0] * (rows // m)), None,
-        q, bytes_of(kv_layer, codes), factors, scales, block_table, tiles, out, how.sinks, how.scale * LOG2_E, how.window,
+        q, bytes_of(kv_layer, codes), factors, scales, block_table, tiles, out, how.sinks, how.scale * LOG2_E, abs(how.window),
         q.stride(0), q.stride(1), out.stride(0), out.stride(1), block_table.stride(0),
         kv_layer.stride(0), kv_layer.stride(1), kv_layer.stride(2), kv_layer.stride(3), scale_block, scale_plane,
         G=num_heads // kv_layer.shape[3], HKV=kv_layer.shape[3], B=kv_layer.shape[2],
         D=head_dim, D_PADDED=max(16, triton.next_power_of_2(head_dim)),
-        M=m, PIECES=rows // m, N=step, STAGES=stages, HAS_WINDOW=how.window > 0,
+        M=m, PIECES=rows // m, N=step, STAGES=stages, HAS_WINDOW=how.window != 0, CHUNKED=how.window < 0,
         SOFTCAP=how.softcap, HAS_SINKS=how.sinks is not None, CODES=kind_of(codes, q.device), num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
@@ -72,7 +72,7 @@ def _prefill(
     q_token, q_head, out_token, out_head, table_row, kv_block, kv_plane, kv_slot, kv_head, scale_block, scale_plane,
     G: tl.constexpr, HKV: tl.constexpr, B: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr,
     M: tl.constexpr, PIECES: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, CODES: tl.constexpr,
+    CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, CODES: tl.constexpr,
 ):  # fmt: skip
     head, tile = tl.program_id(0), tiles_I8 + tl.program_id(1) // PIECES * 8
     skipped = tl.program_id(1) % PIECES * M
@@ -94,9 +94,10 @@ def _prefill(
     end = first_position + num_rows  # after the last row's own position
     seen_by_all = (first_position + 1) // N * N
     if HAS_WINDOW:
-        begin = tl.maximum(0, first_position - window + 1)
+        begin = tl.maximum(0, first_seen(first_position, window, CHUNKED))
         first = begin // N * N
-        inner = tl.minimum(tl.cdiv(tl.maximum(0, first_position + M - window), N) * N, tl.cdiv(end, N) * N)
+        last = first_seen(first_position + M - 1, window, CHUNKED)
+        inner = tl.minimum(tl.cdiv(tl.maximum(0, last), N) * N, tl.cdiv(end, N) * N)
         seen_by_all = tl.maximum(seen_by_all, inner)
     else:
         begin, inner = 0, 0
@@ -108,17 +109,17 @@ def _prefill(
         sums, top, total = _span(
             first, inner, begin, end, q, sums, top, total, head_kv, table, first_position, window, scale_log2,
             kv_block, kv_plane, kv_slot, head_scales, scale_block, scale_plane, HKV, CODES,
-            B, D, D_PADDED, M, N, STAGES, True, True, SOFTCAP,
+            B, D, D_PADDED, M, N, STAGES, True, True, CHUNKED, SOFTCAP,
         )  # fmt: skip
     sums, top, total = _span(
         inner, seen_by_all, begin, end, q, sums, top, total, head_kv, table, first_position, window, scale_log2,
         kv_block, kv_plane, kv_slot, head_scales, scale_block, scale_plane, HKV, CODES,
-        B, D, D_PADDED, M, N, STAGES, False, HAS_WINDOW, SOFTCAP,
+        B, D, D_PADDED, M, N, STAGES, False, HAS_WINDOW, CHUNKED, SOFTCAP,
     )  # fmt: skip
     sums, top, total = _span(
         seen_by_all, end, begin, end, q, sums, top, total, head_kv, table, first_position, window, scale_log2,
         kv_block, kv_plane, kv_slot, head_scales, scale_block, scale_plane, HKV, CODES,
-        B, D, D_PADDED, M, N, 1, True, HAS_WINDOW, SOFTCAP,
+        B, D, D_PADDED, M, N, 1, True, HAS_WINDOW, CHUNKED, SOFTCAP,
     )  # fmt: skip
     if CODES >= FP8:
         sums *= tl.load(factors_2 + 1)
@@ -133,8 +134,7 @@ def _span(
     at_first, at_end, begin, end, q, sums, top, total, head_kv, table, first_position, window, scale_log2,
     kv_block, kv_plane, kv_slot, head_scales, scale_block, scale_plane, HKV: tl.constexpr, CODES: tl.constexpr,
     B: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
-    MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr,
+    MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """Positions [at_first, at_end), N a step. `MASKED`: a row may not see all of a step; only [begin, end) is read."""
     d, position = tl.arange(0, D_PADDED), first_position + tl.arange(0, M)
@@ -167,7 +167,7 @@ def _span(
         if MASKED:
             seen = n[None, :] <= position[:, None]
             if HAS_WINDOW:
-                seen = seen & (n[None, :] > position[:, None] - window)
+                seen = seen & (n[None, :] >= first_seen(position, window, CHUNKED)[:, None])
             scores = tl.where(seen, scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, axis=1) * scale_log2)
         safe_top = new_top

@@ -13,7 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine.kernels.attention.plan import Scores
 from engine.kernels.attention.tiles import SMALL_TILE
-from engine.kernels.attention.triton_decode import LOG2_E, softcapped
+from engine.kernels.attention.triton_decode import LOG2_E, first_seen, softcapped
 from engine.kernels.codes import Codes
 from engine.kernels.codes.triton_codes import FP8, INT8, NUMBERS, bytes_of, kind_of, scales_of, widened
 from engine.kernels.device import describe
@@ -53,14 +53,15 @@ def prefill(
         rows,
         step,
         stages,
-        how.window > 0,
+        how.window != 0,
+        how.window < 0,
         how.softcap,
         how.sinks is not None,
     )
     _PREFILL.launch(
         (num_heads, tiles.shape[0]), (q.dtype, *fixed),
         q, TensorDescriptor(keys, shape, strides, [step, padded]), TensorDescriptor(values, shape, strides, [step, padded]),
-        tiles, out, how.sinks, how.scale * LOG2_E, how.window, *fixed,
+        tiles, out, how.sinks, how.scale * LOG2_E, abs(how.window), *fixed,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
@@ -123,7 +124,7 @@ def _gather(
 def _prefill(
     q_THD, keys, values, tiles_I8, out_THD, sinks_H, scale_log2, window,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr, HAS_WINDOW: tl.constexpr, CHUNKED: tl.constexpr,
     SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     head, tile = tl.program_id(0), tiles_I8 + tl.program_id(1) * 8
@@ -141,7 +142,7 @@ def _prefill(
     total = tl.zeros((M,), tl.float32)
     end = first_position + num_rows  # positions up to the last row's own
     if HAS_WINDOW:
-        masked = tl.maximum(0, first_position - window + 1) // N * N
+        masked = tl.maximum(0, first_seen(first_position, window, CHUNKED)) // N * N
     else:
         masked = (first_position + 1) // N * N  # up to here every row sees everything
         for at in tl.range(0, masked, N, num_stages=STAGES):
@@ -160,6 +161,7 @@ def _prefill(
                 top,
                 total,
                 N,
+                False,
                 False,
                 False,
                 SOFTCAP,
@@ -182,6 +184,7 @@ def _prefill(
             N,
             True,
             HAS_WINDOW,
+            CHUNKED,
             SOFTCAP,
         )
     if HAS_SINKS:
@@ -192,7 +195,7 @@ def _prefill(
 @triton.jit
 def _attend(
     q, keys, values, context, at, column, position, end, window, scale_log2, sums, top, total,
-    N: tl.constexpr, MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    N: tl.constexpr, MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """One loop step: positions [at, at + N) of a context."""
     k = keys.load([context + at, column])
@@ -203,7 +206,7 @@ def _attend(
         n = at + tl.arange(0, N)
         seen = n[None, :] <= position[:, None]
         if HAS_WINDOW:
-            seen = seen & (n[None, :] > position[:, None] - window)
+            seen = seen & (n[None, :] >= first_seen(position, window, CHUNKED)[:, None])
         scores = tl.where(seen, scores, float("-inf"))
     new_top = tl.maximum(top, tl.max(scores, axis=1) * scale_log2)
     safe_top = tl.where(new_top == float("-inf"), 0.0, new_top) if HAS_WINDOW else new_top  # nothing seen so far

@@ -13,6 +13,7 @@ from engine.kernels.attention import (
     PrefillPlan,
     Tiling,
     deal_out,
+    first_seen,
     items_at_once,
     max_items,
     point,
@@ -61,7 +62,7 @@ def attention(
         rows = range(starts[sequence], starts[sequence + 1])
         for row in rows:
             own = context - (rows.stop - row)
-            seen = slice(max(0, own - window + 1) if window else 0, own + 1)
+            seen = slice(max(0, first_seen(own, window)), own + 1)
             for head in range(q.shape[1]):
                 scores = keys[seen, head // group] @ q[row, head].double() * scale
                 if softcap:

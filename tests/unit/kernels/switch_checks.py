@@ -22,6 +22,8 @@ def check_scores(device: str) -> None:
             _check_scores(
                 lengths, 64, dtype, device, attention.Scores(scale=0.3, window=window, softcap=softcap, sinks=sinks)
             )
+    for lengths, chunk, dtype in itertools.product((decode, prompts), (7, 24, 64), (torch.float32, torch.float16)):
+        _check_scores(lengths, 16, dtype, device, attention.Scores(scale=0.3, window=-chunk))
     for lengths in ([(1, 40), (1, 9)], [(5, 40), (20, 20)]):  # Gemma 4's widest heads
         _check_scores(lengths, 512, torch.float16, device, attention.Scores(scale=0.1))
 

@@ -1,7 +1,4 @@
-"""Llama 4's text model: most layers attend within chunks, with rotation and normed heads; the others see all, unrotated.
-
-Sequences are not longer than a chunk here, so attention within chunks is attention to all.
-"""
+"""Llama 4's text model: most layers attend within chunks, with rotation and normed heads; the others see all, unrotated."""
 
 from __future__ import annotations
 
@@ -67,12 +64,11 @@ def read_with_vision(fields: Fields) -> ModelSpec:
 
 def read(fields: Fields) -> ModelSpec:
     fields = fields.over(LLAMA_4)
-    longest = min(number(fields, "max_position_embeddings"), number(fields, "attention_chunk_size"))
-    fields = fields.with_values(max_position_embeddings=longest)
-    fields.ignore("for_llm_compressor", "attention_chunk_size")
+    fields.ignore("for_llm_compressor")
     num_layers, every = number(fields, "num_hidden_layers"), number(fields, "no_rope_layer_interval")
     rotated = fields.get("no_rope_layers") or [(layer + 1) % every for layer in range(num_layers)]
-    layer_types(fields, [CHUNKED if there else FULL for there in rotated], known=(CHUNKED, FULL))
+    kinds = layer_types(fields, [CHUNKED if there else FULL for there in rotated], known=(CHUNKED, FULL))
+    chunk = number(fields, "attention_chunk_size") if CHUNKED in kinds else 0
     size = number(fields, "intermediate_size")
     rule = RoutingRule(chosen=number(fields, "num_experts_per_tok"), score=Score.SIGMOID)
     shared = SharedExpertSpec(size=size, under="feed_forward.shared_expert")
@@ -84,13 +80,16 @@ def read(fields: Fields) -> ModelSpec:
     return model(
         fields,
         [
-            LayerSpec(mixer=_attention(fields, has_rope=bool(there)), mlp=sparse if layer in with_experts else dense)
-            for layer, there in enumerate(rotated)
+            LayerSpec(
+                mixer=_attention(fields, has_rope=bool(there), window=-chunk if kind == CHUNKED else 0),
+                mlp=sparse if layer in with_experts else dense,
+            )
+            for layer, (kind, there) in enumerate(zip(kinds, rotated, strict=True))
         ],
     )
 
 
-def _attention(fields: Fields, *, has_rope: bool) -> AttentionSpec:
+def _attention(fields: Fields, *, has_rope: bool, window: int) -> AttentionSpec:
     bias, rotation = flag(fields, "attention_bias"), rope(fields, theta=500_000.0, interleaved=True)
     growth = QueryGrowth(scale=real(fields, "attn_scale", 0.1), every=number(fields, "floor_scale"), shift=1)
     tuned = flag(fields, "attn_temperature_tuning") and not has_rope
@@ -98,6 +97,7 @@ def _attention(fields: Fields, *, has_rope: bool) -> AttentionSpec:
     return attention(
         fields,
         rope=rotation if has_rope else None,
+        window=window,
         qkv_bias=bias,
         output_bias=bias,
         qk_norm=QkNorm(has_weight=False, after_rope=True) if normed else None,

@@ -125,6 +125,19 @@ CASES: tuple[Case, ...] = (
         },
     ),
     Case(
+        name="llama4-chunks",
+        config="Llama4TextConfig",
+        fields={
+            "num_local_experts": 4,
+            "intermediate_size": 40,
+            "intermediate_size_mlp": 72,
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "attention_chunk_size": 20,
+            "no_rope_layers": [1, 0, 1, 1],
+        },
+    ),
+    Case(
         name="llama4-vision",
         config="Llama4TextConfig",
         fields={

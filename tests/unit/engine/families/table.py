@@ -38,9 +38,9 @@ over, prompts are cut into chunks, begin with cached blocks, join a batch, and l
 (`tests/unit/engine/families/`). `make models` does it with separate processes. Kernels are checked for each switch in
 Triton's interpreter (`tests/unit/kernels/`).
 
-Layers with a window keep all positions: all layers' blocks are one group. LongRoPE's long factors are used where
-`--max-model-len` is above `original_max_position_embeddings`, for short prompts too. Dynamic NTK changes nothing up to
-`max_position_embeddings`, and no worker goes beyond.
+Layers with a window, or attention within chunks, keep all positions: all layers' blocks are one group. LongRoPE's long
+factors are used where `--max-model-len` is above `original_max_position_embeddings`, for short prompts too. Dynamic NTK
+changes nothing up to `max_position_embeddings`, and no worker goes beyond.
 
 Other causal models of `transformers` run over Baton's cache by its own code, where it is installed: `--model-impl auto` does
 so for architectures that are not below, with a line in the log, and `--model-impl transformers` for any. That is slow:
@@ -120,6 +120,8 @@ def switches(spec: ModelSpec) -> set[str]:
 def _of_layer(layer: LayerSpec) -> set[str]:
     parts = (layer.mixer, layer.mlp, layer.around_mixer, layer.around_mlp)
     found = {switch for part in parts for switch in _on(part)}
+    if isinstance(layer.mixer, AttentionSpec) and layer.mixer.window < 0:
+        found = found - {NAMES["window"]} | {"attention within chunks"}
     if layer.around_mixer.after:
         found.add("norms around halves" if layer.around_mixer.before else "norms after halves")
     if isinstance(layer.mlp, GatedMlpSpec) and layer.mlp.activation != "silu":

@@ -28,13 +28,14 @@ OTHERS = {
 OF_GEMMA_4 = {"vocab_size_per_layer_input", "num_experts", "top_k_experts", "moe_intermediate_size"}  # all are off
 OF_GEMMA_4 |= {"use_double_wide_mlp"}  # no layer borrows
 # Another field of the case decides, or they only cut the model's length.
-OF_LLAMA_4 = {"moe_layers", "interleave_moe_layer_step", "no_rope_layer_interval", "attention_chunk_size"}
+OF_LLAMA_4 = {"moe_layers", "interleave_moe_layer_step", "no_rope_layer_interval"}
 OF_LATENTS = {"num_key_value_heads", "head_dim", "qk_head_dim"}  # they follow from other sizes
 OF_FAMILIES = {
     "deepseek_v2": OF_LATENTS,
     "deepseek_v3": OF_LATENTS,
     "ernie4_5_moe": {"moe_layer_end_index"},  # beyond the last layer
     "llama4": OF_LLAMA_4,
+    "llama4-chunks": {*OF_LLAMA_4, "intermediate_size_mlp", "attn_temperature_tuning", "floor_scale", "attn_scale"},
     # All its layers have experts and rotated positions.
     "llama4-vision": {
         *OF_LLAMA_4,
