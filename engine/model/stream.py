@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.kernels.quantised.fp8 import Fp8Rows
 from engine.model.formats.product import Linear
-from engine.model.layers.norm import Norm
+from engine.model.layers.norm import Norm, RmsNorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,16 @@ class Stream:
         if again:
             self._read = x
         return x
+
+    def normed_rows(self, norm: RmsNorm, group: int | None) -> Fp8Rows:
+        """Add up, and return the sum's norm in 8-bit floats: one kernel."""
+        rows, self._residual = norm.rows_of_sum(self._added, self._residual, group)
+        self._added = None
+        return rows
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._residual)
 
     def read_again(self) -> torch.Tensor:
         """Return what the layer's first half has read."""

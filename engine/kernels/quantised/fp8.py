@@ -14,11 +14,13 @@ from torch.nn.functional import linear as torch_linear
 
 from engine.kernels.activation import act_and_mul
 from engine.kernels.device import use_triton
+from engine.kernels.norm import add_and_norm, rms_norm
 from engine.kernels.twin import twin
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
 SMALLEST_SCALE = 1e-12  # rows of nothing
+FEW_ROWS = 64  # are multiplied with 16 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +89,35 @@ def quantise_rows(x: torch.Tensor, group: int | None = None) -> Fp8Rows:
     scale = (wide.abs().amax(dim=-1, keepdim=True) / LARGEST).clamp(min=SMALLEST_SCALE)
     values = (wide / scale).clamp(-LARGEST, LARGEST).to(FP8)
     return Fp8Rows(values.flatten(-2), scale.squeeze(-1), x.dtype)
+
+
+@twin("engine.kernels.quantised.triton_fp8")
+def product_of_rows(
+    values: torch.Tensor, scale: torch.Tensor, matrix: Fp8Matrix, bias: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return the product [T, N] of rows that are 8-bit floats already, the fields of `Fp8Rows`."""
+    wide = values.float().unflatten(-1, (scale.shape[-1], -1)) * scale[..., None]
+    return torch_linear(wide.flatten(-2).to(dtype), matrix.plain(dtype), bias)
+
+
+@twin("engine.kernels.quantised.triton_fp8_rows")
+def normed_rows(
+    residual: torch.Tensor,
+    x: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    plus_one: bool = False,
+    group: int | None = None,
+) -> tuple[Fp8Rows, torch.Tensor]:
+    """Return `quantise_rows` of rms_norm(x + residual), and x + residual; see `norm.add_rms_norm`."""
+    if x is None:
+        return quantise_rows.reference(rms_norm.reference(residual, weight, eps, plus_one=plus_one), group), residual
+    normed, total = add_and_norm.reference(x, residual, weight, eps, plus_one=plus_one)
+    return quantise_rows.reference(normed, group), total
+
+
+@twin("engine.kernels.quantised.triton_fp8_rows")
+def gated_rows(gate_up: torch.Tensor, activation: str = "silu", group: int | None = None) -> Fp8Rows:
+    """Return `quantise_rows` of act(gate) * up for `gate_up` [T, 2 I], the two halves side by side."""
+    return quantise_rows.reference(act_and_mul.reference(gate_up, activation), group)

@@ -11,10 +11,9 @@ import triton.language as tl
 from engine.kernels.activation import act_and_mul
 from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
-from engine.kernels.quantised.fp8 import Fp8Matrix, Fp8Rows, quantise_rows
+from engine.kernels.quantised.fp8 import FEW_ROWS, Fp8Matrix, Fp8Rows, quantise_rows
 from engine.kernels.triton_linear import Scales, Tiles, launch_product
 
-MAX_ROWS = 64
 LIBRARY_MULTIPLE = 16  # inputs and outputs
 
 
@@ -54,6 +53,12 @@ def gated_product(
     return out
 
 
+def product_of_rows(
+    values: torch.Tensor, scale: torch.Tensor, matrix: Fp8Matrix, bias: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    return many_rows(Fp8Rows(values, scale, dtype), matrix, bias)
+
+
 def _rounded(x: torch.Tensor, matrix: Fp8Matrix) -> Fp8Rows:
     return quantise_rows(x, None if matrix.block is None else matrix.block[1])
 
@@ -65,7 +70,7 @@ def _scales(matrix: Fp8Matrix) -> Scales:
 def _choose(x: torch.Tensor, matrix: Fp8Matrix, *, parts: bool, gated: bool = False) -> Tiles | None:
     """The tiles of few rows; None where there are more, or the shape does not suit."""
     num_rows, (num_outputs, num_inputs) = x.shape[0], matrix.weight.shape
-    if num_rows == 0 or num_rows > MAX_ROWS or x.element_size() != 2:
+    if num_rows == 0 or num_rows > FEW_ROWS or x.element_size() != 2:
         return None
     is_narrow = not gated and triton.cdiv(num_outputs, 64) <= describe(x.device).processors // 2
     # A step has as many bytes as one of 16-bit weights where the rows leave room for it.
@@ -103,7 +108,7 @@ def _launch_many(x: Fp8Rows, matrix: Fp8Matrix, bias: torch.Tensor | None, out: 
         return
     block = matrix.block or (1, num_inputs)
     step = 128 if matrix.block is None else min(128, block[1])
-    rows = 128 if num_rows > MAX_ROWS else 64
+    rows = 128 if num_rows > FEW_ROWS else 64
     fixed = (
         num_outputs, num_inputs, block[0], block[1], matrix.block is not None, bias is not None, num_inputs % step != 0,
         rows, 128, step, 3,

@@ -1,3 +1,4 @@
+# ruff: noqa: SIM108 - Triton decides an `if` of constants at compile time, an expression at run time
 """Triton versions of what makes 8-bit rows: one program a row. T rows, K inputs, G inputs of a scale."""
 
 import torch
@@ -6,18 +7,17 @@ import triton.language as tl
 
 from engine.kernels.launch import Kernel
 from engine.kernels.quantised.fp8 import FP8, Fp8Rows
+from engine.kernels.triton_activation import gelu_tanh
 
 
 def quantise_rows(x: torch.Tensor, group: int | None = None) -> Fp8Rows:
     num_rows, num_inputs = x.shape
-    group = group or num_inputs
-    values = torch.empty((num_rows, num_inputs), dtype=FP8, device=x.device)
-    scale = torch.empty((num_rows, num_inputs // group), dtype=torch.float32, device=x.device)
+    rows = _empty_rows(x, num_inputs, group)
     if num_rows:
         width = triton.next_power_of_2(num_inputs)
-        fixed = (x.stride(0), num_inputs, width, group if group < num_inputs else width)
-        _ROWS.launch((num_rows,), (x.dtype, fixed), x, values, scale, *fixed, num_warps=warps_of(width))
-    return Fp8Rows(values, scale, x.dtype)
+        fixed = (x.stride(0), num_inputs, width, _group(width, num_inputs, group))
+        _ROWS.launch((num_rows,), (x.dtype, fixed), x, rows.values, rows.scale, *fixed, num_warps=warps_of(width))
+    return rows
 
 
 def warps_of(width: int) -> int:
@@ -52,4 +52,96 @@ def write_rounded(x, values, scale_TG, row, K: tl.constexpr, WIDTH: tl.constexpr
     tl.store(values + at, rounded.to(values.dtype.element_ty), mask=at < K)
 
 
-_ROWS = Kernel(_rows)
+def normed_rows(
+    residual: torch.Tensor,
+    x: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    plus_one: bool = False,
+    group: int | None = None,
+) -> tuple[Fp8Rows, torch.Tensor]:
+    residual = residual.contiguous()
+    num_rows, num_features = residual.shape
+    parts = 0 if x is None else x.shape[0] if x.dim() > residual.dim() else 1
+    added = residual if x is None else x.contiguous()
+    total = residual if x is None else torch.empty_like(residual)
+    rows = _empty_rows(residual, num_features, group)
+    if num_rows:
+        width = triton.next_power_of_2(num_features)
+        fixed = (num_features, width, parts, plus_one, _group(width, num_features, group))
+        _NORMED.launch(
+            (num_rows,), (added.dtype, residual.dtype, fixed),
+            added, residual, weight, total, rows.values, rows.scale, num_rows, eps, *fixed,
+            num_warps=8 if width < 16384 else 16,
+        )  # fmt: skip
+    return rows, total
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _normed(
+    x_PTE, residual_TE, weight_E, total_TE, values_TE, scale_TG, num_rows, eps,
+    NUM_FEATURES: tl.constexpr, E: tl.constexpr, PARTS: tl.constexpr, PLUS_ONE: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """As `triton_norm._norm`, rounded."""
+    index = tl.program_id(0).to(tl.int64)
+    row = index * NUM_FEATURES
+    at = tl.arange(0, E)
+    inside = at < NUM_FEATURES
+    dtype = residual_TE.dtype.element_ty
+    weight = tl.load(weight_E + at, mask=inside, other=0.0)
+    x = tl.load(x_PTE + row + at, mask=inside, other=0.0)
+    if PARTS > 1:
+        x = x.to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        x += tl.load(x_PTE + part * num_rows.to(tl.int64) * NUM_FEATURES + row + at, mask=inside, other=0.0)
+    x = x.to(dtype)
+    if PARTS > 0:
+        x = x + tl.load(residual_TE + row + at, mask=inside, other=0.0)
+        tl.store(total_TE + row + at, x, mask=inside)
+    wide = x.to(tl.float32)
+    wide = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / NUM_FEATURES + eps)
+    if PLUS_ONE:
+        normed = (wide * (1.0 + weight.to(tl.float32))).to(dtype)
+    else:
+        normed = (weight * wide.to(dtype)).to(dtype)
+    write_rounded(normed.to(tl.float32), values_TE + row, scale_TG, index, NUM_FEATURES, E, GROUP)
+
+
+def gated_rows(gate_up: torch.Tensor, activation: str = "silu", group: int | None = None) -> Fp8Rows:
+    gate_up = gate_up.contiguous()
+    num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+    rows = _empty_rows(gate_up, size, group)
+    if num_rows:
+        width = triton.next_power_of_2(size)
+        fixed = (size, width, activation == "gelu_tanh", _group(width, size, group))
+        _GATED.launch(
+            (num_rows,), (gate_up.dtype, fixed), gate_up, rows.values, rows.scale, *fixed, num_warps=warps_of(width)
+        )
+    return rows
+
+
+@triton.jit
+def _gated(gate_up, values, scale_TG, SIZE: tl.constexpr, WIDTH: tl.constexpr, GELU: tl.constexpr, GROUP: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, WIDTH)
+    inside = at < SIZE
+    gate = tl.load(gate_up + row * 2 * SIZE + at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * SIZE + SIZE + at, mask=inside, other=0.0).to(tl.float32)
+    gate = gelu_tanh(gate) if GELU else gate / (1.0 + tl.exp(-gate))
+    result = (gate * up).to(gate_up.dtype.element_ty).to(tl.float32)
+    write_rounded(result, values + row * SIZE, scale_TG, row, SIZE, WIDTH, GROUP)
+
+
+def _empty_rows(x: torch.Tensor, num_inputs: int, group: int | None) -> Fp8Rows:
+    values = torch.empty((x.shape[0], num_inputs), dtype=FP8, device=x.device)
+    scale = torch.empty((x.shape[0], num_inputs // (group or num_inputs)), dtype=torch.float32, device=x.device)
+    return Fp8Rows(values, scale, x.dtype)
+
+
+def _group(width: int, num_inputs: int, group: int | None) -> int:
+    """Numbers of a program's that have one scale."""
+    return group if group is not None and group < num_inputs else width
+
+
+_ROWS, _NORMED, _GATED = Kernel(_rows), Kernel(_normed), Kernel(_gated)

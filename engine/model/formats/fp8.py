@@ -8,15 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from typing import TypeGuard
 
 import torch
 
 from engine.kernels.quantised.fp8 import (
+    FEW_ROWS,
     FP8,
     Fp8Matrix,
+    Fp8Rows,
     gated_product,
     multiplies_fp8,
     product,
+    product_of_rows,
     product_parts,
     quantise_rows,
 )
@@ -64,6 +68,20 @@ class Fp8Linear:
 
     def gated(self, x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
         return gated_product(x, self.matrix, self.bias, activation)
+
+    @property
+    def group(self) -> int | None:
+        """Inputs of a row that have one scale; None: all."""
+        return None if self.matrix.block is None else self.matrix.block[1]
+
+    def of_rows(self, rows: Fp8Rows) -> torch.Tensor:
+        """Return the product [T, N] of rows that have this weight's groups."""
+        return product_of_rows(rows.values, rows.scale, self.matrix, self.bias, rows.dtype)
+
+
+def rounds(linear: Linear, num_rows: int) -> TypeGuard[Fp8Linear]:
+    """Whether a product makes 8-bit floats of so many rows: then whoever writes them should."""
+    return isinstance(linear, Fp8Linear) and num_rows > FEW_ROWS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

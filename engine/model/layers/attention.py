@@ -68,7 +68,7 @@ class GroupedQueryAttention:
         lent = stream.lent[self._borrows] if self._borrows else None
         kv, codes = opened(kept, self._factors if lent is None else lent.factors, self._dtype)
         plan = batch.attention[self._heads]
-        q, product = self._project(self._branch.read(stream), batch, plan, kv, codes)
+        q, product = self._project(stream, batch, plan, kv, codes)
         qkv = None
         if needs_qkv(plan, kv, codes):
             qkv = product if lent is None else lent.product
@@ -89,14 +89,14 @@ class GroupedQueryAttention:
         self._branch.add(stream, self._output, x.flatten(-2))
 
     def _project(
-        self, x: torch.Tensor, batch: ForwardBatch, plan: AttentionPlan, kv: torch.Tensor, codes: Codes | None
+        self, stream: Stream, batch: ForwardBatch, plan: AttentionPlan, kv: torch.Tensor, codes: Codes | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Turn x [T, E] into rotated queries [T, Hq, D]; keys and values go into the pool.
+        """Turn what is read of the stream into rotated queries [T, Hq, D]; keys and values go into the pool.
 
         Also returns the product, with the keys and values that the pool holds if attention reads them there.
         """
         can_be_parts = plan.prefill is None and self._over_all is None and not self._is_gated
-        qkv = self._qkv.parts(x) if can_be_parts else self._qkv(x)
+        qkv = self._branch.product(stream, self._qkv, parts=can_be_parts)
         if self._over_all is not None:
             qkv = self._over_all(qkv)
         if self._borrows:  # nothing is written

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from engine.kernels.activation import act_and_mul
+from engine.kernels.quantised.fp8 import gated_rows
+from engine.model.formats.fp8 import rounds
 from engine.model.formats.product import Linear
-from engine.model.layers.norm import Norm
+from engine.model.layers.norm import Norm, RmsNorm
 from engine.model.spec import BranchSpec
 from engine.model.stream import Stream
 
@@ -25,6 +28,7 @@ class Branch:
         self._before, self._after, self._scalar = before, after, scalar
         self._multiplier = spec.multiplier
         self._shares, self._is_read_again = spec.shares, is_read_again
+        self._is_shared = spec.shares or is_read_again
         self._adds_plainly = after is None and spec.multiplier == 1.0
 
     def read(self, stream: Stream) -> torch.Tensor:
@@ -34,6 +38,29 @@ class Branch:
         if self._before is None:
             return stream.whole()
         return stream.normed(self._before, again=self._is_read_again)
+
+    def product(self, stream: Stream, linear: Linear, *, parts: bool = False) -> torch.Tensor:
+        """Return the product of what the half computes on, [T, N], or its partial sums (`Linear.parts`)."""
+        norm = self._before
+        if isinstance(norm, RmsNorm) and not self._is_shared and rounds(linear, stream.num_rows):
+            return linear.of_rows(stream.normed_rows(norm, linear.group))
+        x = self.read(stream)
+        return linear.parts(x) if parts else linear(x)
+
+    def gated(self, stream: Stream, linear: Linear, activation: str) -> torch.Tensor:
+        """Return act(first half) * second half of that product."""
+        if rounds(linear, stream.num_rows):
+            return act_and_mul(self.product(stream, linear), activation)
+        return linear.gated(self.read(stream), activation)
+
+    def add_gated(self, stream: Stream, up: Linear, down: Linear, activation: str) -> None:
+        """Add a whole gated MLP of what the half computes on."""
+        if self._adds_plainly and rounds(up, stream.num_rows) and rounds(down, stream.num_rows):
+            stream.add(down.of_rows(gated_rows(self.product(stream, up), activation, down.group)))
+            if self._scalar is not None:
+                stream.times(self._scalar)
+        else:
+            self.add(stream, down, self.gated(stream, up, activation))
 
     def add(self, stream: Stream, linear: Linear, x: torch.Tensor) -> None:
         """Add the product of x to the stream."""

@@ -25,8 +25,7 @@ class GatedMlp:
         self._activation = spec.activation
 
     def __call__(self, stream: Stream) -> None:
-        x = self._gate_up.gated(self._branch.read(stream), self._activation)
-        self._branch.add(stream, self._down, x)
+        self._branch.add_gated(stream, self._gate_up, self._down, self._activation)
 
     def of(self, x: torch.Tensor) -> torch.Tensor:
         """Return what it computes of x [T, E]."""

@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import layer_norm
 
 from engine.kernels.norm import add_rms_norm, rms_norm
+from engine.kernels.quantised.fp8 import Fp8Rows, normed_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,12 @@ class RmsNorm:
     def of_sum(self, x: torch.Tensor | None, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the norm of the sum, and the sum; see `add_rms_norm`."""
         return add_rms_norm(x, residual, self.weight, self.eps, plus_one=self.plus_one)
+
+    def rows_of_sum(
+        self, x: torch.Tensor | None, residual: torch.Tensor, group: int | None
+    ) -> tuple[Fp8Rows, torch.Tensor]:
+        """The same with the norm in 8-bit floats."""
+        return normed_rows(residual, x, self.weight, self.eps, plus_one=self.plus_one, group=group)
 
 
 @dataclass(frozen=True, slots=True)

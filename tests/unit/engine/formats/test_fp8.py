@@ -13,11 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.kernels.quantised.fp8 import quantise_rows
+from engine.kernels.quantised.fp8 import Fp8Rows, quantise_rows
 from engine.model.families import read_model_spec
 from engine.model.spec import UnsupportedModelError
 from engine.weights.checkpoint import CheckpointError
 from engine.weights.loader import model_fingerprint
+from tests.models import build_tiny_model
 from tests.unit.engine.formats.checkpoints import (
     compressed,
     fp8_block,
@@ -26,7 +27,7 @@ from tests.unit.engine.formats.checkpoints import (
     plain_of,
     written,
 )
-from tests.unit.engine.formats.loading import Form, Tiny, answer, loaded, single
+from tests.unit.engine.formats.loading import PROMPT, Form, Tiny, answer, loaded, single
 
 NATIVE = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
 
@@ -95,6 +96,28 @@ def test_a_scheme_for_keys_and_values_is_known(tiny_model: Tiny, tmp_path: Path)
     config = NATIVE | {"kv_cache_scheme": scheme}
     (tmp_path / "config.json").write_text(json.dumps({**fields, "quantization_config": config}))
     assert read_model_spec(tmp_path).quantization.kv_cache == "fp8"
+
+
+def test_rows_that_norms_and_activations_round_reach_their_products(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a rounding that changes nothing, many rows are answered as few are."""
+    source = build_tiny_model(tmp_path / "wide", "llama", intermediate_size=128)
+    folder = written(
+        source, tmp_path / "quantised", fp8_row, compressed("channel", ignore=("lm_head",)), keeps=("lm_head",)
+    )
+    calls = []
+
+    def unrounded(x: torch.Tensor, group: int | None = None) -> Fp8Rows:
+        calls.append(x.shape)
+        return Fp8Rows(x, torch.ones(len(x), 1), x.dtype)
+
+    monkeypatch.setattr("engine.model.formats.fp8.multiplies_fp8", lambda device: True)
+    monkeypatch.setattr("engine.model.formats.fp8.FEW_ROWS", 20)
+    monkeypatch.setattr(quantise_rows, "reference", unrounded)
+    assert answer(folder) == answer(plain_of(folder))
+    num_rows = len(PROMPT)
+    assert calls == [(num_rows, 64), (num_rows, 64), (num_rows, 128), (num_rows, 64)], "two norms and an activation"
 
 
 def test_what_modelopt_writes_beside_config_json_counts(tiny_model: Tiny, tmp_path: Path) -> None:
