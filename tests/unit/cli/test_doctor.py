@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import redis.asyncio
 
@@ -31,6 +32,8 @@ from tests.gguf_files import write_gguf
 from tests.models import build_tiny_model
 
 NOWHERE = "127.0.0.1:1"
+OURS = a_worker("d0", "decode").region
+FP8 = msgspec.structs.replace(OURS, layout=msgspec.structs.replace(OURS.layout, dtype="float8_e4m3fn"))
 
 
 async def all_of(findings: AsyncIterator[Finding]) -> dict[str, str]:
@@ -66,6 +69,14 @@ async def test_the_probe_leaves_no_library_behind(redis_url: str) -> None:
         ),
         ([], "ok", "0 workers and 1 gateways on the bus, 0 decode for 'tiny'"),
         ([a_worker("d0", "decode")], "warn", "d0 gets no work: its tokenizer.json (tokenize) is not"),
+        (
+            [
+                *(a_worker(name, "decode", tokenizer_fingerprint="") for name in ("d0", "d1")),
+                a_worker("p0", "prefill", tokenizer_fingerprint="", region=FP8),
+            ],
+            "warn",
+            "p0 gets no work: its KV is fp8, that of most decode workers float32",
+        ),
         (
             [a_worker("d0", "decode", tokenizer_fingerprint="", incarnation=life) for life in (1, 2, 1)],
             "fail",

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from common.pages import KVLayout, PagePart
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.kernels.codes import KINDS as DTYPES
 from engine.model.spec import UnsupportedModelError
 from engine.weights.loader import CheckpointError
 from kvtransfer.digest import block_digests
@@ -239,3 +240,9 @@ def test_a_model_of_transformers_keeps_codes_too(tiny_model: Callable[[str], Pat
     alone = Generator(foreign).run([new_sequence("a", prompt)])
     assert Generator(foreign, chunk_size=13).run([new_sequence("a", prompt)]) == alone
     assert Generator(engine_of(tiny_model("mistral"), kind)).run([new_sequence("a", prompt)]) == alone
+
+
+def test_release_010_knows_the_dtypes_of_codes() -> None:
+    """It reads the heartbeats of workers that keep them; a dtype that it doesn't know is an error there."""
+    known = {"float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "uint8"}
+    assert {dtype for dtypes in DTYPES.values() for dtype in dtypes} <= known

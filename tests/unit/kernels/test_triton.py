@@ -106,5 +106,12 @@ def test_a_pass_of_gemma_4_in_a_larger_graph(interpreter: Interpreter, name: str
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("kind", codes_checks.KINDS)
+def test_a_pass_over_codes_in_a_larger_graph(interpreter: Interpreter, kind: str, tmp_path: Path) -> None:
+    folder = build_tiny_model(tmp_path / "llama", "llama")
+    interpreter.check("graph_checks", f"{folder}|{kind}")
+
+
+@pytest.mark.long
 def test_a_pass_with_states_in_a_larger_graph(interpreter: Interpreter, tmp_path: Path) -> None:
     interpreter.check("graph_checks", str(hybrids.CASES[0].build(tmp_path)))
