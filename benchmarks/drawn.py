@@ -14,6 +14,26 @@ from engine.model.parameters import Weights
 STD = 0.02
 EMBEDDING = "model.embed_tokens.weight"
 DRAWN: dict[str, dict[str, Any]] = {
+    "llama-3.1-70b": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 128_256,
+        "hidden_size": 8192,
+        "intermediate_size": 28_672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "hidden_act": "silu",
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 128_000,
+        "eos_token_id": 128_001,
+    },
     "qwen3-30b-a3b": {
         "architectures": ["Qwen3MoeForCausalLM"],
         "model_type": "qwen3_moe",
@@ -89,8 +109,12 @@ def draw_weights(weights: Weights, folder: Path) -> None:
     generator = torch.Generator(device=weights.device).manual_seed(0)
     for ways in weights.ways:
         for name in sorted(ways[-1]):  # the way with the fewest tensors
-            tensor = weights.destinations[name][0].tensor
-            if name.endswith("norm.weight"):
-                tensor.fill_(1.0)
-            else:
-                tensor.normal_(0.0, 1.0 if name == EMBEDDING else STD, generator=generator)
+            places = weights.destinations[name]
+            for place in places if places[0].slot else places[:1]:
+                tensor = place.tensor if place.slot is None else place.slot.real(place.tensor)
+                if name.endswith("norm.weight"):
+                    tensor.fill_(1.0)
+                else:
+                    tensor.normal_(0.0, 1.0 if name == EMBEDDING else STD, generator=generator)
+                if place.slot is not None:
+                    place.slot.arrived(tensor.numel())  # quantised now, and freed

@@ -39,6 +39,7 @@ from engine.cache.pages import part_views
 from engine.config import KV_CACHE_DTYPES, EngineConfig
 from engine.engine import Engine
 from engine.model.families import read_model_spec
+from engine.model.families.quantised import ONLINE
 from engine.weights.loader import load_weights
 
 RESULTS = ROOT / "benchmarks/results"
@@ -46,6 +47,7 @@ DEFAULT_SHAPE = "llama-3.1-8b"
 SEED = 20_261_121
 CLOCKS_READ_AFTER_S = 3.0  # from the start of a cell under full load
 LAST_CELL_S = 30.0  # a cell that starts just before the limit may take this long
+LAYER_BYTES = {"fp8": 1.0, "int8": 1.0, "int4": 0.5 + 2 / 128}  # one parameter, its scales included
 STARTS = ("start_cold_cache", "start_warm_cache")
 
 
@@ -58,11 +60,14 @@ def main(arguments: Sequence[str]) -> int:
     device = torch.device(options.device)
     facts = describe("benchmarks.engine", arguments, device, commit=options.commit)
     facts["model"] = options.shape if options.model or options.shape == "demo" else f"{options.shape}, random weights"
-    if options.shape in TARGETS:
-        facts["reference"] = REFERENCE[options.shape]
+    if _compared(options) in TARGETS:
+        facts["reference"] = REFERENCE[_compared(options)]
     stem = f"engine-{options.shape}" if options.shape in DRAWN else "engine"
     if options.kv_cache_dtype != "auto":
         stem += f"-kv-{options.kv_cache_dtype}"
+    if options.quantization != "auto":
+        stem += f"-{options.quantization}"
+        facts["model"] += f", --quantization {options.quantization}"
     by_hand = RESULTS / f"{stem}.notes.md"
     notes = by_hand.read_text() if by_hand.is_file() and options.shape in (DEFAULT_SHAPE, *DRAWN) else ""
     page = ResultsPage(options.out, stem, title="The engine on one device", facts=facts, notes=notes)
@@ -77,7 +82,7 @@ class Run:
     def __init__(self, options: argparse.Namespace, page: ResultsPage, device: torch.device) -> None:
         self._options, self._page, self._device = options, page, device
         self._started = time.monotonic()
-        self._targets = TARGETS.get(options.shape, {})
+        self._targets = TARGETS.get(_compared(options), {})
         self._cells: dict[str, Cell] = {cell.name: cell for cell in (QUICK if options.quick else FULL)}
         self._prompt = 48 if options.quick else 512  # tokens of the first prompt after a start
 
@@ -150,6 +155,8 @@ class Run:
                 read_model_spec(model),
                 _dtype(self._device, read_model_spec(model).dtype),
                 kv_bytes=engine.layout.block_bytes // engine.layout.block_size,
+                layer_bytes=LAYER_BYTES.get(self._options.quantization),
+                rate=2.0 if self._options.quantization == "fp8" else 1.0,
             ),
             prompts=Prompts(vocab_size=engine.vocab_size, seed=SEED),
             token_budget=engine.config.max_batch_tokens,
@@ -162,6 +169,7 @@ class Run:
             device=options.device,
             dtype=_dtype(self._device, "auto"),
             kv_cache_dtype=options.kv_cache_dtype,
+            quantization=options.quantization,
             kv_memory_bytes=options.kv_memory_mb << 20 if options.kv_memory_mb else None,
             max_batch_tokens=options.max_batch_tokens,
             max_sequences=options.max_sequences,
@@ -269,6 +277,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--kv-cache-dtype", default="auto", choices=KV_CACHE_DTYPES, help="what keys and values are kept as"
     )
+    parser.add_argument(
+        "--quantization", default="auto", choices=("auto", *ONLINE), help="what weights become while they are loaded"
+    )
     parser.add_argument("--max-batch-tokens", type=int, default=8192, help="token budget of a pass")
     parser.add_argument("--max-sequences", type=int, default=256)
     parser.add_argument("--commit", default="", help="what to call this version; default: git's")
@@ -278,6 +289,11 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     if options.quick:
         options.kv_memory_mb = options.kv_memory_mb or 32
     return options
+
+
+def _compared(options: argparse.Namespace) -> str:
+    """The name of what figures are held against."""
+    return options.shape if options.quantization == "auto" else f"{options.shape} {options.quantization}"
 
 
 def _checkpoint(shape: str, folder: Path) -> Path:

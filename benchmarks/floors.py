@@ -40,9 +40,19 @@ class ModelCost:
     expert_parameters: int = 0  # one expert of each layer that has them
     num_experts: int = 1
     experts_a_token: int = 0
+    layer_bytes: float | None = None  # one parameter of the layers' matrices; None: item_bytes
+    rate: float = 1.0  # operations of the layers' products in the time of one of a 16-bit product
 
     @classmethod
-    def of(cls, model: ModelSpec, dtype: str, *, kv_bytes: int | None = None) -> Self:
+    def of(
+        cls,
+        model: ModelSpec,
+        dtype: str,
+        *,
+        kv_bytes: int | None = None,
+        layer_bytes: float | None = None,
+        rate: float = 1.0,
+    ) -> Self:
         """Count what a model has; `dtype` is the one that the engine computes in. `kv_bytes` None: it is that of KV, too."""
         head = model.vocab_size * model.hidden_size
         layers = model.hidden_size + sum(_layer_parameters(layer, model.hidden_size) for layer in model.layers)
@@ -60,6 +70,8 @@ class ModelCost:
             expert_parameters=one_expert,
             num_experts=num_experts,
             experts_a_token=sparse[0].rule.chosen if sparse else 0,
+            layer_bytes=layer_bytes,
+            rate=rate,
         )
 
     @property
@@ -68,8 +80,8 @@ class ModelCost:
         return self.layer_parameters + self.head_parameters
 
     @property
-    def weight_bytes(self) -> int:
-        return self.read_parameters * self.item_bytes
+    def weight_bytes(self) -> float:
+        return self.layer_parameters * (self.layer_bytes or self.item_bytes) + self.head_parameters * self.item_bytes
 
     @property
     def token_parameters(self) -> int:
@@ -100,16 +112,16 @@ def decode_step(cost: ModelCost, *, batch: int, context: int) -> Work:
     """One token for each of `batch` sequences, attending to `context` positions each."""
     return Work(
         cost.weight_bytes + cost.expert_bytes(batch) + batch * context * cost.kv_bytes,
-        batch * (2 * (cost.token_parameters + cost.head_parameters) + context * cost.attention_flops),
+        batch * (2 * (cost.token_parameters / cost.rate + cost.head_parameters) + context * cost.attention_flops),
     )
 
 
 def prefill(cost: ModelCost, prompts: Iterable[int], *, passes: int = 1) -> Work:
     """Whole prompts of the given lengths, nothing cached; logits for each prompt's last token. KV is written once."""
-    flops, tokens = 0, 0
+    flops, tokens = 0.0, 0
     for length in prompts:
         tokens += length
-        flops += 2 * cost.token_parameters * length + cost.attention_flops * length * length // 2
+        flops += 2 * cost.token_parameters / cost.rate * length + cost.attention_flops * length * length // 2
         flops += 2 * cost.head_parameters
     experts = passes * cost.expert_bytes(tokens // passes)
     return Work(passes * cost.weight_bytes + experts + tokens * cost.kv_bytes, flops)

@@ -1,4 +1,4 @@
-"""What the cells are compared with, by the shape of the model on one H200 in bf16 (issues 3 and 20)."""
+"""What the cells are compared with on one H200, by the model's shape: in bf16, or in the format behind it (issues 3, 20, 21)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ class Yardstick(NamedTuple):
 
 REFERENCE = {
     "llama-3.1-8b": "vLLM 0.26.0, one H200, Llama-3.1-8B shape, bf16, random weights, prefix cache off",
+    "llama-3.1-8b fp8": "vLLM 0.33, one H200, Llama-3.1-8B shape, dynamic online fp8, context about 1072",
+    "llama-3.1-70b fp8": "vLLM 0.33, one H200, Llama-3.1-70B shape, dynamic online fp8, context about 1072",
     "qwen3-30b-a3b": "vLLM 0.33, one H200, Qwen3-30B-A3B shape, bf16, context about 1072, prefix cache off",
 }
 
@@ -34,6 +36,22 @@ TARGETS: dict[str, dict[str, Yardstick]] = {
         "offline_1024_128": Yardstick(32.0, 29.7),
         "start_cold_cache": Yardstick(20.0, 164.0),
         "start_warm_cache": Yardstick(20.0, 164.0),
+    },
+    "llama-3.1-8b fp8": {
+        "decode_b1_ctx1088": Yardstick(2.5, 3.45),
+        "decode_b32_ctx1088": Yardstick(4.2, 5.33),
+        "decode_b64_ctx1088": Yardstick(5.3, 6.20),
+        "decode_b256_ctx1088": Yardstick(13.5, 16.3),
+        "ttft_p512": Yardstick(10.5, 12.9),
+        "ttft_p2048": Yardstick(33.0, 34.8),
+        "ttft_p8192": Yardstick(145.0, 149.0),
+        "prefill_1024": Yardstick(70_000.0, 67_000.0),
+    },
+    "llama-3.1-70b fp8": {
+        "decode_b1_ctx1088": Yardstick(19.5, 20.9),
+        "decode_b32_ctx1088": Yardstick(26.0, 30.0),
+        "decode_b64_ctx1088": Yardstick(28.0, 30.2),
+        "ttft_p2048": Yardstick(260.0, 267.0),
     },
     "qwen3-30b-a3b": {
         "decode_b1_ctx1088": Yardstick(2.8, 4.19),

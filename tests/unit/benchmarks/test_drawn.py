@@ -34,6 +34,18 @@ def test_a_step_reads_the_experts_that_its_tokens_choose() -> None:
 
 
 @pytest.mark.parametrize("shape", DRAWN)
+def test_what_is_quantised_while_loading_is_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shape: str) -> None:
+    small = TINY | ({"moe_intermediate_size": 48} if "moe_intermediate_size" in DRAWN[shape] else {})
+    monkeypatch.setitem(DRAWN, shape, DRAWN[shape] | small)
+    write_config(tmp_path, shape)
+    engine = Engine(EngineConfig(model=tmp_path, num_blocks=8, quantization="fp8", dtype="float32"), load=draw_weights)
+    (q, k, v), *_ = (layer.mixer._qkv.weight.split((64, 32, 32)) for layer in engine._decoder._layers)
+    for weight in (q, k, v):
+        assert weight.std() == pytest.approx(0.02, rel=0.3)
+        assert all(len(row.unique()) <= 2 * 127 for row in weight)
+
+
+@pytest.mark.parametrize("shape", DRAWN)
 def test_every_parameter_is_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shape: str) -> None:
     small = TINY | ({"moe_intermediate_size": 48} if "moe_intermediate_size" in DRAWN[shape] else {})
     monkeypatch.setitem(DRAWN, shape, DRAWN[shape] | small)
