@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from common.messages import KVLayout
+from common.model.gguf import is_gguf
 from engine.cache.codes import with_codes
 from engine.cache.pages import allocate_zeros, part_views, plan_layout, pool_dtype, pool_shape
 from engine.config import EngineConfig
@@ -26,6 +27,7 @@ from engine.kernels.linear import computes_in_bfloat16
 from engine.model.decoder import Decoder
 from engine.model.families import read_model_spec
 from engine.model.parameters import Weights
+from engine.model.spec import ModelSpec
 from engine.passes import Finished, InvalidChunkError, Pass, Sampled
 from engine.sampling.device import DeviceSampler, Draw
 from engine.sampling.host import SampledRow, sample
@@ -63,7 +65,7 @@ class Engine:
 
     def __init__(self, config: EngineConfig, *, allocate: Allocate | None = None, load: Load = load_weights) -> None:
         foreign = ForeignDecoder(config.model) if is_foreign(config) else None
-        model = foreign.spec if foreign is not None else read_model_spec(config.model, quantization=config.quantization)
+        model = foreign.spec if foreign is not None else _read(config)
         device = torch.device(config.device)
         if device.type == "cpu":
             torch.set_num_threads(config.num_threads)
@@ -74,7 +76,7 @@ class Engine:
         self.vocab_size = model.vocab_size
         self.max_model_len = _resolve_max_model_len(config.max_model_len, model.max_position_embeddings)
         model = model.within(self.max_model_len)
-        self.fingerprint = model_fingerprint(config.model, _marks(config))
+        self.fingerprint = model_fingerprint(config.model, _marks(config, model))
         if foreign is not None:
             self._decoder: Decoder | ForeignDecoder = foreign.load(model, dtype, device)
             load = _nothing_more
@@ -273,9 +275,15 @@ def _graph_sizes(max_sequences: int, longest: int) -> list[GraphSize]:
     return [GraphSize(size) for size in sizes] + [size for size in mixed + alone if size.prompts <= longest]
 
 
-def _marks(config: EngineConfig) -> list[str]:
-    """The settings that make other keys and values of the same files."""
-    return [] if config.quantization == "auto" else [f"quantization={config.quantization}"]
+def _read(config: EngineConfig) -> ModelSpec:
+    return read_model_spec(config.model, quantization=config.quantization, device=config.device, dtype=config.dtype)
+
+
+def _marks(config: EngineConfig, model: ModelSpec) -> list[str]:
+    """What makes other keys and values of the same files."""
+    asked = config.quantization if config.quantization != "auto" else ""
+    named = asked or (model.quantization.name if is_gguf(config.model) else "")
+    return [f"quantization={named}"] if named else []
 
 
 def _nothing_more(weights: Weights, folder: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 _ARCHITECTURES = {
@@ -33,9 +33,20 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 
 
 def write_gguf(
-    folder: Path, file: Path, *, kind: str = "F32", pre: str = "gpt-2", tokenizer: bool = True, parts: int = 1
+    folder: Path,
+    file: Path,
+    *,
+    kind: str | Mapping[str, str] = "F32",
+    pre: str = "gpt-2",
+    tokenizer: bool = True,
+    parts: int = 1,
+    rounded: bool = False,
 ) -> Path:
-    """Write the checkpoint in `folder` as `file`: matrices as `kind`, all else in float32. Returns the first file."""
+    """Write the checkpoint in `folder` as `file`: matrices as `kind`, all else in float32. Returns the first file.
+
+    `kind` may be one for each part of a tensor's name, the last that fits. With `rounded` the folder gets the values that the
+    file stands for. Kinds that `gguf` can't quantise to become random blocks.
+    """
     config = json.loads((folder / "config.json").read_text())
     architecture = _ARCHITECTURES[config["architectures"][0]]
     options = {"split_max_tensors": -(-_num_tensors(folder, config) // parts)} if parts > 1 else {}
@@ -44,11 +55,18 @@ def write_gguf(
     _add_sizes(writer, config, architecture)
     if tokenizer:
         add_tokenizer(writer, folder, pre)
-    for name, tensor in _converted(folder, config, architecture):
-        stored = gguf.GGMLQuantizationType[kind if tensor.dim() > 1 and tensor.shape[-1] % 32 == 0 else "F32"]
-        array = tensor.float().numpy()
-        data = gguf.quantize(array, stored)
+    kinds = {"": kind} if isinstance(kind, str) else kind
+    values: dict[str, torch.Tensor] = {}
+    for name, theirs, tensor in _converted(folder, config, architecture):
+        wanted = [kinds[part] for part in kinds if part in name][-1] if tensor.dim() > 1 else "F32"
+        stored = gguf.GGMLQuantizationType[wanted if tensor.shape[-1] % 32 == 0 else "F32"]
+        data = _blocks(tensor.float().numpy(), stored)
         writer.add_tensor(name, data, raw_dtype=stored)
+        if rounded and theirs:
+            plain = torch.from_numpy(gguf.dequantize(data, stored)).view(tensor.shape)
+            values |= _as_ours(theirs, plain, config, architecture)
+    if rounded:
+        save_file(values, folder / "model.safetensors", metadata={"format": "pt"})
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -162,8 +180,8 @@ def _original(config: Mapping[str, Any], rope: Mapping[str, Any]) -> int:
     return int(config.get("original_max_position_embeddings") or rope["original_max_position_embeddings"])
 
 
-def _converted(folder: Path, config: Mapping[str, Any], architecture: str) -> list[tuple[str, torch.Tensor]]:
-    """What the file holds, by the names of the `gguf` package."""
+def _converted(folder: Path, config: Mapping[str, Any], architecture: str) -> list[tuple[str, str, torch.Tensor]]:
+    """What the file holds, by the names of the `gguf` package and of the checkpoint."""
     stored: dict[str, torch.Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         stored |= load_file(file)
@@ -171,13 +189,13 @@ def _converted(folder: Path, config: Mapping[str, Any], architecture: str) -> li
         stored.pop("lm_head.weight", None)
     kind = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
-    found: list[tuple[str, torch.Tensor]] = []
+    found: list[tuple[str, str, torch.Tensor]] = []
     for name, tensor in _with_experts_together(stored).items():
         ours = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if ours is None:
             raise ValueError(f"gguf knows no {name}")
-        found.append((ours, _as_stored(name, tensor, config, architecture)))
-    return found + _rope_factors(config)
+        found.append((ours, name, _as_stored(name, tensor, config, architecture)))
+    return found + [(name, "", tensor) for name, tensor in _rope_factors(config)]
 
 
 def _as_stored(name: str, tensor: torch.Tensor, config: Mapping[str, Any], architecture: str) -> torch.Tensor:
@@ -188,6 +206,48 @@ def _as_stored(name: str, tensor: torch.Tensor, config: Mapping[str, Any], archi
     if architecture.startswith("gemma") and name.endswith("norm.weight"):
         return tensor.float() + 1
     return tensor
+
+
+def _as_ours(name: str, tensor: torch.Tensor, config: Mapping[str, Any], architecture: str) -> dict[str, torch.Tensor]:
+    """The checkpoint's tensors of one that was converted."""
+    if architecture in ("llama", "granite") and ("q_proj" in name or "k_proj" in name):
+        heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
+        pairs = tensor.reshape(heads, tensor.shape[0] // heads // 2, 2, *tensor.shape[1:])
+        return {name: pairs.swapaxes(1, 2).reshape(tensor.shape).contiguous()}
+    if architecture.startswith("gemma") and name.endswith("norm.weight"):
+        return {name: tensor - 1}
+    if ".experts." in name:
+        before, _, matrix = name.partition(".experts.")
+        return {f"{before}.experts.{expert}.{matrix}": own.clone() for expert, own in enumerate(tensor)}
+    return {name: tensor}
+
+
+def _blocks(array: np.ndarray[Any, Any], kind: gguf.GGMLQuantizationType) -> np.ndarray[Any, Any]:
+    try:
+        return gguf.quantize(array, kind)
+    except NotImplementedError:
+        return _random_blocks(array, kind)
+
+
+# Where the factors of a block are, and how large they are beside its values.
+_FACTORS = {
+    "Q2_K": ((80, 1 / 12), (82, 1 / 8)),
+    "Q3_K": ((108, 1 / 42),),
+    "Q4_K": ((0, 1 / 145), (2, 1 / 19.3)),
+    "Q5_K": ((0, 1 / 290), (2, 1 / 18.7)),
+    "Q6_K": ((208, 1 / 1330),),
+    "IQ4_XS": ((0, 1 / 1200),),
+}
+
+
+def _random_blocks(array: np.ndarray[Any, Any], kind: gguf.GGMLQuantizationType) -> np.ndarray[Any, Any]:
+    """Any codes, with factors that give values about as large as these."""
+    elements, size = gguf.GGML_QUANT_SIZES[kind]
+    random = np.random.default_rng(array.size)
+    blocks = random.integers(0, 256, (array.size // elements, size), dtype=np.uint8)
+    for at, factor in _FACTORS[kind.name]:
+        blocks[:, at : at + 2] = np.frombuffer(np.float16(array.std() * factor).tobytes(), dtype=np.uint8)
+    return blocks.reshape(*array.shape[:-1], -1)
 
 
 def _with_experts_together(stored: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

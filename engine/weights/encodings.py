@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -54,6 +54,14 @@ class Encoding:
 
     def elements_of(self, size: int) -> int:
         return size // self.size * self.elements
+
+
+def as_wanted(stored: StoredTensor, wanted: torch.dtype) -> StoredTensor:
+    """The same tensor; a format that takes GGUF's blocks apart by itself wants their bytes."""
+    if wanted is not torch.uint8 or stored.dtype not in DECODERS:
+        return stored
+    length = stored.shape[-1] // BLOCK_ELEMENTS[stored.dtype] * BLOCK_BYTES[stored.dtype]
+    return replace(stored, dtype="U8", shape=(*stored.shape[:-1], length))
 
 
 def encoding_of(stored: StoredTensor, wanted: torch.dtype) -> Encoding:

@@ -33,7 +33,7 @@ from engine.weights.checkpoint import (
     stored_tensors,
     weight_files,
 )
-from engine.weights.encodings import Encoding, encoding_of
+from engine.weights.encodings import Encoding, as_wanted, encoding_of
 from engine.weights.gguf_names import characteristic_bytes_of_gguf, stored_in_gguf
 
 __all__ = ["CheckpointError", "load_weights", "model_fingerprint", "weight_files"]
@@ -129,6 +129,7 @@ def _missing(weights: Weights, found: set[str]) -> list[str]:
 
 def _runs(stored: StoredTensor, destination: Destination) -> Iterator[_Run]:
     """Cut out the destination's part: whole rows are one run, columns are one run in each row."""
+    stored = as_wanted(stored, destination.tensor.dtype)
     shape, source = destination.stored_shape, destination.source
     if _without_ones(stored.shape) != _without_ones(shape):
         raise CheckpointError(f"{stored.name} has shape {list(stored.shape)}, config.json asks for {list(shape)}")

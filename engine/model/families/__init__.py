@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,24 @@ from engine.model.families import dense, experts, hybrids
 from engine.model.families.fields import Fields
 from engine.model.families.from_gguf import config_of
 from engine.model.families.quantised import beside_config, online
+from engine.model.families.quantised.gguf import kept_as
 from engine.model.spec import ModelSpec, UnsupportedModelError
 
 FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {**dense.FAMILIES, **experts.FAMILIES, **hybrids.FAMILIES}
 
 
-def read_model_spec(folder: Path, *, quantization: str = "auto") -> ModelSpec:
+def read_model_spec(
+    folder: Path, *, quantization: str = "auto", device: str = "cpu", dtype: str = "float32"
+) -> ModelSpec:
     """Read `folder/config.json` or a GGUF file. Raises UnsupportedModelError naming the field, or FileNotFoundError.
 
-    `quantization`: what plain weights become while they are loaded, one of `ONLINE`.
+    `quantization`: what plain weights become while they are loaded, one of `ONLINE`. `device` and `dtype` ("auto": not
+    asked for) decide what the quantised weights of a GGUF file become otherwise.
     """
     spec = model_spec(beside_config(folder, read_fields(folder)))
-    return spec if quantization == "auto" else online(spec, quantization)
+    if quantization != "auto":
+        return online(spec, quantization)
+    return replace(spec, quantization=kept_as(folder, device=device, dtype=dtype)) if is_gguf(folder) else spec
 
 
 def read_fields(folder: Path) -> dict[str, Any]:

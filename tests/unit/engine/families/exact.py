@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -33,17 +34,20 @@ def asked(request_id: str, prompt: list[int], *, max_tokens: int = NUM_TOKENS) -
 class Bench:
     """The engines of one case. What was never written into their pools is NaN.
 
-    `stored`: the checkpoint as the engines read it, made from the folder, which transformers reads afterwards.
+    `stored`: the checkpoint as the engines read it, made from the folder, which transformers reads afterwards. `options`: of
+    the engines.
     """
 
-    def __init__(self, case: Case, folder: Path, *, stored: Callable[[Path], Path] = lambda folder: folder) -> None:
+    def __init__(
+        self, case: Case, folder: Path, *, stored: Callable[[Path], Path] = lambda folder: folder, **options: Any
+    ) -> None:
         model = stored(case.build(folder))
         self.shortest = case.shortest
         network = getattr(transformers, case.architecture())
         self._reference = network.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
         self._logprobs: dict[tuple[int, ...], torch.Tensor] = {}
         config = EngineConfig(
-            model=model, num_blocks=NUM_BLOCKS, max_model_len=case.max_model_len, model_impl=case.model_impl
+            model=model, num_blocks=NUM_BLOCKS, max_model_len=case.max_model_len, model_impl=case.model_impl, **options
         )
         self._engines = Engine(config, allocate=_full_of_nan), Engine(config, allocate=_full_of_nan)
 

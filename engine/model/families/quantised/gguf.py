@@ -1,0 +1,49 @@
+"""What the weights of a GGUF file are kept as: in its own groups on a GPU, in rows of 8 bits on a CPU, or as floats."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+from engine.kernels.linear import computes_in_bfloat16
+from engine.kernels.quantised.gguf_blocks import DECODERS
+from engine.kernels.quantised.int8 import multiplies_bytes
+from engine.model.formats.gguf import KEPT, GgufBlocks
+from engine.model.formats.int8 import INT8_TABLES, INT8_WHILE_LOADING
+from engine.model.formats.quantization import EVERY, UNQUANTISED, Modules, Quantization
+from engine.weights.gguf_names import stored_in_gguf
+
+_EXPERTS = ".experts."
+_HALVES = {"gate_proj": "up_proj", "up_proj": "gate_proj", "w1": "w3", "w3": "w1"}  # multiplied together
+ROWS_OF_8_BITS = Quantization(name="int8", groups=((EVERY, INT8_WHILE_LOADING),), table=INT8_TABLES)
+
+
+def kept_as(file: Path, *, device: str, dtype: str) -> Quantization:
+    """The formats of a file's modules where nothing else is asked for. `dtype`: "auto", or what to compute in.
+
+    On a CPU rows of 8 bits are faster than both floats and 4 bits; whoever asks for float32 wants the file's own numbers.
+    """
+    modules = _modules(file)
+    if not modules:
+        return UNQUANTISED
+    if device == "cpu":
+        is_fast = dtype in ("auto", "bfloat16") and computes_in_bfloat16() and multiplies_bytes()
+        return ROWS_OF_8_BITS if is_fast else UNQUANTISED
+    groups = ((Modules(named=frozenset(names)), GgufBlocks(kind)) for kind, names in modules.items() if kind in KEPT)
+    return Quantization(name="gguf", groups=tuple(groups))
+
+
+def _modules(file: Path) -> dict[str, list[str]]:
+    """The modules whose matrices are of each quantised kind. Experts' first speaks for all."""
+    kinds = {
+        stored.name.removesuffix(".weight"): stored.dtype
+        for stored in stored_in_gguf(file)
+        if stored.name.endswith(".weight") and stored.dtype in DECODERS and len(stored.shape) == 2
+    }
+    modules = defaultdict(list)
+    for name, kind in kinds.items():
+        before, _, matrix = name.rpartition(".")
+        together = {kind, kinds.get(f"{before}.{_HALVES.get(matrix)}", kind)} if _EXPERTS in name else {kind}
+        if len(together) == 1 and (_EXPERTS not in name or f"{_EXPERTS}0." in name):
+            modules[kind].append(name)
+    return modules

@@ -1,0 +1,147 @@
+# mypy: allow-untyped-calls
+"""Quantised GGUF files answer as the numbers that they stand for: as floats on any device, in groups, in rows of 8 bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.kernels.quantised.gguf_blocks import BLOCK_BYTES, BLOCK_ELEMENTS
+from engine.kernels.quantised.groups import pack, values
+from engine.model.decoder import Decoder
+from engine.model.families import read_model_spec
+from engine.model.families.quantised import gguf as quantised
+from engine.model.formats.dense import Dense
+from engine.model.formats.gguf import KEPT, GgufBlocks
+from engine.model.formats.grouped import Grouped, WhenLoaded
+from engine.model.formats.int8 import Int8Linear
+from engine.weights.loader import load_weights
+from tests.gguf_files import write_gguf
+from tests.unit.engine.families.case import Case
+from tests.unit.engine.families.exact import Bench, asked, prompt_of
+from tests.unit.engine.families.experts import EXPERTS
+
+WIDE = {"hidden_size": 256, "intermediate_size": 512}
+MIXED = {"": "Q4_K", "attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q5_0", "output.weight": "Q6_K"}
+MIXED_EXPERTS = MIXED | {"ffn_gate_inp": "F32", "ffn_down": "Q5_K"}
+LLAMA = Case(name="llama", config="LlamaConfig", fields=WIDE)
+MOE = Case(
+    name="moe",
+    config="Qwen3MoeConfig",
+    fields={**EXPERTS, **WIDE, "moe_intermediate_size": 256, "head_dim": 64, "norm_topk_prob": True},
+)
+CASES = {
+    **{kind: (LLAMA, {"": kind}) for kind in ("BF16", "F16", *KEPT, "IQ4_XS")},
+    "mixed": (LLAMA, MIXED),
+    "experts": (MOE, MIXED_EXPERTS),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_answers_as_the_numbers_that_it_stands_for(name: str, tmp_path: Path) -> None:
+    case, kinds = CASES[name]
+    bench = Bench(
+        case,
+        tmp_path / "model",
+        stored=lambda folder: write_gguf(folder, tmp_path / "model.gguf", kind=kinds, rounded=True),
+        dtype="float32",
+    )
+    prefill, _ = bench.generators(chunk_size=23)
+    sequence = asked("alone", prompt_of(40))
+    prefill.run([sequence])
+    bench.check([sequence], prefill)
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_groups_are_the_blocks_but_for_factors_in_16_bits(kind: str) -> None:
+    rows, inputs = 48, 512
+    random = np.random.default_rng(0)
+    data = random.integers(0, 256, (rows, inputs // BLOCK_ELEMENTS[kind] * BLOCK_BYTES[kind]), dtype=np.uint8)
+    blocks = data.reshape(-1, BLOCK_BYTES[kind])
+    for at in {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}.get(kind, (0, 2) if KEPT[kind].has_minimums else (0,)):
+        factors = random.normal(0, 1e-3, len(blocks)).astype(np.float16)
+        blocks[:, at : at + 2] = factors[:, None].view(np.uint8)
+    expected = torch.from_numpy(gguf.dequantize(data, gguf.GGMLQuantizationType[kind]))
+    format = GgufBlocks(kind)
+    found = format.unpacked({"weight": torch.from_numpy(data)})
+    assert int(found.codes.max()) < 1 << format.bits
+    groups = pack(found.codes, found.scales, bits=format.bits, group=format.group_of(inputs), minimums=found.minimums)
+    largest = expected.unflatten(1, (-1, format.group_of(inputs))).abs().amax(-1, keepdim=True)
+    error = (values(groups) - expected).unflatten(1, (-1, format.group_of(inputs))).abs()
+    bound = 4 * 2.0**-11 if kind.endswith("_K") else 1e-6  # rounded scale and minimum may cancel
+    assert (error <= bound * largest + 1e-9).all()
+    assert torch.equal(format.plain({"weight": torch.from_numpy(data)}), expected)
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mixed")
+    return write_gguf(LLAMA.build(folder / "model"), folder / "model.gguf", kind=MIXED)
+
+
+def products(file: Path, **options: str) -> dict[str, object]:
+    """The products of a decoder by their modules."""
+    spec = read_model_spec(file, **options)
+    return {name: spec.format_of(f"model.layers.0.{name}") for name in ("self_attn.q_proj", "self_attn.v_proj")}
+
+
+def test_a_gpu_keeps_the_files_groups(mixed: Path) -> None:
+    found = products(mixed, device="cuda:0", dtype="auto")
+    assert found == {"self_attn.q_proj": GgufBlocks("Q4_K"), "self_attn.v_proj": GgufBlocks("Q6_K")}
+    spec = read_model_spec(mixed, device="cuda:0")
+    assert spec.format_of("lm_head") == GgufBlocks("Q6_K")
+    decoder = Decoder(spec, dtype=torch.float32, device=torch.device("cpu"), max_model_len=64)
+    load_weights(decoder.weights, mixed)
+    plain = Decoder(read_model_spec(mixed), dtype=torch.float32, device=torch.device("cpu"), max_model_len=64)
+    load_weights(plain.weights, mixed)
+    for one, other in zip(grouped(decoder), grouped(plain), strict=True):
+        assert one.shape == other.shape
+        assert (one - other).abs().max() < 4e-3 * other.abs().max()
+
+
+def grouped(decoder: Decoder) -> list[torch.Tensor]:
+    """Every matrix of the layers, as floats."""
+    found = []
+    for layer in decoder._layers:
+        for product in (layer.mixer._qkv, layer.mixer._output, layer.mlp._gate_up, layer.mlp._down):  # type: ignore[union-attr]
+            parts = getattr(product, "linears", (product,))
+            found.append(torch.cat([plain_of(part) for part in parts]))
+    return found
+
+
+def plain_of(product: object) -> torch.Tensor:
+    if isinstance(product, WhenLoaded):
+        assert product.loading is not None
+        product = product.loading
+    if isinstance(product, Grouped):
+        return product.plain(torch.float32)
+    assert isinstance(product, Dense)
+    return product.weight
+
+
+@pytest.mark.parametrize("is_fast", [False, True])
+def test_a_cpu_takes_rows_of_8_bits_where_they_are_fast(
+    mixed: Path, is_fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("computes_in_bfloat16", "multiplies_bytes"):
+        monkeypatch.setattr(quantised, name, lambda: is_fast)
+    assert read_model_spec(mixed, dtype="auto").quantization.name == ("int8" if is_fast else "")
+    assert read_model_spec(mixed, dtype="float32").quantization.name == ""
+    if is_fast:
+        engine = Engine(EngineConfig(model=mixed, num_blocks=8))
+        assert isinstance(engine._decoder._layers[0].mixer._qkv, Int8Linear)  # type: ignore[union-attr]
+        floats = Engine(EngineConfig(model=mixed, num_blocks=8, dtype="float32"))
+        asked_for = Engine(EngineConfig(model=mixed, num_blocks=8, quantization="int8"))
+        assert engine.fingerprint == asked_for.fingerprint != floats.fingerprint
+
+
+def test_plain_files_stay_plain(tmp_path: Path) -> None:
+    file = write_gguf(LLAMA.build(tmp_path / "model"), tmp_path / "model.gguf", kind="BF16")
+    assert read_model_spec(file, device="cuda:0", dtype="auto").quantization.name == ""
+    assert read_model_spec(file, dtype="auto").quantization.name == ""
