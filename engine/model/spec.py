@@ -34,9 +34,9 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QkNorm:
-    """RMSNorm of queries and keys."""
+    """RMSNorm of queries and keys: of each head alone, or of all together; or LayerNorm of each, with weights of its own."""
 
-    over: Literal["head", "all"] = "head"  # each head alone, or all together
+    over: Literal["head", "all", "each"] = "head"
     has_weight: bool = True
     after_rope: bool = False
     q_name: str = "self_attn.q_norm"

@@ -36,9 +36,7 @@ def rope(
     name, values = rope_values(fields, kind)
     theta = float(values.get("rope_theta") or fields.get("rope_theta") or theta)
     share = values.get("partial_rotary_factor") or fields.get("partial_rotary_factor") or 1.0
-    rope_type = values.get("rope_type") or values.get("type") or "default"
-    if legacy_type and rope_type in ("su", "yarn"):
-        rope_type = legacy_type
+    rope_type = _rope_type(values, others, legacy_type)
     if rope_type not in _SCALINGS:
         raise UnsupportedModelError(
             f"config.json: {name}.rope_type = {rope_type!r} is not supported; supported: {', '.join(_SCALINGS)}"
@@ -54,6 +52,13 @@ def rope(
         raise UnsupportedModelError(f"config.json: {name} of type {rope_type!r} lacks {error}") from error
     share = 1.0 if isinstance(scaling, ProportionalScaling) else float(share)
     return RopeSpec(theta=theta, scaling=scaling, share=share, interleaved=interleaved)
+
+
+def _rope_type(values: Mapping[str, Any], others: tuple[str, ...], legacy_type: str) -> str:
+    rope_type: str = values.get("rope_type") or values.get("type") or "default"
+    if legacy_type and rope_type in ("su", "yarn"):
+        return legacy_type
+    return "default" if rope_type == "mrope" and "mrope_section" in others else rope_type
 
 
 def rope_values(fields: Fields, kind: str = "") -> tuple[str, Mapping[str, Any]]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch.nn.functional import layer_norm
 
 from engine.kernels.activation import gated_heads
 from engine.kernels.attention import AttentionPlan, Scores, needs_qkv, paged_attention
@@ -122,6 +123,20 @@ class _OverAll:
         return torch.cat((self.q(q), self.k(k), v), dim=-1)
 
 
+@dataclass(frozen=True, slots=True)
+class _OverEach:
+    """LayerNorm of each head of queries and keys, with its own weights [heads, D] float32: queries', then keys'."""
+
+    weights: torch.Tensor
+    eps: float
+
+    def __call__(self, qkv: torch.Tensor) -> torch.Tensor:
+        num_heads, head_dim = self.weights.shape
+        heads, values = qkv.split((num_heads * head_dim, qkv.shape[-1] - num_heads * head_dim), dim=-1)
+        normed = layer_norm(heads.unflatten(-1, (num_heads, head_dim)).float(), (head_dim,), None, None, self.eps)
+        return torch.cat(((normed * self.weights).to(qkv.dtype).flatten(-2), values), dim=-1)
+
+
 def _turning(spec: AttentionSpec, around: Surroundings) -> Heads:
     """What happens to each head between the product and the pool."""
     norm, weights = spec.qk_norm, list[torch.Tensor | None]([None, None])
@@ -144,8 +159,13 @@ def _turning(spec: AttentionSpec, around: Surroundings) -> Heads:
     )
 
 
-def _over_all(spec: AttentionSpec, around: Surroundings) -> _OverAll | None:
+def _over_all(spec: AttentionSpec, around: Surroundings) -> _OverAll | _OverEach | None:
     norm = spec.qk_norm
+    if norm is not None and norm.over == "each":
+        rows = {f"{norm.q_name}.weight": spec.num_heads, f"{norm.k_name}.weight": spec.num_kv_heads}
+        shape = (sum(rows.values()), spec.head_dim)
+        weights = Parameter(shape=shape, parts=stacked(rows), shard=Shard.HEADS, format=torch.float32)
+        return _OverEach(around.weights.new(weights, under=around.under), around.model.norm_eps)
     if norm is None or norm.over != "all":
         return None
     return _OverAll(around.norm(norm.q_name, spec.q_size), around.norm(norm.k_name, spec.kv_size))

@@ -19,6 +19,7 @@ from engine.model.families.dense import (
     phi,
     qwen2,
     qwen3,
+    qwen_vl,
     starcoder2,
 )
 from engine.model.families.known import Fields
@@ -54,5 +55,8 @@ FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
     "Phi3ForCausalLM": phi.read_3,
     "Qwen2ForCausalLM": qwen2.read,
     "Qwen3ForCausalLM": qwen3.read,
+    "Qwen2VLForConditionalGeneration": qwen_vl.read_2,
+    "Qwen2_5_VLForConditionalGeneration": qwen_vl.read_2,
+    "Qwen3VLForConditionalGeneration": qwen_vl.read_3,
     "Starcoder2ForCausalLM": starcoder2.read,
 }

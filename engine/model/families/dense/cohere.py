@@ -20,7 +20,7 @@ from engine.model.families.fields import (
     rope,
     sliding_window,
 )
-from engine.model.spec import AttentionSpec, BranchSpec, LayerSpec, ModelSpec
+from engine.model.spec import AttentionSpec, BranchSpec, LayerSpec, ModelSpec, QkNorm
 
 COHERE = {
     "vocab_size": 256000,
@@ -39,10 +39,10 @@ SHARED = BranchSpec(shares=True)
 
 
 def read(fields: Fields) -> ModelSpec:
-    """Command R: parallel halves, LayerNorm, interleaved pairs."""
+    """Command R and R+: parallel halves, LayerNorm, interleaved pairs."""
     fields = fields.over(COHERE)
-    fields.only("use_qk_norm", False)
-    layer = _layer(fields, _attention(fields))
+    normed = QkNorm(over="each") if flag(fields, "use_qk_norm") else None
+    layer = _layer(fields, _attention(fields, qk_norm=normed))
     return _model(fields, [layer] * number(fields, "num_hidden_layers"))
 
 
@@ -60,10 +60,12 @@ def read_2(fields: Fields) -> ModelSpec:
     return _model(fields, [_layer(fields, sliding if kind == SLIDING else full) for kind in kinds])
 
 
-def _attention(fields: Fields, *, window: int = 0, has_rope: bool = True) -> AttentionSpec:
+def _attention(
+    fields: Fields, *, window: int = 0, has_rope: bool = True, qk_norm: QkNorm | None = None
+) -> AttentionSpec:
     bias, rotation = flag(fields, "attention_bias"), rope(fields, interleaved=True)
     rotation_here = rotation if has_rope else None
-    return attention(fields, rope=rotation_here, window=window, qkv_bias=bias, output_bias=bias)
+    return attention(fields, rope=rotation_here, window=window, qk_norm=qk_norm, qkv_bias=bias, output_bias=bias)
 
 
 def _layer(fields: Fields, mixer: AttentionSpec) -> LayerSpec:

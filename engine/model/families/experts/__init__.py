@@ -23,6 +23,7 @@ from engine.model.spec import ModelSpec
 FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
     "DeepseekV2ForCausalLM": deepseek.read_v2,
     "DeepseekV3ForCausalLM": deepseek.read_v3,
+    "Glm4MoeLiteForCausalLM": deepseek.read_glm,
     "Ernie4_5_MoeForCausalLM": ernie4_5_moe.read,
     "Glm4MoeForCausalLM": glm4_moe.read,
     "GptOssForCausalLM": gpt_oss.read,

@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3 (R1): latent attention; experts behind dense layers, with groups and shared ones."""
+"""DeepSeek-V2 and V3 (R1), and GLM-4.7-Flash: latent attention; experts behind dense layers, with groups and shared ones."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from engine.model.families.experts.fields import (
 )
 from engine.model.families.fields import Fields, count, flag, gated_mlp, model, number, real, rope
 from engine.model.families.ropes import rope_values
-from engine.model.spec import LatentAttentionSpec, LayerSpec, ModelSpec
+from engine.model.spec import LatentAttentionSpec, LayerSpec, ModelSpec, UnsupportedModelError
 
+DENSE, SPARSE = "dense", "sparse"
 COMMON = {
     "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64,
@@ -56,6 +57,26 @@ V3 = COMMON | {
 }
 
 
+GLM_4_7_FLASH = V3 | {
+    "vocab_size": 154880,
+    "hidden_size": 2048,
+    "intermediate_size": 10240,
+    "num_hidden_layers": 47,
+    "num_attention_heads": 20,
+    "max_position_embeddings": 202752,
+    "rms_norm_eps": 1e-5,
+    "moe_intermediate_size": 1536,
+    "num_experts_per_tok": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.8,
+    "q_lora_rank": 768,
+    "qk_nope_head_dim": 192,
+    "v_head_dim": 256,
+}
+
+
 def read_v2(fields: Fields) -> ModelSpec:
     """DeepSeek-V2: latent attention; softmax routing, within groups in the large model; shared experts."""
     if "num_experts" not in fields:
@@ -85,18 +106,32 @@ def read_v3(fields: Fields) -> ModelSpec:
     return _model(fields, sigmoid_rule(fields), CORRECTED, interleaved=flag(fields, "rope_interleave"))
 
 
+def read_glm(fields: Fields) -> ModelSpec:
+    """GLM-4.7-Flash: DeepSeek-V3's layers, smaller."""
+    if "num_local_experts" not in fields:
+        fields = fields.over({"n_routed_experts": 64})
+    fields = fields.over(GLM_4_7_FLASH)
+    return _model(fields, sigmoid_rule(fields), CORRECTED, interleaved=flag(fields, "rope_interleave"))
+
+
 def _model(fields: Fields, rule: RoutingRule, tensors: ExpertTensors, *, interleaved: bool) -> ModelSpec:
     fields.only("moe_layer_freq", 1)
     fields.only("ep_size", 1)
     fields.ignore("aux_loss_alpha", "seq_aux", "num_key_value_heads", "head_dim", "qk_head_dim")
     stored, dense = without_predictions(fields), gated_mlp(fields)
     sparse = sparse_mlp(fields, rule, tensors=tensors, shared=shared_experts(fields))
-    mixer, num_dense = _attention(fields, interleaved=interleaved), count(fields, "first_k_dense_replace")
-    layers = [
-        LayerSpec(mixer=mixer, mlp=dense if layer < num_dense else sparse)
-        for layer in range(number(fields, "num_hidden_layers"))
-    ]
+    mixer = _attention(fields, interleaved=interleaved)
+    layers = [LayerSpec(mixer=mixer, mlp=sparse if there else dense) for there in _sparse_layers(fields)]
     return model(fields, layers, stored=stored)
+
+
+def _sparse_layers(fields: Fields) -> list[bool]:
+    """Whether each layer has experts."""
+    num_layers, num_dense = number(fields, "num_hidden_layers"), count(fields, "first_k_dense_replace")
+    kinds = fields.get("mlp_layer_types") or [SPARSE if at >= num_dense else DENSE for at in range(num_layers)]
+    if set(kinds) - {DENSE, SPARSE} or len(kinds) != num_layers:
+        raise UnsupportedModelError(f"config.json: mlp_layer_types = {kinds!r:.80} is not supported")
+    return [kind == SPARSE for kind in kinds]
 
 
 def _attention(fields: Fields, *, interleaved: bool) -> LatentAttentionSpec:

@@ -48,6 +48,15 @@ NO_VISION = {
     "vision_config": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 }
 
+SMALL_VISION = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "deepstack_visual_indexes": [0],
+}
+
 CASES = (
     Case(name="llama", config="LlamaConfig", fields={"attention_bias": True, "mlp_bias": True}),
     Case(name="llama3", config="LlamaConfig", fields={"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
@@ -91,6 +100,38 @@ CASES = (
     ),
     Case(name="qwen2", config="Qwen2Config", fields={"tie_word_embeddings": True}),
     Case(name="qwen3", config="Qwen3Config", fields={"head_dim": 32}),
+    Case(
+        name="qwen2_5_vl",
+        config="Qwen2_5_VLTextConfig",
+        fields={"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}},
+        text_in="Qwen2_5_VLConfig",
+        outer={
+            "vision_config": {
+                "depth": 1,
+                "hidden_size": 16,
+                "num_heads": 2,
+                "intermediate_size": 16,
+                "out_hidden_size": 64,
+            }
+        },
+    ),
+    Case(
+        name="qwen2_vl",
+        config="Qwen2VLTextConfig",
+        fields={"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}},
+        text_in="Qwen2VLConfig",
+        outer={"vision_config": {"depth": 1, "embed_dim": 16, "num_heads": 2, "hidden_size": 64}},
+    ),
+    Case(
+        name="qwen3_vl",
+        config="Qwen3VLTextConfig",
+        fields={
+            "head_dim": 32,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [6, 5, 5]},
+        },
+        text_in="Qwen3VLConfig",
+        outer={"vision_config": SMALL_VISION},
+    ),
     Case(name="arcee", config="ArceeConfig", fields={"head_dim": 16, "mlp_bias": True}),
     Case(
         name="ernie4_5", config="Ernie4_5Config", fields={"head_dim": 32, "use_bias": True, "tie_word_embeddings": True}
@@ -98,6 +139,7 @@ CASES = (
     Case(name="seed_oss", config="SeedOssConfig", fields={"head_dim": 32, "attention_out_bias": True}),
     Case(name="smollm3", config="SmolLM3Config", fields={"no_rope_layers": [1, 0]}),
     Case(name="cohere", config="CohereConfig", fields={"tie_word_embeddings": True, "logit_scale": 0.3}),
+    Case(name="cohere-plus", config="CohereConfig", fields={"tie_word_embeddings": True, "use_qk_norm": True}),
     Case(name="cohere2", config="Cohere2Config", fields=TWO_KINDS | {"tie_word_embeddings": True, "logit_scale": 0.3}),
     Case(name="exaone4", config="Exaone4Config", fields=TWO_KINDS),
     Case(name="gemma", config="GemmaConfig", fields={"head_dim": 32, "tie_word_embeddings": True}),

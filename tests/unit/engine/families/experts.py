@@ -177,6 +177,11 @@ CASES: tuple[Case, ...] = (
         },
     ),
     Case(
+        name="glm4_moe_lite",
+        config="Glm4MoeLiteConfig",
+        fields={**LATENT, **GROUPED, "q_lora_rank": 24, "mlp_layer_types": ["dense", "sparse", "sparse"]},
+    ),
+    Case(
         name="deepseek_v3",
         config="DeepseekV3Config",
         fields={

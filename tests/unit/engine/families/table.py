@@ -47,6 +47,12 @@ so for architectures that are not below, with a line in the log, and `--model-im
 nothing is fused, and no graph is captured. Refused by name: models with states, attention of their own (biases, latents),
 masks of their own, LongRoPE and dynamic ropes. Six are checked as above.
 
+Not served yet, by use: Qwen3-VL with experts (checkpoints store them in two orders), Granite 4 hybrids, Nemotron-H, Falcon-H1,
+Bamba, Jamba and LFM2 (Mamba and convolutions), Kimi-Linear and OLMo hybrids (other states), DeepSeek-V3.2 and GLM-5 (sparse
+attention), MiMo-V2 and MiniCPM3 (values of another size), Gemma 3n (other residuals), Phi-3.5-MoE, EXAONE-MoE:
+`--model-impl transformers` refuses them, too. It takes Nemotron, Apertus, StableLM, OPT, GPT-NeoX, GPT-BigCode, OLMo 1,
+HyperCLOVA X, CWM, NanoChat, Jais 2, VaultGemma, BitNet and Granite with windows; it refuses GPT-2, GPT-J, BLOOM, Falcon and MPT.
+
 [GGUF files](gguf.md) of some of them are read, too.
 
 This page is written by `python -m tests.unit.engine.families.table > docs/models.md`.
@@ -162,7 +168,8 @@ def _of_attention(mixer: AttentionSpec) -> set[str]:
     found = set()
     if (norm := mixer.qk_norm) is not None:
         where = "after rope " if norm.after_rope else ""
-        found.add(f"QK-norm {where}over {'each head' if norm.over == 'head' else 'all heads'}")
+        found.add(f"QK-norm {where}over {'all heads' if norm.over == 'all' else 'each head'}")
+        found |= {"LayerNorm of each head"} if norm.over == "each" else set()
     return found | ({"layers without rope"} if mixer.rope is None else _of_rope(mixer.rope))
 
 

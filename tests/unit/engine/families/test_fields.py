@@ -30,7 +30,13 @@ OF_GEMMA_4 |= {"use_double_wide_mlp"}  # no layer borrows
 # Another field of the case decides, or they only cut the model's length.
 OF_LLAMA_4 = {"moe_layers", "interleave_moe_layer_step", "no_rope_layer_interval"}
 OF_LATENTS = {"num_key_value_heads", "head_dim", "qk_head_dim"}  # they follow from other sizes
+# Windows are off; where a checkpoint has other parts, its outer field ties the head.
+OF_VISION = {"sliding_window", "tie_word_embeddings"}
 OF_FAMILIES = {
+    "qwen2_vl": OF_VISION,
+    "qwen2_5_vl": OF_VISION,
+    "qwen3_vl": OF_VISION,
+    "glm4_moe_lite": {*OF_LATENTS, "first_k_dense_replace"},
     "deepseek_v2": OF_LATENTS,
     "deepseek_v3": OF_LATENTS,
     "ernie4_5_moe": {"moe_layer_end_index"},  # beyond the last layer
@@ -152,6 +158,17 @@ def test_a_value_that_cannot_be_meant_is_refused(name: str, value: object) -> No
     config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
     with pytest.raises(UnsupportedModelError, match=name):
         model_spec({"architectures": ["MistralForCausalLM"], **config, name: value})
+
+
+def test_a_text_model_beside_its_vision_is_read() -> None:
+    """As Qwen2.5-VL's checkpoints have it: no `text_config`, and a rotation by sections."""
+    (case,) = (case for case in CASES if case.name == "qwen2_5_vl")
+    config = config_of(case)
+    flat = {**config["text_config"], "vision_config": {}, "image_token_id": 7, "architectures": config["architectures"]}
+    flat |= {"rope_parameters": None, "rope_theta": 1e6, "tie_word_embeddings": False}
+    flat["rope_scaling"] = {"type": "mrope", "mrope_section": [2, 3, 3]}
+    assert read(flat) == read({**config, "tie_word_embeddings": False})
+    assert "rope_type = 'mrope' is not supported" in str(read({**flat, "architectures": ["Qwen2ForCausalLM"]}))
 
 
 def another(value: object) -> object:
