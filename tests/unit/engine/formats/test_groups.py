@@ -13,12 +13,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.kernels.experts import Experts
+from engine.kernels.quantised.groups import Groups, values
+from engine.model.decoder import Decoder
 from engine.model.families import read_model_spec
 from engine.model.formats.dense import Dense
 from engine.model.formats.grouped import Grouped, GroupedOnCpu, WhenLoaded, serving
 from engine.model.formats.int4 import quantise_groups
+from engine.model.layers.sparse_mlp import SparseMlp
 from engine.model.parameters import Weights
 from engine.model.spec import UnsupportedModelError
+from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.experts import CASES
 from tests.unit.engine.formats.checkpoints import Tensors, compressed, plain_of, written
 from tests.unit.engine.formats.loading import Form, Tiny, answer, loaded, single
@@ -127,6 +132,48 @@ def test_experts_of_gpt_oss_in_floats_of_4_bits(tmp_path: Path) -> None:
     said = answer(folder)
     assert said == answer(plain_of(folder))
     assert len(set(said)) > 3
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrices stay in groups, and the kernels' plain versions multiply with them."""
+    for module in ("groups", "grouped", "int4", "mxfp4"):
+        monkeypatch.setattr(f"engine.model.formats.{module}.use_triton", lambda x: True)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("name", ["awq", "awq, experts", "gptq, order of activations", "modelopt, nvfp4"])
+def test_matrices_stay_in_groups_on_a_gpu(name: str, tiny_model: Tiny, tmp_path: Path) -> None:
+    source, form = source_of(FORMS[name], tiny_model, tmp_path), FORMS[name]
+    folder = written(source, tmp_path / "quantised", form.store, form.config, keeps=form.keeps)
+    assert answer(folder) == answer(plain_of(folder))
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_experts_of_gpt_oss_stay_in_4_bits_on_a_gpu(tmp_path: Path) -> None:
+    case = replace(GPT_OSS, fields={**GPT_OSS.fields, "intermediate_size": 96})
+    folder = in_mxfp4(case.build(tmp_path / "gpt_oss"), tmp_path / "quantised")
+    assert answer(folder) == answer(plain_of(folder))
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("case", [MOE, GPT_OSS], ids=lambda case: case.name)
+def test_experts_become_groups_while_they_are_loaded(case: Case, tmp_path: Path) -> None:
+    sizes = {"moe_intermediate_size": 48} if case is MOE else {"intermediate_size": 96}
+    folder = replace(case, fields={**case.fields, **sizes}).build(tmp_path / "plain")
+    plain, groups = experts_of(loaded(folder)), experts_of(loaded(folder, quantization="int4"))
+    assert len(plain) == len(groups) > 0
+    for ours, theirs in zip(groups, plain, strict=True):
+        for weight, plain_one in ((ours.gate_up, theirs.gate_up), (ours.down, theirs.down)):
+            assert isinstance(weight, Groups)
+            assert isinstance(plain_one, torch.Tensor)
+            error = values(weight) - plain_one
+            assert error.norm() < 0.15 * plain_one.norm()
+
+
+def experts_of(decoder: Decoder) -> list[Experts]:
+    """Of the layers that have some, in their order."""
+    return [layer.mlp._mixture._experts for layer in decoder._layers if isinstance(layer.mlp, SparseMlp)]
 
 
 def test_weights_become_groups_while_they_are_loaded(tiny_model: Tiny, tmp_path: Path) -> None:
