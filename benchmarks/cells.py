@@ -191,7 +191,7 @@ class Offline:
 Cell = Decode | FirstToken | PrefillRate | Offline
 
 FULL: tuple[Cell, ...] = (
-    *(Decode(batch, 1088) for batch in (1, 8, 32, 64, 128, 256)),
+    *(Decode(batch, 1088) for batch in (1, 8, 16, 32, 64, 128, 256)),
     Decode(32, 8256),
     Decode(64, 4160),
     Decode(64, 1088, NUCLEUS),

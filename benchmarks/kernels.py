@@ -22,6 +22,7 @@ from benchmarks.results_format import Result, number
 from engine.kernels import activation, attention, linear, norm, rope
 from engine.kernels.codes import KINDS, Kind, coded, numbers_of
 from engine.kernels.device import describe
+from engine.kernels.quantised import groups
 
 DTYPE = torch.bfloat16
 HEADS, KV_HEADS, HEAD_DIM, FEATURES, HIDDEN = 32, 8, 128, 4096, 14336
@@ -80,6 +81,8 @@ def _cases(device: torch.device) -> Iterator[Case]:
     yield from _row_cases(device)
     for rows in (1, 32, 128):
         yield from _product_cases(device, rows)
+    for rows in (1, 16, 64, 512):
+        yield from _group_cases(device, rows)
     yield _decode_case(device, 64, 1088)
     yield _decode_case(device, 32, 8256)
     for kind in KINDS:
@@ -158,6 +161,34 @@ def _product_cases(device: torch.device, rows: int) -> Iterator[Case]:
         gate_up.nbytes,
         2.0 * rows * gate_up.numel(),
     )
+
+
+def _group_cases(device: torch.device, rows: int) -> Iterator[Case]:
+    """4 bits in groups of 128. An error is that of the product alone: what rounding to 4 bits costs is no part of it."""
+    x = _random(rows, FEATURES, device=device)
+    for name, num_outputs, multiply in (
+        ("linear", (HEADS + 2 * KV_HEADS) * HEAD_DIM, groups.linear),
+        ("gated_linear", 2 * HIDDEN, groups.gated_linear),
+    ):
+        codes = torch.randint(0, 16, (num_outputs, FEATURES), device=device, dtype=torch.uint8)
+        scales = (torch.rand(num_outputs, FEATURES // 128, device=device) / (4 * FEATURES**0.5)).half()
+        weight = groups.pack(codes, scales, bits=4, group=128)
+
+        def exact(weight: groups.Groups = weight, is_gated: bool = name == "gated_linear") -> torch.Tensor:
+            product = x.double() @ groups.values(weight).double().T
+            if not is_gated:
+                return product
+            gate, up = product.chunk(2, dim=-1)
+            return torch.nn.functional.silu(gate) * up
+
+        yield Case(
+            f"int4_{name}_b{rows}",
+            lambda multiply=multiply, weight=weight: multiply(x, weight, None),  # type: ignore[misc]
+            exact,
+            lambda out: out,
+            weight.num_bytes,
+            2.0 * rows * num_outputs * FEATURES,
+        )
 
 
 def _decode_case(device: torch.device, count: int, context: int, kind: Kind | None = None) -> Case:

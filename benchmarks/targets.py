@@ -9,13 +9,14 @@ class Yardstick(NamedTuple):
     """What a figure is held against, in the cell's unit."""
 
     target: float
-    reference: float  # vLLM, prefix cache off, same kind of GPU
+    reference: float | None  # vLLM, prefix cache off, same kind of GPU; None: not measured
 
 
 REFERENCE = {
     "llama-3.1-8b": "vLLM 0.26.0, one H200, Llama-3.1-8B shape, bf16, random weights, prefix cache off",
     "llama-3.1-8b fp8": "vLLM 0.33, one H200, Llama-3.1-8B shape, dynamic online fp8, context about 1072",
     "llama-3.1-70b fp8": "vLLM 0.33, one H200, Llama-3.1-70B shape, dynamic online fp8, context about 1072",
+    "llama-3.1-8b int4": "not measured",
     "qwen3-30b-a3b": "vLLM 0.33, one H200, Qwen3-30B-A3B shape, bf16, context about 1072, prefix cache off",
 }
 
@@ -62,5 +63,9 @@ TARGETS: dict[str, dict[str, Yardstick]] = {
         "ttft_p2048": Yardstick(45.0, 84.0),
         "ttft_p8192": Yardstick(145.0, 153.0),
         "prefill_1024": Yardstick(75_000.0, 70_000.0),
+    },
+    "llama-3.1-8b int4": {
+        "decode_b1_ctx1088": Yardstick(2.0, None),
+        "decode_b16_ctx1088": Yardstick(2.6, None),
     },
 }

@@ -21,6 +21,8 @@ from tests.reference import greedy_tokens
 from tests.unit.engine.families import hybrids
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.catalogue import CASES
+from tests.unit.engine.formats.checkpoints import plain_of, written
+from tests.unit.engine.formats.packing import awq
 from tests.unit.engine.generate import Generator, new_sequence
 
 NEW_TOKENS = 12
