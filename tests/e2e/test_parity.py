@@ -76,6 +76,14 @@ async def test_codes_are_computed_again_where_blocks_run_out(kind: str, tmp_path
     assert [tokens for tokens, _ in answers] == own_tokens(kind, model, prompts, 60)
 
 
+@pytest.mark.long
+async def test_a_checkpoint_of_4_bits_answers_as_what_it_stands_for(tmp_path: Path) -> None:
+    config = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+    plain = build_tiny_model(tmp_path / "llama", "llama")
+    model = written(plain, tmp_path / "awq", awq(32), {"quantization_config": config}, keeps=("lm_head",))
+    await check(model, tmp_path, expect=lambda model, *rest: greedy_tokens(plain_of(model), *rest))
+
+
 def own_tokens(kind: str, model: Path, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
     """Of an engine that computes one prompt after another, each in one pass."""
     torch.set_num_threads(1)

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.kernels.activation import act_and_mul
 from engine.kernels.device import use_triton
 from engine.kernels.linear import packed
 from engine.kernels.quantised import groups
 from engine.kernels.quantised.groups import Groups, narrow
-from engine.kernels.quantised.groups_cpu import CpuGroups, cpu_linear, for_cpu, suits_cpu
+from engine.kernels.quantised.int8 import MOST_INPUTS, multiplies_bytes, quantise
 from engine.model.formats.dense import Dense
+from engine.model.formats.int8 import Int8Linear
 from engine.model.formats.product import Linear
 from engine.model.parameters import Weights
 
@@ -51,42 +51,20 @@ class Grouped:
 
 
 @dataclass(slots=True)
-class GroupedOnCpu:
-    """A weight of 4 bits as torch's kernel for CPUs reads it."""
-
-    weight: CpuGroups
-    bias: torch.Tensor | None
-    order: torch.Tensor | None
-
-    def __call__(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-        x = x if self.order is None else x.index_select(1, self.order)
-        product = cpu_linear(x, self.weight, self.bias)
-        return product if out is None else out.copy_(product)
-
-    def parts(self, x: torch.Tensor) -> torch.Tensor:
-        return self(x)
-
-    def onto(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
-        return self(x)
-
-    def gated(self, x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
-        return act_and_mul(self(x), activation)
-
-
-@dataclass(slots=True)
 class WhenLoaded:
-    """A product whose form is known when its weight is there: on a CPU torch has a kernel for some matrices alone."""
+    """A product on a CPU, which has no kernel for groups: they become others when all are there."""
 
     loading: Grouped | None
     dtype: torch.dtype
     product: Linear = field(init=False)
 
     def prepare(self) -> None:
-        """Take the form that computes fastest, and let the other one go."""
+        """Become rows of 8 bits where bytes are multiplied fast, else plain; the groups go."""
         assert self.loading is not None
         loading, self.loading = self.loading, None
-        if suits_cpu(loading.weight):
-            self.product = GroupedOnCpu(for_cpu(loading.weight, self.dtype), loading.bias, loading.order)
+        if self.dtype == torch.bfloat16 and multiplies_bytes() and loading.weight.inputs <= MOST_INPUTS:
+            self.product = linear = Int8Linear(loading.bias)
+            linear.put(quantise(loading.plain(torch.float32)))
         else:
             self.product = Dense(packed(loading.plain(self.dtype)), loading.bias)
 
