@@ -1,4 +1,4 @@
-"""gpt-oss with unquantised weights: sinks, a window in every second layer, experts with biases and a clamped activation.
+"""gpt-oss: sinks, a window in every second layer, experts with biases and a clamped activation.
 
 Checkpoints in MXFP4 name it in `quantization_config`, and are refused by that.
 """
