@@ -9,8 +9,11 @@ from torch.nn.functional import linear
 
 from engine.kernels.activation import ACTIVATIONS
 from engine.kernels.experts.routing import Choice
+from engine.kernels.quantised.fp8 import Fp8Matrix
 from engine.kernels.quantised.groups import Groups, dequantised
 from engine.kernels.twin import twin
+
+Matrices = torch.Tensor | Groups | Fp8Matrix  # [E, N, K]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +28,8 @@ class Clamp:
 class Experts:
     """The matrices of all experts of a layer."""
 
-    gate_up: torch.Tensor | Groups  # [E, 2 I, H], the gate's rows first
-    down: torch.Tensor | Groups  # [E, H, I]
+    gate_up: Matrices  # [E, 2 I, H], the gate's rows first
+    down: Matrices  # [E, H, I]
     gate_up_bias: torch.Tensor | None = None  # [E, 2 I]
     down_bias: torch.Tensor | None = None  # [E, H]
     clamp: Clamp | None = None  # None: silu(gate) * up
@@ -35,14 +38,14 @@ class Experts:
 
     @property
     def num_experts(self) -> int:
-        return (self.down.codes if isinstance(self.down, Groups) else self.down).shape[0]
+        return _elements(self.down).shape[0]
 
     @property
     def size(self) -> int:
         """I."""
-        return self.down.inputs if isinstance(self.down, Groups) else self.down.shape[2]
+        return self.down.inputs if isinstance(self.down, Groups) else _elements(self.down).shape[2]
 
-    def product(self, *, gated: bool) -> tuple[torch.Tensor | Groups, torch.Tensor | None]:
+    def product(self, *, gated: bool) -> tuple[Matrices, torch.Tensor | None]:
         """Matrices [E, N, K] and biases [E, N] of gate and up, or of the product down."""
         return (self.gate_up, self.gate_up_bias) if gated else (self.down, self.down_bias)
 
@@ -76,11 +79,20 @@ def _expert(x: torch.Tensor, experts: Experts, index: int) -> torch.Tensor:
     return linear(gated(gate, up, experts.clamp, experts.activation), _plain(experts.down, index, x.dtype), bias)
 
 
-def _plain(matrices: torch.Tensor | Groups, index: int, dtype: torch.dtype) -> torch.Tensor:
+def _elements(matrices: Matrices) -> torch.Tensor:
+    """Something of every expert."""
+    if isinstance(matrices, torch.Tensor):
+        return matrices
+    return matrices.codes if isinstance(matrices, Groups) else matrices.weight
+
+
+def _plain(matrices: Matrices, index: int, dtype: torch.dtype) -> torch.Tensor:
     """One expert's matrix [N, K]."""
-    if not isinstance(matrices, Groups):
-        return matrices[index]
+    if isinstance(matrices, Fp8Matrix):
+        return matrices[index].plain(dtype)
     own = matrices[index]
+    if isinstance(own, torch.Tensor):
+        return own
     return dequantised.reference(own.codes, own, dtype)
 
 

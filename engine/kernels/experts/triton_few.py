@@ -15,6 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from engine.kernels.device import describe
 from engine.kernels.experts.mixture import Experts
 from engine.kernels.launch import Kernel
+from engine.kernels.quantised.fp8 import Fp8Matrix
 from engine.kernels.triton_activation import gelu_tanh
 
 PREFETCH_ELEMENTS = 256  # leading ones of each weight row of the second product
@@ -53,7 +54,10 @@ def write(
     gated: bool,
 ) -> None:
     """Write each pair's gated activation [P, I], or its weighted result to its place in `out` [K, T, H]."""
-    matrices, bias = experts.product(gated=gated)
+    stored, bias = experts.product(gated=gated)
+    matrices, scales, kind, block = stored, None, 0, (1, 1)
+    if isinstance(stored, Fp8Matrix):
+        matrices, scales, kind, block = stored.weight, stored.scale, 2 if stored.block else 1, stored.block or (1, 1)
     num_tokens, num_chosen = weights.shape
     device, num_outputs, num_inputs = describe(x.device), out.shape[-1], matrices.shape[2]
     rows = weights.numel() if tile == 0 else tiles.shape[0]
@@ -62,18 +66,20 @@ def write(
         shape = ONE_ROUND
     pdl = device.has_tma
     step = min(shape.inputs, max(16, triton.next_power_of_2(num_inputs)))
+    if kind == 2 and block[1] % step:
+        step = 64  # loop steps lie within blocks
     clamp = experts.clamp
     fixed = (
         num_outputs, num_inputs, num_chosen, max(16, tile), shape.outputs, step, gated, tile == 0, bias is not None,
         gated == experts.weighs_inputs, clamp is not None and gated, experts.activation == "gelu_tanh",
         num_inputs % step != 0,
-        PREFETCH_ELEMENTS if not gated and num_inputs >= PREFETCH_ELEMENTS else 0, pdl, shape.stages,
+        PREFETCH_ELEMENTS if not gated and num_inputs >= PREFETCH_ELEMENTS else 0, pdl, shape.stages, kind, *block,
     )  # fmt: skip
     alpha, limit = (clamp.alpha, clamp.limit) if clamp is not None else (1.0, 0.0)
     _FEW.launch(
         (triton.cdiv(num_outputs, shape.outputs), rows), (x.dtype, out.dtype, *fixed),
-        x, matrices, out, matrices if bias is None else bias, weights, order, tiles, num_tokens, alpha, limit, *fixed,
-        num_warps=shape.warps, num_stages=shape.stages, launch_pdl=pdl,
+        x, matrices, out, matrices if bias is None else bias, scales, weights, order, tiles, num_tokens, alpha, limit,
+        *fixed, num_warps=shape.warps, num_stages=shape.stages, launch_pdl=pdl,
     )  # fmt: skip
 
 
@@ -121,12 +127,16 @@ def write_result(
 
 @triton.jit(do_not_specialize=["num_tokens", "alpha", "limit"])
 def _few(
-    x, w_ENK, out, bias_EN, weights_P, order_P, tiles_S4, num_tokens, alpha, limit,
+    x, w_ENK, out, bias_EN, scales, weights_P, order_P, tiles_S4, num_tokens, alpha, limit,
     N: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     GATED: tl.constexpr, ALONE: tl.constexpr, HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr, CLAMPED: tl.constexpr,
     GELU: tl.constexpr, RAGGED: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr, STAGES: tl.constexpr,
+    SCALES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """`x` is [T, K] for the gated product, else [P, K]. The matrices [E, N, K] have a gate's rows before the N of up."""
+    """`x` is [T, K] for the gated product, else [P, K]. The matrices [E, N, K] have a gate's rows before the N of up.
+
+    SCALES of 8-bit floats: 0 none, 1 one for each row, 2 one for each block.
+    """
     tile = tl.program_id(1)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     m, k = tl.arange(0, BM), tl.arange(0, BK)
@@ -145,7 +155,10 @@ def _few(
         there = m < count
         pair = first + m if ALONE else tl.load(order_P + first + m, mask=there, other=0)
         SIDES: tl.constexpr = 2 if GATED else 1
-        row = (expert.to(tl.int64) * (SIDES * N) + tl.minimum(n, N - 1)) * K
+        last = tl.minimum(n, N - 1)
+        row = (expert.to(tl.int64) * (SIDES * N) + last) * K
+        COLUMNS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K if SCALES == 2 else 1
+        own_scales = expert.to(tl.int64) * (((SIDES * N + BLOCK_N - 1) // BLOCK_N) * COLUMNS)
         if PREFETCH > 0:
             LINES: tl.constexpr = PREFETCH // 64  # cache lines of 128 bytes = 64 elements
             _prefetch(w_ENK + row[:, None] + tl.arange(0, LINES)[None, :] * 64)
@@ -166,13 +179,26 @@ def _few(
             else:
                 w = tl.load(w_at + at, eviction_policy="evict_first")
                 rows = tl.load(x_at + at, mask=there[:, None], other=0.0)
-            acc = tl.dot(w, tl.trans(rows), acc, input_precision="ieee")
+            if SCALES == 2:
+                scale_at = scales + own_scales + at // BLOCK_K
+                scale = tl.load(scale_at + (last // BLOCK_N) * COLUMNS)
+                acc += tl.dot(w.to(rows.dtype), tl.trans(rows), input_precision="ieee") * scale[:, None]
+            else:
+                acc = tl.dot(w.to(rows.dtype), tl.trans(rows), acc, input_precision="ieee")
             if GATED:
                 if RAGGED:
                     up = tl.load(up_at + at, mask=known, other=0.0, eviction_policy="evict_first")
                 else:
                     up = tl.load(up_at + at, eviction_policy="evict_first")
-                acc_up = tl.dot(up, tl.trans(rows), acc_up, input_precision="ieee")
+                if SCALES == 2:
+                    scale = tl.load(scale_at + ((last + N) // BLOCK_N) * COLUMNS)
+                    acc_up += tl.dot(up.to(rows.dtype), tl.trans(rows), input_precision="ieee") * scale[:, None]
+                else:
+                    acc_up = tl.dot(up.to(rows.dtype), tl.trans(rows), acc_up, input_precision="ieee")
+        if SCALES == 1:
+            acc = acc * tl.load(scales + own_scales + last)[:, None]
+            if GATED:
+                acc_up = acc_up * tl.load(scales + own_scales + last + N)[:, None]
         write_result(
             acc, acc_up if GATED else acc, out, bias_EN, weights_P, pair, expert, n, there, num_tokens, alpha, limit,
             N, CHOSEN, GATED, HAS_BIAS, WEIGHTED, CLAMPED, GELU,

@@ -46,7 +46,8 @@ def plan(num_pairs: int, num_experts: int, *, in_bulk: bool) -> Plan:
 def mixture(x: torch.Tensor, choice: Choice, experts: Experts) -> torch.Tensor:
     (num_tokens, hidden), num_chosen = x.shape, choice.ids.shape[1]
     num_experts, size, in_groups = experts.num_experts, experts.size, isinstance(experts.down, Groups)
-    has_copies = (describe(x.device).has_tma or not x.is_cuda) and not in_groups
+    are_plain = isinstance(experts.gate_up, torch.Tensor) and isinstance(experts.down, torch.Tensor)
+    has_copies = (describe(x.device).has_tma or not x.is_cuda) and are_plain
     in_bulk = has_copies and all(length * x.element_size() % COPY_BYTES == 0 for length in (hidden, size))
     cut = plan(num_tokens * num_chosen, num_experts, in_bulk=in_bulk)
     # Terms of many tokens would take as long to write in float32 as a product takes.

@@ -25,11 +25,14 @@ FEW_ROWS = 64  # are multiplied with 16 bits
 
 @dataclass(frozen=True, slots=True)
 class Fp8Matrix:
-    """A matrix [N, K]: e4m3 times a scale for each row, or for each block of rows and inputs."""
+    """A matrix [N, K]: e4m3 times a scale for each row, or for each block of rows and inputs. Or one of each expert."""
 
-    weight: torch.Tensor  # [N, K] e4m3
-    scale: torch.Tensor  # float32 [N], or [N / rows, K / inputs], both rounded up
+    weight: torch.Tensor  # [..., N, K] e4m3
+    scale: torch.Tensor  # float32 [..., N], or [..., blocks of N, of K]
     block: tuple[int, int] | None = None  # rows, inputs
+
+    def __getitem__(self, expert: int) -> Fp8Matrix:
+        return Fp8Matrix(self.weight[expert], self.scale[expert], self.block)
 
     def plain(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The matrix in floats of another type."""

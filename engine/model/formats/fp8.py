@@ -12,6 +12,7 @@ from typing import TypeGuard
 
 import torch
 
+from engine.kernels.experts.mixture import Matrices
 from engine.kernels.quantised.fp8 import (
     FEW_ROWS,
     FP8,
@@ -24,7 +25,7 @@ from engine.kernels.quantised.fp8 import (
     product_parts,
     quantise_rows,
 )
-from engine.model.formats.dense import DENSE, Dense
+from engine.model.formats.dense import DENSE, Dense, rows_of_each, ways_of
 from engine.model.formats.product import ExpertsSpec, Linear, LinearSpec, declare_bias
 from engine.model.formats.stored import (
     StoredPart,
@@ -34,7 +35,7 @@ from engine.model.formats.stored import (
     plain_matrix,
     stage_parts,
 )
-from engine.model.parameters import Placement, Weights
+from engine.model.parameters import Parameter, Placement, Shard, Weights, whole
 
 _SCALE = ("weight_scale", "weight_scale_inv")  # both are factors
 _UNUSED = ("input_scale", "activation_scale")
@@ -124,8 +125,31 @@ class Fp8:
     def matrix(self, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
         return plain_matrix(self, spec, weights, under=under)
 
-    def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor:
-        return plain_experts(self, spec, weights, under=under)
+    def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> Matrices:
+        """Each expert has tensors of its own; a scale for each row, or for each block where no module begins within one."""
+        in_blocks = self.scales is Scales.BLOCK
+        suits = spec.inputs % INPUTS_MULTIPLE == 0 and (not in_blocks or self.block[1] % INPUTS_MULTIPLE == 0)
+        if not spec.each or not suits or not multiplies_fp8(weights.device):
+            return plain_experts(self, spec, weights, under=under)
+        (each, *_) = ways_of(spec)
+        weight = weights.new(replace(each.parameter, format=FP8), under=under)
+        step = self.block[0] if spec.rows // len(spec.each) % self.block[0] == 0 else 1
+        blocks = (-(-spec.rows // step), -(-spec.inputs // self.block[1]))
+        scale = weights.empty((spec.num_experts, *(blocks if in_blocks else (spec.rows,))), torch.float32)
+        for expert in range(spec.num_experts):
+            for module, rows in rows_of_each(spec, expert):
+                place = scale[expert, _blocks(rows, step) if in_blocks else rows]
+
+                def store(tensors: Mapping[str, torch.Tensor], place: torch.Tensor = place) -> None:
+                    values = tensors["scale"]
+                    if in_blocks and step == 1:
+                        values = values.repeat_interleave(self.block[0], 0)[: len(place)]
+                    place.copy_(values)
+
+                weights.unused.update(f"{under}{module}.{kind}" for kind in _UNUSED)
+                part = self._scale(rows.stop - rows.start, spec.inputs)
+                stage_parts({"scale": part}, module, store, weights, under=under)
+        return Fp8Matrix(weight, scale, (step, self.block[1]) if in_blocks else None)
 
     def _scale(self, rows: int, inputs: int) -> StoredPart:
         blocks = (-(-rows // self.block[0]), -(-inputs // self.block[1]))
@@ -204,8 +228,21 @@ class Fp8WhileLoading:
     def matrix(self, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
         return DENSE.matrix(spec, weights, under=under)
 
-    def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor:
-        return DENSE.experts(spec, weights, under=under)
+    def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> Matrices:
+        """Experts stay plain where no kernel multiplies 8-bit floats."""
+        if spec.inputs % INPUTS_MULTIPLE or not multiplies_fp8(weights.device):
+            return DENSE.experts(spec, weights, under=under)
+        parameter = Parameter(shape=spec.shape, parts=whole("", *spec.shape).parts, shard=Shard.EXPERTS)
+        shape = weights.share(parameter).shape
+        take = _Rounded(weights.empty(shape, FP8).flatten(0, 1), weights.empty(shape[:2], torch.float32).flatten())
+
+        def store(tensors: Mapping[str, torch.Tensor]) -> None:
+            for expert, matrix in enumerate(tensors["weight"]):
+                take(matrix, slice(expert * shape[1], (expert + 1) * shape[1]))
+
+        weights.staged({"weight": parameter}, store, ways={"weight": ways_of(spec)}, under=under)
+        assert take.scale is not None
+        return Fp8Matrix(take.weight.view(shape), take.scale.view(shape[:2]))
 
     def _stage(self, spec: LinearSpec, take: _Rounded, weights: Weights, *, under: str) -> None:
         """Declare each module's plain rows until they are rounded."""

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from engine.kernels.quantised.groups import Groups
+from engine.kernels.experts.mixture import Matrices
 from engine.model.experts import Order
 from engine.model.parameters import Parameter, Part, Shard, Weights, stacked
 
@@ -104,7 +104,7 @@ class Format(Protocol):
         """Declare a matrix [N, K] that the model needs in the dtype it computes in."""
         ...
 
-    def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor | Groups:
+    def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> Matrices:
         """Declare the matrices [E, N, K] of all experts."""
         ...
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.kernels.quantised.groups import Groups
+from engine.kernels.experts.mixture import Matrices
 from engine.model.formats.beside import declare
 from engine.model.formats.product import ExpertsSpec, Format, Linear, LinearSpec
 from engine.model.layers.branch import Branch
@@ -65,7 +65,7 @@ class Surroundings:
         (module,) = spec.outputs
         return self._format_of(self.under + module).matrix(spec, self.weights, under=self.under)
 
-    def experts(self, spec: ExpertsSpec) -> torch.Tensor | Groups:
+    def experts(self, spec: ExpertsSpec) -> Matrices:
         """Declare the matrices [E, N, K] of all experts in the checkpoint's format."""
         formats = {self._format_of(self.under + module) for module in spec.modules}
         if len(formats) > 1:

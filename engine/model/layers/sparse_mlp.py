@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from engine.kernels.experts import Clamp, Experts, mixture, route
-from engine.kernels.quantised.groups import Groups
+from engine.kernels.experts.mixture import Matrices
 from engine.model.experts import ExpertTensors, SharedExpertSpec, SparseMlpSpec
 from engine.model.formats.dense import together
 from engine.model.formats.product import ExpertsSpec, Linear, LinearSpec
@@ -109,9 +109,7 @@ def _experts(spec: SparseMlpSpec, around: Surroundings) -> Experts:
     )
 
 
-def _matrices(
-    spec: SparseMlpSpec, shape: tuple[int, int], around: Surroundings, *, halves: bool
-) -> torch.Tensor | Groups:
+def _matrices(spec: SparseMlpSpec, shape: tuple[int, int], around: Surroundings, *, halves: bool) -> Matrices:
     """Declare gate and up, which are the two halves, or down of all experts."""
     tensors, modules = spec.tensors, spec.tensors.each or ()
     return around.experts(

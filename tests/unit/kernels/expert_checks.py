@@ -15,7 +15,9 @@ from torch.nn.functional import gelu, silu
 
 from engine.kernels.experts import Choice, Clamp, Experts, RoutingRule, Score, mixture, route
 from engine.kernels.experts.rule import GroupScore
+from engine.kernels.quantised.fp8 import FP8, Fp8Matrix
 from engine.kernels.quantised.groups import Groups
+from tests.unit.kernels import fp8_checks
 from tests.unit.kernels.group_checks import KINDS, matrix
 from tests.unit.kernels.references import close
 from tests.unit.kernels.triton_checks import checking
@@ -98,6 +100,26 @@ def check_mixture_with_bias(device: str, large: bool) -> None:
         _check_mixture(num_tokens, num_experts, 2, 48, 40, device, activation="gelu_tanh")
 
 
+def check_mixture_in_fp8(device: str, large: bool) -> None:
+    """Each row has a scale, or each block; gate and up of 64 rows, where blocks of a row have more."""
+    shapes = [(1, 8, 2, 128, 128), (20, 4, 2, 64, 64), (70, 2, 2, 128, 64)]
+    for num_tokens, num_experts, chosen, hidden, size in shapes + [(64, 128, 8, 2048, 768)] * large:
+        for block in (None, (64, 64), (1, 64)):
+            _check_mixture(num_tokens, num_experts, chosen, hidden, size, device, kind="fp8", block=block)
+
+
+def _in_fp8(
+    num_experts: int, num_outputs: int, num_inputs: int, block: tuple[int, int] | None, device: str
+) -> tuple[Fp8Matrix, torch.Tensor]:
+    """Random matrices of all experts, and what they stand for."""
+    own = [fp8_checks.matrix(num_outputs, num_inputs, block, device) for _ in range(num_experts)]
+    weight, scale = (
+        torch.stack([each.weight.view(torch.uint8) for each in own]),
+        torch.stack([each.scale for each in own]),
+    )
+    return Fp8Matrix(weight.view(FP8), scale, block), torch.stack([fp8_checks.plain(each) for each in own])
+
+
 def _check_mixture(
     num_tokens: int,
     num_experts: int,
@@ -108,13 +130,17 @@ def _check_mixture(
     *,
     has_bias: bool = False,
     kind: str | None = None,
+    block: tuple[int, int] | None = None,
     **more: Any,
 ) -> None:
     x = torch.randn(num_tokens, hidden, device=device).half()
     gate_up = (torch.randn(num_experts, 2 * size, hidden, device=device) / hidden**0.5).half()
     down = (torch.randn(num_experts, hidden, size, device=device) / size**0.5).half()
-    packed: dict[str, Groups] = {}
-    if kind is not None:
+    packed: dict[str, Groups | Fp8Matrix] = {}
+    if kind == "fp8":
+        packed["gate_up"], gate_up = _in_fp8(num_experts, 2 * size, hidden, block, device)
+        packed["down"], down = _in_fp8(num_experts, hidden, size, block, device)
+    elif kind is not None:
         packed["gate_up"], gate_up = _in_groups(kind, num_experts, 2 * size, hidden, device)
         packed["down"], down = _in_groups(kind, num_experts, hidden, size, device)
     biases = {}
@@ -210,6 +236,7 @@ CHECKS: dict[str, Callable[[str, bool], None]] = {
     "mixture": check_mixture,
     "mixture_with_bias": check_mixture_with_bias,
     "mixture_in_groups": check_mixture_in_groups,
+    "mixture_in_fp8": check_mixture_in_fp8,
     "a_tokens_mixture_is_its_own": check_a_tokens_mixture_is_its_own,
 }
 

@@ -15,6 +15,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.kernels.quantised.fp8 import Fp8Rows, quantise_rows
 from engine.model.families import read_model_spec
+from engine.model.families.quantised import METHODS, ONLINE, compressed_tensors, modelopt
 from engine.model.spec import UnsupportedModelError
 from engine.weights.checkpoint import CheckpointError
 from engine.weights.loader import model_fingerprint
@@ -96,6 +97,27 @@ def test_a_scheme_for_keys_and_values_is_known(tiny_model: Tiny, tmp_path: Path)
     config = NATIVE | {"kv_cache_scheme": scheme}
     (tmp_path / "config.json").write_text(json.dumps({**fields, "quantization_config": config}))
     assert read_model_spec(tmp_path).quantization.kv_cache == "fp8"
+
+
+def test_experts_are_quantised_while_they_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.model.formats.fp8.multiplies_fp8", lambda device: True)
+
+    def rounded(module: str, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        found = quantise_rows(weight)
+        return {"weight": weight}, found.values.float() * found.scale if weight.shape[1] % 64 == 0 else weight
+
+    source = build_tiny_model(tmp_path / "plain", "qwen3_moe", moe_intermediate_size=64)
+    together = load_file(source / "model.safetensors")
+    for name in [name for name in together if ".experts." in name]:
+        rows = together.pop(name)
+        for expert, matrix in enumerate(rows):
+            halves = zip(("gate_proj", "up_proj"), matrix.chunk(2), strict=True)
+            parts = dict(halves) if "gate_up" in name else {"down_proj": matrix}
+            layer = name.rpartition(".")[0]
+            together |= {f"{layer}.{expert}.{kind}.weight": part.clone() for kind, part in parts.items()}
+    save_file(together, source / "model.safetensors")
+    folder = written(source, tmp_path / "same", rounded, {}, keeps=("lm_head", "mlp.gate."))
+    assert answer(folder, quantization="fp8") == answer(plain_of(folder))
 
 
 def test_rows_that_norms_and_activations_round_reach_their_products(
@@ -207,6 +229,12 @@ def test_what_nobody_reads_is_refused_by_name(
     (tmp_path / "config.json").write_text(json.dumps({**fields, "quantization_config": config}))
     with pytest.raises(UnsupportedModelError, match=message):
         read_model_spec(tmp_path)
+
+
+def test_the_page_names_every_format() -> None:
+    text = (Path(__file__).parents[4] / "docs/quantisation.md").read_text()
+    for name in (*METHODS, *ONLINE, *compressed_tensors.FORMATS, *modelopt.ALGORITHMS):
+        assert f"`{name}`" in text, name
 
 
 def test_a_quantised_checkpoint_is_not_quantised_again(tiny_model: Tiny, tmp_path: Path) -> None:
