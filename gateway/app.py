@@ -33,7 +33,7 @@ from gateway.http.origins import Origins, WebAccess
 from gateway.http.problem import Problem, problem_of
 from gateway.http.request_scope import request_scope
 from gateway.http.responses import json_response
-from gateway.http.routing import Routes
+from gateway.http.routing import HotPaths, Routes
 from gateway.observe.attainment import ServiceLevels
 from gateway.observe.fleet_metrics import FleetMetrics
 from gateway.observe.metrics import GatewayMetrics
@@ -108,8 +108,9 @@ def create_app(
     request_log = RequestLog(settings.log_requests)
     generations.timelines.on_end(request_log.ended)
     refusals = Refusals(request_log.refused)
+    serving = ServingRoutes(table, answers, metrics, body_limits, refusals).routes
     routes = [
-        ServingRoutes(table, answers, metrics, body_limits, refusals).routes,
+        serving,
         TextRoutes(answers, body_limits).routes,
         OperatorRoutes(
             generations,
@@ -130,6 +131,8 @@ def create_app(
         console = ConsoleRoutes(control, generations, tenant_metrics, _facts(catalogue, settings), refusals)
         routes += [console.routes] if settings.console else []
     routes.append(_document(routes, table, settings.tenants))
+    layers = _layers(settings, table, metrics, tracer or NoTracer(), request_log)
+    refused, failed = _on_serving_error(table), _on_http_error(table)
     app = FastAPI(
         title="Baton",
         version=VERSION,
@@ -137,11 +140,16 @@ def create_app(
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
-        middleware=_layers(settings, table, metrics, tracer or NoTracer(), request_log),
-        exception_handlers={ServingError: _on_serving_error(table), HTTPException: _on_http_error(table)},
+        middleware=layers,
+        exception_handlers={ServingError: refused, HTTPException: failed},
     )
     for each in routes:
         each.add_to(app)
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        return await (refused if isinstance(error, ServingError) else failed)(request, error)
+
+    app.middleware_stack = HotPaths(app.build_middleware_stack(), layers, serving.posts, refuse)
     return app
 
 

@@ -14,6 +14,8 @@ from gateway.answers.catalogue import Served
 from gateway.answers.lengths import TooLongError
 from gateway.http.problem import ContextLengthError
 
+SHORT_CHARS = 500  # such prompts take less time than another thread's turn
+SHORT_MESSAGES = 8
 LONG_CHARS = 100_000  # such prompts go one after the other
 MAX_HELD_CHARS = 100_000_000  # long prompts that wait
 UNKNOWN_CONTEXT = 1 << 20  # tokens, while no worker says how many it can take
@@ -51,7 +53,12 @@ class Tokenising:
             case _:
                 assert_never(prompt)
         try:
-            return await self._made(partial(make, limit=limit), _chars(prompt))
+            make, chars = partial(make, limit=limit), _chars(prompt)
+            if chars <= SHORT_CHARS and not (
+                isinstance(prompt, Conversation) and len(prompt.messages) > SHORT_MESSAGES
+            ):
+                return make()
+            return await self._made(make, chars)
         except TooLongError as error:
             raise context_error(served.max_model_len, f"your {name} resulted in {error.what}", name) from None
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from gateway.observe.attainment import ServiceLevels
+from gateway.observe.bound import Bound
 from gateway.observe.fleet_metrics import DEVICE_TIER
 from gateway.observe.model_labels import ModelLabels
 from gateway.request.timeline import AttemptLine, Timeline
@@ -62,21 +63,15 @@ class RequestMetrics:
         self._met = self._counter(
             "baton_slo_requests", "Requests with an answer or an error, by the target missed", "missed"
         )
-        self._good_tokens = Counter(
-            "baton_slo_good_tokens", "Generated tokens of requests that met the SLO", ["model_name"], registry=registry
-        )
-
-        self._hits = Counter(
+        self._good_tokens = self._counter("baton_slo_good_tokens", "Generated tokens of requests that met the SLO")
+        self._hits = self._counter(
             "baton_prefix_hit_tokens",
             "Prompt tokens from a cache, by its tier, and whether the index sent the request there or the worker just had them",
-            ["model_name", "tier", "placed_by"],
-            registry=registry,
+            "tier",
+            "placed_by",
         )
-        self._lost_hits = Counter(
-            "baton_prefix_lost_tokens",
-            "Prompt tokens that the index said were cached, and were not",
-            ["model_name"],
-            registry=registry,
+        self._lost_hits = self._counter(
+            "baton_prefix_lost_tokens", "Prompt tokens that the index said were cached, and were not"
         )
         for model in self._models.names:  # a rate needs a first sample
             for placed_by in ("index", "worker"):
@@ -122,14 +117,14 @@ class RequestMetrics:
                 self._hits.labels(model, DEVICE_TIER, "worker").inc(max(0, cached - promised))
                 self._lost_hits.labels(model).inc(max(0, promised - cached))
 
-    def _observe(self, model: str, histogram: Histogram, value: float) -> None:
+    def _observe(self, model: str, histogram: Bound[Histogram], value: float) -> None:
         histogram.labels(model).observe(value)
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, text, ["model_name"], registry=self._registry, buckets=buckets)
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Bound[Histogram]:
+        return Bound(Histogram(name, text, ["model_name"], registry=self._registry, buckets=buckets))
 
-    def _counter(self, name: str, text: str, label: str) -> Counter:
-        return Counter(name, text, ["model_name", label], registry=self._registry)
+    def _counter(self, name: str, text: str, *labels: str) -> Bound[Counter]:
+        return Bound(Counter(name, text, ["model_name", *labels], registry=self._registry))
 
 
 def missed_target(timeline: Timeline, levels: ServiceLevels) -> str:

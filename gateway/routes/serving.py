@@ -22,6 +22,7 @@ from gateway.http.request_scope import request_scope
 from gateway.http.responses import json_response
 from gateway.http.routing import Routes
 from gateway.http.streaming import WrittenStream, disconnected
+from gateway.http.turns import Turns
 from gateway.observe.metrics import AnswerMetrics, GatewayMetrics
 from gateway.observe.spans import describe_answer
 from gateway.request.refused import Refusals
@@ -48,6 +49,7 @@ class ServingRoutes:
         self._answers = answers
         self._metrics = metrics
         self._body_limits = body_limits
+        self._turns = Turns()
         views = [(path, view) for dialect in dialects.dialects for path, view in dialect.views.items()]
         self.routes = Routes(
             gets={path: partial(self._show, view) for path, view in views},
@@ -63,7 +65,9 @@ class ServingRoutes:
         try:
             # Refuse a hopeless client before its body is read and tokenised.
             self._answers.generations.turn_away(scope.tenant, priority=scope.tenant.max_priority)
-            body = parse_body(await read_body(request, self._body_limits), endpoint.body)
+            raw = await read_body(request, self._body_limits)
+            await self._turns.take()
+            body = parse_body(raw, endpoint.body)
             ask = endpoint.ask(body)
             model = ask.model
             served = self._answers.check(ask, scope.tenant)
@@ -98,19 +102,32 @@ class ServingRoutes:
 
     async def _unless_gone(self, request: Request, start: Coroutine[Any, Any, Answer]) -> Answer | None:
         """Start an answer, perhaps after a wait. None: the client hung up meanwhile."""
-        starting, gone = asyncio.create_task(start), None
+        asking, gone, is_gone = asyncio.current_task(), list[asyncio.Task[None]](), False
+        assert asking is not None
+
+        def look() -> None:
+            gone.append(asyncio.create_task(disconnected(request)))
+            gone[0].add_done_callback(leave)
+
+        def leave(_: object) -> None:
+            nonlocal is_gone
+            if waits:
+                is_gone = True
+                asking.cancel()
+
+        waits = True
+        timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, look)
         try:
-            await asyncio.wait([starting], timeout=WATCH_AFTER_S)
-            if not starting.done():
-                gone = asyncio.create_task(disconnected(request))
-                await asyncio.wait([starting, gone], return_when=asyncio.FIRST_COMPLETED)
-            return starting.result() if starting.done() else None
+            return await start
+        except asyncio.CancelledError:
+            if not is_gone or asking.uncancel():
+                raise
+            return None
         finally:
-            if gone is not None:
-                gone.cancel()
-            if not starting.done():
-                starting.cancel()
-                await asyncio.wait([starting])
+            waits = False
+            timer.cancel()
+            for task in gone:
+                task.cancel()
 
     async def _whole(
         self, request: Request, making: Coroutine[Any, Any, dict[str, Any]], answer: Answer, metrics: AnswerMetrics

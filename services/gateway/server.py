@@ -36,6 +36,7 @@ def new_server(app: ASGIApp, settings: GatewaySettings) -> Server:
             http=bounded_to(settings.max_connections),
             log_level="warning",
             access_log=False,
+            proxy_headers=False,  # nobody asks where a client is
             ws="none",  # another protocol would get round the bounds and the keys
             timeout_keep_alive=KEEP_ALIVE_S,
             ssl_certfile=settings.tls_cert or None,

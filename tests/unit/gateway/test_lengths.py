@@ -147,7 +147,7 @@ async def test_waiting_behind_long_prompts_ends_with_the_deadline(
 ) -> None:
     go_on = threading.Event()
     monkeypatch.setattr(gateway.tokenizer, "encode", lambda text, **_: (go_on.wait(10), [1])[1])
-    answer = await gateway.http.post(COMPLETIONS, json={"model": MODEL, "prompt": "a", "timeout": 0.01})
+    answer = await gateway.http.post(COMPLETIONS, json={"model": MODEL, "prompt": "a" * 501, "timeout": 0.01})
     go_on.set()
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, DeadlineExceededError.code)
 

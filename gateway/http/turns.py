@@ -1,0 +1,34 @@
+"""Turns of the event loop for what comes in crowds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+
+class Turns:
+    """One in each turn of the loop goes on, so that streams are written between two of a crowd."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._is_taken = False  # in this turn of the loop
+
+    async def take(self) -> None:
+        """Return at once if nobody else did in this turn, else when those before did."""
+        loop = asyncio.get_running_loop()
+        if not self._is_taken:
+            self._is_taken = True
+            loop.call_soon(self._next)
+            return
+        turn = loop.create_future()
+        self._waiting.append(turn)
+        await turn
+
+    def _next(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():  # who waited may have left
+                turn.set_result(None)
+                asyncio.get_running_loop().call_soon(self._next)
+                return
+        self._is_taken = False
