@@ -66,14 +66,21 @@ class PeerTable:
         self._dead_after_s = dead_after_s
         self._stuck_after_s = stuck_after_s
         self._seen: dict[str, _Seen] = {}
+        self._ready: dict[Role, tuple[float, list[WorkerState]]] = {}  # until when, unless somebody is heard or lost
 
     @property
     def states(self) -> dict[str, WorkerState]:
         """The last state of every worker that is not lost, by id."""
         return {worker: seen.state for worker, seen in self._seen.items()}
 
+    def state_of(self, worker: str) -> WorkerState | None:
+        """The last state of a worker that is not lost."""
+        seen = self._seen.get(worker)
+        return seen.state if seen is not None else None
+
     def saw(self, state: WorkerState, now: float) -> list[Incarnation]:
         """Take a heartbeat; return the incarnations that it shows to be gone."""
+        self._ready.clear()
         known = self._seen.get(state.worker)
         if state.status.is_gone:
             if known is None or known.state.incarnation != state.incarnation:
@@ -110,6 +117,8 @@ class PeerTable:
         everybody = len(self._seen) > 1 and self.silent_s(now) > self._dead_after_s
         dead_after_s = 2 * self._dead_after_s if everybody else self._dead_after_s
         lost = [seen for seen in self._seen.values() if now - seen.at > dead_after_s]
+        if lost:
+            self._ready.clear()
         for seen in lost:
             del self._seen[seen.state.worker]
         return [incarnation_of(seen.state) for seen in lost]
@@ -117,21 +126,26 @@ class PeerTable:
     def drop(self, worker: str) -> None:
         """Forget a worker; its next heartbeat joins it anew."""
         self._seen.pop(worker, None)
+        self._ready.clear()
 
     def silent_s(self, now: float) -> float:
         """Seconds since the last heartbeat of any worker; 0 without workers."""
         return now - max((seen.at for seen in self._seen.values()), default=now)
 
     def ready(self, role: Role, now: float) -> list[WorkerState]:
-        """Workers that may get new work of `role`."""
-        return [
-            seen.state
-            for seen in self._seen.values()
-            if role in seen.state.roles
-            and seen.state.status == WorkerStatus.READY
-            and now - seen.moved_at < self._stuck_after_s
-            and not self._is_contested(seen, now)
-        ]
+        """Workers that may get new work of `role`: the same list until they change."""
+        until, ready = self._ready.get(role, (-math.inf, []))
+        if now >= until:
+            until, ready = math.inf, []
+            for seen in self._seen.values():
+                if role not in seen.state.roles or seen.state.status != WorkerStatus.READY:
+                    continue
+                stuck_at, settled_at = seen.moved_at + self._stuck_after_s, seen.contested_at + self._dead_after_s
+                if now < stuck_at and now >= settled_at:
+                    ready.append(seen.state)
+                until = min(until, *(instant for instant in (stuck_at, settled_at) if now < instant), math.inf)
+            self._ready[role] = until, ready
+        return ready
 
 
 class Peers:
@@ -157,16 +171,16 @@ class Peers:
 
     def to(self, worker: str, speaker: str, subject: Callable[[str, str], str]) -> str:
         """Where `speaker` says something to a worker: `subjects.peer` or `.order`, or where release 0.1.0 listens."""
-        known = self._table.states.get(worker)
+        known = self._table.state_of(worker)
         return subjects.worker(worker) if known is not None and not known.named else subject(worker, speaker)
 
     def speaks_unnamed(self, worker: str) -> bool:
         """Whether this worker is of release 0.1.0: its words come on subjects without its name."""
-        known = self._table.states.get(worker)
+        known = self._table.state_of(worker)
         return known is not None and not known.named
 
     def ready(self, role: Role) -> list[WorkerState]:
-        """Workers that may get new work of `role` now."""
+        """Workers that may get new work of `role` now: the same list until they change."""
         return self._table.ready(role, self._clock())
 
     @property
@@ -215,7 +229,7 @@ class Peers:
             await self._subscription.close()
 
     def saw(self, state: WorkerState) -> None:
-        known, was_contested = self._table.states.get(state.worker), self._is_contested(state.worker)
+        known, was_contested = self._table.state_of(state.worker), self._is_contested(state.worker)
         if state.status == WorkerStatus.STOPPED:
             self._left.append(incarnation_of(state))
         lost = self._table.saw(state, self._clock())

@@ -34,11 +34,13 @@ class Served:
 
 
 class Catalogue:
-    """Finds models by name. `ready(role)`: the workers that take new work of a role."""
+    """Finds models by name. `ready(role)`: the workers that take new work of a role, in another list when they change."""
 
     def __init__(self, tokenizers: Mapping[str, ChatTokenizer], ready: ReadyWorkers) -> None:
         self._tokenizers = dict(tokenizers)
         self._ready = ready
+        self._seen: Iterable[WorkerState] | None = None  # of whom `_weights` is
+        self._weights: dict[str, str] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -70,7 +72,12 @@ class Catalogue:
 
         They differ only while weights are being replaced.
         """
-        return weights_of(name, self._tokenizers.keys(), list(self._ready(Role.DECODE)))
+        decode = self._ready(Role.DECODE)
+        if decode is not self._seen:
+            self._seen, self._weights = decode, {}
+        if name not in self._weights and name in self._tokenizers:
+            self._weights[name] = weights_of(name, self._tokenizers.keys(), list(decode))
+        return self._weights.get(name, "")
 
     def _workers(self, fingerprint: str) -> list[WorkerState]:
         """Every ready worker with these weights."""

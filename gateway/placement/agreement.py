@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
@@ -55,18 +55,33 @@ class Agreement:
         self._peers = peers
         self._tokenizers = dict(tokenizers)
         self._known: dict[str, _Facts] = {}
+        self._ready: dict[Role, tuple[list[WorkerState], list[WorkerState]]] = {}  # those heard, those that agree
+        self._decode: list[WorkerState] = []
+        self._blocks: dict[str, Blocks | None] = {}  # by weights, of those
         self._told: set[tuple[str, int, Unlike]] = set()
 
     def ready(self, role: Role) -> list[WorkerState]:
-        """The ready workers of a role whose tokens and hashes mean what they mean here."""
-        return [state for state in self._peers.ready(role) if self._facts(state).hashes and self._reads_as_here(state)]
+        """The ready workers of a role whose tokens and hashes mean what they mean here: the same list until they change."""
+        heard = self._peers.ready(role)
+        known = self._ready.get(role)
+        if known is None or known[0] is not heard:
+            agree = [state for state in heard if self._facts(state).hashes and self._reads_as_here(state)]
+            known = self._ready[role] = heard, agree
+        return known[1]
 
     def blocks(self, weights: str = "") -> Blocks | None:
         """What most decode workers with these weights have; None without one.
 
         They differ only while KV dtype or block size is being changed.
         """
-        decode = [state for state in self.ready(Role.DECODE) if weights in ("", state.model_fingerprint)]
+        ready = self.ready(Role.DECODE)
+        if ready is not self._decode:
+            self._decode, self._blocks = ready, {}
+        if weights not in self._blocks:
+            self._blocks[weights] = self._most([one for one in ready if weights in ("", one.model_fingerprint)])
+        return self._blocks[weights]
+
+    def _most(self, decode: Sequence[WorkerState]) -> Blocks | None:
         found = {blocks.name: blocks for blocks in (self._facts(state).blocks for state in decode)}
         if len(found) < 2:
             return next(iter(found.values()), None)
