@@ -39,7 +39,7 @@ class Catalogue:
     def __init__(self, tokenizers: Mapping[str, ChatTokenizer], ready: ReadyWorkers) -> None:
         self._tokenizers = dict(tokenizers)
         self._ready = ready
-        self._seen: Iterable[WorkerState] | None = None  # of whom `_weights` is
+        self._seen: Iterable[WorkerState] | None = None  # whose weights are known
         self._weights: dict[str, str] = {}
 
     @property

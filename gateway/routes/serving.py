@@ -22,11 +22,11 @@ from gateway.http.request_scope import request_scope
 from gateway.http.responses import json_response
 from gateway.http.routing import Routes
 from gateway.http.streaming import WrittenStream, disconnected
-from gateway.http.turns import Turns
 from gateway.observe.metrics import AnswerMetrics, GatewayMetrics
 from gateway.observe.spans import describe_answer
 from gateway.request.refused import Refusals
 from gateway.routes.streamed import StreamedAnswer
+from gateway.routes.turns import Turns
 
 log = logging.getLogger("baton.http")
 

@@ -183,7 +183,8 @@ async def test_a_client_that_closes_its_side_gets_its_answer(
         held.release.set()
         (answer,) = await client.rest(before=begun)
     assert answer.status == 200
-    assert answer.headers["connection"] == "close"
+    if not stream:  # that it is the client's last request may be known after the head was written
+        assert answer.headers["connection"] == "close"
     assert not held.cancelled
 
 
