@@ -23,7 +23,7 @@ _END_TEXTS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endofte
 def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Raises GgufError for rules that are not known."""
     kind = metadata.get("tokenizer.ggml.model")
-    if kind not in _MODELS:
+    if not isinstance(kind, str) or kind not in _MODELS:
         raise GgufError(f"tokenizer.ggml.model = {kind!r:.40} is not supported: {_BESIDE}")
     tokens = _list(metadata, "tokens", str)
     if not tokens:
@@ -84,7 +84,7 @@ def num_tokens(metadata: Mapping[str, Any]) -> int:
 def _bpe(metadata: Mapping[str, Any], vocabulary: dict[str, int], tokens: list[str]) -> dict[str, Any]:
     """GPT-2's: bytes as characters, and merges in order."""
     rules = metadata.get("tokenizer.ggml.pre", "default")
-    if rules not in PRE_TOKENIZERS:
+    if not isinstance(rules, str) or rules not in PRE_TOKENIZERS:
         raise GgufError(f"tokenizer.ggml.pre = {rules!r:.40} is not supported: {_BESIDE}")
     merges = [[left, right] for left, _, right in (merge.partition(" ") for merge in _list(metadata, "merges", str))]
     return {
@@ -171,7 +171,7 @@ def _added(index: int, text: str, kind: int) -> dict[str, Any]:
 def _around(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, Any] | None:
     """What every text gets at its ends."""
     is_llama = metadata.get("tokenizer.ggml.model") == "llama"
-    adds_bos = is_llama or metadata.get("tokenizer.ggml.pre") in READ_WHOLE_WORDS
+    adds_bos = is_llama or str(metadata.get("tokenizer.ggml.pre")) in READ_WHOLE_WORDS
     parts: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
     used: dict[str, Any] = {}
     for key, default, at in (("bos", adds_bos, 0), ("eos", False, 1)):

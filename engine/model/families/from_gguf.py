@@ -25,14 +25,23 @@ _SOFTMAX = 1  # expert_gating_func
 
 def config_of(file: Path) -> Config:
     """Raises UnsupportedModelError, naming the entry; GgufError; OSError."""
-    header = read_header(file)
+    return config_of_header(read_header(file))
+
+
+def config_of_header(header: GgufHeader) -> Config:
+    """Raises as `config_of`."""
     architecture = header.metadata.get("general.architecture")
-    if architecture not in _ARCHITECTURES:
+    if not isinstance(architecture, str) or architecture not in _ARCHITECTURES:
         raise UnsupportedModelError(
-            f"{file}: general.architecture = {architecture!r:.40} is not supported; supported: {', '.join(_ARCHITECTURES)}"
+            f"{header.file}: general.architecture = {architecture!r:.40} is not supported; supported: {', '.join(_ARCHITECTURES)}"
         )
     entries = _Entries(header, architecture)
-    config = _ARCHITECTURES[architecture](entries)
+    try:
+        config = _ARCHITECTURES[architecture](entries)
+    except UnsupportedModelError:
+        raise
+    except (TypeError, ValueError, ArithmeticError, struct.error) as error:  # a value of another type
+        raise entries.unsupported(entries.newest) from error
     entries.check_all_read()
     return config
 
@@ -43,10 +52,12 @@ class _Entries:
     def __init__(self, header: GgufHeader, architecture: str) -> None:
         self._header, self._beginning = header, f"{architecture}."
         self._read: set[str] = set()
+        self.newest = ""  # was read last
 
     def get(self, name: str, default: Any = None) -> Any:
         """A value; one for all layers where each has the same."""
         self._read.add(name)
+        self.newest = name
         value = self._header.metadata.get(self._beginning + name, default)
         if isinstance(value, list):
             if not value or any(each != value[0] for each in value):

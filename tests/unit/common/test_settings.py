@@ -327,6 +327,22 @@ def test_a_gguf_file_is_found_by_its_folder_its_kind_and_its_parts(tmp_path: Pat
     assert "there is no such file" in no_model(folder / "none.gguf")
 
 
+def test_a_gguf_file_in_the_hubs_cache_is_found_by_id_and_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    folder = tmp_path / "models--org--q-GGUF"
+    snapshot, blob = folder / "snapshots" / "c0ffee", folder / "blobs" / "0123"
+    for each in (snapshot, blob.parent, folder / "refs"):
+        each.mkdir(parents=True)
+    (folder / "refs" / "main").write_text("c0ffee")
+    blob.touch()
+    for name in ("q-Q4_K_M.gguf", "q-Q8_0.gguf"):
+        (snapshot / name).symlink_to(blob)
+    found = load("--model", "org/q-GGUF:Q8_0")
+    assert (found.model, found.served_name) == (snapshot / "q-Q8_0.gguf", "q-Q8_0")  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="holds several"):
+        load("--model", "org/q-GGUF")
+
+
 @pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"])
 def test_a_model_in_the_hubs_cache_is_found_by_its_id(
     variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

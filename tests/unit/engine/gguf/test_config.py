@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +11,16 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from common.model import tokenizer
+from common.model.gguf import GgufError, GgufHeader, read_header
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.foreign import is_foreign
 from engine.kernels.quantised.gguf_blocks import BLOCK_ELEMENTS, DECODERS
-from engine.model.families import read_model_spec
+from engine.model.families import from_gguf, model_spec, read_model_spec
 from engine.model.spec import UnsupportedModelError
 from engine.weights.checkpoint import CheckpointError, StoredTensor
 from engine.weights.encodings import encoding_of
@@ -91,11 +97,11 @@ def test_parts_are_one_model(folder: Path, tmp_path: Path) -> None:
     one = write_gguf(folder, tmp_path / "one.gguf")
     split = write_gguf(folder, tmp_path / "split.gguf", parts=3)
     assert read_model_spec(split) == read_model_spec(one)
-    first, second = ({tensor.name: read(tensor) for tensor in stored_in_gguf(file)} for file in (one, split))
+    first, second = ({tensor.name: bytes_of(tensor) for tensor in stored_in_gguf(file)} for file in (one, split))
     assert first == second
 
 
-def read(tensor: StoredTensor) -> bytes:
+def bytes_of(tensor: StoredTensor) -> bytes:
     return tensor.file.read_bytes()[tensor.begin : tensor.end]
 
 
@@ -118,3 +124,35 @@ def test_transformers_is_not_asked_for_a_gguf_file(folder: Path, tmp_path: Path)
     with pytest.raises(ValueError, match="model_impl = transformers reads no GGUF files: use auto"):
         is_foreign(EngineConfig(model=file, model_impl="transformers"))
     assert not is_foreign(EngineConfig(model=file))
+
+
+ODD = st.one_of(
+    st.integers(-(2**31), 2**31 - 1),
+    st.floats(width=32),
+    st.booleans(),
+    st.text(max_size=5),
+    st.lists(st.integers(0, 9), min_size=1),
+)
+ENTRIES = (
+    *("general.architecture", "tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tokens"),
+    *("tokenizer.ggml.merges", "tokenizer.ggml.token_type", "tokenizer.ggml.eos_token_id", "tokenizer.chat_template"),
+    *("llama.block_count", "llama.attention.head_count", "llama.attention.head_count_kv", "llama.embedding_length"),
+    *("llama.attention.key_length", "llama.rope.dimension_count", "llama.rope.freq_base", "llama.rope.scaling.type"),
+    *("llama.rope.scaling.factor", "llama.expert_count", "llama.context_length", "llama.feed_forward_length"),
+)
+
+
+@given(entries=st.dictionaries(st.sampled_from(ENTRIES), ODD, min_size=1, max_size=3))
+@settings(max_examples=300, deadline=None)
+def test_whatever_metadata_say_is_read_or_refused(read: GgufHeader, entries: dict[str, Any]) -> None:
+    header = replace(read, metadata={**read.metadata, **entries})
+    with contextlib.suppress(UnsupportedModelError, ValueError):
+        model_spec(from_gguf.config_of_header(header))
+    for describe in (tokenizer.tokenizer_json, tokenizer.tokenizer_config, tokenizer.generation_config):
+        with contextlib.suppress(GgufError):
+            describe(header.metadata)
+
+
+@pytest.fixture(scope="module")
+def read(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> GgufHeader:
+    return read_header(write_gguf(folder, tmp_path_factory.mktemp("file") / "model.gguf"))
