@@ -85,7 +85,15 @@ def _fields(text: str) -> dict[str, Any]:
 
 def _engine(model: Path, device: str, fields: dict[str, Any]) -> Engine:
     return Engine(
-        EngineConfig(**{"model": model, "device": device, "num_blocks": 512, "max_batch_tokens": 1024, **fields})
+        EngineConfig(
+            **{
+                "device": device,
+                "num_blocks": 512,
+                "max_batch_tokens": 1024,
+                **fields,
+                "model": Path(fields.get("model", model)),
+            }
+        )
     )
 
 
