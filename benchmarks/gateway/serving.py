@@ -31,6 +31,7 @@ class Arm:
     name: str
     port: int
     pid: int
+    pids: list[int]  # and of those that feed it
 
     def cpu_s(self) -> float:
         """Seconds on a CPU since the process began, all its threads; clock ticks of 10 ms would be too coarse."""
@@ -44,7 +45,6 @@ class Baton:
 
     gateway: Arm
     nats_url: str
-    pids: list[int]  # everything of it
 
 
 @contextlib.asynccontextmanager
@@ -64,7 +64,8 @@ async def baton(step_ms: float) -> AsyncIterator[Baton]:
                 for child in children:
                     _pin(child.pid, MEASURED if child.pid == gateway else OTHERS)
                 _pin(nats.process.pid, OTHERS)
-                yield Baton(Arm("baton", port, gateway), nats.url, [*(one.pid for one in children), nats.process.pid])
+                pids = [*(one.pid for one in children), nats.process.pid]
+                yield Baton(Arm("baton", port, gateway, pids), nats.url)
 
 
 @contextlib.contextmanager
@@ -80,7 +81,7 @@ def plain(kind: str, step_ms: float) -> Iterator[Arm]:
                 raise RuntimeError(f"the plain server {kind} did not start")
             time.sleep(0.05)
         _pin(process.pid, MEASURED)
-        yield Arm(kind, port, process.pid)
+        yield Arm(kind, port, process.pid, [process.pid])
 
 
 @contextlib.contextmanager

@@ -257,6 +257,11 @@ class Choice:
         self._say(piece, self._reader.push(token_id), looks_for_stops=self.completion_tokens > self._min_tokens)
 
     def _say(self, piece: Piece, new: Parsed, *, looks_for_stops: bool = True) -> None:
+        if not self._stop.has_any:
+            piece.text += new.content
+            piece.reasoning += new.reasoning
+            join_calls(piece.calls, new.calls)
+            return
         content, withheld = new.content, self._reader.withheld
         if not looks_for_stops:
             piece.text += content

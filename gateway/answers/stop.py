@@ -15,6 +15,7 @@ class StopMatcher:
         self._root = self._state = _State(0, tuple(stop for stop in stops if stop), None)
         self._firsts = frozenset(stop[0] for stop in stops if stop)
         self._include = include
+        self.has_any = bool(self._firsts)
         self._held = ""
         self._ahead, self._ahead_state = "", self._root
         self.matched: str | None = None

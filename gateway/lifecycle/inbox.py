@@ -189,7 +189,8 @@ class Inbox:
             request.prefilled = state.attempt
             self._rooms.computed(state.spec, is_first=was_first)
             self._attempts.release_prefill(request)
-        self._suspects.heard(state, sender)
+        if self._suspects.are_tried or state.deaths or state.is_suspect:
+            self._suspects.heard(state, sender)
         if state.is_over:
             self._acknowledge(sender.worker, tokens, request.context)
             # End it before the loop turns: the reader of the last event cancels what has not ended.

@@ -72,6 +72,11 @@ class Suspects:
         for state in self._dead.pop(worker, ()):
             state.deaths = max(0, state.deaths - 1)
 
+    @property
+    def are_tried(self) -> bool:
+        """Whether any worker named one that it hasn't sent tokens of since."""
+        return bool(self._named)
+
     def heard(self, state: RequestState, sender: Incarnation | None = None) -> None:
         """It got tokens from `sender`, or ended."""
         request_id = state.spec.request_id

@@ -37,13 +37,9 @@ class Parser:
         self._buffer = ""
         self._num_known = 0  # characters of the buffer that are the prompt's
         self._is_prompt = False
-        self.has_reasoned = False
+        self.has_reasoned = self.is_reasoning = False
         self._reader: Reader
         self._enter(bound.format.start, {})
-
-    @property
-    def is_reasoning(self) -> bool:
-        return self._state.means == Means.REASONING
 
     @property
     def has_calls(self) -> bool:
@@ -61,9 +57,14 @@ class Parser:
 
     def text(self, text: str) -> None:
         """Take a piece of text in which no token of `ids` is."""
-        if text:
-            self._buffer += text
-            self._scan(is_final=False)
+        if not text:
+            return
+        reader = self._reader
+        if not self._buffer and type(reader) is TextReader and self._terminals[self._name].are_far_from(text):
+            reader.push(text)  # what the rest would come to, sooner: most tokens are such
+            return
+        self._buffer += text
+        self._scan(is_final=False)
 
     def token(self, token_id: int, text: str, *, is_shown: bool) -> None:
         """Take a token of `ids`. Where it isn't a terminal it is text, in content only if `is_shown`."""
@@ -116,7 +117,8 @@ class Parser:
 
     def _enter(self, name: str, captures: Mapping[str, str], opener: str = "") -> None:
         self._name, self._state, self._opener = name, self._states[name], opener
-        self.has_reasoned = self.has_reasoned or self._state.means == Means.REASONING
+        self.is_reasoning = self._state.means == Means.REASONING
+        self.has_reasoned = self.has_reasoned or self.is_reasoning
         if not self._state.in_call:
             self._message.end_call()
         self._reader = reader_of(self._state, self._message, captures)

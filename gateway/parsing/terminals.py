@@ -45,6 +45,12 @@ class Terminals:
             if any(text in one.on for one in self._texts) or (self._patterns and token not in self.by_id)
         )
 
+        self._beginnings = frozenset(one.on[:1] for one in self._texts)
+
+    def are_far_from(self, text: str) -> bool:
+        """Whether no terminal is in the text, nor may begin in it."""
+        return not self._patterns and self._beginnings.isdisjoint(text)
+
     def find(self, text: str, *, is_final: bool, is_first: bool) -> tuple[list[Found], int]:
         """The exits of the earliest terminal, longest first, and from where on the text may become one."""
         best: list[Found] = []

@@ -155,7 +155,8 @@ class Timeline:
     def took(self, tokens: Tokens, num_tokens: int, finish: Finish, now: float) -> None:
         """`num_tokens` new tokens are on their way to the client."""
         self.finish = finish
-        if (attempt := self.attempt) is not None:
+        if self.attempts:
+            attempt = self.attempts[-1]
             attempt.num_tokens += num_tokens
             if attempt.first_token_at is None:
                 attempt.first_token_at = now
