@@ -148,7 +148,7 @@ def _beside(step_ms: float) -> ExitStack:
 
 
 async def _cost(arm: Arm, body: bytes, *, streams: int, requests: int = 0) -> Cost:
-    with undisturbed({pid: 10 for pid in [*arm.pids, os.getpid()]}):  # others would empty the core's caches
+    with undisturbed(dict.fromkeys([*arm.pids, os.getpid()], 10)):  # others would empty the core's caches
         began = arm.cpu_s()
         counts = await load(arm.port, body, streams=streams, requests=requests)
         await asyncio.sleep(SETTLE_S)
