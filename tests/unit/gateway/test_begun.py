@@ -56,10 +56,10 @@ def test_a_long_message_goes_on_as_it_began(
     read = 0
 
     class Counting(Detokenizer):
-        def push(self, token_ids: list[int]) -> str:  # type: ignore[override]
+        def add(self, token_id: int) -> str:
             nonlocal read
-            read += len(token_ids)
-            return super().push(token_ids)
+            read += 1
+            return super().add(token_id)
 
     monkeypatch.setattr(choice, "Detokenizer", Counting)
     reader = begun(marked, marked.encode(f"<|im_start|>assistant\n{text}", add_special_tokens=False))
