@@ -60,7 +60,7 @@ AIMS = {
     "backlog_128": Aim(12, 26.7),
     "request_short": Aim(1.3, 2.2),
     "request_2000": Aim(3.5, 5.1),
-    "together_64": Aim(40, 130),
+    "together_64": Aim(40),
     "latency_64_p50": Aim(2.0, 3.7),
 }
 
