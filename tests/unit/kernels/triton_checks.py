@@ -283,7 +283,8 @@ def _check_moves(pool: torch.Tensor) -> None:
     if pool.is_cuda:
         torch.cuda.synchronize()  # the mover has a stream of its own
     push = mover.move_to(peer.data_ptr())
-    assert _run(push, ids, others) == expected
+    found = _run(push, ids, others)
+    assert found == expected
     moved = torch.zeros_like(bits)
     moved[others] = bits[ids]
     assert torch.equal(peer.view(torch.int32), moved)
@@ -295,7 +296,8 @@ def _check_moves(pool: torch.Tensor) -> None:
     staging = torch.zeros(pool[0].numel() * count, dtype=pool.dtype, device=pool.device)
     if pool.is_cuda:
         torch.cuda.synchronize()
-    assert _run(mover.gather(staging.data_ptr()), ids, None) == expected
+    found = _run(mover.gather(staging.data_ptr()), ids, None)
+    assert found == expected
     assert torch.equal(staging.view(torch.int32).view(count, -1), bits[ids].flatten(1))
     _run(mover.scatter(staging.data_ptr()), None, others)
     assert torch.equal(bits[others].flatten(1), staging.view(torch.int32).view(count, -1))
