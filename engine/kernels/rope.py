@@ -11,6 +11,7 @@ import torch
 
 from engine.kernels.codes import Codes, decoded, encoded
 from engine.kernels.norm import rms_norm
+from engine.kernels.once import Once
 from engine.kernels.twin import twin
 
 
@@ -52,6 +53,7 @@ def rope_and_write_kv(
     *,
     codes: Codes | None = None,
     in_place: bool = False,
+    once: Once | None = None,
 ) -> torch.Tensor:
     """Return the rotated queries [T, Hq, D]; write the rotated keys, and the values, into `kv_layer`.
 
@@ -60,7 +62,7 @@ def rope_and_write_kv(
     [T] and `slots` [T] (block * B + offset; negative: not written) are int32; `cos_sin` [positions, R] float32 holds
     cos | sin halves for the first R dimensions, None: nothing is rotated. `kv_layer` [num_blocks, 2, B, Hkv, D] is a strided
     view of the pool, and the result has its dtype, or that of the numbers if the pool keeps `codes` of them. `in_place`: what
-    the pool holds then replaces the keys and values in `qkv`, too.
+    the pool holds then replaces the keys and values in `qkv`, too. `once`: of the pass.
     """
     block_size, num_kv_heads, head_dim = kv_layer.shape[2:]
     if qkv.dim() == 3:
@@ -69,15 +71,23 @@ def rope_and_write_kv(
     q, k, v = heads.split((heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads), dim=1)
     if how.gated:
         q = q[:, ::2]
-    where = positions.long()
-    q, k = (_turned(x, weight, where, cos_sin, how) for x, weight in ((q, how.q_norm), (k, how.k_norm)))
+    once = once or Once()
+    turn = None
+    if cos_sin is not None:
+        table = cos_sin
+        turn = once((id(table), how.interleaved), lambda: _turn_at(positions, table, how))
+    if how.gated or how.q_norm is not None or how.k_norm is not None:
+        q, k = (_turned(x, weight, turn, how) for x, weight in ((q, how.q_norm), (k, how.k_norm)))
+    else:
+        q, k = _turned(heads[:, :-num_kv_heads], None, turn, how).split((q.shape[1], num_kv_heads), dim=1)
     if how.query_growth is not None:
-        q = (q.float() * how.query_growth[where][:, None, None]).to(q.dtype)
+        q = (q.float() * how.query_growth[positions.long()][:, None, None]).to(q.dtype)
     if how.norms_values:
         v = rms_norm.reference(v, None, how.eps)
-    written = slots >= 0 if bool((slots < 0).any()) else slice(None)
-    slots = slots[written].long()
-    blocks, offsets = slots // block_size, slots % block_size
+    written, blocks, offsets = once(block_size, lambda: _places(slots, block_size))
+    if codes is None and not in_place:
+        kv_layer[blocks, :, offsets] = torch.stack((k[written], v[written]), dim=1)
+        return q
     for plane, x in enumerate((k, v)):
         kept, scales = (x, None) if codes is None else encoded(x, plane, codes)
         kv_layer[blocks, plane, offsets] = kept[written]
@@ -91,24 +101,41 @@ def rope_and_write_kv(
     return q
 
 
+def _places(slots: torch.Tensor, block_size: int) -> tuple[torch.Tensor | slice, torch.Tensor, torch.Tensor]:
+    """The tokens that are written, their blocks and offsets."""
+    written = slots >= 0 if bool((slots < 0).any()) else slice(None)
+    slots = slots[written].long()
+    return written, slots // block_size, slots % block_size
+
+
+def _turn_at(positions: torch.Tensor, cos_sin: torch.Tensor, how: Heads) -> tuple[torch.Tensor, torch.Tensor]:
+    """Factors [T, 1, R] of each dimension, and of the other one of its pair."""
+    cos, sin = cos_sin[positions.long(), None].chunk(2, dim=-1)
+    if how.interleaved:
+        return cos.repeat_interleave(2, dim=-1), torch.stack((-sin, sin), dim=-1).flatten(-2)
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+
 def _turned(
-    x: torch.Tensor, weight: torch.Tensor | None, where: torch.Tensor, cos_sin: torch.Tensor | None, how: Heads
+    x: torch.Tensor, weight: torch.Tensor | None, turn: tuple[torch.Tensor, torch.Tensor] | None, how: Heads
 ) -> torch.Tensor:
     """Normed and rotated heads."""
     is_normed = weight is not None or how.norms_without_weight
     if is_normed and not how.norm_after:
         x = rms_norm.reference(x, weight, how.eps, plus_one=how.norm_plus_one)
-    if cos_sin is not None:
-        x = _rotate(x, cos_sin[where], interleaved=how.interleaved)
+    if turn is not None:
+        x = _rotate(x, *turn, interleaved=how.interleaved)
     if is_normed and how.norm_after:
         x = rms_norm.reference(x, weight, how.eps, plus_one=how.norm_plus_one)
     return x
 
 
-def _rotate(x: torch.Tensor, cos_sin: torch.Tensor, *, interleaved: bool) -> torch.Tensor:
-    cos, sin = cos_sin[:, None].chunk(2, dim=-1)  # [T, 1, R / 2]
-    turning, rest = x.float().split((cos_sin.shape[-1], x.shape[-1] - cos_sin.shape[-1]), dim=-1)
-    first, second = turning.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else turning.chunk(2, dim=-1)
-    turned = first * cos - second * sin, second * cos + first * sin
-    both = torch.stack(turned, dim=-1).flatten(-2) if interleaved else torch.cat(turned, dim=-1)
-    return torch.cat((both, rest), dim=-1).to(x.dtype)
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved: bool) -> torch.Tensor:
+    size = cos.shape[-1]
+    turning = x.float() if size == x.shape[-1] else x[..., :size].float()
+    if interleaved:
+        others = turning.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    else:
+        others = torch.cat((turning[..., size // 2 :], turning[..., : size // 2]), dim=-1)
+    turned = (turning * cos).add_(others.mul_(sin)).to(x.dtype)
+    return turned if size == x.shape[-1] else torch.cat((turned, x[..., size:]), dim=-1)

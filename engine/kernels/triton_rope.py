@@ -15,6 +15,7 @@ from engine.kernels.codes import Codes
 from engine.kernels.codes.triton_codes import INT8, NUMBERS, bytes_of, in_fp8, in_int8, kind_of, largest_of, scales_of
 from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
+from engine.kernels.once import Once
 from engine.kernels.rope import Heads
 
 
@@ -28,6 +29,7 @@ def rope_and_write_kv(
     *,
     codes: Codes | None = None,
     in_place: bool = False,
+    once: Once | None = None,
 ) -> torch.Tensor:
     block_size, num_kv_heads, head_dim = kv_layer.shape[2:]
     num_tokens, width = qkv.shape[-2:]

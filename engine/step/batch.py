@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from engine.kernels.attention import AttentionBatch, AttentionPlan, DecodeItems, HeadShape, PrefillPlan
 from engine.kernels.delta import StateBatch
+from engine.kernels.once import Once
 from engine.step.layout import HeadsSize, Layout, PassSize, PromptsSize, SinglesSize
 
 
@@ -28,6 +29,7 @@ class ForwardBatch:
     final: AttentionPlan | None
     sampled_rows: torch.Tensor | None  # [R] int32: rows whose logits are wanted; None: all (decoding)
     num_sampled: int
+    once: Once = field(default_factory=Once)
 
 
 def batch_of(size: PassSize, layout: Layout, buffer: torch.Tensor, newest: torch.Tensor) -> ForwardBatch:

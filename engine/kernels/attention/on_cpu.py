@@ -6,6 +6,8 @@ that kernel doesn't know (soft-caps, sinks) is computed by `reference`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -26,6 +28,9 @@ def attend(
     if how.softcap or how.sinks is not None:
         out.copy_(reference.attend(q, kv_layer, batch, how, codes))
         return
+    if len(batch.context_len) == 1:
+        out.copy_(_attend_one(q, kv_layer, batch.block_table[0], batch.max_context_len, how, codes))
+        return
     starts, lengths = batch.query_start.tolist(), batch.context_len.tolist()
     for index, context in enumerate(lengths):
         rows = slice(starts[index], starts[index + 1])
@@ -41,9 +46,11 @@ def _attend_one(
     begin = max(0, first_seen(context - num_new, window))
     first = begin // block_size
     begin = begin if num_new == 1 else first * block_size
-    pages = numbers_of(kv_layer, table[first : -(-context // block_size)], codes)  # [blocks, 2, B, Hkv, D]
-    both = pages.permute(1, 3, 0, 2, 4).flatten(2, 3)  # [2, Hkv, C, D], copied
-    keys, values = both[:, :, begin - first * block_size : context - first * block_size].unsqueeze(1)
+    table = table[first : -(-context // block_size)]
+    read = slice(begin - first * block_size, context - first * block_size)
+    keys, values = (  # [1, Hkv, C, D] of [blocks, B, Hkv, D]
+        plane.flatten(0, 1)[read].transpose(0, 1).unsqueeze(0) for plane in _planes(kv_layer, table, codes)
+    )
     if num_new == 1:  # its heads that share a key are a batch of queries
         grouped = q.view(1, num_kv_heads, -1, q.shape[-1])
         return scaled_dot_product_attention(grouped, keys, values, scale=how.scale).view_as(q)
@@ -53,6 +60,13 @@ def _attend_one(
     mask = None if is_whole else _seen(num_new, context, begin, window)
     result = scaled_dot_product_attention(heads, keys, values, attn_mask=mask, is_causal=is_whole, scale=how.scale)
     return result[0].transpose(0, 1)
+
+
+def _planes(kv_layer: torch.Tensor, table: torch.Tensor, codes: Codes | None) -> Iterable[torch.Tensor]:
+    """Keys and values of these blocks, each copied once."""
+    if codes is None:
+        return (kv_layer[:, 0].index_select(0, table), kv_layer[:, 1].index_select(0, table))
+    return numbers_of(kv_layer, table, codes).unbind(1)
 
 
 def _seen(num_new: int, context: int, begin: int, window: int) -> torch.Tensor:

@@ -105,7 +105,7 @@ class GroupedQueryAttention:
             return rope_and_write_kv(qkv, batch.positions, self._cos_sin, batch.slots, nothing, self._turning), qkv
         q = rope_and_write_kv(
             qkv, batch.positions, self._cos_sin, batch.slots, kv, self._turning,
-            codes=codes, in_place=needs_qkv(plan, kv, codes),
+            codes=codes, in_place=needs_qkv(plan, kv, codes), once=batch.once,
         )  # fmt: skip
         return q, qkv
 
