@@ -1,34 +1,45 @@
 """The engine on a CPU, in tokens a second of CPU time: decoding alone, eight at once, and a prompt.
 
     python -m benchmarks.cpu --out benchmarks/results                     Qwen2.5 0.5B's shape, each dtype in turn
-    python -m benchmarks.cpu --llama-bench PATH --gguf bf16=FILE …         beside llama.cpp, in the same alternation
+    python -m benchmarks.cpu --llama-bench PATH --gguf bf16=FILE …         beside llama.cpp's llama-batched-bench, in turn
 
-CPU time of the process, one thread by default: other work on the machine disturbs it less than it does wall time.
+CPU time of the process, one thread by default: other work on the machine disturbs it less than it does wall time. The arm
+int8 is `--quantization int8`. `benchmarks.llama_cpp` writes the same weights as GGUF. Beside it, what the arms make of the demo
+model's dialogues.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import random
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
+from tokenizers import Tokenizer
 
+from benchmarks import llama_cpp
 from benchmarks.checkpoint import write_checkpoint
 from benchmarks.environment import describe
 from common.messages import SamplingParams
+from demo.data import dialogue
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.sequence import Sequence
 
 CONTEXT, STEPS, PROMPT = 250, 16, 512
+DEMO = Path(__file__).resolve().parents[1] / "demo"
+DIALOGUES, TOKENS = 100, 200
 BATCHES = (1, 8)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=100_000)
 
@@ -38,11 +49,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder for cpu.md and cpu.json")
     parser.add_argument("--model", type=Path, help="a checkpoint of yours")
     parser.add_argument("--shape", default="qwen2.5-0.5b", help="of benchmarks.checkpoint, with random weights")
-    parser.add_argument("--arms", nargs="+", default=["float32", "bfloat16"], help="dtypes")
+    parser.add_argument("--arms", nargs="+", default=["float32", "bfloat16", "int8"], help="dtypes, or int8")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--llama-bench", type=Path, help="llama.cpp's llama-bench")
-    parser.add_argument("--gguf", nargs="*", default=[], help="NAME=FILE for llama-bench: the same weights")
+    parser.add_argument("--llama-bench", type=Path, help="llama.cpp's llama-batched-bench")
+    parser.add_argument("--gguf", nargs="*", default=[], help="NAME=FILE for it: the same weights")
     parser.add_argument("--one", help=argparse.SUPPRESS)  # an arm, measured in this process
     options = parser.parse_args()
     if options.one:
@@ -58,12 +69,13 @@ def main() -> int:
         arm: {name: statistics.median(each[arm][name] for each in rounds) for name in rounds[0][arm]}
         for arm in rounds[0]
     }
-    text = page(rows, options.shape if options.model is None else options.model.name, options)
+    said = {arm: dialogues(arm) for arm in options.arms}
+    text = page(rows, options.shape if options.model is None else options.model.name, options) + of_dialogues(said)
     print(text)
     if options.out is not None:
         (options.out / "cpu.md").write_text(text, encoding="utf-8")
         (options.out / "cpu.json").write_text(
-            json.dumps({"rounds": rounds, "threads": options.threads}, indent=1) + "\n"
+            json.dumps({"rounds": rounds, "threads": options.threads, "dialogues": said}, indent=1) + "\n"
         )
     return 0
 
@@ -87,16 +99,44 @@ def _round(options: argparse.Namespace, model: Path, number: int) -> dict[str, d
         found[f"Baton {arm}"] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     for name, _, file in (entry.partition("=") for entry in options.gguf):
         print(f"round {number + 1}: llama.cpp {name} …", file=sys.stderr, flush=True)
-        found[f"llama.cpp {name}"] = _llama(options.llama_bench, file, options.threads)
+        found[f"llama.cpp {name}"] = llama_cpp.measured(
+            options.llama_bench, Path(file), options.threads,
+            context=CONTEXT, steps=STEPS, prompt=PROMPT, batches=BATCHES,
+        )  # fmt: skip
     return found
+
+
+def config_of(model: Path, arm: str, **limits: int) -> EngineConfig:
+    """The engine of an arm: a dtype, or 8-bit weights."""
+    named = {"quantization": arm} if arm == "int8" else {"dtype": arm}
+    return EngineConfig(model=model, **named, **limits)  # type: ignore[arg-type]
+
+
+def dialogues(arm: str) -> dict[str, float]:
+    """What an arm makes of the tokens of the demo model's dialogues, each after those before it."""
+    engine = Engine(config_of(DEMO, arm, num_blocks=256))
+    tokenizer, draw = Tokenizer.from_file(str(DEMO / "tokenizer.json")), random.Random(20261123)
+    logprobs, ranks = list[float](), list[int]()
+    for _ in range(DIALOGUES):
+        words = "".join(f"<|im_start|>{each['role']}\n{each['content']}<|im_end|>\n" for each in dialogue(draw))
+        sequence = _sequence(engine, 0, 0, tokenizer.encode(words, add_special_tokens=False).ids[:TOKENS])
+        chunk = replace(sequence.schedule(sequence.num_unscheduled), scored=len(sequence.token_ids) - 1)
+        (sampled,) = engine.launch([chunk]).wait()
+        assert sampled is not None
+        assert sampled.prompt_logprobs is not None
+        logprobs += np.frombuffer(sampled.prompt_logprobs.logprobs, "<f4").tolist()
+        ranks += np.frombuffer(sampled.prompt_logprobs.ranks, "<u4").tolist()
+    return {
+        "tokens": len(ranks),
+        "perplexity": math.exp(-statistics.fmean(logprobs)),
+        "first choice, %": 100 * sum(rank == 1 for rank in ranks) / len(ranks),
+    }
 
 
 def measured(model: Path, dtype: str, threads: int) -> dict[str, float]:
     """Tokens a CPU second of each cell, and the peak memory in MB."""
     began = time.process_time()
-    engine = Engine(
-        EngineConfig(model=model, dtype=dtype, num_threads=threads, max_model_len=2 * PROMPT, num_blocks=512)
-    )
+    engine = Engine(config_of(model, dtype, num_threads=threads, max_model_len=2 * PROMPT, num_blocks=512))
     found = {"start, CPU s": time.process_time() - began}
     for batch in BATCHES:
         sequences = [_sequence(engine, CONTEXT, index) for index in range(batch)]
@@ -118,13 +158,16 @@ def measured(model: Path, dtype: str, threads: int) -> dict[str, float]:
     return found
 
 
-def _sequence(engine: Engine, length: int, index: int) -> Sequence:
-    size = engine.layout.block_size
+def _sequence(engine: Engine, length: int, index: int, token_ids: list[int] | None = None) -> Sequence:
+    """A sequence of made-up tokens, or of these."""
+    if token_ids is None:
+        token_ids = [(7 * position + index) % engine.vocab_size for position in range(length)]
+    size, length = engine.layout.block_size, len(token_ids)
     blocks = -(-(length + STEPS + 8) // size)
     return Sequence(
         request_id=f"r{index}",
         attempt=1,
-        token_ids=[(7 * position + index) % engine.vocab_size for position in range(length)],
+        token_ids=token_ids,
         num_prompt_tokens=length,
         sampling=GREEDY,
         hash_root=b"",
@@ -138,17 +181,6 @@ def _step(engine: Engine, sequences: list[Sequence]) -> None:
         chunk.sequence.finish(chunk)
         assert sampled is not None
         chunk.sequence.append(sampled.token_id)
-
-
-def _llama(bench: Path, file: str, threads: int) -> dict[str, float]:
-    """The same cells by llama-bench: wall time, as it has no other clock."""
-    cells = ["-p", str(PROMPT), "-n", "0", "-pg", "0,0", "-d", "0"], ["-p", "0", "-n", str(STEPS), "-d", str(CONTEXT)]
-    found = {}
-    for name, words in zip((f"prompt of {PROMPT}", "decode, batch 1"), cells, strict=True):
-        command = [str(bench), "-m", file, "-t", str(threads), "-r", "2", "-o", "json", *words]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        found[name] = max(float(row["avg_ts"]) for row in json.loads(done.stdout))
-    return found
 
 
 def page(rows: dict[str, dict[str, float]], model: str, options: argparse.Namespace) -> str:
@@ -172,6 +204,13 @@ def page(rows: dict[str, dict[str, float]], model: str, options: argparse.Namesp
         shown = [f"{cells[name]:.3g} ({cells[name] / first[name]:.2f})" if name in cells else "" for name in names]
         lines.append(f"| {arm} | {' | '.join(shown)} |")
     return "\n".join(lines) + "\n"
+
+
+def of_dialogues(said: dict[str, dict[str, float]]) -> str:
+    names = list(next(iter(said.values())))
+    rows = [f"| {arm} | {' | '.join(f'{cells[name]:.5g}' for name in names)} |" for arm, cells in said.items()]
+    head = ["", "The demo model's dialogues, each token after those before it:", "", f"| | {' | '.join(names)} |"]
+    return "\n".join([*head, f"|---|{'--:|' * len(names)}", *rows]) + "\n"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,114 @@
+"""From `baton up` to the first streamed token over HTTP, and the memory of all its processes then.
+
+    python -m benchmarks.start                                     the demo model
+    python -m benchmarks.start --rounds 5 -- --model FOLDER …       with flags of `baton up`
+
+Memory is PSS: pages that processes share count once. CPU seconds are of all processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from benchmarks.environment import describe
+from services.runtime.servers import free_port
+
+ROOT = Path(__file__).resolve().parents[1]
+GIVE_UP_S = 120.0
+PAUSE_S = 0.01  # between attempts to get an answer
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("flags", nargs="*", help="of `baton up`")
+    options = parser.parse_args()
+    for name, value in describe("benchmarks.start", sys.argv[1:], torch.device("cpu")).items():
+        print(f"- {name}: {value}")
+    print(f"- load average: {os.getloadavg()[0]:.1f}")
+    rounds = []
+    for _ in range(options.rounds):
+        rounds.append(measured(options.flags))
+        print(json.dumps(rounds[-1]), flush=True)
+    print("median:", {name: round(statistics.median(each[name] for each in rounds), 2) for name in rounds[0]})
+    return 0
+
+
+def measured(flags: list[str]) -> dict[str, float]:
+    """Start, ask for one token, look at every process, stop."""
+    port, began = free_port(), time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "services.up", "--port", str(port), "--data-dir", folder, *flags]
+        up = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
+        try:
+            first_token_s = _first_token(port, began, up)
+            pids = list(_family(up.pid))
+            return {
+                "first token, s": round(first_token_s, 3),
+                "CPU, s": round(sum(map(_cpu_seconds, pids)), 2),
+                "PSS, MB": round(sum(_pss_mb(pid) for pid in pids), 1),
+                "processes": len(pids),
+            }
+        finally:
+            up.send_signal(signal.SIGTERM)
+            up.wait(timeout=GIVE_UP_S)
+
+
+def _first_token(port: int, began: float, up: subprocess.Popen[bytes]) -> float:
+    """Seconds until an answer's first text."""
+    body = {"model": "", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "stream": True}
+    while time.monotonic() < began + GIVE_UP_S and up.poll() is None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=GIVE_UP_S)
+        try:
+            if not body["model"]:
+                connection.request("GET", "/v1/models")
+                models = json.loads(connection.getresponse().read()).get("data", [])
+                if not models:
+                    raise ConnectionError
+                body["model"] = models[0]["id"]
+            connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            if response.status == 200 and any(b'"content":"' in line and b'""' not in line for line in response):
+                return time.monotonic() - began
+        except (OSError, http.client.HTTPException, ValueError):
+            pass
+        finally:
+            connection.close()
+        time.sleep(PAUSE_S)
+    raise RuntimeError("no token came: `baton up` says why")
+
+
+def _family(pid: int) -> Iterator[int]:
+    """A process and all below it."""
+    yield pid
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            yield from _family(int(child))
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def _pss_mb(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+
+
+if __name__ == "__main__":
+    sys.exit(main())
