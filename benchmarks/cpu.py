@@ -31,6 +31,7 @@ from tokenizers import Tokenizer
 from benchmarks import llama_cpp
 from benchmarks.checkpoint import write_checkpoint
 from benchmarks.environment import describe
+from common.memory import give_back
 from common.messages import SamplingParams
 from demo.data import dialogue
 from engine.config import EngineConfig
@@ -154,6 +155,8 @@ def measured(model: Path, dtype: str, threads: int) -> dict[str, float]:
         _step(engine, [prompt])
         seconds.append(time.process_time() - began)
     found[f"prompt of {PROMPT}"] = PROMPT / min(seconds)
+    give_back()
+    found["afterwards, MB"] = _resident_mb()
     found["peak, MB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return found
 
@@ -173,6 +176,11 @@ def _sequence(engine: Engine, length: int, index: int, token_ids: list[int] | No
         hash_root=b"",
         block_table=list(range(index * blocks, (index + 1) * blocks)),
     )
+
+
+def _resident_mb() -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
 
 
 def _step(engine: Engine, sequences: list[Sequence]) -> None:
