@@ -31,12 +31,12 @@ from tokenizers import Tokenizer
 from benchmarks import llama_cpp
 from benchmarks.checkpoint import write_checkpoint
 from benchmarks.environment import describe
-from common.memory import give_back
 from common.messages import SamplingParams
 from demo.data import dialogue
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.sequence import Sequence
+from services.runtime.memory import give_back
 
 CONTEXT, STEPS, PROMPT = 250, 16, 512
 DEMO = Path(__file__).resolve().parents[1] / "demo"

@@ -67,21 +67,10 @@ def rope_and_write_kv(
     block_size, num_kv_heads, head_dim = kv_layer.shape[2:]
     if qkv.dim() == 3:
         qkv = qkv.sum(dim=0)
-    heads = qkv.to(kv_layer.dtype if codes is None else codes.dtype).unflatten(-1, (-1, head_dim))  # [T, Hq + 2 Hkv, D]
-    q, k, v = heads.split((heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads), dim=1)
-    if how.gated:
-        q = q[:, ::2]
     once = once or Once()
-    turn = None
-    if cos_sin is not None:
-        table = cos_sin
-        turn = once((id(table), how.interleaved), lambda: _turn_at(positions, table, how))
-    if how.gated or how.q_norm is not None or how.k_norm is not None:
-        q, k = (_turned(x, weight, turn, how) for x, weight in ((q, how.q_norm), (k, how.k_norm)))
-    else:
-        q, k = _turned(heads[:, :-num_kv_heads], None, turn, how).split((q.shape[1], num_kv_heads), dim=1)
-    if how.query_growth is not None:
-        q = (q.float() * how.query_growth[positions.long()][:, None, None]).to(q.dtype)
+    heads = qkv.to(kv_layer.dtype if codes is None else codes.dtype).unflatten(-1, (-1, head_dim))  # [T, Hq + 2 Hkv, D]
+    q, k = _queries_and_keys(heads[:, :-num_kv_heads], num_kv_heads, positions, cos_sin, how, once)
+    v = heads[:, -num_kv_heads:]
     if how.norms_values:
         v = rms_norm.reference(v, None, how.eps)
     written, blocks, offsets = once(block_size, lambda: _places(slots, block_size))
@@ -99,6 +88,29 @@ def rope_and_write_kv(
                 x if codes is None else decoded(kept, scales, codes.factors[plane], codes.dtype)
             )
     return q
+
+
+def _queries_and_keys(
+    heads: torch.Tensor,
+    num_kv_heads: int,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor | None,
+    how: Heads,
+    once: Once,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Normed and rotated queries and keys, of the product's [T, Hq + Hkv, D]: together, where nothing tells them apart."""
+    turn = None
+    if cos_sin is not None:
+        table = cos_sin
+        turn = once((id(table), how.interleaved), lambda: _turn_at(positions, table, how))
+    if how.gated or how.q_norm is not None or how.k_norm is not None:
+        q, k = heads[:, :-num_kv_heads], heads[:, -num_kv_heads:]
+        q, k = _turned(q[:, ::2] if how.gated else q, how.q_norm, turn, how), _turned(k, how.k_norm, turn, how)
+    else:
+        q, k = _turned(heads, None, turn, how).tensor_split((-num_kv_heads,), dim=1)
+    if how.query_growth is not None:
+        q = (q.float() * how.query_growth[positions.long()][:, None, None]).to(q.dtype)
+    return q, k
 
 
 def _places(slots: torch.Tensor, block_size: int) -> tuple[torch.Tensor | slice, torch.Tensor, torch.Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 
-from common.memory import give_back
+from services.runtime.memory import give_back
 
 
 def keep_what_is_loaded() -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from common.memory import give_back
+from services.runtime.memory import give_back
 
 ROOT = Path(__file__).parents[3]
 FREES = """
 import re
-from common.memory import give_back
+from services.runtime.memory import give_back
 def resident():
     return int(re.search(r"VmRSS:\\s+(\\d+)", open("/proc/self/status").read())[1])
 kept, freed = [], []
