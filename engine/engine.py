@@ -27,7 +27,7 @@ from engine.kernels.linear import computes_in_bfloat16
 from engine.model.decoder import Decoder
 from engine.model.families import read_model_spec
 from engine.model.parameters import Weights
-from engine.model.spec import ModelSpec
+from engine.model.spec import AttentionSpec, ModelSpec
 from engine.passes import Finished, InvalidChunkError, Pass, Sampled
 from engine.sampling.device import DeviceSampler, Draw
 from engine.sampling.host import SampledRow, sample
@@ -76,7 +76,7 @@ class Engine:
         self.vocab_size = model.vocab_size
         self.max_model_len = _resolve_max_model_len(config.max_model_len, model.max_position_embeddings)
         model = model.within(self.max_model_len)
-        self.fingerprint = model_fingerprint(config.model, _marks(config, model))
+        self.fingerprint = model_fingerprint(config.model, _marks(config, model, dtype_name))
         if foreign is not None:
             self._decoder: Decoder | ForeignDecoder = foreign.load(model, dtype, device)
             load = _nothing_more
@@ -279,11 +279,14 @@ def _read(config: EngineConfig) -> ModelSpec:
     return read_model_spec(config.model, quantization=config.quantization, device=config.device, dtype=config.dtype)
 
 
-def _marks(config: EngineConfig, model: ModelSpec) -> list[str]:
-    """What makes other keys and values of the same files."""
+def _marks(config: EngineConfig, model: ModelSpec, dtype: str) -> list[str]:
+    """What makes other keys and values of the same files. `dtype`: computed in."""
     asked = config.quantization if config.quantization != "auto" else ""
     named = asked or (model.quantization.name if is_gguf(config.model) else "")
-    return [f"quantization={named}"] if named else []
+    marks = [f"quantization={named}"] if named else []
+    kept = [layer.mixer.codes or dtype if isinstance(layer.mixer, AttentionSpec) else dtype for layer in model.layers]
+    # The root of hashes names the dtype that is kept: of codes neither what they were made of nor which layers have them.
+    return [*marks, f"kept={dtype}:{','.join(kept)}"] if set(kept) != {dtype} else marks
 
 
 def _nothing_more(weights: Weights, folder: Path) -> None:

@@ -245,11 +245,9 @@ class Fp8WhileLoading:
         return Fp8Matrix(take.weight.view(shape), take.scale.view(shape[:2]))
 
     def _stage(self, spec: LinearSpec, take: _Rounded, weights: Weights, *, under: str) -> None:
-        """Declare each module's plain rows until they are rounded."""
+        """Declare each tensor's plain rows until they are rounded."""
         begin = 0
-        for part in spec.parts("weight"):
-            rows = part.rows.stop - part.rows.start
-            own = replace(spec.parameter(), shape=(rows, spec.inputs), parts=(replace(part, rows=slice(0, rows)),))
+        for own in spec.by_tensor():
             end = begin + weights.share(own).shape[0]
 
             def store(tensors: Mapping[str, torch.Tensor], place: slice = slice(begin, end)) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -30,9 +30,7 @@ class Int4WhileLoading:
             return DENSE.linear(spec, weights, under=under)
         matrix = allocate(shape, bits=4, group=group, device=weights.device)
         begin = 0
-        for part in spec.parts("weight"):
-            rows = part.rows.stop - part.rows.start
-            own = replace(spec.parameter(), shape=(rows, spec.inputs), parts=(replace(part, rows=slice(0, rows)),))
+        for own in spec.by_tensor():
             weights.staged({"weight": own}, _Take(matrix, begin, group), under=under)
             begin += weights.share(own).shape[0]
         return serving(Grouped(matrix, declare_bias(spec, weights, under=under)), weights)

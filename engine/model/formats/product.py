@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Protocol
 
 import torch
@@ -49,6 +50,13 @@ class LinearSpec:
         """The stack [N, K] of the modules' tensors of one kind."""
         shape = (self.size, self.inputs)
         return Parameter(shape=shape, parts=self.parts(kind), shard=self.shard, unit=self.unit, format=dtype)
+
+    def by_tensor(self) -> Iterator[Parameter]:
+        """The rows of the stack that each of the checkpoint's `weight`s holds, one after another."""
+        for _, parts in groupby(self.parts("weight"), key=lambda part: part.name):
+            own = tuple(parts)
+            rows = sum(part.rows.stop - part.rows.start for part in own)
+            yield replace(self.parameter(), shape=(rows, self.inputs), parts=own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

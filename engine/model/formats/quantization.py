@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from dataclasses import dataclass
 from engine.model.formats.dense import DENSE
 from engine.model.formats.product import Format
 from engine.model.formats.tables import PLAIN_TABLES, TableFormat
+
+_compiled = functools.lru_cache(maxsize=8192)(re.compile)  # re's own keeps 512: each name would compile more anew
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +22,9 @@ class Modules:
     patterns: tuple[str, ...] = ()
 
     def has(self, name: str) -> bool:
-        return bool(self.named and self._is_named(name)) or any(re.fullmatch(each, name) for each in self.patterns)
+        return bool(self.named and self._is_named(name)) or any(
+            _compiled(each).fullmatch(name) for each in self.patterns
+        )
 
     def _is_named(self, name: str) -> bool:
         parts = name.split(".")

@@ -124,11 +124,21 @@ def test_blocks_of_two_kinds_never_meet(start: Start) -> None:
                     plan_copies(source, destination)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_codes_of_numbers_in_two_dtypes_never_meet(tiny_model: Callable[[str], Path], kind: str) -> None:
+    """Their pages look alike, so the model's fingerprint tells them apart."""
+    engines = [engine_of(tiny_model("llama"), kind, dtype=dtype) for dtype in ("float32", "bfloat16", "float32")]
+    assert len({engine.layout for engine in engines}) == 1
+    first, other, again = (engine.fingerprint for engine in engines)
+    assert first == again != other
+
+
 def test_layers_with_a_window_may_stay_as_they_are(tmp_path: Path) -> None:
     (case,) = (case for case in CASES if case.name == "gemma3")
     folder = case.build(tmp_path)
     whole = engine_of(folder, "fp8", max_model_len=case.max_model_len)
     some = engine_of(folder, "fp8", kv_cache_dtype_skip_layers="sliding_window", max_model_len=case.max_model_len)
+    assert whole.fingerprint != some.fingerprint
     assert [part.dtype for part in whole.layout.pages] == ["float8_e4m3fn"]
     assert [part.dtype for part in some.layout.pages] == ["float8_e4m3fn", "float32"]
     assert sum(part.layers for part in some.layout.pages) == whole.layout.num_layers

@@ -62,7 +62,7 @@ def beside_config(folder: Path, fields: Mapping[str, Any]) -> Mapping[str, Any]:
     if fields.get("quantization_config") or not path.is_file():
         return fields
     try:
-        config = json.loads(path.read_bytes())["quantization"]
+        config = dict(json.loads(path.read_bytes())["quantization"] or {})
     except (ValueError, RecursionError, LookupError, TypeError) as error:
         raise UnsupportedModelError(f"{path} can't be read: {error}") from error
     return {**fields, "quantization_config": {"quant_method": "modelopt", **config}} if config else fields

@@ -44,13 +44,14 @@ def _integers(weights: Fields) -> tuple[int, bool]:
     weights.only("type", "int")
     weights.only("strategy", "tensor", "channel", "group")
     weights.only("actorder", False, True, "group", "weight", "static")
-    group = weights.get("group_size")
+    weights.only("symmetric", True, False)
+    group, has_zeros = weights.get("group_size"), not weights.get("symmetric", True)
     if weights.get("strategy") == "tensor":
-        return 0, not weights.get("symmetric")
+        return 0, has_zeros
     if weights.get("strategy") == "channel":
-        return -1, not weights.get("symmetric")
+        return -1, has_zeros
     weights.only("group_size", -1, *GROUPS)
-    return int(group or 128), not weights.get("symmetric")
+    return int(group or 128), has_zeros
 
 
 def _nvfp4(weights: Fields) -> Format:

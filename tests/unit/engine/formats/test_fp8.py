@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,14 @@ def test_what_modelopt_writes_beside_config_json_counts(tiny_model: Tiny, tmp_pa
     assert answer(folder) == answer(plain_of(folder))
 
 
+@pytest.mark.parametrize("beside", [{"quantization": [1]}, {"quantization": "FP8"}, [], {}])
+def test_what_is_no_object_beside_config_json_is_refused(beside: Any, tiny_model: Tiny, tmp_path: Path) -> None:
+    shutil.copy(tiny_model("llama") / "config.json", tmp_path)
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
+    with pytest.raises(UnsupportedModelError, match=r"hf_quant_config\.json can't be read"):
+        read_model_spec(tmp_path)
+
+
 @pytest.mark.parametrize("has_kernels", [False, True])
 def test_weights_are_quantised_while_they_are_loaded(
     has_kernels: bool, tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -209,6 +218,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"quant_method": "modelopt", "quant_algo": "W1A1"}, "quant_algo = 'W1A1' is not supported"),
     (compressed("token")["quantization_config"], "strategy = 'token' is not supported"),
     (compressed("tensor", symmetric=False)["quantization_config"], "symmetric = False is not supported"),
+    (
+        compressed("tensor", type="int", symmetric="false")["quantization_config"] | {"format": "pack-quantized"},
+        "symmetric = 'false' is not supported",
+    ),
     (compressed("tensor", actorder="group")["quantization_config"], "actorder of config_groups is not supported"),
     (compressed("tensor")["quantization_config"] | {"transform_config": {"a": 1}}, "transform_config is not supported"),
     (
