@@ -19,6 +19,10 @@ KEEP_ALIVE_S = 75
 class Server(uvicorn.Server):
     """Uvicorn without its own signal handlers: ours drain first."""
 
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.servers = []  # a gateway may have to leave before it serves
+
     def capture_signals(self):  # type: ignore[no-untyped-def]
         return contextlib.nullcontext()
 

@@ -122,7 +122,7 @@ def free_port() -> int:
 
 def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
     """Whether a server could listen there now."""
-    with socket.socket() as probe:
+    with socket.socket(_family(host)) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -131,10 +131,14 @@ def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
     return True
 
 
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
 @contextlib.contextmanager
 def held_port(port: int, host: str) -> Iterator[None]:
     """Keep a port for those of this user that ask to share it. Raises OSError where it is in use, or held by another."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as holder:
+    with socket.socket(_family(host)) as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind((host, port))
         holder.listen()  # several may bind, and one listen

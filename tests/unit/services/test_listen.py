@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import socket
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from common.settings import ConfigError
+from services.gateway.__main__ import serve
 from services.gateway.server import listen, take_connections
-from services.runtime.servers import free_port, held_port
+from services.gateway.settings import GatewaySettings
+from services.runtime.servers import free_port, held_port, port_is_free
 
 
 def test_nothing_that_the_gateway_sends_waits_for_an_acknowledgement() -> None:
@@ -56,3 +62,37 @@ def test_a_held_port_is_one_holders_and_gives_every_connection_to_a_listener() -
             for _ in range(20):
                 with socket.create_connection(("127.0.0.1", port)), shared.accept()[0]:
                     pass
+
+
+def _has_ipv6() -> bool:
+    with socket.socket(socket.AF_INET6) as probe:
+        return probe.connect_ex(("::1", free_port())) == errno.ECONNREFUSED
+
+
+@pytest.mark.skipif(not socket.has_ipv6 or not _has_ipv6(), reason="this host has no IPv6")
+def test_a_port_of_ipv6_is_free_until_somebody_listens_there() -> None:
+    with listen("::1", 0) as listener:
+        port = listener.getsockname()[1]
+        take_connections(listener)
+        assert not port_is_free(port, "::1")
+    assert port_is_free(port, "::1")
+
+
+async def test_a_gateway_that_shares_its_port_may_be_stopped_before_it_serves() -> None:
+    stopping, drained = asyncio.Event(), list[float]()
+    stopping.set()
+
+    async def drain(grace_s: float) -> None:
+        drained.append(grace_s)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError("nobody asked")
+
+    parts: Any = SimpleNamespace(
+        batches=None, requests=SimpleNamespace(drain=drain), control=SimpleNamespace(leaving=asyncio.Event())
+    )
+    with listen("127.0.0.1", 0, shared=True) as shared, listen("127.0.0.1", 0) as own:
+        port, own_port = (listener.getsockname()[1] for listener in (shared, own))
+        settings = GatewaySettings(port=port, own_port=own_port)
+        await serve(cast(Any, app), parts, settings, [shared, own], stopping)
+    assert drained == [settings.drain_s]
