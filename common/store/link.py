@@ -106,6 +106,8 @@ class _Stream(asyncio.Protocol):
         self.is_lost = False
 
     async def ask(self, command: bytes, give_up_at: float) -> Any:
+        if self.is_lost:  # between connecting and this
+            raise redis.exceptions.ConnectionError("Redis closed the connection at once")
         if self._num_bytes + len(command) > MAX_UNANSWERED_BYTES:
             raise TimeoutError("too many calls wait for their answers")
         call = _Call(self._loop.create_future(), give_up_at, self._loop.time(), len(command))
@@ -146,12 +148,9 @@ class _Stream(asyncio.Protocol):
         call = self._due.popleft()
         self._num_bytes -= call.num_bytes
         is_error = isinstance(answer, redis.exceptions.ResponseError)
-        if call.answer.done():  # timed out, or its caller left
-            pass
-        elif is_error:
-            call.answer.set_exception(answer)
-        else:
-            call.answer.set_result(answer)
+        tell = call.answer.set_exception if is_error else call.answer.set_result
+        if not call.answer.done():  # else it timed out, or its caller left
+            tell(answer)
         if is_error and str(answer).startswith(MOVED):
             self.cut(str(answer))
 

@@ -144,11 +144,11 @@ class Delivery:
 
     def _end(self, error: Exception | None) -> None:
         self._is_over = True
-        self._close()
-        try:
-            self._reader.ended(error)
-        except Exception:  # its own end: other answers of this turn must have theirs
-            log.exception("answer.end_failed")
+        for step in (self._close, partial(self._reader.ended, error)):
+            try:
+                step()
+            except Exception:  # its own end: other answers of this turn must have theirs
+                log.exception("answer.end_failed")
 
 
 @dataclass(slots=True, kw_only=True)

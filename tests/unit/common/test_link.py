@@ -160,6 +160,22 @@ async def test_a_call_on_a_lost_or_mad_connection_is_made_again_on_another(answe
         assert server.connections == 2
 
 
+async def test_a_connection_that_is_lost_before_its_first_call_is_said_at_once() -> None:
+    async def serve(client: Client) -> None:
+        await client.reader.read()
+
+    async def lose(link: Link) -> None:
+        while link._stream is None:
+            await asyncio.sleep(0)
+        link._stream.connection_lost(None)
+
+    async with serving(serve) as (link, _):
+        losing = asyncio.create_task(lose(link))
+        with pytest.raises(redis.exceptions.ConnectionError, match="at once"):
+            await link.fcall("f", (), timeout_s=PATIENCE_S)
+        await losing
+
+
 async def test_login_number_and_tls_are_said_before_the_first_call(tmp_path: Path) -> None:
     files, heard = make_certificates(tmp_path), list[list[bytes]]()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

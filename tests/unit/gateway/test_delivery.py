@@ -284,6 +284,24 @@ async def test_a_stream_that_breaks_says_so_and_breaks_no_other(
     assert whole.message[2] == "stop"
 
 
+async def test_a_stream_that_can_not_be_closed_ends_and_holds_up_no_other(
+    demo: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn = Turn()
+    broken, whole = Stream(demo, turn=turn), Stream(demo, turn=turn)
+
+    def crash(reason: str) -> None:
+        raise RuntimeError("a mistake of ours")
+
+    monkeypatch.setattr(broken.generations[0], "cancel", crash)
+    for stream in (broken, whole):
+        stream.put(cut(ids_of(demo), [7]))
+    await turn_over()
+    assert [stream.message[2] for stream in (broken, whole)] == ["stop", "stop"]
+    assert broken.socket.is_ended
+    assert whole.socket.is_ended
+
+
 async def test_the_pieces_of_one_call_are_one_entry_of_an_event(demo: ChatTokenizer) -> None:
     stream = Stream(demo, tools=[{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}])
     calls = {"tools": stream.body.tool_rules}
