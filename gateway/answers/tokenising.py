@@ -81,19 +81,20 @@ def context_error(limit: int | None, what: str, name: str) -> ContextLengthError
 
 
 def _chars(value: Any) -> int:
-    """Characters of all strings in a prompt."""
+    """Characters of a prompt, whatever they are in: a template may write all of it."""
     match value:
         case str():
             return len(value)
         case Text():
             return len(value.text)
         case Conversation():
-            return (
-                _chars(value.messages) + _chars(value.variables) + sum(_chars(tool.parameters) for tool in value.tools)
-            )
+            tools = [tool.as_template_input()["function"] for tool in value.tools]
+            return _chars(value.messages) + _chars(value.variables) + _chars(tools)
         case Mapping():
-            return sum(map(_chars, value.values()))
+            return _chars(list(value)) + _chars(list(value.values()))
         case list() | tuple():
             return sum(map(_chars, value))
+        case int():
+            return 1 + value.bit_length() // 3
         case _:
-            return 0
+            return len(str(value))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from common.errors import DeadlineExceededError, InvalidRequestError, OverloadedError
 from gateway.answers import lengths, tokenising
-from gateway.answers.ask import Conversation, Text
+from gateway.answers.ask import Conversation, Text, Tool
 from gateway.answers.catalogue import Served
 from gateway.answers.lengths import TooLongError
 from gateway.answers.tokenising import Tokenising
@@ -140,6 +140,34 @@ async def test_long_prompts_go_one_after_the_other(tokenizer: ChatTokenizer, mon
     assert await asyncio.gather(*waiting) == [[1]] * 3
     assert most == 1
     assert await room.tokens(long, served(tokenizer), name="prompt") == [1]
+
+
+USER = {"role": "user", "content": "a"}
+LONG = {
+    "text": Text("a" * 501),
+    "a tool's description": Conversation(messages=[USER], tools=[Tool(name="f", description="a" * 501)]),
+    "names in a schema": Conversation(messages=[USER], tools=[Tool(name="f", parameters={"a" * 501: {}})]),
+    "numbers in a schema": Conversation(messages=[USER], tools=[Tool(name="f", parameters={"enum": [0] * 501})]),
+    "one number": Conversation(messages=[USER], variables={"a": 10**600}),
+    "a variable's name": Conversation(messages=[USER], variables={"a" * 501: None}),
+    "messages": Conversation(messages=[USER] * 9),
+}
+
+
+@pytest.mark.parametrize("prompt", [Text("a" * 499), Conversation(messages=[USER] * 8), *LONG.values()])
+async def test_only_what_is_short_in_all_its_parts_holds_the_loop_up(
+    demo: ChatTokenizer, monkeypatch: pytest.MonkeyPatch, prompt: Text | Conversation
+) -> None:
+    here = list[bool]()
+
+    def encode(*_: object, **__: object) -> list[int]:
+        here.append(threading.current_thread() is threading.main_thread())
+        return [1]
+
+    for name in ("encode", "encode_chat"):
+        monkeypatch.setattr(demo, name, encode)
+    assert await Tokenising().tokens(prompt, served(demo), name="prompt") == [1]
+    assert here == [not any(prompt is one for one in LONG.values())]
 
 
 async def test_waiting_behind_long_prompts_ends_with_the_deadline(
