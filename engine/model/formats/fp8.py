@@ -109,15 +109,15 @@ class Fp8:
 
     def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
         inputs = weights.share(spec.parameter()).shape[1]
-        suits = inputs % INPUTS_MULTIPLE == 0 and (
-            self.scales is not Scales.BLOCK or self.block[1] % INPUTS_MULTIPLE == 0
-        )
-        if not suits or not multiplies_fp8(weights.device):
+        in_blocks = self.scales is Scales.BLOCK
+        suits = inputs % INPUTS_MULTIPLE == 0 and (not in_blocks or self.block[1] % INPUTS_MULTIPLE == 0)
+        is_cut = in_blocks and inputs != spec.inputs and inputs % self.block[1] != 0  # ranks share a block's inputs
+        if not suits or is_cut or not multiplies_fp8(weights.device):
             return plain_linear(self, spec, weights, under=under)
         weight, places = weights.new(spec.parameter(dtype=FP8), under=under), places_by_module(spec, weights)
         for module in places:
             weights.unused.update(f"{under}{module}.{kind}" for kind in _UNUSED)
-        matrix = self._in_blocks(weight, places, spec, weights, under) if self.scales is Scales.BLOCK else None
+        matrix = self._in_blocks(weight, places, spec, weights, under) if in_blocks else None
         return Fp8Linear(
             matrix or self._in_rows(weight, places, spec, weights, under), declare_bias(spec, weights, under=under)
         )

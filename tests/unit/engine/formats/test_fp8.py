@@ -17,11 +17,15 @@ from engine.engine import Engine
 from engine.kernels.quantised.fp8 import Fp8Rows, quantise_rows
 from engine.model.families import read_model_spec
 from engine.model.families.quantised import METHODS, ONLINE, compressed_tensors, modelopt
+from engine.model.formats.fp8 import Fp8, Fp8Linear, Scales
+from engine.model.formats.product import LinearSpec
+from engine.model.parameters import Shard, Weights
 from engine.model.spec import UnsupportedModelError
 from engine.weights.checkpoint import CheckpointError
-from engine.weights.loader import model_fingerprint
+from engine.weights.loader import load_weights, model_fingerprint
 from tests.models import build_tiny_model
 from tests.unit.engine.formats.checkpoints import (
+    FP8,
     compressed,
     fp8_block,
     fp8_row,
@@ -141,6 +145,29 @@ def test_rows_that_norms_and_activations_round_reach_their_products(
     assert answer(folder) == answer(plain_of(folder))
     num_rows = len(PROMPT)
     assert calls == [(num_rows, 64), (num_rows, 64), (num_rows, 128), (num_rows, 64)], "two norms and an activation"
+
+
+@pytest.mark.parametrize("shard", [Shard.INPUTS, Shard.OUTPUTS])
+@pytest.mark.parametrize("sizes", [(256, 512), (256, 384), (192, 256)])
+def test_ranks_share_blocks(
+    sizes: tuple[int, int], shard: Shard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a block is on two ranks."""
+    monkeypatch.setattr("engine.model.formats.fp8.multiplies_fp8", lambda device: True)
+    generator, (rows, inputs) = torch.Generator().manual_seed(1), sizes
+    weight = torch.randn(rows, inputs, generator=generator).to(FP8)
+    scale = torch.rand(-(-rows // 128), inputs // 128, generator=generator) + 0.1
+    save_file({"o.weight": weight, "o.weight_scale_inv": scale}, tmp_path / "model.safetensors")
+    matrix = weight.float() * scale.repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)
+    for rank in (0, 1):
+        weights = Weights(torch.float32, torch.device("cpu"), rank=rank, size=2)
+        spec = LinearSpec(inputs=inputs, outputs={"o": rows}, bias=False, shard=shard)
+        linear = Fp8(scales=Scales.BLOCK).linear(spec, weights, under="")
+        load_weights(weights, tmp_path)
+        weights.settle()
+        share = matrix.chunk(2, 1 if shard is Shard.INPUTS else 0)[rank]
+        found = linear.matrix.plain() if isinstance(linear, Fp8Linear) else linear(torch.eye(share.shape[1])).T
+        torch.testing.assert_close(found.float(), share)
 
 
 def test_what_modelopt_writes_beside_config_json_counts(tiny_model: Tiny, tmp_path: Path) -> None:
