@@ -15,6 +15,7 @@ from common.model.splits import NORMALIZED, PRE_TOKENIZERS, READ_WHOLE_WORDS
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # tokenizer.ggml.token_type
 _BESIDE = "put the model's tokenizer.json beside the file"
 _SPACE = "\u2581"
+_MAX_PIECE = 512  # letters; every way to cut a piece in two is looked at
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # Words for the end of a turn that files written before `eot_token_id` have as plain control tokens.
 _END_TEXTS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|return|>")
@@ -26,8 +27,8 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(kind, str) or kind not in _MODELS:
         raise GgufError(f"tokenizer.ggml.model = {kind!r:.40} is not supported: {_BESIDE}")
     tokens = _list(metadata, "tokens", str)
-    if not tokens:
-        raise GgufError(f"the file has no tokens: {_BESIDE}")
+    if not 0 < (longest := max(map(len, tokens), default=0)) <= _MAX_PIECE:
+        raise GgufError(f"the file has no tokens, or one of more than {_MAX_PIECE} letters ({longest}): {_BESIDE}")
     types = _list(metadata, "token_type", int) or [1] * len(tokens)
     if len(types) != len(tokens):
         raise GgufError(f"tokenizer.ggml.token_type describes {len(types)} tokens of {len(tokens)}")

@@ -141,11 +141,9 @@ class _Rows:
             rows, columns = place.source
             begin, count = columns.start, columns.stop - columns.start
             if found.order is not None and (self.orders is None or count != inputs):
-                raise ValueError(
-                    f"{self.module}: desc_act is not supported for experts and for inputs that ranks share"
-                )
+                raise ValueError("desc_act is not supported for experts and for inputs that ranks share")
             if group != inputs and begin % group:
-                raise ValueError(f"{self.module}: ranks can't share groups of {group} inputs")
+                raise ValueError(f"ranks can't share groups of {group} inputs")
             of_groups = slice(begin // group, -(-columns.stop // group))
             own = Unpacked(
                 found.codes[rows, columns],

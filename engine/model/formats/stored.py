@@ -104,7 +104,14 @@ def stage_module(
 
 
 def stage_parts(parts: Mapping[str, StoredPart], module: str, store: Store, weights: Weights, *, under: str) -> None:
-    """Declare some tensors of a module, whole, until `store` has taken them."""
+    """Declare some tensors of a module, whole, until `store` has taken them. Its errors then name the module."""
+
+    def take(tensors: Mapping[str, torch.Tensor]) -> None:
+        try:
+            store(tensors)
+        except ValueError as error:
+            raise ValueError(f"{under}{module}: {error}") from error
+
     parameters, ways = dict[str, Parameter](), dict[str, list[Way]]()
     for kind, part in parts.items():
         named = [
@@ -112,4 +119,4 @@ def stage_parts(parts: Mapping[str, StoredPart], module: str, store: Store, weig
             for name in part.names or (kind,)
         ]
         parameters[kind], ways[kind] = named[0], [Way(parameter) for parameter in named]
-    weights.staged(parameters, store, ways=ways, under=under)
+    weights.staged(parameters, take, ways=ways, under=under)

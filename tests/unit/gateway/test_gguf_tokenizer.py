@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from common.model.files import read_file
 from common.model.gguf import GgufError
+from common.model.tokenizer import tokenizer_json
 from gateway.answers.tokenizer import ChatTokenizer
 from tests.gguf_files import add_tokenizer
 from tests.unit.gateway.tokenizers_of_others import write_folder
@@ -95,3 +96,9 @@ def test_a_tokenizer_beside_the_file_wins(tmp_path: Path) -> None:
     (folder / "tokenizer.json").unlink()
     with pytest.raises(GgufError, match=r"model\.gguf: tokenizer\.ggml\.pre = 'no-such-rules' is not supported: put"):
         ChatTokenizer(file)
+
+
+def test_a_piece_that_takes_forever_to_cut_up_is_refused() -> None:
+    metadata = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["a", "a" * 513]}
+    with pytest.raises(GgufError, match=r"one of more than 512 letters \(513\)"):
+        tokenizer_json(metadata | {"tokenizer.ggml.scores": [0.0, 0.0]})
