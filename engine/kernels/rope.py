@@ -69,8 +69,9 @@ def rope_and_write_kv(
         qkv = qkv.sum(dim=0)
     once = once or Once()
     heads = qkv.to(kv_layer.dtype if codes is None else codes.dtype).unflatten(-1, (-1, head_dim))  # [T, Hq + 2 Hkv, D]
-    q, k = _queries_and_keys(heads[:, :-num_kv_heads], num_kv_heads, positions, cos_sin, how, once)
-    v = heads[:, -num_kv_heads:]
+    num_turned = heads.shape[1] - num_kv_heads  # there may be no keys and values
+    q, k = _queries_and_keys(heads[:, :num_turned], num_turned - num_kv_heads, positions, cos_sin, how, once)
+    v = heads[:, num_turned:]
     if how.norms_values:
         v = rms_norm.reference(v, None, how.eps)
     written, blocks, offsets = once(block_size, lambda: _places(slots, block_size))
@@ -92,7 +93,7 @@ def rope_and_write_kv(
 
 def _queries_and_keys(
     heads: torch.Tensor,
-    num_kv_heads: int,
+    num_query_heads: int,
     positions: torch.Tensor,
     cos_sin: torch.Tensor | None,
     how: Heads,
@@ -104,10 +105,10 @@ def _queries_and_keys(
         table = cos_sin
         turn = once((id(table), how.interleaved), lambda: _turn_at(positions, table, how))
     if how.gated or how.q_norm is not None or how.k_norm is not None:
-        q, k = heads[:, :-num_kv_heads], heads[:, -num_kv_heads:]
+        q, k = heads[:, :num_query_heads], heads[:, num_query_heads:]
         q, k = _turned(q[:, ::2] if how.gated else q, how.q_norm, turn, how), _turned(k, how.k_norm, turn, how)
     else:
-        q, k = _turned(heads, None, turn, how).tensor_split((-num_kv_heads,), dim=1)
+        q, k = _turned(heads, None, turn, how).tensor_split((num_query_heads,), dim=1)
     if how.query_growth is not None:
         q = (q.float() * how.query_growth[positions.long()][:, None, None]).to(q.dtype)
     return q, k
