@@ -15,6 +15,7 @@ from engine.model.spec import UnsupportedModelError
 
 Config = dict[str, Any]
 _MAX_FACTORS = 1 << 12
+_MAX_LAYERS = 1 << 12  # families refuse more
 # They say what other fields say, or nothing about the arithmetic.
 _HARMLESS = {"vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "attention.value_length", "pooling_type"}
 _HARMLESS |= {"rope.scaling.yarn_log_multiplier"}
@@ -206,7 +207,7 @@ def _experts(entries: _Entries, *, renormalised: bool) -> Config:
         raise entries.unsupported("expert_gating_func")
     if entries.get("expert_weights_scale", 1.0) not in (0.0, 1.0):
         raise entries.unsupported("expert_weights_scale")
-    layers = range(entries.number("block_count"))
+    layers = range(min(entries.number("block_count"), _MAX_LAYERS))
     return {
         "num_experts": entries["expert_count"],
         "num_experts_per_tok": entries["expert_used_count"],

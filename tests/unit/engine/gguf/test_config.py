@@ -153,6 +153,15 @@ def test_whatever_metadata_say_is_read_or_refused(read: GgufHeader, entries: dic
             describe(header.metadata)
 
 
+def test_layers_beyond_all_bounds_are_refused_before_they_are_counted(read: GgufHeader) -> None:
+    metadata = {name.replace("llama.", "qwen3moe."): value for name, value in read.metadata.items()}
+    experts = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32, "block_count": 2**32 - 1}
+    metadata |= {f"qwen3moe.{name}": value for name, value in experts.items()}
+    header = replace(read, metadata=metadata | {"general.architecture": "qwen3moe"})
+    with pytest.raises(UnsupportedModelError, match=r"num_hidden_layers must be .* not 4294967295"):
+        model_spec(from_gguf.config_of_header(header))
+
+
 @pytest.fixture(scope="module")
 def read(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> GgufHeader:
     return read_header(write_gguf(folder, tmp_path_factory.mktemp("file") / "model.gguf"))
