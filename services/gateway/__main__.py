@@ -7,6 +7,7 @@ import logging
 import signal
 import socket
 import sys
+import time
 
 from fastapi import FastAPI
 
@@ -27,6 +28,9 @@ from services.runtime.loading import fail, load_settings
 from services.runtime.signals import ending_in_time, until_signalled
 
 log = logging.getLogger("baton.gateway")
+
+ALONE_S = 10.0  # then clients are told why there
+JOIN_EVERY_S = 0.05
 
 
 async def run(settings: GatewaySettings) -> None:
@@ -51,29 +55,48 @@ async def run(settings: GatewaySettings) -> None:
 async def serve(
     app: FastAPI, parts: Parts, settings: GatewaySettings, listeners: list[socket.socket], stopping: asyncio.Event
 ) -> None:
-    server = new_server(app, settings)
-    for listener in listeners:
-        take_connections(listener)
+    """Serve at the last listener, and at one that others share once requests are answered."""
+    server, (*shared, own) = new_server(app, settings), listeners
+    take_connections(own)
     if parts.batches is not None:
         await parts.batches.start()
-    serving = asyncio.create_task(server.serve(sockets=listeners))
+    serving = asyncio.create_task(server.serve(sockets=[own]))
+    joining = asyncio.create_task(_join(server, shared, parts, settings))
     keep_what_is_loaded()
-    scheme = "https" if settings.tls_cert else "http"
-    urls = [f"{scheme}://{settings.host}:{listener.getsockname()[1]}" for listener in listeners]
-    log.info("gateway.listening", extra={"url": " and ".join(urls)})
+    _listening(own, settings)
     try:
         await stopping.wait()
     except asyncio.CancelledError:  # the name is lost
+        joining.cancel()
         stopping.set()  # what hangs now ends in time as well
         await parts.requests.drain(0, why="this gateway ends: another one has its name; send the request again")
         await _leave(parts, server, serving)
         raise
-    if len(listeners) > 1:
+    joining.cancel()
+    if shared:
         server.leave(settings.port)  # new clients need not be told to come again
     if parts.batches is not None:
         await parts.batches.stop()
     await parts.requests.drain(settings.drain_s)
     await _leave(parts, server, serving)
+
+
+async def _join(server: Server, shared: list[socket.socket], parts: Parts, settings: GatewaySettings) -> None:
+    """Share a port once requests are answered: until then clients are better off with the others there."""
+    alone_until = time.monotonic() + ALONE_S
+    while not server.started or (parts.requests.not_ready_reason and time.monotonic() < alone_until):
+        await asyncio.sleep(JOIN_EVERY_S)
+    for listener in shared:
+        try:
+            await server.join(listener)
+            _listening(listener, settings)
+        except (ConfigError, OSError):
+            log.exception("gateway.cannot_share")
+
+
+def _listening(listener: socket.socket, settings: GatewaySettings) -> None:
+    scheme = "https" if settings.tls_cert else "http"
+    log.info("gateway.listening", extra={"url": f"{scheme}://{settings.host}:{listener.getsockname()[1]}"})
 
 
 async def _leave(parts: Parts, server: Server, serving: asyncio.Task[None]) -> None:

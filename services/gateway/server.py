@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 
@@ -25,6 +26,18 @@ class Server(uvicorn.Server):
 
     def capture_signals(self):  # type: ignore[no-untyped-def]
         return contextlib.nullcontext()
+
+    async def join(self, listener: socket.socket) -> None:
+        """Take connections at another port, too, once those of `serve` are taken."""
+        take_connections(listener)
+        loop, config = asyncio.get_running_loop(), self.config
+        joined = await loop.create_server(self._connection, sock=listener, ssl=config.ssl, backlog=config.backlog)
+        self.servers.append(joined)
+
+    def _connection(self) -> asyncio.Protocol:
+        config, state = self.config, self.lifespan.state
+        made: asyncio.Protocol = config.http_protocol_class(config, self.server_state, state)  # type: ignore[call-arg]
+        return made
 
     def leave(self, port: int) -> None:
         """Take no more connections at `port`: whoever else listens there gets them."""

@@ -112,7 +112,7 @@ class Stack:
             self._say(f"starting {child.name} …")
             self._children.append(child)
             await child.start()
-        await asyncio.gather(*(self._until_ready(url, stopping) for url in self.own_urls or [self.url]))
+        await asyncio.gather(*(self._until_ready(url, stopping) for url in (*self.own_urls, self.url)))
         if not stopping.is_set():
             announce(self._found, self._settings, reach, urls=(self.url, *self.own_urls), data=self._data)
             self._say(welcome(self._settings, self.url, self._data, seconds=time.monotonic() - began))

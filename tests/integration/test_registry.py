@@ -114,7 +114,7 @@ async def test_calls_of_this_library_s_number_mean_the_same_as_ever(raw: redis.a
     assert len(answer) == 6
     assert all(b"=" in cost for cost in answer[5].split())
     assert await raw.fcall("baton4_charged", 0, "decode", "d0") == 48
-    assert await raw.fcall("baton4_release", 0, "r:1", "decode", 0, "d0") == 1
+    assert await raw.fcall("baton4_release", 0, 0, "r:1", ",decode,", ",d0,") == 1
     assert await raw.fcall("baton4_charged", 0, "decode", "d0") == 0
     assert await raw.fcall("baton4_leave", 0, "d0", "4") == 1
     assert await raw.exists("baton:worker:d0")

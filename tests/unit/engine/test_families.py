@@ -146,7 +146,7 @@ def test_biases_and_head_norms_are_those_of_the_family(
         ({"sliding_window": 8}, "sliding_window = 8 is not supported by this family"),
         ({"attn_logit_softcapping": 50.0, "new_in_6": {"a": 1}}, "attn_logit_softcapping = 50.0, new_in_6 = {'a': 1}"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
-        ({"quantization_config": {"quant_method": "gptq"}}, r"quantization_config \(gptq\)"),
+        ({"quantization_config": {"quant_method": "quanto"}}, r"quantization_config \(quanto\)"),
         ({"quantization_config": {"bits": 4}}, r"quantization_config \(unknown\)"),
         ({"torch_dtype": "float8_e4m3fn"}, "dtype = 'float8_e4m3fn'"),
         ({"vocab_size": None}, "vocab_size must be a positive integer"),
