@@ -97,7 +97,7 @@ async def test_history_is_charted_and_what_happens_is_listed(
         page = watched.page
         await complete(http, first=41, tokens=6)
         ttft = page.get_by_role("group", name="TTFT")
-        await ttft.locator("path.line[d*='M']").first.wait_for()
+        await ttft.locator("path.line[d*='M']").first.wait_for(state="attached")  # one reading is a dot without height
         await ttft.get_by_text("SLO 1.00 s").wait_for()
         await ttft.focus()
         await page.keyboard.press("ArrowLeft")
