@@ -173,6 +173,11 @@ def whole(name: str, *shape: int) -> Parameter:
     return Parameter(shape=shape, parts=stacked({name: shape[0]}))
 
 
+def of_experts(name: str, *shape: int, format: torch.dtype | None = None) -> Parameter:
+    """Return a parameter that is one of the checkpoint's tensors and that has something of every expert [E, ...]."""
+    return replace(whole(name, *shape), shard=Shard.EXPERTS, format=format)
+
+
 def stacked(rows: Mapping[str, int], *, expert: int | None = None) -> tuple[Part, ...]:
     """Return parts with these numbers of rows, one after another."""
     parts, begin = [], 0

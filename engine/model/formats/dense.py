@@ -9,7 +9,7 @@ import torch
 from engine.kernels.linear import gated_linear, linear, linear_onto, linear_parts, packed
 from engine.model.experts import Order
 from engine.model.formats.product import ExpertsSpec, Linear, LinearSpec, declare_bias
-from engine.model.parameters import Parameter, Part, Shard, Way, Weights, whole
+from engine.model.parameters import Parameter, Part, Shard, Way, Weights, of_experts
 
 
 @dataclass(slots=True)
@@ -49,8 +49,7 @@ class DenseFormat:
         return weights.new(spec.parameter(), under=under)
 
     def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor:
-        parameter = Parameter(shape=spec.shape, parts=whole("", *spec.shape).parts, shard=Shard.EXPERTS)
-        return weights.new(parameter, ways=ways_of(spec), under=under)
+        return weights.new(spec.parameter(), ways=ways_of(spec), under=under)
 
 
 DENSE = DenseFormat()
@@ -80,11 +79,10 @@ def together(name: str, shape: tuple[int, ...], order: Order, *, halves: bool) -
     num_experts, *matrix = shape
     swapped = len(matrix) == 2 and order is not Order.ROWS
     stored = (num_experts, *(reversed(matrix) if swapped else matrix))
-    parameter = Parameter(shape=stored, parts=whole(name, *stored).parts, shard=Shard.EXPERTS)
 
     def seen(share: torch.Tensor) -> torch.Tensor:
         if halves and order is Order.INTERLEAVED_COLUMNS:
             share = share.unflatten(1, (2, -1)).movedim(1, -1)  # [E, I, H, 2], or [E, I, 2] of biases
         return share.transpose(1, 2) if swapped else share
 
-    return Way(parameter, seen)
+    return Way(of_experts(name, *stored), seen)

@@ -34,8 +34,9 @@ from engine.model.formats.stored import (
     plain_linear,
     plain_matrix,
     stage_parts,
+    stage_rows,
 )
-from engine.model.parameters import Parameter, Placement, Shard, Weights, whole
+from engine.model.parameters import Placement, Weights
 
 _SCALE = ("weight_scale", "weight_scale_inv")  # both are factors
 _UNUSED = ("input_scale", "activation_scale")
@@ -217,11 +218,11 @@ class Fp8WhileLoading:
         bias = declare_bias(spec, weights, under=under)
         if multiplies_fp8(weights.device):
             matrix = Fp8Matrix(weights.empty(shape, FP8), weights.empty(shape[:1], torch.float32))
-            self._stage(spec, _Rounded(matrix.weight, matrix.scale), weights, under=under)
+            stage_rows(spec, _Rounded(matrix.weight, matrix.scale), weights, under=under)
             return Fp8Linear(matrix, bias)
         weights.made_plain.add(type(self).__name__)
         dense = Dense(weights.empty(shape), bias)
-        self._stage(spec, _Rounded(dense.weight, None), weights, under=under)
+        stage_rows(spec, _Rounded(dense.weight, None), weights, under=under)
         weights.when_loaded.append(dense.pack)
         return dense
 
@@ -232,29 +233,16 @@ class Fp8WhileLoading:
         """Experts stay plain where no kernel multiplies 8-bit floats."""
         if spec.inputs % INPUTS_MULTIPLE or not multiplies_fp8(weights.device):
             return DENSE.experts(spec, weights, under=under)
-        parameter = Parameter(shape=spec.shape, parts=whole("", *spec.shape).parts, shard=Shard.EXPERTS)
-        shape = weights.share(parameter).shape
+        shape = weights.share(spec.parameter()).shape
         take = _Rounded(weights.empty(shape, FP8).flatten(0, 1), weights.empty(shape[:2], torch.float32).flatten())
 
         def store(tensors: Mapping[str, torch.Tensor]) -> None:
             for expert, matrix in enumerate(tensors["weight"]):
-                take(matrix, slice(expert * shape[1], (expert + 1) * shape[1]))
+                take(matrix, expert * shape[1])
 
-        weights.staged({"weight": parameter}, store, ways={"weight": ways_of(spec)}, under=under)
+        weights.staged({"weight": spec.parameter()}, store, ways={"weight": ways_of(spec)}, under=under)
         assert take.scale is not None
         return Fp8Matrix(take.weight.view(shape), take.scale.view(shape[:2]))
-
-    def _stage(self, spec: LinearSpec, take: _Rounded, weights: Weights, *, under: str) -> None:
-        """Declare each tensor's plain rows until they are rounded."""
-        begin = 0
-        for own in spec.by_tensor():
-            end = begin + weights.share(own).shape[0]
-
-            def store(tensors: Mapping[str, torch.Tensor], place: slice = slice(begin, end)) -> None:
-                take(tensors["weight"], place)
-
-            weights.staged({"weight": own}, store, under=under)
-            begin = end
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +252,8 @@ class _Rounded:
     weight: torch.Tensor
     scale: torch.Tensor | None
 
-    def __call__(self, rows: torch.Tensor, place: slice) -> None:
+    def __call__(self, rows: torch.Tensor, begin: int) -> None:
+        place = slice(begin, begin + len(rows))
         # The plain version: kernels of ours are not launched while weights are loaded.
         found = quantise_rows.reference(rows)
         if self.scale is None:

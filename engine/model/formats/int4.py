@@ -12,7 +12,8 @@ from engine.kernels.quantised.groups import GROUPS, Groups, allocate, pack, put
 from engine.model.formats.dense import DENSE, ways_of
 from engine.model.formats.grouped import Grouped, serving
 from engine.model.formats.product import ExpertsSpec, Linear, LinearSpec, declare_bias
-from engine.model.parameters import Parameter, Shard, Weights, whole
+from engine.model.formats.stored import stage_rows
+from engine.model.parameters import Weights
 
 _SHRUNK = (1.0, 0.94, 0.88, 0.82, 0.76)  # tried ranges of a group, in parts of the widest
 _ELEMENTS_AT_ONCE = 1 << 20  # stays in the cache of a CPU's core
@@ -29,10 +30,7 @@ class Int4WhileLoading:
         if not group:
             return DENSE.linear(spec, weights, under=under)
         matrix = allocate(shape, bits=4, group=group, device=weights.device)
-        begin = 0
-        for own in spec.by_tensor():
-            weights.staged({"weight": own}, _Take(matrix, begin, group), under=under)
-            begin += weights.share(own).shape[0]
+        stage_rows(spec, _Take(matrix, group), weights, under=under)
         return serving(Grouped(matrix, declare_bias(spec, weights, under=under)), weights)
 
     def matrix(self, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
@@ -41,17 +39,16 @@ class Int4WhileLoading:
     def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor | Groups:
         """Experts are quantised for GPUs alone: on a CPU each would be dequantised whenever it is chosen."""
         group = _group(spec.inputs)
-        parameter = Parameter(shape=spec.shape, parts=whole("", *spec.shape).parts, shard=Shard.EXPERTS)
         if not group or not use_triton(weights.empty((1,))):
             return DENSE.experts(spec, weights, under=under)
-        shape = weights.share(parameter).shape
+        shape = weights.share(spec.parameter()).shape
         experts = allocate(shape, bits=4, group=group, device=weights.device, scales=torch.float16)
 
         def take(tensors: Mapping[str, torch.Tensor]) -> None:
             for expert, matrix in enumerate(tensors["weight"]):
-                _Take(experts[expert], 0, group)({"weight": matrix})
+                _Take(experts[expert], group)(matrix, 0)
 
-        weights.staged({"weight": parameter}, take, ways={"weight": ways_of(spec)}, under=under)
+        weights.staged({"weight": spec.parameter()}, take, ways={"weight": ways_of(spec)}, under=under)
         return experts
 
 
@@ -60,19 +57,17 @@ INT4_WHILE_LOADING = Int4WhileLoading()
 
 @dataclass(frozen=True, slots=True)
 class _Take:
-    """Quantises a module's rows and puts them in their place."""
+    """Quantises plain rows and puts them in their place."""
 
     matrix: Groups
-    begin: int
     group: int
 
-    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        weight = tensors["weight"]
-        elements = _ELEMENTS_AT_ONCE_ON_GPU if weight.is_cuda else _ELEMENTS_AT_ONCE
-        step = max(1, elements // weight.shape[1])
-        for at in range(0, len(weight), step):
-            codes, scales = quantise_groups(weight[at : at + step], self.group)
-            put(self.matrix, self.begin + at, pack(codes, scales, bits=4, group=self.group))
+    def __call__(self, rows: torch.Tensor, begin: int) -> None:
+        elements = _ELEMENTS_AT_ONCE_ON_GPU if rows.is_cuda else _ELEMENTS_AT_ONCE
+        step = max(1, elements // rows.shape[1])
+        for at in range(0, len(rows), step):
+            codes, scales = quantise_groups(rows[at : at + step], self.group)
+            put(self.matrix, begin + at, pack(codes, scales, bits=4, group=self.group))
 
 
 def _group(inputs: int) -> int:

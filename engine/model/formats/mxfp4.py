@@ -13,7 +13,7 @@ from engine.kernels.quantised.groups import Groups, allocate, dequantised, pack,
 from engine.model.experts import Order
 from engine.model.formats.dense import DENSE
 from engine.model.formats.product import ExpertsSpec, Linear, LinearSpec
-from engine.model.parameters import Parameter, Shard, Weights, whole
+from engine.model.parameters import Weights, of_experts
 
 GROUP = 32
 
@@ -35,9 +35,7 @@ class Mxfp4:
             raise ValueError(f"{under}{name}: mxfp4 needs a multiple of {GROUP} inputs, not {spec.inputs}")
         stored = (spec.num_experts, spec.rows, spec.inputs // GROUP)
         parameters = {
-            kind: Parameter(
-                shape=shape, parts=whole(f"{name}{kind}", *shape).parts, shard=Shard.EXPERTS, format=torch.uint8
-            )
+            kind: of_experts(f"{name}{kind}", *shape, format=torch.uint8)
             for kind, shape in (("_blocks", (*stored, GROUP // 2)), ("_scales", stored))
         }
         shape = weights.share(parameters["_scales"]).shape

@@ -11,7 +11,7 @@ import torch
 
 from engine.kernels.experts.mixture import Matrices
 from engine.model.experts import Order
-from engine.model.parameters import Parameter, Part, Shard, Weights, stacked
+from engine.model.parameters import Parameter, Part, Shard, Weights, of_experts, stacked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +79,10 @@ class ExpertsSpec:
     def modules(self) -> tuple[str, ...]:
         """Some modules that have the format of all."""
         return tuple(name.format(0) for name in self.each) or self.together
+
+    def parameter(self) -> Parameter:
+        """The matrices, whatever the checkpoint's tensors of them are."""
+        return of_experts("", *self.shape)
 
 
 class Linear(Protocol):

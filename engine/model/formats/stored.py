@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,6 +37,18 @@ class Stored(Protocol):
     def plain(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Turn the tensors into the matrix [N, K], in any dtype of floats."""
         ...
+
+
+def stage_rows(spec: LinearSpec, take: Callable[[torch.Tensor, int], None], weights: Weights, *, under: str) -> None:
+    """Declare the plain rows of each tensor until `take` has had them, with the row of the share where they begin."""
+    begin = 0
+    for own in spec.by_tensor():
+
+        def store(tensors: Mapping[str, torch.Tensor], begin: int = begin) -> None:
+            take(tensors["weight"], begin)
+
+        weights.staged({"weight": own}, store, under=under)
+        begin += weights.share(own).shape[0]
 
 
 def plain_linear(stored: Stored, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:

@@ -15,7 +15,7 @@ from engine.model.experts import ExpertTensors, SharedExpertSpec, SparseMlpSpec
 from engine.model.formats.dense import together
 from engine.model.formats.product import ExpertsSpec, Linear, LinearSpec
 from engine.model.layers.building import Surroundings
-from engine.model.parameters import Parameter, Shard, Way, whole
+from engine.model.parameters import Shard, Way, of_experts, whole
 from engine.model.stream import Stream
 
 
@@ -129,5 +129,4 @@ def _biases(tensors: ExpertTensors, shape: tuple[int, int], around: Surroundings
     """Declare biases [E, N], which are in one tensor."""
     names = [pair[0 if halves else 1] + "_bias" for pair in tensors.all]
     ways = [together(name, shape, tensors.order, halves=halves) for name in names]
-    parameter = Parameter(shape=shape, parts=whole("", *shape).parts, shard=Shard.EXPERTS)
-    return around.weights.new(parameter, ways=ways, under=around.under)
+    return around.weights.new(of_experts("", *shape), ways=ways, under=around.under)
