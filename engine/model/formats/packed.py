@@ -21,6 +21,8 @@ Tensors = Mapping[str, torch.Tensor]
 class _Common:
     """How every format of groups makes products."""
 
+    group: int  # inputs; -1 or 0: all of a row
+
     @property
     def is_e2m1(self) -> bool:
         return False
@@ -28,6 +30,9 @@ class _Common:
     @property
     def has_minimums(self) -> bool:
         return False
+
+    def group_of(self, inputs: int) -> int:
+        return inputs if self.group <= 0 else self.group
 
     def unused(self) -> tuple[str, ...]:
         return ()
@@ -55,9 +60,6 @@ class Awq(_Common):
     has_zeros: bool
     bits: int = 4
 
-    def group_of(self, inputs: int) -> int:
-        return inputs if self.group == -1 else self.group
-
     def tensors(self, rows: int, inputs: int) -> dict[str, StoredPart]:
         num_groups = -(-inputs // self.group_of(inputs))
         parts = {
@@ -84,9 +86,6 @@ class Gptq(_Common):
     less_one: bool  # zeros are stored less 1
     has_order: bool  # g_idx is not the order of the inputs
     has_zeros: bool = True
-
-    def group_of(self, inputs: int) -> int:
-        return inputs if self.group == -1 else self.group
 
     def tensors(self, rows: int, inputs: int) -> dict[str, StoredPart]:
         num_groups = -(-inputs // self.group_of(inputs))
@@ -120,9 +119,6 @@ class PackedRows(_Common):
     has_zeros: bool
     has_order: bool = False  # weight_g_idx is there
 
-    def group_of(self, inputs: int) -> int:
-        return inputs if self.group <= 0 else self.group
-
     def tensors(self, rows: int, inputs: int) -> dict[str, StoredPart]:
         num_groups, words = -(-inputs // self.group_of(inputs)), -(-rows * self.bits // 32)
         parts = {
@@ -154,9 +150,6 @@ class SignedBytes(_Common):
     group: int  # -1: all inputs; 0: one scale for the whole matrix
     has_zeros: bool
     bits: int = 8
-
-    def group_of(self, inputs: int) -> int:
-        return inputs if self.group <= 0 else self.group
 
     def tensors(self, rows: int, inputs: int) -> dict[str, StoredPart]:
         scales = (rows if self.group else 1, -(-inputs // self.group_of(inputs)))
@@ -190,9 +183,6 @@ class Fp4(_Common):
     @property
     def is_e2m1(self) -> bool:
         return True
-
-    def group_of(self, inputs: int) -> int:
-        return self.group
 
     def tensors(self, rows: int, inputs: int) -> dict[str, StoredPart]:
         scale = torch.uint8 if self.is_exponent else torch.float8_e4m3fn
