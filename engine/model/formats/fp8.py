@@ -104,35 +104,30 @@ class Fp8:
 
     def plain(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         weight, scale = tensors["weight"], tensors["scale"]
-        if self.scales is Scales.BLOCK:
+        if self._in_blocks:
             return Fp8Matrix(weight, scale, self.block).plain()
         return Fp8Matrix(weight, scale.expand(len(weight))).plain()
 
     def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
         inputs = weights.share(spec.parameter()).shape[1]
-        in_blocks = self.scales is Scales.BLOCK
-        suits = inputs % INPUTS_MULTIPLE == 0 and (not in_blocks or self.block[1] % INPUTS_MULTIPLE == 0)
-        is_cut = in_blocks and inputs != spec.inputs and inputs % self.block[1] != 0  # ranks share a block's inputs
-        if not suits or is_cut or not multiplies_fp8(weights.device):
+        ranks_share_a_block = self._in_blocks and inputs != spec.inputs and inputs % self.block[1] != 0
+        if ranks_share_a_block or not self._suits(inputs, weights.device):
             return plain_linear(self, spec, weights, under=under)
         weight, places = weights.new(spec.parameter(dtype=FP8), under=under), places_by_module(spec, weights)
         for module in places:
             weights.unused.update(f"{under}{module}.{kind}" for kind in _UNUSED)
-        matrix = self._in_blocks(weight, places, spec, weights, under) if in_blocks else None
-        return Fp8Linear(
-            matrix or self._in_rows(weight, places, spec, weights, under), declare_bias(spec, weights, under=under)
-        )
+        declare = self._by_block if self._in_blocks else self._by_row
+        matrix = declare(weight, places, spec, weights, under)
+        return Fp8Linear(matrix, declare_bias(spec, weights, under=under))
 
     def matrix(self, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
         return plain_matrix(self, spec, weights, under=under)
 
     def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> Matrices:
         """Each expert has tensors of its own; a scale for each row, or for each block where no module begins within one."""
-        in_blocks = self.scales is Scales.BLOCK
-        suits = spec.inputs % INPUTS_MULTIPLE == 0 and (not in_blocks or self.block[1] % INPUTS_MULTIPLE == 0)
-        if not spec.each or not suits or not multiplies_fp8(weights.device):
+        if not spec.each or not self._suits(spec.inputs, weights.device):
             return plain_experts(self, spec, weights, under=under)
-        (each, *_) = ways_of(spec)
+        (each, *_), in_blocks = ways_of(spec), self._in_blocks
         weight = weights.new(replace(each.parameter, format=FP8), under=under)
         step = self.block[0] if spec.rows // len(spec.each) % self.block[0] == 0 else 1
         blocks = (-(-spec.rows // step), -(-spec.inputs // self.block[1]))
@@ -152,12 +147,21 @@ class Fp8:
                 stage_parts({"scale": part}, module, store, weights, under=under)
         return Fp8Matrix(weight, scale, (step, self.block[1]) if in_blocks else None)
 
+    @property
+    def _in_blocks(self) -> bool:
+        return self.scales is Scales.BLOCK
+
+    def _suits(self, inputs: int, device: torch.device) -> bool:
+        """Whether a kernel multiplies with a matrix of so many inputs there."""
+        has_steps = inputs % INPUTS_MULTIPLE == 0 and (not self._in_blocks or self.block[1] % INPUTS_MULTIPLE == 0)
+        return has_steps and multiplies_fp8(device)
+
     def _scale(self, rows: int, inputs: int) -> StoredPart:
         blocks = (-(-rows // self.block[0]), -(-inputs // self.block[1]))
         shape = {Scales.TENSOR: (1,), Scales.ROW: (rows,), Scales.BLOCK: blocks}[self.scales]
         return StoredPart(shape, torch.float32, _SCALE)
 
-    def _in_rows(
+    def _by_row(
         self, weight: torch.Tensor, places: dict[str, list[Placement]], spec: LinearSpec, weights: Weights, under: str
     ) -> Fp8Matrix:
         """Declare a scale for each row, of tensors as well: those of a stack have different ones."""
@@ -173,7 +177,7 @@ class Fp8:
             stage_parts({"scale": self._scale(rows, spec.inputs)}, module, store, weights, under=under)
         return Fp8Matrix(weight, scale)
 
-    def _in_blocks(
+    def _by_block(
         self, weight: torch.Tensor, places: dict[str, list[Placement]], spec: LinearSpec, weights: Weights, under: str
     ) -> Fp8Matrix:
         """Declare a scale for each block, or for each row of each block where modules of the stack begin within one."""
