@@ -27,7 +27,7 @@ from engine.kernels.linear import computes_in_bfloat16
 from engine.model.decoder import Decoder
 from engine.model.families import read_model_spec
 from engine.model.parameters import Weights
-from engine.model.spec import AttentionSpec, ModelSpec
+from engine.model.spec import DeltaSpec, ModelSpec
 from engine.passes import Finished, InvalidChunkError, Pass, Sampled
 from engine.sampling.device import DeviceSampler, Draw
 from engine.sampling.host import SampledRow, sample
@@ -284,7 +284,7 @@ def _marks(config: EngineConfig, model: ModelSpec, dtype: str) -> list[str]:
     asked = config.quantization if config.quantization != "auto" else ""
     named = asked or (model.quantization.name if is_gguf(config.model) else "")
     marks = [f"quantization={named}"] if named else []
-    kept = [layer.mixer.codes or dtype if isinstance(layer.mixer, AttentionSpec) else dtype for layer in model.layers]
+    kept = [dtype if isinstance(layer.mixer, DeltaSpec) else layer.mixer.codes or dtype for layer in model.layers]
     # The root of hashes names the dtype that is kept: of codes neither what they were made of nor which layers have them.
     return [*marks, f"kept={dtype}:{','.join(kept)}"] if set(kept) != {dtype} else marks
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from engine.config import KV_CACHE_DTYPES, EngineConfig
 from engine.kernels.codes import Kind
-from engine.model.spec import AttentionSpec, LayerSpec, ModelSpec, UnsupportedModelError
+from engine.model.spec import DeltaSpec, LayerSpec, ModelSpec, UnsupportedModelError
 
 
 def with_codes(model: ModelSpec, config: EngineConfig, dtype: str) -> ModelSpec:
@@ -23,15 +23,15 @@ def with_codes(model: ModelSpec, config: EngineConfig, dtype: str) -> ModelSpec:
     layers = tuple(_with_codes(layer, kind, config) for layer in model.layers)
     if layers == model.layers and asked != "auto":
         raise UnsupportedModelError(
-            f"kv_cache_dtype = {asked} is not supported for this model: no layer keeps keys and values of each head"
+            f"kv_cache_dtype = {asked} is not supported for this model: no layer keeps keys and values"
             f"{' but those with a window' if config.kv_cache_dtype_skip_layers else ''}"
         )
     return replace(model, layers=layers)
 
 
 def _with_codes(layer: LayerSpec, kind: Kind, config: EngineConfig) -> LayerSpec:
-    """Latents and states stay: all heads read the same latent, and a state is changed with every token."""
+    """States stay: they are changed with every token."""
     mixer = layer.mixer
-    if not isinstance(mixer, AttentionSpec) or (mixer.window and config.kv_cache_dtype_skip_layers):
+    if isinstance(mixer, DeltaSpec) or (mixer.window and config.kv_cache_dtype_skip_layers):
         return layer
     return replace(layer, mixer=replace(mixer, codes=kind))

@@ -127,6 +127,7 @@ class LatentAttentionSpec:
     window: int = 0
     softcap: float = 0.0
     sinks: bool = False
+    codes: Kind | None = None  # what latents are kept as; the rotated keys stay numbers
 
     @property
     def query_dim(self) -> int:
@@ -139,7 +140,14 @@ class LatentAttentionSpec:
 
     @property
     def kept(self) -> tuple[Kept, ...]:
-        return (Kept(planes=1, heads=1, dim=self.rank + self.rotated_dim),)
+        """Latents and the rotated key; or codes, the key, and the codes' scales."""
+        if self.codes is None:
+            return (Kept(planes=1, heads=1, dim=self.rank + self.rotated_dim),)
+        codes, *scales = (
+            Kept(planes=1, heads=1, dim=dim, dtype=dtype)
+            for dtype, dim in zip(KINDS[self.codes], (self.rank, 1), strict=False)
+        )
+        return (codes, Kept(planes=1, heads=1, dim=self.rotated_dim), *scales)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,35 @@ T tokens, Hq query heads, C size of the latents, R size of the rotated part, B b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
 import torch
 
-from engine.kernels.attention import AttentionPlan, Scores
+from engine.kernels.attention import AttentionBatch, AttentionPlan, Scores
 from engine.kernels.attention.reference import attend
+from engine.kernels.codes import Codes, decoded, encoded
 from engine.kernels.norm import rms_norm
 from engine.kernels.twin import twin
+
+
+@dataclass(frozen=True, slots=True)
+class Latents:
+    """A layer's part of the pool, as strided views."""
+
+    latents: torch.Tensor  # [num_blocks, 1, B, 1, C], or codes of them
+    rotated: torch.Tensor  # [num_blocks, 1, B, 1, R]
+    # The factor of latents is that of keys; scales are [num_blocks, 1, B, 1, 1].
+    codes: Codes | None = None
+
+
+def opened(kept: Sequence[torch.Tensor], rank: int, factors: torch.Tensor | None, dtype: torch.dtype) -> Latents:
+    """Return what a layer keeps; `factors` None: the numbers themselves, latents and rotated key in one row."""
+    if factors is None:
+        (both,) = kept
+        return Latents(both[..., :rank], both[..., rank:])
+    pages, rotated, *scales = kept
+    return Latents(pages, rotated, Codes(dtype, factors, scales[0] if scales else None))
 
 
 @twin("engine.kernels.latent.triton_write")
@@ -19,25 +42,31 @@ def write_latents(
     positions: torch.Tensor,
     cos_sin: torch.Tensor,
     slots: torch.Tensor,
-    kv_layer: torch.Tensor,
+    kept: Latents,
     *,
     norm: torch.Tensor,
     eps: float,
     interleaved: bool,
 ) -> None:
-    """Normalise the latents and rotate the key of `product` [T, C + R], and write both into `kv_layer`.
+    """Normalise the latents and rotate the key of `product` [T, C + R], and write both into the pool.
 
-    `kv_layer` [num_blocks, 1, B, 1, C + R] is a strided view of the pool; `norm` [C]; `cos_sin` [positions, R] float32 holds
+    `norm` [C]; `cos_sin` [positions, R] float32 holds
     cos | sin halves; `positions` [T] and `slots` [T] (negative: not written) are int32. `interleaved`: neighbours are a pair,
     and pairs are written as halves.
     """
-    rank, block_size = norm.shape[0], kv_layer.shape[2]
+    rank, block_size = norm.shape[0], kept.rotated.shape[2]
     latents = rms_norm.reference(product[:, :rank], norm, eps)
     keys = _rotated(product[:, None, rank:], positions, cos_sin, interleaved)[:, 0]
     written = slots >= 0
     at = slots[written].long()
-    row = torch.cat((latents, keys), dim=-1)[written]
-    kv_layer[at // block_size, 0, at % block_size, 0] = row.to(kv_layer.dtype)
+    place = (at // block_size, 0, at % block_size, 0)
+    kept.rotated[place] = keys[written].to(kept.rotated.dtype)
+    if kept.codes is None:
+        kept.latents[place] = latents[written].to(kept.latents.dtype)
+        return
+    kept.latents[place], scales = encoded(latents[written], 0, kept.codes)
+    if kept.codes.scales is not None and scales is not None:
+        kept.codes.scales[place] = scales
 
 
 @twin("engine.kernels.latent.triton_write")
@@ -50,19 +79,29 @@ def rotate_queries(
 
 
 @twin("engine.kernels.latent.triton_latent")
-def latent_attention(
-    q: torch.Tensor, kv_layer: torch.Tensor, plan: AttentionPlan, *, rank: int, scale: float
-) -> torch.Tensor:
+def latent_attention(q: torch.Tensor, kept: Latents, plan: AttentionPlan, *, rank: int, scale: float) -> torch.Tensor:
     """Return the weighted latents [T, Hq, C] for `q` [T, Hq, C + R]; `rank` is C.
 
-    `kv_layer` [num_blocks, 1, B, 1, C + R] holds the new tokens' latents already. Sums are in float32.
+    `kept` holds the new tokens' latents already. Sums are in float32.
     """
-    both, out = kv_layer.expand(-1, 2, -1, -1, -1), torch.empty_like(q)
+    out = torch.empty_like(q)
     prompts = None if plan.prefill is None else plan.prefill.batch
     for rows, batch in ((slice(plan.num_decode), plan.decode), (slice(plan.num_decode, None), prompts)):
         if batch is not None:
-            out[rows] = attend(q[rows], both, batch, Scores(scale=scale))
+            out[rows] = attend(q[rows], *_gathered(kept, batch), Scores(scale=scale))
     return out[..., :rank]
+
+
+def _gathered(kept: Latents, batch: AttentionBatch) -> tuple[torch.Tensor, AttentionBatch]:
+    """The blocks that a batch reads, as keys and values [blocks, 2, B, 1, C + R], and the batch among them."""
+    table = batch.block_table[:, : -(-batch.max_context_len // kept.rotated.shape[2])]
+    blocks, numbers = torch.unique(table, return_inverse=True)
+    latents, rotated = kept.latents[blocks.long()], kept.rotated[blocks.long()]
+    if kept.codes is not None:
+        scales = None if kept.codes.scales is None else kept.codes.scales[blocks.long()]
+        latents = decoded(latents, scales, kept.codes.factors[0], kept.codes.dtype)
+    both = torch.cat((latents, rotated), dim=-1)
+    return both.expand(-1, 2, -1, -1, -1), replace(batch, block_table=numbers.int())
 
 
 def _rotated(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor, interleaved: bool) -> torch.Tensor:

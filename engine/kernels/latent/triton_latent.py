@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 
 from engine.kernels.attention import AttentionPlan
+from engine.kernels.codes.triton_codes import FP8, INT8, bytes_of, kind_of, scales_of, widened
+from engine.kernels.latent.latent import Latents
 from engine.kernels.launch import Kernel
 
 ROWS = 64  # queries of all heads in a program
@@ -18,9 +20,7 @@ STEP, STAGES, WARPS = 32, 2, 8
 LOG2_E = 1.4426950408889634
 
 
-def latent_attention(
-    q: torch.Tensor, kv_layer: torch.Tensor, plan: AttentionPlan, *, rank: int, scale: float
-) -> torch.Tensor:
+def latent_attention(q: torch.Tensor, kept: Latents, plan: AttentionPlan, *, rank: int, scale: float) -> torch.Tensor:
     num_heads = q.shape[1]
     out = torch.empty((q.shape[0], num_heads, rank), dtype=q.dtype, device=q.device)
     heads = min(ROWS, triton.next_power_of_2(num_heads))
@@ -29,9 +29,7 @@ def latent_attention(
         rows = max(16, heads)
         partial = torch.empty((items.items.shape[0], num_heads, rank), dtype=torch.float32, device=q.device)
         stats = torch.empty((items.items.shape[0], num_heads, 2), dtype=torch.float32, device=q.device)
-        _launch(
-            q, kv_layer, items.items, plan.tables, 0, out, partial, stats, rank, scale, heads=rows, queries=1, pieces=0
-        )
+        _launch(q, kept, items.items, plan.tables, 0, out, partial, stats, rank, scale, heads=rows, queries=1, pieces=0)
         _COMBINE.launch(
             (items.parts.shape[0], num_heads), None, partial, stats, items.parts, out,
             HQ=num_heads, C=rank, C_PADDED=triton.next_power_of_2(rank),
@@ -40,7 +38,7 @@ def latent_attention(
         prompts, queries = slice(plan.num_decode, None), max(1, ROWS // heads)
         table, none = plan.prefill.batch.block_table, out
         _launch(
-            q[prompts], kv_layer, plan.prefill.tiles, table, table.stride(0), out[prompts], none, none, rank, scale,
+            q[prompts], kept, plan.prefill.tiles, table, table.stride(0), out[prompts], none, none, rank, scale,
             heads=heads, queries=queries, pieces=triton.cdiv(plan.prefill.rows, queries),
         )  # fmt: skip
     return out
@@ -48,7 +46,7 @@ def latent_attention(
 
 def _launch(
     q: torch.Tensor,
-    kv_layer: torch.Tensor,
+    kept: Latents,
     items: torch.Tensor,
     tables: torch.Tensor,
     table_row: int,
@@ -64,21 +62,26 @@ def _launch(
 ) -> None:
     """`pieces`: programs of a tile of queries; 0: the items are those of sequences that decode."""
     num_heads, size = q.shape[1], q.shape[2] - rank
+    latents, rotated = kept.latents, kept.rotated
+    factors, scales, scale_block, _ = scales_of(kept.codes)
     _LATENT.launch(
         (triton.cdiv(num_heads, heads), items.shape[0] * max(1, pieces)), None,
-        q, kv_layer, items, tables, out, partial, stats, scale * LOG2_E, kv_layer.stride(0), kv_layer.stride(2), table_row,
+        q, bytes_of(latents, kept.codes), rotated, factors, scales, items, tables, out, partial, stats, scale * LOG2_E,
+        latents.stride(0), latents.stride(2), rotated.stride(0), rotated.stride(2), scale_block, table_row,
         HQ=num_heads, C=rank, C_PADDED=max(16, triton.next_power_of_2(rank)), R=size,
-        R_PADDED=max(16, triton.next_power_of_2(size)), B=kv_layer.shape[2], HEADS=heads, QUERIES=queries, N=STEP,
-        PIECES=max(1, pieces), DECODE=pieces == 0, STAGES=STAGES, num_warps=WARPS, num_stages=STAGES,
+        R_PADDED=max(16, triton.next_power_of_2(size)), B=rotated.shape[2], HEADS=heads, QUERIES=queries, N=STEP,
+        PIECES=max(1, pieces), DECODE=pieces == 0, STAGES=STAGES, CODES=kind_of(kept.codes, q.device),
+        num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["table_row"])
 def _latent(
-    q_THD, kv, items_I8, tables, out_THC, partial_IHC, stats_IH2, scale_log2, kv_block, kv_slot, table_row,
+    q_THD, kv, rotated_keys, factors_2, scales, items_I8, tables, out_THC, partial_IHC, stats_IH2, scale_log2,
+    kv_block, kv_slot, rotated_block, rotated_slot, scale_block, table_row,
     HQ: tl.constexpr, C: tl.constexpr, C_PADDED: tl.constexpr, R: tl.constexpr, R_PADDED: tl.constexpr, B: tl.constexpr,
     HEADS: tl.constexpr, QUERIES: tl.constexpr, N: tl.constexpr, PIECES: tl.constexpr, DECODE: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, CODES: tl.constexpr,
 ):  # fmt: skip
     """Rows are the heads of a query, then those of the next one."""
     row = tl.arange(0, HEADS * QUERIES)
@@ -110,14 +113,24 @@ def _latent(
     top = tl.full((HEADS * QUERIES,), float("-inf"), tl.float32)
     total = tl.zeros((HEADS * QUERIES,), tl.float32)
     sums = tl.zeros((HEADS * QUERIES, C_PADDED), tl.float32)
+    factor = 1.0
+    if CODES >= FP8:
+        factor = tl.load(factors_2)
     for at in tl.range(begin, end, N, num_stages=STAGES):
         n = at + tl.arange(0, N)
         known = n < end
         block = tl.load(table + n // B, mask=known, other=0).to(tl.int64)
         where = kv + (block * kv_block + n % B * kv_slot)[:, None]
-        latents = tl.load(where + c[None, :], mask=known[:, None] & (c < C)[None, :], other=0.0)
-        rotated = tl.load(where + C + r[None, :], mask=known[:, None] & (r < R)[None, :], other=0.0)
+        kept = tl.load(where + c[None, :], mask=known[:, None] & (c < C)[None, :], other=0)
+        latents = widened(kept, q_latent.dtype, CODES)
+        rotated_at = rotated_keys + (block * rotated_block + n % B * rotated_slot)[:, None] + r[None, :]
+        rotated = tl.load(rotated_at, mask=known[:, None] & (r < R)[None, :], other=0.0)
         scores = tl.dot(q_latent, tl.trans(latents), input_precision="ieee")
+        if CODES == INT8:
+            steps = tl.load(scales + block * scale_block + n % B, mask=known, other=0.0)
+            scores *= steps[None, :]
+        if CODES >= FP8:
+            scores *= factor
         scores = tl.dot(q_rotated, tl.trans(rotated), scores, input_precision="ieee") * scale_log2
         seen = known[None, :] & (n[None, :] <= position[:, None])
         scores = tl.where(seen, scores, float("-inf"))
@@ -125,8 +138,12 @@ def _latent(
         weights = tl.exp2(scores - new_top[:, None])
         decay = tl.exp2(top - new_top)
         total = total * decay + tl.sum(weights, axis=1)
+        if CODES == INT8:
+            weights *= steps[None, :]
         sums = tl.dot(weights.to(latents.dtype), latents, sums * decay[:, None], input_precision="ieee")
         top = new_top
+    if CODES >= FP8:
+        sums *= factor
 
     mask = there[:, None] & (c < C)[None, :]
     if DECODE:

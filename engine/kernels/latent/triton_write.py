@@ -7,6 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.codes.triton_codes import INT8, NUMBERS, bytes_of, in_fp8, in_int8, kind_of, largest_of, scales_of
+from engine.kernels.latent.latent import Latents
 from engine.kernels.launch import Kernel
 
 
@@ -15,20 +17,22 @@ def write_latents(
     positions: torch.Tensor,
     cos_sin: torch.Tensor,
     slots: torch.Tensor,
-    kv_layer: torch.Tensor,
+    kept: Latents,
     *,
     norm: torch.Tensor,
     eps: float,
     interleaved: bool,
 ) -> None:
-    rank, size, block_size = norm.shape[0], cos_sin.shape[1], kv_layer.shape[2]
+    rank, size, latents, rotated = norm.shape[0], cos_sin.shape[1], kept.latents, kept.rotated
+    factors, scales, scale_block, _ = scales_of(kept.codes)
     if not len(product):
         return
     _WRITE.launch(
         (len(product),), None,
-        product, positions, cos_sin, slots, kv_layer, norm, eps, product.stride(0), kv_layer.stride(0), kv_layer.stride(2),
+        product, positions, cos_sin, slots, bytes_of(latents, kept.codes), rotated, factors, scales, norm, eps,
+        product.stride(0), latents.stride(0), latents.stride(2), rotated.stride(0), rotated.stride(2), scale_block,
         C=rank, C_PADDED=triton.next_power_of_2(rank), HALF=size // 2, HALF_PADDED=triton.next_power_of_2(size // 2),
-        B=block_size, INTERLEAVED=interleaved,
+        B=rotated.shape[2], INTERLEAVED=interleaved, CODES=kind_of(kept.codes, product.device),
     )  # fmt: skip
 
 
@@ -49,9 +53,10 @@ def rotate_queries(
 
 @triton.jit
 def _write(
-    product, positions_T, cos_sin_PR, slots_T, kv, norm_C, eps, product_row, kv_block, kv_slot,
+    product, positions_T, cos_sin_PR, slots_T, kv, rotated, factors_2, scales, norm_C, eps,
+    product_row, kv_block, kv_slot, rotated_block, rotated_slot, scale_block,
     C: tl.constexpr, C_PADDED: tl.constexpr, HALF: tl.constexpr, HALF_PADDED: tl.constexpr, B: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
+    INTERLEAVED: tl.constexpr, CODES: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_T + token).to(tl.int64)
@@ -62,14 +67,24 @@ def _write(
         wide = x.to(tl.float32)
         scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / C + eps)
         weight = tl.load(norm_C + c, mask=c < C, other=0.0)
-        tl.store(target + c, (weight * (wide * scale).to(x.dtype)).to(kv.dtype.element_ty), mask=c < C)
+        latents = (weight * (wide * scale).to(x.dtype)).to(x.dtype)
+        if CODES == NUMBERS:
+            kept = latents.to(kv.dtype.element_ty)
+        elif CODES == INT8:
+            largest = tl.max(largest_of(latents[None, :], (c < C)[None, :]), axis=0)
+            tl.store(scales + slot // B * scale_block + slot % B, largest / 127.0)
+            kept, _ = in_int8(latents, largest)
+        else:
+            kept, _ = in_fp8(latents, tl.load(factors_2), CODES)
+        tl.store(target + c, kept, mask=c < C)
         inside = r < HALF
         cos, sin = _turn(positions_T + token, cos_sin_PR, r, inside, HALF)
         first_at, second_at = _pair(r, HALF, INTERLEAVED)
         first = tl.load(source + C + first_at, mask=inside, other=0.0).to(tl.float32)
         second = tl.load(source + C + second_at, mask=inside, other=0.0).to(tl.float32)
-        tl.store(target + C + r, (first * cos - second * sin).to(kv.dtype.element_ty), mask=inside)
-        tl.store(target + C + HALF + r, (second * cos + first * sin).to(kv.dtype.element_ty), mask=inside)
+        turned = rotated + slot // B * rotated_block + slot % B * rotated_slot + r
+        tl.store(turned, (first * cos - second * sin).to(rotated.dtype.element_ty), mask=inside)
+        tl.store(turned + HALF, (second * cos + first * sin).to(rotated.dtype.element_ty), mask=inside)
 
 
 @triton.jit

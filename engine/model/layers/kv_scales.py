@@ -6,7 +6,7 @@ import torch
 
 from engine.model.layers.building import Surroundings
 from engine.model.parameters import Parameter, Part, Way
-from engine.model.spec import AttentionSpec, UnsupportedModelError
+from engine.model.spec import AttentionSpec, LatentAttentionSpec, UnsupportedModelError
 
 # Tensors [1] of keys and of values, as one writer or another calls them; the last one is of both.
 NAMES = (
@@ -20,8 +20,11 @@ NAMES = (
 UNUSED = ("self_attn.q_scale", "self_attn.prob_scale", "self_attn.q_proj.q_scale")
 
 
-def declare_factors(spec: AttentionSpec, around: Surroundings) -> torch.Tensor | None:
-    """Declare [2] float32, of keys and of values; None where a layer keeps no codes. Only fp8 reads the checkpoint's."""
+def declare_factors(spec: AttentionSpec | LatentAttentionSpec, around: Surroundings) -> torch.Tensor | None:
+    """Declare [2] float32, of keys (latents are both) and of values; None where a layer keeps no codes.
+
+    Only fp8 reads the checkpoint's.
+    """
     weights, under = around.weights, around.under
     names = {name for pair in NAMES for name in pair}
     weights.unused |= {under + name for name in UNUSED}

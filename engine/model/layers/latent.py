@@ -9,10 +9,11 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.kernels.latent import latent_attention, rotate_queries, write_latents
+from engine.kernels.latent import latent_attention, opened, rotate_queries, write_latents
 from engine.kernels.norm import rms_norm
 from engine.model.formats.product import LinearSpec
 from engine.model.layers.building import Surroundings
+from engine.model.layers.kv_scales import declare_factors
 from engine.model.parameters import Shard, whole
 from engine.model.spec import LatentAttentionSpec
 from engine.model.stream import Stream
@@ -46,6 +47,7 @@ class LatentAttention:
             )
         )
         self._query_norm = _norm("self_attn.q_a_layernorm", inner, around) if inner else None
+        self._factors, self._dtype = declare_factors(spec, around), around.weights.dtype
         self._latent_norm = _norm("self_attn.kv_a_layernorm", spec.rank, around)
         # Of each head, [N + V, C]: what makes keys and values of latents.
         out_of_latents = around.matrix(_out_of_latents(spec))
@@ -63,8 +65,8 @@ class LatentAttention:
         )
 
     def __call__(self, stream: Stream, batch: ForwardBatch, kept: Sequence[torch.Tensor], *, is_last: bool) -> None:
-        """Attend; `kept` is one view of the pool, [num_blocks, 1, block_size, 1, C + R]."""
-        (latents,) = kept
+        """Attend; `kept` is one view of the pool, [num_blocks, 1, block_size, 1, C + R]; with codes, see `opened`."""
+        latents = opened(kept, self._spec.rank, self._factors, self._dtype)
         spec, plan, positions = self._spec, batch.attention[self._spec.heads], batch.positions
         x = self._branch.read(stream)
         inward = self._inward(x)

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from common.pages import KVLayout, PagePart
+from engine.cache.pages import part_views
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.kernels.codes import KINDS as DTYPES
@@ -26,7 +27,8 @@ from tests.unit.engine.formats.checkpoints import compressed, fp8_tensor, writte
 from tests.unit.engine.generate import Generator, new_sequence
 
 KINDS = ("fp8", "int8")
-FAMILIES = ("llama", "mistral", "qwen3")
+LATENT = ("glm4_moe_lite", "deepseek_v2")  # families whose heads share latents
+FAMILIES = ("llama", "mistral", "qwen3", *LATENT)
 LENGTHS = (1, 16, 17, 70)
 
 Start = Callable[[str, str], Engine]
@@ -49,13 +51,20 @@ def engine_of(folder: Path, kind: str, **options: object) -> Engine:
 
 
 @pytest.fixture(scope="module")
-def start(tiny_model: Callable[[str], Path]) -> Start:
+def tiny(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a family's checkpoint."""
+    latent = {case.name: case.build(tmp_path_factory.mktemp(case.name)) for case in CASES if case.name in LATENT}
+    return lambda family: latent.get(family) or tiny_model(family)
+
+
+@pytest.fixture(scope="module")
+def start(tiny: Callable[[str], Path]) -> Start:
     """An engine, started once."""
     started: dict[tuple[str, str], Engine] = {}
 
     def engine(family: str, kind: str) -> Engine:
         if (family, kind) not in started:
-            started[family, kind] = engine_of(tiny_model(family), kind)
+            started[family, kind] = engine_of(tiny(family), kind)
         return started[family, kind]
 
     return engine
@@ -78,18 +87,22 @@ def test_alone_in_chunks_in_a_batch_with_a_cached_prefix_and_once_more(start: St
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_most_tokens_are_those_of_unquantised_ones(start: Start, kind: str) -> None:
+@pytest.mark.parametrize("family", ["llama", *LATENT])
+def test_most_tokens_are_those_of_unquantised_ones(start: Start, family: str, kind: str) -> None:
     prompts = [prompt_of(length) for length in LENGTHS]
     sequences = ([new_sequence(f"r{index}", prompt) for index, prompt in enumerate(prompts)] for _ in range(2))
     exact, rounded = (
-        Generator(start("llama", name)).run(some) for name, some in zip(("auto", kind), sequences, strict=True)
+        Generator(start(family, name)).run(some) for name, some in zip(("auto", kind), sequences, strict=True)
     )
     assert sum(ours[0] == theirs[0] for ours, theirs in zip(exact, rounded, strict=True)) >= 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_blocks_are_handed_over_with_their_digests(start: Start, tiny_model: Callable[[str], Path], kind: str) -> None:
-    prefill, decode, prompt = start("llama", kind), engine_of(tiny_model("llama"), kind), prompt_of(37)
+@pytest.mark.parametrize("family", ["llama", LATENT[0]])
+def test_blocks_are_handed_over_with_their_digests(
+    start: Start, tiny: Callable[[str], Path], family: str, kind: str
+) -> None:
+    prefill, decode, prompt = start(family, kind), engine_of(tiny(family), kind), prompt_of(37)
     expected = Generator(prefill).run([new_sequence("a", prompt)])[0]
     writer, reader = Generator(prefill), Generator(decode)
     sent, received = (new_sequence("a", prompt) for _ in range(2))
@@ -125,12 +138,35 @@ def test_blocks_of_two_kinds_never_meet(start: Start) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_codes_of_numbers_in_two_dtypes_never_meet(tiny_model: Callable[[str], Path], kind: str) -> None:
-    """Their pages look alike, so the model's fingerprint tells them apart."""
-    engines = [engine_of(tiny_model("llama"), kind, dtype=dtype) for dtype in ("float32", "bfloat16", "float32")]
-    assert len({engine.layout for engine in engines}) == 1
+@pytest.mark.parametrize("family", ["llama", LATENT[0]])
+def test_codes_of_numbers_in_two_dtypes_never_meet(tiny: Callable[[str], Path], family: str, kind: str) -> None:
+    """Their pages may look alike, so the model's fingerprint tells them apart."""
+    engines = [engine_of(tiny(family), kind, dtype=dtype) for dtype in ("float32", "bfloat16", "float32")]
+    assert len({engine.layout for engine in engines}) == (1 if family == "llama" else 2)
     first, other, again = (engine.fingerprint for engine in engines)
     assert first == again != other
+
+
+@pytest.mark.parametrize("family", LATENT)
+def test_latents_become_codes_and_their_rotated_keys_stay(start: Start, family: str) -> None:
+    (plain,) = start(family, "auto").layout.pages
+    latents, rotated = start(family, "fp8").layout.pages
+    codes, beside, scales = start(family, "int8").layout.pages
+    assert latents.dim + rotated.dim == plain.dim
+    assert (latents.dtype, rotated.dtype) == ("float8_e4m3fn", plain.dtype)
+    assert (codes.dtype, beside, scales.dtype, scales.dim) == ("uint8", rotated, "float32", 1)
+    assert len({start(family, kind).fingerprint for kind in ("auto", *KINDS)}) == 3
+
+
+def test_the_factor_of_latents_is_that_of_the_checkpoints_keys(tmp_path: Path, tiny: Callable[[str], Path]) -> None:
+    folder, prompt = with_scales(tmp_path / "model", tiny(LATENT[0]), NAMES["in the projections"]), prompt_of(37)
+    pages = []
+    for source in (folder, tiny(LATENT[0])):
+        engine = engine_of(source, "fp8")
+        Generator(engine).start(sequence := new_sequence("a", prompt))
+        pages.append(part_views(engine.kv, engine.layout)[0][sequence.block_table[0], 0].float())
+    torch.testing.assert_close(pages[0] * 0.02, pages[1], rtol=0.13, atol=0.02)
+    assert not torch.equal(*pages)
 
 
 def test_layers_with_a_window_may_stay_as_they_are(tmp_path: Path) -> None:
@@ -160,7 +196,11 @@ def test_states_stay_as_they_are_beside_codes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        ("deepseek_v3", {"kind": "fp8"}, "kv_cache_dtype = fp8 is not supported for this model"),
+        (
+            "mistral",
+            {"kind": "fp8", "kv_cache_dtype_skip_layers": "sliding_window"},
+            "kv_cache_dtype = fp8 is not supported for this model: no layer keeps keys and values but those with",
+        ),
         ("llama", {"kind": "bfloat16"}, "kv_cache_dtype = bfloat16, but the model computes in float32"),
         ("llama", {"kind": "int4"}, "kv_cache_dtype must be one of auto, bfloat16, fp8, .* not 'int4'"),
         ("llama", {"kind": "fp8", "kv_cache_dtype_skip_layers": "0"}, "must be sliding_window or nothing, not '0'"),

@@ -111,7 +111,7 @@ def all_passes() -> Programs:
     """Of every family."""
     cases = {case.name: case for case in (*dense.CASES, *experts.CASES, *hybrids.CASES)} | REAL
     programs = {name: functools.partial(passes, case) for name, case in cases.items()}
-    for name, kind in itertools.product((*REAL, "llama", "phi"), KINDS):
+    for name, kind in itertools.product((*REAL, "llama", "phi", "deepseek_v3"), KINDS):
         programs[f"{name}, {kind} keys and values"] = functools.partial(passes, cases[name], kind)
     return programs
 

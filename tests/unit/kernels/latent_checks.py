@@ -5,14 +5,47 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import torch
 
-from engine.kernels.latent import latent_attention, rotate_queries, write_latents
+from engine.kernels.codes import KINDS, Kind, decoded, encoded
+from engine.kernels.latent import Latents, latent_attention, opened, rotate_queries, write_latents
 from tests.unit.kernels import references
 from tests.unit.kernels.references import close
 from tests.unit.kernels.triton_checks import checking
+
+
+def kept_of(both: torch.Tensor, rank: int, kind: Kind | None) -> Latents:
+    """`both` [num_blocks, 1, B, 1, C + R] as a layer keeps it: views of a pool of two layers, each block one run of bytes."""
+    if kind is None:
+        return opened([both], rank, None, both.dtype)
+    shape, device = both.shape[:-1], both.device
+    dtypes = [getattr(torch, KINDS[kind][0]), both.dtype, torch.float32][: 2 + (kind == "int8")]
+    dims = [rank, both.shape[-1] - rank, 1]
+    sizes = [2 * shape[1:].numel() * dim * dtype.itemsize for dim, dtype in zip(dims, dtypes, strict=False)]
+    blocks = torch.full((shape[0], sum(sizes)), 0xFF, dtype=torch.uint8, device=device)
+    parts = [
+        part.view(dtype).unflatten(1, (2, *shape[1:], -1))[:, 1]
+        for part, dtype in zip(blocks.split(sizes, dim=1), dtypes, strict=True)
+    ]
+    factors = torch.tensor([0.03 if kind == "fp8" else 1.0, 7.0], device=device)
+    kept = opened(parts, rank, factors, both.dtype)
+    assert kept.codes is not None
+    codes, scales = encoded(both[..., :rank], 0, kept.codes)
+    kept.latents.copy_(codes)
+    kept.rotated.copy_(both[..., rank:])
+    if kept.codes.scales is not None and scales is not None:
+        kept.codes.scales.copy_(scales)
+    return kept
+
+
+def meant(kept: Latents) -> torch.Tensor:
+    """The latents that a pool stands for."""
+    if kept.codes is None:
+        return kept.latents
+    return decoded(kept.latents, kept.codes.scales, kept.codes.factors[0], torch.float64)
 
 
 def check_prompts(device: str, large: bool) -> None:
@@ -35,16 +68,38 @@ def check_decode(device: str, large: bool) -> None:
             _check_attention(lengths, heads, 512, 64, 16, torch.bfloat16, device)
 
 
+def check_codes(device: str, large: bool) -> None:
+    """Of prompts, decoding, and both."""
+    for kind, dtype in itertools.product(KINDS, (torch.float32, torch.float16)):
+        for lengths in ([(9, 9), (70, 85)], [(1, 1), (1, 70), (1, 530)], [(1, 40), (1, 3), (5, 20)]):
+            _check_attention(lengths, 4, 32, 16, 16, dtype, device, kind)
+        _check_attention([(3, 30), (1, 9)], 3, 40, 8, 16, dtype, device, kind)
+        if large and dtype == torch.float16:
+            for heads in (16, 128):
+                _check_attention([(200, 3000), (1, 1), (90, 2500)], heads, 512, 64, 16, torch.bfloat16, device, kind)
+                lengths = [(1, 1 + 97 * index) for index in range(40)]
+                _check_attention(lengths, heads, 512, 64, 16, torch.bfloat16, device, kind)
+
+
 def _check_attention(
-    lengths: list[tuple[int, int]], heads: int, rank: int, size: int, block_size: int, dtype: torch.dtype, device: str
+    lengths: list[tuple[int, int]],
+    heads: int,
+    rank: int,
+    size: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: str,
+    kind: Kind | None = None,
 ) -> None:
     q, both, batch = references.attention_case(
         lengths, heads=(heads, 1), head_dim=rank + size, block_size=block_size, dtype=dtype, device=device
     )
-    latents, scale = both[:, :1], (rank + size) ** -0.5
+    kept, scale = kept_of(both[:, :1], rank, kind), (rank + size) ** -0.5
     plan = references.plan_of(q, batch, num_kv_heads=1, block_size=block_size, window=0)
+    latents = torch.cat((meant(kept).double(), kept.rotated.double()), dim=-1)
     expected = references.attention(q, latents.expand(-1, 2, -1, -1, -1), batch, scale, 0)[..., :rank]
-    close(latent_attention(q.contiguous(), latents, plan, rank=rank, scale=scale), expected)
+    for compute in (latent_attention, latent_attention.reference):
+        close(compute(q.contiguous(), kept, plan, rank=rank, scale=scale), expected)
 
 
 def check_writing(device: str, large: bool) -> None:
@@ -64,7 +119,8 @@ def _check_writing(device: str, tokens: int, heads: int, rank: int, size: int, i
     slots[tokens // 2] = -1  # not to be written
     pool = torch.full((num_blocks, 3, 1, block_size, 1, rank + size), 7.0, device=device).to(dtype)
     norm = torch.randn(rank, device=device).to(dtype)
-    write_latents(product, positions, cos_sin, slots, pool[:, 1], norm=norm, eps=1e-6, interleaved=interleaved)
+    kept = kept_of(pool[:, 1], rank, None)
+    write_latents(product, positions, cos_sin, slots, kept, norm=norm, eps=1e-6, interleaved=interleaved)
     wanted, slots = slots >= 0, slots[slots >= 0].long()
     row = pool[slots // block_size, 1, 0, slots % block_size, 0]
     close(row[:, :rank], references.rms_norm(product[:, :rank], norm, 1e-6)[wanted])
@@ -80,6 +136,39 @@ def _check_writing(device: str, tokens: int, heads: int, rank: int, size: int, i
     assert bool((out[..., :rank] == 7.0).all())
 
 
+def check_writing_codes(device: str, large: bool) -> None:
+    """The kernel writes what the twin writes, and nothing beside it."""
+    for kind, interleaved, dtype in itertools.product(KINDS, (False, True), (torch.float32, torch.float16)):
+        for tokens, rank, size in [(5, 32, 16), (40, 40, 8)] + [(300, 512, 64)] * large:
+            _check_writing_codes(device, kind, interleaved, dtype, tokens, rank, size)
+
+
+def _check_writing_codes(
+    device: str, kind: Kind, interleaved: bool, dtype: torch.dtype, tokens: int, rank: int, size: int
+) -> None:
+    product = torch.randn(tokens, rank + size, device=device).to(dtype)
+    product[0] = 0
+    norm = (30 * torch.randn(rank, device=device)).to(dtype)  # with a factor of 0.03, beyond fp8's range, too
+    positions = torch.randint(0, 50, (tokens,), device=device, dtype=torch.int32)
+    angles = torch.rand(50, size // 2, device=device) * 6
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    slots = torch.randperm(tokens + 8, device=device)[:tokens].int()
+    slots[tokens // 2] = -1
+    found = []
+    for compute in (write_latents, write_latents.reference):
+        nothing = torch.full((-(-tokens // 4) + 2, 1, 4, 1, rank + size), 7.0, device=device, dtype=dtype)
+        kept = kept_of(nothing, rank, kind)
+        compute(product, positions, cos_sin, slots, kept, norm=norm, eps=1e-6, interleaved=interleaved)
+        found.append((meant(kept), kept.rotated))
+    (ours, our_keys), (theirs, their_keys) = found
+    close(our_keys, their_keys.double())
+    # A quotient that is rounded otherwise may be the next code, once in a while.
+    same = ours.isclose(theirs, rtol=2e-3, atol=1e-6)
+    assert same.double().mean() > 0.995, (kind, dtype, int((~same).sum()))
+    torch.testing.assert_close(ours, theirs, rtol=0.13, atol=1.0)
+    assert bool((ours == meant(kept_of(torch.full_like(nothing, 7.0), rank, kind))).any()), "all places were written"
+
+
 def _as_halves(x: torch.Tensor, interleaved: bool) -> torch.Tensor:
     """The same pairs with half of the features between both."""
     return torch.cat((x[..., 0::2], x[..., 1::2]), dim=-1) if interleaved else x
@@ -88,7 +177,9 @@ def _as_halves(x: torch.Tensor, interleaved: bool) -> torch.Tensor:
 CHECKS: dict[str, Callable[[str, bool], None]] = {
     "prompts": check_prompts,
     "decode": check_decode,
+    "codes": check_codes,
     "writing": check_writing,
+    "writing_codes": check_writing_codes,
 }
 
 
