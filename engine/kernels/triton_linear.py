@@ -147,7 +147,7 @@ def launch_product(
 
 
 @triton.jit
-def _prefetch(pointers):
+def prefetch(pointers):
     """Ask for the cache lines at `pointers` without waiting."""
     tl.inline_asm_elementwise(
         "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
@@ -172,9 +172,9 @@ def _few_rows(
         gdc_launch_dependents()
         if LINES > 0:
             ahead = split * K_SPLIT + tl.arange(0, LINES) * LINE
-            _prefetch(w_NK + row[:, None] + ahead[None, :])
+            prefetch(w_NK + row[:, None] + ahead[None, :])
             if GATED:
-                _prefetch(w_NK + row[:, None] + ahead[None, :] + N.to(tl.int64) * K)
+                prefetch(w_NK + row[:, None] + ahead[None, :] + N.to(tl.int64) * K)
         gdc_wait()
     w_at = w_NK + row[:, None] + k[None, :]
     x_at = x_MK + m[:, None] * x_row + k[None, :]

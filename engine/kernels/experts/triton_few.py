@@ -17,6 +17,7 @@ from engine.kernels.experts.mixture import Experts
 from engine.kernels.launch import Kernel
 from engine.kernels.quantised.fp8 import Fp8Matrix
 from engine.kernels.triton_activation import gelu_tanh
+from engine.kernels.triton_linear import prefetch
 
 PREFETCH_ELEMENTS = 256  # leading ones of each weight row of the second product
 
@@ -81,14 +82,6 @@ def write(
         x, matrices, out, matrices if bias is None else bias, scales, weights, order, tiles, num_tokens, alpha, limit,
         *fixed, num_warps=shape.warps, num_stages=shape.stages, launch_pdl=pdl,
     )  # fmt: skip
-
-
-@triton.jit
-def _prefetch(pointers):
-    """Ask for the cache lines at `pointers` without waiting."""
-    tl.inline_asm_elementwise(
-        "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
-    )
 
 
 @triton.jit
@@ -161,7 +154,7 @@ def _few(
         own_scales = expert.to(tl.int64) * (((SIDES * N + BLOCK_N - 1) // BLOCK_N) * COLUMNS)
         if PREFETCH > 0:
             LINES: tl.constexpr = PREFETCH // 64  # cache lines of 128 bytes = 64 elements
-            _prefetch(w_ENK + row[:, None] + tl.arange(0, LINES)[None, :] * 64)
+            prefetch(w_ENK + row[:, None] + tl.arange(0, LINES)[None, :] * 64)
         if PDL and not GATED:
             gdc_wait()
         x_row = (pair // CHOSEN if GATED else pair).to(tl.int64) * K

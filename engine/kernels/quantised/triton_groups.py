@@ -18,6 +18,7 @@ from engine.kernels.launch import Kernel
 from engine.kernels.quantised.groups import WORDS, Groups
 from engine.kernels.quantised.triton_codes import accumulate, weights
 from engine.kernels.triton_activation import gelu_tanh
+from engine.kernels.triton_linear import prefetch
 
 MAX_ROWS = 64  # with more, the vendor's library multiplies what one kernel has dequantised
 PREFETCH_WORDS = 64  # leading ones of each row
@@ -172,14 +173,6 @@ def _dequantise(
 _DEQUANTISE = Kernel(_dequantise)
 
 
-@triton.jit
-def _prefetch(pointers):
-    """Ask for the cache lines at `pointers` without waiting."""
-    tl.inline_asm_elementwise(
-        "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
-    )
-
-
 @triton.jit(do_not_specialize=["M", "out_split"])
 def _few_rows(
     x_MK, codes, scales, lower, out, bias_N, M, N, x_row, out_row, out_split,
@@ -207,9 +200,9 @@ def _few_rows(
         gdc_launch_dependents()
         LINES: tl.constexpr = (PREFETCH + 31) // 32  # cache lines of 128 bytes = 32 words
         ahead = begin * 16 + tl.arange(0, LINES)[None, :] * 32
-        _prefetch(at + ahead)
+        prefetch(at + ahead)
         if GATED:
-            _prefetch(at + up + ahead)
+            prefetch(at + up + ahead)
         gdc_wait()
     acc, acc_up = accumulate(
         at + c[None, :], up, scales + known, lower + known, N, N * SIDES,
