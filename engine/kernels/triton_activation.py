@@ -47,6 +47,14 @@ def gelu_tanh(x):
     return x / (1.0 + tl.exp(-2.0 * y))
 
 
+@triton.jit
+def activated(gate, GELU: tl.constexpr):
+    """gelu_tanh or silu; `gate` float32."""
+    if GELU:
+        return gelu_tanh(gate)
+    return gate / (1.0 + tl.exp(-gate))
+
+
 def gated_heads(x: torch.Tensor, product: torch.Tensor) -> torch.Tensor:
     x = x.contiguous()
     num_tokens, num_heads, dim = x.shape

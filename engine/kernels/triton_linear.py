@@ -20,7 +20,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from engine.kernels.activation import act_and_mul
 from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
-from engine.kernels.triton_activation import gelu_tanh
+from engine.kernels.triton_activation import activated
 
 PREFETCH_ELEMENTS = 256  # leading ones of each weight row, of 2 bytes (H200)
 LINE_BYTES = 128
@@ -154,6 +154,24 @@ def prefetch(pointers):
     )
 
 
+@triton.jit
+def write_product(
+    acc, acc_up, out, bias_N, m, n, M, N, split, out_row, out_split,
+    GATED: tl.constexpr, GELU: tl.constexpr, HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """Write sums [BN, BM] with their bias, which the first split adds, or their gated activation."""
+    if HAS_BIAS and split == 0:
+        acc += tl.load(bias_N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+        if GATED:
+            acc_up += tl.load(bias_N + N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+    if GATED:
+        dtype = out.dtype.element_ty
+        gate, up_value = acc.to(dtype).to(tl.float32), acc_up.to(dtype).to(tl.float32)
+        acc = activated(gate, GELU).to(dtype).to(tl.float32) * up_value
+    target = out + split.to(tl.int64) * out_split + m[None, :].to(tl.int64) * out_row + n[:, None]
+    tl.store(target, acc.to(out.dtype.element_ty), mask=(m < M)[None, :] & (n < N)[:, None])
+
+
 @triton.jit(do_not_specialize=["M", "out_split"])
 def _few_rows(
     x_MK, w_NK, out, bias_N, scales, M, N, x_row, out_row, out_split,
@@ -205,17 +223,9 @@ def _few_rows(
         acc = acc * tl.load(scales + last)[:, None]
         if GATED:
             acc_up = acc_up * tl.load(scales + last + N)[:, None]
-    if HAS_BIAS and split == 0:
-        acc += tl.load(bias_N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-        if GATED:
-            acc_up += tl.load(bias_N + N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-    if GATED:
-        dtype = out.dtype.element_ty
-        gate, up_value = acc.to(dtype).to(tl.float32), acc_up.to(dtype).to(tl.float32)
-        gate = gelu_tanh(gate) if GELU else gate / (1.0 + tl.exp(-gate))
-        acc = gate.to(dtype).to(tl.float32) * up_value
-    target = out + split.to(tl.int64) * out_split + m[None, :].to(tl.int64) * out_row + n[:, None]
-    tl.store(target, acc.to(out.dtype.element_ty), mask=(m < M)[None, :] & (n < N)[:, None])
+    write_product(
+        acc, acc_up if GATED else acc, out, bias_N, m, n, M, N, split, out_row, out_split, GATED, GELU, HAS_BIAS
+    )  # fmt: skip
 
 
 _FEW_ROWS = Kernel(_few_rows)

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from engine.kernels.launch import Kernel
 from engine.kernels.quantised.fp8 import FP8, Fp8Rows
-from engine.kernels.triton_activation import gelu_tanh
+from engine.kernels.triton_activation import activated
 
 
 def quantise_rows(x: torch.Tensor, group: int | None = None) -> Fp8Rows:
@@ -128,8 +128,7 @@ def _gated(gate_up, values, scale_TG, SIZE: tl.constexpr, WIDTH: tl.constexpr, G
     inside = at < SIZE
     gate = tl.load(gate_up + row * 2 * SIZE + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * SIZE + SIZE + at, mask=inside, other=0.0).to(tl.float32)
-    gate = gelu_tanh(gate) if GELU else gate / (1.0 + tl.exp(-gate))
-    result = (gate * up).to(gate_up.dtype.element_ty).to(tl.float32)
+    result = (activated(gate, GELU) * up).to(gate_up.dtype.element_ty).to(tl.float32)
     write_rounded(result, values + row * SIZE, scale_TG, row, SIZE, WIDTH, GROUP)
 
 

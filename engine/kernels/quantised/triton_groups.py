@@ -17,8 +17,7 @@ from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
 from engine.kernels.quantised.groups import WORDS, Groups
 from engine.kernels.quantised.triton_codes import accumulate, weights
-from engine.kernels.triton_activation import gelu_tanh
-from engine.kernels.triton_linear import prefetch
+from engine.kernels.triton_linear import prefetch, write_product
 
 MAX_ROWS = 64  # with more, the vendor's library multiplies what one kernel has dequantised
 PREFETCH_WORDS = 64  # leading ones of each row
@@ -209,16 +208,9 @@ def _few_rows(
         x_MK + m[:, None] * x_row + c[None, :], m < M, begin, end, K, BM, BN, G, GROUP, BITS, MIDDLE, HAS_ZEROS,
         HAS_MINIMUMS, E2M1, PLAIN, DTYPE, GATED, STAGES,
     )  # fmt: skip
-    if HAS_BIAS and split == 0:
-        acc += tl.load(bias_N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-        if GATED:
-            acc_up += tl.load(bias_N + N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-    if GATED:
-        gate, up_value = acc.to(DTYPE).to(tl.float32), acc_up.to(DTYPE).to(tl.float32)
-        gate = gelu_tanh(gate) if GELU else gate / (1.0 + tl.exp(-gate))
-        acc = gate.to(DTYPE).to(tl.float32) * up_value
-    target = out + split.to(tl.int64) * out_split + m[None, :].to(tl.int64) * out_row + n[:, None]
-    tl.store(target, acc.to(out.dtype.element_ty), mask=(m < M)[None, :] & (n < N)[:, None])
+    write_product(
+        acc, acc_up, out, bias_N, m, n, M, N, split, out_row, out_split, GATED, GELU, HAS_BIAS
+    )  # fmt: skip
 
 
 _FEW_ROWS = Kernel(_few_rows)
