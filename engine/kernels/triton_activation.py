@@ -1,3 +1,4 @@
+# ruff: noqa: SIM108 - Triton decides an `if` of constants at compile time, an expression at run time
 """Triton version of `activation`: blocks of a row. T rows, I intermediate size."""
 
 import torch
@@ -51,8 +52,10 @@ def gelu_tanh(x):
 def activated(gate, GELU: tl.constexpr):
     """gelu_tanh or silu; `gate` float32."""
     if GELU:
-        return gelu_tanh(gate)
-    return gate / (1.0 + tl.exp(-gate))
+        gate = gelu_tanh(gate)
+    else:
+        gate = gate / (1.0 + tl.exp(-gate))
+    return gate
 
 
 def gated_heads(x: torch.Tensor, product: torch.Tensor) -> torch.Tensor:

@@ -54,12 +54,41 @@ def _launch(
     )  # fmt: skip
 
 
+@triton.jit
+def norm_row(
+    x, residual, total, weight, num_rows, eps,
+    NUM_FEATURES: tl.constexpr, E: tl.constexpr, PARTS: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    """Return a normed row [E] and write its sum with the residual. The pointers are at the row; weights [E] were read before.
+
+    PARTS = 0: no residual. KIND: PLAIN, PLUS_ONE or NO_WEIGHT.
+    """
+    at = tl.arange(0, E)
+    inside = at < NUM_FEATURES
+    dtype = residual.dtype.element_ty
+    values = tl.load(x + at, mask=inside, other=0.0)
+    if PARTS > 1:
+        values = values.to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        values += tl.load(x + part * num_rows.to(tl.int64) * NUM_FEATURES + at, mask=inside, other=0.0)
+    values = values.to(dtype)
+    if PARTS > 0:
+        values = values + tl.load(residual + at, mask=inside, other=0.0)
+        tl.store(total + at, values, mask=inside)
+    wide = values.to(tl.float32)
+    wide = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / NUM_FEATURES + eps)
+    if KIND == 0:
+        wide = weight * wide.to(dtype)
+    elif KIND == 1:
+        wide = wide * (1.0 + weight.to(tl.float32))
+    return wide.to(dtype)
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _norm(
     x_PTE, residual_TE, weight_E, out_TE, total_TE, num_rows, eps,
     NUM_FEATURES: tl.constexpr, E: tl.constexpr, PARTS: tl.constexpr, KIND: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """PARTS = 0: no residual. KIND: PLAIN, PLUS_ONE or NO_WEIGHT."""
     row = tl.program_id(0).to(tl.int64) * NUM_FEATURES
     at = tl.arange(0, E)
     inside = at < NUM_FEATURES
@@ -68,23 +97,10 @@ def _norm(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    x = tl.load(x_PTE + row + at, mask=inside, other=0.0)
-    if PARTS > 1:
-        x = x.to(tl.float32)
-    for part in tl.static_range(1, PARTS):
-        x += tl.load(x_PTE + part * num_rows.to(tl.int64) * NUM_FEATURES + row + at, mask=inside, other=0.0)
-    x = x.to(out_TE.dtype.element_ty)
-    if PARTS > 0:
-        x = x + tl.load(residual_TE + row + at, mask=inside, other=0.0)
-        tl.store(total_TE + row + at, x, mask=inside)
-    wide = x.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / NUM_FEATURES + eps)
-    if KIND == 0:
-        normed = weight * (wide * scale).to(x.dtype)
-    elif KIND == 1:
-        normed = (wide * scale * (1.0 + weight.to(tl.float32))).to(x.dtype)
-    else:
-        normed = (wide * scale).to(x.dtype)
+    normed = norm_row(
+        x_PTE + row, residual_TE + row, total_TE + row, weight if KIND != 2 else eps, num_rows, eps,
+        NUM_FEATURES, E, PARTS, KIND,
+    )  # fmt: skip
     tl.store(out_TE + row + at, normed, mask=inside)
 
 

@@ -1,4 +1,3 @@
-# ruff: noqa: SIM108 - Triton decides an `if` of constants at compile time, an expression at run time
 """Triton versions of what makes 8-bit rows: one program a row. T rows, K inputs, G inputs of a scale."""
 
 import torch
@@ -8,6 +7,7 @@ import triton.language as tl
 from engine.kernels.launch import Kernel
 from engine.kernels.quantised.fp8 import FP8, Fp8Rows
 from engine.kernels.triton_activation import activated
+from engine.kernels.triton_norm import PLAIN, PLUS_ONE, norm_row
 
 
 def quantise_rows(x: torch.Tensor, group: int | None = None) -> Fp8Rows:
@@ -69,7 +69,8 @@ def normed_rows(
     rows = _empty_rows(residual, num_features, group)
     if num_rows:
         width = triton.next_power_of_2(num_features)
-        fixed = (num_features, width, parts, plus_one, _group(width, num_features, group))
+        kind = PLUS_ONE if plus_one else PLAIN
+        fixed = (num_features, width, parts, kind, _group(width, num_features, group))
         _NORMED.launch(
             (num_rows,), (added.dtype, residual.dtype, fixed),
             added, residual, weight, total, rows.values, rows.scale, num_rows, eps, *fixed,
@@ -81,30 +82,16 @@ def normed_rows(
 @triton.jit(do_not_specialize=["num_rows"])
 def _normed(
     x_PTE, residual_TE, weight_E, total_TE, values_TE, scale_TG, num_rows, eps,
-    NUM_FEATURES: tl.constexpr, E: tl.constexpr, PARTS: tl.constexpr, PLUS_ONE: tl.constexpr, GROUP: tl.constexpr,
+    NUM_FEATURES: tl.constexpr, E: tl.constexpr, PARTS: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """As `triton_norm._norm`, rounded."""
     index = tl.program_id(0).to(tl.int64)
     row = index * NUM_FEATURES
     at = tl.arange(0, E)
-    inside = at < NUM_FEATURES
-    dtype = residual_TE.dtype.element_ty
-    weight = tl.load(weight_E + at, mask=inside, other=0.0)
-    x = tl.load(x_PTE + row + at, mask=inside, other=0.0)
-    if PARTS > 1:
-        x = x.to(tl.float32)
-    for part in tl.static_range(1, PARTS):
-        x += tl.load(x_PTE + part * num_rows.to(tl.int64) * NUM_FEATURES + row + at, mask=inside, other=0.0)
-    x = x.to(dtype)
-    if PARTS > 0:
-        x = x + tl.load(residual_TE + row + at, mask=inside, other=0.0)
-        tl.store(total_TE + row + at, x, mask=inside)
-    wide = x.to(tl.float32)
-    wide = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / NUM_FEATURES + eps)
-    if PLUS_ONE:
-        normed = (wide * (1.0 + weight.to(tl.float32))).to(dtype)
-    else:
-        normed = (weight * wide.to(dtype)).to(dtype)
+    weight = tl.load(weight_E + at, mask=at < NUM_FEATURES, other=0.0)
+    normed = norm_row(
+        x_PTE + row, residual_TE + row, total_TE + row, weight, num_rows, eps, NUM_FEATURES, E, PARTS, KIND
+    )  # fmt: skip
     write_rounded(normed.to(tl.float32), values_TE + row, scale_TG, index, NUM_FEATURES, E, GROUP)
 
 
