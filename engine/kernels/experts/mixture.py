@@ -45,6 +45,17 @@ class Experts:
         """I."""
         return self.down.inputs if isinstance(self.down, Groups) else _elements(self.down).shape[2]
 
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The clamp's alpha and limit; without a clamp silu's alpha, and a limit that nobody reads."""
+        return (1.0, 0.0) if self.clamp is None else (self.clamp.alpha, self.clamp.limit)
+
+    def flags(self, *, gated: bool) -> tuple[bool, bool, bool, bool]:
+        """What becomes of a product's sums: plus a bias, times a pair's weight, clamped, through gelu instead of silu."""
+        _, bias = self.product(gated=gated)
+        clamped = gated and self.clamp is not None
+        return bias is not None, gated == self.weighs_inputs, clamped, self.activation == "gelu_tanh"
+
     def product(self, *, gated: bool) -> tuple[Matrices, torch.Tensor | None]:
         """Matrices [E, N, K] and biases [E, N] of gate and up, or of the product down."""
         return (self.gate_up, self.gate_up_bias) if gated else (self.down, self.down_bias)

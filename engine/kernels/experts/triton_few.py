@@ -69,18 +69,15 @@ def write(
     step = min(shape.inputs, max(16, triton.next_power_of_2(num_inputs)))
     if kind == 2 and block[1] % step:
         step = 64  # loop steps lie within blocks
-    clamp = experts.clamp
     fixed = (
-        num_outputs, num_inputs, num_chosen, max(16, tile), shape.outputs, step, gated, tile == 0, bias is not None,
-        gated == experts.weighs_inputs, clamp is not None and gated, experts.activation == "gelu_tanh",
-        num_inputs % step != 0,
+        num_outputs, num_inputs, num_chosen, max(16, tile), shape.outputs, step, gated, tile == 0,
+        *experts.flags(gated=gated), num_inputs % step != 0,
         PREFETCH_ELEMENTS if not gated and num_inputs >= PREFETCH_ELEMENTS else 0, pdl, shape.stages, kind, *block,
     )  # fmt: skip
-    alpha, limit = (clamp.alpha, clamp.limit) if clamp is not None else (1.0, 0.0)
     _FEW.launch(
         (triton.cdiv(num_outputs, shape.outputs), rows), (x.dtype, out.dtype, *fixed),
-        x, matrices, out, matrices if bias is None else bias, scales, weights, order, tiles, num_tokens, alpha, limit,
-        *fixed, num_warps=shape.warps, num_stages=shape.stages, launch_pdl=pdl,
+        x, matrices, out, matrices if bias is None else bias, scales, weights, order, tiles, num_tokens,
+        *experts.bounds, *fixed, num_warps=shape.warps, num_stages=shape.stages, launch_pdl=pdl,
     )  # fmt: skip
 
 
@@ -88,18 +85,23 @@ def write(
 def write_result(
     acc, acc_up, out, bias_EN, weights_P, pair, expert, n, there, num_tokens, alpha, limit,
     N: tl.constexpr, CHOSEN: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr,
-    CLAMPED: tl.constexpr, GELU: tl.constexpr,
+    CLAMPED: tl.constexpr, GELU: tl.constexpr, AXIS: tl.constexpr,
 ):  # fmt: skip
-    """Write the gated activation of the pairs [BM], or their weighted results, each to its place. Products [BN, BM]."""
+    """Write the gated activation of the pairs [BM], or their weighted results, each to its place.
+
+    Products [BN, BM], or [BM, BN]: AXIS is that of the outputs.
+    """
+    there, pair = tl.expand_dims(there, AXIS), tl.expand_dims(pair, AXIS)
+    n_inside, n = tl.expand_dims(n < N, 1 - AXIS), tl.expand_dims(n, 1 - AXIS)
     if WEIGHTED:
-        weight = tl.load(weights_P + pair, mask=there, other=0.0)[None, :]
+        weight = tl.load(weights_P + pair, mask=there, other=0.0)
     if GATED:
         if WEIGHTED:
             acc, acc_up = acc * weight, acc_up * weight
         if HAS_BIAS:
             bias_at = bias_EN + expert.to(tl.int64) * (2 * N) + n
-            acc += tl.load(bias_at, mask=n < N, other=0.0).to(tl.float32)[:, None]
-            acc_up += tl.load(bias_at + N, mask=n < N, other=0.0).to(tl.float32)[:, None]
+            acc += tl.load(bias_at, mask=n_inside, other=0.0).to(tl.float32)
+            acc_up += tl.load(bias_at + N, mask=n_inside, other=0.0).to(tl.float32)
         if CLAMPED:
             acc = tl.minimum(acc, limit)
             acc_up = tl.minimum(tl.maximum(acc_up, -limit), limit) + 1.0
@@ -107,15 +109,15 @@ def write_result(
             acc = gelu_tanh(acc) * acc_up
         else:
             acc = acc / (1.0 + tl.exp(-alpha * acc)) * acc_up
-        target = out + pair.to(tl.int64)[None, :] * N + n[:, None]
+        target = out + pair.to(tl.int64) * N + n
     else:
         if HAS_BIAS:
-            acc += tl.load(bias_EN + expert.to(tl.int64) * N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+            acc += tl.load(bias_EN + expert.to(tl.int64) * N + n, mask=n_inside, other=0.0).to(tl.float32)
         if WEIGHTED:
             acc = acc * weight
         place = (pair % CHOSEN).to(tl.int64) * num_tokens + pair // CHOSEN
-        target = out + place[None, :] * N + n[:, None]
-    tl.store(target, acc.to(out.dtype.element_ty), mask=there[None, :] & (n < N)[:, None])
+        target = out + place * N + n
+    tl.store(target, acc.to(out.dtype.element_ty), mask=there & n_inside)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "alpha", "limit"])
@@ -194,7 +196,7 @@ def _few(
                 acc_up = acc_up * tl.load(scales + own_scales + last + N)[:, None]
         write_result(
             acc, acc_up if GATED else acc, out, bias_EN, weights_P, pair, expert, n, there, num_tokens, alpha, limit,
-            N, CHOSEN, GATED, HAS_BIAS, WEIGHTED, CLAMPED, GELU,
+            N, CHOSEN, GATED, HAS_BIAS, WEIGHTED, CLAMPED, GELU, 0,
         )  # fmt: skip
 
 

@@ -37,17 +37,16 @@ def write(
     num_tokens, num_chosen = weights.shape
     rows = weights.numel() if tile == 0 else tiles.shape[0]
     dtypes = (matrices.scales.dtype, operands(matrices)[2].dtype)
-    clamp, pdl = experts.clamp, describe(x.device).has_tma
-    alpha, limit = (clamp.alpha, clamp.limit) if clamp is not None else (1.0, 0.0)
+    pdl = describe(x.device).has_tma
     fixed = (
-        out.shape[-1], matrices.inputs, num_chosen, max(16, tile), OUTPUTS, gated, tile == 0, bias is not None,
-        gated == experts.weighs_inputs, clamp is not None and gated, experts.activation == "gelu_tanh", pdl, STAGES,
+        out.shape[-1], matrices.inputs, num_chosen, max(16, tile), OUTPUTS, gated, tile == 0,
+        *experts.flags(gated=gated), pdl, STAGES,
         *constants(matrices).values(),
     )  # fmt: skip
     _FEW_GROUPS.launch(
         (triton.cdiv(out.shape[-1], OUTPUTS), rows), (x.dtype, out.dtype, *dtypes, *fixed),
-        x, *operands(matrices), out, weights if bias is None else bias, weights, order, tiles, num_tokens, alpha, limit,
-        *fixed, num_warps=WARPS, num_stages=STAGES, launch_pdl=pdl,
+        x, *operands(matrices), out, weights if bias is None else bias, weights, order, tiles, num_tokens,
+        *experts.bounds, *fixed, num_warps=WARPS, num_stages=STAGES, launch_pdl=pdl,
     )  # fmt: skip
 
 
@@ -88,7 +87,7 @@ def _few_groups(
         )  # fmt: skip
         write_result(
             acc, acc_up, out, bias_EN, weights_P, pair, expert, n, there, num_tokens, alpha, limit,
-            N, CHOSEN, GATED, HAS_BIAS, WEIGHTED, CLAMPED, GELU,
+            N, CHOSEN, GATED, HAS_BIAS, WEIGHTED, CLAMPED, GELU, 0,
         )  # fmt: skip
 
 

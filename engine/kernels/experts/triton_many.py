@@ -13,8 +13,8 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine.kernels.experts.mixture import Experts
+from engine.kernels.experts.triton_few import write_result
 from engine.kernels.launch import Kernel
-from engine.kernels.triton_activation import gelu_tanh
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +50,14 @@ def write(
     step = min(shape.inputs, max(16, triton.next_power_of_2(num_inputs)))
     tall = matrices.flatten(0, 1)
     rows = TensorDescriptor(tall, list(tall.shape), list(tall.stride()), [shape.outputs, step])
-    clamp = experts.clamp
     fixed = (
-        num_outputs, num_inputs, num_chosen, tile, shape.outputs, step, gated, bias is not None,
-        gated == experts.weighs_inputs, clamp is not None and gated, experts.activation == "gelu_tanh",
-        num_inputs % step != 0, shape.stages,
+        num_outputs, num_inputs, num_chosen, tile, shape.outputs, step, gated,
+        *experts.flags(gated=gated), num_inputs % step != 0, shape.stages,
     )  # fmt: skip
-    alpha, limit = (clamp.alpha, clamp.limit) if clamp is not None else (1.0, 0.0)
     _MANY.launch(
         (triton.cdiv(num_outputs, shape.outputs), tiles.shape[0]), (x.dtype, out.dtype, *fixed),
-        x, rows, out, matrices if bias is None else bias, weights, order, tiles, num_tokens, alpha, limit, *fixed,
+        x, rows, out, matrices if bias is None else bias, weights, order, tiles, num_tokens,
+        *experts.bounds, *fixed,
         num_warps=shape.warps, num_stages=shape.stages,
     )  # fmt: skip
 
@@ -98,31 +96,10 @@ def _many(
             acc = tl.dot(rows, matrices.load([row, at]).T, acc, input_precision="ieee")
             if GATED:
                 acc_up = tl.dot(rows, matrices.load([row + N, at]).T, acc_up, input_precision="ieee")
-        if WEIGHTED:
-            weight = tl.load(weights_P + pair)[:, None]
-        if GATED:
-            if WEIGHTED:
-                acc, acc_up = acc * weight, acc_up * weight
-            if HAS_BIAS:
-                bias_at = bias_EN + expert.to(tl.int64) * (2 * N) + n
-                acc += tl.load(bias_at, mask=n < N, other=0.0).to(tl.float32)[None, :]
-                acc_up += tl.load(bias_at + N, mask=n < N, other=0.0).to(tl.float32)[None, :]
-            if CLAMPED:
-                acc = tl.minimum(acc, limit)
-                acc_up = tl.minimum(tl.maximum(acc_up, -limit), limit) + 1.0
-            if GELU:
-                acc = gelu_tanh(acc) * acc_up
-            else:
-                acc = acc / (1.0 + tl.exp(-alpha * acc)) * acc_up
-            target = out + pair.to(tl.int64)[:, None] * N + n[None, :]
-        else:
-            if HAS_BIAS:
-                acc += tl.load(bias_EN + expert.to(tl.int64) * N + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
-            if WEIGHTED:
-                acc = acc * weight
-            place = (pair % CHOSEN).to(tl.int64) * num_tokens + pair // CHOSEN
-            target = out + place[:, None] * N + n[None, :]
-        tl.store(target, acc.to(out.dtype.element_ty), mask=there[:, None] & (n < N)[None, :])
+        write_result(
+            acc, acc_up if GATED else acc, out, bias_EN, weights_P, pair, expert, n, there, num_tokens, alpha, limit,
+            N, CHOSEN, GATED, HAS_BIAS, WEIGHTED, CLAMPED, GELU, 1,
+        )  # fmt: skip
 
 
 _MANY = Kernel(_many)
