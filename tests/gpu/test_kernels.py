@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import pytest
 import torch
 
@@ -22,43 +24,23 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", triton_checks.CHECKS)
-def test_triton_kernel(name: str) -> None:
-    triton_checks.run(name, "cuda", large=True)
+MODULES = (
+    triton_checks, expert_checks, switch_checks, delta_checks, latent_checks, group_checks, codes_checks, fp8_checks,
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("name", expert_checks.CHECKS)
-def test_experts_kernel(name: str) -> None:
-    expert_checks.run(name, "cuda", large=True)
-
-
-@pytest.mark.parametrize("name", switch_checks.CHECKS)
-def test_switch(name: str) -> None:
-    switch_checks.run(name, "cuda", large=True)
-
-
-@pytest.mark.parametrize("name", delta_checks.SPECS)
-def test_delta_kernel(name: str) -> None:
-    delta_checks.run(name, "cuda")
-
-
-@pytest.mark.parametrize("name", latent_checks.CHECKS)
-def test_latent_kernel(name: str) -> None:
-    latent_checks.run(name, "cuda", large=True)
-
-
-@pytest.mark.parametrize("name", group_checks.CHECKS)
-def test_groups_kernel(name: str) -> None:
-    group_checks.run(name, "cuda", large=True)
-
-
-@pytest.mark.parametrize("name", codes_checks.CHECKS)
-def test_codes_kernel(name: str) -> None:
-    codes_checks.run(name, "cuda", large=True)
-
-
-@pytest.mark.parametrize("name", fp8_checks.CHECKS)
-def test_fp8_kernel(name: str) -> None:
-    if torch.cuda.get_device_capability() < (8, 9):
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        pytest.param(module, name, id=f"{module.__name__.rpartition('.')[2]}-{name}")
+        for module in MODULES
+        for name in (module.SPECS if module is delta_checks else module.CHECKS)
+    ],
+)
+def test_kernel(module: ModuleType, name: str) -> None:
+    if module is fp8_checks and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("needs 8-bit floats")
-    fp8_checks.run(name, "cuda", large=True)
+    if module is delta_checks:
+        module.run(name, "cuda")
+    else:
+        module.run(name, "cuda", large=True)

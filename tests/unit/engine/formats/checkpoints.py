@@ -9,8 +9,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
+
+from engine.model.families import read_model_spec
+from engine.model.spec import UnsupportedModelError
 
 Tensors = Mapping[str, torch.Tensor]
 # A module's name and matrix -> its tensors by their last names, and the matrix that they stand for.
@@ -44,6 +48,14 @@ def written(plain: Path, folder: Path, store: Store, config: Mapping[str, Any], 
 def plain_of(folder: Path) -> Path:
     """The unquantised checkpoint of the same values."""
     return folder.with_name(folder.name + "-plain")
+
+
+def refused(config: Mapping[str, Any], message: str, plain: Path, folder: Path) -> None:
+    """Check that nobody reads a model with this `quantization_config`, and what is said then. `folder` is empty."""
+    fields = json.loads((plain / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**fields, "quantization_config": config}))
+    with pytest.raises(UnsupportedModelError, match=message):
+        read_model_spec(folder)
 
 
 def fp8_tensor(module: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
