@@ -33,7 +33,7 @@ from gateway.http.origins import Origins, WebAccess
 from gateway.http.problem import Problem, problem_of
 from gateway.http.request_scope import request_scope
 from gateway.http.responses import json_response
-from gateway.http.routing import HotPaths, Routes
+from gateway.http.routing import Application, HotPaths, Routes
 from gateway.observe.attainment import ServiceLevels
 from gateway.observe.fleet_metrics import FleetMetrics
 from gateway.observe.metrics import GatewayMetrics
@@ -133,7 +133,7 @@ def create_app(
     routes.append(_document(routes, table, settings.tenants))
     layers = _layers(settings, table, metrics, tracer or NoTracer(), request_log)
     refused, failed = _on_serving_error(table), _on_http_error(table)
-    app = FastAPI(
+    app = Application(
         title="Baton",
         version=VERSION,
         docs_url=None,
@@ -149,7 +149,7 @@ def create_app(
     async def refuse(request: Request, error: Exception) -> Response:
         return await (refused if isinstance(error, ServingError) else failed)(request, error)
 
-    app.middleware_stack = HotPaths(app.build_middleware_stack(), layers, serving.posts, refuse)
+    app.hot = HotPaths(layers, serving.posts, refuse)
     return app
 
 

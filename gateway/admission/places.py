@@ -56,7 +56,7 @@ class Held:
 
     @property
     def total(self) -> int:
-        return self._here.total()
+        return sum(self._here.values())
 
     def count(self, tier: int, tenant: str, weight: float, amount: int) -> None:
         self._here[tier, tenant] += amount
@@ -86,11 +86,15 @@ class Places:
     leaving: frozenset[str] = frozenset()  # our streams at workers that take no new ones
     others: tuple[Mapping[str, TenantPlaces], ...] = ()  # what each other gateway says, by tenant
     mean_s: float = 0.0  # how long a place is held; 0: not measured
+    elsewhere: int = field(init=False)  # places that other gateways' requests hold
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "elsewhere", sum(one.held for other in self.others for one in other.values()))
 
     def free(self, held: Held, computing: int) -> float:
         """Requests that may start: free places, and some prompts ahead of them."""
         ahead = min(computing, math.floor(AHEAD_SHARE * self.total)) if self.total < math.inf else 0
-        return self.total + ahead - held.total - sum(one.held for other in self.others for one in other.values())
+        return self.total + ahead - held.total - self.elsewhere
 
     @property
     def floor(self) -> int:

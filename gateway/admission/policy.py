@@ -94,18 +94,34 @@ class Admission:
 
     def check(self, ticket: Ticket, capacity: Capacity, now: float) -> None:
         """Raise RefusedError if the ticket may not wait. If a ticket passes, one of less work does, too."""
-        refusal = self._full(ticket, capacity) or self._too_late(ticket, capacity, now, spare=ADMISSION_HEADROOM)
+        refusal = self._refusal(ticket, capacity, now)
         if refusal is not None:
             raise refusal
+
+    def _refusal(self, ticket: Ticket, capacity: Capacity, now: float) -> RefusedError | None:
+        refusal = None if self._has_plenty(ticket) else self._full(ticket, capacity)
+        return refusal or self._too_late(ticket, capacity, now, spare=ADMISSION_HEADROOM)
+
+    def _has_plenty(self, ticket: Ticket) -> bool:
+        """Whether nobody waits, and even the lower tiers' part of the bounds is enough: then `_full` finds nothing."""
+        limits, share = self.limits, 1.0 - self.limits.reserved
+        return (
+            not self.queue
+            and self.in_flight + ticket.requests <= limits.max_requests * share
+            and self.window_work + ticket.work <= limits.max_queued_tokens * share
+        )
 
     def would_start(self, ticket: Ticket, capacity: Capacity, now: float) -> bool:
         """Whether a request would be admitted, and be the first to start."""
         if self.queue or not self._has_room(ticket.tier, capacity) or not self._has_place(capacity):
             return False
-        return (
-            self._full(ticket, capacity) is None
-            and self._too_late(ticket, capacity, now, spare=ADMISSION_HEADROOM) is None
-        )
+        return self._refusal(ticket, capacity, now) is None
+
+    def start_at_once(self, ticket: Ticket, capacity: Capacity) -> None:
+        """Admit and start a request that `would_start`."""
+        self.queue.push(ticket)
+        self._requests[ticket.tier] += ticket.requests
+        self.start(ticket, capacity)
 
     def _full(self, ticket: Ticket, capacity: Capacity) -> RefusedError | None:
         limits, share = self.limits, 1.0 if ticket.tier == HIGH else 1.0 - self.limits.reserved
@@ -150,7 +166,9 @@ class Admission:
     def _too_late(self, ticket: Ticket, capacity: Capacity, now: float, *, spare: float = 0.0) -> RefusedError | None:
         """`spare`: the share of the predicted wait that must be left besides."""
         left_s = ticket.first_token_by - now
-        before = self.queue.work_before(ticket)
+        if left_s == math.inf:
+            return None
+        before = self.queue.work_before(ticket) if self.queue else 0.0
         elsewhere = min(capacity.waiting_elsewhere, before * (capacity.gateways - 1))
         needs_s = capacity.first_token_s(capacity.unplaced_tokens + before + elsewhere, ticket.work)
         if ticket.work <= capacity.short:

@@ -183,6 +183,9 @@ class TieredQueue:
     def __len__(self) -> int:
         return sum(map(len, self.tiers))
 
+    def __bool__(self) -> bool:
+        return bool(self.requests_of)
+
     def __iter__(self) -> Iterator[Ticket]:
         for tier in reversed(self.tiers):
             yield from tier

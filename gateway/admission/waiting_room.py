@@ -114,8 +114,11 @@ class WaitingRoom:
         """
         now = self._clock()
         capacity, ticket = self._capacity(now), ticket_of(specs, now)
-        if not self._admission.would_start(ticket, capacity, now):  # the look for cached prefixes costs time
-            ticket = ticket_of(specs, now, work=self._work)
+        if self._admission.would_start(ticket, capacity, now):
+            self._admission.start_at_once(ticket, capacity)
+            self._note_start(ticket, capacity, now)
+            return 0.0
+        ticket = ticket_of(specs, now, work=self._work)  # the look for cached prefixes costs time
         try:
             self._admission.offer(ticket, capacity, now)
         except RefusedError as refusal:
@@ -167,9 +170,12 @@ class WaitingRoom:
                 return
 
     def _begin(self, ticket: Ticket, capacity: Capacity) -> None:
-        capacity.unplaced_tokens += ticket.work
-        self._since |= dict.fromkeys(ticket.ids, self._clock())
+        self._note_start(ticket, capacity, self._clock())
         self._call(ticket)
+
+    def _note_start(self, ticket: Ticket, capacity: Capacity, now: float) -> None:
+        capacity.unplaced_tokens += ticket.work
+        self._since |= dict.fromkeys(ticket.ids, now)
 
     def _call(self, ticket: Ticket) -> None:
         call = self._calls[ticket]

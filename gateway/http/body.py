@@ -10,6 +10,7 @@ from fastapi import Request
 from starlette.exceptions import HTTPException
 
 from common.errors import InvalidRequestError, OverloadedError
+from gateway.http.request_scope import fields_of, request_scope
 
 CLOSE = {"connection": "close"}  # the rest of the body is not read
 MAX_LARGEST_BODIES = 32  # read at a time, or more smaller ones
@@ -37,6 +38,18 @@ async def read_body(request: Request, limits: BodyLimits) -> bytes:
     Raises OverloadedError when too much is being read.
     """
     is_packed = check_encoding(request, "gzip")
+    writer = request_scope(request.scope).writer
+    whole = writer.take_body() if writer is not None else None
+    if whole is not None:  # most come with their head
+        if len(whole) > limits.max_bytes:
+            raise _too_large(limits)
+        if not is_packed:
+            return whole
+        limits.reading.num_bytes += len(whole)
+        try:
+            return await asyncio.to_thread(_unpacked, whole, limits)
+        finally:
+            limits.reading.num_bytes -= len(whole)
     chunks, size, reading = [], 0, limits.reading
     try:
         async with asyncio.timeout(limits.timeout_s):
@@ -58,6 +71,8 @@ async def read_body(request: Request, limits: BodyLimits) -> bytes:
 
 def check_encoding(request: Request, *known: str) -> bool:
     """Whether the body has one of the `known` encodings; False: it has none. Raises HTTPException 415 for others."""
+    if "content-encoding" not in fields_of(request.scope):
+        return False
     encoding = ", ".join(request.headers.getlist("content-encoding")).strip().lower()
     if encoding in ("", "identity"):
         return False

@@ -293,8 +293,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self._unset_keepalive_if_required()
             if self._timer is None:
                 self._start_timer()
-        elif self._timer is None:  # else this connection has not asked yet
-            self._unset_keepalive_if_required()
+        elif (
+            self._timer is None and self.timeout_keep_alive_task is None
+        ):  # else it has not asked yet, or waits already
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )

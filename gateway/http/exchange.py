@@ -27,6 +27,15 @@ class _Begun:
         return getattr(self._transport, name)
 
 
+class _Kept:
+    """In place of a transport: what is written, for later."""
+
+    data = b""
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+
 class Exchange(RequestResponseCycle):
     """HTTP/1.0 knows no chunks: there, an answer without a length ends with the connection.
 
@@ -38,6 +47,8 @@ class Exchange(RequestResponseCycle):
         request_scope(cast(dict[str, Any], self.scope)).writer = self
         self._has_no_length = False
         self.streams_events = False  # a comment may come between any two writes
+        self._holds_head = False
+        self._head = b""
 
     async def send(self, message: Any) -> None:
         if message["type"] == "http.response.start":
@@ -48,11 +59,33 @@ class Exchange(RequestResponseCycle):
                 self._has_no_length, self.chunked_encoding = True, False
             kinds = [value for name, value in message.get("headers", []) if name == b"content-type"]
             self.streams_events = not lengths and any(kind.startswith(b"text/event-stream") for kind in kinds)
+            if self._holds_head:
+                await self._send_later(message)
+                return
         elif self._has_no_length:
             self.expected_content_length = len(message.get("body", b""))  # each part is as long as it is
         await super().send(message)
 
+    async def _send_later(self, head: Any) -> None:
+        transport, kept = self.transport, _Kept()
+        self.transport = cast(asyncio.Transport, kept)
+        try:
+            await super().send(head)
+        finally:
+            self.transport, self._head = transport, kept.data
+
+    def take_body(self) -> bytes | None:
+        if self.more_body or self.disconnected or self.waiting_for_100_continue:
+            return None
+        self.flow.resume_reading()  # a long one stopped it
+        self.message_event.clear()
+        body, self.body = bytes(self.body), bytearray()
+        return body
+
     # -- a body that is written without waiting ------------------------------------------------------------------------
+
+    def hold_head(self) -> None:
+        self._holds_head = True
 
     @property
     def is_read(self) -> bool:
@@ -62,15 +95,22 @@ class Exchange(RequestResponseCycle):
         await self.flow.drain()
 
     def write(self, data: bytes) -> None:
-        if data and not self.disconnected:
-            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked_encoding else data)
+        if self.disconnected:
+            return
+        if data and self.chunked_encoding:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        if self._head:
+            data, self._head = self._head + data, b""
+        if data:
+            self.transport.write(data)
 
     def end(self, data: bytes) -> None:
         if self.disconnected:
             return
         if self.chunked_encoding:
             data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
-        self.transport.write(data)
+        self.transport.write(self._head + data)
+        self._head = b""
         self.response_complete = True
         self.message_event.set()
         if not self.keep_alive:

@@ -6,20 +6,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.datastructures import Headers
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyForm:
     """Where a key is, and the answer to a client without one."""
 
-    read: Callable[[Headers], str]  # "" where there is none
+    read: Callable[[Mapping[str, str]], str]  # from a request's fields; "" where there is none
     hint: str  # how to send one, for error messages
     challenge: str = ""  # `WWW-Authenticate` of a 401, if any
     scheme: Mapping[str, Any]  # OpenAPI's security scheme
 
 
-def bearer_key(headers: Headers) -> str:
+def bearer_key(headers: Mapping[str, str]) -> str:
     """The key of an `Authorization: Bearer` header, or of Anthropic's or Azure's clients."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and key.strip():

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import logging
 import re
+import secrets
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.http.keys import BEARER, KeyForm
 from gateway.http.problem import INTERNAL, REFUSALS, Problem
-from gateway.http.request_scope import request_scope
+from gateway.http.request_scope import fields_of, request_scope
 from gateway.tenants.tenants import ADMIN_PATHS, OPERATOR_PATHS, Tenant, Tenants, is_open, is_under
 
 log = logging.getLogger("baton.http")
@@ -52,8 +52,8 @@ class RequestIds:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         state = request_scope(scope)
-        asked = Headers(scope=scope).get("x-request-id", "")
-        state.request_id = asked if _REQUEST_ID.match(asked) else uuid.uuid4().hex
+        asked = fields_of(scope).get("x-request-id", "")
+        state.request_id = asked if _REQUEST_ID.match(asked) else secrets.token_hex(16)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -137,7 +137,7 @@ class KeyCheck:
             path = scope["path"]
             needs_admin = is_under(path, ADMIN_PATHS + OPERATOR_PATHS)
             form = BEARER if needs_admin else self._key_form(path)
-            tenant = self._tenant(path, form.read(Headers(scope=scope)))
+            tenant = self._tenant(path, form.read(fields_of(scope)))
             if tenant is None:
                 kind = "admin key" if needs_admin else "API key"
                 self._told(request_scope(scope).request_id, path)

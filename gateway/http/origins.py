@@ -9,13 +9,13 @@ import ipaddress
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
-from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.http.problem import Problem
-from gateway.http.request_scope import request_scope
+from gateway.http.request_scope import fields_of, request_scope
 
 ANY = "*"
 PREFLIGHT_MAX_AGE_S = 600
@@ -69,11 +69,11 @@ class Origins:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app
         if scope["type"] == "http":
-            headers = Headers(scope=scope)
+            headers = fields_of(scope)
             origin = headers.get("origin", "")
             preflight = bool(origin) and scope["method"] == "OPTIONS" and "access-control-request-method" in headers
             is_let_in = bool(origin) and self._access.lets_in(origin)
-            problem = None if self._has_keys() else self._wrong(scope["method"], headers, is_let_in=is_let_in)
+            problem = None if self._has_keys() else self._wrong(scope, headers, is_let_in=is_let_in)
             if problem is None and preflight and not is_let_in:
                 problem = _other_origin(origin)
             if is_let_in:
@@ -88,9 +88,10 @@ class Origins:
                 app = Response(status_code=204, headers=_preflight(headers))
         await app(scope, receive, send)
 
-    def _wrong(self, method: str, headers: Headers, *, is_let_in: bool) -> Problem | None:
+    def _wrong(self, scope: Scope, headers: Mapping[str, str], *, is_let_in: bool) -> Problem | None:
         """What is wrong with a request that needs no key."""
-        for host in headers.getlist("host"):
+        method: str = scope["method"]
+        for host in [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]:
             if not self._access.answers_to(host):
                 message = f"this gateway has no keys and does not answer as {_name(host)[:100]!r}: name it in --allowed-hosts, "
                 return _forbidden(f"{message}or set --api-keys")
@@ -108,7 +109,7 @@ class Origins:
         return None
 
 
-def _is_own_page(method: str, headers: Headers) -> bool:
+def _is_own_page(method: str, headers: Mapping[str, str]) -> bool:
     """Whether no other page's script asks, as far as a request without Origin tells. Links from anywhere may be followed."""
     if headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
         return True
@@ -124,7 +125,7 @@ def _forbidden(message: str) -> Problem:
     return Problem(status=403, message=message, code="forbidden")
 
 
-def _preflight(headers: Headers) -> Mapping[str, str]:
+def _preflight(headers: Mapping[str, str]) -> Mapping[str, str]:
     asked = headers.get("access-control-request-headers", "")
     said = {"access-control-allow-methods": _METHODS, "access-control-max-age": str(PREFLIGHT_MAX_AGE_S)}
     if _NAMES.match(asked):
@@ -142,6 +143,7 @@ def _name(host: str) -> str:
     return host.partition(":")[0].removesuffix(".")
 
 
+@lru_cache(maxsize=64)
 def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(name)

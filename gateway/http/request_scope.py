@@ -11,6 +11,7 @@ from common.tracing import Value
 from gateway.tenants.tenants import ANYBODY, Tenant
 
 _KEY = "baton"
+_FIELDS = "baton.fields"
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +30,14 @@ class RequestTrace:
 
 class BodyWriter(Protocol):
     """Writes an answer's body without waiting, once its head is sent."""
+
+    def take_body(self) -> bytes | None:
+        """The request's body, if all of it has come and nobody took any."""
+        ...
+
+    def hold_head(self) -> None:
+        """Send the answer's head with the first part of its body, which `write` or `end` is given at once."""
+        ...
 
     @property
     def is_read(self) -> bool:
@@ -69,3 +78,12 @@ def request_scope(scope: MutableMapping[str, Any]) -> RequestScope:
     if state is None:
         state = scope[_KEY] = RequestScope()
     return state
+
+
+def fields_of(scope: MutableMapping[str, Any]) -> Mapping[str, str]:
+    """The request's header fields by their names in lower case, read once. Of several with a name it has the first."""
+    fields: Mapping[str, str] | None = scope.get(_FIELDS)
+    if fields is None:
+        fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
+        scope[_FIELDS] = fields
+    return fields

@@ -41,18 +41,18 @@ class Routes:
 class HotPaths:
     """POSTs to some paths, by the same layers and without the framework, which would take as long as all of these."""
 
-    def __init__(self, app: ASGIApp, layers: Sequence[Middleware], posts: Paths, refuse: Refuse) -> None:
-        """`app` answers everything else. `refuse` makes an answer of a ServingError or an HTTPException."""
-        self._app = app
+    def __init__(self, layers: Sequence[Middleware], posts: Paths, refuse: Refuse) -> None:
+        """`refuse` makes an answer of a ServingError or an HTTPException."""
         self._posts = posts
         self._refuse = refuse
         self._hot: ASGIApp = self._serve
         for layer in reversed(layers):
             self._hot = layer.cls(self._hot, *layer.args, **layer.kwargs)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def app_for(self, scope: Scope) -> ASGIApp | None:
+        """What serves the request; None: the framework does."""
         is_hot = scope["type"] == "http" and scope["method"] == "POST" and scope["path"].rstrip("/") in self._posts
-        await (self._hot if is_hot else self._app)(scope, receive, send)
+        return self._hot if is_hot else None
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
@@ -61,3 +61,13 @@ class HotPaths:
         except (ServingError, HTTPException) as error:
             answer = await self._refuse(request, error)
         await answer(scope, receive, send)
+
+
+class Application(FastAPI):
+    """The framework's application, but for hot paths."""
+
+    hot: HotPaths | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        hot = self.hot.app_for(scope) if self.hot is not None else None
+        await (super().__call__ if hot is None else hot)(scope, receive, send)

@@ -85,8 +85,10 @@ class WrittenStream(Response):
         try:
             if writer is None:
                 raise RuntimeError("streams are written by gateway.http.connection alone: serve with its protocol")
+            writer.hold_head()
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             self._begin(writer)
+            writer.write(b"")  # the head, if nothing else was written
             while (await receive())["type"] != "http.disconnect":
                 pass
         finally:

@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from prometheus_client import (
     CollectorRegistry,
-    Counter,
     Gauge,
-    Histogram,
     ProcessCollector,
     disable_created_metrics,
     generate_latest,
@@ -18,7 +16,7 @@ from prometheus_client import (
 
 from gateway.answers.answer import Answer
 from gateway.answers.choice import Choice, Piece
-from gateway.observe.bound import Bound
+from gateway.observe.instruments import Counter, Distribution, Histogram
 from gateway.observe.model_labels import ModelLabels
 from gateway.observe.tenant_metrics import TenantLabels
 from gateway.request.spec import Load
@@ -39,35 +37,34 @@ class Latencies:
     """Times of answers, as clients see them."""
 
     def __init__(self, models: ModelLabels, registry: CollectorRegistry) -> None:
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Bound[Histogram]:
-            return Bound(Histogram(name, text, ["model_name"], registry=registry, buckets=buckets))
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, text, ["model_name"], registry=registry, buckets=buckets)
 
         self._models = models
         self.ttft = histogram("vllm:time_to_first_token_seconds", "Request received to first token sent", _TTFT)
         self.itl = histogram("vllm:inter_token_latency_seconds", "Gap between two frames of a stream", _ITL)
         self.e2e = histogram("vllm:e2e_request_latency_seconds", "Request received to last token", _E2E)
-        self._phase = Bound(
-            Histogram(
-                "baton_ttft_phase_seconds",
-                "Parts of the time to first token, and the transfer beside it",
-                ["model_name", "phase"],
-                registry=registry,
-                buckets=_PHASE,
-            )
+        self._phase = Histogram(
+            "baton_ttft_phase_seconds",
+            "Parts of the time to first token, and the transfer beside it",
+            ["model_name", "phase"],
+            registry=registry,
+            buckets=_PHASE,
         )
 
     def first_token(self, model: str, seconds: float) -> None:
         self.ttft.labels(self._models.of(model)).observe(seconds)
 
-    def gaps(self, model: str) -> Histogram:
+    def gaps(self, model: str) -> Distribution:
         """Takes the gaps between two frames of a model's streams."""
         return self.itl.labels(self._models.of(model))
 
     def last_token(self, model: str, seconds: float, phases_ms: Mapping[str, float]) -> None:
         """The time of a whole choice, and the phases of its time to first token."""
         self.e2e.labels(self._models.of(model)).observe(seconds)
+        own = self._models.of(model)
         for phase, milliseconds in phases_ms.items():
-            self._phase.labels(self._models.of(model), phase).observe(milliseconds / 1000)
+            self._phase.labels(own, phase).observe(milliseconds / 1000)
 
 
 class TokenCounters:
@@ -76,22 +73,23 @@ class TokenCounters:
     def __init__(self, models: ModelLabels, registry: CollectorRegistry) -> None:
         labels = ["model_name"]
         self._models = models
-        self._prompt = Bound(Counter("vllm:prompt_tokens", "Prompt tokens", labels, registry=registry))
-        self._generated = Bound(Counter("vllm:generation_tokens", "Generated tokens", labels, registry=registry))
-        self._cached = Bound(Counter("baton_cached_prompt_tokens", "From a prefix cache", labels, registry=registry))
+        self._prompt = Counter("vllm:prompt_tokens", "Prompt tokens", labels, registry=registry)
+        self._generated = Counter("vllm:generation_tokens", "Generated tokens", labels, registry=registry)
+        self._cached = Counter("baton_cached_prompt_tokens", "From a prefix cache", labels, registry=registry)
 
     def add(self, model: str, *, prompt: int, generated: int, cached: int) -> None:
-        self._prompt.labels(self._models.of(model)).inc(prompt)
-        self._generated.labels(self._models.of(model)).inc(generated)
-        self._cached.labels(self._models.of(model)).inc(cached)
+        own = self._models.of(model)
+        self._prompt.labels(own).inc(prompt)
+        self._generated.labels(own).inc(generated)
+        self._cached.labels(own).inc(cached)
 
 
 class Requested:
     """What answers were asked for, and the longest choice that they got."""
 
     def __init__(self, models: ModelLabels, registry: CollectorRegistry) -> None:
-        def histogram(name: str, text: str, buckets: tuple[int, ...]) -> Bound[Histogram]:
-            return Bound(Histogram(name, text, ["model_name"], registry=registry, buckets=buckets))
+        def histogram(name: str, text: str, buckets: tuple[int, ...]) -> Histogram:
+            return Histogram(name, text, ["model_name"], registry=registry, buckets=buckets)
 
         self._models = models
         self._n = histogram("vllm:request_params_n", "Choices asked for", _CHOICES)
@@ -101,8 +99,8 @@ class Requested:
     def add(self, answer: Answer) -> None:
         model = self._models.of(answer.model)
         self._n.labels(model).observe(answer.choices_per_prompt)
-        self._max_tokens.labels(model).observe(max((choice.max_tokens for choice in answer.choices), default=0))
-        self._longest.labels(model).observe(max((choice.completion_tokens for choice in answer.choices), default=0))
+        self._max_tokens.labels(model).observe(max([choice.max_tokens for choice in answer.choices], default=0))
+        self._longest.labels(model).observe(max([choice.completion_tokens for choice in answer.choices], default=0))
 
 
 class DecisionCounters:
@@ -168,10 +166,8 @@ class GatewayMetrics:
         self.latencies = Latencies(names, self.registry)
         self.tokens = TokenCounters(names, self.registry)
         self.requested = Requested(names, self.registry)
-        self._success = Bound(
-            Counter(
-                "vllm:request_success", "Finished requests", ["model_name", "finished_reason"], registry=self.registry
-            )
+        self._success = Counter(
+            "vllm:request_success", "Finished requests", ["model_name", "finished_reason"], registry=self.registry
         )
         self._errors = Counter(
             "baton_request_errors", "Failed requests", ["model_name", "code"], registry=self.registry

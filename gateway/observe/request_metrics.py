@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 
 from gateway.observe.attainment import ServiceLevels
-from gateway.observe.bound import Bound
 from gateway.observe.fleet_metrics import DEVICE_TIER
+from gateway.observe.instruments import Counter, Histogram
 from gateway.observe.model_labels import ModelLabels
 from gateway.request.timeline import AttemptLine, Timeline
 
@@ -117,14 +117,14 @@ class RequestMetrics:
                 self._hits.labels(model, DEVICE_TIER, "worker").inc(max(0, cached - promised))
                 self._lost_hits.labels(model).inc(max(0, promised - cached))
 
-    def _observe(self, model: str, histogram: Bound[Histogram], value: float) -> None:
+    def _observe(self, model: str, histogram: Histogram, value: float) -> None:
         histogram.labels(model).observe(value)
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Bound[Histogram]:
-        return Bound(Histogram(name, text, ["model_name"], registry=self._registry, buckets=buckets))
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, text, ["model_name"], registry=self._registry, buckets=buckets)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Bound[Counter]:
-        return Bound(Counter(name, text, ["model_name", *labels], registry=self._registry))
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, ["model_name", *labels], registry=self._registry)
 
 
 def missed_target(timeline: Timeline, levels: ServiceLevels) -> str:

@@ -20,12 +20,11 @@ from collections.abc import Callable
 from operator import itemgetter
 
 import msgspec
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.tracing import Attributes, Children, Span, SpanEvent, Tracer, Value, child_of, in_trace
 from gateway.answers.answer import Answer
-from gateway.http.request_scope import RequestTrace, request_scope
+from gateway.http.request_scope import RequestTrace, fields_of, request_scope
 from gateway.observe.attainment import ServiceLevels
 from gateway.observe.request_metrics import missed_target
 from gateway.request.ends import End
@@ -53,7 +52,7 @@ class TraceRequests:
             await self._app(scope, receive, send)
             return
         state = request_scope(scope)
-        parent = self._tracer.parent_of(Headers(scope=scope))
+        parent = self._tracer.parent_of(fields_of(scope))
         context = child_of(parent) if parent else self._tracer.new_trace(self._share)
         if not self._tracer.wants(context):
             state.trace = RequestTrace(context=parent)

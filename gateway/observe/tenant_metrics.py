@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Gauge
 
 from common.messages import WorkerState
-from gateway.observe.bound import Bound
 from gateway.observe.costs import Rates, device_seconds
+from gateway.observe.instruments import Counter
 from gateway.observe.model_labels import ModelLabels
 from gateway.request.timeline import Timeline
 from gateway.tenants.budgets import Budgets, Left, Limits
@@ -77,15 +77,13 @@ class TenantMetrics:
         self._rates = -FRESH_S, Rates()
         self._spent: dict[str, Spent] = {}
         names = ["model_name", "tenant"]
-        self._seconds = Bound(
-            Counter(
-                "baton_tenant_device_seconds",
-                "Cost: tokens by the rates that workers measure",
-                [*names, "phase"],
-                registry=registry,
-            )
+        self._seconds = Counter(
+            "baton_tenant_device_seconds",
+            "Cost: tokens by the rates that workers measure",
+            [*names, "phase"],
+            registry=registry,
         )
-        self._requests = Bound(Counter("baton_tenant_requests", "Requests that ended", names, registry=registry))
+        self._requests = Counter("baton_tenant_requests", "Requests that ended", names, registry=registry)
         self._limit = Gauge(
             "baton_tenant_budget_limit", "Of a tenant over all gateways", [*names, "budget"], registry=registry
         )

@@ -187,7 +187,7 @@ def _made(name: str, made: MadeTenant) -> Tenant:
 
 
 def is_under(path: str, roots: tuple[str, ...]) -> bool:
-    return any(path == root or path.startswith(f"{root}/") for root in roots)
+    return path.startswith(roots) and any(path == root or path.startswith(f"{root}/") for root in roots)
 
 
 def is_open(path: str) -> bool:

@@ -10,9 +10,12 @@ import gc
 
 from services.runtime.memory import give_back
 
+YOUNG = 10_000  # new containers between two looks
+
 
 def keep_what_is_loaded() -> None:
     """Call it once, when everything is loaded: later collections then see only newer objects."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
     give_back()

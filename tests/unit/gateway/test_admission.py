@@ -113,10 +113,23 @@ def test_bounds_reserves_and_an_idle_window(
     def held(tiers: range) -> int:
         return sum(min(one.work, 300) for one in window.values() if one.tier in tiers)
 
+    def begins(started: Ticket, lower: int, in_all: int) -> None:
+        if started.tier < HIGH:  # the reserve is not touched, unless a worker would have nothing
+            assert lower < (1 - reserved) * size or len(window) < workers
+        else:
+            assert in_all < size or held(range(HIGH, HIGH + 1)) < reserved * size or len(window) < workers
+        window[started.ids[0]] = started
+
     for action, work, tier, tenant, pick in actions:
         if action == "offer":
             one = ticket(work, tier=tier, tenant=tenant)
-            if refused(admission, one, capacity) is None:
+            if pick % 2 and admission.would_start(one, capacity, 0.0):
+                lower, in_all = held(range(HIGH)), held(range(HIGH + 1))
+                admission.start_at_once(one, capacity)
+                assert one.started
+                begins(one, lower, in_all)
+                present.append(one)
+            elif refused(admission, one, capacity) is None:
                 present.append(one)
         elif action == "first token" and window:
             name = list(window)[pick % len(window)]
@@ -134,11 +147,7 @@ def test_bounds_reserves_and_an_idle_window(
             started = admission.next(capacity)
             if started is None:
                 break
-            if started.tier < HIGH:  # the reserve is not touched, unless a worker would have nothing
-                assert lower < (1 - reserved) * size or len(window) < workers
-            else:
-                assert in_all < size or held(range(HIGH, HIGH + 1)) < reserved * size or len(window) < workers
-            window[started.ids[0]] = started
+            begins(started, lower, in_all)
         waiting = [one for one in present if not one.started]
         assert admission.in_flight == len(present) <= limits.max_requests
         assert sum(one.tier < HIGH for one in present) <= math.ceil((1 - reserved) * limits.max_requests)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from typing import ClassVar
 
 import pytest
 
@@ -22,7 +23,7 @@ from gateway.http.connection import (
 from gateway.tenants.tenants import Tenants
 from tests.fakes.generations import ScriptedGenerations
 from tests.unit.gateway.conftest import MODEL, Gateway, run_gateway
-from tests.unit.gateway.wire import LIMIT_S, ask, chunked, get, wire
+from tests.unit.gateway.wire import CHAT, LIMIT_S, ask, chunked, get, wire
 
 BODY = json.dumps({"model": MODEL, "prompt": "Hello", "max_tokens": 4}).encode()
 DONE = b"data: [DONE]\n\n"
@@ -227,6 +228,33 @@ async def test_half_a_request_and_no_more_is_closed(gateway: Gateway) -> None:
             await client.say(part)
             client.writer.write_eof()
             assert await client.rest() == []
+
+
+class Writes(BoundedProtocol):
+    """Keeps what is written, a part for each write."""
+
+    parts: ClassVar[list[bytes]] = []
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        write = transport.write
+        transport.write = lambda data: (self.parts.append(bytes(data)), write(data))  # type: ignore[method-assign, assignment, func-returns-value]
+        super().connection_made(transport)
+
+
+async def test_a_streams_head_and_its_first_event_are_one_write(tokenizer: ChatTokenizer) -> None:
+    async with run_gateway(tokenizer, HttpSettings(), protocol=Writes) as gateway:
+        messages = [{"role": "user", "content": "Hello"}]
+        said = ask(path=CHAT, stream=True, prompt=None, messages=messages, headers="connection: close\r\n")
+        for request, first in ((said, b'"role":"assistant"'), (ask(stream=True, headers="connection: close\r\n"), b"")):
+            Writes.parts.clear()
+            async with wire(gateway) as client:
+                await client.say(request)
+                (answer,) = await client.rest()
+            assert answer.body.endswith(DONE)
+            head, *events = Writes.parts
+            assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+            assert first in head.partition(b"\r\n\r\n")[2]
+            assert not any(b"HTTP/1.1" in event for event in events)
 
 
 async def test_old_clients_get_streams_without_chunks(gateway: Gateway) -> None:
