@@ -2,8 +2,10 @@
 
     python -m benchmarks.start                                     the demo model
     python -m benchmarks.start --rounds 5 -- --model FOLDER …       with flags of `baton up`
+    python -m benchmarks.start --make                              by `make up`, as a newcomer types it
 
-Memory is PSS: pages that processes share count once. CPU seconds are of all processes.
+Memory is PSS: pages that processes share count once. CPU seconds are of all processes, those included that ended meanwhile
+and were waited for: they count as their parent's, `up`.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -35,6 +38,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--make", action="store_true", help="start by `make up` instead of `baton up`")
     parser.add_argument("flags", nargs="*", help="of `baton up`")
     options = parser.parse_args()
     for name, value in describe("benchmarks.start", sys.argv[1:], torch.device("cpu")).items():
@@ -42,30 +46,47 @@ def main() -> int:
     print(f"- load average: {os.getloadavg()[0]:.1f}")
     rounds = []
     for _ in range(options.rounds):
-        rounds.append(measured(options.flags))
-        print(json.dumps(rounds[-1]), flush=True)
-    print("median:", {name: round(statistics.median(each[name] for each in rounds), 2) for name in rounds[0]})
+        rounds.append(measured(options.flags, by_make=options.make))
+        print(json.dumps(rounds[-1].whole), flush=True)
+    print("median:", _medians([each.whole for each in rounds]))
+    for name in rounds[0].parts:
+        print(f"{name}:", _medians([each.parts[name] for each in rounds]))
+    print(f"- load average: {os.getloadavg()[0]:.1f}")
     return 0
 
 
-def measured(flags: list[str]) -> dict[str, float]:
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What one start took, and each process's share."""
+
+    whole: dict[str, float]
+    parts: dict[str, dict[str, float]]
+
+
+def measured(flags: list[str], *, by_make: bool) -> Start:
     """Start, ask for one token, look at every process, stop."""
     port, began = free_port(), time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "services.up", "--port", str(port), "--data-dir", folder, *flags]
+        flags = ["--port", str(port), "--data-dir", folder, *flags]
+        command = ["make", "-s", "up", f"ARGS={' '.join(flags)}"] if by_make else ["./baton", "up", *flags]
         up = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
         try:
             first_token_s = _first_token(port, began, up)
             pids = list(_family(up.pid))
-            return {
-                "first token, s": round(first_token_s, 3),
-                "CPU, s": round(sum(map(_cpu_seconds, pids)), 2),
-                "PSS, MB": round(sum(_pss_mb(pid) for pid in pids), 1),
-                "processes": len(pids),
-            }
+            parts: dict[str, dict[str, float]] = {}
+            for pid in pids:
+                part = parts.setdefault(_name(pid), {"CPU, s": 0.0, "PSS, MB": 0.0})
+                part["CPU, s"] += _cpu_seconds(pid)
+                part["PSS, MB"] += _pss_mb(pid)
+            whole = {name: round(sum(part[name] for part in parts.values()), 2) for name in ("CPU, s", "PSS, MB")}
+            return Start({"first token, s": round(first_token_s, 3), **whole, "processes": len(pids)}, parts)
         finally:
-            up.send_signal(signal.SIGTERM)
+            os.killpg(up.pid, signal.SIGTERM)  # make hands it on to nobody
             up.wait(timeout=GIVE_UP_S)
+
+
+def _medians(found: list[dict[str, float]]) -> dict[str, float]:
+    return {name: round(statistics.median(each[name] for each in found), 2) for name in found[0]}
 
 
 def _first_token(port: int, began: float, up: subprocess.Popen[bytes]) -> float:
@@ -100,9 +121,17 @@ def _family(pid: int) -> Iterator[int]:
             yield from _family(int(child))
 
 
+def _name(pid: int) -> str:
+    """What it runs: `services.decode`, `up`, `nats-server`."""
+    words = Path(f"/proc/{pid}/cmdline").read_text().strip("\0").split("\0")
+    module = next((word for word in words if word.startswith("services.")), "up" if "up" in words else words[0])
+    return Path(module.partition(" ")[0]).name
+
+
 def _cpu_seconds(pid: int) -> float:
+    """Its own and that of children that it waited for."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+    return sum(map(int, fields[11:15])) / TICKS
 
 
 def _pss_mb(pid: int) -> float:

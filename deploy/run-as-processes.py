@@ -31,7 +31,8 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from services.runtime.servers import die_with_parent, find_nats_server, find_redis_server, free_port, stop  # noqa: E402
+from services.runtime.linux import die_with_parent  # noqa: E402
+from services.runtime.servers import find_nats_server, find_redis_server, free_port, stop  # noqa: E402
 
 KEY = "compose-without-containers"
 PROFILES = ("cpu", "planner", "watch")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from services.runtime.worker_process import main
+from services.runtime.memory import uncollected
 
 if __name__ == "__main__":
-    sys.exit(main("prefill", ("prefill",)))
+    with uncollected():
+        from services.runtime.worker_process import main
+    sys.exit(main("prefill"))

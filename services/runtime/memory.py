@@ -1,9 +1,37 @@
-"""Memory that a process no longer needs."""
+"""What a process loads at its start: out of the garbage collector's sight, and no memory that only the start needed.
+
+A full collection walks all 85,000 containers of a gateway (a worker: 250,000) and stops its streams for 60 (140) ms on a
+slow core. Collections while modules are imported take a fifth of that time and find nothing.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import gc
 import sys
+from collections.abc import Iterator
+
+YOUNG = 10_000  # new containers between two looks
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Import what a process needs inside: it is kept for good, and later collections pass it by."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def keep_what_is_loaded() -> None:
+    """Call it once, when everything is loaded: later collections then see only newer objects."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
+    give_back()
 
 
 def give_back() -> None:

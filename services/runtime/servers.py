@@ -7,30 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import importlib.util
 import shutil
-import signal
 import socket
 import ssl
 import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from common.access import Login, write_secret
 from common.errors import UnavailableError
+from services.runtime.linux import die_with_parent
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 START_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 5.0
 POLL_S = 0.02
 PORT_TRIES = 3  # a free port may be gone before the server takes it
-_PR_SET_PDEATHSIG = 1
-
-
-# Loaded before any fork: between fork and exec no lock may be taken.
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -150,13 +145,19 @@ def held_port(port: int, host: str) -> Iterator[None]:
         yield
 
 
-def die_with_parent() -> None:
-    """Called between fork and exec: let Linux end this child when its parent dies."""
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+class Process(Protocol):
+    """A child, as `asyncio.subprocess.Process` is one."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def returncode(self) -> int | None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+    async def wait(self) -> int: ...
 
 
-async def stop(process: asyncio.subprocess.Process, timeout_s: float = STOP_TIMEOUT_S) -> None:
+async def stop(process: Process, timeout_s: float = STOP_TIMEOUT_S) -> None:
     """End a child: SIGTERM, then SIGKILL if it stays."""
     if process.returncode is not None:
         return

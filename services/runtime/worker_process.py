@@ -28,8 +28,8 @@ from kvtransfer.select import open_transport
 from kvtransfer.transport import Transport
 from kvtransfer.transports import reaches_others
 from prefill.role import PrefillRole
-from services.runtime.garbage import keep_what_is_loaded
 from services.runtime.loading import fail, load_settings
+from services.runtime.memory import keep_what_is_loaded
 from services.runtime.names import ANSWER_S, Name, held, made_up, new_incarnation
 from services.runtime.settings import no_model
 from services.runtime.signals import ending_in_time, until_signalled
@@ -43,6 +43,8 @@ from worker.settings import WorkerSettings
 from worker.worker import Worker, WorkerEngine
 
 log = logging.getLogger("baton.worker")
+
+ROLES = {"prefill": ("prefill",), "decode": ("decode",), "worker": ("decode", "prefill")}
 
 
 async def run(settings: WorkerServiceSettings, roles: Sequence[str]) -> None:
@@ -154,13 +156,13 @@ def _tokenizer_fingerprint(settings: WorkerServiceSettings) -> str:
     return tokenizer_fingerprint(raw) if raw is not None else ""
 
 
-def main(service: str, roles: Sequence[str]) -> int:
-    """Entry point of a worker service; returns the exit code."""
+def main(service: str) -> int:
+    """Entry point of a worker service, one of `ROLES`; returns the exit code."""
     try:
         settings = load_settings(WorkerServiceSettings, command=service, arguments=sys.argv[1:])
         start_logging(service=settings.worker_id or service, level=settings.log_level, form=settings.log_format)
         forget(settings.ready_file)
-        asyncio.run(run(settings, roles))
+        asyncio.run(run(settings, ROLES[service]))
     except (ConfigError, ServingError, OSError, ValueError, MemoryError) as error:
         return fail(error)
     return 0

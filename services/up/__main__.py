@@ -9,16 +9,17 @@ from common.errors import ServingError
 from common.log import start_logging
 from common.settings import ConfigError
 from services.runtime.loading import fail, load_settings
+from services.up.nursery import Nursery, open_nursery
 from services.up.settings import UpSettings
 
 
-async def run(settings: UpSettings) -> None:
+async def run(settings: UpSettings, nursery: Nursery | None) -> None:
     """Start everything, say so, and stop everything when signalled."""
     # Imported here, so that help and errors of options don't wait for them.
     from services.runtime.signals import until_signalled
     from services.up.stack import Stack
 
-    async with until_signalled() as stopping, Stack(settings, say=_say) as stack:
+    async with until_signalled() as stopping, Stack(settings, say=_say, nursery=nursery) as stack:
         await stack.start(stopping)
         await stack.watch(stopping)
 
@@ -28,7 +29,8 @@ def main() -> int:
     try:
         settings = load_settings(UpSettings, command="up", arguments=sys.argv[1:]).shared_out()
         start_logging(service="up", level=settings.log_level, form=settings.log_format)
-        asyncio.run(run(settings))
+        nursery = open_nursery() if settings.device == "cpu" else None  # first: importing takes longest
+        asyncio.run(run(settings, nursery))
     except (ConfigError, ServingError, OSError, ValueError) as error:
         return fail(error)
     except KeyboardInterrupt:  # the second Ctrl-C: children die with this process

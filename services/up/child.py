@@ -7,22 +7,30 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from common.settings import PREFIX, ROOT
-from services.runtime.servers import die_with_parent, stop
+from services.nursery.birth import Birth
+from services.runtime.linux import die_with_parent
+from services.runtime.servers import Process, stop
+
+Bear = Callable[[Birth], Awaitable[Process | None]]
 
 
 class Child:
     """A service process and its log file. It gets its settings as variables, and dies with this process."""
 
-    def __init__(self, *, name: str, service: str, settings: Mapping[str, str], log_file: Path) -> None:
+    def __init__(
+        self, *, name: str, service: str, settings: Mapping[str, str], log_file: Path, bear: Bear | None = None
+    ) -> None:
+        """`bear`: the quicker way to start it, as long as there is one."""
         self.name = name
         self.service = service
         self.log_file = log_file
         self._settings = settings
-        self._process: asyncio.subprocess.Process | None = None
+        self._bear = bear
+        self._process: Process | None = None
 
     @property
     def pid(self) -> int | None:
@@ -35,13 +43,19 @@ class Child:
 
     async def start(self) -> None:
         """Start the process; append to an earlier log of this name."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+        if self._bear is not None:
+            self._process = await self._bear(Birth(self.service, dict(self._settings), str(self.log_file)))
+        if self._bear is None or self._process is None:
+            self._bear = None
+            self._process = await self._started_by_itself()
+
+    async def _started_by_itself(self) -> Process:
         with self.log_file.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
+            return await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 f"services.{self.service}",
-                env=environment | dict(self._settings) | python_path(environment) | {"PYTHONUNBUFFERED": "1"},
+                env=service_environment() | dict(self._settings),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -57,6 +71,12 @@ class Child:
         """Let it drain; kill it after `timeout_s`."""
         if self._process is not None:
             await stop(self._process, timeout_s=timeout_s)
+
+
+def service_environment() -> dict[str, str]:
+    """The variables that all services get, besides their settings."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    return environment | python_path(environment) | {"PYTHONUNBUFFERED": "1"}
 
 
 def python_path(environment: Mapping[str, str]) -> dict[str, str]:

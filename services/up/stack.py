@@ -29,6 +29,7 @@ from services.runtime.servers import Server, held_port, port_is_free
 from services.runtime.settings import no_model
 from services.up.announcement import announce, forget, welcome
 from services.up.child import Child, describe_exit, last_lines
+from services.up.nursery import Nursery
 from services.up.servers import Reach, start_servers
 from services.up.settings import UpSettings
 from services.worker.options import WorkerOptions
@@ -46,8 +47,10 @@ STOP_MARGIN_S = 10.0  # beyond the time to drain, before a process is killed
 class Stack:
     """Starts and watches. Leaving the context stops every process that it started."""
 
-    def __init__(self, settings: UpSettings, *, say: Callable[[str], None]) -> None:
+    def __init__(self, settings: UpSettings, *, say: Callable[[str], None], nursery: Nursery | None = None) -> None:
+        """`nursery`: where workers come from, closed here when they were started; None: each is started by itself."""
         self._settings = settings
+        self._nursery = nursery
         self._say = say
         self._held = contextlib.AsyncExitStack()
         self._found = contextlib.ExitStack()  # tools find this stack while it is open
@@ -81,6 +84,8 @@ class Stack:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._found.close()
+        if self._nursery is not None:
+            self._nursery.close()
         if self._children:
             self._say("stopping: finishing what runs … (Ctrl-C again stops at once)")
         gateways = [child for child in self._children if child.service == "gateway"]
@@ -107,15 +112,30 @@ class Stack:
         reach = await start_servers(self._settings, users, data=self._data, held=self._held, say=self._say)
         self._servers = reach.servers
         for child in self._plan(members, reach):
-            if stopping.is_set():
-                return
             self._say(f"starting {child.name} …")
             self._children.append(child)
-            await child.start()
+        await self._start_all(stopping)
         await asyncio.gather(*(self._until_ready(url, stopping) for url in (*self.own_urls, self.url)))
         if not stopping.is_set():
             announce(self._found, self._settings, reach, urls=(self.url, *self.own_urls), data=self._data)
             self._say(welcome(self._settings, self.url, self._data, seconds=time.monotonic() - began))
+
+    async def _start_all(self, stopping: asyncio.Event) -> None:
+        """At once, unless `stopping`: workers may have to wait for the nursery."""
+        if stopping.is_set():
+            return
+        starting = asyncio.ensure_future(asyncio.gather(*(child.start() for child in self._children)))
+        told = asyncio.create_task(stopping.wait())
+        told.add_done_callback(lambda _: starting.cancel())
+        try:
+            await starting
+        except asyncio.CancelledError:
+            if not stopping.is_set():
+                raise
+        finally:
+            told.cancel()
+        if self._nursery is not None:
+            self._nursery.close()
 
     def _hold_port(self) -> None:
         """Keep the shared port, so that gateways of another `baton up` don't share it as well. Raises ConfigError."""
@@ -129,6 +149,8 @@ class Stack:
 
         Raises UnavailableError, to stop everything, when a service keeps dying, or NATS or Redis ends.
         """
+        if stopping.is_set():  # maybe before all were started
+            return
         watchers = [asyncio.create_task(self._keep(child)) for child in self._children]
         watchers += [asyncio.create_task(self._guard(server)) for server in self._servers]
         told = asyncio.create_task(stopping.wait())
@@ -161,7 +183,8 @@ class Stack:
             elif member.role == "gateway":
                 variables[f"{PREFIX}OWN_PORT"] = str(next(own_ports, 0))
             log_file = self._logs / f"{name}.log"
-            children.append(Child(name=name, service=member.role, settings=variables, log_file=log_file))
+            bear = self._nursery.born if self._nursery is not None and member.role in WORKERS else None
+            children.append(Child(name=name, service=member.role, settings=variables, log_file=log_file, bear=bear))
         return children
 
     async def _until_ready(self, url: str, stopping: asyncio.Event) -> None:

@@ -16,8 +16,9 @@ import httpx
 
 from common.store import RedisSettings
 from common.tls import Tls
+from services.runtime.linux import die_with_parent
 from services.runtime.permissions import Member, Role, make_users
-from services.runtime.servers import Server, die_with_parent, free_port, run_nats, run_redis, stop
+from services.runtime.servers import Server, free_port, run_nats, run_redis, stop
 from services.up.servers import install_library
 from tests.certificates import Certificates
 from tests.secure_servers import run_secure_nats, run_secure_redis

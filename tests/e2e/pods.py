@@ -17,7 +17,8 @@ from typing import Any
 
 import httpx
 
-from services.runtime.servers import die_with_parent, free_port, stop
+from services.runtime.linux import die_with_parent
+from services.runtime.servers import free_port, stop
 from tests.e2e.cluster import ROOT
 
 Manifest = Mapping[str, Any]

@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from services.runtime.servers import die_with_parent, free_port, stop
+from services.runtime.linux import die_with_parent
+from services.runtime.servers import free_port, stop
 from tests.e2e.asking import until, watching
 from tests.e2e.cluster import ROOT, Cluster
 from tests.gguf_files import write_gguf

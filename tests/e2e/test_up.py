@@ -157,6 +157,31 @@ async def test_the_curl_line_works_a_dead_worker_comes_back_and_ctrl_c_leaves_no
         assert not (tmp_path / "data" / FILE).exists()
 
 
+async def test_a_killed_worker_comes_back_without_the_nursery_and_serves(start: Start, tmp_path: Path) -> None:
+    async with start("--fake", "--prefill", "1") as up:
+        await up.says("Baton serves")
+        workers = [up.child("services.prefill"), up.child("services.decode")]
+        assert [worker.ppid() for worker in workers] == [up.process.pid] * 2
+        assert [child for child in up.family() if "services.nursery" in " ".join(child.cmdline())] == []
+        workers[1].kill()
+        await up.says("restarting decode-")
+        async with asyncio.timeout(PATIENCE_S):
+            while not await answers(up.url):
+                await asyncio.sleep(0.1)
+        assert workers[0].is_running()
+        assert (tmp_path / "data" / "logs" / "decode-0.log").read_text().count("worker.ready") == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no nursery")
+async def test_where_the_nursery_dies_each_worker_is_started_by_itself(start: Start) -> None:
+    async with start("--fake", "--prefill", "0") as up, asyncio.timeout(PATIENCE_S):
+        while not (found := [one for one in up.family() if "services.nursery" in " ".join(one.cmdline())]):
+            await asyncio.sleep(0)
+        found[0].kill()
+        await up.says("Baton serves")
+        assert await answers(up.url)
+
+
 async def test_what_the_readme_tells_a_newcomer_to_type_works(start: Start, tmp_path: Path) -> None:
     """Word for word but for the port; load and answers are short, by variables."""
     short = {"BATON_DATA_DIR": str(tmp_path / "data"), "BATON_NUM_PROMPTS": "3", "BATON_MAX_TOKENS": "4"}
@@ -168,11 +193,11 @@ async def test_what_the_readme_tells_a_newcomer_to_type_works(start: Start, tmp_
             env=os.environ | short,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
+            stderr=asyncio.subprocess.PIPE,  # where curl writes how far it is, in the middle of an answer
         )
-        printed, _ = await asyncio.wait_for(process.communicate(b"Hello!\n"), PATIENCE_S)
-        assert process.returncode == 0, (line, printed)
-        return line.split()[1] if line.startswith("./baton") else "curl", printed.decode()
+        printed, complained = await asyncio.wait_for(process.communicate(b"Hello!\n"), PATIENCE_S)
+        assert process.returncode == 0, (line, printed, complained)
+        return line.split()[1] if line.startswith("./baton") else "curl", (printed + complained).decode()
 
     async with start("--model", "demo", "--fake", "--fake-step-ms", "0.1") as up:
         await up.says("Baton serves demo")
@@ -298,6 +323,13 @@ def process_of(up: Up, port: int) -> psutil.Process:
         for child in up.family()
         if any(one.laddr.port == port for one in child.net_connections() if not one.raddr)
     )
+
+
+async def answers(url: str) -> bool:
+    """Whether a request is served now."""
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
+        body = {"model": "tiny", "prompt": [1] * 40, "max_tokens": 8, "ignore_eos": True}
+        return (await client.post("/v1/completions", json=body)).status_code == 200
 
 
 async def completion(url: str, number: int) -> list[int]:

@@ -20,7 +20,8 @@ from common.settings import ConfigError
 from common.store import RedisSettings, connect_store
 from common.tls import Tls
 from services.runtime.functions import function_libraries
-from services.runtime.servers import Server, die_with_parent, free_port, run_redis, stop
+from services.runtime.linux import die_with_parent
+from services.runtime.servers import Server, free_port, run_redis, stop
 from tests.certificates import Certificates, make_certificates
 from tests.integration.fleet import a_worker
 from tests.integration.waiting import LIMIT_S

@@ -84,6 +84,7 @@ def test_the_environment_is_read_in_one_place() -> None:
         "cli/reach.py",  # OpenAI's own variables
         "services/worker/gpu.py",  # CUDA's own variable
         "services/up/child.py",  # hands the environment on to its children
+        "services/nursery/__main__.py",  # does so without exec
         "kvtransfer/ucx/wire.py",  # UCX's own variables
         "engine/kernels/device.py",  # Triton's own variable
         "services/runtime/tracer.py",  # OpenTelemetry's own variables

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from common.settings import ConfigError
-from services.gateway.__main__ import serve
+from services.gateway.process import serve
 from services.gateway.server import listen, take_connections
 from services.gateway.settings import GatewaySettings
 from services.runtime.servers import free_port, held_port, port_is_free

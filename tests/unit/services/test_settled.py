@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
-from services.runtime.garbage import keep_what_is_loaded
+from services.runtime.memory import keep_what_is_loaded
 
 
 class Knot:

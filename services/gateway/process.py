@@ -1,0 +1,117 @@
+"""What the gateway process does, from its settings to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+import time
+
+from fastapi import FastAPI
+
+from common.bus import connect_bus
+from common.errors import ServingError
+from common.log import start_logging
+from common.settings import ConfigError
+from common.store import connect_store
+from common.tls import check_server_files
+from services.gateway.descriptors import make_room
+from services.gateway.files import read_tenants, read_tokenizers, reload
+from services.gateway.parts import Parts, app_of, started
+from services.gateway.server import Server, listen, new_server, take_connections
+from services.gateway.settings import GatewaySettings
+from services.runtime.functions import function_libraries
+from services.runtime.loading import fail, load_settings
+from services.runtime.memory import keep_what_is_loaded
+from services.runtime.signals import ending_in_time, until_signalled
+
+log = logging.getLogger("baton.gateway")
+
+ALONE_S = 10.0  # then clients are told why there
+JOIN_EVERY_S = 0.05
+
+
+async def run(settings: GatewaySettings) -> None:
+    """Serve HTTP until signalled; then refuse new requests, finish the running ones, leave."""
+    if settings.tls_cert:
+        check_server_files(settings.tls_cert, settings.tls_key)
+    shares = len(settings.ports) > 1
+    listeners = [listen(settings.host, port, shared=shares and port == settings.port) for port in settings.ports]
+    make_room(settings.max_connections)
+    tokenizers, tenants = read_tokenizers(settings), read_tenants(settings)
+    async with (
+        until_signalled() as stopping,
+        ending_in_time(stopping, settings.drain_s),
+        connect_bus(settings.nats(), name="gateway") as bus,
+        connect_store(settings.redis(), libraries=function_libraries()) as store,
+        started(settings, bus=bus, store=store, tenants=tenants, tokenizers=tokenizers) as parts,
+    ):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload, tenants)
+        await serve(app_of(parts, settings), parts, settings, listeners, stopping)
+
+
+async def serve(
+    app: FastAPI, parts: Parts, settings: GatewaySettings, listeners: list[socket.socket], stopping: asyncio.Event
+) -> None:
+    """Serve at the last listener, and at one that others share once requests are answered."""
+    server, (*shared, own) = new_server(app, settings), listeners
+    take_connections(own)
+    if parts.batches is not None:
+        await parts.batches.start()
+    serving = asyncio.create_task(server.serve(sockets=[own]))
+    joining = asyncio.create_task(_join(server, shared, parts, settings))
+    keep_what_is_loaded()
+    _listening(own, settings)
+    try:
+        await stopping.wait()
+    except asyncio.CancelledError:  # the name is lost
+        joining.cancel()
+        stopping.set()  # what hangs now ends in time as well
+        await parts.requests.drain(0, why="this gateway ends: another one has its name; send the request again")
+        await _leave(parts, server, serving)
+        raise
+    joining.cancel()
+    if shared:
+        server.leave(settings.port)  # new clients need not be told to come again
+    if parts.batches is not None:
+        await parts.batches.stop()
+    await parts.requests.drain(settings.drain_s)
+    await _leave(parts, server, serving)
+
+
+async def _join(server: Server, shared: list[socket.socket], parts: Parts, settings: GatewaySettings) -> None:
+    """Share a port once requests are answered: until then clients are better off with the others there."""
+    alone_until = time.monotonic() + ALONE_S
+    while not server.started or (parts.requests.not_ready_reason and time.monotonic() < alone_until):
+        await asyncio.sleep(JOIN_EVERY_S)
+    for listener in shared:
+        try:
+            await server.join(listener)
+            _listening(listener, settings)
+        except (ConfigError, OSError):
+            log.exception("gateway.cannot_share")
+
+
+def _listening(listener: socket.socket, settings: GatewaySettings) -> None:
+    scheme = "https" if settings.tls_cert else "http"
+    log.info("gateway.listening", extra={"url": f"{scheme}://{settings.host}:{listener.getsockname()[1]}"})
+
+
+async def _leave(parts: Parts, server: Server, serving: asyncio.Task[None]) -> None:
+    """Let what was written reach the clients."""
+    parts.control.leaving.set()  # or the server would wait for open consoles
+    server.should_exit = True
+    await serving
+
+
+def main() -> int:
+    """Entry point; returns the exit code."""
+    try:
+        settings = load_settings(GatewaySettings, command="gateway", arguments=sys.argv[1:])
+        start_logging(service="gateway", level=settings.log_level, form=settings.log_format)
+        asyncio.run(run(settings))
+    except (ConfigError, ServingError, OSError, ValueError) as error:
+        return fail(error)
+    return 0

@@ -1,0 +1,1 @@
+"""The process that CPU workers of `baton up` are forked of."""

@@ -1,0 +1,83 @@
+"""Where the CPU workers of `baton up` come from: a process that imported what they need, once, and is forked for each.
+
+They share its memory until they write to it. It imports in one thread and opens nothing: no loop, no socket but the one on
+its standard input, no pool of threads, no device. So a fork has all that there was.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+import msgspec
+
+from services.nursery.birth import MAX_BYTES, Birth
+from services.runtime.linux import be_called, die_with_parent
+from services.runtime.memory import uncollected
+
+GO = b"1"
+
+
+def main() -> int:
+    """Import; then answer each `Birth` on standard input with a new process, until there are no more."""
+    caller = os.getppid()
+    # A collection in a worker would write to every object that it looks at, and that page is shared no more.
+    with uncollected():
+        from services.runtime.worker_process import main as work
+    link = socket.socket(fileno=os.dup(0))
+    while asked := link.recv(MAX_BYTES):
+        birth = msgspec.json.decode(asked, type=Birth)
+        if forked(caller):
+            begin(birth)
+            link.send(str(os.getpid()).encode())
+            link.close()
+            return work(birth.service)
+    return 0
+
+
+def forked(caller: int) -> bool:
+    """Fork; whether this is the new process. It is a child of the caller, as if that had started it, and dies with it.
+
+    A process between the two ends at once, so that the caller gets the orphan: see `services.runtime.linux.adopt_orphans`.
+    """
+    told, tell = os.pipe()
+    between = os.fork()
+    if between:
+        os.close(told)
+        os.waitpid(between, 0)
+        os.write(tell, GO)
+        os.close(tell)
+        return False
+    is_new = False
+    try:
+        os.close(tell)
+        is_new = os.fork() == 0
+    finally:
+        if not is_new:
+            os._exit(0)
+    went_on = os.read(told, len(GO)) == GO  # else the nursery was ended meanwhile
+    os.close(told)
+    die_with_parent()
+    if not went_on or os.getppid() != caller:
+        os._exit(1)
+    return True
+
+
+def begin(birth: Birth) -> None:
+    """Make this process what it would be if it had been started by itself: session, log, variables, name."""
+    os.setsid()
+    log = os.open(birth.log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    os.write(log, os.pread(2, MAX_BYTES, 0))  # what importing said
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for descriptor, standard in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(descriptor, standard)
+    os.close(nothing)
+    os.close(log)
+    os.environ.update(birth.variables)
+    sys.argv = sys.argv[:1]
+    be_called([*sys.orig_argv[:1], "-m", f"services.{birth.service}"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

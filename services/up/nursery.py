@@ -1,0 +1,117 @@
+"""Workers on CPUs are forked of one process that has imported what they need (`services.nursery`): `up`'s side of it.
+
+It imports from the first moment, while servers start, and ends once all workers were started: one that dies later is
+started by itself. Where there is no nursery, or it ended, so is each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import msgspec
+
+from services.nursery.birth import Birth
+from services.runtime.linux import adopt_orphans, die_with_parent
+from services.up.child import service_environment
+
+log = logging.getLogger("baton.nursery")
+
+IMPORTS_S = 120.0
+MAX_PID_CHARS = 20
+
+
+class Adopted:
+    """A child of this process that another one started: what supervision uses of `asyncio.subprocess.Process`."""
+
+    def __init__(self, pid: int) -> None:
+        """Needs a running loop. Raises OSError when this process has no such child."""
+        self.pid = pid
+        self.returncode: int | None = None
+        self._handle = os.pidfd_open(pid)
+        self._loop = asyncio.get_running_loop()
+        self._ended = self._loop.create_future()
+        self._loop.add_reader(self._handle, self._over)
+
+    def _over(self) -> None:
+        self._loop.remove_reader(self._handle)
+        os.close(self._handle)
+        _, status = os.waitpid(self.pid, 0)
+        self.returncode = os.waitstatus_to_exitcode(status)
+        self._ended.set_result(self.returncode)
+
+    async def wait(self) -> int:
+        code: int = await asyncio.shield(self._ended)
+        return code
+
+    def terminate(self) -> None:
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: signal.Signals) -> None:
+        if self.returncode is None:  # not waited for yet, so that the number is nobody else's
+            os.kill(self.pid, number)
+
+
+class Nursery:
+    """The process and what it is asked by."""
+
+    def __init__(self, process: subprocess.Popen[bytes], link: socket.socket, said: int) -> None:
+        self._process = process
+        self._link = link
+        self._said = said
+        self._asking = asyncio.Lock()
+        self._is_open = True
+
+    async def born(self, birth: Birth) -> Adopted | None:
+        """A new worker; None when it has to be started by itself."""
+        async with self._asking:
+            if not self._is_open:
+                return None
+            loop = asyncio.get_running_loop()
+            try:
+                async with asyncio.timeout(IMPORTS_S):
+                    await loop.sock_sendall(self._link, msgspec.json.encode(birth))
+                    pid = await loop.sock_recv(self._link, MAX_PID_CHARS)
+                if pid:
+                    return Adopted(int(pid))
+            except OSError as error:  # a timeout is one
+                log.debug("nursery.failed", extra={"error": repr(error)})
+            self.close()
+            return None
+
+    def close(self) -> None:
+        """End it; the workers stay."""
+        if self._is_open:
+            self._is_open = False
+            self._link.close()
+            self._process.kill()
+            self._process.wait()
+            os.close(self._said)
+
+
+def open_nursery() -> Nursery | None:
+    """Start it; None where the system can't have one."""
+    if not hasattr(os, "pidfd_open") or not adopt_orphans():
+        return None
+    link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link.setblocking(False)
+    said = os.memfd_create("nursery")
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "services.nursery"],
+            env=service_environment() | {"OPENBLAS_NUM_THREADS": "1"},  # its threads would begin with numpy's import
+            stdin=theirs.fileno(),
+            stdout=said,
+            stderr=said,
+            preexec_fn=die_with_parent,
+            start_new_session=True,
+        )
+    return Nursery(process, link, said)

@@ -1,0 +1,73 @@
+"""Where `baton up`'s workers come from, without torch: a nursery that fails, and processes that were adopted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common.settings import ROOT
+from services.nursery.birth import Birth
+from services.up.child import Child
+from services.up.nursery import Adopted, Nursery
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each worker is started by itself")
+
+CALLED = """
+from services.runtime.linux import be_called
+be_called(["python", "-m", "services.decode"])
+print(open("/proc/self/cmdline").read().strip("\\0").replace("\\0", " "))
+be_called(["x" * 10_000])
+print(len(open("/proc/self/cmdline").read()))
+"""
+
+
+@pytest.fixture
+def failing() -> Iterator[Nursery]:
+    """A nursery that ends without having imported anything."""
+    link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link.setblocking(False)
+    with theirs:
+        process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"], stdin=theirs.fileno())
+    nursery = Nursery(process, link, os.memfd_create("said"))
+    yield nursery
+    nursery.close()
+
+
+async def test_a_worker_is_started_by_itself_where_the_nursery_failed(failing: Nursery, tmp_path: Path) -> None:
+    log = tmp_path / "decode.log"
+    child = Child(name="d", service="planner", settings={"BATON_LOG_LEVEL": "?"}, log_file=log, bear=failing.born)
+    await child.start()
+    assert await child.wait() == 2
+    assert "--log-level" in log.read_text()
+    assert await failing.born(Birth("decode", {}, "")) is None
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [(Adopted.terminate, -signal.SIGTERM), (Adopted.kill, -signal.SIGKILL), (None, 3)]
+)
+async def test_an_adopted_process_ends_as_one_of_asyncio_does(end: object, code: int) -> None:
+    adopted = Adopted(started("sleep 60" if end else "exit 3"))
+    if callable(end):
+        assert adopted.returncode is None
+        end(adopted)
+    assert await adopted.wait() == code == adopted.returncode
+    adopted.kill()  # nobody is there any more: nothing happens
+    assert await adopted.wait() == code
+
+
+def started(line: str) -> int:
+    return os.posix_spawn("/bin/sh", ["sh", "-c", line], os.environ)
+
+
+def test_a_process_is_called_what_it_became() -> None:
+    done = subprocess.run([sys.executable, "-c", CALLED], cwd=ROOT, capture_output=True, text=True, check=True)
+    name, length = done.stdout.splitlines()
+    assert name == "python -m services.decode"
+    assert int(length) <= len("\0".join([sys.executable, "-c", CALLED])) + 1
