@@ -1,7 +1,7 @@
 """Experts' products with matrices in groups of 4 or 8 bits, see `groups`. M pairs of a tile, N outputs, K inputs.
 
-Tiles are those of `triton_few`, for many tokens too: the codes of a tile are read from memory, made numbers in registers, and
-multiplied with up to 64 pairs.
+Tiles are those of `triton_few`: the codes of a tile are read from memory, made numbers in registers, and multiplied with up to 64
+pairs. More go to `triton_many_codes` where the device has room for its tiles.
 """
 
 import torch

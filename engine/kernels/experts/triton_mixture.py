@@ -6,12 +6,13 @@ the order would be left to chance.
 """
 
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 
 from engine.kernels.device import describe
-from engine.kernels.experts import triton_few, triton_few_groups, triton_many
-from engine.kernels.experts.mixture import Experts
+from engine.kernels.experts import triton_few, triton_few_groups, triton_many, triton_many_codes
+from engine.kernels.experts.mixture import Experts, Matrices
 from engine.kernels.experts.routing import Choice
 from engine.kernels.experts.triton_grouping import group
 from engine.kernels.quantised.groups import Groups
@@ -33,23 +34,28 @@ class Plan:
     is_many: bool
 
 
-def plan(num_pairs: int, num_experts: int, *, in_bulk: bool) -> Plan:
-    """`in_bulk`: the copy engine can read the matrices."""
+def plan(num_pairs: int, num_experts: int, *, in_bulk: bool, of_codes: bool) -> Plan:
+    """`in_bulk`: the copy engine can read the matrices. `of_codes`: they are codes that a kernel of many rows reads."""
     if num_pairs * ALONE <= num_experts:
         return Plan(0, is_many=False)
     average = num_pairs / num_experts
     if in_bulk and average > MANY_ROWS:
         return Plan(MANY_TILES[average > LARGE_ROWS], is_many=True)
+    if of_codes and average > FEW_ROWS_TILES[-1]:
+        return Plan(triton_many_codes.TILE, is_many=True)
     return Plan(next((tile for tile in FEW_ROWS_TILES if average <= tile / 2), FEW_ROWS_TILES[-1]), is_many=False)
 
 
 def mixture(x: torch.Tensor, choice: Choice, experts: Experts) -> torch.Tensor:
     (num_tokens, hidden), num_chosen = x.shape, choice.ids.shape[1]
-    num_experts, size, in_groups = experts.num_experts, experts.size, isinstance(experts.down, Groups)
-    are_plain = isinstance(experts.gate_up, torch.Tensor) and isinstance(experts.down, torch.Tensor)
-    has_copies = (describe(x.device).has_tma or not x.is_cuda) and are_plain
-    in_bulk = has_copies and all(length * x.element_size() % COPY_BYTES == 0 for length in (hidden, size))
-    cut = plan(num_tokens * num_chosen, num_experts, in_bulk=in_bulk)
+    num_experts, size = experts.num_experts, experts.size
+    num_plain = sum(isinstance(each, torch.Tensor) for each in (experts.gate_up, experts.down))
+    is_new = describe(x.device).has_tma or not x.is_cuda  # copies in bulk, and enough shared memory for large tiles
+    in_bulk = (
+        is_new and num_plain == 2 and all(length * x.element_size() % COPY_BYTES == 0 for length in (hidden, size))
+    )
+    of_codes = is_new and num_plain == 0 and x.element_size() == 2
+    cut = plan(num_tokens * num_chosen, num_experts, in_bulk=in_bulk, of_codes=of_codes)
     # Terms of many tokens would take as long to write in float32 as a product takes.
     dtype = x.dtype if cut.is_many else torch.float32
     inner = torch.empty((num_tokens * num_chosen, size), dtype=x.dtype, device=x.device)
@@ -57,7 +63,14 @@ def mixture(x: torch.Tensor, choice: Choice, experts: Experts) -> torch.Tensor:
     if num_tokens == 0:
         return out
     order, tiles = (choice.ids, choice.ids) if cut.tile == 0 else group(choice.ids, num_experts, cut.tile)
-    products = triton_many if cut.is_many else triton_few_groups if in_groups else triton_few
-    products.write(x, experts, choice.weights, inner, order, tiles, cut.tile, gated=True)
-    products.write(inner, experts, choice.weights, out, order, tiles, cut.tile, gated=False)
+    for rows, result, gated in ((x, inner, True), (inner, out, False)):
+        kernel = _kernel_of(experts.product(gated=gated)[0], is_many=cut.is_many)
+        kernel.write(rows, experts, choice.weights, result, order, tiles, cut.tile, gated=gated)
     return out
+
+
+def _kernel_of(matrices: Matrices, *, is_many: bool) -> ModuleType:
+    """Gate and up may have another format than down."""
+    if is_many:
+        return triton_many if isinstance(matrices, torch.Tensor) else triton_many_codes
+    return triton_few_groups if isinstance(matrices, Groups) else triton_few

@@ -102,8 +102,10 @@ def check_mixture_with_bias(device: str, large: bool) -> None:
 
 def check_mixture_in_fp8(device: str, large: bool) -> None:
     """Each row has a scale, or each block; gate and up of 64 rows, where blocks of a row have more."""
-    shapes = [(1, 8, 2, 128, 128), (20, 4, 2, 64, 64), (70, 2, 2, 128, 64)]
-    for num_tokens, num_experts, chosen, hidden, size in shapes + [(64, 128, 8, 2048, 768)] * large:
+    shapes = [(1, 8, 2, 128, 128), (20, 4, 2, 64, 64), (70, 2, 2, 128, 64), (170, 3, 2, 64, 192)]
+    for num_tokens, num_experts, chosen, hidden, size in (
+        shapes + [(64, 128, 8, 2048, 768), (2048, 128, 8, 2048, 768)] * large
+    ):
         for block in (None, (64, 64), (1, 64)):
             _check_mixture(num_tokens, num_experts, chosen, hidden, size, device, kind="fp8", block=block)
 
@@ -131,6 +133,7 @@ def _check_mixture(
     has_bias: bool = False,
     kind: str | None = None,
     block: tuple[int, int] | None = None,
+    plain_down: bool = False,
     **more: Any,
 ) -> None:
     x = torch.randn(num_tokens, hidden, device=device).half()
@@ -142,7 +145,8 @@ def _check_mixture(
         packed["down"], down = _in_fp8(num_experts, hidden, size, block, device)
     elif kind is not None:
         packed["gate_up"], gate_up = _in_groups(kind, num_experts, 2 * size, hidden, device)
-        packed["down"], down = _in_groups(kind, num_experts, hidden, size, device)
+        if not plain_down:
+            packed["down"], down = _in_groups(kind, num_experts, hidden, size, device)
     biases = {}
     if has_bias:
         biases["gate_up_bias"] = torch.randn(num_experts, 2 * size, device=device).half()
@@ -185,9 +189,19 @@ def check_mixture_in_groups(device: str, large: bool) -> None:
     _check_mixture(5, 8, 2, 32, 96, device, kind="mxfp4", has_bias=True, clamp=clamp)
     _check_mixture(70, 8, 2, 128, 128, device, kind="awq", weighs_inputs=True)
     _check_mixture(3, 4, 2, 64, 32, device, kind="q4_k")
-    for tokens in (1, 16, 300) * large:
+    _check_mixture(170, 3, 2, 96, 160, device, kind="mxfp4", has_bias=True, clamp=clamp)
+    for tokens in (1, 9):  # rows that are no multiple of a group stay plain
+        _check_mixture(tokens, 8, 2, 64, 40, device, kind="w4_64", plain_down=True)
+    for tokens in (1, 16, 300, 4096) * large:
         _check_mixture(tokens, 32, 4, 2880, 2880, device, kind="mxfp4", has_bias=True, clamp=clamp)
         _check_mixture(tokens, 128, 8, 2048, 768, device, kind="gptq")
+
+
+def check_mixture_of_many_in_groups(device: str, large: bool) -> None:
+    clamp = Clamp(alpha=1.702, limit=1.0)
+    for kind, hidden, size in (("awq", 128, 256), ("q4_k", 64, 96), ("q6_k", 48, 80), ("gptq_8", 128, 128)):
+        _check_mixture(170, 3, 2, hidden, size, device, kind=kind, has_bias=True, clamp=clamp)
+    _check_mixture(200, 2, 2, 128, 128, device, kind="awq", weighs_inputs=True, activation="gelu_tanh")
 
 
 def _mixture_of(x: torch.Tensor, choice: Choice, experts: Experts) -> torch.Tensor:
@@ -236,6 +250,7 @@ CHECKS: dict[str, Callable[[str, bool], None]] = {
     "mixture": check_mixture,
     "mixture_with_bias": check_mixture_with_bias,
     "mixture_in_groups": check_mixture_in_groups,
+    "mixture_of_many_in_groups": check_mixture_of_many_in_groups,
     "mixture_in_fp8": check_mixture_in_fp8,
     "a_tokens_mixture_is_its_own": check_a_tokens_mixture_is_its_own,
 }

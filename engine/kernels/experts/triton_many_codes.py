@@ -1,0 +1,174 @@
+# ruff: noqa: SIM108 - Triton decides an `if` of constants at compile time, an expression at run time
+"""Experts' products for many tokens with codes of 4 or 8 bits. M pairs of a tile, N outputs, K inputs.
+
+The weights are the tensor core's wide operand: each code becomes a number once, in registers, for all pairs of a tile. A gate's
+rows and those of up share a program's rows, so one sum holds both. Codes are a few bytes of a step beside its gathered tokens:
+the bulk copy engine, which can't gather rows, would save nothing.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels.experts.mixture import Experts
+from engine.kernels.experts.triton_few import write_result
+from engine.kernels.launch import Kernel
+from engine.kernels.quantised.fp8 import Fp8Matrix
+from engine.kernels.quantised.groups import Groups
+from engine.kernels.quantised.triton_codes import accumulate
+from engine.kernels.quantised.triton_groups import constants, operands
+
+TILE = 128  # pairs
+# A program's weight rows; half of them are a gate's, half of up.
+ROWS, WARPS = 128, 8
+GROUP_STAGES = 3
+# A loop step's inputs: K is a multiple of them, see `formats.fp8`.
+FP8_STAGES, FP8_INPUTS = 4, 64
+
+
+def write(
+    x: torch.Tensor,
+    experts: Experts,
+    weights: torch.Tensor,
+    out: torch.Tensor,
+    order: torch.Tensor,
+    tiles: torch.Tensor,
+    tile: int,
+    *,
+    gated: bool,
+) -> None:
+    """Write each pair's gated activation [P, I], or its weighted result to its place in `out` [K, T, H]."""
+    matrices, bias = experts.product(gated=gated)
+    num_tokens, num_chosen = weights.shape
+    num_outputs = out.shape[-1]
+    grid = (triton.cdiv(num_outputs, ROWS // 2 if gated else ROWS), tiles.shape[0])
+    cut = (num_outputs, x.shape[1], num_chosen, tile, ROWS, gated, *experts.flags(gated=gated))
+    behind = (out, weights if bias is None else bias, weights, order, tiles, num_tokens, *experts.bounds, *cut)
+    if isinstance(matrices, Groups):
+        dtypes = (matrices.scales.dtype, operands(matrices)[2].dtype)
+        fixed = (GROUP_STAGES, *constants(matrices).values())
+        _MANY_GROUPS.launch(
+            grid, (x.dtype, out.dtype, *dtypes, *cut, *fixed), x, *operands(matrices), *behind, *fixed,
+            num_warps=WARPS, num_stages=GROUP_STAGES,
+        )  # fmt: skip
+    else:
+        assert isinstance(matrices, Fp8Matrix)
+        blocks = (FP8_INPUTS, FP8_STAGES, matrices.block is not None, *(matrices.block or (1, 1)))
+        _MANY_FP8.launch(
+            grid, (x.dtype, out.dtype, *cut, *blocks), x, matrices.weight, matrices.scale, *behind, *blocks,
+            num_warps=WARPS, num_stages=FP8_STAGES,
+        )  # fmt: skip
+
+
+@triton.jit
+def _rows(expert, N: tl.constexpr, BN: tl.constexpr, GATED: tl.constexpr):
+    """A program's rows among those of an expert; first half of them: a gate's, and those of up behind."""
+    r = tl.arange(0, BN)
+    if GATED:
+        HALF: tl.constexpr = BN // 2
+        row = tl.minimum(tl.program_id(0) * HALF + r % HALF, N - 1) + (r // HALF) * N
+    else:
+        row = tl.minimum(tl.program_id(0) * BN + r, N - 1)
+    return row
+
+
+@triton.jit
+def _pairs(order_P, first, count, CHOSEN: tl.constexpr, BM: tl.constexpr, GATED: tl.constexpr):
+    """The pairs of a tile, which of them are there, and the rows of `x` that they read. Others repeat the first pair."""
+    m = tl.arange(0, BM)
+    there = m < count
+    pair = tl.load(order_P + first + tl.where(there, m, 0))
+    if GATED:
+        row = pair // CHOSEN
+    else:
+        row = pair
+    return pair, there, row.to(tl.int64)
+
+
+@triton.jit
+def _write(
+    acc, out, bias_EN, weights_P, pair, expert, there, num_tokens, alpha, limit,
+    N: tl.constexpr, CHOSEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GATED: tl.constexpr,
+    HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr, CLAMPED: tl.constexpr, GELU: tl.constexpr,
+):  # fmt: skip
+    """Write sums [BN, BM]."""
+    if GATED:
+        HALF: tl.constexpr = BN // 2
+        gate, up = tl.split(tl.permute(tl.reshape(acc, (2, HALF, BM)), (1, 2, 0)))
+        n = tl.program_id(0) * HALF + tl.arange(0, HALF)
+    else:
+        gate = acc
+        up = acc
+        n = tl.program_id(0) * BN + tl.arange(0, BN)
+    write_result(
+        gate, up, out, bias_EN, weights_P, pair, expert, n, there, num_tokens, alpha, limit,
+        N, CHOSEN, GATED, HAS_BIAS, WEIGHTED, CLAMPED, GELU, 0,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_tokens", "alpha", "limit"])
+def _many_groups(
+    x, codes, scales, lower, out, bias_EN, weights_P, order_P, tiles_S4, num_tokens, alpha, limit,
+    N: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GATED: tl.constexpr,
+    HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr, CLAMPED: tl.constexpr, GELU: tl.constexpr, STAGES: tl.constexpr,
+    G: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, MIDDLE: tl.constexpr, HAS_ZEROS: tl.constexpr,
+    HAS_MINIMUMS: tl.constexpr, E2M1: tl.constexpr, PLAIN: tl.constexpr,
+):  # fmt: skip
+    """`x` is [T, K] for the gated product, else [P, K]. The rows of a gate come before the N of up."""
+    COLUMNS: tl.constexpr = 512 // BITS
+    BLOCKS: tl.constexpr = (K + COLUMNS - 1) // COLUMNS
+    SIDES: tl.constexpr = 2 if GATED else 1
+    at = tiles_S4 + tl.program_id(1) * 4
+    expert = tl.load(at)
+    if expert >= 0:
+        pair, there, x_row = _pairs(order_P, tl.load(at + 1), tl.load(at + 2), CHOSEN, BM, GATED)
+        row, before = _rows(expert, N, BN, GATED), expert.to(tl.int64) * (SIDES * N)
+        c = tl.arange(0, 16)
+        acc, _ = accumulate(
+            codes + (before + row)[:, None] * (BLOCKS * 16) + c[None, :], 0,
+            scales + before * G + row, lower + before * G + row, N, SIDES * N,
+            x + x_row[:, None] * K + c[None, :], there, 0, BLOCKS, K, BM, BN, G, GROUP, BITS, MIDDLE,
+            HAS_ZEROS, HAS_MINIMUMS, E2M1, PLAIN, x.dtype.element_ty, False, STAGES,
+        )  # fmt: skip
+        _write(
+            acc, out, bias_EN, weights_P, pair, expert, there, num_tokens, alpha, limit,
+            N, CHOSEN, BM, BN, GATED, HAS_BIAS, WEIGHTED, CLAMPED, GELU,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_tokens", "alpha", "limit"])
+def _many_fp8(
+    x, w_ENK, scales, out, bias_EN, weights_P, order_P, tiles_S4, num_tokens, alpha, limit,
+    N: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GATED: tl.constexpr,
+    HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr, CLAMPED: tl.constexpr, GELU: tl.constexpr, BK: tl.constexpr,
+    STAGES: tl.constexpr, IN_BLOCKS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """As `_many_groups`; a scale for each row, or for each block."""
+    SIDES: tl.constexpr = 2 if GATED else 1
+    COLUMNS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K if IN_BLOCKS else 1
+    at = tiles_S4 + tl.program_id(1) * 4
+    expert = tl.load(at)
+    if expert >= 0:
+        pair, there, x_row = _pairs(order_P, tl.load(at + 1), tl.load(at + 2), CHOSEN, BM, GATED)
+        row, before = _rows(expert, N, BN, GATED), expert.to(tl.int64)
+        k = tl.arange(0, BK)
+        w_at = w_ENK + (before * (SIDES * N) + row)[:, None] * K + k[None, :]
+        x_at = x + x_row[:, None] * K + k[None, :]
+        scale_at = scales + before * (((SIDES * N + BLOCK_N - 1) // BLOCK_N) * COLUMNS) + (row // BLOCK_N) * COLUMNS
+        acc = tl.zeros((BN, BM), tl.float32)
+        for start in tl.range(0, K, BK, num_stages=STAGES):
+            w, rows = tl.load(w_at + start), tl.load(x_at + start)
+            if IN_BLOCKS:
+                scale = tl.load(scale_at + start // BLOCK_K)
+                acc += tl.dot(w.to(rows.dtype), tl.trans(rows), input_precision="ieee") * scale[:, None]
+            else:
+                acc = tl.dot(w.to(rows.dtype), tl.trans(rows), acc, input_precision="ieee")
+        if not IN_BLOCKS:
+            acc = acc * tl.load(scale_at)[:, None]
+        _write(
+            acc, out, bias_EN, weights_P, pair, expert, there, num_tokens, alpha, limit,
+            N, CHOSEN, BM, BN, GATED, HAS_BIAS, WEIGHTED, CLAMPED, GELU,
+        )  # fmt: skip
+
+
+_MANY_GROUPS, _MANY_FP8 = Kernel(_many_groups), Kernel(_many_fp8)
