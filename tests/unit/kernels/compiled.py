@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,16 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.kernels import device, launch, triton_linear, triton_norm
 from engine.kernels.codes import KINDS
+from engine.kernels.quantised import groups
+from engine.model.families import read_model_spec
+from engine.model.formats.fp8 import FP8_WHILE_LOADING, Fp8, Scales
+from engine.model.formats.gguf import GgufBlocks
+from engine.model.formats.int4 import INT4_WHILE_LOADING
+from engine.model.formats.mxfp4 import MXFP4
+from engine.model.formats.packed import Awq, Gptq
+from engine.model.formats.product import Format
+from engine.model.formats.quantization import EVERY, Quantization
+from engine.model.spec import ModelSpec
 from kvtransfer.cuda.mover import Move
 from tests.unit.engine.families import dense, experts, hybrids
 from tests.unit.engine.families.case import Case
@@ -54,6 +65,38 @@ REAL = {
         config="Gemma4TextConfig",
         fields=dense.GEMMA_4 | REAL_HEADS | {"head_dim": 256, "global_head_dim": 512},
     ),
+}
+REAL_EXPERTS = REAL_HEADS | {"num_local_experts": 4, "num_experts_per_tok": 3}
+QUANTISED: dict[str, tuple[Case, Format]] = {
+    f"{case.name}, {name}": (case, format)
+    for case, formats in (
+        (
+            REAL["llama, real heads"],
+            {
+                "int4": INT4_WHILE_LOADING,
+                "awq": Awq(group=128, has_zeros=True),
+                "gptq of 8 bits": Gptq(bits=8, group=128, less_one=True, has_order=False),
+                "Q4_K": GgufBlocks("Q4_K"),
+                "Q6_K": GgufBlocks("Q6_K"),
+                "fp8": FP8_WHILE_LOADING,
+                "fp8 in blocks": Fp8(scales=Scales.BLOCK),
+            },
+        ),
+        (
+            Case(name="mixtral", config="MixtralConfig", fields=REAL_EXPERTS | {"head_dim": 128}),
+            {
+                "int4": INT4_WHILE_LOADING,
+                "Q4_K": GgufBlocks("Q4_K"),
+                "fp8": FP8_WHILE_LOADING,
+                "fp8 in blocks": Fp8(scales=Scales.BLOCK),
+            },
+        ),
+        (
+            Case(name="gpt_oss", config="GptOssConfig", fields=REAL_EXPERTS | {"head_dim": 64}),
+            {"mxfp4": MXFP4, "int4": INT4_WHILE_LOADING},
+        ),
+    )
+    for name, format in formats.items()
 }
 
 
@@ -84,11 +127,20 @@ class Compiler:
                 )
 
 
-def passes(case: Case, kv_cache_dtype: str = "auto") -> None:
-    """Every pass of a model; no weight is loaded."""
+def passes(case: Case, kv_cache_dtype: str = "auto", format: Format | None = None) -> None:
+    """Every pass of a model; no weight is loaded. `format`: of all its matrices."""
+
+    def read(folder: Path, **asked: Any) -> ModelSpec:
+        spec = read_model_spec(folder, **asked)
+        return replace(spec, quantization=Quantization(groups=((EVERY, format),))) if format is not None else spec
+
     config = case.config_object()
     config.architectures = [case.architecture()]
-    with tempfile.TemporaryDirectory() as folder, mock.patch("engine.engine.model_fingerprint", return_value=""):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch("engine.engine.model_fingerprint", return_value=""),
+        mock.patch("engine.engine.read_model_spec", read),
+    ):
         config.save_pretrained(folder)
         asked = EngineConfig(
             model=Path(folder),
@@ -113,6 +165,11 @@ def all_passes() -> Programs:
     programs = {name: functools.partial(passes, case) for name, case in cases.items()}
     for name, kind in itertools.product((*REAL, "llama", "phi", "deepseek_v3"), KINDS):
         programs[f"{name}, {kind} keys and values"] = functools.partial(passes, cases[name], kind)
+    for name, (case, format) in QUANTISED.items():
+        programs[name] = functools.partial(passes, case, format=format)
+    programs["llama, int4, fp8 keys and values"] = functools.partial(
+        passes, REAL["llama, real heads"], "fp8", INT4_WHILE_LOADING
+    )
     return programs
 
 
@@ -158,6 +215,7 @@ def compiling() -> Iterator[Compiler]:
             (device, "_NO_GPU", HOPPER),
             (launch, "_asked", set()),
             (torch.testing, "assert_close", lambda *given, **named: None),
+            (groups, "_narrow", torch.Tensor.half),  # unset memory would keep 32 bits
             (references, "attention", lambda q, *given, **named: q),  # it takes its time
             (triton_checks, "_run", _start),
         ):

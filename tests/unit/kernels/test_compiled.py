@@ -18,7 +18,7 @@ from tests.compilations import told_by
 
 MODULE = "tests.unit.kernels.compiled"
 TIMEOUT_S = 1800
-PARTS = 5  # none takes the minutes after which the whole run is ended
+PARTS = 8  # none takes the minutes after which the whole run is ended
 
 
 @pytest.fixture(scope="module", autouse=True)
