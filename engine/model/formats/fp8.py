@@ -29,6 +29,7 @@ from engine.model.formats.dense import DENSE, Dense, rows_of_each, ways_of
 from engine.model.formats.product import ExpertsSpec, Linear, LinearSpec, declare_bias
 from engine.model.formats.stored import (
     StoredPart,
+    own_experts,
     places_by_module,
     plain_experts,
     plain_linear,
@@ -131,10 +132,11 @@ class Fp8:
         weight = weights.new(replace(each.parameter, format=FP8), under=under)
         step = self.block[0] if spec.rows // len(spec.each) % self.block[0] == 0 else 1
         blocks = (-(-spec.rows // step), -(-spec.inputs // self.block[1]))
-        scale = weights.empty((spec.num_experts, *(blocks if in_blocks else (spec.rows,))), torch.float32)
-        for expert in range(spec.num_experts):
+        own = own_experts(self, spec, weights, under=under)
+        scale = weights.empty((len(own), *(blocks if in_blocks else (spec.rows,))), torch.float32)
+        for index, expert in enumerate(own):
             for module, rows in rows_of_each(spec, expert):
-                place = scale[expert, _blocks(rows, step) if in_blocks else rows]
+                place = scale[index, _blocks(rows, step) if in_blocks else rows]
 
                 def store(tensors: Mapping[str, torch.Tensor], place: torch.Tensor = place) -> None:
                     values = tensors["scale"]

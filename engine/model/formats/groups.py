@@ -14,7 +14,7 @@ from engine.kernels.quantised.repack import Unpacked
 from engine.model.formats.dense import rows_of_each
 from engine.model.formats.grouped import Grouped, serving
 from engine.model.formats.product import ExpertsSpec, Linear, LinearSpec, declare_bias
-from engine.model.formats.stored import Stored, places_by_module, plain_experts, stage_module
+from engine.model.formats.stored import Stored, own_experts, places_by_module, plain_experts, stage_module
 from engine.model.parameters import Placement, Weights
 
 
@@ -69,12 +69,13 @@ def declare_group_experts(
     """Declare experts that the checkpoint has one by one. On a CPU they become plain."""
     if not spec.each or not use_triton(weights.empty((1,))):
         return plain_experts(format, spec, weights, under=under)
-    together = _allocate(format, spec.shape, spec.inputs, weights.device)
-    for expert in range(spec.num_experts):
+    own = own_experts(format, spec, weights, under=under)
+    together = _allocate(format, (len(own), spec.rows, spec.inputs), spec.inputs, weights.device)
+    for index, expert in enumerate(own):
         for module, rows in rows_of_each(spec, expert):
             size = (rows.stop - rows.start, spec.inputs)
             place = Placement(module, size, (slice(0, size[0]), slice(0, size[1])), (rows,))
-            take = _Rows(format, together[expert], [place], None, under + module)
+            take = _Rows(format, together[index], [place], None, under + module)
             stage_module(format, module, size, take, weights, under=under)
     return together
 

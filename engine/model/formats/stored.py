@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -77,17 +78,30 @@ def places_by_module(spec: LinearSpec, weights: Weights) -> dict[str, list[Place
     return places
 
 
+def own_experts(stored: Stored, spec: ExpertsSpec, weights: Weights, *, under: str) -> range:
+    """The experts of this rank. What the checkpoint has of others is not needed."""
+    (placement,) = weights.share(spec.parameter()).placements
+    own = range(placement.source[0].start, placement.source[0].stop)
+    for expert in set(range(spec.num_experts)).difference(own):
+        for module, rows in rows_of_each(spec, expert):
+            parts = stored.tensors(rows.stop - rows.start, spec.inputs)
+            names = chain.from_iterable(part.names or (kind,) for kind, part in parts.items())
+            weights.unused.update(f"{under}{module}.{name}" for name in (*names, *stored.unused()))
+    return own
+
+
 def plain_experts(stored: Stored, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor:
-    """Declare the plain matrices [E, N, K] of all experts, which the checkpoint has one by one."""
+    """Declare the plain matrices [E, N, K] of a rank's experts, which the checkpoint has one by one."""
     if not spec.each:
         raise ValueError(
             f"quantised experts in one tensor ({under}{spec.together[0]}) are not supported in this format"
         )
     weights.made_plain.add(type(stored).__name__)
-    matrices = weights.empty(spec.shape)
-    for expert in range(spec.num_experts):
+    own = own_experts(stored, spec, weights, under=under)
+    matrices = weights.empty((len(own), spec.rows, spec.inputs))
+    for index, expert in enumerate(own):
         for module, rows in rows_of_each(spec, expert):
-            place = Placement(module, (), (slice(None), slice(None)), (expert, rows))
+            place = Placement(module, (), (slice(None), slice(None)), (index, rows))
             size = (rows.stop - rows.start, spec.inputs)
             stage_module(stored, module, size, _Cut(stored, matrices, [place]), weights, under=under)
     return matrices
