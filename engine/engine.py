@@ -38,7 +38,7 @@ from engine.step.limits import HeadLimits, Limits
 from engine.step.newest import NewestTokens
 from engine.step.runner import Runner
 from engine.step.warm import time_prompts, warm_up
-from engine.weights.loader import load_weights, model_fingerprint
+from engine.weights.loader import load_weights, model_fingerprint, most_elements
 
 __all__ = ["Chunk", "Engine", "InvalidChunkError", "Pass", "Sampled"]
 
@@ -76,21 +76,21 @@ class Engine:
         self.vocab_size = model.vocab_size
         self.max_model_len = _resolve_max_model_len(config.max_model_len, model.max_position_embeddings)
         model = model.within(self.max_model_len)
-        self.fingerprint = model_fingerprint(config.model, _marks(config, model, dtype_name))
         if foreign is not None:
             self._decoder: Decoder | ForeignDecoder = foreign.load(model, dtype, device)
             load = _nothing_more
         else:
-            self._decoder = Decoder(model, dtype=dtype, device=device, max_model_len=self.max_model_len)
-        if self._decoder.weights.made_plain:
-            log.warning(
-                "engine.weights_made_plain",
-                extra={
-                    "formats": sorted(self._decoder.weights.made_plain),
-                    "dtype": dtype_name,
-                    "device": config.device,
-                },
+            self._decoder = Decoder(
+                model,
+                dtype=dtype,
+                device=device,
+                max_model_len=self.max_model_len,
+                most_elements=most_elements(config.model) if load is load_weights else None,
             )
+        marks = _marks(config, model, dtype_name) + [
+            f"differing={name}" for name in sorted(self._decoder.weights.differing)
+        ]
+        self.fingerprint = model_fingerprint(config.model, marks)
         self.layout: KVLayout = plan_layout(model, config, dtype_name)
         self.kv = (allocate or allocate_zeros)(pool_shape(self.layout), pool_dtype(self.layout), config.device)
         self.grammars = Grammars(config.model, self.vocab_size)
@@ -106,6 +106,7 @@ class Engine:
             load(self._decoder.weights, config.model)
             self._decoder.weights.settle()
             self._runner = self._new_runner(self._decoder)
+        _tell_what_weights_became(self._decoder.weights)
 
     def _start_on_gpu(self, load: Load) -> None:
         """Load the weights while kernels are compiled; capture graphs; compute and time passes of every kind."""
@@ -287,6 +288,19 @@ def _marks(config: EngineConfig, model: ModelSpec, dtype: str) -> list[str]:
     kept = [dtype if isinstance(layer.mixer, DeltaSpec) else layer.mixer.codes or dtype for layer in model.layers]
     # The root of hashes names the dtype that is kept: of codes neither what they were made of nor which layers have them.
     return [*marks, f"kept={dtype}:{','.join(kept)}"] if set(kept) != {dtype} else marks
+
+
+def _tell_what_weights_became(weights: Weights) -> None:
+    """One line for people, where not all matrices are kept as they are stored."""
+    became = {
+        "made_plain": weights.made_plain,
+        "decoded": +weights.decoded,
+        "differing": weights.differing,
+    }
+    if any(became.values()):
+        counts = {name: dict(sorted(found.items())) for name, found in became.items() if found}
+        dtype = str(weights.dtype).removeprefix("torch.")
+        log.warning("engine.weights_changed", extra=counts | {"dtype": dtype, "device": str(weights.device)})
 
 
 def _nothing_more(weights: Weights, folder: Path) -> None:

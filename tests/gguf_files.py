@@ -74,6 +74,30 @@ def write_gguf(
     return file if parts == 1 else sorted(file.parent.glob(f"{file.stem}-00001-of-*.gguf"))[0]
 
 
+def changed(file: Path, target: Path, **entries: Any) -> Path:
+    """The same file with other entries of its metadata; None takes one away."""
+    reader = gguf.GGUFReader(file)
+    writer = gguf.GGUFWriter(target, "")
+    writer.kv_data[0].clear()
+    fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
+    for name, value in (fields | {name.replace("__", "."): value for name, value in entries.items()}).items():
+        if value is not None:
+            kind = reader.fields[name].types[0] if name in reader.fields else gguf.GGUFValueType.get_type(value)
+            writer.add_key_value(name, value, kind, _inner(reader, name))
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+def _inner(reader: gguf.GGUFReader, name: str) -> Any:
+    types = reader.fields[name].types if name in reader.fields else []
+    return types[1] if len(types) > 1 else None
+
+
 def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, pre: str) -> None:
     """What llama.cpp's converter says of a tokenizer.json."""
     described = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))

@@ -175,7 +175,7 @@ class _Reader:
 
     def _string(self, most: int | None = None) -> str:
         length = self._scalar("Q")
-        if most is not None and length > most:
+        if most is not None and not 0 < length <= most:
             raise _MalformedError(f"a name of {length} bytes at {self._at}")
         return self._bytes(length).decode("utf-8")
 

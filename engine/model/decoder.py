@@ -33,9 +33,18 @@ class Decoder:
 
     can_be_captured = True
 
-    def __init__(self, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, max_model_len: int) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_model_len: int,
+        most_elements: int | None = None,
+    ) -> None:
+        """See `Weights` for `most_elements`. Raises ValueError for a model that asks for more."""
         self.spec = spec
-        self.weights = Weights(dtype, device, stored=spec.stored)
+        self.weights = Weights(dtype, device, stored=spec.stored, most_elements=most_elements)
         self._embedding = Embedding(spec, self.weights)
         rotations = Rotations(max_model_len, device)
         self._layers = [

@@ -6,6 +6,7 @@ asks `Weights` where each tensor goes.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -100,14 +101,20 @@ class Weights:
         rank: int = 0,
         size: int = 1,
         stored: StoredNames = AS_OURS,
+        most_elements: int | None = None,
     ) -> None:
+        """`most_elements`: what the checkpoint's files could hold. A model that asks for more is refused as it is built."""
         self.dtype, self.device, self.stored = dtype, device, stored
         self.destinations: dict[str, list[Destination]] = {}  # by the tensor's name
         self.ways: list[tuple[frozenset[str], ...]] = []  # each parameter: the tensors of every way to store it
         self.when_loaded: list[Callable[[], None]] = []
-        self.made_plain: set[str] = set()  # formats whose matrices are plain here, for people
+        # Matrices that are not kept as they are stored, for people: those that are plain here, by their formats; those
+        # whose blocks were decoded while they were read, by their kinds.
+        self.made_plain, self.decoded = Counter[str](), Counter[str]()
+        self.differing = Counter[str]()  # they stand for other numbers than the format
         self.unused: set[str] = set()  # a checkpoint may have these tensors; the model does not need them
         self._rank, self._size = rank, size
+        self._most_elements, self._elements = most_elements, 0
 
     def new(
         self, parameter: Parameter, *, ways: Sequence[Way] = (), under: str = "", default: float | None = None
@@ -146,7 +153,15 @@ class Weights:
 
     def share(self, parameter: Parameter) -> Share:
         """Return this rank's share of a parameter."""
+        self._check_size(math.prod(parameter.shape), parameter)
         return share_of(parameter, self._rank, self._size)
+
+    def _check_size(self, elements: int, parameter: Parameter) -> None:
+        if self._most_elements is not None and elements > self._most_elements:
+            raise ValueError(
+                f"{parameter.parts[0].name or 'a matrix'} of the shape {list(parameter.shape)}, by config.json or the metadata, "
+                f"is more than the checkpoint's files can hold: is a size in there wrong, or the download incomplete?"
+            )
 
     def settle(self) -> None:
         """Everything is loaded: let products order their weights, and keep nothing of what they leave."""
@@ -158,6 +173,8 @@ class Weights:
     def _declare(self, way: Way, tensor: torch.Tensor, under: str, slot: Slot | None = None) -> frozenset[str]:
         """Remember where the tensors of one way go; returns their names."""
         seen = way.seen(tensor)
+        self._elements += math.prod(way.parameter.shape)
+        self._check_size(self._elements, way.parameter)
         placements = self.share(way.parameter).placements
         names = frozenset(under + placement.name for placement in placements)
         if taken := names & self.destinations.keys():

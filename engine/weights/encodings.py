@@ -64,9 +64,14 @@ def as_wanted(stored: StoredTensor, wanted: torch.dtype) -> StoredTensor:
     return replace(stored, dtype="U8", shape=(*stored.shape[:-1], length))
 
 
+def is_decoded(stored: StoredTensor, wanted: torch.dtype) -> bool:
+    """Whether blocks become floats as they are read."""
+    return stored.dtype in DECODERS and wanted in _COMPUTED
+
+
 def encoding_of(stored: StoredTensor, wanted: torch.dtype) -> Encoding:
     """How to read a tensor that is converted to, or is, what is wanted. Raises CheckpointError."""
-    if stored.dtype in DECODERS and wanted in _COMPUTED:
+    if is_decoded(stored, wanted):
         return Encoding(BLOCK_ELEMENTS[stored.dtype], BLOCK_BYTES[stored.dtype], partial(_values, stored.dtype))
     dtype = _DTYPES.get(stored.dtype)
     if dtype is None and stored.dtype in BLOCK_BYTES:

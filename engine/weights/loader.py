@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from common.model.gguf import is_gguf
+from common.model.gguf import is_gguf, read_header
 from engine.model.parameters import Destination, Weights
 from engine.model.stage import Slot
 from engine.weights.checkpoint import (
@@ -33,12 +33,14 @@ from engine.weights.checkpoint import (
     stored_tensors,
     weight_files,
 )
-from engine.weights.encodings import Encoding, as_wanted, encoding_of
+from engine.weights.encodings import Encoding, as_wanted, encoding_of, is_decoded
 from engine.weights.gguf_names import characteristic_bytes_of_gguf, stored_in_gguf
 
-__all__ = ["CheckpointError", "load_weights", "model_fingerprint", "weight_files"]
+__all__ = ["CheckpointError", "load_weights", "model_fingerprint", "most_elements", "weight_files"]
 
 _FINGERPRINT_BYTES = 16
+# Four, and room for parameters that are declared in several ways, and for small models.
+_MOST_ELEMENTS_A_BYTE, _MORE_ELEMENTS = 16, 1 << 20
 # A GPU copies faster than one thread reads from the page cache. Pinning takes start-up time, so buffers are few.
 THREADS = 8
 BUFFER_BYTES = 16 << 20
@@ -54,6 +56,12 @@ def load_weights(weights: Weights, folder: Path) -> None:
     """
     runs = _match(folder, weights)
     _stream(runs, weights.device, BUFFER_BYTES if weights.device.type == "cuda" else CPU_BUFFER_BYTES)
+
+
+def most_elements(folder: Path) -> int:
+    """More numbers than the checkpoint's files hold: formats have 2 bits and more for each. Raises as `model_fingerprint`."""
+    files = read_header(folder).files if is_gguf(folder) else weight_files(folder)
+    return _MOST_ELEMENTS_A_BYTE * sum(file.stat().st_size for file in files) + _MORE_ELEMENTS
 
 
 def model_fingerprint(folder: Path, marks: Iterable[str] = ()) -> str:
@@ -98,6 +106,7 @@ def _match(folder: Path, weights: Weights) -> list[_Run]:
             doubled.append(stored.name)
         else:
             found.add(name)
+            weights.decoded[stored.dtype] += is_decoded(stored, destinations[0].tensor.dtype)
             runs += itertools.chain.from_iterable(_runs(stored, destination) for destination in destinations)
     if unexpected:
         raise CheckpointError(f"{folder}: unexpected weights {some(unexpected)}: config.json describes another model")

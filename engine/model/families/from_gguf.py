@@ -86,6 +86,10 @@ class _Entries:
             raise UnsupportedModelError(f"{self._header.file}: there is no tensor {tensor}")
         return self._header.tensors[tensor].shape[0]
 
+    def columns(self, tensor: str) -> int:
+        self.rows(tensor)
+        return self._header.tensors[tensor].shape[-1]
+
     def floats(self, tensor: str) -> list[float]:
         """A short tensor's values."""
         found = self._header.tensors[tensor]
@@ -105,6 +109,14 @@ class _Entries:
         most = max(sizes, key=lambda kind: sizes[kind], default="")
         return {"F32": "float32", "F16": "float16"}.get(most, "bfloat16")
 
+    def agree(self, name: str, does: bool) -> None:
+        """Raise UnsupportedModelError for a size that is not that of the tensors."""
+        if not does:
+            value = self._header.metadata.get(self._beginning + name)
+            raise UnsupportedModelError(
+                f"{self._header.file}: {self._beginning}{name} = {value!r:.40}, but the file's tensors say otherwise"
+            )
+
     def unsupported(self, name: str) -> UnsupportedModelError:
         value = self._header.metadata.get(self._beginning + name)
         return UnsupportedModelError(
@@ -119,7 +131,9 @@ class _Entries:
 
 
 def _common(entries: _Entries, architecture: str) -> Config:
-    """What nearly all have."""
+    """What nearly all have. Sizes that nothing of is there would take memory before a tensor is looked at."""
+    entries.agree("embedding_length", entries.columns("token_embd.weight") == entries["embedding_length"])
+    entries.agree("block_count", entries.has(f"blk.{entries.number('block_count') - 1}.attn_norm.weight"))
     return {
         "architectures": [architecture],
         "dtype": entries.dtype(),

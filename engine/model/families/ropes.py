@@ -50,6 +50,10 @@ def rope(
         scaling = read(values, fields)
     except KeyError as error:
         raise UnsupportedModelError(f"config.json: {name} of type {rope_type!r} lacks {error}") from error
+    if not (0 < float(share) <= 1 and theta > 0):
+        raise UnsupportedModelError(
+            f"config.json: {name} rotates {share!r:.40} of a head by {theta!r:.40}: at most all of it, by a positive number"
+        )
     share = 1.0 if isinstance(scaling, ProportionalScaling) else float(share)
     return RopeSpec(theta=theta, scaling=scaling, share=share, interleaved=interleaved)
 

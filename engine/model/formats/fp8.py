@@ -226,7 +226,7 @@ class Fp8WhileLoading:
             matrix = Fp8Matrix(weights.empty(shape, FP8), weights.empty(shape[:1], torch.float32))
             stage_rows(spec, _Rounded(matrix.weight, matrix.scale), weights, under=under)
             return Fp8Linear(matrix, bias)
-        weights.made_plain.add(type(self).__name__)
+        weights.made_plain[type(self).__name__] += 1
         dense = Dense(weights.empty(shape), bias)
         stage_rows(spec, _Rounded(dense.weight, None), weights, under=under)
         weights.when_loaded.append(dense.pack)
@@ -237,7 +237,10 @@ class Fp8WhileLoading:
 
     def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> Matrices:
         """Experts stay plain where no kernel multiplies 8-bit floats."""
-        if spec.inputs % INPUTS_MULTIPLE or not multiplies_fp8(weights.device):
+        if spec.inputs % INPUTS_MULTIPLE:
+            return DENSE.experts(spec, weights, under=under)
+        if not multiplies_fp8(weights.device):
+            weights.differing["experts left plain"] += spec.num_experts
             return DENSE.experts(spec, weights, under=under)
         shape = weights.share(spec.parameter()).shape
         take = _Rounded(weights.empty(shape, FP8).flatten(0, 1), weights.empty(shape[:2], torch.float32).flatten())

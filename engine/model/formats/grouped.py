@@ -56,13 +56,14 @@ class WhenLoaded:
 
     loading: Grouped | None
     dtype: torch.dtype
+    in_rows: bool  # become rows of 8 bits, else plain
     product: Linear = field(init=False)
 
     def prepare(self) -> None:
-        """Become rows of 8 bits where bytes are multiplied fast, else plain; the groups go."""
+        """The groups go."""
         assert self.loading is not None
         loading, self.loading = self.loading, None
-        if self.dtype == torch.bfloat16 and multiplies_bytes() and loading.weight.inputs <= MOST_INPUTS:
+        if self.in_rows:
             self.product = linear = Int8Linear(loading.bias)
             linear.put(quantise(loading.plain(torch.float32)))
         else:
@@ -86,6 +87,9 @@ def serving(grouped: Grouped, weights: Weights) -> Linear:
     if use_triton(grouped.weight.codes):
         weights.when_loaded.append(grouped.narrow)
         return grouped
-    product = WhenLoaded(grouped, weights.dtype)
+    in_rows = weights.dtype == torch.bfloat16 and multiplies_bytes() and grouped.weight.inputs <= MOST_INPUTS
+    if in_rows:
+        weights.differing["rows of 8 bits"] += 1
+    product = WhenLoaded(grouped, weights.dtype, in_rows)
     weights.when_loaded.append(product.prepare)
     return product

@@ -39,7 +39,10 @@ class Int4WhileLoading:
     def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor | Groups:
         """Experts are quantised for GPUs alone: on a CPU each would be dequantised whenever it is chosen."""
         group = _group(spec.inputs)
-        if not group or not use_triton(weights.empty((1,))):
+        if not group:
+            return DENSE.experts(spec, weights, under=under)
+        if not use_triton(weights.empty((1,))):
+            weights.differing["experts left plain"] += spec.num_experts
             return DENSE.experts(spec, weights, under=under)
         shape = weights.share(spec.parameter()).shape
         experts = allocate(shape, bits=4, group=group, device=weights.device, scales=torch.float16)

@@ -61,7 +61,7 @@ def plain_linear(stored: Stored, spec: LinearSpec, weights: Weights, *, under: s
 
 def plain_matrix(stored: Stored, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
     """Declare the plain matrix [N, K] of a product's modules."""
-    weights.made_plain.add(type(stored).__name__)
+    weights.made_plain[type(stored).__name__] += 1
     matrix = weights.empty(weights.share(spec.parameter("")).shape)
     places = places_by_module(spec, weights)
     for module, own in places.items():
@@ -96,8 +96,8 @@ def plain_experts(stored: Stored, spec: ExpertsSpec, weights: Weights, *, under:
         raise ValueError(
             f"quantised experts in one tensor ({under}{spec.together[0]}) are not supported in this format"
         )
-    weights.made_plain.add(type(stored).__name__)
     own = own_experts(stored, spec, weights, under=under)
+    weights.made_plain[type(stored).__name__] += len(own)
     matrices = weights.empty((len(own), spec.rows, spec.inputs))
     for index, expert in enumerate(own):
         for module, rows in rows_of_each(spec, expert):

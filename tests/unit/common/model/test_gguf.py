@@ -69,6 +69,14 @@ def test_parts_are_one_model(tmp_path: Path) -> None:
         read_header(first)
 
 
+def test_parts_that_name_one_another_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "split.gguf", parts=2)
+    parts = [tmp_path / f"split-{number:05d}-of-00002.gguf" for number in (1, 2)]
+    parts[1].write_bytes(parts[0].read_bytes())
+    with pytest.raises(GgufError, match=r"00002-of-00002.gguf says that it is part 0"):
+        read_header(parts[0])
+
+
 def test_a_part_alone_says_that_it_is_one(tmp_path: Path) -> None:
     write(tmp_path / "split.gguf", parts=2)
     with pytest.raises(GgufError, match="one of 2 files"):
@@ -119,6 +127,9 @@ def text(value: bytes) -> bytes:
         (file_of(tensors=2**63), "more than any model has"),
         (file_of(entries=2**40), "more than any model has"),
         (file_of(entries=1, rest=struct.pack("<Q", 2**62)), "a name of"),
+        (file_of(entries=1, rest=text(b"") + struct.pack("<IB", 0, 1)), "a name of 0 bytes"),
+        (file_of(tensors=1, rest=text(b"") + struct.pack("<IQIQ", 1, 1, 0, 0) + bytes(64)), "a name of 0 bytes"),
+        (file_of(tensors=1, rest=text(b"t") + struct.pack("<IQIQ", 1, 1, 0, 3) + bytes(64)), "'t' lies at 3"),
         (file_of(entries=1, rest=text(b"k") + struct.pack("<IQ", 8, 2**62)), "more than the file"),
         (file_of(entries=1, rest=text(b"k") + struct.pack("<IIQ", 9, 8, 2**62)), "more than 16777216 values"),
         (file_of(entries=1, rest=text(b"k") + struct.pack("<IIQ", 9, 4, 2**23)), "more than the file"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.config import EngineConfig
+from engine.engine import Engine
 from engine.kernels.experts import Experts
 from engine.kernels.quantised.groups import Groups, values
 from engine.kernels.quantised.int8 import multiplies_bytes
 from engine.model.decoder import Decoder
+from engine.model.formats import grouped
 from engine.model.formats.grouped import Grouped, WhenLoaded, serving
 from engine.model.formats.int4 import quantise_groups
 from engine.model.formats.int8 import Int8Linear
 from engine.model.layers.sparse_mlp import SparseMlp
 from engine.model.parameters import Weights
+from engine.weights.loader import model_fingerprint
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.experts import CASES
 from tests.unit.engine.formats.checkpoints import Tensors, compressed, plain_of, refused, written
@@ -207,6 +212,32 @@ def test_a_cpu_has_rows_of_8_bits_where_it_multiplies_bytes(kind: str, dtype: to
         (product.gated(x), silu_and_mul(expected)),
     ):
         assert (found.double() - exact).norm() < limit * exact.norm()
+
+
+def test_rows_of_8_bits_have_another_fingerprint_than_the_groups(
+    tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A GPU, and a CPU that multiplies floats, compute what the checkpoint stands for."""
+    form = FORMS["awq"]
+    folder = written(tiny_model("llama"), tmp_path / "quantised", form.store, form.config, keeps=form.keeps)
+    prints = {}
+    for multiplies in (False, True):
+        monkeypatch.setattr(grouped, "multiplies_bytes", partial(bool, multiplies))
+        caplog.clear()
+        engine = Engine(EngineConfig(model=folder, num_blocks=8, dtype="bfloat16"))
+        prints[multiplies] = engine.fingerprint
+        told = [vars(record) for record in caplog.records if record.message == "engine.weights_changed"]
+        assert [line["differing"] for line in told] == ([{"rows of 8 bits": 8}] if multiplies else [])
+    assert prints[False] == model_fingerprint(folder) != prints[True]
+
+
+@pytest.mark.parametrize("quantization", ["int4", "fp8"])
+def test_experts_that_stay_plain_have_another_fingerprint(quantization: str, tmp_path: Path) -> None:
+    """Where kernels multiply them they are rounded."""
+    config = EngineConfig(model=MOE.build(tmp_path / "moe"), num_blocks=8, quantization=quantization)
+    engine = Engine(config)
+    assert set(engine._decoder.weights.differing) == {"experts left plain"}
+    assert engine.fingerprint != model_fingerprint(config.model, [f"quantization={quantization}"])
 
 
 def test_a_smaller_scale_is_taken_where_it_is_nearer() -> None:

@@ -26,37 +26,13 @@ from engine.weights.checkpoint import CheckpointError, StoredTensor
 from engine.weights.encodings import encoding_of
 from engine.weights.gguf_names import stored_in_gguf
 from engine.weights.loader import model_fingerprint
-from tests.gguf_files import write_gguf
+from tests.gguf_files import changed, write_gguf
 from tests.models import build_tiny_model
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny_model(tmp_path_factory.mktemp("model") / "tiny", "llama")
-
-
-def changed(file: Path, target: Path, **entries: Any) -> Path:
-    """The same file with other entries of its metadata; None takes one away."""
-    reader = gguf.GGUFReader(file)
-    writer = gguf.GGUFWriter(target, "")
-    writer.kv_data[0].clear()
-    fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
-    for name, value in (fields | {name.replace("__", "."): value for name, value in entries.items()}).items():
-        if value is not None:
-            kind = reader.fields[name].types[0] if name in reader.fields else gguf.GGUFValueType.get_type(value)
-            writer.add_key_value(name, value, kind, _inner(reader, name))
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return target
-
-
-def _inner(reader: gguf.GGUFReader, name: str) -> Any:
-    types = reader.fields[name].types if name in reader.fields else []
-    return types[1] if len(types) > 1 else None
 
 
 @pytest.mark.parametrize(
@@ -66,7 +42,11 @@ def _inner(reader: gguf.GGUFReader, name: str) -> Any:
         ({"llama__attention.clamp_kqv": 3.0}, r"llama.attention.clamp_kqv = 3.0 is not supported"),
         ({"llama__rope.scaling.type": "spiral"}, r"llama.rope.scaling.type = spiral is not supported"),
         ({"llama__block_count": None}, r"llama.block_count is missing"),
-        ({"llama__embedding_length": 0}, "hidden_size must be a positive integer"),
+        (
+            {"llama__embedding_length": 2**32 - 1},
+            "llama.embedding_length = 4294967295, but the file's tensors say otherwise",
+        ),
+        ({"llama__rope.dimension_count": 2**31}, "rotates .* of a head by .*: at most all of it"),
         ({"llama__context_length": 2**32 - 1}, "max_position_embeddings must be a positive integer up to"),
     ],
 )
@@ -158,7 +138,7 @@ def test_layers_beyond_all_bounds_are_refused_before_they_are_counted(read: Gguf
     experts = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32, "block_count": 2**32 - 1}
     metadata |= {f"qwen3moe.{name}": value for name, value in experts.items()}
     header = replace(read, metadata=metadata | {"general.architecture": "qwen3moe"})
-    with pytest.raises(UnsupportedModelError, match=r"num_hidden_layers must be .* not 4294967295"):
+    with pytest.raises(UnsupportedModelError, match=r"block_count = 4294967295, but the file's tensors say"):
         model_spec(from_gguf.config_of_header(header))
 
 

@@ -141,6 +141,19 @@ def test_a_cpu_takes_rows_of_8_bits_where_they_are_fast(
         assert engine.fingerprint == asked_for.fingerprint != floats.fingerprint
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_decoded_is_told_with_counts(
+    tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("computes_in_bfloat16", "multiplies_bytes"):
+        monkeypatch.setattr(quantised, name, lambda: True)
+    kinds = {"": "Q8_0", "attn_v": "IQ4_XS"}
+    file = write_gguf(LLAMA.build(tmp_path / "model"), tmp_path / "model.gguf", kind=kinds)
+    Engine(EngineConfig(model=file, num_blocks=8, dtype=dtype))
+    (line,) = (vars(record) for record in caplog.records if record.message == "engine.weights_changed")
+    assert (line["decoded"], line["dtype"]) == ({"IQ4_XS": 2, "Q8_0": 14}, dtype)
+
+
 def test_plain_files_stay_plain(tmp_path: Path) -> None:
     file = write_gguf(LLAMA.build(tmp_path / "model"), tmp_path / "model.gguf", kind="BF16")
     assert read_model_spec(file, device="cuda:0", dtype="auto").quantization.name == ""

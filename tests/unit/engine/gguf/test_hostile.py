@@ -1,0 +1,109 @@
+"""Whatever a GGUF file says, an engine starts or refuses it in one line, before a size in there takes memory or time."""
+
+from __future__ import annotations
+
+import struct
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.model.files import GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, read_file
+from common.model.gguf import read_header
+from engine.config import EngineConfig
+from engine.engine import Engine
+from tests.gguf_files import changed, write_gguf
+from tests.models import build_tiny_model
+
+FILES = (TOKENIZER, TOKENIZER_CONFIG, GENERATION_CONFIG)
+SIZES = (0, 1, 3, 33, 255, 256, 4096, 2**16, 2**20, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63, 2**64 - 1)
+KINDS = (0, 1, 2, 8, 12, 14, 20, 23, 30, 39, 77)
+
+
+class Hostile:
+    """A whole file, and where its header has numbers."""
+
+    def __init__(self, file: Path) -> None:
+        self.content, header = file.read_bytes(), read_header(file)
+        self.length = header.lengths[0]
+        self.entries = [
+            self._behind(name) + 4
+            for name, value in header.metadata.items()
+            if type(value) in (int, float) and value is not None
+        ]
+        self.tensors = [(self._behind(tensor.name), len(tensor.shape)) for tensor in header.tensors.values()]
+
+    def _behind(self, name: str) -> int:
+        text = struct.pack("<Q", len(name)) + name.encode()
+        return self.content.index(text) + len(text)
+
+
+@pytest.fixture(scope="module", params=[("llama", "Q8_0"), ("qwen3", "F32")], ids="-".join)
+def hostile(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Hostile:
+    family, kind = request.param
+    folder = tmp_path_factory.mktemp(family)
+    return Hostile(write_gguf(build_tiny_model(folder / "model", family), folder / "model.gguf", kind=kind))
+
+
+def start(file: Path) -> None:
+    """Or refuse it, as ValueError of one line."""
+    refusals = []
+    for read in (
+        *(partial(read_file, file, name) for name in FILES),
+        partial(Engine, EngineConfig(model=file, num_blocks=8)),
+    ):
+        try:
+            read()
+        except ValueError as error:
+            refusals.append(str(error))
+    assert not [said for said in refusals if "\n" in said or len(said) > 700]
+
+
+@given(data=st.data())
+def test_whatever_a_header_says_is_served_or_refused(
+    hostile: Hostile, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    content = bytearray(hostile.content)
+    for _ in range(data.draw(st.integers(1, 2), label="changes")):
+        match data.draw(st.sampled_from(("entry", "tensor", "byte", "cut")), label="what"):
+            case "entry":
+                at, value = data.draw(st.sampled_from(hostile.entries)), data.draw(st.sampled_from(SIZES))
+                struct.pack_into("<I", content, min(at, len(content) - 4), value % 2**32)
+            case "tensor":
+                at, dimensions = data.draw(st.sampled_from(hostile.tensors))
+                field = data.draw(st.integers(0, dimensions + 1))  # dimensions, then the kind, then the offset
+                if field == dimensions:
+                    form, at, value = "<I", at + 4 + 8 * field, data.draw(st.sampled_from(KINDS))
+                else:
+                    at += 4 + 8 * field - (4 if field > dimensions else 0)
+                    form, value = "<Q", data.draw(st.sampled_from(SIZES))
+                struct.pack_into(form, content, min(at, len(content) - 8), value)
+            case "byte":
+                at = data.draw(st.integers(0, hostile.length - 1))
+                content[min(at, len(content) - 1)] = data.draw(st.integers(0, 255))
+            case "cut":
+                del content[max(16, data.draw(st.integers(0, len(content) - 1))) :]
+    file = tmp_path_factory.getbasetemp() / "hostile.gguf"
+    file.write_bytes(content)
+    start(file)
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        ("feed_forward_length", 2**31 - 1),
+        ("attention.key_length", 2**31 - 2),
+        ("expert_count", 4096),
+    ],
+)
+def test_a_size_that_the_file_can_not_hold_takes_no_memory(tmp_path: Path, entry: str, value: int) -> None:
+    whole = write_gguf(build_tiny_model(tmp_path / "model", "llama"), tmp_path / "whole.gguf")
+    more = {"expert_used_count": 2} if entry == "expert_count" else {}
+    entries = {f"llama__{name}": number for name, number in {entry: value, **more}.items()}
+    file = changed(whole, tmp_path / "changed.gguf", **entries)
+    with pytest.raises(
+        ValueError, match=r" of the shape \[.*\], by config.json .* more than the checkpoint's files can"
+    ):
+        Engine(EngineConfig(model=file, num_blocks=8))
