@@ -39,6 +39,6 @@ class ConfigError(Exception):
 
 
 class Options(BaseModel):
-    """Frozen; unknown fields are errors."""
+    """Frozen; unknown fields are errors. Built when it is used: of the classes that settings are made of only the last one is."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), defer_build=True)

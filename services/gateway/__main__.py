@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from services.runtime.memory import uncollected
+from services.runtime.memory import importing
 
 if __name__ == "__main__":
-    with uncollected():
+    with importing():
         from services.gateway.process import main
     sys.exit(main())

@@ -14,16 +14,17 @@ import msgspec
 
 from services.nursery.birth import MAX_BYTES, Birth
 from services.runtime.linux import be_called, die_with_parent
-from services.runtime.memory import uncollected
+from services.runtime.memory import importing
 
 GO = b"1"
+OF_GPUS = ("cuda.bindings", "pynvml")  # which torch looks for
 
 
 def main() -> int:
     """Import; then answer each `Birth` on standard input with a new process, until there are no more."""
     caller = os.getppid()
     # A collection in a worker would write to every object that it looks at, and that page is shared no more.
-    with uncollected():
+    with importing(*OF_GPUS):
         from services.runtime.worker_process import main as work
     link = socket.socket(fileno=os.dup(0))
     while asked := link.recv(MAX_BYTES):

@@ -15,13 +15,24 @@ from collections.abc import Iterator
 YOUNG = 10_000  # new containers between two looks
 
 
+# What packages import where it is installed, for what Baton doesn't use: the Redis client its metrics.
+UNUSED = ("opentelemetry.sdk.metrics",)
+
+
 @contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """Import what a process needs inside: it is kept for good, and later collections pass it by."""
+def importing(*unused: str) -> Iterator[None]:
+    """Import what a process needs inside: it is kept for good, and later collections pass it by.
+
+    Packages see neither `UNUSED` nor `unused` there, as if they were not installed; afterwards both can be imported.
+    """
+    hidden = [name for name in (*UNUSED, *unused) if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: an ImportError, as Python defines
     gc.disable()
     try:
         yield
     finally:
+        for name in hidden:
+            del sys.modules[name]
         gc.freeze()
         gc.enable()
 

@@ -14,14 +14,16 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from common.bus import Bus
 from common.errors import NobodyListensError, UnavailableError
 from common.messages import GatewayState, WorkerState
 from common.settings import ConfigError
+
+if TYPE_CHECKING:  # a name can be made up without a bus
+    from common.bus import Bus
 
 log = logging.getLogger("baton.names")
 

@@ -11,9 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any
-
-import httpx
 
 from common.errors import UnavailableError
 from common.model.files import is_model
@@ -30,6 +27,7 @@ from services.runtime.settings import no_model
 from services.up.announcement import announce, forget, welcome
 from services.up.child import Child, describe_exit, last_lines
 from services.up.nursery import Nursery
+from services.up.readiness import reason_not_ready
 from services.up.servers import Reach, start_servers
 from services.up.settings import UpSettings
 from services.worker.options import WorkerOptions
@@ -190,23 +188,21 @@ class Stack:
     async def _until_ready(self, url: str, stopping: asyncio.Event) -> None:
         """Wait until a gateway reports ready; give up when a process ends."""
         give_up_at, told = time.monotonic() + START_TIMEOUT_S, ""
-        # Not verified: it is our own child, and its certificate names the address for clients.
-        async with httpx.AsyncClient(base_url=url, timeout=2.0, verify=False) as client:
-            while not stopping.is_set():
-                for child in self._children:
-                    if child.exit_code is not None:
-                        end = "".join(last_lines(child.log_file, 1)).removeprefix("baton: ") or f"see {child.log_file}"
-                        raise UnavailableError(f"{child.name} ended with {describe_exit(child.exit_code)}: {end}")
-                reason = await _reason_not_ready(client, prefill=self._settings.prefill, decode=self._settings.decode)
-                if reason is None:
-                    return
-                if reason != told:
-                    self._say(f"waiting: {reason} …")
-                    told = reason
-                if time.monotonic() > give_up_at:
-                    raise UnavailableError(f"not ready after {START_TIMEOUT_S:.0f} s: {reason}; see {self._logs}")
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(stopping.wait(), 0.1)
+        while not stopping.is_set():
+            for child in self._children:
+                if child.exit_code is not None:
+                    end = "".join(last_lines(child.log_file, 1)).removeprefix("baton: ") or f"see {child.log_file}"
+                    raise UnavailableError(f"{child.name} ended with {describe_exit(child.exit_code)}: {end}")
+            reason = await reason_not_ready(url, prefill=self._settings.prefill, decode=self._settings.decode)
+            if reason is None:
+                return
+            if reason != told:
+                self._say(f"waiting: {reason} …")
+                told = reason
+            if time.monotonic() > give_up_at:
+                raise UnavailableError(f"not ready after {START_TIMEOUT_S:.0f} s: {reason}; see {self._logs}")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), 0.1)
 
     # -- watch -----------------------------------------------------------------------------------------------------
 
@@ -308,22 +304,6 @@ def _check(settings: UpSettings) -> None:
 
 def _in_use(flag: str, port: int) -> ConfigError:
     return ConfigError(f"{flag} {port}: in use; stop what uses it, or choose another port")
-
-
-async def _reason_not_ready(client: httpx.AsyncClient, *, prefill: int, decode: int) -> str | None:
-    """Why a request would not be served yet; None when it would."""
-    try:
-        response = await client.get("/ready")
-    except httpx.TransportError:
-        return "the gateway starts"
-    answer: dict[str, Any] = response.json()
-    if response.status_code != 200:
-        refused = "".join(f"; {worker}: {why}" for worker, why in answer.get("refused", {}).items())
-        return f"{answer.get('reason')}{refused}"
-    workers = answer["workers"]
-    if workers["prefill"] < prefill or workers["decode"] < decode:
-        return f"{workers['prefill']} of {prefill} prefill and {workers['decode']} of {decode} decode workers are ready"
-    return None
 
 
 def _indented(log_file: Path) -> str:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import weakref
+from importlib import import_module
 
-from services.runtime.memory import keep_what_is_loaded
+import pytest
+
+from services.runtime.memory import importing, keep_what_is_loaded
 
 
 class Knot:
@@ -25,5 +28,18 @@ def test_a_full_collection_sees_only_what_came_later() -> None:
         gc.collect()
         assert gone() is None
         assert old.itself is old
+    finally:
+        gc.unfreeze()
+
+
+def test_what_is_unused_is_absent_while_a_process_imports_and_there_afterwards() -> None:
+    try:
+        with importing("wave"):
+            assert not gc.isenabled()
+            with pytest.raises(ModuleNotFoundError):
+                import_module("wave")
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > 0
+        assert import_module("wave").__name__ == "wave"
     finally:
         gc.unfreeze()

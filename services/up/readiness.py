@@ -1,0 +1,48 @@
+"""Whether a gateway of `baton up` would serve a request. A client for HTTP would take longer to import than all its questions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from typing import Any
+from urllib.parse import urlsplit
+
+PATIENCE_S = 2.0
+MAX_BYTES = 1 << 20
+
+
+async def reason_not_ready(url: str, *, prefill: int, decode: int) -> str | None:
+    """Why a request would not be served yet by that many workers; None when it would."""
+    try:
+        status, answer = await asyncio.wait_for(_ready(url), PATIENCE_S)
+    except (OSError, ValueError, EOFError):  # a timeout is the first
+        return "the gateway starts"
+    if status != 200:
+        refused = "".join(f"; {worker}: {why}" for worker, why in answer.get("refused", {}).items())
+        return f"{answer.get('reason')}{refused}"
+    workers = answer["workers"]
+    if workers["prefill"] < prefill or workers["decode"] < decode:
+        return f"{workers['prefill']} of {prefill} prefill and {workers['decode']} of {decode} decode workers are ready"
+    return None
+
+
+async def _ready(url: str) -> tuple[int, dict[str, Any]]:
+    """Status and body of `/ready`. Raises OSError, ValueError or EOFError without an answer."""
+    parts = urlsplit(url)
+    tls = _unverified() if parts.scheme == "https" else None
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port, ssl=tls, limit=MAX_BYTES)
+    try:
+        writer.write(f"GET /ready HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n".encode())
+        head = await reader.readuntil(b"\r\n\r\n")
+        body: dict[str, Any] = json.loads(await reader.read())
+        return int(head.split(maxsplit=2)[1]), body
+    finally:
+        writer.close()
+
+
+def _unverified() -> ssl.SSLContext:
+    """The gateway is our own child, and its certificate names the address for clients."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
