@@ -75,6 +75,11 @@ def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -
     if not weight.is_mkldnn:
         return torch_linear(x, weight, bias)
     # oneDNN adds up a single row in another order than one of several: with a second one a row never depends on its batch.
-    rows = x if len(x) > 1 else torch.cat((x, x))
-    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
-    return result[: len(x)]
+    if x.shape[0] > 1:
+        return _by_onednn(x, weight, bias)
+    return _by_onednn(torch.cat((x, x)), weight, bias)[:1]
+
+
+def _by_onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return result

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
+import torch
+
 T = TypeVar("T")
+
+
+@functools.cache
+def constant(value: float, device: torch.device) -> torch.Tensor:
+    """Return the number as a tensor [] float32. An operation takes twice as long with a number that isn't one yet."""
+    return torch.tensor(value, device=device)
 
 
 class Once:

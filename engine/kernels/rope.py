@@ -30,6 +30,10 @@ class Heads:
     query_growth: torch.Tensor | None = None  # [positions] float32: factors of queries
     gated: bool = False  # behind each query head in the product is its output's gate
 
+    def are_turned_alone(self, cos_sin: torch.Tensor, head_dim: int) -> bool:
+        """Whether there is nothing but a rotation of halves of the whole head."""
+        return self.q_norm is None and self.k_norm is None and self.are_plain(cos_sin, head_dim)
+
     def are_plain(self, cos_sin: torch.Tensor | None, head_dim: int) -> bool:
         """Whether there is nothing but a norm with a weight before, and a rotation of halves of the whole head."""
         others = (self.norm_plus_one and self.q_norm is not None, self.norms_without_weight, self.norm_after)
@@ -53,6 +57,7 @@ def rope_and_write_kv(
     *,
     codes: Codes | None = None,
     in_place: bool = False,
+    is_spare: bool = False,
     once: Once | None = None,
 ) -> torch.Tensor:
     """Return the rotated queries [T, Hq, D]; write the rotated keys, and the values, into `kv_layer`.
@@ -62,14 +67,17 @@ def rope_and_write_kv(
     [T] and `slots` [T] (block * B + offset; negative: not written) are int32; `cos_sin` [positions, R] float32 holds
     cos | sin halves for the first R dimensions, None: nothing is rotated. `kv_layer` [num_blocks, 2, B, Hkv, D] is a strided
     view of the pool, and the result has its dtype, or that of the numbers if the pool keeps `codes` of them. `in_place`: what
-    the pool holds then replaces the keys and values in `qkv`, too. `once`: of the pass.
+    the pool holds then replaces the keys and values in `qkv`, too. `is_spare`: nobody reads `qkv` afterwards, it may be
+    overwritten. `once`: of the pass.
     """
-    block_size, num_kv_heads, head_dim = kv_layer.shape[2:]
+    _, _, block_size, num_kv_heads, head_dim = kv_layer.shape
     if qkv.dim() == 3:
         qkv = qkv.sum(dim=0)
     once = once or Once()
     heads = qkv.to(kv_layer.dtype if codes is None else codes.dtype).unflatten(-1, (-1, head_dim))  # [T, Hq + 2 Hkv, D]
     num_turned = heads.shape[1] - num_kv_heads  # there may be no keys and values
+    if is_spare and codes is None and cos_sin is not None and how.are_turned_alone(cos_sin, head_dim):
+        return _turned_in_place(heads, num_kv_heads, positions, cos_sin, slots, kv_layer, how, once)
     q, k = _queries_and_keys(heads[:, :num_turned], num_turned - num_kv_heads, positions, cos_sin, how, once)
     v = heads[:, num_turned:]
     if how.norms_values:
@@ -89,6 +97,27 @@ def rope_and_write_kv(
                 x if codes is None else decoded(kept, scales, codes.factors[plane], codes.dtype)
             )
     return q
+
+
+def _turned_in_place(
+    heads: torch.Tensor,
+    num_kv_heads: int,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    slots: torch.Tensor,
+    kv_layer: torch.Tensor,
+    how: Heads,
+    once: Once,
+) -> torch.Tensor:
+    """Rotate within the product [T, Hq + 2 Hkv, D], where keys and values then lie as the pool has them."""
+    cos, sin = once((id(cos_sin), how.interleaved), lambda: _turn_at(positions, cos_sin, how))
+    turning = heads[:, :-num_kv_heads]
+    wide = turning.float()
+    torch.addcmul(wide.roll(wide.shape[-1] // 2, -1).mul_(sin), wide, cos, out=turning)
+    written, blocks, offsets = once(kv_layer.shape[2], lambda: _places(slots, kv_layer.shape[2]))
+    both = heads[:, -2 * num_kv_heads :].unflatten(1, (2, num_kv_heads))
+    kv_layer[blocks, :, offsets] = both if isinstance(written, slice) else both[written]
+    return heads[:, : -2 * num_kv_heads]
 
 
 def _queries_and_keys(

@@ -29,6 +29,7 @@ def rope_and_write_kv(
     *,
     codes: Codes | None = None,
     in_place: bool = False,
+    is_spare: bool = False,
     once: Once | None = None,
 ) -> torch.Tensor:
     block_size, num_kv_heads, head_dim = kv_layer.shape[2:]

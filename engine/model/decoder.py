@@ -56,6 +56,7 @@ class Decoder:
             around = Surroundings(spec, self.weights, rotations, "model.", nothing)
             self._inputs = LayerInputs(spec.layer_inputs, around)
         self._head = Head(spec, self.weights, self._embedding)
+        self._kept: tuple[Sequence[torch.Tensor], list[list[torch.Tensor]]] | None = None
 
     def forward(
         self, batch: ForwardBatch, parts: Sequence[torch.Tensor], *, logits: torch.Tensor | None = None
@@ -68,8 +69,7 @@ class Decoder:
         stream, last = self._embedding(batch), len(self._layers) - 1
         if self._inputs is not None:
             self._inputs(stream, batch)
-        for index, layer in enumerate(self._layers):
-            kept = [parts[part][:, number] for part, number in layer.places]
+        for index, (layer, kept) in enumerate(zip(self._layers, self._views(parts), strict=True)):
             layer.mixer(stream, batch, kept, is_last=index == last)
             if stream.is_empty:
                 return None
@@ -78,12 +78,20 @@ class Decoder:
                 layer.own_input(stream)
         return self._head(stream, batch, out=logits)
 
+    def _views(self, parts: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+        """What each layer keeps, of the pool; passes after one another have the same."""
+        if self._kept is None or self._kept[0] is not parts:
+            views = [[parts[part][:, number] for part, number in layer.places] for layer in self._layers]
+            self._kept = (parts, views)
+        return self._kept[1]
+
     def with_a_layer_of_each_kind(self) -> Decoder:
         """Return a decoder that launches every kernel: one layer of each distinct spec and formats, first, last and between."""
         last, kinds = len(self._layers) - 1, dict[object, int]()
         for index, (spec, layer) in enumerate(zip(self.spec.layers, self._layers, strict=True)):
             kinds.setdefault((spec, layer.formats, index == 0, index == last), index)
         decoder = copy.copy(self)
+        decoder._kept = None
         decoder.spec = replace(self.spec, layers=tuple(self.spec.layers[index] for index in kinds.values()))
         decoder._layers = [self._layers[index] for index in kinds.values()]
         return decoder

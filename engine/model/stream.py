@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from engine.kernels.quantised.fp8 import Fp8Rows
+from engine.kernels.quantised.int8 import Int8Rows
+from engine.kernels.quantised.int8 import normed_rows as normed_codes
+from engine.model.formats.int8 import Int8Linear
 from engine.model.formats.product import Linear
 from engine.model.layers.norm import Norm, RmsNorm
 
@@ -49,9 +52,14 @@ class Stream:
         self._added = None
         return rows
 
+    def normed_codes(self, norm: RmsNorm) -> Int8Rows:
+        """Add up, and return the sum's norm in 8-bit whole numbers."""
+        self._settle()
+        return normed_codes(self._residual, norm.weight, norm.eps, plus_one=norm.plus_one)
+
     @property
     def num_rows(self) -> int:
-        return len(self._residual)
+        return self._residual.shape[0]
 
     def read_again(self) -> torch.Tensor:
         """Return what the layer's first half has read."""
@@ -72,6 +80,11 @@ class Stream:
         """Add a product."""
         self._settle()
         self._added = linear.onto(self._residual, x)
+
+    def plus_codes(self, linear: Int8Linear, rows: Int8Rows) -> None:
+        """Add a product of rows in 8-bit whole numbers."""
+        self._settle()
+        linear.rows_onto(self._residual, rows)
 
     def add(self, added: torch.Tensor) -> None:
         """Add a sum [T, E], or its terms [P, T, E]."""

@@ -14,6 +14,7 @@ from engine.kernels.attention.plan import AttentionPlan, HeadShape, PrefillPlan,
 from engine.kernels.attention.tiles import LARGE_TILE, SMALL_TILE, Tiling
 from engine.kernels.codes import Codes
 from engine.kernels.device import describe, use_triton
+from engine.kernels.once import Once
 
 
 def tiling(device: torch.device, dtype: torch.dtype, heads: HeadShape, *, is_plain: bool) -> Tiling:
@@ -52,15 +53,16 @@ def paged_attention(
     *,
     qkv: torch.Tensor | None = None,
     codes: Codes | None = None,
+    once: Once | None = None,
 ) -> torch.Tensor:
     """Return [T, Hq, D]: the i-th new token of a sequence attends to all positions up to its own.
 
     `q` [T, Hq, D]; `kv_layer` [num_blocks, 2, B, Hkv, D] is a strided view of the pool with the new tokens' KV.
     Sums are in float32. `qkv` [T, (Hq + 2 Hkv) D] as `rope_and_write_kv` left it in place, if `needs_qkv`. `codes`: what the
-    pool's codes mean; None: it holds the numbers themselves.
+    pool's codes mean; None: it holds the numbers themselves. `once`: of the pass.
     """
-    out = torch.empty_like(q)
     if use_triton(q):
+        out = torch.empty_like(q)
         both = plan.num_decode > 0 and plan.prefill is not None
         with _beside_each_other(q.device) if both and _is_captured(q) else nullcontext() as second:
             if plan.num_decode:
@@ -71,11 +73,14 @@ def paged_attention(
                 with torch.cuda.stream(second):
                     _prefill(q[rows], new, kv_layer, plan.prefill, out[rows], how, codes)
         return out
-    prompts = None if plan.prefill is None else plan.prefill.batch
-    for rows, batch in ((slice(plan.num_decode), plan.decode), (slice(plan.num_decode, None), prompts)):
-        if batch is not None:
-            on_cpu.attend(q[rows], kv_layer, batch, how, out[rows], codes)
-    return out
+    decoding, prompts = plan.num_decode, None if plan.prefill is None else plan.prefill.batch
+    if prompts is None:
+        assert plan.decode is not None
+        return on_cpu.attend(q, kv_layer, plan.decode, how, codes, once)
+    found = on_cpu.attend(q[decoding:], kv_layer, prompts, how, codes)
+    if plan.decode is None:
+        return found
+    return torch.cat((on_cpu.attend(q[:decoding], kv_layer, plan.decode, how, codes, once), found))
 
 
 def _is_captured(q: torch.Tensor) -> bool:

@@ -7,6 +7,7 @@ that kernel doesn't know (soft-caps, sinks) is computed by `reference`.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -14,6 +15,35 @@ from torch.nn.functional import scaled_dot_product_attention
 from engine.kernels.attention import reference
 from engine.kernels.attention.plan import AttentionBatch, Scores, first_seen
 from engine.kernels.codes import Codes, numbers_of
+from engine.kernels.once import Once
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Where the layers of a pass find the contexts of its decoding sequences, one after another in `keys` and `values`."""
+
+    blocks: torch.Tensor  # [N] of the pool
+    keys: torch.Tensor  # [N, B, Hkv, D]
+    values: torch.Tensor
+    contexts: list[tuple[torch.Tensor, torch.Tensor]]  # views of each sequence's, [1, Hkv, C, D]
+
+    @classmethod
+    def of(cls, kv_layer: torch.Tensor, batch: AttentionBatch, window: int) -> _Reading:
+        size, lengths = kv_layer.shape[2], batch.context_len.tolist()
+        begins = [max(0, first_seen(length - 1, window)) for length in lengths]
+        tables = [
+            table[begin // size : -(-length // size)]
+            for table, begin, length in zip(batch.block_table, begins, lengths, strict=True)
+        ]
+        blocks = torch.cat(tables)
+        keys, values = (torch.empty((blocks.shape[0], *kv_layer.shape[2:]), dtype=kv_layer.dtype) for _ in range(2))
+        contexts, at = [], 0
+        for table, begin, length in zip(tables, begins, lengths, strict=True):
+            first, number = at * size + begin % size, length - begin
+            own = (x.flatten(0, 1)[first : first + number].transpose(0, 1).unsqueeze(0) for x in (keys, values))
+            contexts.append((next(own), next(own)))
+            at += table.shape[0]
+        return cls(blocks, keys, values, contexts)
 
 
 def attend(
@@ -21,20 +51,37 @@ def attend(
     kv_layer: torch.Tensor,
     batch: AttentionBatch,
     how: Scores,
-    out: torch.Tensor,
     codes: Codes | None = None,
-) -> None:
-    """Write the attention of `q` [T, Hq, D] into `out`; see `paged_attention`."""
+    once: Once | None = None,
+) -> torch.Tensor:
+    """Return the attention of `q` [T, Hq, D]; see `paged_attention`."""
     if how.softcap or how.sinks is not None:
-        out.copy_(reference.attend(q, kv_layer, batch, how, codes))
-        return
-    if len(batch.context_len) == 1:
-        out.copy_(_attend_one(q, kv_layer, batch.block_table[0], batch.max_context_len, how, codes))
-        return
+        return reference.attend(q, kv_layer, batch, how, codes)
+    if batch.max_query_len == 1 and codes is None:
+        return _attend_singles(q, kv_layer, batch, how, once or Once())
     starts, lengths = batch.query_start.tolist(), batch.context_len.tolist()
-    for index, context in enumerate(lengths):
-        rows = slice(starts[index], starts[index + 1])
-        out[rows] = _attend_one(q[rows], kv_layer, batch.block_table[index], context, how, codes)
+    found = [
+        _attend_one(q[starts[index] : starts[index + 1]], kv_layer, batch.block_table[index], context, how, codes)
+        for index, context in enumerate(lengths)
+    ]
+    return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def _attend_singles(
+    q: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, how: Scores, once: Once
+) -> torch.Tensor:
+    """One new token each. What is read of the pool lies where the layer before has read its own."""
+    key = (id(batch), how.window, kv_layer.shape[2:])
+    reading = once(key, lambda: _Reading.of(kv_layer, batch, how.window))
+    torch.index_select(kv_layer.select(1, 0), 0, reading.blocks, out=reading.keys)
+    torch.index_select(kv_layer.select(1, 1), 0, reading.blocks, out=reading.values)
+    # Heads that share a key are a batch of queries.
+    queries = q.view(q.shape[0], 1, kv_layer.shape[3], -1, q.shape[2]).unbind(0)
+    found = [
+        scaled_dot_product_attention(query, keys, values, scale=how.scale)
+        for query, (keys, values) in zip(queries, reading.contexts, strict=True)
+    ]
+    return (found[0] if len(found) == 1 else torch.cat(found)).reshape(q.shape)
 
 
 def _attend_one(
@@ -42,7 +89,7 @@ def _attend_one(
 ) -> torch.Tensor:
     """`q` [Q, Hq, D] of one sequence -> [Q, Hq, D]."""
     block_size, num_kv_heads = kv_layer.shape[2], kv_layer.shape[3]
-    num_new, window = len(q), how.window
+    num_new, window = q.shape[0], how.window
     begin = max(0, first_seen(context - num_new, window))
     first = begin // block_size
     begin = begin if num_new == 1 else first * block_size

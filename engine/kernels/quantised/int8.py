@@ -12,12 +12,18 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import linear as torch_linear
 
+from engine.kernels.activation import ACTIVATIONS
+from engine.kernels.norm import inverse_rms
+from engine.kernels.once import constant
+
 LARGEST = 127.0  # a code's magnitude
 ZERO = 128  # a zero's code in a row of activations
 MOST_INPUTS = (1 << 31) // (255 * 127)  # whose products always add up within 32 bits
 _TINY = 1e-30  # keeps the scale of a row of zeros finite
 _ELEMENTS_AT_ONCE = 1 << 17  # stay in a core's cache as floats
 _RESULTS_AT_ONCE = 1 << 20  # stay in a larger cache
+_FEWEST_ROWS = 64  # for which a matrix is read
+_CPU = torch.device("cpu")
 _EXACT_INPUTS = 1024  # their products add up exactly in float32
 
 
@@ -38,13 +44,31 @@ class Int8Product:
     """The matrix as `product` reads it fastest on this processor."""
 
     codes: torch.Tensor  # int8 [N, K], or in oneDNN's order
-    steps: torch.Tensor  # [N] float32: worth of two codes' product
+    steps: torch.Tensor  # [N] float32: worth of a code
     zeros: torch.Tensor  # [N] int64, as oneDNN asks for them
 
     @classmethod
     def of(cls, matrix: Int8) -> Int8Product:
         codes = torch.ops.onednn.qlinear_prepack(matrix.codes, None) if multiplies_bytes() else matrix.codes
-        return cls(codes, matrix.scales / LARGEST, torch.zeros(len(matrix.scales), dtype=torch.int64))
+        return cls(codes, matrix.scales, torch.zeros(len(matrix.scales), dtype=torch.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Rows:
+    """Activations [T, K]: each element is `step * (code - ZERO)`."""
+
+    codes: torch.Tensor  # uint8 [T, K]
+    steps: torch.Tensor  # float32 [T, 1]
+    dtype: torch.dtype  # the results have
+
+    def slabs(self, weight: Int8Product, results: torch.Tensor) -> Iterator[tuple[Int8Rows, torch.Tensor]]:
+        """Cut into slabs, beside their rows of `results`, whose products stay in a cache."""
+        num_rows, width = self.codes.shape[0], max(self.codes.shape[1], weight.steps.shape[0])
+        if num_rows <= _FEWEST_ROWS or num_rows * width <= _RESULTS_AT_ONCE:
+            yield self, results
+            return
+        for rows in _slabs(num_rows, width, max(_RESULTS_AT_ONCE, _FEWEST_ROWS * width)):
+            yield Int8Rows(self.codes[rows], self.steps[rows], self.dtype), results[rows]
 
 
 @functools.cache
@@ -71,28 +95,67 @@ def product(
     x: torch.Tensor, weight: Int8Product, bias: torch.Tensor | None, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return x @ weight.T + bias [T, N] in x's dtype, in `out` if it is given. `x` [T, K], `bias` [N]."""
-    num_outputs = len(weight.steps)
+    return product_of_rows(quantised(x.float(), x.dtype), weight, bias, out=out)
+
+
+def product_of_rows(
+    rows: Int8Rows, weight: Int8Product, bias: torch.Tensor | None, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The same of rows that are quantised."""
     if out is None:
-        out = x.new_empty(len(x), num_outputs)
-    if len(x) * max(x.shape[1], num_outputs) <= _RESULTS_AT_ONCE:
-        return _product(x, weight, bias, out)
-    for rows in _slabs(len(x), max(x.shape[1], num_outputs), _RESULTS_AT_ONCE):
-        _product(x[rows], weight, bias, out[rows])
+        out = torch.empty(rows.codes.shape[0], weight.steps.shape[0], dtype=rows.dtype)
+    for some, place in rows.slabs(weight, out):
+        wide = _whole_numbers(some.codes, weight)
+        if bias is None:
+            torch.mul(wide, some.steps, out=place)
+        else:
+            torch.addcmul(bias, wide, some.steps, out=place)
     return out
 
 
-def _product(x: torch.Tensor, weight: Int8Product, bias: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor:
-    codes, largest = rows_quantised(x)
-    wide = _whole_numbers(codes, weight)
-    return torch.mul(wide, largest, out=out) if bias is None else torch.addcmul(bias, wide, largest, out=out)
+def product_onto(residual: torch.Tensor, rows: Int8Rows, weight: Int8Product, bias: torch.Tensor | None) -> None:
+    """Add the product to `residual` [T, N], where it is rounded once."""
+    for some, place in rows.slabs(weight, residual):
+        wide = _whole_numbers(some.codes, weight)
+        if bias is None:
+            torch.addcmul(place, wide, some.steps, out=place)
+        else:
+            place.add_(torch.addcmul(bias, wide, some.steps))
 
 
-def rows_quantised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return codes uint8 [T, K] around `ZERO`, and each row's largest magnitude [T, 1] float32, which has the code 127."""
+def gated_rows(rows: Int8Rows, gate_up: Int8Product, bias: torch.Tensor | None, activation: str) -> Int8Rows:
+    """Return act(x @ gate.T) * (x @ up.T), quantised, of the rows x; see `linear.gated_linear`."""
+    act, found = ACTIVATIONS[activation], list[Int8Rows]()
+    for some, _ in rows.slabs(gate_up, rows.codes):
+        wide = _whole_numbers(some.codes, gate_up)
+        if bias is None:
+            gate, up = wide.chunk(2, dim=-1)
+            gated = quantised(act(gate.mul_(some.steps)).mul_(up), rows.dtype)
+            gated.steps.mul_(some.steps)  # the other half's: codes don't depend on it
+        else:
+            gate, up = wide.mul_(some.steps).add_(bias).chunk(2, dim=-1)
+            gated = quantised(act(gate).mul_(up), rows.dtype)
+        found.append(gated)
+    if len(found) == 1:
+        return found[0]
+    return Int8Rows(torch.cat([each.codes for each in found]), torch.cat([each.steps for each in found]), rows.dtype)
+
+
+def normed_rows(x: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bool) -> Int8Rows:
+    """Return rms_norm(x, weight) [T, K], quantised: codes don't depend on the rms."""
     wide = x.float()
-    largest = wide.abs().amax(dim=1, keepdim=True).clamp_(min=_TINY)
+    inverse = inverse_rms(wide, eps)
+    rows = quantised(wide * (1.0 + weight.float() if plus_one else weight), x.dtype)
+    rows.steps.mul_(inverse)
+    return rows
+
+
+def quantised(wide: torch.Tensor, dtype: torch.dtype) -> Int8Rows:
+    """Round each row of `wide` [T, K] float32 by itself; its largest magnitude has the code 127."""
+    steps = torch.add(constant(_TINY, _CPU), wide.abs().amax(1, True), alpha=1 / LARGEST)
     # Positive numbers are cut off on their way to bytes.
-    return (wide * (LARGEST / largest)).add_(ZERO + 0.5).to(torch.uint8), largest
+    codes = (wide * steps.reciprocal()).add_(constant(ZERO + 0.5, _CPU)).to(torch.uint8)
+    return Int8Rows(codes, steps, dtype)
 
 
 def _whole_numbers(codes: torch.Tensor, weight: Int8Product) -> torch.Tensor:

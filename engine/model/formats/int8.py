@@ -9,7 +9,17 @@ import torch
 
 from engine.kernels.activation import act_and_mul
 from engine.kernels.embedding import ids_of
-from engine.kernels.quantised.int8 import Int8, Int8Product, product, quantise
+from engine.kernels.quantised.int8 import (
+    Int8,
+    Int8Product,
+    Int8Rows,
+    gated_rows,
+    product,
+    product_of_rows,
+    product_onto,
+    quantise,
+    quantised,
+)
 from engine.model.formats.dense import DENSE
 from engine.model.formats.product import ExpertsSpec, Linear, LinearSpec, declare_bias
 from engine.model.formats.tables import Table
@@ -34,10 +44,26 @@ class Int8Linear:
         return self(x)
 
     def onto(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
-        return self(x)
+        self.rows_onto(residual, quantised(x.float(), x.dtype))
+        return None
 
     def gated(self, x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
         return act_and_mul.reference(self(x), activation)
+
+    def of_rows(self, rows: Int8Rows) -> torch.Tensor:
+        """Return the product [T, N] of rows that are quantised."""
+        assert self._weight is not None
+        return product_of_rows(rows, self._weight, self.bias)
+
+    def rows_onto(self, residual: torch.Tensor, rows: Int8Rows) -> None:
+        """Add the product of rows that are quantised to `residual` [T, N]."""
+        assert self._weight is not None
+        product_onto(residual, rows, self._weight, self.bias)
+
+    def gated_rows(self, rows: Int8Rows, activation: str) -> Int8Rows:
+        """Return act(first half) * second half of the product of rows that are quantised, quantised."""
+        assert self._weight is not None
+        return gated_rows(rows, self._weight, self.bias, activation)
 
 
 @dataclass(slots=True)

@@ -84,7 +84,7 @@ class GroupedQueryAttention:
             q, qkv, plan = q.index_select(0, rows), None, batch.final
             product = product.index_select(0, rows) if self._is_gated else product
             stream.only(rows)
-        x = paged_attention(q, kv, plan, self._scores, qkv=qkv, codes=codes)
+        x = paged_attention(q, kv, plan, self._scores, qkv=qkv, codes=codes, once=batch.once)
         if self._is_gated:
             x = gated_heads(x, product)
         self._branch.add(stream, self._output, x.flatten(-2))
@@ -103,9 +103,10 @@ class GroupedQueryAttention:
         if self._borrows:  # nothing is written
             nothing = kv[:, :, :, :0].to(self._dtype)
             return rope_and_write_kv(qkv, batch.positions, self._cos_sin, batch.slots, nothing, self._turning), qkv
+        stays = needs_qkv(plan, kv, codes)
         q = rope_and_write_kv(
             qkv, batch.positions, self._cos_sin, batch.slots, kv, self._turning,
-            codes=codes, in_place=needs_qkv(plan, kv, codes), once=batch.once,
+            codes=codes, in_place=stays, is_spare=not stays, once=batch.once,
         )  # fmt: skip
         return q, qkv
 

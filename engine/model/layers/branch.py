@@ -6,7 +6,9 @@ import torch
 
 from engine.kernels.activation import act_and_mul
 from engine.kernels.quantised.fp8 import gated_rows
+from engine.kernels.quantised.int8 import Int8Rows, quantised
 from engine.model.formats.fp8 import rounds
+from engine.model.formats.int8 import Int8Linear
 from engine.model.formats.product import Linear
 from engine.model.layers.norm import Norm, RmsNorm
 from engine.model.spec import BranchSpec
@@ -44,6 +46,8 @@ class Branch:
         norm = self._before
         if isinstance(norm, RmsNorm) and not self._is_shared and rounds(linear, stream.num_rows):
             return linear.of_rows(stream.normed_rows(norm, linear.group))
+        if isinstance(linear, Int8Linear):
+            return linear.of_rows(self._codes(stream))
         x = self.read(stream)
         return linear.parts(x) if parts else linear(x)
 
@@ -57,10 +61,20 @@ class Branch:
         """Add a whole gated MLP of what the half computes on."""
         if self._adds_plainly and rounds(up, stream.num_rows) and rounds(down, stream.num_rows):
             stream.add(down.of_rows(gated_rows(self.product(stream, up), activation, down.group)))
-            if self._scalar is not None:
-                stream.times(self._scalar)
+        elif self._adds_plainly and isinstance(up, Int8Linear) and isinstance(down, Int8Linear):
+            stream.plus_codes(down, up.gated_rows(self._codes(stream), activation))
         else:
             self.add(stream, down, self.gated(stream, up, activation))
+            return
+        if self._scalar is not None:
+            stream.times(self._scalar)
+
+    def _codes(self, stream: Stream) -> Int8Rows:
+        """Return what the half computes on, in 8-bit whole numbers."""
+        if isinstance(self._before, RmsNorm) and not self._is_shared:
+            return stream.normed_codes(self._before)
+        x = self.read(stream)
+        return quantised(x.float(), x.dtype)
 
     def add(self, stream: Stream, linear: Linear, x: torch.Tensor) -> None:
         """Add the product of x to the stream."""

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.functional import silu
 
+from engine.kernels.norm import rms_norm
 from engine.kernels.quantised.int8 import (
     MOST_INPUTS,
     ZERO,
     Int8Product,
     exact_product,
+    gated_rows,
     multiplies_bytes,
+    normed_rows,
     product,
+    product_onto,
     quantise,
-    rows_quantised,
+    quantised,
 )
 
 SHAPES = [(1152, 896), (896, 4864), (40, 24), (1, 1), (33, 1030)]
@@ -59,8 +64,36 @@ def test_a_row_does_not_depend_on_its_batch(outputs: int, inputs: int, dtype: to
         assert torch.equal(product(x[-count:], weight, None), whole[-count:])
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_fused_with_products_is_close_and_alone_as_in_a_batch(dtype: torch.dtype, bias: bool) -> None:
+    features, size, tokens = 96, 160, 200
+    x = torch.randn(tokens, features).mul_(torch.logspace(-2, 2, tokens)[:, None]).to(dtype)
+    norm = torch.randn(features).to(dtype)
+    gate_up, down = (quantise(torch.randn(shape) / 8) for shape in ((2 * size, features), (features, size)))
+    first, second = ((0.3 * torch.randn(count)).to(dtype) if bias else None for count in (2 * size, features))
+
+    def computed(x: torch.Tensor) -> torch.Tensor:
+        residual = x.clone()
+        rows = normed_rows(x, norm, 1e-6, plus_one=bias)
+        hidden = gated_rows(rows, Int8Product.of(gate_up), first, "silu")
+        product_onto(residual, hidden, Int8Product.of(down), second)
+        return residual
+
+    got = computed(x)
+    normed = rms_norm.reference(x.double(), norm.double(), 1e-6, plus_one=bias)
+    wide, narrow = ((each.codes * each.scales[:, None]).double() for each in (gate_up, down))
+    gate, up = (normed @ wide.T + (0.0 if first is None else first.double())).chunk(2, dim=-1)
+    added = (silu(gate) * up) @ narrow.T + (0.0 if second is None else second.double())
+    error = (got.double() - x.double() - added).norm(dim=1) / added.norm(dim=1)
+    assert error[x.abs().amax(dim=1) < 1].max() < 0.04, "a larger residual rounds the sum"
+    for count in (1, 2, 7, 65, 199):
+        assert torch.equal(computed(x[:count]), got[:count])
+        assert torch.equal(computed(x[-count:]), got[-count:])
+
+
 def test_many_rows_are_cut_into_slabs() -> None:
-    weight = Int8Product.of(quantise(torch.randn(4000, 16)))
+    weight = Int8Product.of(quantise(torch.randn(8000, 16)))
     x = torch.randn(600, 16)
     whole = product(x, weight, None)
     assert torch.equal(torch.cat([product(row, weight, None) for row in x.split(100)]), whole)
@@ -77,9 +110,9 @@ def test_a_weight_s_largest_number_has_the_largest_code() -> None:
 
 def test_rows_of_zeros_and_of_tiny_and_huge_numbers() -> None:
     x = torch.tensor([[0.0, 0.0], [1e-38, -1e-38], [3e38, -1.5e38], [1.0, float("nan")]])
-    codes, largest = rows_quantised(x)
-    assert codes[:3].tolist() == [[ZERO, ZERO], [ZERO, ZERO], [ZERO + 127, ZERO - 63]]
-    assert torch.isfinite(largest[:3]).all()
+    rows = quantised(x, torch.float32)
+    assert rows.codes[:3].tolist() == [[ZERO, ZERO], [ZERO, ZERO], [ZERO + 127, ZERO - 63]]
+    assert torch.isfinite(rows.steps[:3]).all()
     assert torch.isnan(product(x, Int8Product.of(quantise(torch.ones(1, 2))), None)[3]).all(), "no number is made up"
 
 

@@ -65,6 +65,12 @@ def test_rope(draw: random.Random, dtype: torch.dtype, with_norm: bool) -> None:
     written = pool[slots // block_size, 1, :, slots % block_size]
     close(written[:, 0] / scale, expected_k / scale, dtype)
     assert torch.equal(written[:, 1], v)
+    again, given = torch.full_like(pool, 7.0), fused.flatten(1).clone()
+    spare = rope.rope_and_write_kv.reference(
+        given, positions, cos_sin, slots, again[:, 1], rope.Heads(q_norm=q_norm, k_norm=k_norm), is_spare=True
+    )
+    close(spare / scale, expected_q / scale, dtype)
+    close(again / scale, pool.double() / scale, dtype)
     pool[slots // block_size, 1, :, slots % block_size] = 7.0
     assert bool((pool == 7.0).all())
 
