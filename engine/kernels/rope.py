@@ -71,12 +71,10 @@ def rope_and_write_kv(
     overwritten. `once`: of the pass.
     """
     _, _, block_size, num_kv_heads, head_dim = kv_layer.shape
-    if qkv.dim() == 3:
-        qkv = qkv.sum(dim=0)
     once = once or Once()
-    heads = qkv.to(kv_layer.dtype if codes is None else codes.dtype).unflatten(-1, (-1, head_dim))  # [T, Hq + 2 Hkv, D]
+    heads = _heads(qkv, kv_layer.dtype if codes is None else codes.dtype, head_dim)
     num_turned = heads.shape[1] - num_kv_heads  # there may be no keys and values
-    if is_spare and codes is None and cos_sin is not None and how.are_turned_alone(cos_sin, head_dim):
+    if is_spare and cos_sin is not None and codes is None and how.are_turned_alone(cos_sin, head_dim):
         return _turned_in_place(heads, num_kv_heads, positions, cos_sin, slots, kv_layer, how, once)
     q, k = _queries_and_keys(heads[:, :num_turned], num_turned - num_kv_heads, positions, cos_sin, how, once)
     v = heads[:, num_turned:]
@@ -93,10 +91,20 @@ def rope_and_write_kv(
             codes.scales[blocks, plane, offsets] = scales[written]
         if in_place:  # a view of `qkv`
             first = heads.shape[1] + (plane - 2) * num_kv_heads
-            heads[:, first : first + num_kv_heads] = (
-                x if codes is None else decoded(kept, scales, codes.factors[plane], codes.dtype)
-            )
+            heads[:, first : first + num_kv_heads] = _as_kept(kept, scales, plane, codes)
     return q
+
+
+def _as_kept(kept: torch.Tensor, scales: torch.Tensor | None, plane: int, codes: Codes | None) -> torch.Tensor:
+    """The numbers that the pool holds then."""
+    return kept if codes is None else decoded(kept, scales, codes.factors[plane], codes.dtype)
+
+
+def _heads(qkv: torch.Tensor, dtype: torch.dtype, head_dim: int) -> torch.Tensor:
+    """The product as [T, Hq + 2 Hkv, D]: itself, if it has the dtype."""
+    if qkv.dim() == 3:
+        qkv = qkv.sum(dim=0)
+    return qkv.to(dtype).unflatten(-1, (-1, head_dim))
 
 
 def _turned_in_place(
