@@ -22,7 +22,7 @@ MOST_INPUTS = (1 << 31) // (255 * 127)  # whose products always add up within 32
 _TINY = 1e-30  # keeps the scale of a row of zeros finite
 _ELEMENTS_AT_ONCE = 1 << 17  # stay in a core's cache as floats
 _RESULTS_AT_ONCE = 1 << 20  # stay in a larger cache
-_FEWEST_ROWS = 64  # of a slab: a matrix is read once for each
+_FEWEST_ROWS = 64  # a slab reads the whole matrix
 _CPU = torch.device("cpu")
 _EXACT_INPUTS = 1024  # their products add up exactly in float32
 
