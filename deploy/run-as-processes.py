@@ -41,7 +41,8 @@ WATCH = "prometheus"  # of the profile watch the only one that Debian has
 METRICS = {"gateway": "8000", "planner": "9101"}
 READY_TIMEOUT_S = 120.0
 RULES_TIMEOUT_S = 60.0  # the first evaluation of a group comes at a time of its own, within 15 s
-CHECK_TIMEOUT_S = 20.0
+CHECK_TIMEOUT_S = 60.0
+PAUSE_S = 0.5  # between two health checks
 STOP_TIMEOUT_S = 45.0
 POLL_S = 0.2
 _VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
@@ -179,16 +180,21 @@ async def _listens(port: int) -> None:
 
 
 async def _check(name: str, service: Mapping[str, Any], places: Places) -> None:
-    """Run a service's health check where it needs nothing but Python or `test`. Raises RuntimeError when it fails."""
-    test = service.get("healthcheck", {}).get("test", [])
+    """Run a service's health check where it needs nothing but Python or `test`. Raises RuntimeError when it fails too often."""
+    health = service.get("healthcheck", {})
+    test = health.get("test", [])
     if test[:1] != ["CMD"] or test[1] not in (".venv/bin/python", "test"):
         return
     program = sys.executable if test[1] == ".venv/bin/python" else test[1]
     words = [program, *(places.here(word, places.mounts(name, service)) for word in test[2:])]
-    check = await asyncio.create_subprocess_exec(*words, cwd=ROOT, preexec_fn=die_with_parent)
-    if code := await asyncio.wait_for(check.wait(), CHECK_TIMEOUT_S):
-        raise RuntimeError(f"the health check of {name} ended with {code}")
-    print(f"{name} is healthy")
+    for _ in range(health.get("retries", 3)):  # as compose does, with shorter pauses
+        check = await asyncio.create_subprocess_exec(*words, cwd=ROOT, preexec_fn=die_with_parent)
+        code = await asyncio.wait_for(check.wait(), CHECK_TIMEOUT_S)
+        if not code:
+            print(f"{name} is healthy")
+            return
+        await asyncio.sleep(PAUSE_S)
+    raise RuntimeError(f"the health check of {name} ended with {code}")
 
 
 async def _ask(url: str) -> str:

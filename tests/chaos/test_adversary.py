@@ -88,6 +88,6 @@ async def test_rubbish_on_every_subject_is_counted_and_survived(cluster: ChaosCl
 
 async def _first_subject(client: nats.NATS, pattern: str) -> str:
     subscription = await client.subscribe(pattern)
-    message = await subscription.next_msg(timeout=10)
+    message = await subscription.next_msg(timeout=60)
     await subscription.unsubscribe()
     return message.subject

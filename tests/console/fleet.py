@@ -12,9 +12,10 @@ from typing import Any
 
 import httpx
 
-from services.runtime.servers import free_port, stop
+from services.runtime.servers import stop
 from tests.e2e.cluster import ROOT, Cluster
 from tests.models import build_tiny_model
+from tests.ports import own_port
 
 ADMIN_KEY = "an-admin-key-of-a-test"
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
@@ -32,7 +33,7 @@ async def console_cluster(folder: Path) -> AsyncIterator[Cluster]:
 
 async def until_state(http: httpx.AsyncClient, holds: Any) -> dict[str, Any]:
     """The first state for which `holds(state)`; what it waits for is told by heartbeats."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             state: dict[str, Any] = (await http.get("/console/state")).json()
             if holds(state):
@@ -41,11 +42,15 @@ async def until_state(http: httpx.AsyncClient, holds: Any) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def one_pair(http: httpx.AsyncClient) -> AsyncIterator[None]:
-    """So that it is known who hands over to whom."""
-    assert (await http.post("/admin/workers/worker-0/drain")).status_code == 200
-    yield
-    assert (await http.post("/admin/workers/worker-0/drain", json={"draining": False})).status_code == 200
+async def one_pair(http: httpx.AsyncClient, *others: httpx.AsyncClient) -> AsyncIterator[None]:
+    """So that it is known who hands over to whom, to the `others` among the gateways, too."""
+    for draining, wanted in ((True, "draining"), (False, "ready")):
+        told = await http.post("/admin/workers/worker-0/drain", json={"draining": draining})
+        assert told.status_code == 200
+        for gateway in (http, *others):
+            await until_state(gateway, lambda state, wanted=wanted: status(state).get("worker-0") == wanted)
+        if draining:
+            yield
 
 
 def roles(state: dict[str, Any]) -> dict[str, list[str]]:
@@ -72,7 +77,7 @@ async def complete(http: httpx.AsyncClient, *, first: int, tokens: int) -> dict[
 async def until_event(lines: AsyncIterator[str], name: str, holds: Any) -> dict[str, Any]:
     """The first `name` of a stream for which `holds(value)`."""
     said = ""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async for line in lines:
             kind, _, rest = line.partition(": ")
             if kind == "event":
@@ -85,7 +90,7 @@ async def until_event(lines: AsyncIterator[str], name: str, holds: Any) -> dict[
 @contextlib.asynccontextmanager
 async def second_gateway(cluster: Cluster) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """Beside the cluster's own, with the admin's user of NATS and Redis."""
-    port = free_port()
+    port = own_port()
     options = [
         "--nats-url",
         cluster.nats.url,

@@ -54,7 +54,7 @@ async def watching(cluster: Cluster) -> AsyncIterator[tuple[NatsBus, Peers]]:
         await peers.close()
 
 
-async def until(peers: Peers, holds, timeout_s: float = 15.0) -> None:  # type: ignore[no-untyped-def]
+async def until(peers: Peers, holds, timeout_s: float = 60.0) -> None:  # type: ignore[no-untyped-def]
     """Wait until `holds(states)`, looking at each heartbeat period."""
     async with asyncio.timeout(timeout_s):
         while not holds(list(peers.states.values())):

@@ -18,12 +18,15 @@ from common.store import RedisSettings
 from common.tls import Tls
 from services.runtime.linux import die_with_parent
 from services.runtime.permissions import Member, Role, make_users
-from services.runtime.servers import Server, free_port, run_nats, run_redis, stop
+from services.runtime.servers import Server, run_nats, run_redis, stop
 from services.up.servers import install_library
+from tests import preloaded
 from tests.certificates import Certificates
+from tests.ports import own_port
 from tests.secure_servers import run_secure_nats, run_secure_redis
 
 ROOT = Path(__file__).resolve().parents[2]
+WORKERS = ("services.prefill.__main__", "services.decode.__main__", "services.worker.__main__")
 READY_S = 180.0  # eight processes that load torch on two busy cores
 
 
@@ -64,7 +67,7 @@ class Cluster:
         self.names += [f"decode-{index}" for index in range(decode)]
         self.names += [f"worker-{index}" for index in range(both)]
         self._expected = {"prefill": prefill + both, "decode": decode + both}
-        self.processes: dict[str, asyncio.subprocess.Process] = {}
+        self.processes: dict[str, asyncio.subprocess.Process | preloaded.Process] = {}
         self.url = ""
         self.urls: dict[str, str] = {}
         self._model = model
@@ -87,7 +90,7 @@ class Cluster:
         try:
             await self.start_nats()
             await self.start_redis()
-            self.urls = {name: f"http://127.0.0.1:{free_port()}" for name in self.gateways}
+            self.urls = {name: f"http://127.0.0.1:{own_port()}" for name in self.gateways}
             self.url = self.urls["gateway"]
             for name in [*self.names, *self.gateways]:
                 await self.start(name)
@@ -106,7 +109,7 @@ class Cluster:
 
     async def start_nats(self, *, port: int = 0) -> None:
         """Start NATS with the cluster's users; later again, at the port that it had."""
-        log_file, data = self.folder / "nats.log", self.folder / "nats"
+        log_file, data, port = self.folder / "nats.log", self.folder / "nats", port or own_port()
         if self._certificates:
             server = run_secure_nats(
                 port=port,
@@ -122,7 +125,7 @@ class Cluster:
 
     async def start_redis(self, *, port: int = 0) -> None:
         """Start Redis with the cluster's users and the function library; later again, at the port that it had."""
-        data, users = self.folder / "redis", self.users.redis
+        data, users, port = self.folder / "redis", self.users.redis, port or own_port()
         if self._certificates:
             server = run_secure_redis(port=port, data_dir=data, users=users, certificates=self._certificates)
         else:
@@ -141,19 +144,20 @@ class Cluster:
         else:
             options = self._gateway_flags(name) if service == "gateway" else self._worker_flags(name)
         root = self._root(name)
+        env = {key: value for key, value in os.environ.items() if not key.startswith("BATON_")}
+        env |= {"PYTHONPATH": str(root), "PYTHONUNBUFFERED": "1"}
         with (self.folder / f"{name}.log").open("ab") as log:
-            self.processes[name] = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                f"services.{service}",
-                *options,
-                env={key: value for key, value in os.environ.items() if not key.startswith("BATON_")}
-                | {"PYTHONPATH": str(root), "PYTHONUNBUFFERED": "1"},
-                cwd=root,
-                stdout=log,
-                stderr=log,
-                preexec_fn=die_with_parent,
-            )
+            if root == ROOT:
+                loads = ("services.gateway.__main__",) if service in ("gateway", "planner") else WORKERS
+                files = (log.fileno(), log.fileno())
+                self.processes[name] = await preloaded.start(
+                    f"services.{service}", options, loads=loads, env=env, files=files
+                )
+            else:  # another release
+                self.processes[name] = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", f"services.{service}", *options),
+                    env=env, cwd=root, stdout=log, stderr=log, preexec_fn=die_with_parent,
+                )  # fmt: skip
 
     def kill(self, name: str) -> None:
         """End a service as a crash would."""

@@ -77,7 +77,7 @@ class OtlpSink:
         self._server.server_close()
         self._thread.join(5)
 
-    async def until(self, holds: Callable[[list[SunkSpan]], bool], timeout_s: float = 20.0) -> list[SunkSpan]:
+    async def until(self, holds: Callable[[list[SunkSpan]], bool], timeout_s: float = 60.0) -> list[SunkSpan]:
         """Wait until `holds(spans)`; return them."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -87,7 +87,7 @@ class OtlpSink:
             raise AssertionError(f"spans so far: {sorted((s.name, s.instance, s.error) for s in self.spans)}") from None
         return list(self.spans)
 
-    async def until_refused(self, timeout_s: float = 20.0) -> None:
+    async def until_refused(self, timeout_s: float = 60.0) -> None:
         """Wait until one more request was refused."""
         before = self._refused
         async with asyncio.timeout(timeout_s):

@@ -18,8 +18,9 @@ from typing import Any
 import httpx
 
 from services.runtime.linux import die_with_parent
-from services.runtime.servers import free_port, stop
+from services.runtime.servers import stop
 from tests.e2e.cluster import ROOT
+from tests.ports import own_port
 
 Manifest = Mapping[str, Any]
 Secrets = Mapping[str, Mapping[str, str]]  # by name: contents by key
@@ -32,7 +33,7 @@ class Pod:
         self.name = name
         self.spec = deployment["spec"]["template"]["spec"]
         (self.container,) = self.spec["containers"]
-        self.ports = {port["name"]: free_port() for port in self.container.get("ports", [])}
+        self.ports = {port["name"]: own_port() for port in self.container.get("ports", [])}
         self.process: asyncio.subprocess.Process
         self._folder = folder / name
         self._paths: dict[str, Path] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -77,35 +78,39 @@ async def test_two_tenants_that_wait_share_by_weight(client: httpx.AsyncClient) 
         assert (await ask(client, tenant)).status_code == 200
         ended.append(tenant)
 
-    light: list[asyncio.Task[None]] = []
-    async with asyncio.timeout(60):
-        while await figure(client, "vllm:num_requests_waiting") < 5:  # the light one is there first
-            if all(task.done() for task in light):  # on a busy machine they may be through before anybody looks
-                light += [asyncio.create_task(asked("light")) for _ in range(16)]
+    tasks: list[asyncio.Task[None]] = []
+    async with asyncio.timeout(150):
+        while await figure(client, "vllm:num_requests_waiting") < 24:  # on a busy machine the first are through by then
+            if all(task.done() for task in tasks):
+                ended.clear()
+                tasks = [asyncio.create_task(asked(tenant)) for tenant in ("light",) * 16 + ("heavy",) * 16]
             await asyncio.sleep(0.02)
         present = len(ended)
-        await asyncio.gather(*light, *(asked("heavy") for _ in range(16)))
+        await asyncio.gather(*tasks)
     first = Counter(ended[present + 4 : present + 16])  # after those that had started: while both wait
     assert first["heavy"] >= 7, ended  # of 12: 9 by weight, two in the window
-    assert await figure(client, "baton_tenant_tokens_total") >= (len(light) + 16) * (PROMPT + 1)
+    assert await figure(client, "baton_tenant_tokens_total") >= 32 * (PROMPT + 1)
 
 
 async def test_beyond_capacity_everybody_is_told_at_once_and_who_is_admitted_is_served(
     client: httpx.AsyncClient,
 ) -> None:
     answers: list[int] = []
+    refused_at: list[float] = []
 
     async def asked(index: int) -> httpx.Response:
         response = await ask(client, list(KEYS)[index % 3])
         answers.append(response.status_code)
+        if response.status_code == 429:
+            refused_at.append(time.monotonic())
         return response
 
+    began = time.monotonic()
     responses = await asyncio.gather(*(asked(index) for index in range(80)))  # of 8,000 tokens
     statuses = Counter(response.status_code for response in responses)
     assert statuses.keys() == {200, 429}
-    assert (
-        30 <= statuses[200] <= 55
-    )  # 4000 tokens wait at most, 400 of them only for priority; some are computed meanwhile
+    # 4000 tokens wait at most, 400 of them only for priority; five prompts a second are computed meanwhile.
+    assert 30 <= statuses[200] <= 45 + 5 * (refused_at[-1] - began)
     assert set(answers[-10:]) == {200}  # the refusals came first
     for response in responses:
         if response.status_code == 429:
@@ -122,16 +127,16 @@ async def test_who_is_more_important_goes_first(client: httpx.AsyncClient) -> No
         assert (await ask(client, "other", priority=priority)).status_code == 200
         ended.append(priority)
 
-    low = [asyncio.create_task(asked(-1)) for _ in range(10)]
-    async with asyncio.timeout(30):
-        while await figure(client, 'baton_waiting_requests{model_name="tiny",tier="low"}') < 5:
+    low = [asyncio.create_task(asked(-1)) for _ in range(24)]
+    async with asyncio.timeout(60):
+        while await figure(client, 'baton_waiting_requests{model_name="tiny",tier="low"}') < 12:  # seconds of work
             await asyncio.sleep(0.02)
         told = await client.get("/debug/requests", headers={"authorization": f"Bearer {ADMIN}"})
         (*_, last) = [entry for entry in told.json()["waiting"] if entry["status"] == "waiting"]
         detail = await client.get(f"/debug/requests/{last['request_id']}", headers={"authorization": f"Bearer {ADMIN}"})
         assert detail.json()["requests"][0]["tenant"] == last["tenant"]
         await asyncio.gather(asked(0), asked(0))
-        assert ended.count(-1) < 10  # they overtook those that waited
+        assert ended.count(-1) < 24  # they overtook those that waited
         await asyncio.gather(*low)
 
 
@@ -146,7 +151,7 @@ async def test_keys_are_changed_under_way_and_nobody_is_dropped(served: Served) 
         assert (await anext(lines)).startswith("data: {")
         served.tenants.write_text(FILE.replace(KEYS["other"], new))
         gateway.send_signal(signal.SIGHUP)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (await client.get("/v1/models", headers=headers)).status_code != 200:
                 await asyncio.sleep(0.02)
         assert (await client.get("/v1/models", headers=old_headers)).status_code == 401
@@ -155,7 +160,7 @@ async def test_keys_are_changed_under_way_and_nobody_is_dropped(served: Served) 
     served.tenants.write_text("[tenants.other]\nwieght = 1\n")
     gateway.send_signal(signal.SIGHUP)
     log = served.cluster.folder / "gateway.log"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while "tenants.not_reloaded" not in log.read_text():
             await asyncio.sleep(0.02)
     assert (await client.get("/v1/models", headers=headers)).status_code == 200

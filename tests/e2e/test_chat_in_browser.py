@@ -169,7 +169,7 @@ async def test_keys_and_tenants_are_made_and_revoked(cluster: Cluster, browser: 
         await page.get_by_role("button", name="Create", exact=True).click()
         secret = await page.get_by_label("The key", exact=True).input_value()
         deputy = {"authorization": f"Bearer {secret}"}
-        async with httpx.AsyncClient(base_url=cluster.url, headers=deputy, timeout=20) as http:
+        async with httpx.AsyncClient(base_url=cluster.url, headers=deputy, timeout=60) as http:
             assert (await http.get("/admin/keys")).status_code == 200
             await page.get_by_role("button", name="I have it").click()
             row = page.get_by_role("row").filter(has_text="deputy <b>")

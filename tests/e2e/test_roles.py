@@ -17,7 +17,8 @@ from tests.e2e.asking import FAKE, all_idle, client_of, complete, expected, unti
 from tests.e2e.cluster import Cluster
 from tests.models import build_tiny_model
 
-SWITCH_S = 10.0
+SWITCH_S = 60.0
+LONG = 600  # tokens of an answer that goes on, however long an order takes: six seconds
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +110,7 @@ async def errors(client: httpx.AsyncClient) -> float:
 async def test_running_answers_end_where_they_began_after_their_worker_lost_its_role(fleet: Fleet, model: Path) -> None:
     prompts = [[index + 3] * 20 for index in range(6)]
     retries = await fleet.retries()
-    asking = [asyncio.create_task(complete(fleet.client, prompt, max_tokens=200)) for prompt in prompts]
+    asking = [asyncio.create_task(complete(fleet.client, prompt, max_tokens=LONG)) for prompt in prompts]
     await until(fleet.peers, lambda states: sum(s.running for s in states if "decode" in s.roles) == 6)
     loser = max(("decode-0", "decode-1"), key=lambda name: fleet.peers.states[name].running)
     running = fleet.peers.states[loser].running
@@ -120,7 +121,7 @@ async def test_running_answers_end_where_they_began_after_their_worker_lost_its_
     await fleet.set_roles(loser, "d")
     await until(fleet.peers, all_idle)
     assert late["tokens"] == expected(model, [99] * 40)
-    assert [answer["tokens"] for answer in answers] == [expected(model, prompt, 200) for prompt in prompts]
+    assert [answer["tokens"] for answer in answers] == [expected(model, prompt, LONG) for prompt in prompts]
     assert await fleet.retries() == retries
 
 

@@ -26,7 +26,7 @@ async def test_requests_are_placed_by_redis_and_handed_over_with_tls_to_both_ser
     model = build_tiny_model(tmp_path / "tiny", "llama")
     async with Cluster(tmp_path / "run", model=model, certificates=certificates, **FAKE) as cluster:  # type: ignore[arg-type]
         body = {"model": "tiny", "prompt": [5] * 100, "max_tokens": 12, "ignore_eos": True}
-        async with httpx.AsyncClient(base_url=cluster.url, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
             for _ in range(2):
                 answer = (await client.post("/v1/completions", json=body)).raise_for_status().json()
                 assert answer["usage"]["completion_tokens"] == 12

@@ -23,7 +23,7 @@ from common.messages import GatewayState, gateway_state_decoder
 from tests.e2e.cluster import ROOT, Cluster
 from tests.models import build_tiny_model
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 ADMIN_KEY = "an-admin-key-of-a-test"
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("BATON_")}
 
@@ -247,7 +247,7 @@ async def test_chat_in_a_terminal_does_commands_and_tells_its_pace(cluster: Clus
 
 
 async def test_top_lives_in_a_terminal_until_q(cluster: Cluster) -> None:
-    async with httpx.AsyncClient(base_url=cluster.url, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
         await client.post("/v1/completions", json={"model": "tiny", "prompt": [7] * 20, "max_tokens": 2})
     options = ("--url", cluster.url, "--api-key", ADMIN_KEY, "--interval-s", "0.1")
     async with in_a_terminal("top", *options) as top:
@@ -263,7 +263,7 @@ async def test_top_lives_in_a_terminal_until_q(cluster: Cluster) -> None:
 
 
 async def test_trace_asks_which_request_to_show(cluster: Cluster) -> None:
-    async with httpx.AsyncClient(base_url=cluster.url, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
         await client.post("/v1/completions", json={"model": "tiny", "prompt": [7] * 20, "max_tokens": 2})
     async with in_a_terminal("trace", "--url", cluster.url, "--api-key", ADMIN_KEY) as trace:
         await trace.shows(b"which?")
@@ -283,7 +283,7 @@ async def test_top_without_a_gateway_says_so() -> None:
 
 async def test_trace_tells_where_a_request_s_time_went(cluster: Cluster, tmp_path: Path) -> None:
     asked = ("--url", cluster.url, "--api-key", ADMIN_KEY)
-    async with httpx.AsyncClient(base_url=cluster.url, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
         body = {"model": "tiny", "prompt": [7] * 100, "max_tokens": 6, "ignore_eos": True, "n": 2}
         answer = (await client.post("/v1/completions", json=body | {"timings_per_token": True})).json()
     timings = answer["timings"]

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,13 @@ from nats.aio.msg import Msg
 
 from tests.e2e.cluster import ROOT, Cluster
 from tests.e2e.otlp_sink import SunkSpan, otlp_sink
+from tests.integration.waiting import eventually
 from tests.models import build_tiny_model
 
 FAKE = {"fake": True, "kv_memory_mb": 8, "fake_step_ms": 5}
+SLOW_ONES = ("--trace-rest-share", "0", "--ttft-slo-ms", "10000", "--tpot-slo-ms", "10000")
 CLIENT = ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")
+MOVED = 'baton_worker_transfer_bytes_total{model_name="tiny",worker="prefill-0"}'
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 QUERIES = sorted([*PROMETHEUS.glob("*.yml"), *(ROOT / "deploy/grafana/dashboards").glob("*.json")])
 VLLM = [
@@ -112,7 +116,7 @@ async def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> TracedRu
     async with otlp_sink() as sink:
         async with (
             traced(folder, model, sink.url, max_batch_tokens=128) as cluster,
-            httpx.AsyncClient(base_url=cluster.url, timeout=30) as client,
+            httpx.AsyncClient(base_url=cluster.url, timeout=60) as client,
         ):
             first = (await client.post("/v1/completions", json=body, headers={"traceparent": header})).json()
             spans = await sink.until(lambda spans: len(spans) >= len(PARENTS) + 1)
@@ -120,9 +124,20 @@ async def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> TracedRu
             assert (await client.post("/v1/completions", json=body, headers=unsampled)).is_success
             again = (await client.post("/v1/completions", json=body)).json()
             await sink.until(lambda spans: len(spans) >= 2 * (len(PARENTS) + 1))
-            metrics = (await client.get("/metrics")).text
+            metrics = await eventually(partial(moved, client))
         later = list(sink.spans)  # every process has ended and sent what it had
     return TracedRun(first, again, spans, later, metrics)
+
+
+async def moved(client: httpx.AsyncClient) -> str:
+    """The scrape, once a heartbeat told what was moved."""
+    scrape = (await client.get("/metrics")).text
+    return scrape if value_of(scrape, MOVED) else ""
+
+
+def value_of(scrape: str, sample: str) -> float:
+    found = [line for line in scrape.splitlines() if line.startswith(sample)]
+    return float(found[0].split()[-1]) if found else 0.0
 
 
 def test_one_trace_goes_from_the_http_request_to_the_last_token(run: TracedRun) -> None:
@@ -223,13 +238,9 @@ def test_the_scrape_has_vllm_s_names(run: TracedRun) -> None:
     assert {"process_resident_memory_bytes", "process_cpu_seconds_total"} <= families(run.metrics)
 
 
-@pytest.mark.parametrize(
-    "sample",
-    ['baton_worker_transfer_bytes_total{model_name="tiny",worker="prefill-0"}', "baton_slo_requests_total{"],
-)
+@pytest.mark.parametrize("sample", [MOVED, "baton_slo_requests_total{"])
 def test_what_was_moved_and_judged_is_counted(run: TracedRun, sample: str) -> None:
-    value = next(line for line in run.metrics.splitlines() if line.startswith(sample)).split()[-1]
-    assert float(value) > 0
+    assert value_of(run.metrics, sample) > 0
 
 
 def families(metrics: str) -> set[str]:
@@ -264,7 +275,7 @@ class Wire:
     async def until(self, holds: Callable[[], object]) -> None:
         """Wait until what was heard is so."""
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not holds():
                     self._news.clear()
                     await self._news.wait()
@@ -280,12 +291,13 @@ async def test_every_message_about_a_request_carries_its_trace_and_so_do_log_lin
         wire, bystander = Wire(), await nats.connect(cluster.nats.url)
         await bystander.subscribe("baton.>", cb=wire.hear)
         await bystander.flush()
-        async with httpx.AsyncClient(base_url=cluster.url, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
             header = {"traceparent": f"00-{CLIENT[0]}-{CLIENT[1]}-01"}
             answer = await client.post("/v1/completions", json=body | {"prompt": [5] * 20}, headers=header)
             served = f"{answer.json()['id']}-0"
             all_of_it = {"job", "claim", "reserve", "handoff", "imported", "settle", "received"}
             await wire.until(lambda: all_of_it <= wire.kinds(served))
+            await wire.until(lambda: len(wire.tokens) >= 4)
 
             header = {"traceparent": f"00-{left_trace}-{CLIENT[1]}-01"}
             asking = client.post("/v1/completions", json=body | {"prompt": [6] * 400}, headers=header)
@@ -316,7 +328,7 @@ async def test_every_message_about_a_request_carries_its_trace_and_so_do_log_lin
 
 async def test_a_moved_request_is_one_trace_with_two_linked_attempts(model: Path, tmp_path: Path) -> None:
     async with otlp_sink() as sink, traced(tmp_path, model, sink.url, decode=2, fake_step_ms=10) as cluster:
-        body = {"model": "tiny", "prompt": [9] * 50, "max_tokens": 100, "ignore_eos": True, "stream": True}
+        body = {"model": "tiny", "prompt": [9] * 50, "max_tokens": 400, "ignore_eos": True, "stream": True}
         async with (
             httpx.AsyncClient(base_url=cluster.url, timeout=60) as client,
             client.stream("POST", "/v1/completions", json=body) as response,
@@ -339,7 +351,7 @@ async def test_a_moved_request_is_one_trace_with_two_linked_attempts(model: Path
         assert first.error == first.attributes["baton.outcome"] == second.attributes["baton.retry.reason"] != ""
         assert second.links == [first.id]
         assert not second.error
-        assert first.attributes["baton.tokens"] + second.attributes["baton.tokens"] == 100
+        assert first.attributes["baton.tokens"] + second.attributes["baton.tokens"] == 400
         parents = {span.parent: span.instance for span in named(spans)["decode"]}
         assert parents[second.id] == other
         assert first.id not in parents  # killed: what it would have said is not made up by anybody else
@@ -352,20 +364,20 @@ async def test_tail_sampling_sends_all_of_a_slow_request_s_trace_and_nothing_of_
         slow = Cluster(
             tmp_path,
             model=model,
-            gateway_options=("--otlp-endpoint", sink.url, "--trace-rest-share", "0", "--ttft-slo-ms", "3000"),
+            gateway_options=("--otlp-endpoint", sink.url, *SLOW_ONES),
             otlp_endpoint=sink.url,
             trace_rest_share=0,
-            fake_token_us=10_000,  # 4 s for 400 tokens
+            fake_token_us=15_000,  # 12 s for 800 tokens
             **FAKE,  # type: ignore[arg-type]
         )
         async with slow as cluster, httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
             body = {"model": "tiny", "max_tokens": 4, "ignore_eos": True}
-            for prompt in ([5] * 4, [6] * 400, [7] * 4):
+            for prompt in ([5] * 4, [6] * 800, [7] * 4):
                 assert (await client.post("/v1/completions", json=body | {"prompt": prompt})).is_success
             spans = await sink.until(lambda spans: len(spans) >= len(PARENTS) + 1)
     assert len({span.trace for span in spans}) == 1
     by_name = named(spans)
     assert set(by_name) == {*PARENTS, "server"}  # of all processes, also those that ended long before it was known
     assert by_name["admission"][0].attributes["baton.slo.missed"] == "ttft"
-    assert by_name["prefill"][0].attributes["baton.prompt_tokens"] == 400
+    assert by_name["prefill"][0].attributes["baton.prompt_tokens"] == 800
     assert len(sink.spans) == len(PARENTS) + 1

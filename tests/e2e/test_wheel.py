@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.runtime.servers import free_port
+from tests.ports import own_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 90.0
@@ -107,7 +107,7 @@ def test_help_and_errors(site: Path, here: Path) -> None:
 
 
 async def test_up_answers_and_tools_find_it(site: Path, here: Path) -> None:
-    port = free_port()
+    port = own_port()
     up = await asyncio.create_subprocess_exec(
         *(sys.executable, str(site / "bin" / "baton"), "up", "--port", str(port), "--drain-s", "5"),
         cwd=here,

@@ -21,6 +21,7 @@ BLOCK_SIZE = 16
 KIND = BlockKind(model="model", kv_dtype="float32", block_size=BLOCK_SIZE)
 ROOT = KIND.root()
 TTL_MS = 60_000
+AT_MS = 4_102_444_800_000  # an instant of a clock that stands: queues shrink with time, and no charge expires
 
 
 def patient(url: str) -> RedisSettings:
@@ -62,7 +63,7 @@ class FleetStore:
         self._store = store
         self._ledger = Ledger(store, timeout_s=LIMIT_S)
 
-    async def register(self, state: WorkerState, *, ttl_ms: int = 3_000) -> bool:
+    async def register(self, state: WorkerState, *, ttl_ms: int = TTL_MS) -> bool:
         """Enter a worker; whether Redis did not know this incarnation."""
         told = await self._store._told(state.worker, state.incarnation)
         assert await self._ledger.enter([state], gateway="gateway", ttl_ms=ttl_ms) == []

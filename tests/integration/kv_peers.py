@@ -6,10 +6,9 @@ import asyncio
 import base64
 import json
 import os
-import sys
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,9 +18,11 @@ from common.messages import KVLayout, Region
 from engine.cache.pages import pool_dtype, pool_shape
 from kvtransfer.select import open_transport
 from kvtransfer.transport import Link, Transport
+from tests import preloaded
+from tests.preloaded import Process
 
-BOUND_S = 20.0  # far above what anything here takes: what exceeds it hangs
-ROOT = Path(__file__).parents[2]
+BOUND_S = 90.0  # far above what anything here takes: what exceeds it hangs
+LOADED = ("engine.cache.pages", "kvtransfer.digest", "kvtransfer.select", "kvtransfer.shm")  # UCX is a process's own
 SMALL = KVLayout(num_blocks=64, num_layers=2, block_size=16, num_kv_heads=2, head_dim=16, dtype="float32")
 LARGE = KVLayout(num_blocks=80, num_layers=8, block_size=16, num_kv_heads=8, head_dim=64, dtype="float32")  # 40 MiB
 SCATTERED = [63, 0, 1, 2, 40, 17, 18, 5, 62, 33]
@@ -30,22 +31,27 @@ SCATTERED = [63, 0, 1, 2, 40, 17, 18, 5, 62, 33]
 class Receiver:
     """The other process."""
 
-    def __init__(self, process: asyncio.subprocess.Process, region: Region) -> None:
+    def __init__(self, process: Process, said: asyncio.StreamReader, orders: asyncio.StreamWriter) -> None:
         self.process = process
-        self.region = region
+        self.region = SMALL_REGION
+        self._said = said
+        self._orders = orders
 
     async def call(self, do: str, **arguments: Any) -> Any:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"do": do} | arguments).encode() + b"\n")
+        self._orders.write(json.dumps({"do": do} | arguments).encode() + b"\n")
+        return await self.answer()
+
+    async def no_more(self) -> Any:
+        """Its last word."""
+        self._orders.write_eof()
         return await self.answer()
 
     async def bytes_of(self, blocks: list[int]) -> bytes:
         return base64.b64decode(await self.call("bytes", blocks=blocks))
 
     async def answer(self) -> Any:
-        assert self.process.stdout is not None
         async with asyncio.timeout(BOUND_S):
-            return json.loads(await self.process.stdout.readline())
+            return json.loads(await self._said.readline())
 
     async def kill(self) -> None:
         self.process.kill()
@@ -54,28 +60,28 @@ class Receiver:
 
 @asynccontextmanager
 async def start_receiver(name: str, layout: KVLayout = SMALL, incarnation: int = 1) -> AsyncIterator[Receiver]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, Path(__file__).with_name("kv_receiver.py")),
-        *(name, msgspec.json.encode(layout), str(incarnation)),
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        limit=1 << 26,
-    )
+    (said, its_output), (orders, its_input) = socket.socketpair(), socket.socketpair()
+    arguments = (name, msgspec.json.encode(layout).decode(), str(incarnation))
+    with its_output, its_input:
+        files = (its_output.fileno(), 2, its_input.fileno())
+        process = await preloaded.start(
+            "tests.integration.kv_receiver", arguments, loads=LOADED, env=os.environ, files=files
+        )
+    _, writer = await asyncio.open_connection(sock=orders)
+    reader, closer = await asyncio.open_connection(sock=said, limit=1 << 26)
+    receiver = Receiver(process, reader, writer)
     try:
-        receiver = Receiver(process, SMALL_REGION)
         receiver.region = msgspec.convert(await receiver.answer(), Region)
         yield receiver
         if process.returncode is None:
-            assert process.stdin is not None
-            process.stdin.close()
-            assert await receiver.answer() == "closed"
+            assert await receiver.no_more() == "closed"
             async with asyncio.timeout(BOUND_S):
                 assert await process.wait() == 0  # the interpreter leaves without hanging
     finally:
         if process.returncode is None:
             await receiver.kill()
+        writer.close()
+        closer.close()
 
 
 SMALL_REGION = Region(transport="", incarnation=0, layout=SMALL, address={})

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis.asyncio
 
-from common.store import RedisSettings, connect_store
+from common.store import connect_store
 from gateway.placement.ledger import Ledger
 from gateway.placement.releases import Releases
 from gateway.request.placement import Charged
@@ -18,6 +18,7 @@ from services.runtime.functions import function_libraries
 from services.runtime.servers import run_redis
 from tests.integration.conftest import patient_ledger
 from tests.integration.fleet import (
+    AT_MS,
     TTL_MS,
     FleetStore,
     a_prompt,
@@ -161,7 +162,7 @@ async def test_a_charge_expires_with_its_deadline_and_takes_only_itself_along(
 
 async def test_loads_spread_over_equal_workers(store: FleetStore, ledger: Ledger) -> None:
     await two_and_two(store)
-    placements = [await ledger.place(a_request(f"request-{number}")) for number in range(8)]
+    placements = [await ledger.place(a_request(f"request-{number}", now_ms=AT_MS)) for number in range(8)]
     assert Counter(placement.prefill for placement in placements) == {"p0": 4, "p1": 4}
     assert Counter(placement.decode[0] for placement in placements) == {"d0": 4, "d1": 4}
 
@@ -245,7 +246,7 @@ async def test_of_attempts_without_a_record_a_call_searches_some_and_says_how_fa
 async def test_what_is_given_back_while_redis_hangs_is_given_back_when_it_goes_on(tmp_path: Path) -> None:
     async with (
         run_redis(data_dir=tmp_path) as server,
-        connect_store(RedisSettings(url=server.url, timeout_s=0.2), libraries=function_libraries()) as plain,
+        connect_store(patient(server.url), libraries=function_libraries()) as plain,
     ):
         store, ledger = FleetStore(plain), Ledger(plain, timeout_s=0.2)
         await store.register(a_worker("w", "decode"), ttl_ms=TTL_MS)

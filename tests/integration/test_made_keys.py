@@ -31,6 +31,7 @@ from services.runtime.servers import Server, run_nats
 from tests.fakes.generations import ScriptedGenerations
 from tests.integration.waiting import eventually
 from tests.models import build_tokenizer
+from tests.ports import own_port
 
 ADMIN = "an-admin-key-of-a-test"
 AS_ADMIN = {"authorization": f"Bearer {ADMIN}"}
@@ -224,7 +225,7 @@ async def test_usage_is_of_all_gateways_and_outlives_them(server: Server, tokeni
 
 async def test_without_nats_what_is_known_holds_and_nothing_is_made(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
     async with contextlib.AsyncExitStack() as stack:
-        server = await stack.enter_async_context(run_nats(data_dir=tmp_path / "nats"))
+        server = await stack.enter_async_context(run_nats(data_dir=tmp_path / "nats", port=own_port()))
         nats = NatsSettings(url=server.url)
         async with gateway(nats, tokenizer) as one:
             key = await one.make()

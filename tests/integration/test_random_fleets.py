@@ -13,9 +13,8 @@ from common.errors import UnavailableError
 from common.messages import WorkerState
 from gateway.placement.ledger import Ledger, PlacementRequest
 from gateway.request.placement import Placement, Reason
-from tests.integration.fleet import BLOCK_SIZE, TTL_MS, FleetStore, a_prompt, a_region, a_request, a_worker
+from tests.integration.fleet import AT_MS, BLOCK_SIZE, TTL_MS, FleetStore, a_prompt, a_region, a_request, a_worker
 
-NOW_MS = 4_102_444_800_000  # a fixed time, so that no charge expires
 BLOCKS = 12  # of the longest prompt
 
 
@@ -75,7 +74,7 @@ def some_request(chance: random.Random, name: str) -> PlacementRequest:
         num_tokens=blocks * BLOCK_SIZE + chance.randrange(BLOCK_SIZE),
         reserve_tokens=blocks * BLOCK_SIZE + 100,
         cut_over_tokens=chance.choice([-1, -1, -1, 0, 60]),
-        now_ms=NOW_MS,
+        now_ms=AT_MS,
     )
 
 

@@ -64,7 +64,7 @@ async def test_scattered_blocks_arrive_bit_for_bit_with_their_digests(name: str,
 
         digests = await push(link, source, SCATTERED)
 
-        assert await receiver.call("arrived", lease=[1, 7], timeout_s=5)
+        assert await receiver.call("arrived", lease=[1, 7], timeout_s=BOUND_S / 2)
         assert await receiver.bytes_of(SCATTERED) == writer.bytes_of(source)
         assert not any(await receiver.bytes_of(others))
         assert digests == block_digests(writer.pool, source)
@@ -80,7 +80,7 @@ async def test_a_run_larger_than_a_message_arrives_whole(name: str) -> None:
 
         digests = await push(link, blocks, blocks[::-1])
 
-        assert await receiver.call("arrived", lease=[1, 7], timeout_s=5)
+        assert await receiver.call("arrived", lease=[1, 7], timeout_s=BOUND_S / 2)
         assert digests == base64.b64decode(await receiver.call("digests", blocks=blocks[::-1]))
 
 
@@ -98,7 +98,7 @@ async def test_concurrent_pushes_under_several_leases_do_not_mix(name: str) -> N
                     group.create_task(push(links[lease], half, half, lease=lease, generation=lease))
 
         for lease in range(8):
-            assert await receiver.call("arrived", lease=[lease, lease], timeout_s=5)
+            assert await receiver.call("arrived", lease=[lease, lease], timeout_s=BOUND_S / 2)
         assert await receiver.bytes_of(list(range(64))) == writer.bytes_of(list(range(64)))
 
 
@@ -258,7 +258,7 @@ async def test_ucx_does_not_wait_for_a_hung_receiver() -> None:
 
         link = await writer.transport.connect(receiver.region)  # it lives again: a fresh endpoint
         await push(link, blocks, blocks)
-        assert await receiver.call("arrived", lease=[1, 7], timeout_s=5)
+        assert await receiver.call("arrived", lease=[1, 7], timeout_s=BOUND_S / 2)
 
 
 async def test_shm_pools_are_private_and_go_with_their_process() -> None:

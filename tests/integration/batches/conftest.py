@@ -27,10 +27,16 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
     return ChatTokenizer(folder)
 
 
+@pytest.fixture
+def soon_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For who waits until a silent gateway's work goes elsewhere. Others may be silent for long, and keep theirs."""
+    monkeypatch.setattr(streams, "ACK_WAIT_S", 1.0)
+
+
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times that only decide how long a test takes."""
-    monkeypatch.setattr(streams, "ACK_WAIT_S", 1.0)
+    monkeypatch.setattr(streams, "ACK_WAIT_S", 30.0)
     monkeypatch.setattr(streams, "BEAT_S", 0.2)
     monkeypatch.setattr(steps, "STEP_INTERVAL_S", 0.05)
     monkeypatch.setattr(steps, "FAILURE_RETRY_S", 0.1)

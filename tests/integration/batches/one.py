@@ -124,7 +124,7 @@ class One:
             record = await self.store.batch(batch.tenant, batch.id)
             return record if record.is_over else None
 
-        record = await eventually(over, 30.0)
+        record = await eventually(over)
         assert record is not None
         return record
 

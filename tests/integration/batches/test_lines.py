@@ -24,7 +24,7 @@ from gateway.batches.streams import Delivery
 from gateway.tenants.budgets import Limits, LocalBudgets
 from gateway.tenants.tenants import Tenant, Tenants
 from tests.integration.batches.one import MODEL, TENANT, One, each_once, echo, line_of, work_of
-from tests.integration.waiting import eventually
+from tests.integration.waiting import LIMIT_S, eventually
 
 
 async def test_gateways_share_the_lines_and_nothing_is_left_behind(url: str, tokenizer: ChatTokenizer) -> None:
@@ -44,6 +44,7 @@ async def test_gateways_share_the_lines_and_nothing_is_left_behind(url: str, tok
         assert first.lines_counted()["completed"] + second.lines_counted()["completed"] == 300
 
 
+@pytest.mark.usefixtures("soon_missed")
 async def test_lines_of_a_gateway_that_dies_are_run_by_another(url: str, tokenizer: ChatTokenizer) -> None:
     async with One(url, tokenizer, echo) as dying:
         dying.generations.hold_after = 1
@@ -59,7 +60,7 @@ async def test_lines_of_a_gateway_that_dies_are_run_by_another(url: str, tokeniz
 async def test_a_gateway_that_is_told_to_stop_gives_its_lines_back_at_once(
     url: str, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "ACK_WAIT_S", 60.0)
+    monkeypatch.setattr(streams, "ACK_WAIT_S", 10 * LIMIT_S)
     async with One(url, tokenizer, echo) as leaving:
         leaving.generations.hold_after = 1
         batch = await leaving.begin(6)
@@ -69,6 +70,7 @@ async def test_a_gateway_that_is_told_to_stop_gives_its_lines_back_at_once(
         assert (batch.status, batch.completed) == ("completed", 6)
 
 
+@pytest.mark.usefixtures("soon_missed")
 async def test_a_line_that_runs_twice_has_one_result(url: str, tokenizer: ChatTokenizer) -> None:
     """A gateway that stood still goes on when another one has done its lines."""
     async with One(url, tokenizer, echo) as slow:
@@ -155,6 +157,7 @@ async def test_a_line_that_fails_gets_an_error_after_its_tries(
         assert len(one.generations.submitted) == 2 * tries
 
 
+@pytest.mark.usefixtures("soon_missed")
 async def test_a_line_that_gateways_die_of_is_given_up(url: str, tokenizer: ChatTokenizer) -> None:
     poison = line_of(0)["body"]["prompt"]  # type: ignore[index]
     deaths, batch = 0, None
@@ -221,7 +224,7 @@ async def test_lines_that_are_brought_when_a_gateway_stops_are_left_to_others(
     url: str, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "PULL_S", 10.0)
-    monkeypatch.setattr(streams, "ACK_WAIT_S", 60.0)
+    monkeypatch.setattr(streams, "ACK_WAIT_S", 5.0)  # one of them may come to a pull that has ended
     leaving, pulls = One(url, tokenizer, echo), asyncio.Event()
     fetch = leaving.streams.fetch
 

@@ -8,13 +8,18 @@ import nats
 import pytest
 
 from common import subjects
-from common.bus import NatsBus, NatsSettings, connect_bus
-from tests.integration.bus.looks import QUICK
+from common.bus import NatsBus, NatsSettings, QueueLimits, connect_bus
+from tests.integration.bus.looks import PATIENT
 
 
 @pytest.fixture
-async def bus(nats_url: str) -> AsyncIterator[NatsBus]:
-    async with connect_bus(NatsSettings(url=nats_url), name="test", limits=QUICK) as bus:
+def limits() -> QueueLimits:
+    return PATIENT
+
+
+@pytest.fixture
+async def bus(nats_url: str, limits: QueueLimits) -> AsyncIterator[NatsBus]:
+    async with connect_bus(NatsSettings(url=nats_url), name="test", limits=limits) as bus:
         yield bus
     client = await nats.connect(nats_url)
     for stream in (subjects.JOBS_STREAM, subjects.DEAD_STREAM):

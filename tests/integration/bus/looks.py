@@ -14,7 +14,8 @@ from common.messages import (
 )
 from tests.integration.waiting import eventually
 
-QUICK = QueueLimits(ack_wait_s=0.5, max_deliver=2, max_jobs=20)
+PATIENT = QueueLimits(ack_wait_s=60.0, max_deliver=2, max_jobs=20)
+QUICK = QueueLimits(ack_wait_s=0.5, max_deliver=2, max_jobs=20)  # for who waits until a silent worker's job comes again
 
 
 def a_job(request_id: str = "request", *, attempt: int = 1) -> Job:
@@ -32,7 +33,7 @@ def a_job(request_id: str = "request", *, attempt: int = 1) -> Job:
 
 
 async def some_jobs(queue: JobQueue) -> list[Delivery]:
-    return await eventually(lambda: queue.fetch(8, expires_s=0.5))
+    return await eventually(lambda: queue.fetch(8, expires_s=2.0))
 
 
 async def dead_letters(raw: nats.NATS) -> list[nats.js.api.RawStreamMsg]:

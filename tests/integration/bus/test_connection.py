@@ -22,8 +22,9 @@ from common.messages import (
     worker_reply_decoder,
 )
 from services.runtime.servers import run_nats
-from tests.integration.bus.looks import QUICK, a_job, some_jobs
+from tests.integration.bus.looks import PATIENT, a_job, some_jobs
 from tests.integration.waiting import LIMIT_S, eventually
+from tests.ports import own_port
 
 
 async def test_a_stream_that_another_release_made_for_good_is_named_with_the_remedy(
@@ -33,7 +34,7 @@ async def test_a_stream_that_another_release_made_for_good_is_named_with_the_rem
     await stream.add_stream(name=subjects.JOBS_STREAM, subjects=["baton.jobs.*"], storage=StorageType.FILE)
     try:
         with pytest.raises(UnavailableError, match=f"nats stream rm {subjects.JOBS_STREAM}"):
-            async with connect_bus(NatsSettings(url=nats_url), name="test", limits=QUICK):
+            async with connect_bus(NatsSettings(url=nats_url), name="test", limits=PATIENT):
                 pass
     finally:
         await stream.delete_stream(subjects.JOBS_STREAM)
@@ -57,7 +58,7 @@ async def test_a_restart_of_nats_brings_subscriptions_streams_and_consumers_back
     frames: asyncio.Queue[Frame] = asyncio.Queue()
     async with contextlib.AsyncExitStack() as stack:
         first = contextlib.AsyncExitStack()
-        server = await first.enter_async_context(run_nats(data_dir=tmp_path))
+        server = await first.enter_async_context(run_nats(data_dir=tmp_path, port=own_port()))
         try:
             bus = await stack.enter_async_context(connect_bus(NatsSettings(url=server.url), name="test"))
             await bus.subscribe("baton.frames.g", frame_decoder, frames.put_nowait)

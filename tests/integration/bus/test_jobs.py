@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import msgspec
@@ -69,6 +70,7 @@ async def test_the_same_attempt_is_queued_once(bus: NatsBus) -> None:
     assert [delivery.job.attempt for delivery in await queue.fetch(8)] == [1, 2]
 
 
+@pytest.mark.parametrize("limits", [QUICK], ids=["quick"])
 async def test_a_job_that_nobody_ends_comes_again_and_then_goes_to_the_dead_letters(
     bus: NatsBus, raw: nats.NATS
 ) -> None:
@@ -91,6 +93,7 @@ async def test_a_job_that_nobody_ends_comes_again_and_then_goes_to_the_dead_lett
     assert bus.dead_letters == 1
 
 
+@pytest.mark.parametrize("limits", [QUICK], ids=["quick"])
 async def test_a_job_delivered_too_often_is_moved_away_when_the_server_is_slow_to_answer(
     bus: NatsBus, raw: nats.NATS, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,17 +122,25 @@ async def test_a_job_delivered_too_often_is_moved_away_when_the_server_is_slow_t
     assert asked >= 2
 
 
+@pytest.mark.parametrize("limits", [QUICK], ids=["quick"])
 async def test_in_progress_keeps_a_job_from_coming_again(bus: NatsBus) -> None:
-    queue = await bus.jobs("w")
-    await bus.publish_job("w", a_job())
-    (delivery,) = await some_jobs(queue)
-    again: list[Delivery] = []
-    for _ in range(10):  # together twice the ack-wait
-        again += await queue.fetch(1, expires_s=0.1)
-        await delivery.in_progress()
-    assert again == []
-    (second,) = await some_jobs(queue)  # without a word it comes again
-    assert second.num_delivered == 2
+    queue, on_time = await bus.jobs("w"), False
+    while not on_time:  # on a busy machine a word may come too late
+        on_time = True
+        await bus.publish_job("w", job := a_job(f"request-{time.monotonic()}"))
+        (delivery,) = await some_jobs(queue)
+        said_at, again = time.monotonic(), list[Delivery]()
+        for _ in range(10):  # together twice the ack-wait
+            again += await queue.fetch(1, expires_s=0.1)
+            await delivery.in_progress()
+            on_time &= time.monotonic() - said_at < QUICK.ack_wait_s - 0.1
+            said_at = time.monotonic()
+        if on_time:
+            assert again == []
+            (second,) = await some_jobs(queue)  # without a word it comes again
+            assert (second.num_delivered, second.job) == (2, job)
+        else:
+            await delivery.term()
 
 
 async def test_a_nak_brings_the_job_back_and_a_term_ends_it(bus: NatsBus, raw: nats.NATS) -> None:

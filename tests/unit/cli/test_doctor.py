@@ -26,10 +26,11 @@ from common.peers import Peers
 from common.settings import ROOT
 from common.store import RedisSettings
 from services.runtime.permissions import Member, make_users
-from services.runtime.servers import find_nats_server, free_port, run_nats, run_redis, stop
+from services.runtime.servers import find_nats_server, run_nats, run_redis, stop
 from tests.fakes.workers import a_worker
 from tests.gguf_files import write_gguf
 from tests.models import build_tiny_model
+from tests.ports import own_port
 
 NOWHERE = "127.0.0.1:1"
 OURS = a_worker("d0", "decode").region
@@ -120,7 +121,7 @@ async def test_absent_servers_fail_without_telling_secrets() -> None:
 
 
 async def test_a_nats_server_without_jetstream_fails() -> None:
-    port = free_port()
+    port = own_port()
     server = await asyncio.create_subprocess_exec(
         *(str(find_nats_server()), "-a", "127.0.0.1", "-p", str(port)), stderr=asyncio.subprocess.PIPE
     )

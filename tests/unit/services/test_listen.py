@@ -15,6 +15,7 @@ from services.gateway.process import serve
 from services.gateway.server import listen, take_connections
 from services.gateway.settings import GatewaySettings
 from services.runtime.servers import free_port, held_port, port_is_free
+from tests.ports import own_port
 
 
 def test_nothing_that_the_gateway_sends_waits_for_an_acknowledgement() -> None:
@@ -49,7 +50,7 @@ def test_a_port_is_shared_only_with_those_that_ask_for_it() -> None:
 
 
 def test_a_held_port_is_one_holders_and_gives_every_connection_to_a_listener() -> None:
-    port = free_port()
+    port = own_port()
     with held_port(port, "127.0.0.1"):
         with pytest.raises(OSError, match="in use"), held_port(port, "127.0.0.1"):
             raise AssertionError("two hold it")

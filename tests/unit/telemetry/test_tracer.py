@@ -15,10 +15,10 @@ from common.settings import ConfigError
 from common.tracing import NoTracer, Span, SpanEvent, child_of
 from services.gateway.settings import GatewaySettings
 from services.runtime.loading import load_settings
-from services.runtime.servers import free_port
 from services.runtime.tracer import open_tracer
 from telemetry.tracer import QUEUE_SPANS, OtelTracer, is_sampled
 from tests.e2e.otlp_sink import otlp_sink
+from tests.ports import own_port
 
 CONTEXT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 ROOT = Path(__file__).resolve().parents[3]
@@ -30,7 +30,7 @@ def span(name: str = "x", **fields: object) -> Span:
 
 @pytest.fixture
 def tracer() -> Iterator[OtelTracer]:
-    tracer = OtelTracer(f"http://127.0.0.1:{free_port()}", service="test", instance="me")
+    tracer = OtelTracer(f"http://127.0.0.1:{own_port()}", service="test", instance="me")
     yield tracer
     tracer.close()
 
