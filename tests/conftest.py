@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine
 
@@ -23,6 +24,16 @@ settings.load_profile("same")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seeds", type=int, default=1_000, help="runs of tests/simulation")
+
+
+def pytest_configure() -> None:
+    gc.disable()  # while modules are loaded: it would look through all of them again and again
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+    gc.collect()
+    gc.freeze()  # and later, whenever a test collects
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

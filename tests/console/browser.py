@@ -29,9 +29,8 @@ async def run_browser() -> AsyncIterator[Browser]:
         pytest.skip("no Chromium is installed here (apt-get install chromium): the page is tested over HTTP only")
     async with async_playwright() as driver:
         # No sandbox: tests run as root in containers, and the only page is ours.
-        browser = await driver.chromium.launch(
-            executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"], timeout=150_000
-        )
+        options = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+        browser = await driver.chromium.launch(executable_path=path, args=options, timeout=150_000)
         try:
             yield browser
         finally:

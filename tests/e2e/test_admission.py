@@ -127,16 +127,18 @@ async def test_who_is_more_important_goes_first(client: httpx.AsyncClient) -> No
         assert (await ask(client, "other", priority=priority)).status_code == 200
         ended.append(priority)
 
-    low = [asyncio.create_task(asked(-1)) for _ in range(24)]
+    low = [asyncio.create_task(asked(-1)) for _ in range(16)]
     async with asyncio.timeout(60):
-        while await figure(client, 'baton_waiting_requests{model_name="tiny",tier="low"}') < 12:  # seconds of work
+        while (
+            await figure(client, 'baton_waiting_requests{model_name="tiny",tier="low"}') < 8
+        ):  # more than a second's work
             await asyncio.sleep(0.02)
         told = await client.get("/debug/requests", headers={"authorization": f"Bearer {ADMIN}"})
         (*_, last) = [entry for entry in told.json()["waiting"] if entry["status"] == "waiting"]
         detail = await client.get(f"/debug/requests/{last['request_id']}", headers={"authorization": f"Bearer {ADMIN}"})
         assert detail.json()["requests"][0]["tenant"] == last["tenant"]
         await asyncio.gather(asked(0), asked(0))
-        assert ended.count(-1) < 24  # they overtook those that waited
+        assert ended.count(-1) < 16  # they overtook those that waited
         await asyncio.gather(*low)
 
 

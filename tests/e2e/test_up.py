@@ -349,7 +349,7 @@ async def test_a_broken_model_is_one_line_and_stops_everything(
     broken = tmp_path / "broken"
     shutil.copytree(model, broken)
     (broken / name).write_text("{'")
-    async with start("--model", str(broken)) as up:
+    async with start("--prefill", "0", "--model", str(broken)) as up:
         code, said = await up.ends()
         assert code == 2
         assert said[-2] == "stopped"
@@ -359,7 +359,7 @@ async def test_a_broken_model_is_one_line_and_stops_everything(
 
 
 async def test_a_device_that_is_not_there_is_one_line(start: Start) -> None:
-    async with start("--device", "cuda:99") as up:
+    async with start("--prefill", "0", "--device", "cuda:99") as up:
         code, said = await up.ends()
         assert code == 2
         assert "--device cuda:99: this process sees" in said[-1]

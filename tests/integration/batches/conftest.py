@@ -37,6 +37,7 @@ def soon_missed(monkeypatch: pytest.MonkeyPatch) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times that only decide how long a test takes."""
     monkeypatch.setattr(streams, "ACK_WAIT_S", 30.0)
+    monkeypatch.setattr(streams, "PULL_S", 0.3)
     monkeypatch.setattr(streams, "BEAT_S", 0.2)
     monkeypatch.setattr(steps, "STEP_INTERVAL_S", 0.05)
     monkeypatch.setattr(steps, "FAILURE_RETRY_S", 0.1)

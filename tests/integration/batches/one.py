@@ -16,6 +16,7 @@ from common.bus import NatsSettings
 from common.tracing import NoTracer, Span
 from gateway.answers.start import Answers
 from gateway.answers.tokenizer import ChatTokenizer
+from gateway.batches import streams
 from gateway.batches.metrics import BatchMetrics
 from gateway.batches.records import BatchLimits, BatchRecord
 from gateway.batches.runner import LineRunner
@@ -94,6 +95,7 @@ class One:
     async def __aexit__(self, *_: object) -> None:
         await self.lines.stop()
         await self.steps.stop()
+        await asyncio.wait(self._loops, timeout=10 * streams.PULL_S)  # what their last pulls bring goes back at once
         for loop in self._loops:
             loop.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)

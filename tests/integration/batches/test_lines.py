@@ -223,7 +223,7 @@ async def test_a_part_that_is_queued_twice_is_computed_once(url: str, tokenizer:
 async def test_lines_that_are_brought_when_a_gateway_stops_are_left_to_others(
     url: str, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "PULL_S", 10.0)
+    monkeypatch.setattr(streams, "PULL_S", 1.0)
     monkeypatch.setattr(streams, "ACK_WAIT_S", 5.0)  # one of them may come to a pull that has ended
     leaving, pulls = One(url, tokenizer, echo), asyncio.Event()
     fetch = leaving.streams.fetch

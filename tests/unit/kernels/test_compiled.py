@@ -39,6 +39,7 @@ def test_every_kernel_compiles_for_hopper(kind: str, part: str, tmp_path: Path) 
     assert not {program: wrong for program, (_, wrong) in told.items() if wrong}
 
 
+@pytest.mark.long
 def test_a_kernel_that_can_not_be_compiled_is_told(tmp_path: Path) -> None:
     told = told_by(MODULE, "broken", cache=tmp_path, timeout_s=TIMEOUT_S, options=["-O"])
     assert list(told) == ["broken norm", "broken memory", "broken python"]

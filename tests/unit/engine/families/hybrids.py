@@ -21,6 +21,9 @@ EXPERTS = {
 }
 LAST_IS_LINEAR = ["full_attention", "linear_attention", "linear_attention"]
 MIXED = {"mlp_only_layers": [1], "layer_types": LAST_IS_LINEAR, "num_hidden_layers": 3, "linear_conv_kernel_dim": 2}
+SMALL_VISION = {
+    "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 64, "num_position_embeddings": 16,
+}  # fmt: skip
 
 CASES: tuple[Case, ...] = (
     Case(name="qwen3_5", config="Qwen3_5TextConfig", fields=STATE),
@@ -29,7 +32,7 @@ CASES: tuple[Case, ...] = (
         config="Qwen3_5TextConfig",
         fields=STATE | {"tie_word_embeddings": True, "attention_bias": True},
         text_in="Qwen3_5Config",
-        outer={"tie_word_embeddings": True},
+        outer={"tie_word_embeddings": True, "vision_config": SMALL_VISION},
     ),
     Case(name="qwen3_5_moe", config="Qwen3_5MoeTextConfig", fields=STATE | EXPERTS),
     Case(
@@ -37,6 +40,7 @@ CASES: tuple[Case, ...] = (
         config="Qwen3_5MoeTextConfig",
         fields=STATE | EXPERTS,
         text_in="Qwen3_5MoeConfig",
+        outer={"vision_config": SMALL_VISION},
     ),
     Case(name="qwen3_next", config="Qwen3NextConfig", fields=STATE | EXPERTS),
     Case(name="qwen3_next, a state in the last layer", config="Qwen3NextConfig", fields=STATE | EXPERTS | MIXED),
