@@ -11,7 +11,6 @@ import asyncio
 import atexit
 import contextlib
 import functools
-import gc
 import importlib
 import json
 import os
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from services.runtime.linux import die_with_parent
+from services.runtime.memory import importing
 
 ROOT = Path(__file__).resolve().parents[1]
 LONGEST_ORDER = 1 << 17  # bytes: the environment is in it
@@ -174,12 +174,10 @@ def serve(orders: socket.socket) -> dict[str, Any]:
 
 def main(file: str, *loads: str) -> None:
     die_with_parent()
-    for name in loads:
-        importlib.import_module(name)
-    gc.collect()
-    gc.freeze()
+    with importing():
+        for name in loads:
+            importlib.import_module(name)
     order = serve(socket.socket(fileno=int(file)))
-    gc.unfreeze()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(write_through=True)  # type: ignore[union-attr]
     os.environ.clear()

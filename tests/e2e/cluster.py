@@ -26,7 +26,7 @@ from tests.ports import own_port
 from tests.secure_servers import run_secure_nats, run_secure_redis
 
 ROOT = Path(__file__).resolve().parents[2]
-WORKERS = ("services.prefill.__main__", "services.decode.__main__", "services.worker.__main__")
+WORKERS, OTHERS = ("services.runtime.worker_process",), ("services.gateway.process",)  # what they load
 READY_S = 180.0  # eight processes that load torch on two busy cores
 
 
@@ -148,7 +148,7 @@ class Cluster:
         env |= {"PYTHONPATH": str(root), "PYTHONUNBUFFERED": "1"}
         with (self.folder / f"{name}.log").open("ab") as log:
             if root == ROOT:
-                loads = ("services.gateway.__main__",) if service in ("gateway", "planner") else WORKERS
+                loads = OTHERS if service in ("gateway", "planner") else WORKERS
                 files = (log.fileno(), log.fileno())
                 self.processes[name] = await preloaded.start(
                     f"services.{service}", options, loads=loads, env=env, files=files
