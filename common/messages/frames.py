@@ -49,7 +49,7 @@ class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Tokens(msgspec.Struct, frozen=True, kw_only=True):
+class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """New tokens of one sequence. `position` counts generated tokens of the whole request from 0, across attempts."""
 
     request_id: str

@@ -49,6 +49,15 @@ class Reader(Protocol):
         """Whether it takes pieces now; if not, it calls `Delivery.wake` once it does."""
         ...
 
+    @property
+    def takes_text(self) -> bool:
+        """Whether `say` may be called."""
+        ...
+
+    def say(self, choice: Choice, text: str) -> None:
+        """`take` of a piece that is text and nothing else, reasoning if `choice.is_reasoning`."""
+        ...
+
     def take(self, choice: Choice, piece: Piece) -> None:
         """The next piece of a choice: all its new tokens of this turn, or the first of them."""
         ...
@@ -63,29 +72,32 @@ class Reader(Protocol):
 
 
 class Turn:
-    """Callbacks for the end of this turn of the event loop: workers' frames that came in it are read by then."""
+    """Runs deliveries at the end of this turn of the event loop: workers' frames that came in it are read by then."""
 
     def __init__(self) -> None:
-        self._due: list[Callable[[], None]] = []
+        self._due: list[Delivery] = []
 
-    def add(self, callback: Callable[[], None]) -> None:
+    def add(self, delivery: Delivery) -> None:
         if not self._due:
             asyncio.get_running_loop().call_soon(self._end)
-        self._due.append(callback)
+        self._due.append(delivery)
 
     def _end(self) -> None:
         due, self._due = self._due, []
-        for callback in due:
-            callback()
+        for delivery in due:
+            delivery.run()
 
 
 class Delivery:
     """Gives the pieces of all choices to one reader, until they have ended, one failed, or nobody reads any more."""
 
+    __slots__ = ("_close", "_context", "_is_due", "_is_over", "_open", "_reader", "_takes_text", "_turn")
+
     def __init__(self, choices: Sequence[Choice], reader: Reader, turn: Turn, close: Callable[[], None]) -> None:
         """`close` is called before the reader hears of the end."""
         self._open = list(choices)
         self._reader = reader
+        self._takes_text = reader.takes_text
         self._turn = turn
         self._close = close
         self._is_due = self._is_over = False
@@ -100,31 +112,33 @@ class Delivery:
         """There may be something to read."""
         if not self._is_due:
             self._is_due = True
-            self._turn.add(self._run)
+            self._turn.add(self)
 
     def stop(self) -> None:
         """The reader hears nothing more."""
         self._is_over = True
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Give what came in this turn."""
         self._is_due = False
-        if not self._is_over:
-            self._context.run(self._deliver)
-
-    def _deliver(self) -> None:
         reader = self._reader
+        if self._is_over or not reader.is_ready:
+            return
         try:
-            if not reader.is_ready:
-                return
-            for choice in tuple(self._open):
-                self._read(choice)
+            for choice in self._open if len(self._open) == 1 else tuple(self._open):
+                plain = choice.generation.mailbox.plain
+                if plain and self._takes_text and len(plain) <= MAX_TOKENS and (text := choice.plain(plain)):
+                    plain.clear()
+                    reader.say(choice, text)
+                else:
+                    self._context.run(self._read, choice)
             if self._open:
                 reader.pause()
                 return
         except Exception as error:
-            self._end(error)
+            self._context.run(self._end, error)
         else:
-            self._end(None)
+            self._context.run(self._end, None)
 
     def _read(self, choice: Choice) -> None:
         """Raises what ends the answer."""
@@ -220,6 +234,10 @@ class _Collected:
         self._observer = observer
 
     is_ready = True
+    takes_text = False
+
+    def say(self, choice: Choice, text: str) -> None:
+        """Tokens are collected, too."""
 
     def take(self, choice: Choice, piece: Piece) -> None:
         if self._observer is not None:

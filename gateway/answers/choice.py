@@ -17,6 +17,7 @@ from gateway.answers.stop import StopMatcher
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.parsing.parsed import CallDelta, Parsed, join_calls
 from gateway.parsing.parser import Parser
+from gateway.parsing.plain import PlainTokens
 from gateway.request.mailbox import TokenEvent
 from gateway.request.spec import Generation
 
@@ -110,6 +111,19 @@ class MessageReader:
     @property
     def has_calls(self) -> bool:
         return self._parser is not None and self._parser.has_calls
+
+    @property
+    def plain(self) -> PlainTokens | None:
+        """The tokens that add their text and change nothing else; None: whatever comes next must be pushed."""
+        parser = self._parser
+        if not self._detokenizer.is_clear:
+            return None
+        if parser is None:
+            return self._tokenizer.plain(None)
+        terminals = parser.plainly
+        if terminals is None or (parser.is_reasoning and not self._shows_reasoning):
+            return None
+        return self._tokenizer.plain(terminals)
 
     def push(self, token_id: int) -> Parsed:
         parser = self._parser
@@ -210,10 +224,29 @@ class Choice:
         self._offset = 0
         self._scored_prompt = scored_prompt
         self._is_wanted = rules.is_wanted
+        self._plain: PlainTokens | None = None
+        self.is_reasoning = False  # where `plain` gives text
 
     @property
     def reasoning_tokens(self) -> int:
         return self._reader.reasoning_tokens
+
+    def plain(self, token_ids: Sequence[int]) -> str:
+        """What the next tokens add if they are text and nothing else, content or reasoning. "": `take` must say."""
+        table = self._plain
+        if table is None:
+            return ""
+        if len(token_ids) == 1:
+            text = table[token_ids[0]]
+        else:
+            texts = [table[token_id] for token_id in token_ids]
+            text = "".join(texts) if all(texts) else ""
+        if not text or (self._stop.has_any and not (self._stop.lets_pass(text) and not self._exempt)):
+            return ""
+        self.completion_tokens += len(token_ids)
+        if self.is_reasoning:
+            self._reader.reasoning_tokens += len(token_ids)
+        return text
 
     def take(self, event: TokenEvent) -> Piece:
         """What the next tokens add; the last piece has `finish`, perhaps before the tokens' end: a stop string was found."""
@@ -237,6 +270,7 @@ class Choice:
             piece.text += self._stop.flush()
             piece.finish = Finish.STOP if self._stop.matched is not None else event.finish
         self.finish = piece.finish
+        self._plain, self.is_reasoning = self._reader.plain, self._reader.is_reasoning
         piece.has_calls = bool(piece.finish) and self._reader.has_calls
         return piece
 

@@ -29,6 +29,11 @@ class Detokenizer:
         """Return the text that is certain now."""
         return "".join([self.add(token_id) for token_id in token_ids])
 
+    @property
+    def is_clear(self) -> bool:
+        """Whether the text of a token with whole characters would be its own, and that of the next one as if it hadn't come."""
+        return self._utf8 is not None and self._utf8.getstate() == (b"", 0)
+
     def flush(self) -> str:
         """Return what was held back; an unfinished character becomes U+FFFD."""
         if self._utf8 is not None:

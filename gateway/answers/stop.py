@@ -39,6 +39,10 @@ class StopMatcher:
         self._held = text[sure:]
         return text[:sure]
 
+    def lets_pass(self, piece: str) -> bool:
+        """Whether `push` would return the piece, and nothing would be held back."""
+        return self._state is self._root and self.matched is None and self._firsts.isdisjoint(piece)
+
     def foresees(self, piece: str) -> bool:
         """Whether a stop string would be complete with this piece. One that grew since the last time isn't read again."""
         if not self._ahead or not piece.startswith(self._ahead):

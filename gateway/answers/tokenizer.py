@@ -18,6 +18,8 @@ from gateway.answers.lengths import Lengths, TooLongError
 from gateway.answers.template import ChatTemplate, RenderOptions, read_template
 from gateway.grammars.maker import GrammarMaker
 from gateway.parsing.choose import DEFAULT_PARSERS, Parsers, choose
+from gateway.parsing.plain import PlainTokens
+from gateway.parsing.terminals import Terminals
 from gateway.request.defaults import sampling_defaults
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
@@ -76,6 +78,7 @@ class ChatTokenizer:
             specials=[self.tokenizer.id_to_token(index) or "" for index in self.special_ids],
         )
         self._bytes: dict[int, bytes] = {}  # filled as tokens are met
+        self._plain: dict[Terminals | None, PlainTokens] = {}
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True, limit: int | None = None
@@ -133,6 +136,16 @@ class ChatTokenizer:
         if known is None:
             known = self._bytes[token_id] = self._bytes_of(token_id)
         return known
+
+    def plain(self, terminals: Terminals | None) -> PlainTokens:
+        """The tokens that are only text in a state that these end."""
+        known = self._plain.get(terminals)
+        if known is None:
+            known = self._plain[terminals] = PlainTokens(self._said, terminals)
+        return known
+
+    def _said(self, token_id: int) -> bytes | None:
+        return None if token_id in self.special_ids or token_id in self.format.ids else self.token_bytes(token_id)
 
     def token_text(self, token_id: int) -> str:
         """One token as text, for logprobs; part of a character becomes U+FFFD."""

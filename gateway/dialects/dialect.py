@@ -27,6 +27,15 @@ class Events(Protocol):
         """What comes before any token; may be empty, as all that follows."""
         ...
 
+    @property
+    def tell_text_alone(self) -> bool:
+        """Whether `text` may be called: nothing was asked for that may differ from event to event, but text."""
+        ...
+
+    def text(self, choice: Choice, text: str) -> bytes:
+        """`event` of a piece that is text and nothing else, reasoning if `choice.is_reasoning`."""
+        ...
+
     def event(self, choice: Choice, piece: Piece) -> bytes:
         """What a piece adds. It has one token, or all that came since the piece before."""
         ...

@@ -41,6 +41,7 @@ from gateway.request.active import ActiveRequest
 from gateway.request.ends import End
 
 MAX_FRAME_TOKENS = 4096  # as workers send at most
+MAX_SENDERS = 4096
 
 
 class Inbox:
@@ -74,6 +75,7 @@ class Inbox:
         self._background = background
         self._counters = counters
         self._clock = clock
+        self._senders: dict[str, Incarnation] = {}
 
     # -- of release 0.1.0, whose subjects don't bind the speaker -------------------------------------------------------
 
@@ -159,17 +161,31 @@ class Inbox:
     # -- frames --------------------------------------------------------------------------------------------------------
 
     def take_frame(self, frame: Frame) -> None:
-        sender, now = Incarnation(frame.worker, frame.incarnation), self._clock()
+        sender, now = self._named(frame), self._clock()
         self._pulse.heard(frame.worker, now)
         if len(frame.tokens) > MAX_FRAME_TOKENS:  # each unknown stream's end is answered
             self._bus.refuse(subjects.frames("any", frame.worker), f"{len(frame.tokens)} entries in a frame")
             return
+        find, are_tried = self._running.find, self._suspects.are_tried
         for tokens in frame.tokens:
-            request = self._running.find(tokens.request_id)
-            if request is not None:
+            request = find(tokens.request_id)
+            if request is None:
+                if tokens.finish:
+                    self._acknowledge(frame.worker, tokens, tokens.traceparent)
+            elif not are_tried and (token_id := request.state.take_next(tokens, sender, now)) >= 0:
+                request.timeline.went_on(now)
+                request.mailbox.add(tokens.position, token_id)
+            else:
                 self._take(request, tokens, sender, now)
-            elif tokens.finish:
-                self._acknowledge(frame.worker, tokens, tokens.traceparent)
+
+    def _named(self, frame: Frame) -> Incarnation:
+        """The sender, as one object for all its frames: the states of its requests have that, and find it sooner."""
+        known = self._senders.get(frame.worker)
+        if known is None or known.number != frame.incarnation:
+            if len(self._senders) >= MAX_SENDERS:
+                self._senders.clear()
+            known = self._senders[frame.worker] = Incarnation(frame.worker, frame.incarnation)
+        return known
 
     def _take(self, request: ActiveRequest, tokens: Tokens, sender: Incarnation, now: float) -> None:
         state = request.state
@@ -191,6 +207,8 @@ class Inbox:
             self._attempts.release_prefill(request)
         if self._suspects.are_tried or state.deaths or state.is_suspect:
             self._suspects.heard(state, sender)
+        elif events:
+            state.flows(sender)
         if state.is_over:
             self._acknowledge(sender.worker, tokens, request.context)
             # End it before the loop turns: the reader of the last event cancels what has not ended.

@@ -16,7 +16,7 @@ from gateway.parsing.readers import (
     captured,
     reader_of,
 )
-from gateway.parsing.terminals import Bound, Found
+from gateway.parsing.terminals import Bound, Found, Terminals
 from gateway.parsing.values import Schema
 
 MAX_CALLS = 128
@@ -49,6 +49,13 @@ class Parser:
     def withheld(self) -> str:
         """Space that the model wrote behind content, and that isn't taken yet."""
         return self._reader.withheld if isinstance(self._reader, TextReader) else ""
+
+    @property
+    def plainly(self) -> Terminals | None:
+        """What ends this state, if text far from it, with no space at its end, is all taken and changes nothing else."""
+        reader = self._reader
+        is_plain = not self._buffer and type(reader) is TextReader and reader.is_clear
+        return self._terminals[self._name] if is_plain else None
 
     @property
     def ids(self) -> frozenset[int]:

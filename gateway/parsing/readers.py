@@ -102,6 +102,12 @@ class TextReader:
         return len(text)
 
     @property
+    def is_clear(self) -> bool:
+        """Whether text is all said, but for space at its end."""
+        message = self._message
+        return not (message.trims or any(self._space)) and (message.has_content or not self._is_content)
+
+    @property
     def withheld(self) -> str:
         """Space behind content, which markup may still make a border of."""
         if not self._is_content or not self._message.has_content or self._message.trims:

@@ -37,11 +37,14 @@ class TokenEvent:
 
 
 class Mailbox:
-    """What comes while the reader is late joins what is there: one event, of `max_tokens` tokens at most."""
+    """What comes while the reader is late joins what is there: one event, of as many tokens as it takes at most."""
 
-    __slots__ = ("_error", "_event", "_is_closed", "_wake")
+    __slots__ = ("_error", "_event", "_is_closed", "_position", "_wake", "plain")
 
     def __init__(self) -> None:
+        # All that is there, if that is tokens and nothing else. Whoever reads them clears it.
+        self.plain: list[int] = []
+        self._position = 0  # the first one's
         self._event: TokenEvent | None = None
         self._error: ServingError | None = None
         self._is_closed = False
@@ -50,11 +53,22 @@ class Mailbox:
     def listen(self, wake: Callable[[], None]) -> None:
         """Call `wake` whenever something comes, and now if something is there. It must not raise."""
         self._wake = wake
-        if self._event is not None or self._is_closed:
+        if self.plain or self._event is not None or self._is_closed:
             wake()
+
+    def add(self, position: int, token_id: int) -> None:
+        """Add the next token, of which there is nothing else to say."""
+        if self._event is not None:
+            self._event.token_ids.append(token_id)
+        else:
+            if not self.plain:
+                self._position = position
+            self.plain.append(token_id)
+        self._wake()
 
     def put(self, event: TokenEvent) -> None:
         """Add the next tokens."""
+        self._gather()
         if self._event is None:
             self._event = event
         else:
@@ -68,6 +82,7 @@ class Mailbox:
 
     def take(self, at_most: int) -> TokenEvent | None:
         """The new tokens, or the first of them; None: there are none. Raises the error behind the last ones."""
+        self._gather()
         event = self._event
         if event is None:
             if self._error is not None:
@@ -81,12 +96,18 @@ class Mailbox:
     @property
     def has_more(self) -> bool:
         """Whether there is something to take: tokens, the error behind them, or the end."""
-        return self._event is not None or self._is_closed
+        return bool(self.plain) or self._event is not None or self._is_closed
 
     @property
     def is_over(self) -> bool:
         """Everything was taken, and no error is left to raise."""
-        return self._is_closed and self._event is None and self._error is None
+        return self._is_closed and not self.plain and self._event is None and self._error is None
+
+    def _gather(self) -> None:
+        """Make an event of tokens that came alone."""
+        if self.plain:
+            self._event = TokenEvent(position=self._position, token_ids=self.plain)
+            self.plain = []
 
 
 def _nobody() -> None:

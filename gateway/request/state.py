@@ -52,6 +52,7 @@ class RequestState:
     candidates: list[str] = field(default_factory=list)  # decode workers of the placement
     claimed_by: Incarnation | None = None
     decoder: Incarnation | None = None
+    speaker: Incarnation | None = None  # whose next token tells nothing new: `take_next`
     cached_tokens: int = 0  # tokens that the chosen worker has cached
     excluded: list[str] = field(default_factory=list)
     progress_at: float = 0.0  # when the current attempt was last heard of
@@ -100,7 +101,7 @@ class RequestState:
         self.began_with = self.next_position
         self.phase = Phase.QUEUED
         self.assigned, self.candidates = "", []
-        self.claimed_by = self.decoder = None
+        self.claimed_by = self.decoder = self.speaker = None
         self.gap_since, self.unanswered = None, 0
         self._held.clear()
         self.progress_at = now
@@ -108,6 +109,7 @@ class RequestState:
 
     def gave_up(self, sign: Sign) -> ServingError | None:
         """Count the attempt's end; return the error that it leads to, if any."""
+        self.speaker = None
         self.failed += sign is Sign.FAILED
         if sign is Sign.HARMED:
             self.harmed += 1
@@ -117,6 +119,7 @@ class RequestState:
     def suspect(self) -> None:
         """It is computed alone until it got further."""
         self.is_suspect, self.clear_at = True, self.next_position + CLEAR_AFTER_TOKENS
+        self.speaker = None
 
     def exclude(self, worker: str, decode_workers: list[str]) -> None:
         """Place the next attempts elsewhere ("": nobody's fault), unless no decode worker would be left."""
@@ -158,9 +161,34 @@ class RequestState:
         return True
 
     def _decodes(self, decoder: Incarnation) -> None:
-        self.decoder = decoder
+        self.decoder, self.speaker = decoder, None
         if self.phase in (Phase.CLAIMED, Phase.PREFILLED):
             self.phase = Phase.DECODING
+
+    def flows(self, sender: Incarnation) -> None:
+        """All that this attempt's tokens can tell is known. From now on `take_next` takes them."""
+        if self.phase is Phase.DECODING and self.decoder == sender and self.proven == self.attempt and not self._held:
+            self.speaker = sender
+
+    def take_next(self, tokens: Tokens, sender: Incarnation, now: float) -> int:
+        """Take a token if it is what most frames bring: the next one alone, from the attempt's decoder, and nothing else.
+
+        -1: it isn't, and `take` decides.
+        """
+        packed, generated = tokens.token_ids, self.generated
+        if (
+            len(packed) != 4
+            or tokens.position != len(generated)
+            or tokens.attempt != self.attempt
+            or sender != self.speaker
+            or tokens.finish
+            or tokens.logprobs
+        ):
+            return -1
+        token_id = int.from_bytes(packed, "little")
+        generated.append(token_id)
+        self.progress_at, self.unanswered = now, 0
+        return token_id
 
     def take(self, tokens: Tokens, sender: Incarnation, now: float) -> list[TokenEvent]:
         """Take tokens off a frame; return what can be delivered now, in order."""

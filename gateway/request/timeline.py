@@ -10,7 +10,6 @@ import contextlib
 import heapq
 import itertools
 import time
-from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -19,11 +18,11 @@ from typing import Any
 from common.errors import ServingError
 from common.messages import Imported, Job, Settle, Tokens
 from common.words import Finish
+from gateway.request.frames import FramesSeen
 from gateway.request.placement import Placement
 from gateway.tenants.tenants import NOBODY, Tenant
 
 MAX_ATTEMPTS = 32  # attempts in one timeline
-MAX_FRAMES = 2048  # arrivals kept of one request, 6 bytes each
 MAX_RECENT = 512
 MAX_SLOWEST = 32
 SLOWEST_FOR_S = 900.0
@@ -110,8 +109,7 @@ class Timeline:
     cached_tokens: int = 0
     completion_tokens: int = 0
     phases: dict[str, float] = field(default_factory=dict)  # see `Generation.timings`; shared with the generation
-    frame_ms: array[float] = field(default_factory=lambda: array("f"))  # since receipt
-    frame_tokens: array[int] = field(default_factory=lambda: array("H"))
+    frames: FramesSeen = field(default_factory=FramesSeen)
 
     @property
     def tenant(self) -> str:
@@ -166,9 +164,13 @@ class Timeline:
             self.first_token_at = now
             self.cached_tokens = max(0, tokens.cached_tokens)
         self.completion_tokens += num_tokens
-        if len(self.frame_ms) < MAX_FRAMES:
-            self.frame_ms.append((now - self.received_at) * 1000)
-            self.frame_tokens.append(min(num_tokens, 0xFFFF))
+        self.frames.add((now - self.received_at) * 1000, num_tokens)
+
+    def went_on(self, now: float) -> None:
+        """`took` of one token that is neither the first nor the last one of an attempt."""
+        self.attempts[-1].num_tokens += 1
+        self.completion_tokens += 1
+        self.frames.add((now - self.received_at) * 1000, 1)
 
     def shown(self, now: float, *, sent: bool = False) -> None:
         """The first token became text, or, if `sent`, goes to the client. Only the first of each counts."""
@@ -225,8 +227,8 @@ class Timeline:
             "waited_ms": self._waited_ms(),
             "ahead": self.ahead,
             "attempts": [self._attempt_json(attempt) for attempt in self.attempts],
-            "frame_ms": [round(ms, 3) for ms in self.frame_ms],
-            "frame_tokens": list(self.frame_tokens),
+            "frame_ms": self.frames.ms,
+            "frame_tokens": self.frames.tokens,
         }
 
     def _attempt_json(self, attempt: AttemptLine) -> dict[str, Any]:

@@ -25,6 +25,7 @@ class StreamedAnswer:
         self._answer = answer
         self._metrics = metrics
         self._events = endpoint.events(body, answer)
+        self.takes_text = self._events.tell_text_alone
         self._parts = [self._events.opening()]
         self._writer: BodyWriter | None = None
         self._delivery: Delivery | None = None
@@ -50,6 +51,10 @@ class StreamedAnswer:
     @property
     def is_ready(self) -> bool:
         return self._waiting is None
+
+    def say(self, choice: Choice, text: str) -> None:
+        self._metrics.said(choice)
+        self._parts.append(self._events.text(choice, text))
 
     def take(self, choice: Choice, piece: Piece) -> None:
         self._metrics.took(choice, piece)

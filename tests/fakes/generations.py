@@ -125,6 +125,7 @@ class ScriptedGeneration:
         self.is_over = False
         self.mailbox = self
         self.has_more = False  # it says so itself
+        self.plain: list[int] = []
         self._owner = owner
         self._next = 0
         self._script: tuple[list[int], str] | None = None

@@ -126,7 +126,9 @@ class Chunks(Generic[Body]):
         self._opening = opening
         self._content = content
         self._usage: Json = {"usage": None} if body.include_usage else {}
-        self._has_more = bool(has_more or body.continuous_usage or body.timings_per_token or body.return_token_ids)
+        self.tell_text_alone = not (
+            has_more or body.continuous_usage or body.timings_per_token or body.return_token_ids
+        )
         self._around: dict[tuple[int, bool], list[bytes]] = {}  # choice, whether it reasons -> what is around its text
 
     def opening(self) -> bytes:
@@ -135,16 +137,25 @@ class Chunks(Generic[Body]):
 
     def event(self, choice: Choice, piece: Piece) -> bytes:
         text, reasoning = piece.text, piece.reasoning
-        if self._has_more or piece.finish or piece.calls or piece.prompt is not None or (text and reasoning):
+        is_more = piece.finish or piece.calls or piece.prompt is not None or (text and reasoning)
+        if is_more or not self.tell_text_alone:
             return self._varied(choice, piece)
         if not text and not reasoning:
             return b""  # held back: it may become a stop string, or markup
-        around = self._around.get((choice.index, not text))
+        return said(text or reasoning).join(self._frame(choice, is_reasoning=not text))
+
+    def text(self, choice: Choice, text: str) -> bytes:
+        around = self._around.get((choice.index, choice.is_reasoning))
+        return said(text).join(around or self._frame(choice, is_reasoning=choice.is_reasoning))
+
+    def _frame(self, choice: Choice, *, is_reasoning: bool) -> list[bytes]:
+        """What is around a text."""
+        around = self._around.get((choice.index, is_reasoning))
         if around is None:
             mark = uuid.uuid4().hex
-            marked = Piece(text=mark) if text else Piece(text="", reasoning=mark)
-            around = self._around[choice.index, not text] = self._varied(choice, marked).split(said(mark))
-        return said(text or reasoning).join(around)
+            marked = Piece(text="", reasoning=mark) if is_reasoning else Piece(text=mark)
+            around = self._around[choice.index, is_reasoning] = self._varied(choice, marked).split(said(mark))
+        return around
 
     def closing(self) -> bytes:
         sums = _sums(self._body, self._answer)

@@ -108,7 +108,7 @@ class Stream:
 
     def put(self, events: Sequence[TokenEvent], choice: int = 0) -> None:
         for event in events:
-            self.generations[choice].mailbox.put(event)
+            put(self.generations[choice].mailbox, event)
 
     @property
     def message(self) -> tuple[str, str, str | None]:
@@ -117,6 +117,14 @@ class Stream:
         deltas = [entry["delta"] for entry in entries]
         content, reasoning = ("".join(d.get(name) or "" for d in deltas) for name in ("content", "reasoning"))
         return content, reasoning, entries[-1]["finish_reason"]
+
+
+def put(mailbox: Mailbox, event: TokenEvent) -> None:
+    """As frames come: a token of which there is nothing else to say comes as a number."""
+    if len(event.token_ids) > 1 or event.finish or event.logprobs or event.cached_tokens >= 0:
+        mailbox.put(event)
+    else:
+        mailbox.add(event.position, event.token_ids[0])
 
 
 def cut(
@@ -328,7 +336,7 @@ async def test_a_whole_answer_is_what_the_stream_says(demo: ChatTokenizer, n: in
     for index in range(n):
         stream.put(cut(ids_of(demo), [3]), choice=index)
         for event in cut(ids_of(demo), [1, 4]):
-            fresh[index].mailbox.put(event)
+            put(fresh[index].mailbox, event)
     pieces = await reading
     await turn_over()
     assert [(piece.text, piece.reasoning, str(piece.finish)) for piece in pieces] == [stream.message] * n
@@ -349,3 +357,42 @@ async def test_completions_write_their_text_as_it_is(demo: ChatTokenizer) -> Non
             "id": "a", "object": "text_completion", "created": 7, "model": 'with "quotes"',
             "choices": [{"index": 0, "text": text, "logprobs": None, "finish_reason": None}],
         }  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_tokens_that_are_only_text_say_what_they_would_if_read_one_by_one(demo: ChatTokenizer, seed: int) -> None:
+    """Any tokens, of which some are spaces, parts of characters, markup or special; with stop strings and without."""
+    dice = random.Random(seed)
+    ids = ids_of(demo, "<think>") if seed % 4 == 0 else []
+    words = [
+        demo.encode(word, add_special_tokens=False) for word in ("Größe", " 🙂", "  ", "</think>", "a < b", "\n\n", ".")
+    ]
+    while len(ids) < 300:
+        ids += dice.choice(words) if dice.random() < 0.3 else [dice.randrange(demo.vocab_size)]
+    stops = ["zu", " the end", "\n\n\n"] if seed % 2 else []
+    read, told = (Stream(demo, stops=stops) for _ in range(2))
+    for event in cut(ids, [1]):
+        read.generations[0].mailbox.put(event)
+        told.put([event])
+        if dice.random() < 0.7:
+            await turn_over()
+    while not (read.socket.is_ended and told.socket.is_ended):
+        await turn_over()
+    assert told.message == read.message
+    assert told.answer.usage() == read.answer.usage()
+
+
+async def test_most_of_an_answer_is_not_read_token_by_token(
+    demo: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = Stream(demo)
+    [choice] = stream.answer.choices
+    ids = ids_of(demo, "The capital of France is Paris, and the sea is near.")
+    taken: list[int] = []
+    take = choice.take
+    monkeypatch.setattr(choice, "take", lambda event: (taken.extend(event.token_ids), take(event))[1])
+    for event in cut(ids, [1]):
+        stream.put([event])
+        await turn_over()
+    assert stream.message == ("The capital of France is Paris, and the sea is near.", "", "stop")
+    assert taken == [ids[0], ids[-1]]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 
+import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.blocks import pack_tokens
-from common.messages import SamplingParams, Tokens
+from common.messages import SamplingParams, TokenLogprobs, Tokens
 from common.peers import Incarnation
+from gateway.request.ends import Sign
 from gateway.request.spec import GenerationSpec
 from gateway.request.state import Phase, RequestState
 
@@ -65,6 +68,69 @@ def test_tokens_come_in_order_once_whatever_the_network_does(seed: int) -> None:
     assert received == ANSWER[: len(received)]
     assert received == state.generated
     assert (state.phase is Phase.ENDED) == (len(received) == len(ANSWER))
+
+
+def flowing() -> RequestState:
+    """It is being decoded, and all is known of its attempt."""
+    state = claimed()
+    state.take(tokens(1, 0, 1), PREFILL, 0.0)
+    assert state.settle(1, PREFILL, DECODE)
+    state.take(tokens(1, 1, 5), DECODE, 0.0)
+    state.flows(DECODE)
+    return state
+
+
+def test_the_next_token_alone_needs_no_further_look() -> None:
+    state = flowing()
+    state.unanswered = 1
+    assert state.take_next(tokens(1, 5, 6), DECODE, 2.0) == ANSWER[5]
+    assert state.generated == ANSWER[:6]
+    assert (state.progress_at, state.unanswered) == (2.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("frame", "sender"),
+    [
+        (tokens(1, 4, 5), DECODE),
+        (tokens(1, 6, 7), DECODE),
+        (tokens(2, 5, 6), DECODE),
+        (tokens(1, 5, 7), DECODE),
+        (tokens(1, 5, 5), DECODE),
+        (tokens(1, 5, 6), OTHER),
+        (tokens(1, 5, 6), PREFILL),
+        (msgspec.structs.replace(tokens(1, 5, 6), finish="stop"), DECODE),
+        (msgspec.structs.replace(tokens(1, 5, 6), logprobs=[TokenLogprobs(logprob=-1.0)]), DECODE),
+    ],
+)
+def test_whatever_else_comes_is_looked_at(frame: Tokens, sender: Incarnation) -> None:
+    state = flowing()
+    assert state.take_next(frame, sender, 2.0) == -1
+    assert state.generated == ANSWER[:5]
+
+
+def test_what_happens_to_a_request_makes_its_next_token_worth_a_look() -> None:
+    for happens in (
+        lambda state: state.begin_attempt(1.0),
+        lambda state: state.suspect(),
+        lambda state: state.gave_up(Sign.FAILED),
+        lambda state: state.imported(1, DECODE),
+        lambda state: state.settle(1, PREFILL, DECODE),
+    ):
+        state = flowing()
+        happens(state)
+        assert state.take_next(tokens(state.attempt, 5, 6), DECODE, 2.0) == -1
+
+
+def test_a_request_with_a_gap_or_little_progress_does_not_flow() -> None:
+    early, gap = claimed(), flowing()
+    early.take(tokens(1, 0, 1), PREFILL, 0.0)
+    early.settle(1, PREFILL, DECODE)
+    early.take(tokens(1, 1, 3), DECODE, 0.0)
+    gap.settle(1, PREFILL, DECODE)
+    gap.take(tokens(1, 7, 8), DECODE, 0.0)
+    for state in (early, gap):
+        state.flows(DECODE)
+        assert state.take_next(tokens(1, state.next_position, state.next_position + 1), DECODE, 2.0) == -1
 
 
 def test_only_one_worker_gets_an_attempt_and_may_ask_twice() -> None:

@@ -47,6 +47,11 @@ class Lines:
     def opening(self) -> bytes:
         return b""
 
+    tell_text_alone = True
+
+    def text(self, choice: Choice, text: str) -> bytes:
+        return line({"part": text})
+
     def event(self, choice: Choice, piece: Piece) -> bytes:
         return line({"part": piece.text})
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from gateway.parsing.parsed import Parsed
 from gateway.parsing.parser import Parser
+from gateway.parsing.plain import PlainTokens
 from gateway.parsing.terminals import Bound
 
 SCHEMAS: dict[str, Any] = {
@@ -60,8 +61,12 @@ def parse(
     tools: bool = True,
     parallel: bool = True,
     is_whole: bool = True,
+    plainly: bool = False,
 ) -> Parsed:
-    """The message, from pieces as long as `cuts` say, again and again; None: all at once."""
+    """The message, from pieces as long as `cuts` say, again and again; None: all at once.
+
+    `plainly`: where a piece is plain, the parser doesn't see it.
+    """
     texts = {index: mark for mark, index in vocabulary.items()}
     parser = Parser(format_, SCHEMAS if tools else None, parallel=parallel)
 
@@ -70,8 +75,12 @@ def parse(
         for piece in [*pieces, None]:
             size = sizes[turn % len(sizes)]
             if run and (not isinstance(piece, str) or len(run) >= size):
-                parser.text(run)
-                said.add(parser.take())
+                ends = parser.plainly if plainly else None
+                if ends is not None and PlainTokens(lambda _, run=run: run.encode(), ends)[0]:  # type: ignore[misc]
+                    said.add(Parsed(reasoning=run) if parser.is_reasoning else Parsed(content=run))
+                else:
+                    parser.text(run)
+                    said.add(parser.take())
                 run, turn = "", turn + 1
             if isinstance(piece, int):
                 parser.token(piece, texts[piece], is_shown=False)

@@ -51,6 +51,25 @@ def test_broken_answers_are_the_same_however_they_are_cut(name: str, cuts: list[
 
 @settings(max_examples=300, deadline=None)
 @given(
+    name=st.sampled_from(sorted(CASES)), cuts=st.lists(st.integers(1, 9), min_size=1, max_size=12), at=st.integers(0, 200),
+    junk=st.text(alphabet='<>{}[]"\\:, \nabt_/|=', max_size=12), tools=st.booleans(), begins=st.booleans(),
+)  # fmt: skip
+def test_what_is_plain_need_not_be_parsed(
+    name: str, cuts: list[int], at: int, junk: str, *, tools: bool, begins: bool
+) -> None:
+    case = CASES[name]
+    text = case.text[:at] + junk + case.text[at:]
+    prompt = (case.prompt or "assistant\n") + ("<think>\n" if begins else "")
+    read, told = (
+        parse(bound_of(case), text, case.vocabulary, cuts=cuts, prompt=prompt, tools=tools, plainly=plainly)
+        for plainly in (False, True)
+    )
+    assert (told.content, told.reasoning) == (read.content, read.reasoning)
+    assert [(one.name, one.arguments) for one in told.calls] == [(one.name, one.arguments) for one in read.calls]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
     name=st.sampled_from(sorted(CASES)), at=st.integers(0, 200), end=st.integers(1, 200), is_whole=st.booleans(),
     junk=st.text(alphabet='<>{}[]"\\:, \nabt_/|=', max_size=6),
 )  # fmt: skip
