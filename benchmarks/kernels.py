@@ -1,6 +1,8 @@
 """Our kernels alone: time, share of the floor, and relative error against float64, at the shapes of Llama-3.1-8B.
 
     python -m benchmarks.kernels                the table, within a minute on an H200; also part of `benchmarks.engine`
+    python -m benchmarks.kernels --quantised    the same of quantised weights, each format's products and experts
+    TRITON_INTERPRET=1 python -m benchmarks.kernels --errors    errors alone, of quantised weights: by Triton's interpreter
 
 A time is the median of runs with a cold L2 cache. An error is |kernel - exact| / |exact| over a whole output, for attention over
 some rows. Its floor is the error of rounding the exact result to bfloat16.
@@ -10,19 +12,20 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
 
+from benchmarks import environment
 from benchmarks.ceilings import measure_ceilings
 from benchmarks.floors import Ceilings
-from benchmarks.results_format import Result, number
+from benchmarks.kernel_case import Case, errors
+from benchmarks.quantised_kernels import INTERPRETED, REAL, column_of, quantised_cases
+from benchmarks.results_format import MISSING, Result, number
 from engine.kernels import activation, attention, linear, norm, rope
 from engine.kernels.codes import KINDS, Kind, coded, numbers_of
-from engine.kernels.device import describe
-from engine.kernels.quantised import groups
+from engine.kernels.device import describe, use_triton
 
 DTYPE = torch.bfloat16
 HEADS, KV_HEADS, HEAD_DIM, FEATURES, HIDDEN = 32, 8, 128, 4096, 14336
@@ -31,28 +34,15 @@ SCALE = HEAD_DIM**-0.5
 COMPARED_ROWS = 48  # rows of an attention output
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One kernel at one shape; `exact` returns in float64 what `output` should return of the kernel's result."""
-
-    name: str
-    run: Callable[[], torch.Tensor]
-    exact: Callable[[], torch.Tensor]
-    output: Callable[[torch.Tensor], torch.Tensor]
-    num_bytes: float  # to read and write
-    flops: float
-
-
 @torch.inference_mode()
-def measure_kernels(device: torch.device, ceilings: Ceilings) -> list[Result]:
-    """Measure a time in microseconds and an error of each kernel."""
+def measure_kernels(device: torch.device, ceilings: Ceilings, cases: Iterable[Case] | None = None) -> list[Result]:
+    """Measure a time in microseconds and an error of each kernel; without `cases`, of those of 16-bit weights."""
     from triton.testing import do_bench
 
     torch.manual_seed(0)
     results = []
-    for case in _cases(device):
-        got, exact = case.output(case.run()).double(), case.exact()
-        error = _relative(got, exact)
+    for case in _cases(device) if cases is None else cases:
+        error, rounding = errors(case, DTYPE)
         milliseconds = float(do_bench(case.run, warmup=20, rep=80, return_mode="median"))
         floor = max(case.num_bytes / ceilings.bytes_per_s, case.flops / ceilings.flops_per_s)
         results += [
@@ -62,15 +52,10 @@ def measure_kernels(device: torch.device, ceilings: Ceilings) -> list[Result]:
                 value=error * 1e3,
                 unit="1e-3 of float64",
                 better="lower",
-                floor=_relative(exact.to(DTYPE).double(), exact) * 1e3,
+                floor=rounding * 1e3,
             ),
         ]
-        del got, exact
     return results
-
-
-def _relative(actual: torch.Tensor, exact: torch.Tensor) -> float:
-    return float((actual - exact).norm() / exact.norm())
 
 
 def _random(*shape: int, device: torch.device, scale: float = 1.0) -> torch.Tensor:
@@ -81,8 +66,6 @@ def _cases(device: torch.device) -> Iterator[Case]:
     yield from _row_cases(device)
     for rows in (1, 32, 128):
         yield from _product_cases(device, rows)
-    for rows in (1, 16, 64, 512):
-        yield from _group_cases(device, rows)
     yield _decode_case(device, 64, 1088)
     yield _decode_case(device, 32, 8256)
     for kind in KINDS:
@@ -163,34 +146,6 @@ def _product_cases(device: torch.device, rows: int) -> Iterator[Case]:
     )
 
 
-def _group_cases(device: torch.device, rows: int) -> Iterator[Case]:
-    """4 bits in groups of 128. An error is that of the product alone: what rounding to 4 bits costs is no part of it."""
-    x = _random(rows, FEATURES, device=device)
-    for name, num_outputs, multiply in (
-        ("linear", (HEADS + 2 * KV_HEADS) * HEAD_DIM, groups.linear),
-        ("gated_linear", 2 * HIDDEN, groups.gated_linear),
-    ):
-        codes = torch.randint(0, 16, (num_outputs, FEATURES), device=device, dtype=torch.uint8)
-        scales = (torch.rand(num_outputs, FEATURES // 128, device=device) / (4 * FEATURES**0.5)).half()
-        weight = groups.pack(codes, scales, bits=4, group=128)
-
-        def exact(weight: groups.Groups = weight, is_gated: bool = name == "gated_linear") -> torch.Tensor:
-            product = x.double() @ groups.values(weight).double().T
-            if not is_gated:
-                return product
-            gate, up = product.chunk(2, dim=-1)
-            return torch.nn.functional.silu(gate) * up
-
-        yield Case(
-            f"int4_{name}_b{rows}",
-            lambda multiply=multiply, weight=weight: multiply(x, weight, None),  # type: ignore[misc]
-            exact,
-            lambda out: out,
-            weight.num_bytes,
-            2.0 * rows * num_outputs * FEATURES,
-        )
-
-
 def _decode_case(device: torch.device, count: int, context: int, kind: Kind | None = None) -> Case:
     """`kind`: what the pool keeps keys and values as."""
     width = -(-context // BLOCK)
@@ -269,15 +224,44 @@ def _attended(
     return torch.stack(out)
 
 
+@torch.inference_mode()
+def _print_errors() -> int:
+    """Print errors alone. The interpreter computes in float16: it reads some results in bfloat16 as float32."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not use_triton(torch.empty(0, device=device)):
+        raise SystemExit("benchmarks.kernels: without a GPU, --errors needs TRITON_INTERPRET=1")
+    shape, dtype = (REAL, DTYPE) if device.type == "cuda" else (INTERPRETED, torch.float16)
+    torch.manual_seed(0)
+    for key, fact in environment.describe("benchmarks.kernels", ["--errors"], device).items():
+        print(f"{key}: {fact}")
+    found, roundings = dict[str, dict[str, str]](), []
+    for case in quantised_cases(device, shape, dtype):
+        error, rounding = errors(case, dtype)
+        name, column = column_of(case)
+        found.setdefault(name, {})[column] = f"{error * 1e3:.2f}"
+        roundings.append(rounding * 1e3)
+    columns = list(dict.fromkeys(column for row in found.values() for column in row))
+    bounds = f"{min(roundings):.2f} to {max(roundings):.2f}"
+    print(f"\n| relative error, 1e-3; rounding exact results to {str(dtype)[6:]}: {bounds} | {' | '.join(columns)} |")
+    print("|---|" + "--:|" * len(columns))
+    for name, row in found.items():
+        print(f"| {name} | {' | '.join(row.get(column, MISSING) for column in columns)} |")
+    return 0
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Print the table; there is nothing to measure without a GPU."""
-    argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__.splitlines()[0]).parse_args(
-        arguments
-    )
+    """Print the table; without a GPU there are only errors."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__.splitlines()[0])
+    parser.add_argument("--quantised", action="store_true", help="kernels of quantised weights")
+    parser.add_argument("--errors", action="store_true", help="only errors, of quantised weights: by the interpreter")
+    options = parser.parse_args(arguments)
+    if options.errors:
+        return _print_errors()
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks.kernels: needs a CUDA device")
     device = torch.device("cuda")
-    results = measure_kernels(device, measure_ceilings(device, DTYPE, quick=False))
+    cases = quantised_cases(device, REAL, DTYPE) if options.quantised else None
+    results = measure_kernels(device, measure_ceilings(device, DTYPE, quick=False), cases)
     for timed, error in zip(results[::2], results[1::2], strict=True):
         print(
             f"{timed.name:34}{number(timed.value):>10} us  {timed.fraction_of_floor:6.1%} of floor"

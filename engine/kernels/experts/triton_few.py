@@ -65,14 +65,14 @@ def write(
     shape = SHAPES[tile][0 if gated else 1]
     if gated and tile == 0 and rows * triton.cdiv(num_outputs, ONE_ROUND.outputs) <= device.processors:
         shape = ONE_ROUND
-    pdl = device.has_tma
+    pdl, is_interpreted = device.has_tma, triton.knobs.runtime.interpret
     step = min(shape.inputs, max(16, triton.next_power_of_2(num_inputs)))
     if kind == 2 and block[1] % step:
         step = 64  # loop steps lie within blocks
     fixed = (
         num_outputs, num_inputs, num_chosen, max(16, tile), shape.outputs, step, gated, tile == 0,
         *experts.flags(gated=gated), num_inputs % step != 0,
-        PREFETCH_ELEMENTS if not gated and num_inputs >= PREFETCH_ELEMENTS else 0, pdl, shape.stages, kind, *block,
+        0 if gated or num_inputs < PREFETCH_ELEMENTS or is_interpreted else PREFETCH_ELEMENTS, pdl, shape.stages, kind, *block,
     )  # fmt: skip
     _FEW.launch(
         (triton.cdiv(num_outputs, shape.outputs), rows), (x.dtype, out.dtype, *fixed),
