@@ -12,29 +12,34 @@ import contextlib
 import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 import nats.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 
 from common import subjects
-from common.access import inbox_of, read_login
 from common.errors import NobodyListensError, UnavailableError
 from common.job_queue import Delivery, JobQueue, JobStream, QueueLimits
 from common.log import Outage
 from common.messages import Ack, Job, encode
 from common.messages.arrivals import COMPLAINTS_A_SECOND, Arrivals, RateLimit
-from common.tasks import cancel_all, in_time
-from common.tls import Tls, client_context
+from common.tasks import Ready, cancel_all, in_time
 from common.tracing import in_trace
+from common.wire import NatsSettings, Wire, identity_of, text_of, why_not
 
-__all__ = ["Bus", "Delivery", "JobQueue", "NatsBus", "NatsSettings", "QueueLimits", "Subscription", "connect_bus"]
+__all__ = [
+    "Bus",
+    "Delivery",
+    "JobQueue",
+    "NatsBus",
+    "NatsSettings",
+    "QueueLimits",
+    "Subscription",
+    "connect_bus",
+    "identity_of",
+]
 
 log = logging.getLogger("baton.bus")
 
@@ -46,16 +51,6 @@ PENDING_BYTES = 32 << 20  # stored while disconnected; more is refused
 
 _LOST = (nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError, OSError)  # the connection, whatever is said of it
 _ERRORS = (nats.errors.Error, OSError, TimeoutError)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NatsSettings:
-    """How to reach NATS. The URL may carry `user:password@` and start with `tls://`."""
-
-    url: str = "nats://127.0.0.1:4222"
-    credentials: Path | None = None  # a file with `user:password`; answers then use this user's own inbox
-    tls: Tls = field(default_factory=Tls)  # used with a URL of `tls://`
-    connect_timeout_s: float = 10.0  # at start; afterwards it reconnects for ever
 
 
 class Subscription(Protocol):
@@ -86,7 +81,7 @@ class Bus(Protocol):
         """Count a message that its speaker had no right to."""
         ...
 
-    async def publish(self, subject: str, message: msgspec.Struct) -> None:
+    def publish(self, subject: str, message: msgspec.Struct) -> Awaitable[None]:
         """Send one way. While disconnected, messages are stored up to a bound and sent later."""
         ...
 
@@ -108,6 +103,7 @@ class Bus(Protocol):
     ) -> Subscription:
         """Run `handler` for each message, concurrently and in its trace; reply with its result if one is asked for.
 
+        One that is no coroutine function, and returns what is `Ready`, runs at once and in order.
         Once it returns, the server has the subscription: whoever is told of it later is heard.
         """
         ...
@@ -162,7 +158,7 @@ class NatsBus:
     def __init__(self, limits: QueueLimits, *, owns_streams: bool = True) -> None:
         self.reconnects = 0
         self.errors = 0
-        self._client = Client()
+        self._client = Wire()
         self._stream = JobStream(self._client, limits, owned=owns_streams)
         self._tasks: set[asyncio.Task[None]] = set()
         self._complaints = RateLimit(COMPLAINTS_A_SECOND)
@@ -175,7 +171,7 @@ class NatsBus:
             # The client itself would try for ever.
             await in_time(self._open(settings, name=name, identity=identity), settings.connect_timeout_s)
         except _ERRORS as error:
-            why = _why(self._client.last_error or error, settings.url, identity.get("user"))
+            why = why_not(self._client.last_error or error, settings.url, identity.get("user"))
             raise UnavailableError(why) from error
         self._outage.ended()
 
@@ -229,17 +225,18 @@ class NatsBus:
 
     # -- core ------------------------------------------------------------------------------------------------------
 
-    async def publish(self, subject: str, message: msgspec.Struct) -> None:
+    def publish(self, subject: str, message: msgspec.Struct) -> Ready[None]:
         try:
-            await self._client.publish(subject, encode(message))
-        except _ERRORS as error:  # includes OutboundBufferLimitError: disconnected, and the store is full
-            raise UnavailableError(f"could not publish: {_text(error)}") from error
+            self._client.say(subject, encode(message))
+        except _ERRORS as error:  # includes OutboundBufferLimitError: the store is full
+            raise UnavailableError(f"could not publish: {text_of(error)}") from error
+        return Ready(None)
 
     async def flush(self, timeout_s: float) -> None:
         try:
             await self._client.flush(timeout_s)
         except _ERRORS as error:
-            raise UnavailableError(f"could not flush: {_text(error)}") from error
+            raise UnavailableError(f"could not flush: {text_of(error)}") from error
 
     async def request(
         self, subject: str, message: msgspec.Struct, decoder: msgspec.msgpack.Decoder[M], *, timeout_s: float
@@ -247,11 +244,11 @@ class NatsBus:
         if not self.connected:
             raise UnavailableError("not connected to NATS")
         try:
-            reply = await self._client.request(subject, encode(message), timeout=max(timeout_s, 0.001))
+            reply = await self._client.ask(subject, encode(message), timeout_s=max(timeout_s, 0.001))
         except nats.errors.NoRespondersError as error:
             raise NobodyListensError(f"nobody listens on {subject}") from error
         except _ERRORS as error:
-            raise UnavailableError(f"no answer on {subject}: {_text(error)}") from error
+            raise UnavailableError(f"no answer on {subject}: {text_of(error)}") from error
         answer = self._arrivals.take(reply, decoder)
         if answer is None:
             raise UnavailableError(f"malformed answer on {subject}")
@@ -263,6 +260,8 @@ class NatsBus:
         decoder: msgspec.msgpack.Decoder[M],
         handler: Callable[[M], Awaitable[msgspec.Struct | None]],
     ) -> Subscription:
+        if not asyncio.iscoroutinefunction(handler):
+            return await self._serve_at_once(subject, decoder, handler)
         slots = asyncio.Semaphore(MAX_HANDLERS)
 
         async def answer(raw: Msg, message: M) -> None:
@@ -276,7 +275,7 @@ class NatsBus:
                     slots.release()
             if raw.reply and result is not None:
                 with contextlib.suppress(*_ERRORS):
-                    await self._client.publish(raw.reply, encode(result))
+                    self._client.say(raw.reply, encode(result))
 
         async def receive(raw: Msg) -> None:
             message = self._arrivals.take(raw, decoder)
@@ -284,12 +283,36 @@ class NatsBus:
                 await slots.acquire()  # meanwhile the client stores incoming messages
                 self._spawn(answer(raw, message))
 
-        return await self._subscribe(subject, receive)
+        return await self._subscribe(subject, self._client.subscribe(subject, cb=receive))
+
+    async def _serve_at_once(
+        self,
+        subject: str,
+        decoder: msgspec.msgpack.Decoder[M],
+        handler: Callable[[M], Awaitable[msgspec.Struct | None]],
+    ) -> Subscription:
+        def take(raw: Msg) -> None:
+            message = self._arrivals.take(raw, decoder)
+            if message is None:
+                return
+            with in_trace(getattr(message, "traceparent", "")):
+                try:
+                    ready = handler(message)
+                    assert isinstance(ready, Ready), "it needs a task to wait in"
+                    result: msgspec.Struct | None = ready.result
+                except Exception:  # as in `serve`
+                    log.exception("bus.handler_failed", extra={"subject": subject})
+                    result = Ack(known=False)
+            if raw.reply and result is not None:
+                with contextlib.suppress(*_ERRORS):
+                    self._client.say(raw.reply, encode(result))
+
+        return await self._subscribe(subject, self._client.hear(subject, take))
 
     async def subscribe(
         self, subject: str, decoder: msgspec.msgpack.Decoder[M], handler: Callable[[M], None]
     ) -> Subscription:
-        async def receive(raw: Msg) -> None:
+        def take(raw: Msg) -> None:
             message = self._arrivals.take(raw, decoder)
             if message is None:
                 return
@@ -299,13 +322,13 @@ class NatsBus:
                 except Exception:  # as in `serve`
                     log.exception("bus.handler_failed", extra={"subject": subject})
 
-        return await self._subscribe(subject, receive)
+        return await self._subscribe(subject, self._client.hear(subject, take))
 
-    async def _subscribe(self, subject: str, receive: Callable[[Msg], Coroutine[Any, Any, None]]) -> Subscription:
+    async def _subscribe(self, subject: str, subscribing: Awaitable[NatsSubscription]) -> Subscription:
         try:
-            subscription = _Subscription(await self._client.subscribe(subject, cb=receive))
+            subscription = _Subscription(await subscribing)
         except _ERRORS as error:
-            raise UnavailableError(f"could not subscribe to {subject}: {_text(error)}") from error
+            raise UnavailableError(f"could not subscribe to {subject}: {text_of(error)}") from error
         with contextlib.suppress(*_ERRORS):  # a client that is reconnecting subscribes again by itself
             await self._client.flush(HEARD_S)
         return subscription
@@ -340,11 +363,11 @@ class NatsBus:
     async def _on_error(self, error: Exception) -> None:
         self.errors += 1
         if "permissions violation" in str(error).lower():
-            log.error("bus.not_permitted", extra={"error": _text(error), "remedy": "renew the users: `baton users`"})
+            log.error("bus.not_permitted", extra={"error": text_of(error), "remedy": "renew the users: `baton users`"})
         elif not self.connected or isinstance(error, _LOST):
-            self._outage.failed(_text(error))
+            self._outage.failed(text_of(error))
         elif self._complaints.allows():
-            log.warning("bus.error", extra={"error": _text(error), "errors": self.errors})
+            log.warning("bus.error", extra={"error": text_of(error), "errors": self.errors})
 
     async def _on_reconnected(self) -> None:
         self.reconnects += 1
@@ -361,32 +384,3 @@ class _Subscription:
     async def close(self) -> None:
         with contextlib.suppress(*_ERRORS):
             await self._inner.unsubscribe()
-
-
-def identity_of(settings: NatsSettings) -> dict[str, Any]:
-    """The client's options for login and TLS. Raises ConfigError."""
-    options: dict[str, Any] = {}
-    if settings.credentials:
-        login = read_login(settings.credentials)
-        options |= {"user": login.user, "password": login.password, "inbox_prefix": inbox_of(login.user)}
-    if settings.url.startswith("tls://"):
-        options["tls"] = client_context(settings.tls)
-    return options
-
-
-def _why(error: BaseException, url: str, user: str | None) -> str:
-    """Why there is no connection, without secrets."""
-    if "authorization" in str(error).lower():
-        who = f"user {user!r}" if user else "a client without credentials"
-        return f"NATS at {_address(url)} refuses {who}: correct --nats-credentials"
-    return f"no NATS server at {_address(url)}: {_text(error)}"
-
-
-def _address(url: str) -> str:
-    """The URL without user and password."""
-    parts = urlsplit(url)
-    return f"{parts.hostname}:{parts.port or 4222}"
-
-
-def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:200]

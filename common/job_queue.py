@@ -22,7 +22,6 @@ from typing import Protocol
 import msgspec
 import nats.errors
 import nats.js.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
@@ -30,6 +29,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolic
 from common import subjects
 from common.errors import InvalidRequestError, MalformedMessageError, OverloadedError, UnavailableError
 from common.messages import Job, decode, encode, job_decoder
+from common.wire import MESSAGE_ID, Wire
 
 log = logging.getLogger("baton.job_queue")
 
@@ -39,7 +39,6 @@ MALFORMED_MAX_BYTES = 64 << 10  # longer malformed messages are cut in the dead 
 DEAD_MAX_MESSAGES = 10_000
 DEAD_MAX_BYTES = 64 << 20
 BURY_TRIES, BURY_AGAIN_S = 10, 0.5  # an unburied job would stay for `max_age_s`
-MESSAGE_ID = "Nats-Msg-Id"  # the server stores each id once
 ADVISORIES = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{subjects.JOBS_STREAM}.*"
 
 # JetStream's error codes: out of resources, storage, memory, or stream full.
@@ -84,7 +83,7 @@ class JobQueue(Protocol):
 class JobStream:
     """The stream of all jobs and the stream of dead letters."""
 
-    def __init__(self, client: Client, limits: QueueLimits, *, owned: bool = True) -> None:
+    def __init__(self, client: Wire, limits: QueueLimits, *, owned: bool = True) -> None:
         """`owned`: this process may create the streams; others wait for them."""
         self.owned = owned
         self.limits = limits
@@ -145,13 +144,13 @@ class JobStream:
         """Queue a job and return its sequence. The same (request, attempt) again is stored once."""
         if not self._client.is_connected:  # the client would store it and send it later
             raise UnavailableError("not connected to NATS")
-        headers = {MESSAGE_ID: _message_id(job)}
+        subject, raw, name = subjects.jobs(worker), encode(job), _message_id(job)
         try:
             try:
-                ack = await self._jetstream.publish(subjects.jobs(worker), encode(job), headers=headers)
-            except nats.js.errors.NoStreamResponseError:  # the server was restarted
+                return await self._client.store(subject, raw, name=name, timeout_s=API_TIMEOUT_S)
+            except nats.errors.NoRespondersError:  # the server was restarted
                 await self.ensure()
-                ack = await self._jetstream.publish(subjects.jobs(worker), encode(job), headers=headers)
+                return await self._client.store(subject, raw, name=name, timeout_s=API_TIMEOUT_S)
         except nats.errors.MaxPayloadError as error:
             raise InvalidRequestError("the prompt is larger than the bus carries (max_payload of NATS)") from error
         except nats.js.errors.APIError as error:
@@ -160,7 +159,6 @@ class JobStream:
             raise UnavailableError(f"could not queue the job: {error.description}") from error
         except _ERRORS as error:
             raise UnavailableError(f"could not queue the job: {_text(error)}") from error
-        return ack.seq
 
     async def delete(self, stream_seq: int, job: Job) -> None:
         """Take a job out of the queue; best effort. A restarted server reuses numbers, so check whose message it is."""
@@ -253,7 +251,7 @@ class JobStream:
 class NatsJobQueue:
     """`JobQueue` on a durable pull consumer, created again when the server lost it."""
 
-    def __init__(self, stream: JobStream, client: Client, worker: str) -> None:
+    def __init__(self, stream: JobStream, client: Wire, worker: str) -> None:
         self._stream = stream
         self._client = client
         self._worker = worker

@@ -1,10 +1,12 @@
-"""The end of tasks."""
+"""The end of tasks, futures that are due, and answers that need no wait."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
-from typing import Any, TypeVar
+from collections.abc import Coroutine, Generator, Iterable
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any, Generic, TypeVar
 
 Result = TypeVar("Result")
 
@@ -29,3 +31,47 @@ async def in_time(work: Coroutine[Any, Any, Result], seconds: float) -> Result:
         raise TimeoutError
     finally:
         await cancel_all([task])
+
+
+class Ready(Generic[Result]):
+    """What is there already, for callers that would await it."""
+
+    __slots__ = ("result",)
+
+    def __init__(self, result: Result) -> None:
+        self.result = result
+
+    def __await__(self) -> Generator[Any, None, Result]:
+        return self.result
+        yield
+
+
+class Deadlines:
+    """One timer for the time-outs of many futures."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int, asyncio.Future[Any]]] = []  # a heap
+        self._numbers = count()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, future: asyncio.Future[Any], seconds: float) -> None:
+        """Raise TimeoutError in whoever awaits the future, if it is not done after so long."""
+        loop = asyncio.get_running_loop()
+        entry = loop.time() + seconds, next(self._numbers), future
+        heappush(self._due, entry)
+        if self._due[0] is entry:
+            self._look_at(loop, entry[0])
+
+    def _look_at(self, loop: asyncio.AbstractEventLoop, instant: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_at(instant, self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer, now = None, loop.time()
+        while self._due and (self._due[0][0] <= now or self._due[0][2].done()):
+            _, _, future = heappop(self._due)
+            if not future.done():
+                future.set_exception(TimeoutError())
+        if self._due:
+            self._look_at(loop, self._due[0][0])

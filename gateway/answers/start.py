@@ -14,6 +14,7 @@ import msgspec
 
 from common.errors import DeadlineExceededError, InvalidRequestError, UnavailableError
 from common.messages import Grammar, SamplingParams
+from common.tasks import Ready
 from gateway.answers.answer import Answer, Turn
 from gateway.answers.ask import Ask, Reply
 from gateway.answers.catalogue import Catalogue, Served
@@ -143,12 +144,19 @@ class Answers:
 
     async def _tokenised(self, ask: Ask, served: Served) -> list[list[int]]:
         """Raises ServingError."""
-        try:
-            async with asyncio.timeout(ask.deadline_s or self._default_deadline_s):
-                name = ask.name_of("prompt")
-                return [await self.tokenising.tokens(prompt, served, name=name) for prompt in ask.prompts]
-        except TimeoutError:
-            raise DeadlineExceededError("the deadline passed before the prompt was tokenised") from None
+        give_up_at = asyncio.get_running_loop().time() + (ask.deadline_s or self._default_deadline_s)
+        name, found = ask.name_of("prompt"), list[list[int]]()
+        for prompt in ask.prompts:
+            making = self.tokenising.tokens(prompt, served, name=name)
+            if isinstance(making, Ready):
+                found.append(making.result)
+                continue
+            try:
+                async with asyncio.timeout_at(give_up_at):
+                    found.append(await making)
+            except TimeoutError:
+                raise DeadlineExceededError("the deadline passed before the prompt was tokenised") from None
+        return found
 
     def _specs(
         self, ask: Ask, origin: Origin, answer: Answer, served: Served, grammar: Grammar | None
@@ -201,11 +209,15 @@ async def _grammar(ask: Ask, served: Served, prompt: list[int]) -> Grammar | Non
 
 async def _message_grammar(ask: Ask, reply: Reply, tokenizer: ChatTokenizer, prompt: list[int]) -> Wanted | None:
     """Raises InvalidRequestError."""
-    tools, begun = reply.tools, MessageReader(tokenizer, ask.text, reply, prompt)
+    tools = reply.tools
     body = None if tools.must_call else ask.grammar
     is_bound = tools.must_call or tools.restricts or body is not None
+    calls = [tool.as_shape() for tool in tools.tools if tool.name in tools.allowed] if is_bound else ()
+    if not calls and body is None and reply.thinking_budget is None:
+        return None
+    begun = MessageReader(tokenizer, ask.text, reply, prompt)
     wish = MessageWish(
-        calls=[tool.as_shape() for tool in tools.tools if tool.name in tools.allowed] if is_bound else (),
+        calls=calls,
         must_call=tools.must_call,
         is_single=not tools.parallel,
         body=body,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, assert_never
 
 from common.errors import OverloadedError
+from common.tasks import Ready
 from gateway.answers.ask import Conversation, Prompt, Text, TokenIds
 from gateway.answers.catalogue import Served
 from gateway.answers.lengths import TooLongError
@@ -28,15 +29,16 @@ class Tokenising:
         self._long = ThreadPoolExecutor(1, thread_name_prefix="long-prompt")
         self._held_chars = 0
 
-    async def tokens(
+    def tokens(
         self, prompt: Prompt, served: Served, *, name: str, contexts: int = 1, add_special_tokens: bool = True
-    ) -> list[int]:
-        """Raises ContextLengthError about `name` for more than so many contexts, InvalidRequestError, OverloadedError."""
+    ) -> Awaitable[list[int]]:
+        """A short prompt's are `Ready`. Raises, at once or when awaited, ContextLengthError about `name` for more than so many
+        contexts, InvalidRequestError, OverloadedError."""
         limit = contexts * (served.max_model_len or UNKNOWN_CONTEXT)
         make: Callable[..., list[int]]
         match prompt:
             case TokenIds():
-                return prompt.ids
+                return Ready(prompt.ids)
             case Text():
                 make = partial(served.tokenizer.encode, prompt.text, parse_special=prompt.parse_special)
                 make = partial(make, add_special_tokens=add_special_tokens)
@@ -52,15 +54,17 @@ class Tokenising:
                 )
             case _:
                 assert_never(prompt)
-        try:
-            make, chars = partial(make, limit=limit), _chars(prompt)
-            if chars <= SHORT_CHARS and not (
-                isinstance(prompt, Conversation) and len(prompt.messages) > SHORT_MESSAGES
-            ):
-                return make()
-            return await self._made(make, chars)
-        except TooLongError as error:
-            raise context_error(served.max_model_len, f"your {name} resulted in {error.what}", name) from None
+
+        def made() -> list[int]:
+            try:
+                return make(limit=limit)
+            except TooLongError as error:
+                raise context_error(served.max_model_len, f"your {name} resulted in {error.what}", name) from None
+
+        chars = _chars(prompt)
+        if chars <= SHORT_CHARS and not (isinstance(prompt, Conversation) and len(prompt.messages) > SHORT_MESSAGES):
+            return Ready(made())
+        return self._made(made, chars)
 
     async def _made(self, make: Callable[[], list[int]], chars: int) -> list[int]:
         if chars < LONG_CHARS:

@@ -24,17 +24,11 @@ class MessageWish:
     is_reasoning: bool = False  # the prompt opened a block of it
     has_reasoned: bool = False  # that, or the prompt closed one
 
-    @property
-    def asks_for_anything(self) -> bool:
-        return bool(self.calls) or self.body is not None or self.budget is not None
-
 
 async def grammar_of_message(
     wish: MessageWish, bound: Bound, maker: GrammarMaker, *, eos_ids: Sequence[int], encode: Callable[[str], list[int]]
 ) -> Wanted | None:
     """None: anything. Raises InvalidRequestError."""
-    if not wish.asks_for_anything:
-        return None
     format_ = bound.format
     shape = Shape(
         calls=wish.calls,

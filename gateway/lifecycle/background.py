@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterator
+from collections.abc import Awaitable, Coroutine, Iterator
 from typing import Any
+
+from common.tasks import Ready
 
 log = logging.getLogger("baton.requests")
 
@@ -25,6 +27,11 @@ class Background:
         task.add_done_callback(self._ended)
         return task
 
+    def see_to(self, work: Awaitable[Any]) -> None:
+        """A task for what is not done already."""
+        if not isinstance(work, Ready):
+            self.spawn(_awaited(work))
+
     async def settle(self, timeout_s: float) -> None:
         """Wait until the current tasks have ended, up to a time limit."""
         if self._tasks:
@@ -34,3 +41,7 @@ class Background:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("request.task_failed", exc_info=task.exception())
+
+
+async def _awaited(work: Awaitable[Any]) -> None:
+    await work

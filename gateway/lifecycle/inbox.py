@@ -27,6 +27,7 @@ from common.messages import (
     WorkerState,
 )
 from common.peers import Incarnation, Peers, incarnation_of
+from common.tasks import Ready
 from gateway.admission.capacity import Fleet
 from gateway.admission.rooms import WaitingRooms
 from gateway.lifecycle.attempts import Attempts, Why
@@ -79,8 +80,8 @@ class Inbox:
 
     # -- of release 0.1.0, whose subjects don't bind the speaker -------------------------------------------------------
 
-    async def answer_unnamed(self, message: ToGateway) -> GatewayReply | None:
-        return await self.answer(message) if self._may_be_unnamed(message) else None
+    def answer_unnamed(self, message: ToGateway) -> Ready[GatewayReply | None]:
+        return self.answer(message) if self._may_be_unnamed(message) else Ready(None)
 
     def take_unnamed(self, frame: Frame) -> None:
         if self._may_be_unnamed(frame):
@@ -94,7 +95,11 @@ class Inbox:
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
-    async def answer(self, message: ToGateway) -> GatewayReply | None:
+    def answer(self, message: ToGateway) -> Ready[GatewayReply | None]:
+        """Nothing here waits."""
+        return Ready(self._answer(message))
+
+    def _answer(self, message: ToGateway) -> GatewayReply:
         request = self._running.find(message.request_id)
         sender = Incarnation(message.worker, message.incarnation)
         self._pulse.heard(message.worker, self._clock())
@@ -217,7 +222,7 @@ class Inbox:
     def _acknowledge(self, worker: str, last: Tokens, traceparent: str | UnsetType) -> None:
         """The worker may forget the stream: its last tokens are here."""
         received = Received(request_id=last.request_id, attempt=last.attempt, traceparent=traceparent)
-        self._background.spawn(self._orders.received(worker, received))
+        self._background.see_to(self._orders.received(worker, received))
 
     # -- heartbeats ----------------------------------------------------------------------------------------------------
 

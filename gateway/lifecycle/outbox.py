@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable
 
 import msgspec
 
@@ -12,6 +13,7 @@ from common.bus import Bus
 from common.errors import UnavailableError
 from common.messages import ANYBODY_THERE, Ack, Cancel, Received, Resend, worker_reply_decoder
 from common.peers import Peers
+from common.tasks import Ready
 from gateway.admission.rooms import WaitingRooms
 from gateway.lifecycle.records import Records
 from gateway.lifecycle.running import Running
@@ -40,11 +42,13 @@ class Orders:
             if worker not in self._peers.states:
                 return
 
-    async def received(self, worker: str, received: Received) -> None:
+    def received(self, worker: str, received: Received) -> Awaitable[None]:
         """The worker may forget the stream: its last token is here."""
         received = msgspec.structs.replace(received, gateway=self._gateway_id)
-        with contextlib.suppress(UnavailableError):
-            await self._bus.publish(self._to(worker), received)
+        try:
+            return self._bus.publish(self._to(worker), received)
+        except UnavailableError:
+            return Ready(None)
 
     async def resend(self, worker: str, resend: Resend, *, timeout_s: float = PROBE_TIMEOUT_S) -> Ack:
         """Ask for the tokens from a position on. What the worker says of the stream; raises UnavailableError."""

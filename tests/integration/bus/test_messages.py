@@ -9,7 +9,7 @@ import nats
 import pytest
 
 from common.bus import NatsBus
-from common.errors import NobodyListensError
+from common.errors import NobodyListensError, UnavailableError
 from common.messages import (
     Ack,
     Cancel,
@@ -26,6 +26,7 @@ from common.messages import (
     to_worker_decoder,
     worker_reply_decoder,
 )
+from common.tasks import Ready
 from common.tracing import trace_id
 from tests.integration.bus.looks import a_job
 from tests.integration.waiting import LIMIT_S
@@ -58,6 +59,47 @@ async def test_a_handler_that_raises_answers_known_false_and_serves_on(bus: Nats
     for attempt, known in ((1, False), (2, True)):
         cancel = Cancel(request_id="r", attempt=attempt)
         assert await bus.request("baton.worker.w", cancel, worker_reply_decoder, timeout_s=LIMIT_S) == Ack(known=known)
+
+
+async def test_what_waits_for_nothing_is_answered_in_order_where_it_is_read(bus: NatsBus) -> None:
+    heard: list[int] = []
+
+    def handler(message: ToWorker) -> Ready[WorkerReply | None]:
+        assert isinstance(message, Cancel)
+        heard.append(message.attempt)
+        if message.attempt == 2:
+            raise ValueError("a bug")
+        return Ready(Ack(known=True))
+
+    def wrong(message: ToWorker) -> asyncio.Future[WorkerReply | None]:
+        return asyncio.get_running_loop().create_future()  # nobody would await it
+
+    served = await bus.serve("baton.worker.w", to_worker_decoder, handler)
+    await bus.serve("baton.worker.v", to_worker_decoder, wrong)
+    questions = [
+        bus.request("baton.worker.w", Cancel(request_id="r", attempt=n), worker_reply_decoder, timeout_s=LIMIT_S)
+        for n in range(20)
+    ]
+    assert await asyncio.gather(*questions) == [Ack(known=n != 2) for n in range(20)]
+    assert heard == list(range(20))
+    cancel = Cancel(request_id="r", attempt=1)
+    assert await bus.request("baton.worker.v", cancel, worker_reply_decoder, timeout_s=LIMIT_S) == Ack(known=False)
+    await served.close()
+    with pytest.raises(NobodyListensError):
+        await bus.request("baton.worker.w", cancel, worker_reply_decoder, timeout_s=LIMIT_S)
+
+
+async def test_an_answer_that_comes_too_late_is_nobody_elses(bus: NatsBus, raw: nats.NATS) -> None:
+    asked = await raw.subscribe("baton.worker.w")
+    cancel = Cancel(request_id="r", attempt=1)
+    with pytest.raises(UnavailableError, match="no answer"):
+        await bus.request("baton.worker.w", cancel, worker_reply_decoder, timeout_s=0.001)
+    late = await asked.next_msg(LIMIT_S)
+    again = asyncio.create_task(bus.request("baton.worker.w", cancel, worker_reply_decoder, timeout_s=LIMIT_S))
+    question = await asked.next_msg(LIMIT_S)
+    await late.respond(encode(Ack(known=False)))
+    await question.respond(encode(Ack(known=True)))
+    assert await again == Ack(known=True)
 
 
 async def test_an_answer_goes_to_an_inbox_and_makes_nobody_a_deputy(bus: NatsBus, raw: nats.NATS) -> None:

@@ -17,7 +17,7 @@ from tests.unit.house.measures import PACKAGES, ROOT
 from worker.identity import Head
 
 COMMON = {"access", "blocks", "bus", "errors", "job_queue", "log", "messages", "peers", "store", "subjects"}
-COMMON |= {"model", "pages", "policy", "settings", "tasks", "tls", "tracing", "words"}
+COMMON |= {"model", "pages", "policy", "settings", "tasks", "tls", "tracing", "wire", "words"}
 
 LARGEST_ROOM = 14  # modules, its __init__ aside
 

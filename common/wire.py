@@ -1,0 +1,162 @@
+"""The connection to NATS: nats-py's client with a shorter way in and out.
+
+nats-py hands each message to a queue and a task of its subscription, and waits for each answer with a timer. Here a handler that
+does not wait runs where the message is read, and one timer serves all answers. What is taken over is private: what the parser
+calls for a message, and the map of answers that are due. `tests/integration/bus` sees when that changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from common.access import inbox_of, read_login
+from common.tasks import Deadlines
+from common.tls import Tls, client_context
+
+STATUS, NO_RESPONDERS = "Status", "503"
+MESSAGE_ID = "Nats-Msg-Id"  # the server stores each id once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NatsSettings:
+    """How to reach NATS. The URL may carry `user:password@` and start with `tls://`."""
+
+    url: str = "nats://127.0.0.1:4222"
+    credentials: Path | None = None  # a file with `user:password`; answers then use this user's own inbox
+    tls: Tls = field(default_factory=Tls)  # used with a URL of `tls://`
+    connect_timeout_s: float = 10.0  # at start; afterwards it reconnects for ever
+
+
+class _Stored(msgspec.Struct):
+    """JetStream's word on a message."""
+
+    seq: int = 0
+    error: dict[str, Any] | None = None
+
+
+_stored_decoder = msgspec.json.Decoder(_Stored)
+
+
+class Wire(Client):  # type: ignore[misc]  # nats-py has no types
+    """One connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._takers: dict[int, Callable[[Msg], None]] = {}  # by the subscription's number
+        self._numbers = count()
+        self._deadlines = Deadlines()
+
+    async def hear(self, subject: str, take: Callable[[Msg], None]) -> Subscription:
+        """Call `take` for each message, in order, where it is read. It must not raise."""
+
+        async def first(message: Msg) -> None:
+            take(message)  # came before its number was known
+
+        subscription = await self.subscribe(subject, cb=first)
+        self._takers[subscription._id] = take
+        return subscription
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        take = self._takers.get(sid)
+        if take is None or sid not in self._subs:
+            self._takers.pop(sid, None)
+            await super()._process_msg(sid, subject, reply, data, headers)
+            return
+        self.stats["in_msgs"] += 1
+        self.stats["in_bytes"] += len(data)
+        known = await self._process_headers(headers) if headers else None
+        take(Msg(_client=self, subject=subject.decode(), reply=reply.decode(), data=data, headers=known, _sid=sid))
+
+    def say(self, subject: str, data: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
+        """As `publish`, which waits only if too much is stored: that is refused here. Raises nats-py's errors."""
+        if self._pending_data_size > self._max_pending_size:
+            raise nats.errors.OutboundBufferLimitError
+        publishing = self.publish(subject, data, reply=reply, headers=None if headers is None else dict(headers))
+        try:
+            publishing.send(None)
+        except StopIteration:
+            return
+        publishing.close()  # it is stored, and was about to wait until that is sent
+
+    async def ask(
+        self, subject: str, data: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None
+    ) -> Msg:
+        """As `request`. Raises nats-py's errors, and TimeoutError."""
+        if not self._resp_sub_prefix:
+            await self._init_request_sub()
+        name = f"{next(self._numbers):x}"
+        answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        self._resp_map[name] = answer
+        try:
+            self.say(subject, data, reply=f"{self._resp_sub_prefix.decode()}{name}", headers=headers)
+            self._deadlines.add(answer, timeout_s)
+            message = await answer
+        finally:
+            self._resp_map.pop(name, None)
+        if message.headers and message.headers.get(STATUS) == NO_RESPONDERS:
+            raise nats.errors.NoRespondersError
+        return message
+
+    async def store(self, subject: str, data: bytes, *, name: str, timeout_s: float) -> int:
+        """Store a message in its subject's stream, once by its `name`; its number there. As `ask`, raises APIError, too."""
+        raw = await self.ask(subject, data, timeout_s=timeout_s, headers={MESSAGE_ID: name})
+        try:
+            stored = _stored_decoder.decode(raw.data)
+        except msgspec.MsgspecError as error:
+            raise nats.errors.Error(f"JetStream answers nonsense: {error}") from error
+        if stored.error is not None:
+            raise nats.js.errors.APIError.from_error(stored.error)
+        return stored.seq
+
+    async def _init_request_sub(self) -> None:
+        await super()._init_request_sub()
+        prefix = self._resp_sub_prefix.decode()
+        [number] = [sid for sid, known in self._subs.items() if known._subject == f"{prefix}*"]
+        self._takers[number] = self._answered
+
+    def _answered(self, message: Msg) -> None:
+        answer = self._resp_map.get(message.subject.rpartition(".")[2])
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+
+def identity_of(settings: NatsSettings) -> dict[str, Any]:
+    """The client's options for login and TLS. Raises ConfigError."""
+    options: dict[str, Any] = {}
+    if settings.credentials:
+        login = read_login(settings.credentials)
+        options |= {"user": login.user, "password": login.password, "inbox_prefix": inbox_of(login.user)}
+    if settings.url.startswith("tls://"):
+        options["tls"] = client_context(settings.tls)
+    return options
+
+
+def why_not(error: BaseException, url: str, user: str | None) -> str:
+    """Why there is no connection, without secrets."""
+    if "authorization" in str(error).lower():
+        who = f"user {user!r}" if user else "a client without credentials"
+        return f"NATS at {_address(url)} refuses {who}: correct --nats-credentials"
+    return f"no NATS server at {_address(url)}: {text_of(error)}"
+
+
+def _address(url: str) -> str:
+    """The URL without user and password."""
+    parts = urlsplit(url)
+    return f"{parts.hostname}:{parts.port or 4222}"
+
+
+def text_of(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:200]
