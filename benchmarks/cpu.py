@@ -139,6 +139,7 @@ def measured(model: Path, dtype: str, threads: int) -> dict[str, float]:
     began = time.process_time()
     engine = Engine(config_of(model, dtype, num_threads=threads, max_model_len=2 * PROMPT, num_blocks=512))
     found = {"start, CPU s": time.process_time() - began}
+    give_back()  # as a worker does once it is ready
     for batch in BATCHES:
         sequences = [_sequence(engine, CONTEXT, index) for index in range(batch)]
         for sequence in sequences:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from common.pages import LANE_BYTES, KVLayout, PagePart
@@ -115,7 +117,10 @@ def torch_dtype(name: str) -> torch.dtype:
 
 def allocate_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
     """Return memory that no peer can reach: for a process of its own."""
-    return torch.zeros(shape, dtype=dtype, device=device)
+    if device != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # Such zeros take memory only once they are written: blocks that nobody needs cost nothing.
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
 
 
 def _part_shape(part: PagePart, block_size: int) -> tuple[int, ...]:

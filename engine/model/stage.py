@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections.abc import Callable, Mapping
 
 import torch
 
+# Bytes. Such tensors get a mapping of their own: what is freed of the heap stays with the process, between what is kept.
+_LARGE = 1 << 20
 Store = Callable[[Mapping[str, torch.Tensor]], None]
 
 
@@ -34,7 +37,7 @@ class Stage:
         """The tensor's memory, for the current stream."""
         with self._lock:
             if kind not in self._tensors:
-                self._tensors[kind] = torch.empty(plan.shape, dtype=plan.dtype, device=self._device)
+                self._tensors[kind] = self._memory(plan)
                 if self._device.type == "cuda":
                     self._allocated[kind] = torch.cuda.Event()
                     self._allocated[kind].record()
@@ -42,6 +45,13 @@ class Stage:
                 # Another stream's earlier work may still use this memory.
                 torch.cuda.current_stream().wait_event(self._allocated[kind])
             return self._tensors[kind]
+
+    def _memory(self, plan: torch.Tensor) -> torch.Tensor:
+        size = plan.numel() * plan.dtype.itemsize
+        if self._device.type != "cpu" or size < _LARGE:
+            return torch.empty(plan.shape, dtype=plan.dtype, device=self._device)
+        mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return torch.frombuffer(mapping, dtype=torch.uint8).view(plan.dtype).view(plan.shape)
 
     def arrived(self, count: int) -> None:
         """So many elements were written in the current stream."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import torch
 from common.pages import KVLayout, PagePart
 from engine.cache.pages import allocate_zeros, block_size, layout_of, part_views, pool_dtype, pool_shape
 from engine.config import EngineConfig
+from engine.model.stage import Stage
 
 KEYS = PagePart(layers=3, planes=2, heads=4, dim=8, dtype="bfloat16")
 LATENT = PagePart(layers=2, planes=1, heads=1, dim=24, dtype="float32")
@@ -83,3 +86,35 @@ def test_blocks_grow_with_the_state_that_each_keeps() -> None:
 
 def replace_layers(part: PagePart, layers: int) -> PagePart:
     return msgspec.structs.replace(part, layers=layers)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for its memory")
+def test_blocks_take_memory_once_they_are_written() -> None:
+    before = _resident_mb()
+    pool = allocate_zeros((64, 1 << 19), torch.bfloat16, "cpu")  # 64 MB
+    assert _resident_mb() - before < 16
+    assert not pool[5].any()
+    assert pool[::8].add_(1).eq(1).all()
+    assert not pool[1].any()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for its memory")
+def test_what_weights_are_made_of_is_given_back() -> None:
+    seen = list[float]()
+
+    def store(tensors: Mapping[str, torch.Tensor]) -> None:
+        assert tensors["weight"].eq(2).all()
+        seen.append(_resident_mb())
+
+    stage = Stage(store, torch.device("cpu"))
+    slot = stage.slot("weight", (64, 1 << 19), torch.bfloat16)
+    before = _resident_mb()
+    slot.real(slot.plan).fill_(2)
+    slot.arrived(slot.plan.numel())
+    assert seen[0] - before > 48
+    assert _resident_mb() - before < 16
+
+
+def _resident_mb() -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
