@@ -94,7 +94,7 @@ def some(names: list[str], most: int = 5) -> str:
 def _indexed_names(index: Path) -> set[str]:
     try:
         names = set(json.loads(index.read_bytes())["weight_map"].values())
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{index} is not an index of safetensors files: {error!r}") from error
     if outside := [name for name in names if not isinstance(name, str) or Path(name).name != name]:
         raise CheckpointError(f"{index} names files outside its folder: {outside}")
@@ -168,6 +168,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _ranges(file: Path, header: bytes) -> list[tuple[int, int]]:
     try:
         entries = json.loads(header)
-        return sorted(tuple(entry["data_offsets"]) for name, entry in entries.items() if name != "__metadata__")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        offsets = [entry["data_offsets"] for name, entry in entries.items() if name != "__metadata__"]
+        if not all(_naturals(each) and len(each) == 2 and each[0] <= each[1] for each in offsets):
+            raise ValueError("data_offsets")
+        return sorted((begin, end) for begin, end in offsets)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{file} has no valid safetensors header: {error!r}") from error

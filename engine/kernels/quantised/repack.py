@@ -28,7 +28,12 @@ class Unpacked:
 
 
 def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return the codes uint8 [..., n * 32 / bits] of words int32 [..., n]."""
+    """Return the codes uint8 [..., n * 32 / bits] of words int32 [..., n]; codes of 3 bits go on in the next of three words."""
+    if 32 % bits:
+        wide = words.unflatten(-1, (-1, bits)).long() & 0xFFFFFFFF
+        wide = wide | (wide.roll(-1, dims=-1) << 32)
+        at = torch.arange(32, device=words.device) * bits
+        return ((wide[..., at // 32] >> (at % 32)) & ((1 << bits) - 1)).to(torch.uint8).flatten(-2)
     shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
     return ((words[..., None] >> shifts) & ((1 << bits) - 1)).to(torch.uint8).flatten(-2)
 

@@ -81,17 +81,22 @@ class Awq(_Common):
 class Gptq(_Common):
     """`qweight` [K * bits / 32, N], `qzeros` [G, N * bits / 32], `scales` [G, N] and `g_idx` [K], the group of each input."""
 
-    bits: int
+    stored_bits: int  # 2, 3, 4 or 8
     group: int  # -1: all inputs
     less_one: bool  # zeros are stored less 1
     has_order: bool  # g_idx is not the order of the inputs
     has_zeros: bool = True
 
+    @property
+    def bits(self) -> int:
+        """What a code is kept in."""
+        return max(4, self.stored_bits)
+
     def tensors(self, rows: int, inputs: int) -> dict[str, StoredPart]:
         num_groups = -(-inputs // self.group_of(inputs))
         parts = {
-            "qweight": StoredPart((inputs * self.bits // 32, rows), torch.int32),
-            "qzeros": StoredPart((num_groups, rows * self.bits // 32), torch.int32),
+            "qweight": StoredPart((inputs * self.stored_bits // 32, rows), torch.int32),
+            "qzeros": StoredPart((num_groups, rows * self.stored_bits // 32), torch.int32),
             "scales": StoredPart((num_groups, rows), torch.float32),
         }
         if self.has_order:
@@ -103,7 +108,7 @@ class Gptq(_Common):
 
     def unpacked(self, tensors: Tensors) -> Unpacked:
         found = repack.from_gptq(
-            tensors["qweight"], tensors["qzeros"], tensors["scales"], bits=self.bits, less_one=self.less_one
+            tensors["qweight"], tensors["qzeros"], tensors["scales"], bits=self.stored_bits, less_one=self.less_one
         )
         if not self.has_order or self.group == -1:
             return found

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import functools
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.model.formats.dense import DENSE
+from engine.model.formats.patterns import begins
 from engine.model.formats.product import Format
 from engine.model.formats.tables import PLAIN_TABLES, TableFormat
-
-_compiled = functools.lru_cache(maxsize=8192)(re.compile)  # re's own keeps 512: each name would compile more anew
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Modules:
-    """Modules by whole names or whole parts of them between dots, or by regular expressions for names."""
+    """Modules by whole names or whole parts of them between dots, or by regular expressions for beginnings of names."""
 
     named: frozenset[str] = frozenset()
     patterns: tuple[str, ...] = ()
 
     def has(self, name: str) -> bool:
-        return bool(self.named and self._is_named(name)) or any(
-            _compiled(each).fullmatch(name) for each in self.patterns
-        )
+        return bool(self.named and self._is_named(name)) or any(begins(each, name) for each in self.patterns)
 
     def _is_named(self, name: str) -> bool:
         parts = name.split(".")
@@ -32,7 +27,7 @@ class Modules:
         return any(".".join(parts[begin:end]) in self.named for end in ends for begin in range(end))
 
 
-EVERY = Modules(patterns=(r".*",))
+EVERY = Modules(patterns=("",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -201,6 +201,13 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused(folder: Path, monkeypat
         load(folder)
 
 
+@pytest.mark.parametrize("offsets", ["[-9, 4]", "[8, 0]", "[0, 1e3]", "[0]", "{}", '["a", "b"]', "[" * 100_000])
+def test_a_fingerprint_reads_nothing_beside_the_tensors(folder: Path, offsets: str) -> None:
+    write(folder, f'{{"a": {{"dtype": "F32", "shape": [2], "data_offsets": {offsets}}}}}'.encode())
+    with pytest.raises(CheckpointError, match="no valid safetensors header"):
+        model_fingerprint(folder)
+
+
 def test_a_missing_shard_is_named(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_model("qwen3"), tmp_path / "sharded"))
     (folder / "model-00002-of-00003.safetensors").unlink()
@@ -209,7 +216,17 @@ def test_a_missing_shard_is_named(tiny_model: Callable[[str], Path], tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "content", ['{"weight_map": {"a": "../elsewhere.safetensors"}}', "[]", "{", '{"weight_map": 1}']
+    "content",
+    [
+        '{"weight_map": {"a": "../elsewhere.safetensors"}}',
+        "[]",
+        "{",
+        '{"weight_map": 1}',
+        "[" * 100_000,
+        '{"weight_map": {"a": ["b"]}}',
+        '{"weight_map": {"a": "/etc/passwd"}}',
+        '{"weight_map": {"a": ".."}}',
+    ],
 )
 def test_a_malformed_index_is_refused(folder: Path, content: str) -> None:
     (folder / "model.safetensors.index.json").write_text(content)

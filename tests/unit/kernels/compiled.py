@@ -75,7 +75,7 @@ QUANTISED: dict[str, tuple[Case, Format]] = {
             {
                 "int4": INT4_WHILE_LOADING,
                 "awq": Awq(group=128, has_zeros=True),
-                "gptq of 8 bits": Gptq(bits=8, group=128, less_one=True, has_order=False),
+                "gptq of 8 bits": Gptq(stored_bits=8, group=128, less_one=True, has_order=False),
                 "Q4_K": GgufBlocks("Q4_K"),
                 "Q6_K": GgufBlocks("Q6_K"),
                 "fp8": FP8_WHILE_LOADING,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections.abc import Iterable, Mapping
 
 from engine.model.families.known import Fields
+from engine.model.formats.patterns import PatternError, compiled
 from engine.model.formats.quantization import Modules
 from engine.model.spec import UnsupportedModelError
 
 # Whoever wrote a config.json must not decide for how long a worker reads it.
-_MAX_PATTERNS, _MAX_LETTERS = 4096, 512
+_MAX_LETTERS = 1 << 15
 
 
 def names(fields: Fields, *fields_of_names: str) -> list[str]:
@@ -30,18 +30,22 @@ def modules(entries: Iterable[str]) -> Modules:
     named, patterns = set[str](), list[str]()
     for entry in entries:
         if entry.startswith("re:"):
-            patterns.append(f"(?:{entry.removeprefix('re:')}).*")
+            patterns.append(entry.removeprefix("re:"))
         elif "*" in entry:
-            patterns.append(fnmatch.translate(entry))
+            patterns.append("".join(".*" if letter == "*" else re.escape(letter) for letter in entry) + "$")
         else:
             named.add(entry)
-    if len(patterns) > _MAX_PATTERNS or any(len(pattern) > _MAX_LETTERS for pattern in patterns):
-        raise UnsupportedModelError("config.json: quantization_config has too many or too long patterns for modules")
+    if (letters := sum(map(len, patterns))) > _MAX_LETTERS:
+        raise UnsupportedModelError(
+            f"config.json: quantization_config has patterns of {letters} letters for modules, at most {_MAX_LETTERS} are read"
+        )
     for pattern in patterns:
         try:
-            re.compile(pattern)
-        except (re.error, RecursionError, OverflowError) as error:
-            raise UnsupportedModelError(f"config.json: {pattern!r:.40} is no regular expression: {error}") from error
+            compiled(pattern)
+        except PatternError as error:
+            raise UnsupportedModelError(
+                f"config.json: {pattern!r:.80} in quantization_config: {error}; name the modules instead"
+            ) from error
     return Modules(named=frozenset(named), patterns=tuple(patterns))
 
 

@@ -1,12 +1,16 @@
-"""`quant_method` gptq: 4 or 8 bits in groups, as AutoGPTQ and GPTQModel write them."""
+"""`quant_method` gptq: 2 to 8 bits in groups, as AutoGPTQ and GPTQModel write them."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
 
 from engine.kernels.quantised.groups import GROUPS
 from engine.model.families.known import Fields
 from engine.model.families.quantised.fields import modules, names
+from engine.model.formats.dense import DENSE
 from engine.model.formats.packed import Gptq
-from engine.model.formats.quantization import EVERY, Quantization
+from engine.model.formats.product import Format
+from engine.model.formats.quantization import EVERY, Modules, Quantization
 from engine.model.spec import UnsupportedModelError
 
 # How the codes were found, and how others run them.
@@ -17,32 +21,53 @@ module_name_preceding_first_block offload_to_disk offload_to_disk_path pad_token
 tokenizer true_sequential use_cuda_fp16 use_exllama v2
 """
 _HARMLESS = frozenset(_HARMLESS_NAMES.split())
+_OVERRIDES = {"bits", "group_size", "desc_act"}
+_OF_FORMAT = (*_OVERRIDES, "checkpoint_format", "format")
 
 
 def read(fields: Fields) -> Quantization:
-    fields.only("bits", 4, 8)
-    fields.only("group_size", -1, *GROUPS)
     fields.only("checkpoint_format", "gptq", "gptq_v2")
     fields.only("format", "gptq", "gptq_v2")
     fields.only("pack_dtype", "int32")
     fields.only("is_marlin_format", False)
     fields.ignore(*_HARMLESS)
-    if fields.get("dynamic"):
-        raise UnsupportedModelError(
-            "config.json: dynamic, which gives modules their own bits, is not supported for gptq"
-        )
-    stored = fields.get("checkpoint_format") or fields.get("format") or "gptq"
-    format = Gptq(
-        bits=int(fields.get("bits") or 4),
-        group=int(fields.get("group_size") or 128),
-        less_one=stored == "gptq",
-        has_order=bool(fields.get("desc_act")),
-    )
     ignored = [] if fields.get("lm_head") else ["lm_head"]
     chosen = [name for inner in fields.get("modules_in_block_to_quantize") or [] for name in _list(inner)]
     quantised = modules(["lm_head", *chosen]) if chosen else EVERY
     ignored += names(fields, "modules_to_not_convert")
-    return Quantization(name="gptq", groups=((quantised, format),), ignored=modules(ignored))
+    groups = [*_overridden(fields), (quantised, _format(fields))]
+    return Quantization(name="gptq", groups=tuple(groups), ignored=modules(ignored))
+
+
+def _format(fields: Fields) -> Gptq:
+    fields.only("bits", 2, 3, 4, 8)
+    fields.only("group_size", -1, *GROUPS)
+    stored = fields.get("checkpoint_format") or fields.get("format") or "gptq"
+    return Gptq(
+        stored_bits=int(fields.get("bits") or 4),
+        group=int(fields.get("group_size") or 128),
+        less_one=stored == "gptq",
+        has_order=bool(fields.get("desc_act")),
+    )
+
+
+def _overridden(fields: Fields) -> Iterator[tuple[Modules, Format]]:
+    """Modules whose names begin as an expression says: "-:" leaves them plain, others have some fields of their own."""
+    dynamic = fields.get("dynamic") or {}
+    if not isinstance(dynamic, Mapping):
+        raise UnsupportedModelError(f"config.json: dynamic must be an object, not {dynamic!r:.40}")
+    for pattern, own in dynamic.items():
+        chosen = modules([f"re:{pattern.removeprefix('-:').removeprefix('+:')}"])
+        if pattern.startswith("-:"):
+            yield chosen, DENSE
+            continue
+        if not isinstance(own, Mapping):
+            raise UnsupportedModelError(f"config.json: dynamic.{pattern!r:.40} must be an object, not {own!r:.40}")
+        if unknown := sorted(own.keys() - _OVERRIDES - _HARMLESS):
+            raise UnsupportedModelError(
+                f"config.json: dynamic.{pattern!r:.40} has {unknown[0]}, which is not supported"
+            )
+        yield chosen, _format(Fields({name: fields.get(name) for name in _OF_FORMAT} | dict(own)))
 
 
 def _list(value: object) -> list[str]:

@@ -52,7 +52,11 @@ def near(
 
 
 def words(codes: np.ndarray[Any, Any], bits: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
-    """int32 words of codes [..., n]; place i of a word has neighbour order[i]."""
+    """int32 words of codes [..., n]; place i of a word has neighbour order[i]. Codes of 3 bits go on in the next word."""
+    if 32 % bits:
+        each = (codes[..., None] >> np.arange(bits)) & 1
+        stream = np.packbits(each.reshape(*codes.shape[:-1], -1).astype(np.uint8), axis=-1, bitorder="little")
+        return torch.from_numpy(stream.view(np.int32).copy())
     a_word = 32 // bits
     grouped = codes.reshape(*codes.shape[:-1], -1, a_word).astype(np.uint64)
     packed = np.zeros(grouped.shape[:-1], dtype=np.uint64)

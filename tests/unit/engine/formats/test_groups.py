@@ -68,6 +68,23 @@ FORMS = {
     "gptq, order of activations": Form(
         "llama", gptq(4, 32, has_order=True), asked(**GPTQ | {"desc_act": True}), HEAD
     ),
+    "gptq, 2 bits": Form("llama", gptq(2, 16, zeros=True), asked(**GPTQ | {"bits": 2, "group_size": 16}), HEAD),
+    "gptq, 3 bits, order of activations": Form(
+        "qwen3", gptq(3, 32, zeros=True, has_order=True), asked(**GPTQ | {"bits": 3, "desc_act": True}), HEAD
+    ),
+    "gptq, modules of their own": Form(
+        "llama",
+        lambda module, weight: (gptq(8, 0) if "down_proj" in module else gptq(4, 32))(module, weight),
+        asked(
+            **GPTQ,
+            dynamic={
+                r"-:.*\.1\..*up_proj": {},
+                r"+:.*\.down_proj$": {"bits": 8, "group_size": -1, "damp_percent": 0.2},
+                ".*no_such_module": {"bits": 3},
+            },
+        ),
+        (*HEAD, "layers.1.mlp.up_proj"),
+    ),
     "gptq, 8 bits, rows": Form("llama", gptq(8, 0), asked(**GPTQ | {"bits": 8, "group_size": -1}), HEAD),
     "compressed, 4 bits": Form(
         "llama", packed_rows(4, 32), ours("pack-quantized", "group", num_bits=4, group_size=32), HEAD
@@ -258,8 +275,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (AWQ | {"version": "gemv"}, "version = 'gemv' is not supported"),
     (AWQ | {"bits": 3}, "bits = 3 is not supported"),
     (AWQ | {"group_size": 48}, "group_size = 48 is not supported"),
-    (GPTQ | {"bits": 2}, "bits = 2 is not supported"),
-    (GPTQ | {"dynamic": {"-:lm_head": {}}}, "dynamic, which gives modules their own bits"),
+    (GPTQ | {"bits": 5}, "bits = 5 is not supported; supported: 2, 3, 4, 8"),
+    (GPTQ | {"dynamic": ["-:lm_head"]}, "dynamic must be an object"),
+    (GPTQ | {"dynamic": {".*up": {"bits": 6}}}, "bits = 6 is not supported; supported: 2, 3, 4, 8"),
+    (GPTQ | {"dynamic": {".*up": {"adapter": "x"}}}, "dynamic..*up. has adapter, which is not supported"),
+    (GPTQ | {"dynamic": {"(a+)+b": {}}}, "a repeat within a repeat is not supported; name the modules"),
     (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format = 'marlin' is not supported"),
     (GPTQ | {"rotation": "hadamard"}, "rotation = hadamard is not supported"),
     (
