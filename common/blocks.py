@@ -63,8 +63,11 @@ def iter_hashes(root: bytes, token_ids: Sequence[int], block_size: int) -> Itera
     """`hash_blocks`, lazily: a caller may need only the first few."""
     packed = pack_tokens(token_ids)
     stride, parent = 4 * block_size, root
+    begin = hashlib.blake2b(digest_size=DIGEST_BYTES, key=_KEY).copy  # cheaper than to read the arguments again
     for end in range(stride, len(packed) + 1, stride):
-        parent = hashlib.blake2b(parent + packed[end - stride : end], digest_size=DIGEST_BYTES, key=_KEY).digest()
+        digest = begin()
+        digest.update(parent + packed[end - stride : end])
+        parent = digest.digest()
         yield parent
 
 

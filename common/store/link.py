@@ -197,12 +197,27 @@ class _Stream(asyncio.Protocol):
 
 
 def encoded(words: Sequence[Any]) -> bytes:
-    """A command: bytes, texts and numbers."""
-    parts = [b"*%d\r\n" % len(words)]
+    """A command: bytes, texts and numbers, or a list of bytes of one length."""
+    parts, count = [], len(words)
     for word in words:
+        if isinstance(word, list):
+            parts.append(_alike(word))
+            count += len(word) - 1
+            continue
         said = word if isinstance(word, bytes) else str(word).encode()
         parts.append(b"$%d\r\n%b\r\n" % (len(said), said))
-    return b"".join(parts)
+    return b"*%d\r\n%b" % (count, b"".join(parts))
+
+
+def _alike(words: list[bytes]) -> bytes:
+    """Raises ValueError if they differ in length."""
+    if not words:
+        return b""
+    size, joined = len(words[0]), b"".join(words)
+    if len(joined) != size * len(words) or any(len(word) != size for word in words):
+        raise ValueError("words of one length are wanted")
+    head = b"$%d\r\n" % size
+    return head + (b"\r\n" + head).join(words) + b"\r\n"
 
 
 def decoded(data: bytes, at: int, depth: int = 0) -> tuple[Any, int]:

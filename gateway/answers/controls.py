@@ -17,6 +17,7 @@ from gateway.answers.shade import Shade
 _PRIVATE = range(0xE000, 0xF900)  # characters of secret names: no normalizer changes them
 _FIRST_NUMBER = 0xF0000
 _NAME_CHARS = 10
+FEW_KINDS = 4
 _WORDS = frozenset("▁'-_")
 
 
@@ -37,12 +38,13 @@ class ControlTokens:
         gaps = [f"{secret}{number}" for number in range(max(own, default=-1) + 1 - len(own))]
         self._plain = self._without_controls(added, gaps)
         # What the second tokenizer numbers in another way.
-        self._renumbered = {self._plain.token_to_id(name): controls[text] for text, name in self._names.items()}
-        self._renumbered |= {
+        others = {self._plain.token_to_id(name): controls[text] for text, name in self._names.items()}
+        others |= {
             found: index
             for index, token in added.items()
             if token.content not in controls and (found := self._plain.token_to_id(token.content)) != index
         }
+        self._renumbered = {found: index for found, index in others.items() if found is not None}
         self._from_text = self.ids.intersection(own) - _unknown(tokenizer, model)
         empty, one = (tokenizer.encode(text, add_special_tokens=True).ids for text in ("", "a"))
         before = next((at for at, pair in enumerate(zip(empty, one, strict=False)) if pair[0] != pair[1]), len(empty))
@@ -61,8 +63,21 @@ class ControlTokens:
         ids = self._plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
         if not self._from_text.isdisjoint(ids):
             ids = [part for index in ids for part in (self._spelled(index) if index in self._from_text else (index,))]
-        renumbered = self._renumbered
-        return [renumbered.get(index, index) for index in ids]
+        return self._numbered(ids)
+
+    def _numbered(self, ids: list[int]) -> list[int]:
+        """By the first tokenizer's numbers. Most prompts have few kinds of tokens that differ."""
+        found, places = self._renumbered.keys() & set(ids), list[tuple[int, int]]()
+        if len(found) > FEW_KINDS:
+            return [self._renumbered.get(index, index) for index in ids]
+        for index in found:
+            at = -1
+            for _ in range(ids.count(index)):
+                at = ids.index(index, at + 1)
+                places.append((at, self._renumbered[index]))
+        for at, own in places:  # when all are found: one token's number may be another's
+            ids[at] = own
+        return ids
 
     def _spelled(self, index: int) -> Iterator[int]:
         """A control token that the vocabulary made of a text, as tokens of its characters or bytes."""

@@ -24,6 +24,7 @@ from gateway.request.placement import Difference, Unlike
 log = logging.getLogger("baton.placement")
 
 MAX_FACTS = 4_096
+MAX_ALIKE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class Agreement:
         self._ready: dict[Role, tuple[list[WorkerState], list[WorkerState]]] = {}  # those heard, those that agree
         self._decode: list[WorkerState] = []
         self._blocks: dict[str, Blocks | None] = {}  # by weights, of those
+        self._alike: dict[tuple[Role, str], tuple[list[WorkerState], list[WorkerState]]] = {}  # as `_ready`, by blocks
         self._told: set[tuple[str, int, Unlike]] = set()
 
     def ready(self, role: Role) -> list[WorkerState]:
@@ -89,7 +91,14 @@ class Agreement:
         return found[min(counts, key=lambda name: (-counts[name], name))]
 
     def with_blocks(self, role: Role, blocks: Blocks) -> list[WorkerState]:
-        return [state for state in self.ready(role) if self._facts(state).blocks.name == blocks.name]
+        """Of the ready ones, those with these blocks: the same list until they change."""
+        ready, known = self.ready(role), self._alike.get((role, blocks.name))
+        if known is None or known[0] is not ready:
+            if len(self._alike) >= MAX_ALIKE:
+                self._alike.clear()
+            alike = [state for state in ready if self._facts(state).blocks.name == blocks.name]
+            known = self._alike[role, blocks.name] = ready, alike
+        return known[1]
 
     def reach(self, state: WorkerState) -> Reach:
         return self._facts(state).reach

@@ -53,6 +53,10 @@ def placement_library() -> str:
 
 
 def place_arguments(request: PlacementRequest) -> list[Any]:
+    return [*_about(request), *request.digests[:MAX_DIGESTS]]
+
+
+def _about(request: PlacementRequest) -> list[Any]:
     return [
         f"{request.request_id}:{request.attempt}",
         request.num_tokens,
@@ -64,7 +68,6 @@ def place_arguments(request: PlacementRequest) -> list[Any]:
         "," + ",".join(request.exclude) + ",",
         request.now_ms,
         PROTOCOL_VERSION,
-        *request.digests[:MAX_DIGESTS],
     ]
 
 
@@ -99,7 +102,8 @@ class Ledger:
         No decode worker gets more than it has room for, unless all are full: then the reason is FULL, and the least
         loaded comes first.
         """
-        answer = await self._store.call("baton4_place", *place_arguments(request), timeout_s=self._place_timeout_s)
+        words = [*_about(request), request.digests[:MAX_DIGESTS]]
+        answer = await self._store.call("baton4_place", *words, timeout_s=self._place_timeout_s)
         try:
             return parse_placement(answer)
         except (TypeError, ValueError, AttributeError) as error:

@@ -8,6 +8,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import Protocol
 
@@ -126,7 +127,9 @@ class Placer:
         self, blocks: Blocks, spec: GenerationSpec, island: set[str] | None = None
     ) -> tuple[list[WorkerState], list[WorkerState]]:
         """Prefill and decode workers with these blocks that suit the request, on one island or all."""
-        found = (self._agreement.with_blocks(role, blocks) for role in (Role.PREFILL, Role.DECODE))
+        found = [self._agreement.with_blocks(role, blocks) for role in (Role.PREFILL, Role.DECODE)]
+        if spec.suits_all and island is None:
+            return found[0], found[1]
         prefill, decode = (
             [one for one in states if spec.suits(one) and (island is None or one.worker in island)] for states in found
         )
@@ -152,7 +155,12 @@ async def _digests(hashes: Iterator[bytes]) -> list[bytes]:
 
 
 def _root(kind: BlockKind, spec: GenerationSpec) -> bytes:
-    return kind.root(adapter=spec.adapter, salt=spec.salt)
+    return _root_of(kind, spec.adapter, spec.salt)
+
+
+@lru_cache(maxsize=256)
+def _root_of(kind: BlockKind, adapter: str, salt: str) -> bytes:
+    return kind.root(adapter=adapter, salt=salt)
 
 
 def _is_possible(placement: Placement, prefill: Iterable[WorkerState], decode: Iterable[WorkerState]) -> bool:
@@ -166,4 +174,6 @@ def _is_possible(placement: Placement, prefill: Iterable[WorkerState], decode: I
 def _among(placement: Placement, decode: Iterable[WorkerState]) -> Placement:
     """Without candidates that don't decode, or don't suit: one may have joined since the request was made."""
     names = {state.worker for state in decode}
+    if names.issuperset(placement.decode):
+        return placement
     return dataclasses.replace(placement, decode=[name for name in placement.decode if name in names])

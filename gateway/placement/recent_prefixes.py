@@ -19,8 +19,10 @@ class RecentPrefixes:
     def remember(self, digests: Sequence[bytes]) -> None:
         """A prompt with these full blocks is about to be computed."""
         for digest in reversed(digests):  # the first block is forgotten last
-            self._known[digest] = None
-            self._known.move_to_end(digest)
+            if digest in self._known:
+                self._known.move_to_end(digest)
+            else:
+                self._known[digest] = None
         while len(self._known) > self._max_blocks:
             self._known.popitem(last=False)
 

@@ -33,6 +33,11 @@ class GenerationSpec:
     received_at: float = 0.0  # `time.monotonic()` when the HTTP request came; 0: unknown
     grammar: Grammar | None = None
 
+    @property
+    def suits_all(self) -> bool:
+        """Whether every worker does all that is asked for."""
+        return self.grammar is None and self.sampling.typical_p >= 1.0
+
     def suits(self, worker: WorkerState) -> bool:
         """Whether the worker would do all that is asked for: one of release 0.1.0 ignores a grammar and typical_p."""
         return worker.follows(self.sampling, self.grammar)

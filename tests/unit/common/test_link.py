@@ -275,3 +275,8 @@ def test_what_is_no_answer_is_a_value_error_or_not_all_there(said: bytes) -> Non
 
 def test_a_command_s_words_are_bytes() -> None:
     assert encoded(("a", 1, 2.5, b"\x00")) == b"*4\r\n$1\r\na\r\n$1\r\n1\r\n$3\r\n2.5\r\n$1\r\n\x00\r\n"
+    alike = [b"\r\n", b"bc", b"de"]
+    assert encoded(("a", alike, 1)) == encoded(("a", *alike, 1))
+    assert encoded(("a", [])) == encoded(("a",))
+    with pytest.raises(ValueError, match="one length"):
+        encoded(("a", [b"a", b"bcd"]))

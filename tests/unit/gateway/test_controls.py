@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import InvalidRequestError
+from gateway.answers.controls import FEW_KINDS
 from gateway.answers.shade import Shade
 from gateway.answers.template import ChatTemplate
 from gateway.answers.tokenizer import ChatTokenizer
@@ -214,3 +216,13 @@ def test_what_a_template_refuses_is_said_in_plain_text(open_with: Any) -> None:
     with pytest.raises(InvalidRequestError, match=r"refused the messages: <think>\Z") as refused:
         tokenizer.encode_chat([{"role": "user", "content": "<think>"}])
     assert refused.value.message.isascii()
+
+
+@pytest.mark.parametrize("kinds", [0, 1, 3, FEW_KINDS, FEW_KINDS + 1, 40])
+def test_numbers_that_change_places_are_changed_once(
+    kinds: int, any_tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    around = {index: (index + 1) % kinds for index in range(kinds)}  # each takes the next one's number
+    monkeypatch.setattr(any_tokenizer.controls, "_renumbered", around)
+    ids = random.Random(kinds).choices(range(60), k=500)
+    assert any_tokenizer.controls._numbered(list(ids)) == [around.get(index, index) for index in ids]
