@@ -40,6 +40,9 @@ class PieceObserver(Protocol):
     def took(self, choice: Choice, piece: Piece) -> None:
         """A piece goes to the dialect now."""
 
+    def went_on(self, choice: Choice) -> None:
+        """`took` of a piece that is text alone; it isn't the first."""
+
 
 class Reader(Protocol):
     """Whoever gets an answer's pieces. What it raises ends the answer with that error."""
@@ -54,8 +57,8 @@ class Reader(Protocol):
         """Whether `say` may be called."""
         ...
 
-    def say(self, choice: Choice, text: str) -> None:
-        """`take` of a piece that is text and nothing else, reasoning if `choice.is_reasoning`."""
+    def say(self, choice: Choice, text: str, token_ids: Sequence[int]) -> None:
+        """`take` of a piece that is text alone, reasoning if `choice.is_reasoning`. It isn't the first. The list is lent."""
         ...
 
     def take(self, choice: Choice, piece: Piece) -> None:
@@ -128,8 +131,8 @@ class Delivery:
             for choice in self._open if len(self._open) == 1 else tuple(self._open):
                 plain = choice.generation.mailbox.plain
                 if plain and self._takes_text and len(plain) <= MAX_TOKENS and (text := choice.plain(plain)):
+                    reader.say(choice, text, plain)
                     plain.clear()
-                    reader.say(choice, text)
                 else:
                     self._context.run(self._read, choice)
             if self._open:
@@ -233,11 +236,17 @@ class _Collected:
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._observer = observer
 
-    is_ready = True
-    takes_text = False
+    is_ready = takes_text = True
 
-    def say(self, choice: Choice, text: str) -> None:
-        """Tokens are collected, too."""
+    def say(self, choice: Choice, text: str, token_ids: Sequence[int]) -> None:
+        if self._observer is not None:
+            self._observer.went_on(choice)
+        piece = self.pieces[choice.index]
+        if choice.is_reasoning:
+            piece.reasoning += text
+        else:
+            piece.text += text
+        piece.token_ids += token_ids
 
     def take(self, choice: Choice, piece: Piece) -> None:
         if self._observer is not None:

@@ -241,14 +241,12 @@ class AnswerMetrics:
         if piece.finish:
             self._finishes[choice.index] = piece.finish
 
-    def said(self, choice: Choice) -> None:
-        """Text of a choice that said something before goes to the server now."""
+    def went_on(self, choice: Choice) -> None:
         index, now = choice.index, time.monotonic()
         self._gaps.observe(now - self._last[index])
         self._last[index] = now
         if index not in self._sent:
             self._unsent = choice
-            self.sending()
 
     def sending(self) -> None:
         """A stream's bytes go to the server now, with the latest piece if there is one."""

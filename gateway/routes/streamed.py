@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from common.errors import ServingError
@@ -19,6 +20,18 @@ log = logging.getLogger("baton.http")
 
 class StreamedAnswer:
     """Reads an answer for its client. While that one doesn't read, tokens wait where they are: as numbers."""
+
+    __slots__ = (
+        "_answer",
+        "_delivery",
+        "_endpoint",
+        "_events",
+        "_metrics",
+        "_parts",
+        "_waiting",
+        "_writer",
+        "takes_text",
+    )
 
     def __init__(self, endpoint: Endpoint[Any], body: Any, answer: Answer, metrics: AnswerMetrics) -> None:
         self._endpoint = endpoint
@@ -52,8 +65,9 @@ class StreamedAnswer:
     def is_ready(self) -> bool:
         return self._waiting is None
 
-    def say(self, choice: Choice, text: str) -> None:
-        self._metrics.said(choice)
+    def say(self, choice: Choice, text: str, token_ids: Sequence[int]) -> None:
+        self._metrics.went_on(choice)
+        self._metrics.sending()
         self._parts.append(self._events.text(choice, text))
 
     def take(self, choice: Choice, piece: Piece) -> None:

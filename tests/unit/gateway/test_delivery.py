@@ -324,7 +324,8 @@ async def test_the_pieces_of_one_call_are_one_entry_of_an_event(demo: ChatTokeni
 
 
 @pytest.mark.parametrize("n", [1, 3])
-async def test_a_whole_answer_is_what_the_stream_says(demo: ChatTokenizer, n: int) -> None:
+@pytest.mark.parametrize("sizes", [(1,), (1, 4)])
+async def test_a_whole_answer_is_what_the_stream_says(demo: ChatTokenizer, n: int, sizes: tuple[int, ...]) -> None:
     stream = Stream(demo, n=n)
     whole = Stream(demo, n=n)
     whole.streamed.close()  # it is read as one piece instead
@@ -335,11 +336,13 @@ async def test_a_whole_answer_is_what_the_stream_says(demo: ChatTokenizer, n: in
     await turn_over()
     for index in range(n):
         stream.put(cut(ids_of(demo), [3]), choice=index)
-        for event in cut(ids_of(demo), [1, 4]):
+        for event in cut(ids_of(demo), sizes):
             put(fresh[index].mailbox, event)
+            await turn_over()
     pieces = await reading
     await turn_over()
     assert [(piece.text, piece.reasoning, str(piece.finish)) for piece in pieces] == [stream.message] * n
+    assert [piece.token_ids for piece in pieces] == [ids_of(demo)] * n
 
 
 async def test_completions_write_their_text_as_it_is(demo: ChatTokenizer) -> None:
