@@ -225,7 +225,11 @@ class Choice:
         self._scored_prompt = scored_prompt
         self._is_wanted = rules.is_wanted
         self._plain: PlainTokens | None = None
+        self._has_stops = self._stop.has_any
         self.is_reasoning = False  # where `plain` gives text
+        # For whoever counts: kept here because a core's caches have this at each token.
+        self.told_at: float | None = None
+        self.is_sent = False
 
     @property
     def reasoning_tokens(self) -> int:
@@ -241,7 +245,7 @@ class Choice:
         else:
             texts = [table[token_id] for token_id in token_ids]
             text = "".join(texts) if all(texts) else ""
-        if not text or (self._stop.has_any and not (self._stop.lets_pass(text) and not self._exempt)):
+        if not text or (self._has_stops and (self._exempt or not self._stop.lets_pass(text))):
             return ""
         self.completion_tokens += len(token_ids)
         if self.is_reasoning:

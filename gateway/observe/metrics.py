@@ -217,42 +217,41 @@ class GatewayMetrics:
 class AnswerMetrics:
     """Counts one answer once, whole or streamed, however it ends."""
 
+    __slots__ = ("_answer", "_counted", "_finishes", "_gaps", "_metrics", "_started", "_unsent")
+
     def __init__(self, metrics: GatewayMetrics, answer: Answer, started: float) -> None:
         self._metrics = metrics
         self._answer = answer
         self._started = started
         self._gaps = metrics.latencies.gaps(answer.model)
-        self._last: dict[int, float] = {}  # choice -> time of its newest token
-        self._sent: set[int] = set()  # choices whose first text was sent
         self._unsent: Choice | None = None  # a choice whose first text is on its way
         self._finishes: dict[int, str] = {}
         self._counted = False
 
     def took(self, choice: Choice, piece: Piece) -> None:
         now = time.monotonic()
-        before = self._last.get(choice.index)
-        if before is not None:
-            self._gaps.observe(now - before)
+        if choice.told_at is not None:
+            self._gaps.observe(now - choice.told_at)
         else:
             self._metrics.latencies.first_token(self._answer.model, now - self._started)
             choice.generation.timeline.shown(now)
-        self._last[choice.index] = now
-        self._unsent = choice if choice.index not in self._sent else None
+        choice.told_at = now
+        self._unsent = None if choice.is_sent else choice
         if piece.finish:
             self._finishes[choice.index] = piece.finish
 
     def went_on(self, choice: Choice) -> None:
-        index, now = choice.index, time.monotonic()
-        self._gaps.observe(now - self._last[index])
-        self._last[index] = now
-        if index not in self._sent:
+        now = time.monotonic()
+        self._gaps.observe(now - (choice.told_at or now))
+        choice.told_at = now
+        if not choice.is_sent:
             self._unsent = choice
 
     def sending(self) -> None:
         """A stream's bytes go to the server now, with the latest piece if there is one."""
         if self._unsent is not None:
             self._unsent.generation.timeline.shown(time.monotonic(), sent=True)
-            self._sent.add(self._unsent.index)
+            self._unsent.is_sent = True
             self._unsent = None
 
     def ended(self) -> None:

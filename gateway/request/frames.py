@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from array import array
 
-MAX_FRAMES = 2048  # kept of one request, 6 bytes each
+MAX_FRAMES = 2048  # kept of one request, 8 bytes each
 
 
 class FramesSeen:
     """Instants of frames, and their tokens."""
 
-    __slots__ = ("_ms", "_tokens")
+    __slots__ = ("_pairs",)
 
     def __init__(self) -> None:
-        self._ms = array("f")
-        self._tokens = array("H")
+        self._pairs = array("f")
 
     def add(self, ms: float, num_tokens: int) -> None:
         """`ms` since the request was received."""
-        if len(self._ms) < MAX_FRAMES:
-            self._ms.append(ms)
-            self._tokens.append(num_tokens if num_tokens <= 0xFFFF else 0xFFFF)
+        pairs = self._pairs
+        if len(pairs) < 2 * MAX_FRAMES:
+            pairs.append(ms)
+            pairs.append(num_tokens)
 
     @property
     def ms(self) -> list[float]:
-        return [round(ms, 3) for ms in self._ms]
+        return [round(ms, 3) for ms in self._pairs[::2]]
 
     @property
     def tokens(self) -> list[int]:
-        return list(self._tokens)
+        return [int(count) for count in self._pairs[1::2]]

@@ -130,6 +130,9 @@ class Chunks(Generic[Body]):
             has_more or body.continuous_usage or body.timings_per_token or body.return_token_ids
         )
         self._around: dict[tuple[int, bool], list[bytes]] = {}  # choice, whether it reasons -> what is around its text
+        self._latest: Choice | None = None
+        self._latest_reasons = False
+        self._latest_around: list[bytes] = []
 
     def opening(self) -> bytes:
         firsts = (self._opening(self._body, self._answer, choice) for choice in self._answer.choices)
@@ -145,8 +148,10 @@ class Chunks(Generic[Body]):
         return said(text or reasoning).join(self._frame(choice, is_reasoning=not text))
 
     def text(self, choice: Choice, text: str) -> bytes:
-        around = self._around.get((choice.index, choice.is_reasoning))
-        return said(text).join(around or self._frame(choice, is_reasoning=choice.is_reasoning))
+        if choice is not self._latest or choice.is_reasoning is not self._latest_reasons:
+            self._latest, self._latest_reasons = choice, choice.is_reasoning
+            self._latest_around = self._frame(choice, is_reasoning=choice.is_reasoning)
+        return said(text).join(self._latest_around)
 
     def _frame(self, choice: Choice, *, is_reasoning: bool) -> list[bytes]:
         """What is around a text."""
