@@ -14,7 +14,7 @@ from tests.integration.waiting import eventually
 
 KEY = "a-key-of-a-tenant"
 TENANTS = f'[tenants.acme]\nkeys = ["{KEY}"]\nmax_concurrent = 2\n'
-FREE_WITHIN_S = LEASE_S + 10.0  # a busy machine
+FREE_WITHIN_S = LEASE_S + 60.0  # a busy machine
 LONG = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 200, "ignore_eos": True, "stream": True}
 SHORT = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 2}
 
@@ -27,7 +27,7 @@ async def test_a_tenant_of_a_killed_gateway_is_free_again_within_seconds(model: 
         ChaosCluster(
             tmp_path / "cluster", model=model, prefill=0, decode=0, both=1, fake_step_ms=300, **options
         ) as cluster,
-        httpx.AsyncClient(headers={"Authorization": f"Bearer {KEY}"}, timeout=30) as client,
+        httpx.AsyncClient(headers={"Authorization": f"Bearer {KEY}"}, timeout=60) as client,
     ):
         begun: asyncio.Queue[bytes] = asyncio.Queue()
         tasks = [asyncio.create_task(stream(client, cluster.urls["gateway"], begun)) for _ in range(2)]

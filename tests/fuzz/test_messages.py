@@ -76,7 +76,7 @@ async def test_a_process_counts_malformed_messages_and_answers_the_next_one(bus:
                 await sender.publish(subject, raw)
         await sender.publish(subjects.frames("fuzzed"), encode(Frame(worker="w", incarnation=1, tokens=[])))
         cancel = encode(Cancel(request_id="request", attempt=1))
-        answer = await sender.request(subjects.worker("fuzzed"), cancel, timeout=15)
+        answer = await sender.request(subjects.worker("fuzzed"), cancel, timeout=60)
         assert decode(messages.worker_reply_decoder, answer.data) == Ack(known=True)
 
         async def all_counted() -> bool:

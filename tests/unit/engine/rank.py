@@ -44,7 +44,7 @@ class Rank:
     def end(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        assert self._process.wait(timeout=30) == 0
+        assert self._process.wait(timeout=120) == 0
 
 
 def _send(stream: BinaryIO, data: bytes) -> None:

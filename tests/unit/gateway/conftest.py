@@ -113,7 +113,7 @@ async def run_gateway(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     async with (
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client,
-        httpx.AsyncClient(base_url=url, timeout=30) as http,
+        httpx.AsyncClient(base_url=url, timeout=60, verify=False) as http,
     ):
         yield Gateway(url=url, script=script, tokenizer=tokenizer, openai=client, http=http)
     server.should_exit = True

@@ -300,5 +300,5 @@ async def test_a_worker_that_crashes_runs_again(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(service, "RESTART_DELAY_S", 0.0)
     worker = Crashing()
-    await asyncio.wait_for(service.keep_running(worker), 5)
+    await asyncio.wait_for(service.keep_running(worker), 60)
     assert worker.runs == 3

@@ -148,7 +148,7 @@ class Pictures:
 
 async def news(stream: AsyncGenerator[bytes, None]) -> dict[str, int]:
     """The next events of a stream, by their names."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async for block in stream:
             if found := re.findall(rb"event: (\w+)\nid: [\d.]+\ndata: (\d+)\n\n", block):
                 return {name.decode(): int(value) for name, value in found}
@@ -195,7 +195,7 @@ async def test_nothing_is_built_while_nobody_watches(pictures: Pictures) -> None
     await stream.aclose()
     assert pictures.feed.watchers == 0
     assert pictures.feed._building is not None
-    await asyncio.wait_for(pictures.feed._building, 20)
+    await asyncio.wait_for(pictures.feed._building, 60)
     built = pictures.built
     pictures.sections["fleet"] = 7
     again = await pictures.feed.watch()

@@ -185,7 +185,7 @@ async def test_streams_at_a_worker_that_drains_take_nobody_s_place(streams: Stre
     assert told.models[""].tenants["default"].held == 0
     assert here.capacity([]).places.free(Held(), 0) == 8
     for number in range(8):
-        await asyncio.wait_for(streams.start(f"more{number}", at="d1"), 1)
+        await asyncio.wait_for(streams.start(f"more{number}", at="d1"), 60)
     here.saw(streams.told())
     assert here.capacity([]).places.free(Held(), 0) == 0
 

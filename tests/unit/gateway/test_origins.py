@@ -39,7 +39,7 @@ def client_of(
         settings=HttpSettings(tenants=Tenants(api_keys=keys), web=WebAccess(**access)),
         control=FleetControl(None, Peers()),  # type: ignore[arg-type] - it is not started
     )
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost:8000"), script
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost:8000", verify=False), script
 
 
 @pytest.fixture

@@ -146,7 +146,7 @@ async def test_of_two_that_have_a_name_the_older_stays_and_says_so(
 
 async def beside(bus: MemoryBus, *, rival: int, beats: int) -> None:
     """Have a name, of incarnation 5, while another process beats under it."""
-    async with asyncio.timeout(30), held(bus, name_on(bus)):
+    async with asyncio.timeout(60), held(bus, name_on(bus)):
         for _ in range(beats):
             await bus.publish(BEATS, GatewayState(gateway="a", incarnation=5))  # our own is no rival
             await bus.publish(BEATS, GatewayState(gateway="a", incarnation=rival))
