@@ -166,9 +166,8 @@ class NatsBus:
         self._arrivals = Arrivals(self._bury)
 
     async def connect(self, settings: NatsSettings, *, name: str, identity: dict[str, Any]) -> None:
-        """Connect, or raise UnavailableError."""
+        """Connect, or raise UnavailableError in time: the client itself would try for ever."""
         try:
-            # The client itself would try for ever.
             await in_time(self._open(settings, name=name, identity=identity), settings.connect_timeout_s)
         except _ERRORS as error:
             why = why_not(self._client.last_error or error, settings.url, identity.get("user"))
@@ -330,7 +329,8 @@ class NatsBus:
         except _ERRORS as error:
             raise UnavailableError(f"could not subscribe to {subject}: {text_of(error)}") from error
         with contextlib.suppress(*_ERRORS):  # a client that is reconnecting subscribes again by itself
-            await self._client.flush(HEARD_S)
+            for _ in range(2):  # the first ping is written before what the client has in store
+                await self._client.flush(HEARD_S)
         return subscription
 
     # -- jobs ------------------------------------------------------------------------------------------------------

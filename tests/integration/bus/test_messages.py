@@ -28,7 +28,7 @@ from common.messages import (
 )
 from common.tasks import Ready
 from common.tracing import trace_id
-from tests.integration.bus.looks import a_job
+from tests.integration.bus.looks import a_job, acknowledge
 from tests.integration.waiting import LIMIT_S
 
 
@@ -39,6 +39,19 @@ async def test_a_request_is_answered_by_the_handlers_result(bus: NatsBus) -> Non
     await bus.serve("baton.worker.w", to_worker_decoder, handler)
     cancel = Cancel(request_id="r", attempt=1)
     assert await bus.request("baton.worker.w", cancel, worker_reply_decoder, timeout_s=LIMIT_S) == Ack(known=True)
+
+
+async def test_the_server_knows_a_subscription_before_it_is_said_to_be_there(
+    bus: NatsBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer is to a ping behind the subscription: then no message of another connection is ahead of that."""
+    sent, transport = bytearray(), bus._client._transport
+    assert transport is not None
+    write, writelines = transport.write, transport.writelines
+    monkeypatch.setattr(transport, "write", lambda part: (sent.extend(part), write(part)))
+    monkeypatch.setattr(transport, "writelines", lambda parts: (sent.extend(b"".join(parts)), writelines(parts)))
+    await bus.serve("baton.worker.w", to_worker_decoder, acknowledge)
+    assert sent.rindex(b"PING") > sent.index(b"SUB baton.worker.w")
 
 
 async def test_a_request_that_nobody_listens_to_fails_at_once(bus: NatsBus) -> None:
@@ -115,7 +128,9 @@ async def test_an_answer_goes_to_an_inbox_and_makes_nobody_a_deputy(bus: NatsBus
     cancel = encode(Cancel(request_id="r", attempt=1))
     for reply in ("baton.heartbeat.victim", "$JS.API.STREAM.PURGE.BATON_JOBS", "_INBOXES.x"):
         await raw.publish("baton.worker.w", cancel, reply=reply)
-    assert decode(worker_reply_decoder, (await raw.request("baton.worker.w", cancel)).data) == Ack(known=True)
+    assert decode(worker_reply_decoder, (await raw.request("baton.worker.w", cancel, timeout=LIMIT_S)).data) == Ack(
+        known=True
+    )
     assert (bus.forged, len(served), victim.pending_msgs) == (3, 1, 0)
 
 
