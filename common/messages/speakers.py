@@ -5,6 +5,8 @@ A message that names somebody else, or contradicts itself, is forged: counted an
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import msgspec
 
 from common.messages import (
@@ -24,6 +26,7 @@ from common.subjects import is_id
 _PLACES = {"heartbeat": 2, "gatebeat": 2, "planner": 2, "gateway": 3, "frames": 3, "peer": 3, "order": 3, "plan": 3}
 
 
+@lru_cache(maxsize=1024)
 def speaker_of(subject: str) -> str:
     """The name that the subject says its speaker has; "" on a subject without one."""
     parts = subject.split(".")

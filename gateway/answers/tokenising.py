@@ -95,9 +95,9 @@ def _chars(value: Any) -> int:
             tools = [tool.as_template_input()["function"] for tool in value.tools]
             return _chars(value.messages) + _chars(value.variables) + _chars(tools)
         case Mapping():
-            return _chars(list(value)) + _chars(list(value.values()))
+            return _chars([*value]) + _chars([*value.values()])
         case list() | tuple():
-            return sum(map(_chars, value))
+            return sum([len(part) if type(part) is str else _chars(part) for part in value])
         case int():
             return 1 + value.bit_length() // 3
         case _:

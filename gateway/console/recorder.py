@@ -17,6 +17,7 @@ from gateway.request.spec import Generations
 from gateway.request.timeline import Timeline
 
 LOOK_EVERY_S = 1.0
+_COUNTED = {"error": "errors", "cancelled": "cancelled"}
 
 
 class Recorder:
@@ -46,12 +47,10 @@ class Recorder:
     def ended(self, line: Timeline) -> None:
         """A request is over."""
         unix, per_token = self._wall(), tpot_ms(line)
-        if line.status in ("error", "cancelled"):
-            self.history.count(unix, **{"errors" if line.status == "error" else "cancelled": 1})
-        else:
-            self.history.count(unix, ended=1)
+        counts: dict[str, float] = {_COUNTED.get(line.status, "ended"): 1}
         if line.status != "cancelled" and not line.patient:
-            self.history.count(unix, judged=1, good=self._is_good(line, per_token))
+            counts |= {"judged": 1, "good": self._is_good(line, per_token)}
+        self.history.count(unix, **counts)
         if per_token is not None:
             self.history.time(unix, "tpot", per_token)
         for attempt in line.attempts:

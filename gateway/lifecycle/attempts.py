@@ -144,7 +144,7 @@ class Attempts:
     def _choose_weights(self, state: RequestState) -> None:
         """Take the model's newest weights, unless the client has tokens of older ones."""
         weights = self._weights(state.spec.model)
-        if weights and state.next_position == 0:
+        if weights and weights != state.spec.model_fingerprint and state.next_position == 0:
             state.spec = replace(state.spec, model_fingerprint=weights)
 
     def _note_placement(self, request: ActiveRequest, placement: Placement) -> None:
