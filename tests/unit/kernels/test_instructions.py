@@ -1,0 +1,120 @@
+"""The instructions that make numbers of codes, carried out one by one: Triton's interpreter knows none of a GPU's."""
+
+# ruff: noqa: E402 (these imports fail where triton is missing)
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.needs import needs
+
+needs("triton")
+
+from engine.kernels.quantised import triton_codes
+from engine.kernels.quantised.groups import E2M1
+
+WORDS = (0x76543210, 0xFEDCBA98, 0x00000000, 0xFFFFFFFF, 0x8F1E2D3C, 0x4B5A6978)
+DTYPES = {"bf16x2": torch.bfloat16, "f16x2": torch.float16}
+
+
+def carried_out(text: str, operands: dict[str, int]) -> int:
+    """The register `$0` after these instructions of PTX, from other registers' 32 bits."""
+    registers = dict(operands)
+    for line in text.strip().strip("{}").split(";"):
+        name, _, arguments = line.strip().partition(" ")
+        if not name or name.startswith(".reg"):
+            continue
+        target, *given = [each.strip() for each in arguments.split(",")]
+        values = [registers[each] if each in registers else int(each, 0) for each in given]
+        registers[target] = _result(name, values) & 0xFFFFFFFF
+    return registers["$0"]
+
+
+def _result(name: str, values: list[int]) -> int:
+    plain: dict[str, Callable[..., int]] = {
+        "mov.b32": lambda a: a,
+        "and.b32": lambda a, b: a & b,
+        "or.b32": lambda a, b: a | b,
+        "shl.b32": lambda a, by: a << by,
+        "shr.u32": lambda a, by: a >> by,
+        "prmt.b32": _permuted,
+        "lop3.b32": _looked_up,
+        "sub.f32": lambda a, b: _bits(_floats(a, torch.float32) - _floats(b, torch.float32)),
+    }
+    if name in plain:
+        return plain[name](*values)
+    kind = re.fullmatch(r"(fma|cvt)\.rn\.(bf16x2|f16x2)(\.f32)?", name)
+    assert kind is not None, name
+    dtype = DTYPES[kind[2]]
+    if kind[1] == "cvt":
+        high, low = values
+        return _bits(torch.cat((_floats(low, torch.float32), _floats(high, torch.float32))).to(dtype))
+    a, b, c = (_floats(each, dtype).double() for each in values)
+    return _bits((a * b + c).to(dtype))
+
+
+def _permuted(a: int, b: int, selector: int) -> int:
+    every = (b << 32 | a).to_bytes(8, "little")
+    return int.from_bytes(bytes(every[selector >> 4 * at & 7] for at in range(4)), "little")
+
+
+def _looked_up(a: int, b: int, c: int, table: int) -> int:
+    return sum((table >> ((a >> i & 1) << 2 | (b >> i & 1) << 1 | c >> i & 1) & 1) << i for i in range(32))
+
+
+def _floats(bits: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor(list(bits.to_bytes(4, "little")), dtype=torch.uint8).view(dtype)
+
+
+def _bits(values: torch.Tensor) -> int:
+    return int.from_bytes(bytes(values.contiguous().view(torch.uint8).tolist()), "little")
+
+
+def _twice(value: float, dtype: torch.dtype) -> int:
+    return _bits(torch.full((2,), value, dtype=dtype))
+
+
+def _pairs() -> list[tuple[int, int]]:
+    return [(first, second) for first in WORDS for second in WORDS]
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+@pytest.mark.parametrize("plane", range(8))
+@pytest.mark.parametrize("less", [0, 8, 16])
+def test_integers_of_4_bits(plane: int, less: int, dtype: torch.dtype) -> None:
+    wide = dtype is torch.bfloat16
+    text = triton_codes._integers(plane, 4, wide)
+    offset = _twice(-(128.0 if wide else 1024.0) - less, dtype)
+    for first, second in _pairs():
+        found = _floats(carried_out(text, {"$1": first, "$2": second, "$3": offset}), dtype)
+        assert found.tolist() == [(word >> 4 * plane & 15) - less for word in (first, second)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+@pytest.mark.parametrize("plane", range(4))
+@pytest.mark.parametrize("less", [0, 128])
+def test_integers_of_8_bits(plane: int, less: int, dtype: torch.dtype) -> None:
+    text = triton_codes._integers(plane, 8, dtype is torch.bfloat16)
+    offset = _bits(torch.tensor([8388608.0 + less]))
+    for first, second in _pairs():
+        found = _floats(carried_out(text, {"$1": first, "$2": second, "$3": offset, "$4": offset}), dtype)
+        assert found.tolist() == [(word >> 8 * plane & 255) - less for word in (first, second)]
+
+
+def _e2m1(word: int, plane: int) -> float:
+    code = word >> 4 * plane & 15
+    return E2M1[code & 7] * (-1 if code >= 8 else 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+@pytest.mark.parametrize("plane", range(8))
+def test_floats_of_4_bits(plane: int, dtype: torch.dtype) -> None:
+    wide = dtype is torch.bfloat16
+    text = triton_codes._floats(plane, wide)
+    for first, second in _pairs():
+        found = _floats(carried_out(text, {"$1": first, "$2": second}), dtype).double() * 2.0 ** (126 if wide else 14)
+        assert found.tolist() == [_e2m1(word, plane) for word in (first, second)]
