@@ -6,7 +6,8 @@ both are exact, and much faster than a conversion. One of 8 bits goes into the m
 at the end of the exponents.
 
 Where a block lies within a group the sum is multiplied by the scale, so that no element is rounded. Elements of smaller groups,
-and of those with minimums, are computed in float32 and rounded before the product.
+and of those with minimums, are computed in float32 and rounded before the product; floats of 4 bits whose scales are bfloat16, as
+the activations, without the way through float32.
 """
 
 import triton
@@ -37,9 +38,15 @@ def _integers(plane, bits, wide):
     }}"""
 
 
+_TIMES = "mov.b32 s, 0x80008000; mov.b32 t, 0x7b807b80; fma.rn.bf16x2 m, m, t, s; fma.rn.bf16x2 $0, m, $3, s;"
+
+
 @triton.constexpr_function
-def _floats(plane, wide):
-    """Instructions for a plane of two words: two floats of 4 bits at the end of their exponents, see `_SMALLEST`."""
+def _floats(plane, wide, scaled=False):
+    """Instructions for a plane of two words: two floats of 4 bits at the end of their exponents.
+
+    `scaled`, in bfloat16 alone: times `$3`, two numbers of 64 times the scale. The first factor, 2^120, is exact for every code.
+    """
     at = 4 * (plane % 4)
     to, mask = (6, "0x01c001c0") if wide else (9, "0x0e000e00")
     shift = f"shl.b32 m, t, {to - at};" if to >= at else f"shr.u32 m, t, {at - to};"
@@ -50,7 +57,8 @@ def _floats(plane, wide):
         and.b32 m, m, {mask};
         shl.b32 s, t, {12 - at};
         and.b32 s, s, 0x80008000;
-        or.b32 $0, m, s;
+        or.b32 {"m, m, s" if scaled else "$0, m, s"};
+        {_TIMES if scaled else ""}
     }}"""
 
 
@@ -89,12 +97,23 @@ def weights(
 ):  # fmt: skip
     """Elements [BN, 16] of plane `i`; unless `SCALED`, they lack the factor of their scale."""
     at = group.to(tl.int64) * N
+    # Factors of 16 bits, as the numbers: one rounding of each product, as in float32.
+    NARROW: tl.constexpr = (
+        E2M1 and SCALED and not PLAIN and DTYPE == tl.bfloat16 and scale_at.dtype.element_ty == tl.bfloat16
+    )
     less = tl.full((BN, 1), MIDDLE, tl.float32)
     if HAS_ZEROS:
         less = tl.load(lower_at + at).to(tl.float32)[:, None]
     less = tl.broadcast_to(less, words.shape)
-    w = _plane(words, less, i, BITS, E2M1, PLAIN, DTYPE)
-    if SCALED:
+    if NARROW:
+        factor = tl.broadcast_to((tl.load(scale_at + at) * 64.0).to(DTYPE)[:, None], words.shape)
+        bits = tl.inline_asm_elementwise(
+            _floats(i, True, True), "=r,r,r,r", [words, factor], dtype=tl.int16, is_pure=True, pack=2
+        )
+        w = bits.to(DTYPE, bitcast=True)
+    else:
+        w = _plane(words, less, i, BITS, E2M1, PLAIN, DTYPE)
+    if SCALED and not NARROW:
         w = w.to(tl.float32)
         if E2M1 and not PLAIN:
             w *= 8.507059173023462e37 if DTYPE == tl.bfloat16 else 16384.0  # 2^126, 2^14
@@ -141,7 +160,10 @@ def accumulate(
                 part_up = tl.zeros((BN, BM), tl.float32)
         for i in tl.static_range(PLANES):
             k = block * COLUMNS + i * 16
-            group = tl.minimum(k // GROUP, G - 1)
+            if GROUP <= COLUMNS:  # planes of one group load its scale once
+                group = tl.minimum(block * (COLUMNS // GROUP) + i * 16 // GROUP, G - 1)
+            else:
+                group = tl.minimum(k // GROUP, G - 1)
             if K % COLUMNS == 0:
                 x = tl.load(x_at + k, mask=there[:, None], other=0.0)
             else:

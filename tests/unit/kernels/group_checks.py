@@ -25,6 +25,7 @@ class Kind:
     group: int  # 0: all inputs
     lower: str = ""  # "zeros", "minimums"
     is_e2m1: bool = False
+    has_exponents: bool = False  # scales are powers of 2, in bfloat16
 
 
 KINDS = {
@@ -39,7 +40,7 @@ KINDS = {
     "q5_k": Kind(8, 32, "minimums"),
     "q6_k": Kind(8, 16),
     "q8_0": Kind(8, 32),
-    "mxfp4": Kind(4, 32, is_e2m1=True),
+    "mxfp4": Kind(4, 32, is_e2m1=True, has_exponents=True),
     "nvfp4": Kind(4, 16, is_e2m1=True),
 }
 
@@ -52,6 +53,8 @@ def matrix(kind: Kind, num_outputs: int, num_inputs: int, device: str) -> tuple[
     codes = torch.randint(0, highest, (num_outputs, num_inputs), device=device)
     unit = (6.0 if kind.is_e2m1 else highest / 2) * num_inputs**0.5
     scales = ((0.5 + torch.rand(num_outputs, num_groups, device=device)) / unit).half()
+    if kind.has_exponents:
+        scales = scales.float().log2().round().exp2().bfloat16()
     lower: dict[str, torch.Tensor] = {}
     if kind.lower == "zeros":
         lower["zeros"] = torch.randint(0, highest + 1, scales.shape, device=device)

@@ -118,3 +118,16 @@ def test_floats_of_4_bits(plane: int, dtype: torch.dtype) -> None:
     for first, second in _pairs():
         found = _floats(carried_out(text, {"$1": first, "$2": second}), dtype).double() * 2.0 ** (126 if wide else 14)
         assert found.tolist() == [_e2m1(word, plane) for word in (first, second)]
+
+
+@pytest.mark.parametrize("scale", [2.0**-127, 2.0**-9, 1.0, 2.0**100, 2.0**121, 0.3])
+@pytest.mark.parametrize("plane", range(8))
+def test_floats_of_4_bits_and_their_scale(plane: int, scale: float) -> None:
+    """The exponents of mxfp4, but for a model's last ones, and a scale that rounds: once."""
+    text = triton_codes._floats(plane, True, True)
+    stored = torch.tensor(scale, dtype=torch.bfloat16)
+    factor = _twice(float(stored) * 64, torch.bfloat16)
+    for first, second in _pairs():
+        found = _floats(carried_out(text, {"$1": first, "$2": second, "$3": factor}), torch.bfloat16)
+        exact = [_e2m1(word, plane) * float(stored) for word in (first, second)]
+        assert torch.equal(found, torch.tensor(exact, dtype=torch.float64).to(torch.bfloat16))
