@@ -60,10 +60,18 @@ class Engine:
     """Loads a model on construction. `launch` is called by one thread at a time, not always the same one.
 
     `allocate(shape, dtype, device)` provides the pool's memory (a transport's, so that peers can reach it), initialised or not.
-    `load(weights, folder)` fills the parameters.
+    `load(weights, folder)` fills the parameters. `lender`: an engine on the CPU whose config differs in nothing but pool and
+    threads; this one computes with its weights, and loads none.
     """
 
-    def __init__(self, config: EngineConfig, *, allocate: Allocate | None = None, load: Load = load_weights) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        allocate: Allocate | None = None,
+        load: Load = load_weights,
+        lender: Engine | None = None,
+    ) -> None:
         foreign = ForeignDecoder(config.model) if is_foreign(config) else None
         model = foreign.spec if foreign is not None else _read(config)
         device = torch.device(config.device)
@@ -79,6 +87,8 @@ class Engine:
         if foreign is not None:
             self._decoder: Decoder | ForeignDecoder = foreign.load(model, dtype, device)
             load = _nothing_more
+        elif lender is not None:
+            self._decoder, load = lender._decoder, _nothing_more
         else:
             self._decoder = Decoder(
                 model,

@@ -1,7 +1,8 @@
 """Where the CPU workers of `baton up` come from: a process that imported what they need, once, and is forked for each.
 
-They share its memory until they write to it. It imports in one thread and opens nothing: no loop, no socket but the one on
-its standard input, no pool of threads, no device. So a fork has all that there was.
+They share its memory until they write to it: what was imported and, where there are several, the weights. It has one thread
+and opens nothing: no loop, no socket but the one on its standard input, no pool of threads, no device. So a fork has all that
+there was.
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 
 import msgspec
 
 from services.nursery.birth import MAX_BYTES, Birth
 from services.runtime.linux import be_called, die_with_parent
-from services.runtime.memory import importing
+from services.runtime.memory import importing, keep_what_is_loaded
 
 GO = b"1"
+ALONE_S = 5.0
 OF_GPUS = ("cuda.bindings", "pynvml")  # which torch looks for
 
 
@@ -25,16 +28,32 @@ def main() -> int:
     caller = os.getppid()
     # A collection in a worker would write to every object that it looks at, and that page is shared no more.
     with importing(*OF_GPUS):
+        from services.runtime.worker_process import build_lender
         from services.runtime.worker_process import main as work
-    link = socket.socket(fileno=os.dup(0))
+    link, lender = socket.socket(fileno=os.dup(0)), None
     while asked := link.recv(MAX_BYTES):
         birth = msgspec.json.decode(asked, type=Birth)
+        if birth.has_twins and lender is None:
+            lender = build_lender(birth.service, birth.variables)
+            keep_what_is_loaded()
+        if not is_alone():
+            return 1
         if forked(caller):
             begin(birth)
             link.send(str(os.getpid()).encode())
             link.close()
-            return work(birth.service)
+            return work(birth.service, lender)
     return 0
+
+
+def is_alone() -> bool:
+    """Whether no other thread runs here; one that helped to load may need a moment to be gone."""
+    give_up_at = time.monotonic() + ALONE_S
+    while len(os.listdir("/proc/self/task")) > 1:
+        if time.monotonic() > give_up_at:
+            return False
+        time.sleep(0.001)
+    return True
 
 
 def forked(caller: int) -> bool:

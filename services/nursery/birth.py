@@ -13,3 +13,4 @@ class Birth(msgspec.Struct, frozen=True):
     service: str  # prefill, decode or worker
     variables: dict[str, str]  # besides those that the nursery has
     log_file: str
+    has_twins: bool = False  # others come with the same settings

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,9 +22,11 @@ from common.peers import Peers
 from common.settings import ConfigError
 from common.store import connect_store
 from decode.role import DecodeRole
+from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.fake.engine import FAKE_VOCAB, FakeCosts, FakeEngine
 from engine.fake.faults import FakeFaults
+from engine.foreign import is_foreign
 from kvtransfer.select import open_transport
 from kvtransfer.transport import Transport
 from kvtransfer.transports import reaches_others
@@ -44,11 +47,12 @@ from worker.worker import Worker, WorkerEngine
 
 log = logging.getLogger("baton.worker")
 
+FAILURES = (ConfigError, ServingError, OSError, ValueError, MemoryError)
 ROLES = {"prefill": ("prefill",), "decode": ("decode",), "worker": ("decode", "prefill")}
 
 
-async def run(settings: WorkerServiceSettings, roles: Sequence[str]) -> None:
-    """Serve `roles`, which may change meanwhile, until signalled; then drain."""
+async def run(settings: WorkerServiceSettings, roles: Sequence[str], lender: Engine | None = None) -> None:
+    """Serve `roles`, which may change meanwhile, until signalled; then drain. `lender`: see `main`."""
     settings = see_only(settings).sized()
     if not reaches_others(settings.kv_transport) and "decode" not in roles:
         raise ConfigError(
@@ -63,7 +67,7 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str]) -> None:
         held(bus, _name(bus, identity)) as still_free,
     ):
         transport = open_transport(settings.kv_transport, host=settings.transport_host)
-        engine = await asyncio.to_thread(build_engine, settings, transport)
+        engine = await asyncio.to_thread(build_engine, settings, transport, lender)
         targets = StepTargets(settings.step_target_ms)
         if settings.device != "cpu" and not settings.step_target_ms:
             targets = StepPolicy().targets(engine.pass_ms)
@@ -126,7 +130,7 @@ def see_only(settings: WorkerServiceSettings) -> WorkerServiceSettings:
     return settings.model_copy(update={"device": "cuda:0"})
 
 
-def build_engine(settings: WorkerServiceSettings, transport: Transport) -> WorkerEngine:
+def build_engine(settings: WorkerServiceSettings, transport: Transport, lender: Engine | None = None) -> WorkerEngine:
     """Load the model (or the fake device) with its pool in the transport's memory. Raises ConfigError."""
     device = torch.device(settings.device)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
@@ -143,7 +147,24 @@ def build_engine(settings: WorkerServiceSettings, transport: Transport) -> Worke
         )
     if not is_model(settings.model):
         raise ConfigError(no_model(settings.model))
-    return Engine(config, allocate=transport.allocate)
+    if lender is not None and lender.config != _lending(config):
+        lender = None
+    return Engine(config, allocate=transport.allocate, lender=lender)
+
+
+def build_lender(service: str, variables: Mapping[str, str]) -> Engine | None:
+    """An engine whose weights such workers compute with; None where each loads its own, and says what is wrong with them."""
+    try:
+        settings = load_settings(WorkerServiceSettings, command=service, arguments=[], environment=variables).sized()
+        config = settings.engine()
+        return None if settings.fake or is_foreign(config) else Engine(_lending(config))
+    except FAILURES:
+        return None
+
+
+def _lending(config: EngineConfig) -> EngineConfig:
+    """The smallest engine with the same weights, and in no thread but its caller's."""
+    return replace(config, num_blocks=1, kv_memory_bytes=None, num_threads=1)
 
 
 def _vocab_size(model: Path) -> int:
@@ -156,13 +177,13 @@ def _tokenizer_fingerprint(settings: WorkerServiceSettings) -> str:
     return tokenizer_fingerprint(raw) if raw is not None else ""
 
 
-def main(service: str) -> int:
-    """Entry point of a worker service, one of `ROLES`; returns the exit code."""
+def main(service: str, lender: Engine | None = None) -> int:
+    """Entry point of a worker service, one of `ROLES`; returns the exit code. `lender`: its weights may be there already."""
     try:
         settings = load_settings(WorkerServiceSettings, command=service, arguments=sys.argv[1:])
         start_logging(service=settings.worker_id or service, level=settings.log_level, form=settings.log_format)
         forget(settings.ready_file)
-        asyncio.run(run(settings, ROLES[service]))
-    except (ConfigError, ServingError, OSError, ValueError, MemoryError) as error:
+        asyncio.run(run(settings, ROLES[service], lender))
+    except FAILURES as error:
         return fail(error)
     return 0

@@ -29,7 +29,8 @@ def main() -> int:
     try:
         settings = load_settings(UpSettings, command="up", arguments=sys.argv[1:]).shared_out()
         start_logging(service="up", level=settings.log_level, form=settings.log_format)
-        nursery = open_nursery() if settings.device == "cpu" else None  # first: importing takes longest
+        workers = settings.prefill + settings.decode
+        nursery = open_nursery(workers) if settings.device == "cpu" else None  # first: importing takes longest
         asyncio.run(run(settings, nursery))
     except (ConfigError, ServingError, OSError, ValueError) as error:
         return fail(error)

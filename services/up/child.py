@@ -11,18 +11,23 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from common.settings import PREFIX, ROOT
-from services.nursery.birth import Birth
 from services.runtime.linux import die_with_parent
 from services.runtime.servers import Process, stop
 
-Bear = Callable[[Birth], Awaitable[Process | None]]
+Bear = Callable[[str, Mapping[str, str], Path], Awaitable[Process | None]]
 
 
 class Child:
     """A service process and its log file. It gets its settings as variables, and dies with this process."""
 
     def __init__(
-        self, *, name: str, service: str, settings: Mapping[str, str], log_file: Path, bear: Bear | None = None
+        self,
+        *,
+        name: str,
+        service: str,
+        settings: Mapping[str, str],
+        log_file: Path,
+        bear: Bear | None = None,
     ) -> None:
         """`bear`: the quicker way to start it, as long as there is one."""
         self.name = name
@@ -44,7 +49,7 @@ class Child:
     async def start(self) -> None:
         """Start the process; append to an earlier log of this name."""
         if self._bear is not None:
-            self._process = await self._bear(Birth(self.service, dict(self._settings), str(self.log_file)))
+            self._process = await self._bear(self.service, self._settings, self.log_file)
         if self._bear is None or self._process is None:
             self._bear = None
             self._process = await self._started_by_itself()

@@ -13,6 +13,8 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
 
@@ -22,7 +24,7 @@ from services.up.child import service_environment
 
 log = logging.getLogger("baton.nursery")
 
-IMPORTS_S = 120.0
+BIRTH_S = 180.0  # the first one waits until all is imported and loaded
 MAX_PID_CHARS = 20
 
 
@@ -63,21 +65,23 @@ class Adopted:
 class Nursery:
     """The process and what it is asked by."""
 
-    def __init__(self, process: subprocess.Popen[bytes], link: socket.socket, said: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], link: socket.socket, said: int, *, workers: int) -> None:
+        self._workers = workers
         self._process = process
         self._link = link
         self._said = said
         self._asking = asyncio.Lock()
         self._is_open = True
 
-    async def born(self, birth: Birth) -> Adopted | None:
+    async def born(self, service: str, variables: Mapping[str, str], log_file: Path) -> Adopted | None:
         """A new worker; None when it has to be started by itself."""
+        birth = Birth(service, dict(variables), str(log_file), has_twins=self._workers > 1)
         async with self._asking:
             if not self._is_open:
                 return None
             loop = asyncio.get_running_loop()
             try:
-                async with asyncio.timeout(IMPORTS_S):
+                async with asyncio.timeout(BIRTH_S):
                     await loop.sock_sendall(self._link, msgspec.json.encode(birth))
                     pid = await loop.sock_recv(self._link, MAX_PID_CHARS)
                 if pid:
@@ -97,8 +101,8 @@ class Nursery:
             os.close(self._said)
 
 
-def open_nursery() -> Nursery | None:
-    """Start it; None where the system can't have one."""
+def open_nursery(workers: int) -> Nursery | None:
+    """Start it, for so many; None where the system can't have one."""
     if not hasattr(os, "pidfd_open") or not adopt_orphans():
         return None
     link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -114,4 +118,4 @@ def open_nursery() -> Nursery | None:
             preexec_fn=die_with_parent,
             start_new_session=True,
         )
-    return Nursery(process, link, said)
+    return Nursery(process, link, said, workers=workers)

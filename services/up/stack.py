@@ -112,8 +112,14 @@ class Stack:
         for child in self._plan(members, reach):
             self._say(f"starting {child.name} …")
             self._children.append(child)
-        await self._start_all(stopping)
-        await asyncio.gather(*(self._until_ready(url, stopping) for url in (*self.own_urls, self.url)))
+        urls = (*self.own_urls, self.url)
+        until = [self._start_all(stopping), *(self._until_ready(url, stopping) for url in urls)]
+        starting = [asyncio.create_task(one) for one in until]
+        try:
+            await asyncio.gather(*starting)
+        finally:
+            for task in starting:
+                task.cancel()
         if not stopping.is_set():
             announce(self._found, self._settings, reach, urls=(self.url, *self.own_urls), data=self._data)
             self._say(welcome(self._settings, self.url, self._data, seconds=time.monotonic() - began))

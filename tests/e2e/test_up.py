@@ -343,16 +343,22 @@ async def completion(url: str, number: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["model.safetensors", *(pytest.param(name, marks=pytest.mark.long) for name in ("config.json", "tokenizer.json"))],
+    ("name", "prefill"),
+    [
+        ("model.safetensors", "1"),
+        *(
+            pytest.param(name, "0", marks=pytest.mark.long)
+            for name in ("model.safetensors", "config.json", "tokenizer.json")
+        ),
+    ],
 )
 async def test_a_broken_model_is_one_line_and_stops_everything(
-    start: Start, model: Path, tmp_path: Path, name: str
+    start: Start, model: Path, tmp_path: Path, name: str, prefill: str
 ) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(model, broken)
     (broken / name).write_text("{'")
-    async with start("--prefill", "0", "--model", str(broken)) as up:
+    async with start("--model", str(broken), "--prefill", prefill) as up:
         code, said = await up.ends()
         assert code == 2
         assert said[-2] == "stopped"

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from common.settings import ROOT
-from services.nursery.birth import Birth
 from services.up.child import Child
 from services.up.nursery import Adopted, Nursery
 
@@ -35,7 +34,7 @@ def failing() -> Iterator[Nursery]:
     link.setblocking(False)
     with theirs:
         process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"], stdin=theirs.fileno())
-    nursery = Nursery(process, link, os.memfd_create("said"))
+    nursery = Nursery(process, link, os.memfd_create("said"), workers=1)
     yield nursery
     nursery.close()
 
@@ -46,7 +45,7 @@ async def test_a_worker_is_started_by_itself_where_the_nursery_failed(failing: N
     await child.start()
     assert await child.wait() == 2
     assert "--log-level" in log.read_text()
-    assert await failing.born(Birth("decode", {}, "")) is None
+    assert await failing.born("decode", {}, log) is None
 
 
 @pytest.mark.parametrize(

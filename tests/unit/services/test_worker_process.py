@@ -10,8 +10,11 @@ import pytest
 from engine.config import KV_CACHE_DTYPES, SKIPPED_LAYERS
 from kvtransfer.shm import ShmTransport
 from services.runtime.loading import load_settings
-from services.runtime.worker_process import build_engine
+from services.runtime.worker_process import build_engine, build_lender
 from services.worker.settings import WorkerServiceSettings
+from tests.models import build_tiny_model
+from tests.unit.engine.generate import Generator, new_sequence
+from worker.worker import WorkerEngine
 
 
 @pytest.mark.parametrize(("config", "vocab_size"), [('{"vocab_size": 4096}', 4096), ("{}", 512), ("", 512)])
@@ -41,3 +44,28 @@ def test_what_keys_and_values_are_kept_as_has_the_same_names_everywhere(tmp_path
     words += ["--kv-cache-dtype-skip-layers", "sliding_window"]
     config = load_settings(WorkerServiceSettings, command="worker", arguments=words, environment={}).sized().engine()
     assert (config.kv_cache_dtype, config.kv_cache_dtype_skip_layers) == ("int8_per_token_head", "sliding_window")
+
+
+def test_twins_compute_with_weights_that_were_lent_and_others_with_their_own(tmp_path: Path) -> None:
+    model = build_tiny_model(tmp_path / "tiny", "llama")
+    twin, other = (
+        WorkerServiceSettings(model=model, kv_memory_mb=1, dtype=dtype).sized() for dtype in ("auto", "bfloat16")
+    )
+    lender = build_lender("decode", {"BATON_MODEL": str(model), "BATON_KV_MEMORY_MB": "2"})
+    said = answer_of(build_engine(twin, ShmTransport()))
+    file = model / "model.safetensors"
+    header = file.read_bytes()[: 8 + int.from_bytes(file.read_bytes()[:8], "little")]
+    file.write_bytes(header.ljust(file.stat().st_size, b"\0"))
+    assert lender is not None
+    assert answer_of(build_engine(twin, ShmTransport(), lender)) == said
+    assert answer_of(build_engine(other, ShmTransport(), lender)) == [0] * len(said) != said
+
+
+def test_nothing_is_lent_by_a_fake_device_or_where_loading_fails(tmp_path: Path) -> None:
+    assert build_lender("decode", {"BATON_MODEL": str(tmp_path), "BATON_FAKE": "true"}) is None
+    assert build_lender("decode", {"BATON_MODEL": str(tmp_path)}) is None
+    assert build_lender("decode", {"BATON_THREADS": "many"}) is None
+
+
+def answer_of(engine: WorkerEngine) -> list[int]:
+    return Generator(engine).run([new_sequence("r", [5, 6, 7])])[0]  # type: ignore[arg-type]
