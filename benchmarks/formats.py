@@ -40,7 +40,7 @@ from tests.unit.engine.formats.packing import awq, gptq, mxfp4_rows, nvfp4, pack
 
 SHAPE, SEED = "qwen2.5-0.5b", 20_261_123
 LARGE_CHANNELS, LARGE, FINAL_NORM = 6, 20.0, 8.0  # the last makes the model as sure as trained ones are
-TEXTS, TEXT_TOKENS, QUESTION_TOKENS, ANSWER_TOKENS = 4, 256, 128, 24
+TEXTS, TEXT_TOKENS, QUESTION_TOKENS, ANSWER_TOKENS = 4, 192, 64, 20
 EXACT = "exact"  # of an arm: its products multiply the numbers that the format stands for
 HEAD = ("lm_head",)
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
@@ -97,12 +97,17 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     with tempfile.TemporaryDirectory() as folder:
         found = _all(options, Path(folder))
-    text = page(found, options)
-    print(text)
-    if options.out is not None:
-        (options.out / "formats.md").write_text(text, encoding="utf-8")
-        (options.out / "formats.json").write_text(json.dumps(found, indent=1) + "\n")
+    print(page(found, options))
     return 0
+
+
+def _tell(rows: Mapping[str, list[dict[str, Any]]], options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """The table of what there is, written after every measurement."""
+    found = {name: _row(own, rows["bfloat16"][0]) for name, own in rows.items()}
+    if options.out is not None:
+        (options.out / "formats.md").write_text(page(found, options), encoding="utf-8")
+        (options.out / "formats.json").write_text(json.dumps(found, indent=1) + "\n")
+    return found
 
 
 def _all(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, float]]:
@@ -120,7 +125,7 @@ def _all(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, float
                 f"GGUF {kind}": (folder / f"{kind}.gguf", f"{EXACT}=1"),
                 f"GGUF {kind}, CPU": (folder / f"{kind}.gguf", ""),
             }
-    wanted = [name for name in arms if not options.only or name in ("bfloat16", *options.only)]
+    wanted = ["bfloat16", *(name for name in options.only or arms if name != "bfloat16")]
     rows: dict[str, list[dict[str, Any]]] = {}
     for number in range(options.rounds):
         for name in wanted:
@@ -131,7 +136,8 @@ def _all(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, float
             command = [sys.executable, "-m", "benchmarks.formats", "--one", str(model), fields, str(texts)]
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
             rows.setdefault(name, []).append(json.loads(done.stdout.splitlines()[-1]))
-    return {name: _row(own, rows["bfloat16"][0]) for name, own in rows.items()}
+            _tell(rows, options)
+    return _tell(rows, options)
 
 
 def with_large_channels(folder: Path) -> None:

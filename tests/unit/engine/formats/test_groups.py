@@ -47,6 +47,11 @@ def ours(format: str, strategy: str, **weights: Any) -> dict[str, Any]:
     return config
 
 
+def every(config: dict[str, Any]) -> dict[str, Any]:
+    """With the head."""
+    return asked(**config["quantization_config"] | {"ignore": []})
+
+
 def asked(**config: Any) -> dict[str, Any]:
     return {"quantization_config": config}
 
@@ -61,6 +66,10 @@ FORMS = {
     ),
     "awq, experts": Form("qwen3_moe", awq(16), asked(**AWQ | {"group_size": 16}), ("lm_head", "mlp.gate.")),
     "gptq": Form("llama", gptq(4, 32), asked(**GPTQ), HEAD),
+    "gptq, head": Form("llama", gptq(4, 32), asked(**GPTQ, lm_head=True)),
+    "compressed, head": Form(
+        "llama", packed_rows(4, 32), every(ours("pack-quantized", "group", num_bits=4, group_size=32))
+    ),
     "gptq, second version, zeros": Form(
         "qwen3", gptq(4, 16, version=2, zeros=True), asked(**GPTQ | {"group_size": 16, "checkpoint_format": "gptq_v2"}), HEAD
     ),

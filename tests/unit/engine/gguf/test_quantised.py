@@ -31,6 +31,7 @@ WIDE = {"hidden_size": 256, "intermediate_size": 512}
 MIXED = {"": "Q4_K", "attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q5_0", "output.weight": "Q6_K"}
 MIXED_EXPERTS = MIXED | {"ffn_gate_inp": "F32", "ffn_down": "Q5_K"}
 LLAMA = Case(name="llama", config="LlamaConfig", fields=WIDE)
+TIED = Case(name="tied", config="Qwen2Config", fields={**WIDE, "tie_word_embeddings": True})
 MOE = Case(
     name="moe",
     config="Qwen3MoeConfig",
@@ -39,6 +40,7 @@ MOE = Case(
 CASES = {
     **{kind: (LLAMA, {"": kind}) for kind in ("BF16", "F16", *KEPT, "IQ4_XS")},
     "mixed": (LLAMA, MIXED),
+    "tied": (TIED, {"": "Q4_K", "token_embd": "Q6_K"}),
     "experts": (MOE, MIXED_EXPERTS),
 }
 
