@@ -24,11 +24,13 @@ from benchmarks.kernel_case import Case, errors
 from benchmarks.quantised_kernels import INTERPRETED, REAL, column_of, quantised_cases
 from benchmarks.results_format import MISSING, Result, number
 from engine.kernels import activation, attention, linear, norm, rope
-from engine.kernels.codes import KINDS, Kind, coded, numbers_of
+from engine.kernels.codes import KINDS, Kind, coded, decoded, numbers_of
 from engine.kernels.device import describe, use_triton
+from engine.kernels.latent import latent_attention, opened
 
 DTYPE = torch.bfloat16
 HEADS, KV_HEADS, HEAD_DIM, FEATURES, HIDDEN = 32, 8, 128, 4096, 14336
+LATENT_HEADS, LATENTS, ROTATED = 16, 512, 64
 BLOCK = 16
 SCALE = HEAD_DIM**-0.5
 COMPARED_ROWS = 48  # rows of an attention output
@@ -71,6 +73,9 @@ def _cases(device: torch.device) -> Iterator[Case]:
     for kind in KINDS:
         yield _decode_case(device, 64, 1088, kind)
         yield _decode_case(device, 32, 8256, kind)
+    for kept in (None, *KINDS):
+        yield _latent_case(device, 64, 1088, kept)
+        yield _latent_case(device, 32, 8256, kept)
     yield _prefill_case(device, 2048, 2048)
     yield _prefill_case(device, 8192, 8192)
     yield _prefill_case(device, 2048, 4096)
@@ -155,12 +160,7 @@ def _decode_case(device: torch.device, count: int, context: int, kind: Kind | No
     table = torch.randperm(count * width, device=device).int().view(count, width)
     head_bytes = HEAD_DIM * pool.element_size() + (4 if codes is not None and codes.scales is not None else 0)
     q = _random(count, HEADS, HEAD_DIM, device=device)
-    contexts = np.full(count, context)
-    at_once = attention.items_at_once(describe(device), KV_HEADS)
-    items, parts = attention.deal_out(contexts, window=0, at_once=at_once)
-    attention.point(items, 0, width)
-    dealt = attention.DecodeItems(torch.from_numpy(items).to(device), torch.from_numpy(parts).to(device))
-    plan = attention.AttentionPlan(count, None, {0: dealt}, table, None)
+    plan = _decode_plan(device, table, context, KV_HEADS)
 
     def exact() -> torch.Tensor:
         rows = [_attended(q[[row]], kept, table[row], context, [context - 1]) for row in range(COMPARED_ROWS // 3)]
@@ -173,6 +173,53 @@ def _decode_case(device: torch.device, count: int, context: int, kind: Kind | No
         lambda out: out[: COMPARED_ROWS // 3],
         count * context * 2 * KV_HEADS * head_bytes,
         4.0 * count * context * HEADS * HEAD_DIM,
+    )
+
+
+def _decode_plan(device: torch.device, table: torch.Tensor, context: int, num_kv_heads: int) -> attention.AttentionPlan:
+    count, width = table.shape
+    at_once = attention.items_at_once(describe(device), num_kv_heads)
+    items, parts = attention.deal_out(np.full(count, context), window=0, at_once=at_once)
+    attention.point(items, 0, width)
+    dealt = attention.DecodeItems(torch.from_numpy(items).to(device), torch.from_numpy(parts).to(device))
+    batch = None
+    if device.type == "cpu":  # what the plain version reads
+        rows = torch.arange(count + 1, dtype=torch.int32)
+        batch = attention.AttentionBatch(rows, torch.full((count,), context, dtype=torch.int32), table, 1, context)
+    return attention.AttentionPlan(count, batch, {0: dealt}, table, None)
+
+
+def _latent_case(device: torch.device, count: int, context: int, kind: Kind | None) -> Case:
+    """DeepSeek's latents with 16 heads, a rank's of eight; `kind`: what the pool keeps latents as."""
+    width, size = -(-context // BLOCK), LATENTS + ROTATED
+    both = _random(count * width, 1, BLOCK, 1, size, device=device)
+    kept = opened([both], LATENTS, None, DTYPE)
+    numbers = both
+    if kind is not None:
+        pages, codes = coded(both[..., :LATENTS].expand(-1, 2, -1, -1, -1), kind)
+        scales = None if codes.scales is None else codes.scales[:, :1]
+        kept = opened(
+            [pages[:, :1], both[..., LATENTS:], *([] if scales is None else [scales])], LATENTS, codes.factors, DTYPE
+        )
+        numbers = torch.cat((decoded(pages[:, :1], scales, codes.factors[0], DTYPE), both[..., LATENTS:]), dim=-1)
+    table = torch.randperm(count * width, device=device).int().view(count, width)
+    q = _random(count, LATENT_HEADS, size, device=device)
+    plan, scale = _decode_plan(device, table, context, 1), size**-0.5
+
+    def exact() -> torch.Tensor:
+        found = []
+        for row in range(COMPARED_ROWS // 3):
+            rows = numbers[table[row].long()].flatten(0, -2)[:context].double()
+            found.append((q[row].double() @ rows.T * scale).softmax(dim=-1) @ rows[:, :LATENTS])
+        return torch.stack(found)
+
+    return Case(
+        f"latents_b{count}_ctx{context}{f'_{kind}' if kind else ''}",
+        lambda: latent_attention(q, kept, plan, rank=LATENTS, scale=scale),
+        exact,
+        lambda out: out[: COMPARED_ROWS // 3],
+        count * context * (LATENTS * kept.latents.element_size() + 2 * ROTATED + (4 if kind == "int8" else 0)),
+        2.0 * count * context * LATENT_HEADS * (size + LATENTS),
     )
 
 
