@@ -22,9 +22,13 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, *, plus_o
 
 
 def inverse_rms(wide: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return 1 / rms(x) [..., 1] for `wide` [..., E] float32, in few operations: a CPU spends its time on calling them."""
-    length = torch.linalg.vector_norm(wide, 2, -1, True)
-    return torch.addcmul(constant(eps, wide.device), length, length, value=1 / wide.shape[-1]).rsqrt_()
+    """Return 1 / rms(x) [..., 1] for `wide` [..., E] float32.
+
+    By operations whose code others have brought into a CPU's cache: products with weights drive it out again and again.
+    """
+    squares = torch.linalg.vector_norm(wide, 2, -1, True)
+    squares.mul_(squares).mul_(constant(1 / wide.shape[-1], wide.device)).add_(constant(eps, wide.device))
+    return squares.rsqrt_()
 
 
 def add_rms_norm(

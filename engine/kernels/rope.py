@@ -121,7 +121,8 @@ def _turned_in_place(
     cos, sin = once((id(cos_sin), how.interleaved), lambda: _turn_at(positions, cos_sin, how))
     turning = heads[:, :-num_kv_heads]
     wide = turning.float()
-    torch.addcmul(wide.roll(wide.shape[-1] // 2, -1).mul_(sin), wide, cos, out=turning)
+    others = wide.roll(wide.shape[-1] // 2, -1).mul_(sin)
+    turning.copy_(others.add_(wide.mul_(cos)))
     written, blocks, offsets = once(kv_layer.shape[2], lambda: _places(slots, kv_layer.shape[2]))
     both = heads[:, -2 * num_kv_heads :].unflatten(1, (2, num_kv_heads))
     kv_layer[blocks, :, offsets] = both if isinstance(written, slice) else both[written]

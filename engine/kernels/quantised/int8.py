@@ -61,12 +61,18 @@ class Int8Rows:
     steps: torch.Tensor  # float32 [T, 1]
     dtype: torch.dtype  # the results have
 
+    def are_few(self, weight: Int8Product) -> bool:
+        """Whether they are one slab."""
+        num_rows = self.codes.shape[0]
+        width = max(self.codes.shape[1], weight.steps.shape[0])
+        return num_rows <= _FEWEST_ROWS or num_rows * width <= _RESULTS_AT_ONCE
+
     def slabs(self, weight: Int8Product, results: torch.Tensor) -> Iterator[tuple[Int8Rows, torch.Tensor]]:
         """Cut into slabs, beside their rows of `results`, whose products stay in a cache."""
-        num_rows, width = self.codes.shape[0], max(self.codes.shape[1], weight.steps.shape[0])
-        if num_rows <= _FEWEST_ROWS or num_rows * width <= _RESULTS_AT_ONCE:
+        if self.are_few(weight):
             yield self, results
             return
+        num_rows, width = self.codes.shape[0], max(self.codes.shape[1], weight.steps.shape[0])
         for rows in _slabs(num_rows, width, max(_RESULTS_AT_ONCE, _FEWEST_ROWS * width)):
             yield Int8Rows(self.codes[rows], self.steps[rows], self.dtype), results[rows]
 
@@ -102,38 +108,31 @@ def product_of_rows(
     rows: Int8Rows, weight: Int8Product, bias: torch.Tensor | None, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """The same of rows that are quantised."""
+    if out is None and rows.are_few(weight):
+        return _numbers(rows, weight, bias).to(rows.dtype)
     if out is None:
         out = torch.empty(rows.codes.shape[0], weight.steps.shape[0], dtype=rows.dtype)
     for some, place in rows.slabs(weight, out):
-        wide = _whole_numbers(some.codes, weight)
-        if bias is None:
-            torch.mul(wide, some.steps, out=place)
-        else:
-            torch.addcmul(bias, wide, some.steps, out=place)
+        place.copy_(_numbers(some, weight, bias))
     return out
 
 
 def product_onto(residual: torch.Tensor, rows: Int8Rows, weight: Int8Product, bias: torch.Tensor | None) -> None:
     """Add the product to `residual` [T, N], where it is rounded once."""
     for some, place in rows.slabs(weight, residual):
-        wide = _whole_numbers(some.codes, weight)
-        if bias is None:
-            torch.addcmul(place, wide, some.steps, out=place)
-        else:
-            place.add_(torch.addcmul(bias, wide, some.steps))
+        place.add_(_numbers(some, weight, bias))
 
 
 def gated_rows(rows: Int8Rows, gate_up: Int8Product, bias: torch.Tensor | None, activation: str) -> Int8Rows:
     """Return act(x @ gate.T) * (x @ up.T), quantised, of the rows x; see `linear.gated_linear`."""
     act, found = ACTIVATIONS[activation], list[Int8Rows]()
     for some, _ in rows.slabs(gate_up, rows.codes):
-        wide = _whole_numbers(some.codes, gate_up)
         if bias is None:
-            gate, up = wide.chunk(2, dim=-1)
+            gate, up = _whole_numbers(some.codes, gate_up).chunk(2, dim=-1)
             gated = quantised(act(gate.mul_(some.steps)).mul_(up), rows.dtype)
             gated.steps.mul_(some.steps)  # the other half's: codes don't depend on it
         else:
-            gate, up = wide.mul_(some.steps).add_(bias).chunk(2, dim=-1)
+            gate, up = _numbers(some, gate_up, bias).chunk(2, dim=-1)
             gated = quantised(act(gate).mul_(up), rows.dtype)
         found.append(gated)
     if len(found) == 1:
@@ -143,19 +142,25 @@ def gated_rows(rows: Int8Rows, gate_up: Int8Product, bias: torch.Tensor | None, 
 
 def normed_rows(x: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bool) -> Int8Rows:
     """Return rms_norm(x, weight) [T, K], quantised: codes don't depend on the rms."""
-    wide = x.float()
+    wide, factors = x.float(), weight.float()
     inverse = inverse_rms(wide, eps)
-    rows = quantised(wide * (1.0 + weight.float() if plus_one else weight), x.dtype)
+    rows = quantised(wide * (1.0 + factors if plus_one else factors), x.dtype)
     rows.steps.mul_(inverse)
     return rows
 
 
 def quantised(wide: torch.Tensor, dtype: torch.dtype) -> Int8Rows:
     """Round each row of `wide` [T, K] float32 by itself; its largest magnitude has the code 127."""
-    steps = torch.add(constant(_TINY, _CPU), wide.abs().amax(1, True), alpha=1 / LARGEST)
+    steps = wide.abs().amax(1, True).mul_(constant(1 / LARGEST, _CPU)).add_(constant(_TINY, _CPU))
     # Positive numbers are cut off on their way to bytes.
     codes = (wide * steps.reciprocal()).add_(constant(ZERO + 0.5, _CPU)).to(torch.uint8)
     return Int8Rows(codes, steps, dtype)
+
+
+def _numbers(rows: Int8Rows, weight: Int8Product, bias: torch.Tensor | None) -> torch.Tensor:
+    """The product [T, N] float32."""
+    wide = _whole_numbers(rows.codes, weight).mul_(rows.steps)
+    return wide if bias is None else wide.add_(bias)
 
 
 def _whole_numbers(codes: torch.Tensor, weight: Int8Product) -> torch.Tensor:
