@@ -5,8 +5,10 @@
 
 The gateway has a core of its own; worker (the fake device), NATS, Valkey and clients share the other. A token's cost is the slope
 between answers of 4 and of 260 tokens, a request's what is left beside its tokens. Beside it stand an echo of FastAPI and a bare
-asyncio protocol on the same core, which write the same events at the same pace; all arms take turns. Times that clients see are
-taken while no other program may come between, if this user may ask for that.
+asyncio protocol on the same core, which write the same events at the same pace; all arms take turns. In `late` the gateway stands
+still three quarters of the time, so that tokens wait for it: in `backlog` it keeps up with whatever feeds it.
+
+Times that clients see are taken while no other program may come between, if this user may ask for that.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -43,6 +46,7 @@ PLAIN = ("fastapi", "protocol")
 TOGETHER, LATENCY_STREAMS = 64, 64
 BURSTS = 5
 IDLE_S = 4.0
+HELD_S, FREE_S = 0.06, 0.02  # of `late`: the gateway stands still, and runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +130,12 @@ async def _run(bench: Bench) -> None:
             await _latency(bench, served)
             await _together(bench, served)
             await _idle(bench, served)
-    if bench.wants("backlog_128", "request_short", "request_2000"):
+    if bench.wants("backlog_128", "late_128", "request_short", "request_2000"):
         async with baton(BACKLOG_STEP_MS) as served:
             with _beside(BACKLOG_STEP_MS) as others:
                 await load(served.gateway.port, chat(SHORT), streams=64, requests=256)
                 await _slopes(bench, "backlog_128", [served.gateway, *others], 128)
+            await _slopes(bench, "late_128", [served.gateway], 128, held=True)
             await _requests(bench, "request_short", served, lambda count: chat(count))
             long = WORDS * 222  # 2,000 tokens of the demo's tokenizer
             await _requests(bench, "request_2000", served, lambda count: chat(count, text=long))
@@ -147,33 +152,51 @@ def _beside(step_ms: float) -> ExitStack:
     return Arms()
 
 
-async def _cost(arm: Arm, body: bytes, *, streams: int, requests: int = 0) -> Cost:
+async def _cost(arm: Arm, body: bytes, *, streams: int, requests: int = 0, held: bool = False) -> Cost:
     with undisturbed(dict.fromkeys([*arm.pids, os.getpid()], 10)):  # others would empty the core's caches
         began = arm.cpu_s()
+        holding = asyncio.create_task(_hold(arm.pid)) if held else None
         counts = await load(arm.port, body, streams=streams, requests=requests)
+        if holding is not None:
+            holding.cancel()
         await asyncio.sleep(SETTLE_S)
         return Cost(arm.cpu_s() - began, counts)
 
 
-async def _slopes(bench: Bench, name: str, arms: list[Arm], streams: int) -> None:
+async def _hold(pid: int) -> None:
+    """Have the process stand still most of the time: whatever comes then is late."""
+    try:
+        while True:
+            os.kill(pid, signal.SIGSTOP)
+            await asyncio.sleep(HELD_S)
+            os.kill(pid, signal.SIGCONT)
+            await asyncio.sleep(FREE_S)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def _slopes(bench: Bench, name: str, arms: list[Arm], streams: int, *, held: bool = False) -> None:
     """Microseconds a token and milliseconds a request, of each arm in turn."""
     if not bench.wants(name):
         return
     found: dict[str, list[tuple[float, float]]] = {arm.name: [] for arm in arms}
     events: list[float] = []
+    busy: list[float] = []
     for _ in range(bench.rounds):
         for arm in arms:
-            short = await _cost(arm, chat(SHORT), streams=streams, requests=2 * streams)
-            long = await _cost(arm, chat(LONG), streams=streams)
+            short = await _cost(arm, chat(SHORT), streams=streams, requests=2 * streams, held=held)
+            long = await _cost(arm, chat(LONG), streams=streams, held=held)
             token = (long.cpu_s / streams - short.cpu_s / (2 * streams)) / (LONG - SHORT)
             found[arm.name].append((1e6 * token, 1e3 * (short.cpu_s / (2 * streams) - SHORT * token)))
             if arm.name == "baton":
                 events.append(long.counts.reads / streams / LONG)
+                busy.append(100 * long.cpu_s / (long.counts.seconds + SETTLE_S))
     for arm_name, figures in found.items():
         own = name if arm_name == "baton" else f"{name}_{arm_name}"
         bench.add(own, median(token for token, _ in figures), "us")
         bench.add(f"{own}_request", max(0.0, median(request for _, request in figures)), "ms")
     bench.add(f"{name}_reads_a_token", median(events), "1")
+    bench.add(f"{name}_busy", median(busy), "%")
 
 
 async def _requests(bench: Bench, name: str, served: Baton, body: Callable[[int], bytes]) -> None:
