@@ -2,6 +2,7 @@
 
 A block is one contiguous run of bytes with the layout's parts one after the other. A part is an array
 [layers, planes, slots, heads, dim] of one dtype; it has `block_size` slots, or one if it is kept per sequence.
+A sequence's state is in blocks of its own (`engine.cache.pages.state_places`).
 """
 
 from __future__ import annotations
@@ -69,6 +70,8 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: _Count
     dtype: str  # a key of `ITEM_BYTES`
     parts: tuple[PagePart, ...] = ()
+    states: tuple[PagePart, ...] = ()  # what a sequence's state consists of
+    state_blocks: _Count = 0  # blocks of a state
 
     @classmethod
     def of(cls, parts: Sequence[PagePart], *, num_blocks: int, block_size: int) -> KVLayout:
@@ -101,4 +104,9 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     def compatible_with(self, other: KVLayout) -> bool:
         """Whether blocks can move between the two pools unchanged (pool sizes may differ)."""
-        return (self.block_size, self.pages) == (other.block_size, other.pages)
+        return (self.block_size, self.pages, self.states, self.state_blocks) == (
+            other.block_size,
+            other.pages,
+            other.states,
+            other.state_blocks,
+        )

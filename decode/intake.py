@@ -25,7 +25,7 @@ from engine.sequence import Sequence
 from kvtransfer.digest import block_digests
 from kvtransfer.plan import differences
 from worker.context import RoleContext
-from worker.serving.allocation import blocks_for, publish_computed, sequence_of
+from worker.serving.allocation import blocks_for, publish_computed, receive_state, sequence_of
 from worker.serving.building import built
 from worker.serving.checks import check_job
 from worker.serving.tombstones import Tombstones
@@ -102,17 +102,18 @@ class Intake:
         return Refusal.NONE, ""
 
     def _room_for(self, sequence: Sequence) -> Room:
-        """Take blocks for the prompt and one token. Raises OutOfBlocksError and takes nothing."""
+        """Take blocks for the prompt, its state and one token. Raises OutOfBlocksError and takes nothing."""
         size, pool = self._context.pool.block_size, self._context.pool
         digests = hash_blocks(sequence.hash_root, sequence.token_ids, size)
         cached = pool.match_prefix(digests)
-        num_fresh = blocks_for(len(sequence.token_ids) + 1, size) - len(cached)
+        num_pushed = blocks_for(len(sequence.token_ids), size) - len(cached) + pool.state_blocks
+        num_fresh = blocks_for(len(sequence.token_ids) + 1, size) - len(cached) + pool.state_blocks
         try:
             fresh = pool.allocate(num_fresh, spare=self._running())  # running sequences keep a block each
         except OutOfBlocksError:
             pool.release(cached)
             raise
-        return Room(cached=cached, digests=digests[: len(cached)], fresh=fresh)
+        return Room(cached=cached, digests=digests[: len(cached)], fresh=fresh, num_pushed=num_pushed)
 
     # -- manifest ----------------------------------------------------------------------------------------------------
 
@@ -162,7 +163,7 @@ class Intake:
         wait_s = max(0.0, min(ARRIVAL_WAIT_S, message.remaining_ms / 1000))
         if not await self._context.transport.arrived(message.lease_id, message.generation, wait_s):
             return Refusal.INCOMPLETE
-        pushed = reservation.lease.blocks[: reservation.num_pushed]
+        pushed = reservation.lease.blocks[: reservation.room.num_pushed]
         if len(message.digests) != 8 * len(pushed):
             return Refusal.INCOMPLETE
         digests = await asyncio.to_thread(block_digests, self._context.kv, pushed, self._context.layout)
@@ -177,7 +178,8 @@ class Intake:
 
     def _accept(self, reservation: Reservation, message: Handoff) -> None:
         job, sequence, room = reservation.job, reservation.sequence, reservation.room
-        sequence.block_table = self.reservations.accept(reservation)
+        sequence.block_table, state = self.reservations.accept(reservation)
+        receive_state(sequence, state)
         self._accepted.add(message.request_id, message.attempt)
         sequence.digests = list(room.digests)
         sequence.num_cached = len(room.cached) * self._context.pool.block_size
@@ -200,8 +202,8 @@ class Intake:
     async def _tell_imported(self, reservation: Reservation, trace: str | UnsetType) -> None:
         imported = Imported(
             **self._context.identity.head(reservation.job, trace=trace),
-            transferred_blocks=reservation.num_pushed,
-            transferred_bytes=reservation.num_pushed * self._context.layout.block_bytes,
+            transferred_blocks=reservation.room.num_pushed,
+            transferred_bytes=reservation.room.num_pushed * self._context.layout.block_bytes,
             reused_blocks=len(reservation.room.cached),
             transfer_ms=(time.monotonic() - reservation.granted_at) * 1000,
         )

@@ -29,7 +29,6 @@ from common.messages import (
 from engine.sequence import Sequence
 from kvtransfer.lease import Lease, LeaseState, LeaseTable
 from worker.context import RoleContext
-from worker.serving.allocation import blocks_for
 from worker.serving.tombstones import Tombstones
 from worker.unnamed import OLD_WRITERS
 
@@ -43,11 +42,15 @@ NO_TOKENS = 2**31  # above any stream's position: a `Resend` from here sends not
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """Where a prompt's blocks are in this worker's pool: `cached` ones first (verified before), then `fresh` ones."""
+    """Where a prompt's blocks are in this worker's pool: `cached` ones first (verified before), then `fresh` ones.
+
+    The writer fills the first of the fresh ones: those of the prompt, then those of the state behind it.
+    """
 
     cached: list[int]  # the reservation holds one reference on each
     digests: list[bytes]  # one for each of `cached`
     fresh: list[int]
+    num_pushed: int  # of the fresh ones
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -58,7 +61,6 @@ class Reservation:
     job: Job
     sequence: Sequence  # without blocks until the lease is accepted
     room: Room
-    num_pushed: int  # leading blocks that the writer fills
     deadline_at: float
     granted_at: float
     ask_at: float  # when to ask the writer about the lease
@@ -115,15 +117,15 @@ class Reservations:
             blocks=room.fresh,
             expires_at=now + lease_s,
         )
-        num_pushed = blocks_for(len(sequence.token_ids), context.pool.block_size) - len(room.cached)
-        context.transport.expect(lease.lease_id, lease.generation, room.fresh[:num_pushed])
+        pushed = room.fresh[: room.num_pushed]
+        context.transport.expect(lease.lease_id, lease.generation, pushed)
         reply = ReserveReply(
             granted=True,
             incarnation=context.identity.incarnation,
             lease_id=lease.lease_id,
             generation=lease.generation,
             first_block=len(room.cached),
-            destination_blocks=pack_tokens(room.fresh[:num_pushed]),
+            destination_blocks=pack_tokens(pushed),
             lease_ms=int(lease_s * 1000),
             region=context.region,
         )
@@ -132,7 +134,6 @@ class Reservations:
             job=job,
             sequence=sequence,
             room=room,
-            num_pushed=num_pushed,
             deadline_at=now + message.remaining_ms / 1000,
             granted_at=now,
             ask_at=now + ASK_WRITER_S,
@@ -154,11 +155,13 @@ class Reservations:
         )
         return self._by_lease[message.lease_id]
 
-    def accept(self, reservation: Reservation) -> list[int]:
-        """End the lease with the sequence's blocks, which become the caller's."""
-        blocks = self._table.accept(reservation.lease.lease_id)
+    def accept(self, reservation: Reservation) -> tuple[list[int], list[int]]:
+        """End the lease with the blocks of the sequence's tokens and of its state, which become the caller's."""
+        blocks, room = self._table.accept(reservation.lease.lease_id), reservation.room
         del self._by_lease[reservation.lease.lease_id]
-        return reservation.room.cached + blocks
+        first_of_state = room.num_pushed - self._context.pool.state_blocks
+        tokens = room.cached + blocks[:first_of_state] + blocks[room.num_pushed :]
+        return tokens, blocks[first_of_state : room.num_pushed]
 
     def reject(self, reservation: Reservation) -> None:
         """End a refused lease and return its blocks: its writer writes no more."""

@@ -39,7 +39,7 @@ from decode.spans import record_decode
 from engine.engine import Chunk, Sampled
 from worker.context import RoleContext
 from worker.roles import CancelReason, RoleLoad
-from worker.serving.allocation import publish_computed, sequence_of
+from worker.serving.allocation import publish_computed, sequence_of, withdraw
 from worker.serving.building import built
 from worker.serving.checks import check_job
 from worker.serving.jobs import ClaimedJob
@@ -166,7 +166,7 @@ class DecodeRole:
             if sampled is not None and sampled.prompt_logprobs is not None:
                 chunk.sequence.scored(chunk, sampled.prompt_logprobs)
             if chunk.sample and sampled is None:
-                self._context.pool.withdraw(chunk.sequence.block_table)  # else everybody with this prefix would fail
+                withdraw(self._context.pool, chunk.sequence)
                 self._fail(request, "no finite logits")
             elif chunk.sample and sampled is not None and sampled.problem:
                 self._fail(request, sampled.problem, error=InvalidRequestError)

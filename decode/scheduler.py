@@ -21,7 +21,7 @@ from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.engine import Chunk
 from engine.sequence import Sequence
 from worker.device.trials import Trials
-from worker.serving.allocation import HeldBlocks, admit, blocks_for, grow
+from worker.serving.allocation import HeldBlocks, admit, blocks_for, grow, schedule
 
 
 class PromptTokens(Protocol):
@@ -184,7 +184,8 @@ class DecodeScheduler:
                 return
             num_positions = len(request.sequence.token_ids) + 1
             room_to_grow = len(self.running)  # running sequences keep a block each
-            if self._pool.num_free < blocks_for(num_positions, self._pool.block_size) + room_to_grow:
+            needed = blocks_for(num_positions, self._pool.block_size) + self._pool.state_blocks
+            if self._pool.num_free < needed + room_to_grow:
                 return
             admit(self._pool, request.sequence, num_tokens=num_positions)
             self.waiting.popleft()
@@ -194,7 +195,7 @@ class DecodeScheduler:
     def _schedule(self, request: DecodeRequest, num_tokens: int) -> Chunk:
         self.blocks.launched(request.sequence)
         self._in_flight[request.sequence] = request
-        return request.sequence.schedule(num_tokens)
+        return schedule(self._pool, request.sequence, num_tokens, spare=len(self.running) + self._pool.state_blocks)
 
 
 def _is_prompt(request: DecodeRequest) -> bool:

@@ -16,7 +16,7 @@ import torch
 from common.messages import KVLayout
 from common.model.gguf import is_gguf
 from engine.cache.codes import with_codes
-from engine.cache.pages import allocate_zeros, part_views, plan_layout, pool_dtype, pool_shape
+from engine.cache.pages import allocate_zeros, part_views, plan_layout, pool_dtype, pool_shape, state_views
 from engine.config import EngineConfig
 from engine.foreign import ForeignDecoder, is_foreign
 from engine.grammars.grammars import Grammars, Masks
@@ -146,11 +146,11 @@ class Engine:
             attention=tuple(self._head_limits(*shape) for shape in model.windows_by_heads.items()),
             last_heads=list(model.windows_by_heads).index(model.attentions[-1].heads),
             last_window=model.windows[-1],
-            has_state=model.has_state,
+            state_blocks=layout.state_blocks,
         )
         return Runner(
             decoder,
-            part_views(self.kv, layout),
+            [*part_views(self.kv, layout), *state_views(self.kv, layout)],
             limits,
             max_tokens=self.config.max_batch_tokens,
             max_sequences=self.config.max_sequences,
@@ -297,7 +297,8 @@ def _marks(config: EngineConfig, model: ModelSpec, dtype: str) -> list[str]:
     marks = [f"quantization={named}"] if named else []
     kept = [dtype if isinstance(layer.mixer, DeltaSpec) else layer.mixer.codes or dtype for layer in model.layers]
     # The root of hashes names the dtype that is kept: of codes neither what they were made of nor which layers have them.
-    return [*marks, f"kept={dtype}:{','.join(kept)}"] if set(kept) != {dtype} else marks
+    marks += [f"kept={dtype}:{','.join(kept)}"] if set(kept) != {dtype} else []
+    return [*marks, "states=apart"] if model.has_state else marks  # once they were in each block
 
 
 def _tell_what_weights_became(weights: Weights) -> None:

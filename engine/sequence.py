@@ -18,6 +18,22 @@ from common.words import Finish
 MAX_SCORED_TOKENS = 64
 
 
+@dataclass(frozen=True, slots=True)
+class State:
+    """Blocks with the state behind one token, from `begin` on and below `end`: each changes it in place.
+
+    With an end, the state behind the last of these tokens is a checkpoint once it is computed.
+    """
+
+    begin: int
+    end: int | None  # None: open
+    blocks: tuple[int, ...]
+    is_found: bool = False  # a checkpoint from the cache, which others read, too
+
+    def covers(self, position: int) -> bool:
+        return self.begin <= position and (self.end is None or position < self.end)
+
+
 @dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Sequence:
     """Changed by the worker's event loop alone; the engine's thread reads it by a chunk's positions.
@@ -38,6 +54,8 @@ class Sequence:
     num_cached: int = 0  # leading tokens whose KV came from the prefix cache
     digests: list[bytes] = field(default_factory=list)  # leading full blocks published so far
     known_digests: list[bytes] = field(default_factory=list)  # leading full blocks, hashed at admission
+    states: list[State] = field(default_factory=list)  # from the one that the oldest pass reads to an open one
+    checkpoints: tuple[int, ...] = ()  # where a prompt wants some, in tokens
     suspect_until: int = 0  # generated tokens that clear a suspect; see `worker.device.trials`
     prompt_logprobs: PromptLogprobs | None = None  # as far as they are known
     grammar: Grammar | None = None
@@ -80,6 +98,7 @@ class Sequence:
             num_tokens=num_tokens,
             sample=self.num_scheduled + num_tokens == self.num_tokens,
             scored=self._num_scored(num_tokens) if self.scores_prompt else 0,
+            states=tuple(self.states),
         )
         self.num_scheduled = chunk.end
         self.num_pending += chunk.sample
@@ -129,6 +148,7 @@ class Chunk:
     num_tokens: int
     sample: bool  # the chunk ends at the last token: sample the next one
     scored: int = 0  # leading positions: how likely was the next token?
+    states: tuple[State, ...] = ()  # the sequence's when it was scheduled
 
     @property
     def end(self) -> int:
@@ -139,6 +159,10 @@ class Chunk:
     def decodes(self) -> bool:
         """Whether it is one token: such chunks come first in a pass."""
         return self.num_tokens == 1
+
+    def state_behind(self, position: int) -> State | None:
+        """Where the state behind the token at this position is; None before the first one, or where it is nowhere."""
+        return next((state for state in self.states if state.covers(position)), None)
 
     def known_tokens(self, newest: Mapping[Sequence, int]) -> list[int]:
         """Return the sequence's tokens up to the chunk's end; `newest` has the last one if the sequence lacks it."""

@@ -3,7 +3,7 @@
     COMPUTING ──reserved──▶ STREAMING ──all blocks pushed──▶ COMPLETE ──handed_off──▶ HANDED_OFF
         └───────────────────────┴──────────── abort ────────────┴──▶ ABORTED
 
-Full blocks can be pushed as soon as they are computed, the last partial one after the last chunk.
+Full blocks can be pushed as soon as they are computed, the last partial one and the state's after the last chunk.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ _NEXT = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Blocks to push in one go: `indices` into the prompt's block table, and their places in the receiver's pool."""
+    """Blocks to push in one go: `indices` into the prompt's blocks, and their places in the receiver's pool.
+
+    The blocks are those of its tokens, then those of the state behind them.
+    """
 
     indices: list[int]
     destination_blocks: list[int]
@@ -45,10 +48,10 @@ class Run:
 class Sender:
     """State of one (request, attempt). At most one run is in flight."""
 
-    def __init__(self, *, num_tokens: int, block_size: int) -> None:
+    def __init__(self, *, num_tokens: int, block_size: int, state_blocks: int = 0) -> None:
         self._num_tokens = num_tokens
         self._block_size = block_size
-        self._num_blocks = -(-num_tokens // block_size)
+        self._num_blocks = -(-num_tokens // block_size) + state_blocks
         self._num_computed_blocks = 0
         self._first_block = 0
         self._destinations: list[int] = []

@@ -71,7 +71,11 @@ class _HandoffTask:
     def __init__(self, request: PrefillRequest, context: RoleContext) -> None:
         self._request = request
         self._context = context
-        self._sender = Sender(num_tokens=len(request.sequence.token_ids), block_size=context.pool.block_size)
+        self._sender = Sender(
+            num_tokens=len(request.sequence.token_ids),
+            block_size=context.pool.block_size,
+            state_blocks=context.pool.state_blocks,
+        )
         self._record = HandoffRecord()
         self._reserving = Reserving(request, context, self._record)
         self._reservation: asyncio.Task[None] | None = None
@@ -168,11 +172,12 @@ class _HandoffTask:
         if run is None:
             return False
         began = time.monotonic()
+        blocks = [*sequence.block_table, *(sequence.states[-1].blocks if sequence.states else ())]
         try:
             digests = await self._link.push(
                 lease_id=self._lease.lease_id,
                 generation=self._lease.generation,
-                source_blocks=[sequence.block_table[index] for index in run.indices],
+                source_blocks=[blocks[index] for index in run.indices],
                 destination_blocks=run.destination_blocks,
                 timeout_s=min(PUSH_TIMEOUT_S, self._request.claimed.remaining_ms() / 1000),
             )

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence as ListOf
+from functools import partial
 
 from common.blocks import pack_tokens
 from common.errors import InvalidRequestError, UnavailableError
@@ -40,7 +41,15 @@ from prefill.scheduler import next_chunks
 from prefill.stop import Stop
 from worker.context import RoleContext
 from worker.roles import CancelReason, RoleLoad
-from worker.serving.allocation import HeldBlocks, admit, blocks_for, publish_computed, sequence_of
+from worker.serving.allocation import (
+    HeldBlocks,
+    admit,
+    blocks_for,
+    publish_computed,
+    schedule,
+    sequence_of,
+    withdraw,
+)
 from worker.serving.building import built
 from worker.serving.checks import check_job
 from worker.serving.jobs import ClaimedJob
@@ -151,7 +160,9 @@ class PrefillRole:
     def plan(self, token_budget: int) -> list[Chunk]:
         self._stop_expired()
         self._admit_waiting()
-        chunks = next_chunks(self._requests.values(), token_budget, trials=self._context.trials)
+        pool = self._context.pool
+        taking = partial(schedule, pool, spare=self._spare_blocks() + pool.state_blocks)
+        chunks = next_chunks(self._requests.values(), token_budget, trials=self._context.trials, schedule=taking)
         for chunk in chunks:
             request = self._requests[chunk.sequence.request_id]
             self.blocks.launched(chunk.sequence)
@@ -213,7 +224,7 @@ class PrefillRole:
             self._context.jobs.room_changed()
 
     def _spare_blocks(self) -> int:
-        """Blocks that admission leaves free: one for each sequence decoded here, and one for the next.
+        """Blocks that admission leaves free: one for each sequence decoded here, and one, with a state's, for the next.
 
         The next one's other blocks may be here already. Without it, all blocks could be held by prompts that wait for room,
         each until its deadline.
@@ -221,12 +232,12 @@ class PrefillRole:
         others = [role.load() for role in self._context.roles.active if role is not self]
         if not others or self._context.pool.num_used == 0:
             return 0
-        return 1 + sum(load.running + load.waiting for load in others)
+        return 1 + self._context.pool.state_blocks + sum(load.running + load.waiting for load in others)
 
     def _first_token(self, request: PrefillRequest, sampled: Sampled | None) -> None:
         """Send the token to the gateway from here: disaggregation must not cost time to first token."""
         if sampled is None:
-            self._context.pool.withdraw(request.sequence.block_table)  # else everybody with this prefix would fail
+            withdraw(self._context.pool, request.sequence)
             request.stop(Stop.STEP_FAILED, "no finite logits")
             return
         if sampled.problem:
@@ -346,12 +357,12 @@ class PrefillRole:
             for request in requests
             if request.first_token is None
         ]
-        size = self._context.pool.block_size
+        size, state = self._context.pool.block_size, self._context.pool.state_blocks
         return RoleLoad(
             running=sum(request.admitted for request in requests),
             waiting=sum(not request.admitted for request in requests),
             queued_tokens=sum(missing),
-            held_blocks=sum(blocks_for(len(r.sequence.token_ids), size) for r in self._tasks if r.admitted),
+            held_blocks=sum(blocks_for(len(r.sequence.token_ids), size) + state for r in self._tasks if r.admitted),
             link_bytes_per_s=min(self._links.values(), default=0.0),
         )
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from engine.engine import Chunk
+from engine.sequence import Sequence
 from prefill.request import PrefillRequest
 from worker.device.trials import Trials
 
@@ -16,11 +17,18 @@ LONG_PROMPT_TOKENS = 4096
 TAIL_TOKENS = 256
 
 
-def next_chunks(requests: Iterable[PrefillRequest], token_budget: int, *, trials: Trials | None = None) -> list[Chunk]:
+def next_chunks(
+    requests: Iterable[PrefillRequest],
+    token_budget: int,
+    *,
+    trials: Trials | None = None,
+    schedule: Callable[[Sequence, int], Chunk] = Sequence.schedule,
+) -> list[Chunk]:
     """Choose a pass of admitted requests, oldest first: up to `token_budget` of the first prompt, then filled up.
 
     Later prompts only fill up to a full pass: a larger one would delay the first prompt's token and bring theirs no earlier.
-    Nobody joins the tail of a long prompt. A prompt goes on while its chunk before is in flight. `trials` holds suspects back.
+    Nobody joins the tail of a long prompt. A prompt goes on while its chunk before is in flight. `trials` holds suspects back;
+    `schedule` makes a sequence's next tokens a chunk.
     """
     chunks: list[Chunk] = []
     requests = [request for request in requests if _has_work(request)]
@@ -36,7 +44,7 @@ def next_chunks(requests: Iterable[PrefillRequest], token_budget: int, *, trials
         missing = request.sequence.num_next
         is_tail = not chunks and missing <= TAIL_TOKENS and request.sequence.num_tokens > LONG_PROMPT_TOKENS
         num_tokens = missing - TAIL_TOKENS if LONG_PROMPT_TOKENS < missing <= room else min(missing, room)
-        chunks.append(request.sequence.schedule(num_tokens))
+        chunks.append(schedule(request.sequence, num_tokens))
         token_budget -= num_tokens
         room = 0 if is_tail else min(token_budget, FULL_PASS_TOKENS - sum(chunk.num_tokens for chunk in chunks))
     return chunks

@@ -111,7 +111,10 @@ class Worker:
         end_process: Callable[[], None] = end_process,
     ) -> None:
         """`region`: what `transport.open` returned. `end_process()` is called when the device is broken."""
-        pool = BlockPool(num_blocks=engine.layout.num_blocks, block_size=engine.layout.block_size)
+        layout = engine.layout
+        pool = BlockPool(
+            num_blocks=layout.num_blocks, block_size=layout.block_size, state_blocks=layout.state_blocks
+        )
         trials = Trials()
         roles = Roles(hands_over=reaches_others(transport.name))
         jobs = JobIntake(bus=bus, identity=identity)
@@ -130,7 +133,7 @@ class Worker:
             layout=engine.layout,
             kv=engine.kv,
             vocab_size=engine.vocab_size,
-            max_model_len=min(engine.max_model_len, pool.num_blocks * pool.block_size),
+            max_model_len=min(engine.max_model_len, (pool.num_blocks - pool.state_blocks) * pool.block_size),
             max_sequences=settings.max_sequences,
             pool=pool,
             grammars=engine.grammars,

@@ -6,13 +6,14 @@ A block is in exactly one of three states:
     used     referenced; published (its digest is known) or not
     cached   published, without references; can be matched again, or evicted when room is needed
 
-Every operation costs O(1) a block.
+Every operation costs O(1) a block, but for a checkpoint O(1) for each block of its prefix.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 MAX_SPARED_SHARE = 0.5  # the pool's largest share that eviction spares
 
@@ -27,13 +28,21 @@ class BlockPool:
     Eviction takes the block released longest ago, but spares blocks that `match_prefix` found, up to `MAX_SPARED_SHARE` of the
     pool. Beyond that the spared block released longest ago counts as never found. `release` goes through a block table from its
     end, so a sequence's last blocks are evicted first, and what stays cached is always a prefix.
+
+    With `state_blocks`, a sequence's state has so many blocks, and a prefix can be used up to a checkpoint: a state that was
+    published behind one of its blocks. It is forgotten whole. Events and `cached_digests` name a prefix's blocks while a
+    checkpoint behind or after them is there.
     """
 
-    def __init__(self, *, num_blocks: int, block_size: int) -> None:
+    def __init__(self, *, num_blocks: int, block_size: int, state_blocks: int = 0) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"a pool of {num_blocks} blocks of {block_size} tokens can hold nothing")
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.state_blocks = state_blocks
+        self._states: dict[bytes, _Checkpoint] = {}  # by the digest of the block that each is behind
+        self._state_of: dict[int, bytes] = {}  # the same digests by the states' blocks
+        self._usable: Counter[bytes] = Counter()  # checkpoints behind or after a prefix's last block, by its digest
         self._references = [0] * num_blocks
         self._digests: list[bytes | None] = [None] * num_blocks  # None: not published
         self._by_digest: dict[bytes, int] = {}
@@ -61,17 +70,27 @@ class BlockPool:
 
     def match_prefix(self, digests: Sequence[bytes]) -> list[int]:
         """Return the blocks of the longest cached prefix of `digests`, with one reference taken on each."""
-        blocks = []
-        for digest in digests:
-            block = self._by_digest.get(digest)
-            if block is None:
-                break
+        blocks = [self._by_digest[digest] for digest in digests[: self.count_prefix(digests)]]
+        self._take(blocks)
+        return blocks
+
+    def match_checkpoint(self, digests: Sequence[bytes]) -> tuple[list[int], tuple[int, ...]]:
+        """Return the longest cached prefix that ends at a checkpoint, and the checkpoint's blocks; references on all of them."""
+        count = self.count_prefix(digests)
+        while count and digests[count - 1] not in self._states:
+            count -= 1
+        if not count:
+            return [], ()
+        state = self._states[digests[count - 1]].blocks
+        self._take(state)
+        return self.match_prefix(digests[:count]), state
+
+    def _take(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
             if self._references[block] == 0:
                 del (self._spared if self._found[block] else self._cached)[block]
             self._references[block] += 1
             self._found[block] = True
-            blocks.append(block)
-        return blocks
 
     def count_prefix(self, digests: Sequence[bytes]) -> int:
         """How many blocks `match_prefix` would return; takes none and counts as no use."""
@@ -123,18 +142,40 @@ class BlockPool:
             return
         self._by_digest[digest] = block
         self._digests[block] = digest
-        _note(digest, happened=self._added, undone=self._removed)
+        if self._is_usable(digest):
+            _note(digest, happened=self._added, undone=self._removed)
 
-    def withdraw(self, blocks: Sequence[int]) -> None:
-        """Stop sharing the contents of these held blocks, which proved wrong. Unpublished blocks stay as they are.
+    def publish_state(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
+        """Declare the contents of these held blocks the final state behind the prefix with these digests.
 
-        Raises ValueError for an unheld block.
+        The first publisher wins. Raises ValueError for an unheld block, or one that is published already as something else.
         """
         for block in blocks:
             self._check_used(block)
-            digest = self._digests[block]
-            if digest is not None:
-                self._forget(block, digest)
+        known = self._states.get(digests[-1])
+        if known is not None:
+            return
+        if any(self._digests[block] is not None for block in blocks):
+            raise ValueError(f"one of the blocks {list(blocks)} is published already")
+        self._states[digests[-1]] = _Checkpoint(tuple(blocks), tuple(digests))
+        for block in blocks:
+            self._state_of[block] = self._digests[block] = digests[-1]
+        for digest in digests:
+            self._usable[digest] += 1
+            if self._usable[digest] == 1 and digest in self._by_digest:
+                _note(digest, happened=self._added, undone=self._removed)
+
+    def withdraw(self, blocks: Sequence[int], digests: Sequence[bytes] = ()) -> None:
+        """Stop sharing the contents of these held blocks, which proved wrong. Unpublished blocks stay as they are.
+
+        The same for the states behind blocks with these digests, held or not. Raises ValueError for an unheld block.
+        """
+        for block in blocks:
+            self._check_used(block)
+            self._forget(block)
+        for digest in digests:
+            if digest in self._states:
+                self._forget_state(digest)
 
     def drain_events(self) -> tuple[list[bytes], list[bytes]]:
         """Return (digests added, digests removed) since the last call, without those that came and went between."""
@@ -144,8 +185,11 @@ class BlockPool:
         return events
 
     def cached_digests(self) -> list[bytes]:
-        """Return every digest that `match_prefix` would find now, oldest publication first."""
-        return list(self._by_digest)
+        """Return every digest that `match_prefix` would find now, and use, oldest publication first."""
+        return [digest for digest in self._by_digest if self._is_usable(digest)]
+
+    def _is_usable(self, digest: bytes) -> bool:
+        return not self.state_blocks or digest in self._usable
 
     def _spare(self, block: int) -> None:
         self._spared[block] = None
@@ -156,22 +200,50 @@ class BlockPool:
 
     def _evict(self) -> int:
         block, _ = (self._cached or self._spared).popitem(last=False)
-        digest = self._digests[block]
-        assert digest is not None  # cached blocks are published
-        self._forget(block, digest)
+        self._forget(block, but=block)
         return block
 
-    def _forget(self, block: int, digest: bytes) -> None:
+    def _forget(self, block: int, *, but: int = -1) -> None:
+        """Make a block's contents nobody's. A checkpoint's other blocks become free, but the one that its caller takes."""
+        digest = self._digests[block]
+        if digest is None:
+            return
+        if block in self._state_of:
+            self._forget_state(digest, but=but)
+            return
         self._digests[block] = None
         self._found[block] = False
         del self._by_digest[digest]
-        _note(digest, happened=self._removed, undone=self._added)
+        if self._is_usable(digest):
+            _note(digest, happened=self._removed, undone=self._added)
+
+    def _forget_state(self, digest: bytes, *, but: int = -1) -> None:
+        state = self._states.pop(digest)
+        for block in state.blocks:
+            if self._references[block] == 0 and block != but:
+                del (self._spared if block in self._spared else self._cached)[block]
+                self._free.append(block)
+            del self._state_of[block]
+            self._digests[block] = None
+            self._found[block] = False
+        for passed in state.digests:
+            self._usable[passed] -= 1
+            if not self._usable[passed]:
+                del self._usable[passed]
+                if passed in self._by_digest:
+                    _note(passed, happened=self._removed, undone=self._added)
 
     def _check_used(self, block: int) -> None:
         if not 0 <= block < self.num_blocks:
             raise ValueError(f"block {block} is not in a pool of {self.num_blocks}")
         if self._references[block] == 0:
             raise ValueError(f"nobody holds block {block}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Checkpoint:
+    blocks: tuple[int, ...]
+    digests: tuple[bytes, ...]  # of the prefix that it is behind
 
 
 def _note(digest: bytes, *, happened: dict[bytes, None], undone: dict[bytes, None]) -> None:

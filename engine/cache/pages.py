@@ -5,23 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import torch
 
 from common.pages import LANE_BYTES, KVLayout, PagePart
 from engine.config import EngineConfig
+from engine.kernels.delta.plan import KeptState
 from engine.model.spec import ModelSpec
 
 DEFAULT_CPU_BYTES = 256 << 20
 DEFAULT_BLOCK_SIZE = 16  # token positions
-# With states: a larger block keeps fewer of them, and is found again by longer prefixes alone.
-MAX_BLOCK_SIZE = 1024
-MAX_STATE_SHARE = 0.8  # a block's bytes that are state
+MAX_BLOCK_SIZE = 1024  # a layer's state must fit into a block
+MAX_STATE_WASTE = 0.25  # of a state's bytes: what its blocks have more
+STATE_ALIGNMENT = 16  # bytes
 GPU_HEADROOM = 0.06  # share of the memory for graphs, library workspaces and fragments
 
 
 def page_parts(model: ModelSpec, dtype: str) -> list[PagePart]:
-    """Return the parts of a block: one for each kind of content that layers keep."""
+    """Return one part for each kind of content that layers keep, of tokens first, then of states."""
     return [
         PagePart(
             layers=layers,
@@ -49,24 +51,75 @@ def plan_layout(model: ModelSpec, config: EngineConfig, dtype: str) -> KVLayout:
 def layout_of(parts: Sequence[PagePart], config: EngineConfig, memory: int) -> KVLayout:
     """Return a layout of `config.num_blocks` blocks with these parts, or of as many as fit into `memory` bytes.
 
-    Raises ValueError when no block fits.
+    Raises ValueError when no block fits, or not a state with a block of tokens.
     """
     size = config.block_size or block_size(parts)
-    block_bytes = sum(part.block_bytes(size) for part in parts)
+    tokens, states = [part for part in parts if part.per_token], [part for part in parts if not part.per_token]
+    block_bytes = sum(part.block_bytes(size) for part in tokens)
+    num_state = _num_blocks(state_places(states, block_bytes))
+    if states and not num_state:
+        wanted = next((more for more in _sizes() if _num_blocks(state_places(states, _bytes(tokens, more)))), None)
+        remedy = f"give it block_size = {wanted} or more" if wanted else "this model's states are too large"
+        raise ValueError(f"a block of {size} tokens has {block_bytes} bytes, less than a layer's state: {remedy}")
     num_blocks = config.num_blocks or memory // block_bytes
     if num_blocks <= 0:
         raise ValueError(f"{memory} bytes of memory for KV are less than one block of {block_bytes} bytes")
-    return KVLayout.of(parts, num_blocks=num_blocks, block_size=size)
+    if num_blocks <= num_state:
+        raise ValueError(f"{num_blocks} blocks for KV hold no sequence: a state alone has {num_state} blocks")
+    layout = KVLayout.of(tokens, num_blocks=num_blocks, block_size=size)
+    if not states:
+        return layout
+    return msgspec.structs.replace(layout, parts=tuple(tokens), states=tuple(states), state_blocks=num_state)
 
 
 def block_size(parts: Sequence[PagePart]) -> int:
-    """Return 16, or more for parts with states: up to 1,024, until a block is not mostly state."""
-    state = sum(part.block_bytes(1) for part in parts if not part.per_token)
-    token = sum(part.block_bytes(1) for part in parts if part.per_token)
-    size = DEFAULT_BLOCK_SIZE
-    while size < MAX_BLOCK_SIZE and state > MAX_STATE_SHARE * (state + size * token):
-        size *= 2
-    return size
+    """Return 16, or with states the smallest size whose blocks hold a state with little waste, else with the least."""
+    tokens, states = [part for part in parts if part.per_token], [part for part in parts if not part.per_token]
+    if not states:
+        return DEFAULT_BLOCK_SIZE
+    wasted = {}
+    for size in _sizes():
+        block_bytes = _bytes(tokens, size)
+        if num := _num_blocks(state_places(states, block_bytes)):
+            wasted[size] = num * block_bytes - _bytes(states, 1)
+            if wasted[size] <= MAX_STATE_WASTE * _bytes(states, 1):
+                return size
+    return min(wasted, key=lambda size: wasted[size], default=MAX_BLOCK_SIZE)
+
+
+Places = list[list[tuple[int, int]]]
+
+
+def state_places(states: Sequence[PagePart], block_bytes: int) -> Places:
+    """Return for each part and layer which of a state's blocks has it, and the first byte there; [] if one fits nowhere.
+
+    The first block with room takes it, so the same parts lie alike everywhere.
+    """
+    used, places = list[int](), Places()
+    for part in states:
+        size = -(-part.block_bytes(1) // part.layers // STATE_ALIGNMENT) * STATE_ALIGNMENT
+        if size > block_bytes:
+            return []
+        places.append([])
+        for _ in range(part.layers):
+            number = next((at for at, bytes_ in enumerate(used) if bytes_ + size <= block_bytes), len(used))
+            if number == len(used):
+                used.append(0)
+            places[-1].append((number, used[number]))
+            used[number] += size
+    return places
+
+
+def _num_blocks(places: Places) -> int:
+    return max((number + 1 for part in places for number, _ in part), default=0)
+
+
+def _bytes(parts: Sequence[PagePart], block_size: int) -> int:
+    return sum(part.block_bytes(block_size) for part in parts)
+
+
+def _sizes() -> list[int]:
+    return [DEFAULT_BLOCK_SIZE << step for step in range((MAX_BLOCK_SIZE // DEFAULT_BLOCK_SIZE).bit_length())]
 
 
 def _free_bytes(model: ModelSpec, config: EngineConfig) -> int:
@@ -106,6 +159,19 @@ def part_views(pool: torch.Tensor, layout: KVLayout) -> list[torch.Tensor]:
         own = pool[:, start : start + size].view(torch_dtype(part.dtype))
         views.append(own.unflatten(1, _part_shape(part, layout.block_size)))
         start += size
+    return views
+
+
+def state_views(pool: torch.Tensor, layout: KVLayout) -> list[list[KeptState]]:
+    """View what each layer keeps of states, by part and layer."""
+    lanes = pool.flatten(1).view(torch.uint8)
+    views = []
+    for part, places in zip(layout.states, state_places(layout.states, layout.block_bytes), strict=True):
+        size, own = part.block_bytes(1) // part.layers, list[KeptState]()
+        for number, first in places:
+            view = lanes[:, first : first + size].view(torch_dtype(part.dtype))
+            own.append(KeptState(number, view.unflatten(1, (part.planes, 1, part.heads, part.dim))))
+        views.append(own)
     return views
 
 

@@ -17,16 +17,25 @@ import numpy as np
 
 from common.messages import Grammar, PromptLogprobs, SamplingParams, TokenLogprobs
 from common.pages import KVLayout, PagePart
-from engine.cache.pages import DEFAULT_CPU_BYTES, allocate_zeros, layout_of, part_views, pool_dtype, pool_shape
+from engine.cache.pages import (
+    DEFAULT_CPU_BYTES,
+    allocate_zeros,
+    layout_of,
+    part_views,
+    pool_dtype,
+    pool_shape,
+    state_views,
+)
 from engine.config import KV_CACHE_DTYPES, EngineConfig
 from engine.engine import Allocate, Chunk, InvalidChunkError, Pass, Sampled
 from engine.fake.faults import FakeFaults
-from engine.fake.pattern import MASK, ROOT, FakePart, mix, running_hashes
+from engine.fake.pattern import MASK, ROOT, FakePart, FakeState, mix, running_hashes
 from engine.grammars.grammars import Grammars
 from engine.kernels.codes import KINDS
 from engine.passes import Finished
 from engine.sampling.scores import NO_TOKEN
 from engine.sequence import Sequence
+from engine.step.limits import wrong_state
 
 DEFAULT_MAX_MODEL_LEN = 4096
 Allowed = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]  # [V], by a grammar
@@ -89,6 +98,8 @@ class FakeEngine:
             FakePart(part, view, index=index, block_size=self.layout.block_size)
             for index, (part, view) in enumerate(zip(self.layout.pages, views, strict=True))
         ]
+        kept_states = [kept for layers in state_views(self.kv, self.layout) for kept in layers]
+        self._states = [FakeState(kept, index=len(views) + index) for index, kept in enumerate(kept_states)]
 
     def launch(self, chunks: list[Chunk]) -> Pass:
         """Write each chunk's slots, then read each sampled sequence's whole context; the pass is over on return.
@@ -133,7 +144,7 @@ class FakeEngine:
         The last `num_generated` of `token_ids` count for `max_tokens` and `min_tokens`.
         """
         hashes, start = running_hashes(ROOT, token_ids), 0
-        tokens = 0  # checksum of the parts that are kept per token
+        tokens = 0  # checksum of the blocks' parts
         answer: list[int] = []
         followed = Sequence(
             request_id="expected",
@@ -145,8 +156,8 @@ class FakeEngine:
             grammar=grammar,
         )
         while len(answer) < min(n, sampling.max_tokens - num_generated):
-            tokens += sum(part.expected(hashes, start=start) for part in self._parts if part.per_token)
-            states = sum(part.expected(hashes) for part in self._parts if not part.per_token)
+            tokens += sum(part.expected(hashes, start=start) for part in self._parts)
+            states = sum(state.expected(hashes) for state in self._states)
             chunk = Chunk(followed, 0, len(followed.token_ids), sample=True)
             masks = self.grammars.masks([chunk], lambda _: 0)
             allowed = masks.allowed(self.vocab_size)[0] if masks.rows else None
@@ -180,7 +191,7 @@ class FakeEngine:
             problem = "a token outside the vocabulary"
         elif sampled_at == end - 1 and known[-1] != sampled:
             problem = f"token {end - 1} is {known[-1]}, but {sampled} was sampled"
-        else:
+        elif not (problem := wrong_state(chunk, self.layout.state_blocks, self.layout.num_blocks)):
             return known[chunk.start :]
         raise InvalidChunkError(f"request {sequence.request_id}: {problem}")
 
@@ -190,11 +201,14 @@ class FakeEngine:
         hashes = running_hashes(previous, token_ids)
         for part in self._parts:
             part.write(table, chunk.start, hashes)
+        for state in self._states:
+            state.advance(chunk, token_ids)
 
     def _sample(self, chunk: Chunk, allowed: Allowed | None) -> Sampled:
         sampling, table = chunk.sequence.sampling, chunk.sequence.block_table
-        checksum = sum(part.checksum(table, chunk.end) for part in self._parts) & MASK
-        token = self._choose(checksum, sampling, chunk.sampled_index, allowed)
+        checksum = sum(part.checksum(table, chunk.end) for part in self._parts)
+        checksum += sum(state.checksum(chunk) for state in self._states)
+        token = self._choose(checksum & MASK, sampling, chunk.sampled_index, allowed)
         scores = self._prompt_logprobs(chunk)
         if sampling.logprobs is None:
             return Sampled(token, None, scores)
@@ -242,7 +256,8 @@ def _layout(config: EngineConfig, parts: SequenceOf[PagePart]) -> KVLayout:
 
 def _fingerprint(model: str, vocab_size: int, layout: KVLayout) -> str:
     """The fingerprint. Without parts it must be the same text in every release: workers of two releases exchange sequences."""
-    names = [name for name in layout.__struct_fields__ if name != "parts" or layout.parts]
+    later = ("parts", "states", "state_blocks")
+    names = [name for name in layout.__struct_fields__ if name not in later or getattr(layout, name)]
     fields = ", ".join(f"{name}={getattr(layout, name)!r}" for name in names)
     text = f"fake {model} {vocab_size} KVLayout({fields})"
     return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,7 +1,7 @@
 """What the fake engine keeps of each token in every part of a block, and how it reads that back.
 
 A slot holds a running hash of the tokens up to it: pieces of the hash repeated over its lanes, each under its own mask.
-N blocks, P = layers * planes, S slots (1 if a part is kept per sequence), W = heads * dim lanes of 1, 2 or 4 bytes.
+N blocks, P = layers * planes, S slots, W = heads * dim lanes of 1, 2 or 4 bytes. A state's hash follows from the state before.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import numpy.typing as npt
 import torch
 
 from common.pages import PagePart
+from engine.kernels.delta.plan import KeptState
+from engine.sequence import Chunk
 
 Lanes = npt.NDArray[np.unsignedinteger]
 Words = npt.NDArray[np.uint64]
@@ -31,15 +33,14 @@ class FakePart:
     """One part of the pool: `view` is [num_blocks, layers, planes, slots, heads, dim]."""
 
     def __init__(self, part: PagePart, view: torch.Tensor, *, index: int, block_size: int) -> None:
-        self.per_token = part.per_token
         self._block_size, self._num_slots = block_size, part.slots(block_size)
         self._slots = _unsigned(view)
         self._pattern = _Pattern(self._slots.shape[1] * self._slots.shape[3], view.element_size(), salt=3 * index)
 
     def write(self, table: Sequence[int], start: int, hashes: Words) -> None:
         """Write the slots of positions from `start` on; their running hashes are `hashes`."""
-        positions = self._kept(start, start + len(hashes))
-        lanes = self._pattern.lanes(hashes[positions - start])
+        positions = np.arange(start, start + len(hashes))
+        lanes = self._pattern.lanes(hashes)
         blocks = np.asarray(table)[positions // self._block_size]
         self._slots[blocks, :, positions % self._num_slots] = lanes.reshape(
             len(positions), self._slots.shape[1], self._slots.shape[3]
@@ -55,20 +56,46 @@ class FakePart:
         num_blocks = -(-end // self._block_size)
         rows = self._slots[table[:num_blocks]]  # [blocks, P, S, W]
         by_slot = rows.transpose(0, 2, 1, 3).reshape(num_blocks * self._num_slots, -1)
-        positions = self._kept(0, end)
-        return self._pattern.checksum(by_slot[: len(positions)], positions)
+        return self._pattern.checksum(by_slot[:end], np.arange(end))
 
     def expected(self, hashes: Words, *, start: int = 0) -> int:
         """What positions from `start` on add to the checksum of a context with these running hashes."""
-        positions = self._kept(start, len(hashes))
+        positions = np.arange(start, len(hashes))
         return self._pattern.checksum(self._pattern.lanes(hashes[positions]), positions)
 
-    def _kept(self, start: int, end: int) -> Positions:
-        """Positions of [start, end) with a slot of their own: of a state, the last of each block."""
-        positions = np.arange(start, end)
-        if self.per_token:
-            return positions
-        return positions[((positions + 1) % self._block_size == 0) | (positions == end - 1)]
+
+class FakeState:
+    """What one layer keeps of each state: the running hash behind its newest token."""
+
+    def __init__(self, kept: KeptState, *, index: int) -> None:
+        self._number = kept.number
+        self._lanes = _unsigned(kept.kept[:, None]).reshape(len(kept.kept), -1)
+        self._pattern = _Pattern(self._lanes.shape[1], kept.kept.element_size(), salt=3 * index)
+
+    def advance(self, chunk: Chunk, token_ids: Sequence[int]) -> None:
+        """Read the state before the chunk; leave one wherever the chunk goes on in another, and behind it."""
+        previous = ROOT if not chunk.start else self._read(chunk, chunk.start - 1)
+        hashes = running_hashes(previous, token_ids)
+        for state in chunk.states:
+            last = chunk.end - 1 if state.end is None else min(chunk.end, state.end) - 1
+            if last >= chunk.start and state.covers(last) and not state.is_found:
+                self._lanes[state.blocks[self._number]] = self._pattern.lanes(hashes[last - chunk.start :][:1])[0]
+
+    def checksum(self, chunk: Chunk) -> int:
+        """What the state behind the chunk adds to the sum over a context."""
+        return mix(self._read(chunk, chunk.end - 1) + self._pattern.salt)
+
+    def expected(self, hashes: Words) -> int:
+        return mix(int(hashes[-1]) + self._pattern.salt)
+
+    def _read(self, chunk: Chunk, position: int) -> int:
+        """The hash; another number if any lane isn't what it says."""
+        state = chunk.state_behind(position)
+        assert state is not None, "checked"
+        lanes = self._lanes[state.blocks[self._number]]
+        found = self._pattern.hash_of(lanes)
+        wanted = self._pattern.lanes(np.array([found], dtype=np.uint64))[0]
+        return found if np.array_equal(lanes, wanted) else mix(found)
 
 
 class _Pattern:
@@ -78,7 +105,7 @@ class _Pattern:
             raise ValueError(f"a slot of {num_lanes} lanes of {itemsize} bytes can't hold a 64-bit hash")
         self._dtype = _UNSIGNED[itemsize]
         self._piece_of_lane = np.arange(num_lanes) % self._pieces
-        self._salt = salt
+        self.salt = salt
         self._masks = _mixed(num_lanes, salt=salt + 1).astype(self._dtype)
         self._factors = _mixed(num_lanes, salt=salt + 2) | np.uint64(1)
         self._weights = _mixed(_FIRST_WEIGHTS, salt=salt + 3) | np.uint64(1)
@@ -99,7 +126,7 @@ class _Pattern:
         if len(positions) == 0:
             return 0
         if positions[-1] >= len(self._weights):
-            self._weights = _mixed(2 * int(positions[-1]) + 2, salt=self._salt + 3) | np.uint64(1)
+            self._weights = _mixed(2 * int(positions[-1]) + 2, salt=self.salt + 3) | np.uint64(1)
         slots = lanes.astype(np.uint64) @ self._factors
         return int((slots * self._weights[positions]).sum(dtype=np.uint64))
 

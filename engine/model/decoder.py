@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from engine.kernels.delta.plan import KeptState
 from engine.model.formats.product import Format
 from engine.model.layers.branch import Branch
 from engine.model.layers.building import Rotations, Surroundings, declare_branch
@@ -17,6 +18,9 @@ from engine.model.layers.layer_inputs import LayerInput, LayerInputs
 from engine.model.parameters import Weights
 from engine.model.spec import BranchSpec, ModelSpec
 from engine.step.batch import ForwardBatch
+
+
+Part = torch.Tensor | Sequence[KeptState]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +60,15 @@ class Decoder:
             around = Surroundings(spec, self.weights, rotations, "model.", nothing)
             self._inputs = LayerInputs(spec.layer_inputs, around)
         self._head = Head(spec, self.weights, self._embedding)
-        self._kept: tuple[Sequence[torch.Tensor], list[list[torch.Tensor]]] | None = None
+        self._kept: tuple[Sequence[Part], list[list[torch.Tensor | KeptState]]] | None = None
 
     def forward(
-        self, batch: ForwardBatch, parts: Sequence[torch.Tensor], *, logits: torch.Tensor | None = None
+        self, batch: ForwardBatch, parts: Sequence[Part], *, logits: torch.Tensor | None = None
     ) -> torch.Tensor | None:
         """Compute the batch, write its KV into the pool, return the sampled rows' logits [R, V]; None for R = 0.
 
-        `parts` are the pool's, each [num_blocks, layers, planes, slots, heads, dim]; the logits have the model's dtype. The
-        result is in `logits` if that is given.
+        `parts` are the pool's, each [num_blocks, layers, planes, slots, heads, dim], then those of states, by layer; the logits
+        have the model's dtype. The result is in `logits` if that is given.
         """
         stream, last = self._embedding(batch), len(self._layers) - 1
         if self._inputs is not None:
@@ -78,10 +82,10 @@ class Decoder:
                 layer.own_input(stream)
         return self._head(stream, batch, out=logits)
 
-    def _views(self, parts: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    def _views(self, parts: Sequence[Part]) -> list[list[torch.Tensor | KeptState]]:
         """What each layer keeps, of the pool; passes after one another have the same."""
         if self._kept is None or self._kept[0] is not parts:
-            views = [[parts[part][:, number] for part, number in layer.places] for layer in self._layers]
+            views = [[_of_layer(parts[part], number) for part, number in layer.places] for layer in self._layers]
             self._kept = (parts, views)
         return self._kept[1]
 
@@ -95,6 +99,10 @@ class Decoder:
         decoder.spec = replace(self.spec, layers=tuple(self.spec.layers[index] for index in kinds.values()))
         decoder._layers = [self._layers[index] for index in kinds.values()]
         return decoder
+
+
+def _of_layer(part: Part, number: int) -> torch.Tensor | KeptState:
+    return part[:, number] if isinstance(part, torch.Tensor) else part[number]
 
 
 def _layer(

@@ -54,13 +54,13 @@ class QueryGrowth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What a layer keeps in each block of the pool: an array [planes, slots, heads, dim], see `common.pages`."""
+    """What a layer keeps in each block of the pool, or in a state: an array [planes, slots, heads, dim], see `common.pages`."""
 
     planes: int
     heads: int
     dim: int
     dtype: str | None = None  # None: the one that the model computes in
-    per_token: bool = True  # False: one state a block, after its last computed token
+    per_token: bool = True  # False: one state a sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,7 +317,7 @@ class ModelSpec:
 
     @property
     def has_state(self) -> bool:
-        """Whether a block keeps more than its own tokens' content."""
+        """Whether some layers keep a state instead of each token's content."""
         return any(not kept.per_token for kept in self.kept)
 
     @property
@@ -330,7 +330,7 @@ class ModelSpec:
 
     @property
     def kept(self) -> dict[Kept, int]:
-        """How many layers keep each kind of content. Each is a part of every block.
+        """How many layers keep each kind of content. Each is a part of every block, or of every state.
 
         What is kept of each token comes first, codes before all else: the first part's dtype is the pool's name elsewhere.
         """

@@ -24,7 +24,7 @@ class ForwardBatch:
     slots: torch.Tensor  # [T] int32: each token's slot; -1: not written
     attention: Mapping[HeadShape, AttentionPlan]
     has_prompts: bool
-    states: StateBatch | None  # None: no layer keeps a state
+    states: tuple[StateBatch, ...]  # for each block of a state
     # The last layer of a pass with prompts computes the sampled rows alone. None: all rows, or none.
     final: AttentionPlan | None
     sampled_rows: torch.Tensor | None  # [R] int32: rows whose logits are wanted; None: all (decoding)
@@ -48,7 +48,7 @@ def batch_of(size: PassSize, layout: Layout, buffer: torch.Tensor, newest: torch
         slots=views["slots"],
         attention=dict(views.attention(size)),
         has_prompts=size.prompts is not None,
-        states=views.states() if size.states is not None else None,
+        states=views.states(size.states.blocks) if size.states is not None else (),
         final=final,
         sampled_rows=None if decodes_only else views["sampled_rows"],
         num_sampled=size.num_sampled,
@@ -79,8 +79,12 @@ class _Views:
                 prefill = self.prefill(size.prompts, prompts, shape, number)
             yield shape.heads, AttentionPlan(size.decode.places, decoding, items, self.buffer, prefill)
 
-    def states(self) -> StateBatch:
-        return StateBatch(self["state_moves"], self["state_tiles"], self["state_runs"])
+    def states(self, count: int) -> tuple[StateBatch, ...]:
+        def each(number: int) -> StateBatch:
+            moves, tiles = (self.layout.view(self.buffer, f"state_{name}", number) for name in ("moves", "tiles"))
+            return StateBatch(moves, tiles, self["state_runs"])
+
+        return tuple(map(each, range(count)))
 
     def singles(self, name: str, size: SinglesSize) -> AttentionBatch | None:
         """Sequences with one query each, its last token."""

@@ -84,6 +84,7 @@ class StatesSize(msgspec.Struct, frozen=True, kw_only=True):
     moves: Count  # places for decoding sequences
     tiles: Count = 0  # tiles of prompts
     runs: Count = 0  # prompts
+    blocks: Count = 1  # of a state: each has its copy of moves and tiles
 
 
 class PassSize(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +121,10 @@ def _states(shape: Callable[[StatesSize], tuple[int, ...]]) -> Callable[[PassSiz
     return lambda size: (0,) if size.states is None else shape(size.states)
 
 
+def _state_blocks(size: PassSize) -> int:
+    return 1 if size.states is None else size.states.blocks
+
+
 def _num_windows(size: PassSize) -> int:
     return sum(len(shape.windows) for shape in size.attention)
 
@@ -134,8 +139,8 @@ FIELDS = (
     Field("query_start", _prompts(lambda size: (size.sequences + 1 if size.sequences else 0,))),
     Field("context_blocks", _prompts(lambda size: (size.blocks, 2)), empty=-1),
     Field("tiles", _prompts(lambda size: (size.tiles, 8)), copies=lambda size: len(size.attention)),
-    Field("state_moves", _states(lambda size: (size.moves, 2)), empty=-1),
-    Field("state_tiles", _states(lambda size: (size.tiles, 8))),
+    Field("state_moves", _states(lambda size: (size.moves, 2)), empty=-1, copies=_state_blocks),
+    Field("state_tiles", _states(lambda size: (size.tiles, 8)), copies=_state_blocks),
     Field("state_runs", _states(lambda size: (size.runs, 2))),
     Field("context_len", _prompts(lambda size: (size.sequences,))),
     Field("prompt_tables", _prompts(lambda size: (size.sequences, size.width))),

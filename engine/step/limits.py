@@ -31,7 +31,7 @@ class Limits:
     attention: tuple[HeadLimits, ...]
     last_heads: int  # index of the last layer's heads in `attention`
     last_window: int
-    has_state: bool = False  # some layers keep a state in each block
+    state_blocks: int = 0  # of a sequence's state; 0: no layer keeps one
     graph_context: int = 16384  # positions of prompts' contexts in a graph that also decodes
 
     @property
@@ -56,5 +56,21 @@ def check(chunk: Chunk, newest: NewestTokens, limits: Limits) -> None:
     elif end > len(sequence.block_table) * limits.block_size:
         problem = f"{len(sequence.block_table)} blocks don't cover {end} positions"
     else:
-        return
-    raise InvalidChunkError(f"request {sequence.request_id}: {problem}")
+        problem = wrong_state(chunk, limits.state_blocks, limits.num_blocks)
+    if problem:
+        raise InvalidChunkError(f"request {sequence.request_id}: {problem}")
+
+
+def wrong_state(chunk: Chunk, state_blocks: int, num_blocks: int) -> str:
+    """Why a chunk's states can't be those before its first token and behind all of its tokens; "" if they can."""
+    if not state_blocks:
+        return ""
+    if chunk.start and chunk.state_behind(chunk.start - 1) is None:
+        return f"no state behind token {chunk.start - 1}"
+    at = chunk.start
+    for state in chunk.states:
+        if len(state.blocks) != state_blocks or not all(0 <= block < num_blocks for block in state.blocks):
+            return f"a state in blocks {state.blocks}, not {state_blocks} in [0, {num_blocks})"
+        if at < chunk.end and state.covers(at) and not state.is_found:
+            at = chunk.end if state.end is None else state.end
+    return "" if at >= chunk.end else f"no place for the state behind token {at}"

@@ -13,13 +13,14 @@ import numpy as np
 
 from engine.arrays import Integers, Ints, Longs
 from engine.kernels.attention import deal_out, max_items, point
-from engine.kernels.delta import deal_out_states, max_tiles
+from engine.kernels.delta import max_tiles
 from engine.passes import InvalidChunkError
 from engine.sequence import Chunk
 from engine.step.block_tables import BlockTables
 from engine.step.layout import GraphSize, HeadsSize, Packed, PassSize, PromptsSize, SinglesSize, StatesSize
 from engine.step.limits import HeadLimits, Limits, check
 from engine.step.newest import NewestTokens
+from engine.step.states import States
 
 
 def pack(
@@ -47,16 +48,16 @@ def pack(
     cuts = [(heads, window) for heads in limits.attention for window in heads.windows]
     decode = _Singles.of(ends[:num_decode], rows[:num_decode], tables, limits, cuts)
     prompts, final = None, _NO_SINGLES
-    some, matrix = slice(num_decode, None), decode.tables
+    some = slice(num_decode, None)
     if num_decode < len(chunks):
         matrix = _block_tables(tables, rows[some], ends[some], limits)
         prompts = _Prompts.of(lengths[some], ends[some], matrix, limits, graph)
         its = (limits.attention[limits.last_heads], limits.last_window)
         final = _Singles.of(sampled_ends, rows[sampled], tables, limits, [its])
     states = None
-    if limits.has_state:
+    if limits.state_blocks:
         places = num_decode if graph is None else graph.decoding
-        states = _States.of(decode, lengths[some], ends[some], matrix, places, limits)
+        states = States.of(chunks[:num_decode], chunks[some], places, limits)
     if graph is not None:
         size = graph_size(graph, limits, decode, final, num_sampled=len(sampled))
     else:
@@ -183,34 +184,6 @@ class _Prompts:
             packed.put("prompt_tables", self.tables)
 
 
-@dataclass(frozen=True, slots=True)
-class _States:
-    """The blocks whose states decoding sequences read and write, and how prompts are cut to compute theirs."""
-
-    moves: Longs
-    tiles: Integers
-    runs: Integers
-
-    @classmethod
-    def of(cls, decode: _Singles, lengths: Longs, ends: Longs, tables: Ints, first_row: int, limits: Limits) -> _States:
-        """`lengths`, `ends`, `tables`: of the prompts, whose rows begin with `first_row`."""
-        size = limits.block_size
-        sequence, at = np.arange(len(decode.ends)), decode.ends - 1
-        before = np.where(at > 0, decode.tables[sequence, np.maximum(at - 1, 0) // size], -1)
-        moves = np.stack((before, decode.tables[sequence, at // size]), axis=1) if len(at) else np.zeros((0, 2), int)
-        rows = first_row + np.cumsum(lengths) - lengths
-        tiles, runs = deal_out_states(ends - lengths, ends, rows, tables, block_size=size)
-        return cls(moves, tiles, runs)
-
-    def size(self) -> StatesSize:
-        return StatesSize(moves=len(self.moves), tiles=len(self.tiles), runs=len(self.runs))
-
-    def put(self, packed: Packed) -> None:
-        packed.put("state_moves", self.moves)
-        packed.put("state_tiles", self.tiles)
-        packed.put("state_runs", self.runs)
-
-
 def _tight_size(
     num_tokens: int,
     num_sampled: int,
@@ -218,7 +191,7 @@ def _tight_size(
     decode: _Singles,
     prompts: _Prompts | None,
     final: _Singles,
-    states: _States | None,
+    states: States | None,
 ) -> PassSize:
     """The header of a pass without a graph, with exact room."""
     return PassSize(
@@ -265,14 +238,14 @@ def graph_size(
         last_window=limits.last_window,
         decode=decode.size(graph.decoding, limits.attention),
         prompts=prompts,
-        states=_graph_states(graph, limits) if limits.has_state else None,
+        states=_graph_states(graph, limits) if limits.state_blocks else None,
         final=final.size(sampled_rows, [limits.attention[limits.last_heads]]),
     )
 
 
 def _graph_states(graph: GraphSize, limits: Limits) -> StatesSize:
     tiles = max_tiles(graph.prompts, graph.num_prompts, limits.block_size) if graph.prompts else 0
-    return StatesSize(moves=graph.decoding, tiles=tiles, runs=graph.num_prompts)
+    return StatesSize(moves=graph.decoding, tiles=tiles, runs=graph.num_prompts, blocks=limits.state_blocks)
 
 
 def _heads_size(heads: HeadLimits, longest: int, *, behind: bool) -> HeadsSize:

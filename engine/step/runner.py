@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
+from typing import Any
 
 import torch
 
@@ -37,7 +38,7 @@ class Runner:
     def __init__(
         self,
         decoder: Decoder | ForeignDecoder,
-        parts: SequenceOf[torch.Tensor],
+        parts: SequenceOf[Any],
         limits: Limits,
         *,
         max_tokens: int,
@@ -48,7 +49,7 @@ class Runner:
         self._decoder = decoder
         self._parts = parts
         self._limits = limits
-        self._device = device = parts[0].device
+        self._device = device = decoder.weights.device
         self._tables = BlockTables(
             max_blocks=-(-limits.max_model_len // limits.block_size),
             num_blocks=limits.num_blocks,

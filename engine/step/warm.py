@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from common.messages import Grammar, KVLayout, SamplingParams
 from engine.passes import Pass
-from engine.sequence import Chunk, Sequence
+from engine.sequence import Chunk, Sequence, State
 
 PROMPT_TOKENS = (8, 24, 48, 100, 300, 1500, 3000)  # the limits that select a kernel lie between these
 TIMED_PROMPTS = (256, 512, 1024, 2048, 8192)  # tokens of a pass with one prompt alone
@@ -77,8 +77,9 @@ def time_prompts(
 def _sequence(
     num_tokens: int, sampling: SamplingParams, layout: KVLayout, vocab_size: int, first_block: int, *, more: int = 2
 ) -> Sequence:
-    """A sequence with blocks for its tokens and `more`."""
+    """A sequence with blocks for its tokens and `more`. All have one state, whose contents nobody looks at."""
     num_blocks = -(-(num_tokens + more) // layout.block_size)
+    state = State(0, None, tuple(range(layout.num_blocks - layout.state_blocks, layout.num_blocks)))
     return Sequence(
         request_id="warm-up",
         attempt=1,
@@ -87,4 +88,5 @@ def _sequence(
         sampling=sampling,
         hash_root=b"",
         block_table=list(range(first_block, first_block + num_blocks)),
+        states=[state] if layout.state_blocks else [],
     )

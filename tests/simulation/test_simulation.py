@@ -83,7 +83,7 @@ def digests_not_compared(patch: Patch) -> None:
     check = Intake._check
 
     async def trusting(intake: Intake, reservation: Reservation, message: Handoff) -> Refusal:
-        pushed = reservation.lease.blocks[: reservation.num_pushed]
+        pushed = reservation.lease.blocks[: reservation.room.num_pushed]
         digests = block_digests(intake._context.kv, pushed, intake._context.layout)
         return await check(intake, reservation, structs.replace(message, digests=digests))
 

@@ -1,13 +1,22 @@
-"""Sequences and the block pool: take blocks, share finished ones, give all of them back."""
+"""Sequences and the block pool: take blocks, share finished ones, give all of them back.
+
+Where the model keeps states, a sequence has blocks for one more. It leaves a checkpoint behind by going on in other blocks, so
+nothing is copied; the checkpoint stays in the cache while there is room for it.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from common.blocks import hash_block, hash_blocks, unpack_tokens
 from common.messages import Job
-from engine.cache.block_pool import BlockPool
-from engine.sequence import Sequence
+from engine.cache.block_pool import BlockPool, OutOfBlocksError
+from engine.sequence import Chunk, Sequence, State
+
+# Of a state's blocks: checkpoints along a sequence have half as many bytes as its tokens, and are never closer than an eighth of that.
+CHECKPOINT_EVERY = 2.0
+LEAST_CHECKPOINT = 0.25
 
 
 def sequence_of(job: Job) -> Sequence:
@@ -37,16 +46,61 @@ def admit(pool: BlockPool, sequence: Sequence, *, num_tokens: int, spare: int = 
     size = pool.block_size
     reusable = (len(sequence.token_ids) - 1) // size
     digests = hash_blocks(sequence.hash_root, sequence.token_ids[: reusable * size], size)
-    cached = [] if sequence.scores_prompt else pool.match_prefix(digests)
+    cached, state = _cached(pool, [] if sequence.scores_prompt else digests)
+    wanted = blocks_for(num_tokens, size) + pool.state_blocks
     try:
-        fresh = pool.allocate(blocks_for(num_tokens, size) - len(cached), spare=spare)
-    except Exception:
-        pool.release(cached)
-        raise
-    sequence.block_table = cached + fresh
+        fresh = pool.allocate(wanted - len(cached), spare=spare)
+    except OutOfBlocksError:
+        pool.release([*cached, *state])
+        if not state:
+            raise
+        cached, state = [], ()  # the checkpoint is held besides: without it there may be room
+        fresh = pool.allocate(wanted, spare=spare)
+    sequence.block_table = cached + fresh[pool.state_blocks :]
     sequence.digests, sequence.known_digests = digests[: len(cached)], digests
     sequence.num_cached = len(cached) * size
     sequence.restart(sequence.num_cached)
+    if pool.state_blocks:
+        found = [State(sequence.num_cached - 1, sequence.num_cached, state, is_found=True)] if state else []
+        sequence.states = [*found, State(sequence.num_cached, None, tuple(fresh[: pool.state_blocks]))]
+        # Others may branch from where this one left what is cached, and go on where it ends.
+        sequence.checkpoints = (pool.count_prefix(digests) * size, len(digests) * size)
+
+
+def _cached(pool: BlockPool, digests: list[bytes]) -> tuple[list[int], tuple[int, ...]]:
+    """Take the longest prefix that can be gone on from, and the checkpoint behind it."""
+    return pool.match_checkpoint(digests) if pool.state_blocks else (pool.match_prefix(digests), ())
+
+
+def receive_state(sequence: Sequence, blocks: list[int]) -> None:
+    """Give a sequence the state behind its known tokens, which another worker computed."""
+    sequence.states = [State(len(sequence.token_ids) - 1, None, tuple(blocks))] if blocks else []
+
+
+def schedule(pool: BlockPool, sequence: Sequence, num_tokens: int, *, spare: int = 0) -> Chunk:
+    """Make the next positions part of a pass, and leave checkpoints on the way if more than `spare` blocks are left."""
+    if pool.state_blocks:
+        _leave_checkpoints(pool, sequence, sequence.num_scheduled + num_tokens, spare=spare)
+    return sequence.schedule(num_tokens)
+
+
+def _leave_checkpoints(pool: BlockPool, sequence: Sequence, end: int, *, spare: int) -> None:
+    """Go on in other blocks behind each boundary below `end`. Without room there is no checkpoint."""
+    of_state = pool.state_blocks * pool.block_size
+    every, least = int(CHECKPOINT_EVERY * of_state), LEAST_CHECKPOINT * of_state
+    first = -(-sequence.num_scheduled // every) * every
+    regular = {
+        at for at in range(first, end, every) if not any(0 < other - at < least for other in sequence.checkpoints)
+    }
+    for at in sorted(regular | {at for at in sequence.checkpoints if sequence.num_scheduled <= at < end}):
+        state = sequence.states[-1]
+        if at - state.begin < least or at <= state.begin:
+            continue
+        try:
+            blocks = pool.allocate(pool.state_blocks, spare=spare)
+        except OutOfBlocksError:
+            return
+        sequence.states[-1:] = [replace(state, end=at), State(at, None, tuple(blocks))]
 
 
 def grow(pool: BlockPool, sequence: Sequence, *, num_tokens: int) -> None:
@@ -69,6 +123,21 @@ def publish_computed(pool: BlockPool, sequence: Sequence) -> None:
             digest = hash_block(parent, sequence.token_ids[index * size : (index + 1) * size])
         sequence.digests.append(digest)
         pool.publish(sequence.block_table[index], digest)
+    while sequence.states and (end := sequence.states[0].end) is not None and end < sequence.num_computed:
+        # A pass that went on from it is over, so it is final, and no other pass reads it.
+        passed = sequence.states.pop(0)
+        if not passed.is_found:
+            pool.publish_state(passed.blocks, sequence.digests[: end // size])
+        pool.release(passed.blocks)
+
+
+def withdraw(pool: BlockPool, sequence: Sequence) -> None:
+    """Stop sharing what a sequence computed, which proved wrong: else everybody with its prefix would fail."""
+    pool.withdraw([*sequence.block_table, *_state_blocks(sequence)], sequence.digests)
+
+
+def _state_blocks(sequence: Sequence) -> list[int]:
+    return [block for state in sequence.states for block in state.blocks]
 
 
 class HeldBlocks:
@@ -116,7 +185,8 @@ class HeldBlocks:
             self._release(sequence)
 
     def _release(self, sequence: Sequence) -> None:
-        self._pool.release(sequence.block_table)
+        self._pool.release([*sequence.block_table, *_state_blocks(sequence)])
         sequence.block_table = []
+        sequence.states = []
         sequence.digests = []
         sequence.restart(0)

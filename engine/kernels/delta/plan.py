@@ -1,7 +1,7 @@
 """Which tokens change which states, and where a layer's numbers lie in its product.
 
-A state is a block's: the one after the block's last computed token. A token reads the state of the token before it and
-writes its own block's, so a full block's state never changes again.
+A token reads the state that the token before it left, and writes its own one's place. That is the same place but at a
+checkpoint, which never changes again. A state has several blocks, so each layer has its block of each state.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NOTHING, CARRIED = -1, -2
 
 @dataclass(frozen=True, slots=True)
 class StateBatch:
-    """Decoding sequences (one new token each) first, then prompts or parts of them."""
+    """Decoding sequences (one new token each) first, then prompts or parts of them. For layers in one of a state's blocks."""
 
     moves: torch.Tensor  # [S, 2] int32: the block read and the one written; -1: none
     tiles: torch.Tensor  # [I, 8] int32, columns as in `deal_out_states`
@@ -30,6 +30,14 @@ class StateBatch:
     @property
     def num_decode(self) -> int:
         return len(self.moves)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptState:
+    """What one layer keeps of each state."""
+
+    number: int  # of the state's block that has it
+    kept: torch.Tensor  # [num_blocks, planes, 1, heads, dim], a strided view of the pool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +92,9 @@ def deal_out_states(
 ) -> tuple[Integers, Integers]:
     """Cut prompts, positions [start, end) from row `rows` on, into tiles that end with their block. Returns tiles and runs.
 
-    A tile's columns: first row, rows, block whose state it begins with (`NOTHING`, `CARRIED`), block that keeps the state
-    behind it (`NOTHING`: the next tile carries it on); first row of its prompt, and the block with the state before that.
+    `tables` [P, blocks] has the place of the state for each block of tokens; blocks with one place change it one after another.
+    A tile's columns: first row, rows, place whose state it begins with (`NOTHING`, `CARRIED`), place that keeps the state
+    behind it (`NOTHING`: the next tile carries it on); first row of its prompt, and the place of the state before that.
     """
     tiles, runs = list[tuple[int, ...]](), list[tuple[int, int]]()
     for index, (start, end, row) in enumerate(zip(starts.tolist(), ends.tolist(), rows.tolist(), strict=True)):
@@ -94,8 +103,9 @@ def deal_out_states(
         first, source = len(tiles), before
         for at, count in _cuts(start, end, block_size):
             behind = at + count
-            keeps = behind == end or behind % block_size == 0
-            target = int(table[at // block_size]) if keeps else NOTHING
+            own = int(table[at // block_size])
+            keeps = behind == end or (behind % block_size == 0 and int(table[behind // block_size]) != own)
+            target = own if keeps else NOTHING
             tiles.append((row + at - start, count, source, target, row, before, 0, 0))
             source = CARRIED
         runs.append((first, len(tiles) - first))

@@ -1,4 +1,4 @@
-"""The gated delta rule as a layer: it keeps a state and the last inputs of a convolution, both once a block.
+"""The gated delta rule as a layer: it keeps a state and the last inputs of a convolution, both once a sequence.
 
 T tokens, E hidden size, N what one product gives of a token: queries, keys, values, the output's gate, strength and decay.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.kernels.delta import DeltaHeads, convolve, delta_rule, gated_norm
-from engine.kernels.delta.plan import Columns
+from engine.kernels.delta.plan import Columns, KeptState
 from engine.model.formats.product import LinearSpec
 from engine.model.layers.building import Surroundings
 from engine.model.parameters import Parameter, Shard, stacked, whole
@@ -34,13 +34,12 @@ class GatedDelta:
         self._gate_norm = weights.new(whole("linear_attn.norm.weight", heads.value_dim), under=under)
         self._eps = around.model.norm_eps
 
-    def __call__(self, stream: Stream, batch: ForwardBatch, kept: Sequence[torch.Tensor], *, is_last: bool) -> None:
+    def __call__(self, stream: Stream, batch: ForwardBatch, kept: Sequence[KeptState], *, is_last: bool) -> None:
         """`kept`: the states [num_blocks, 1, 1, Hv, Dk Dv], and the convolution's last inputs [num_blocks, K - 1, 1, 1, C]."""
         states, inputs = kept
-        assert batch.states is not None, "the model's limits say that it has states"
         x = self._inputs(self._branch.read(stream))
-        mixed = convolve(x, self._taps, inputs, batch.states, self._heads)
-        out = delta_rule(mixed, x, self._decay, self._bias, states, batch.states, self._heads)
+        mixed = convolve(x, self._taps, inputs.kept, batch.states[inputs.number], self._heads)
+        out = delta_rule(mixed, x, self._decay, self._bias, states.kept, batch.states[states.number], self._heads)
         out = gated_norm(out, x, self._gate_norm, self._eps, self._heads)
         if is_last and batch.has_prompts:
             rows = batch.sampled_rows if batch.num_sampled else None

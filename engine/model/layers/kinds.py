@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import torch
-
 from engine.model.experts import SparseMlpSpec
 from engine.model.layers.attention import GroupedQueryAttention
 from engine.model.layers.building import Surroundings
@@ -30,10 +28,11 @@ from engine.step.batch import ForwardBatch
 class Mixer(Protocol):
     """The part of a layer in which tokens attend to earlier ones."""
 
-    def __call__(self, stream: Stream, batch: ForwardBatch, kept: Sequence[torch.Tensor], *, is_last: bool) -> None:
+    def __call__(self, stream: Stream, batch: ForwardBatch, kept: Sequence[Any], *, is_last: bool) -> None:
         """Read the stream, write what later tokens need into the pool, add to the stream.
 
-        `kept`: the layer's strided views of the pool, [num_blocks, planes, slots, heads, dim], as its spec's `kept` lists them.
+        `kept`: the layer's strided views of the pool, [num_blocks, planes, slots, heads, dim], as its spec's `kept` lists them;
+        of a state a `KeptState`.
         `is_last`: only the sampled rows go on from here, if any.
         """
         ...

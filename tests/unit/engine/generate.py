@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from common.blocks import hash_blocks, hash_root
+from common.blocks import hash_root
 from common.messages import SamplingParams
 from engine.cache.block_pool import BlockPool
 from engine.engine import Chunk, Engine, Pass, Sampled
 from engine.sequence import Sequence
+from worker.serving.allocation import HeldBlocks, admit, publish_computed, schedule
 
 ROOT = hash_root(model="tiny", kv_dtype="float32", block_size=16)
 
@@ -30,7 +31,10 @@ class Generator:
     """Runs sequences to their end, all in one batch, each with at most `chunk_size` tokens a step."""
 
     def __init__(self, engine: Engine, *, chunk_size: int = 512) -> None:
-        self.pool = BlockPool(num_blocks=engine.layout.num_blocks, block_size=engine.layout.block_size)
+        layout = engine.layout
+        self.pool = BlockPool(
+            num_blocks=layout.num_blocks, block_size=layout.block_size, state_blocks=layout.state_blocks
+        )
         self.results: dict[str, list[Sampled | None]] = {}  # request id -> everything its sampling chunks got
         self.launch = engine.launch
         self._chunk_size = chunk_size
@@ -42,8 +46,7 @@ class Generator:
             self.admit(sequence)
         self.go_on(sequences)
         for sequence in sequences:
-            self._publish(sequence)
-            self.pool.release(sequence.block_table)
+            self.release(sequence)
         return [sequence.token_ids[sequence.num_prompt_tokens :] for sequence in sequences]
 
     def start(self, sequence: Sequence) -> None:
@@ -65,28 +68,24 @@ class Generator:
 
     def admit(self, sequence: Sequence) -> None:
         """Give the sequence its cached prefix and blocks for all that it may generate."""
-        size = self.pool.block_size
-        digests = hash_blocks(ROOT, sequence.token_ids[:-1], size)
-        sequence.block_table = self.pool.match_prefix(digests)
-        sequence.num_cached = len(sequence.block_table) * size
-        sequence.restart(sequence.num_cached)
-        end = sequence.num_tokens + sequence.sampling.max_tokens
-        sequence.block_table += self.pool.allocate(sequence.blocks_needed(end, size))
+        admit(self.pool, sequence, num_tokens=sequence.num_tokens + sequence.sampling.max_tokens)
 
     def _advance(self, running: list[Sequence]) -> None:
-        chunks = [sequence.schedule(min(sequence.num_unscheduled, self._chunk_size)) for sequence in running]
+        chunks = [
+            schedule(self.pool, sequence, min(sequence.num_unscheduled, self._chunk_size)) for sequence in running
+        ]
         self.deliver(chunks, self.launch(chunks))
 
     def deliver(self, chunks: list[Chunk], pass_: Pass) -> None:
         """Wait for a pass and give each sequence its result."""
         for chunk, sampled in zip(chunks, pass_.wait(), strict=True):
             chunk.sequence.finish(chunk)
+            publish_computed(self.pool, chunk.sequence)
             if chunk.sample:
                 self.results.setdefault(chunk.sequence.request_id, []).append(sampled)
                 if sampled is not None:
                     chunk.sequence.append(sampled.token_id)
 
-    def _publish(self, sequence: Sequence) -> None:
-        digests = hash_blocks(ROOT, sequence.token_ids[: sequence.num_computed], self.pool.block_size)
-        for block, digest in zip(sequence.block_table, digests, strict=False):
-            self.pool.publish(block, digest)
+    def release(self, sequence: Sequence) -> None:
+        """Give all blocks of a sequence back."""
+        HeldBlocks(self.pool).give_back(sequence)

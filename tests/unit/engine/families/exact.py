@@ -12,7 +12,7 @@ import transformers
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.sequence import Sequence
+from engine.sequence import Sequence, State
 from tests.models import VOCAB_SIZE
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.generate import Generator, new_sequence
@@ -61,18 +61,23 @@ class Bench:
 
     def hand_over(self, sequence: Sequence, prefill: Generator, decode: Generator) -> None:
         """Copy a sequence's blocks to the other pool, and let it go on there."""
-        source, count = sequence.block_table, len(sequence.block_table)
-        target = decode.pool.allocate(count)
-        self._engines[1].kv[target] = self._engines[0].kv[source]
-        prefill.pool.release(source)
-        sequence.block_table = target
+        source = list(sequence.block_table)
+        state = list(sequence.states[-1].blocks) if sequence.states else []
+        target = decode.pool.allocate(len(source) + len(state))
+        self._engines[1].kv[target] = self._engines[0].kv[[*source, *state]]
+        num_computed = sequence.num_computed
+        prefill.release(sequence)
+        sequence.restart(num_computed)
+        sequence.block_table = target[: len(source)]
+        if state:
+            sequence.states = [State(num_computed - 1, None, tuple(target[len(source) :]))]
 
     def lose(self, sequence: Sequence, generator: Generator) -> None:
         """Take all blocks of a sequence of the decode end away, as preemption does; what was in them is lost."""
-        self._engines[1].kv[sequence.block_table] = self._engines[1].kv.new_tensor(_nothing(self._engines[1].kv))
-        generator.pool.release(sequence.block_table)
-        sequence.block_table = []
-        sequence.restart(0)
+        lost = [*sequence.block_table, *(block for state in sequence.states for block in state.blocks)]
+        self._engines[1].kv[lost] = self._engines[1].kv.new_tensor(_nothing(self._engines[1].kv))
+        generator.pool.withdraw(lost, sequence.digests)
+        generator.release(sequence)
 
     def check(self, sequences: Iterable[Sequence], *generators: Generator) -> None:
         """Every token is the likeliest of transformers, and has the logprobs that it gives to the twenty likeliest."""
