@@ -10,24 +10,26 @@ import torch
 from common.messages import SamplingParams
 from common.pages import PagePart
 from engine.config import EngineConfig
+from engine.cache.pages import state_views
 from engine.engine import Chunk, InvalidChunkError
 from engine.fake.engine import FakeCosts, FakeEngine
-from engine.sequence import Sequence
+from engine.sequence import Sequence, State
 
 PROMPT = [(7 * index + 3) % 512 for index in range(45)]  # three blocks, the last one partial
 LAYOUTS = ("float32", "bfloat16", "float16")
 HYBRIDS = {
     "keys, values and states": [
         PagePart(layers=2, planes=2, heads=2, dim=4, dtype="bfloat16"),
-        PagePart(layers=3, planes=1, heads=2, dim=4, dtype="float32", per_token=False),
+        PagePart(layers=3, planes=1, heads=2, dim=80, dtype="float32", per_token=False),
+        PagePart(layers=3, planes=3, heads=1, dim=8, dtype="bfloat16", per_token=False),
     ],
     "8-bit keys with their scales": [
         PagePart(layers=2, planes=2, heads=2, dim=4, dtype="float8_e4m3fn"),
         PagePart(layers=2, planes=2, heads=2, dim=1, dtype="float32"),
     ],
     "latents": [PagePart(layers=2, planes=1, heads=1, dim=24, dtype="bfloat16")],
-    "states alone": [PagePart(layers=2, planes=1, heads=1, dim=8, dtype="float32", per_token=False)],
 }
+STATES = "keys, values and states"
 
 
 def new_engine(dtype: str = "float32", **changes: object) -> FakeEngine:
@@ -41,6 +43,14 @@ def new_sequence(prompt: list[int], blocks: list[int], **sampling: object) -> Se
         request_id="r", attempt=1, token_ids=list(prompt), num_prompt_tokens=len(prompt), sampling=params, hash_root=b""
     )
     sequence.block_table = blocks
+    return sequence
+
+
+def with_state(engine: FakeEngine, sequence: Sequence, *, begin: int = 0) -> Sequence:
+    """The same, with the last blocks of the pool for its state if there is one."""
+    last = engine.layout.num_blocks - engine.layout.state_blocks
+    state = State(begin, None, tuple(range(last, engine.layout.num_blocks)))
+    sequence.states = [state] if state.blocks else []
     return sequence
 
 
@@ -97,7 +107,7 @@ def test_blocks_copied_into_another_pool_continue_the_sequence_there(dtype: str)
 @pytest.mark.parametrize("kind", HYBRIDS)
 def test_other_kinds_of_pages_answer_as_the_oracle_however_the_prompt_is_cut(kind: str, chunk: int) -> None:
     engine = new_engine(parts=HYBRIDS[kind])
-    sequence = new_sequence(PROMPT, [9, 4, 30, 1, 0])
+    sequence = with_state(engine, new_sequence(PROMPT, [9, 4, 20, 1, 0]))
 
     assert generate(engine, sequence, chunk=chunk) == engine.expected(PROMPT, 20, sequence.sampling)
 
@@ -105,11 +115,12 @@ def test_other_kinds_of_pages_answer_as_the_oracle_however_the_prompt_is_cut(kin
 @pytest.mark.parametrize("kind", HYBRIDS)
 def test_other_kinds_of_pages_continue_a_sequence_in_another_pool(kind: str) -> None:
     prefill, decode = new_engine(parts=HYBRIDS[kind]), new_engine(parts=HYBRIDS[kind])
-    sequence = new_sequence(PROMPT, [5, 6, 7])
+    sequence = with_state(prefill, new_sequence(PROMPT, [5, 6, 7]))
     advance(prefill, sequence, len(PROMPT))
 
-    decode.kv[[20, 3, 11]] = prefill.kv[[5, 6, 7]]
+    decode.kv[[20, 3, 11, 29, 30, 31]] = prefill.kv[[5, 6, 7, 29, 30, 31]]
     sequence.block_table = [20, 3, 11, 12, 13]
+    with_state(decode, sequence, begin=len(PROMPT) - 1)
 
     assert generate(decode, sequence) == decode.expected(PROMPT, 20, sequence.sampling)
 
@@ -118,12 +129,61 @@ def test_other_kinds_of_pages_continue_a_sequence_in_another_pool(kind: str) -> 
 @pytest.mark.parametrize("kind", HYBRIDS)
 def test_a_wrong_byte_of_any_part_changes_the_answer(kind: str, byte: int) -> None:
     engine = new_engine(parts=HYBRIDS[kind])
-    sequence = new_sequence(PROMPT[:32], [5, 6, 7, 8])
+    sequence = with_state(engine, new_sequence(PROMPT[:32], [5, 6, 7, 8]))
     advance(engine, sequence, 32)
 
     engine.kv[6].view(torch.uint8).reshape(-1)[byte] ^= 1
 
     assert generate(engine, sequence) != engine.expected(PROMPT[:32], 20, sequence.sampling)
+
+
+def test_each_layers_state_changes_the_answer() -> None:
+    engine = new_engine(parts=HYBRIDS[STATES])
+    assert engine.layout.state_blocks == 3
+    answers = set()
+    for layers in state_views(engine.kv, engine.layout):
+        for kept in layers:
+            sequence = with_state(engine, new_sequence(PROMPT, [5, 6, 7, 8, 9]))
+            advance(engine, sequence, len(PROMPT))
+            kept.kept[29 + kept.number].view(torch.uint8).reshape(-1)[-1] ^= 1
+            answers.add(tuple(generate(engine, sequence)))
+    assert len(answers) == 6
+    assert tuple(engine.expected(PROMPT, 20, sequence.sampling)) not in answers
+
+
+def test_a_checkpoint_is_gone_on_from_and_never_changes() -> None:
+    engine = new_engine(parts=HYBRIDS[STATES])
+    first = new_sequence(PROMPT, [5, 6, 7, 8, 9])
+    first.states = [State(0, 32, (20, 21, 22)), State(32, None, (23, 24, 25))]
+    assert generate(engine, first, chunk=41) == engine.expected(PROMPT, 20, first.sampling)
+    kept = engine.kv[[5, 6, 20, 21, 22]].view(torch.uint8)
+    again = new_sequence([*PROMPT[:32], 9], [5, 6, 10, 11])
+    again.restart(32)
+    again.states = [State(31, 32, (20, 21, 22), is_found=True), State(32, None, (29, 30, 31))]
+    assert generate(engine, again) == engine.expected([*PROMPT[:32], 9], 20, again.sampling)
+    assert torch.equal(engine.kv[[5, 6, 20, 21, 22]].view(torch.uint8), kept)
+
+
+@pytest.mark.parametrize(
+    ("states", "problem"),
+    [
+        ([], "no state behind token 31"),
+        ([State(32, None, (29, 30, 31))], "no state behind token 31"),
+        ([State(31, 32, (20, 21, 22), is_found=True)], "no place for the state behind token 32"),
+        ([State(31, None, (20, 21, 22), is_found=True)], "no place for the state behind token 32"),
+        ([State(31, 32, (20, 21, 22)), State(40, None, (29, 30, 31))], "no place for the state behind token 32"),
+        ([State(0, None, (20, 21))], "not 3 in"),
+        ([State(0, None, (20, 21, 32))], "not 3 in"),
+    ],
+)
+def test_a_chunk_without_its_states_is_refused(states: list[State], problem: str) -> None:
+    engine = new_engine(parts=HYBRIDS[STATES])
+    sequence = new_sequence(PROMPT, [5, 6, 7, 8])
+    sequence.restart(32)
+    sequence.states = states
+    with pytest.raises(InvalidChunkError, match=problem):
+        engine.launch([sequence.schedule(13)])
+    assert not engine.kv.any()
 
 
 def test_a_fingerprint_without_parts_is_what_release_010_says() -> None:

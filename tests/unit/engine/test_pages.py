@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from common.pages import KVLayout, PagePart
-from engine.cache.pages import allocate_zeros, block_size, layout_of, part_views, pool_dtype, pool_shape
+from engine.cache.pages import allocate_zeros, block_size, layout_of, part_views, pool_dtype, pool_shape, state_views
 from engine.config import EngineConfig
 from engine.model.stage import Stage
 
@@ -36,22 +36,48 @@ def test_one_part_is_a_pool_of_its_own_dtype_and_shape() -> None:
     assert pool[0].nbytes == layout.block_bytes
 
 
-def test_a_state_alone_has_one_slot_a_block() -> None:
-    layout = layout_of([STATE], CONFIG, 0)
+@pytest.mark.parametrize(("tokens", "num"), [([KEYS], 3), ([KEYS, LATENT], 2)])
+def test_a_state_has_blocks_of_its_own_in_the_same_pool(tokens: list[PagePart], num: int) -> None:
+    large = msgspec.structs.replace(STATE, layers=3, heads=32)  # 2,048 bytes a layer
+    inputs = PagePart(layers=3, planes=3, heads=1, dim=20, dtype="bfloat16", per_token=False)  # 120 bytes
+    layout = layout_of([*tokens, large, inputs], replace(CONFIG, num_blocks=9, block_size=8), 0)
+    assert (layout.state_blocks, layout.states, layout.parts) == (num, (large, inputs), tuple(tokens))
+    assert layout.block_bytes == sum(part.block_bytes(8) for part in tokens)
+    assert not layout.compatible_with(msgspec.structs.replace(layout, states=(), state_blocks=0))
 
-    assert pool_shape(layout) == (5, 2, 1, 1, 4, 16)
-    assert pool_of(layout)[0].nbytes == layout.block_bytes == 2 * 4 * 16 * 4
+    pool = pool_of(layout)
+    views = state_views(pool, layout)
+
+    shapes = [[tuple(kept.kept.shape) for kept in layers] for layers in views]
+    assert shapes == [[(9, 1, 1, 32, 16)] * 3, [(9, 3, 1, 1, 20)] * 3]
+    assert {kept.number for layers in views for kept in layers} == set(range(num))
+    for layers in views:
+        for kept in layers:
+            kept.kept[4 + kept.number].view(torch.uint8).add_(1)
+    assert pool.flatten(1).view(torch.uint8).max() == 1, "two layers' states overlap"
+    assert int(pool.flatten(1).view(torch.uint8).sum()) == 3 * (2048 + 120)
+    assert not pool[[block for block in range(9) if block - 4 not in range(num)]].any()
+
+
+def test_a_block_that_no_layers_state_fits_into_is_refused() -> None:
+    large = msgspec.structs.replace(STATE, heads=128)  # 8,192 bytes a layer, a token's keys 384
+    with pytest.raises(ValueError, match="16 tokens has 6144 bytes, less than a layer's state: give it block_size = 32"):
+        layout_of([KEYS, large], CONFIG, 0)
+    with pytest.raises(ValueError, match="2 blocks for KV hold no sequence: a state alone has 2 blocks"):
+        layout_of([KEYS, large], replace(CONFIG, num_blocks=2, block_size=32), 0)
+    with pytest.raises(ValueError, match="states are too large"):
+        layout_of([KEYS, msgspec.structs.replace(large, heads=10_000)], CONFIG, 0)
 
 
 def test_several_parts_share_a_blocks_bytes_without_gaps_or_overlap() -> None:
-    layout = layout_of([KEYS, LATENT, STATE], CONFIG, 0)
+    layout = layout_of([KEYS, LATENT], CONFIG, 0)
     pool = pool_of(layout)
 
     views = part_views(pool, layout)
 
     assert pool_shape(layout) == (5, layout.block_bytes)
-    assert [tuple(view.shape) for view in views] == [(5, 3, 2, 16, 4, 8), (5, 2, 1, 16, 1, 24), (5, 2, 1, 1, 4, 16)]
-    assert [view.dtype for view in views] == [torch.bfloat16, torch.float32, torch.float32]
+    assert [tuple(view.shape) for view in views] == [(5, 3, 2, 16, 4, 8), (5, 2, 1, 16, 1, 24)]
+    assert [view.dtype for view in views] == [torch.bfloat16, torch.float32]
     for view in views:
         view[2].view(torch.uint8).add_(1)
     assert (pool[2] == 1).all()
@@ -60,32 +86,29 @@ def test_several_parts_share_a_blocks_bytes_without_gaps_or_overlap() -> None:
 
 def test_memory_is_counted_in_blocks_of_all_parts() -> None:
     config = replace(CONFIG, num_blocks=None)
-    block_bytes = sum(part.block_bytes(16) for part in (KEYS, STATE))
+    block_bytes = sum(part.block_bytes(16) for part in (KEYS, LATENT))
 
-    assert layout_of([KEYS, STATE], config, 10 * block_bytes + 1).num_blocks == 10
+    assert layout_of([KEYS, LATENT], config, 10 * block_bytes + 1).num_blocks == 10
     with pytest.raises(ValueError, match="less than one block"):
-        layout_of([KEYS, STATE], config, block_bytes - 1)
+        layout_of([KEYS, LATENT], config, block_bytes - 1)
 
 
 def test_a_part_that_is_no_whole_number_of_lanes_is_refused() -> None:
-    odd = PagePart(layers=1, planes=1, heads=1, dim=3, dtype="bfloat16", per_token=False)
+    odd = PagePart(layers=1, planes=1, heads=1, dim=3, dtype="float8_e5m2")
 
-    with pytest.raises(ValueError, match="6 bytes is no multiple of 4"):
-        pool_shape(layout_of([odd], CONFIG, 0))
+    with pytest.raises(ValueError, match="30 bytes is no multiple of 4"):
+        pool_shape(layout_of([odd], replace(CONFIG, block_size=10), 0))
 
 
-def test_blocks_grow_with_the_state_that_each_keeps() -> None:
+def test_blocks_are_as_large_as_a_state_needs_without_much_waste() -> None:
     keys = PagePart(layers=10, planes=2, heads=2, dim=256, dtype="bfloat16")  # of Qwen3.5-35B-A3B
     state = PagePart(layers=30, planes=1, heads=32, dim=128 * 128, dtype="float32", per_token=False)
 
     assert block_size([keys]) == 16
-    assert block_size([keys, state]) == 1024
-    assert block_size([keys, replace_layers(state, 1)]) == 32
-    assert block_size([state]) == 1024
-
-
-def replace_layers(part: PagePart, layers: int) -> PagePart:
-    return msgspec.structs.replace(part, layers=layers)
+    assert block_size([keys, state]) == 128  # of 2.5 MiB, with 2 MiB of a state
+    assert block_size([keys, msgspec.structs.replace(state, heads=16)]) == 64
+    keys, state = (msgspec.structs.replace(part, layers=part.layers * 6 // 5) for part in (keys, state))
+    assert block_size([keys, state]) == 256  # of 6 MiB: three layers' states and nothing else
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for its memory")

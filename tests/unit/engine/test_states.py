@@ -1,4 +1,4 @@
-"""States in blocks: any size of blocks gives the same answers, and a full block never changes."""
+"""States in blocks: any size of blocks gives the same answers, a checkpoint never changes, and a sequence goes on from it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import pytest
 import torch
 
 from common.pages import PagePart
-from engine.cache.pages import block_size, page_parts
+from engine.cache.pages import layout_of, page_parts
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.model.families import model_spec
 from engine.model.spec import UnsupportedModelError
 from tests.unit.engine.families import hybrids
+from tests.unit.engine.families.exact import Bench, asked
+from tests.unit.engine.families.exact import prompt_of as prompt_of_family
 from tests.unit.engine.generate import Generator, new_sequence
+from worker.serving.allocation import CHECKPOINT_EVERY
 
 
 @pytest.fixture(scope="module")
@@ -30,38 +33,97 @@ def engine_of(folder: Path, size: int) -> Engine:
     def full_of_nan(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
         return torch.full(shape, 255, dtype=dtype, device=device)  # all ones: NaN in every format
 
-    config = EngineConfig(model=folder, num_blocks=1600 // size, block_size=size)
+    config = EngineConfig(model=folder, num_blocks=3200 // size, block_size=size)
     return Engine(config, allocate=full_of_nan)
 
 
 def test_blocks_of_any_size_give_the_same_answers(folder: Path) -> None:
     lengths, answers = (1, 63, 64, 65, 200, 300), []
-    for size, chunk_size in ((16, 512), (8, 50), (64, 512), (128, 90)):
+    for size, chunk_size in ((16, 512), (32, 50), (64, 512), (128, 90)):
         generator = Generator(engine_of(folder, size), chunk_size=chunk_size)
         first = generator.run([new_sequence(f"r{length}", prompt_of(length)) for length in lengths])
         again = new_sequence("again", [*prompt_of(300)[:260], 9])
         answers.append([*first, *generator.run([again])])
-        assert again.num_cached == 260 // size * size
+        third = new_sequence("third", [*prompt_of(300)[:260], 8])
+        answers[-1] += generator.run([third])
+        assert third.num_cached == 260 // size * size
     assert all(answer == answers[0] for answer in answers)
 
 
-def test_a_full_block_never_changes_and_others_are_not_touched(folder: Path) -> None:
+def test_a_checkpoint_never_changes_and_others_are_not_touched(folder: Path) -> None:
     engine = engine_of(folder, 16)
     generator = Generator(engine)
-    first = new_sequence("first", prompt_of(40))
-    generator.run([first])
+    generator.run([new_sequence("first", [*prompt_of(40)[:32], 5])])
     shared = engine.kv.clone()
-    branched = [new_sequence(f"r{end}", [*prompt_of(40)[:32], end], max_tokens=40) for end in (7, 8)]
+    branched = [new_sequence(f"r{end}", [*prompt_of(40)[:32], end], max_tokens=60) for end in (7, 8)]
     for sequence in branched:
         generator.admit(sequence)
         assert sequence.num_cached == 32
-    own = {block for sequence in branched for block in sequence.block_table[2:]}
-    assert len(own) == sum(len(sequence.block_table) - 2 for sequence in branched)
+    found, own = {state.blocks for sequence in branched for state in sequence.states if state.is_found}, set[int]()
+    assert len(found) == 1
     while not all(sequence.finish_reason() for sequence in branched):
         generator._advance([sequence for sequence in branched if not sequence.finish_reason()])
+        own |= {block for sequence in branched for block in sequence.block_table[2:]}
+        own |= {block for sequence in branched for state in sequence.states[-1:] for block in state.blocks}
     others = [block for block in range(engine.layout.num_blocks) if block not in own]
-    assert torch.equal(engine.kv[others], shared[others])
+    assert not own & {*branched[0].block_table[:2], *next(iter(found))}
+    assert torch.equal(engine.kv[others].view(torch.uint8), shared[others].view(torch.uint8))
     assert branched[0].token_ids[33:] != branched[1].token_ids[33:]
+
+
+@pytest.fixture(scope="module", params=["qwen3_5", "qwen3_next, a state in the last layer"])
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    (case,) = (case for case in hybrids.CASES if case.name == request.param)
+    return Bench(case, tmp_path_factory.mktemp("hybrid"))
+
+
+def last_regular(generator: Generator, num_tokens: int) -> int:
+    """The last place below so many tokens where every sequence leaves a checkpoint."""
+    every = int(CHECKPOINT_EVERY * generator.pool.state_blocks * generator.pool.block_size)
+    return num_tokens // every * every
+
+
+@pytest.mark.parametrize("chunk_size", [512, 23])
+def test_a_preempted_sequence_goes_on_from_its_checkpoint(bench: Bench, chunk_size: int) -> None:
+    generator, _ = bench.generators(chunk_size=chunk_size)
+    sequences = [asked(f"r{length}", prompt_of_family(length), max_tokens=80) for length in (70, 33)]
+    for sequence in sequences:
+        generator.admit(sequence)
+    generator.go_on(sequences, num_tokens=3)
+    for tokens, begins in ((70, 64), (75, last_regular(generator, 140))):  # behind the prompt, then on the way
+        lost = sequences[0]
+        generator.release(lost)
+        assert lost.states == []
+        generator.admit(lost)
+        assert lost.num_computed == begins
+        generator.go_on(sequences, num_tokens=tokens)
+    generator.go_on(sequences)
+    bench.check(sequences, generator)
+
+
+def test_a_sequence_that_was_handed_over_leaves_checkpoints_there(bench: Bench) -> None:
+    prefill, decode = bench.generators()
+    sequence = asked("moved", prompt_of_family(70), max_tokens=70)
+    prefill.start(sequence)
+    bench.hand_over(sequence, prefill, decode)
+    decode.go_on([sequence], num_tokens=60)
+    decode.release(sequence)
+    decode.admit(sequence)
+    assert sequence.num_computed == last_regular(decode, 130)
+    decode.go_on([sequence])
+    bench.check([sequence], prefill, decode)
+
+
+def test_without_room_for_a_checkpoint_a_sequence_goes_on_without(bench: Bench) -> None:
+    generator, _ = bench.generators()
+    sequence = asked("first", prompt_of_family(70))
+    generator.admit(sequence)
+    generator.pool.allocate(generator.pool.num_free - generator.pool.state_blocks + 1)
+    generator.go_on([sequence])
+    assert len(sequence.states) == 1
+    generator.release(sequence)
+    assert generator.pool.cached_digests() == []
+    bench.check([sequence], generator)
 
 
 # The fields of Qwen3.6-35B-A3B's config.json that say what is computed.
@@ -86,14 +148,17 @@ CONFIG = {
 }  # fmt: skip
 
 
-def test_a_published_config_is_read_and_its_blocks_are_large() -> None:
+def test_a_published_config_is_read_and_its_states_have_blocks_of_their_own() -> None:
     parts = page_parts(model_spec(CONFIG), "bfloat16")
     assert parts == [
         PagePart(layers=10, planes=2, heads=2, dim=256, dtype="bfloat16"),
         PagePart(layers=30, planes=1, heads=32, dim=128 * 128, dtype="float32", per_token=False),
         PagePart(layers=30, planes=3, heads=1, dim=8192, dtype="bfloat16", per_token=False),
     ]
-    assert block_size(parts) == 1024
+    layout = layout_of(parts, EngineConfig(model=Path("any")), 80 << 30)
+    assert (layout.block_size, layout.state_blocks, layout.block_bytes) == (128, 30, 128 * 20480)
+    context = -(-32_000 // layout.block_size) + layout.state_blocks
+    assert context * layout.block_bytes == 734_003_200  # 2.7 GB with a state in every block of 1,024
     with pytest.raises(UnsupportedModelError, match="attn_output_gate = False"):
         model_spec({**CONFIG, "text_config": TEXT | {"attn_output_gate": False}})
     with pytest.raises(UnsupportedModelError, match="indexer_budget = 9"):

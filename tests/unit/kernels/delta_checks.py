@@ -48,18 +48,29 @@ def run(name: str, device: str) -> None:
     heads = delta_heads(spec)
     dtypes = {"cpu": [torch.float32 if name == "small" else torch.float16]}.get(device, list(TOLERANCES))
     for dtype in dtypes:
-        for parts in PASSES:
-            _check(heads, parts, block_size, dtype, device)
+        for parts, in_place in zip((*PASSES, PASSES[1]), (0, 1, 3), strict=True):
+            _check(heads, parts, block_size, dtype, device, in_place=in_place)
 
 
 def interpret(name: str) -> None:
     run(name, "cpu")
 
 
-def _check(heads: DeltaHeads, parts: tuple[tuple[int, int], ...], size: int, dtype: torch.dtype, device: str) -> None:
+def _check(
+    heads: DeltaHeads,
+    parts: tuple[tuple[int, int], ...],
+    size: int,
+    dtype: torch.dtype,
+    device: str,
+    *,
+    in_place: int,
+) -> None:
+    """`in_place`: blocks that change one place of a state before the next block goes on in another; 0: all blocks do."""
     places, sequences, row = torch.randperm(NUM_BLOCKS).tolist(), list[Sequence](), 0
     for start, count in parts:
-        table = [places.pop() for _ in range(-(-(start + count) // size))]
+        num_blocks = -(-(start + count) // size)
+        own = [places.pop() for _ in range(-(-num_blocks // in_place) if in_place else 1)]
+        table = [own[at // in_place if in_place else 0] for at in range(num_blocks)]
         sequences.append(Sequence(start=start, count=count, row=row, table=table))
         row += count + 2 * (count == 1)  # rows between: places of a graph that nobody has
     batch = _batch(sequences, size, device)

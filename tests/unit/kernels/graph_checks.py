@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
 
-from engine.cache.pages import part_views
+from engine.cache.pages import part_views, state_views
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.kernels import device
 from engine.kernels.attention import copies_in_bulk
-from engine.sequence import Chunk
+from engine.sequence import Chunk, State
 from engine.step.batch import batch_of
 from engine.step.block_tables import BlockTables
 from engine.step.layout import FIELDS, GraphSize, Packed
@@ -42,7 +43,7 @@ def interpret(folder: str) -> None:
     model, _, kind = folder.partition("|")
     asked = EngineConfig(model=Path(model), dtype="float16", num_blocks=BLOCKS, kv_cache_dtype=kind or "auto")
     loaded = Engine(asked)
-    assert all(copies_in_bulk(part) for part in _parts(loaded) if part.dtype == torch.float16), (
+    assert all(copies_in_bulk(part) for part in part_views(loaded.kv, loaded.layout) if part.dtype == torch.float16), (
         "this would check the twin"
     )
     limits = replace(loaded._runner._limits, graph_context=256)  # the interpreter takes its time for unused room
@@ -58,13 +59,16 @@ def _check_pass(loaded: Engine, limits: Limits, shares: tuple[tuple[int, int], .
     for start, count in shares:
         sequence = new_sequence("a", [(7 * index + start) % 100 for index in range(start + count)])
         sequence.block_table = [places.pop() for _ in range(-(-(start + count) // limits.block_size))]
-        chunks.append(Chunk(sequence, start, count, count != 3))  # one prompt goes on in the next pass
-    for part in _parts(loaded):
+        states = tuple(_state(loaded, places) for _ in range(bool(loaded.layout.state_blocks)))
+        chunks.append(Chunk(sequence, start, count, count != 3, states=states))  # one prompt goes on in the next pass
+    for part in part_views(loaded.kv, loaded.layout):
         if part.dtype == torch.uint8:
             part.random_(0, 256)  # int8
         else:
             scale = 0.01 if loaded.config.kv_cache_dtype == "int8" else 1.0  # int8's scales
             part.copy_(scale * torch.randn(part.shape).abs() if scale < 1 else torch.randn(part.shape))
+    for kept, blocks in _states(loaded, chunks):
+        kept[blocks] = torch.randn(kept[blocks].shape).to(kept.dtype)
     before = loaded.kv.clone()
     results = []
     for size, interpreted in ((None, True), (room, True), (None, False)):
@@ -79,7 +83,7 @@ def _check_pass(loaded: Engine, limits: Limits, shares: tuple[tuple[int, int], .
         with torch.inference_mode(), mock.patch.object(device, "_INTERPRET", interpreted):
             logits = loaded._decoder.forward(batch, _parts(loaded))
         assert logits is not None
-        results.append((logits[: sum(chunk.sample for chunk in chunks)], [part.clone() for part in _parts(loaded)]))
+        results.append((logits[: sum(chunk.sample for chunk in chunks)], _contents(loaded, chunks)))
     (logits, parts), (padded_logits, padded_parts), (plain_logits, _) = results
     assert logits.isfinite().all()
     torch.testing.assert_close(padded_logits, logits, rtol=1e-2, atol=1e-2)
@@ -87,10 +91,31 @@ def _check_pass(loaded: Engine, limits: Limits, shares: tuple[tuple[int, int], .
         torch.testing.assert_close(padded.float(), part.float(), rtol=1e-2, atol=1e-2)
     error = (plain_logits.float() - logits.float()).norm(dim=1) / plain_logits.float().norm(dim=1)
     assert float(error.max()) < MAX_RELATIVE_ERROR, f"plain torch computes other logits: {error.tolist()}"
-    rest = [block for block in range(BLOCKS) if not any(block in chunk.sequence.block_table for chunk in chunks)]
+    own = {block for chunk in chunks for block in chunk.sequence.block_table}
+    own |= {block for chunk in chunks for state in chunk.states for block in state.blocks}
+    rest = sorted(set(range(BLOCKS)) - own)
     assert torch.equal(loaded.kv[rest], before[rest])
     assert not torch.equal(loaded.kv, before)
 
 
-def _parts(loaded: Engine) -> list[torch.Tensor]:
-    return part_views(loaded.kv, loaded.layout)
+def _state(loaded: Engine, places: list[int]) -> State:
+    return State(0, None, tuple(places.pop() for _ in range(loaded.layout.state_blocks)))
+
+
+def _parts(loaded: Engine) -> list[Any]:
+    return [*part_views(loaded.kv, loaded.layout), *state_views(loaded.kv, loaded.layout)]
+
+
+def _states(loaded: Engine, chunks: list[Chunk]) -> list[tuple[torch.Tensor, list[int]]]:
+    """For each layer that keeps states: the view, and the blocks that have one."""
+    states = [state for chunk in chunks for state in chunk.states]
+    views = [kept for layers in state_views(loaded.kv, loaded.layout) for kept in layers]
+    return [(kept.kept, [state.blocks[kept.number] for state in states]) for kept in views]
+
+
+def _contents(loaded: Engine, chunks: list[Chunk]) -> list[torch.Tensor]:
+    """What blocks with tokens have, then what those with states have."""
+    apart = {block for chunk in chunks for state in chunk.states for block in state.blocks}
+    blocks = sorted(set(range(BLOCKS)) - apart)
+    tokens = [part[blocks] for part in part_views(loaded.kv, loaded.layout)]
+    return [*tokens, *(kept[its].clone() for kept, its in _states(loaded, chunks))]

@@ -50,6 +50,7 @@ class Bench:
             model=model, num_blocks=NUM_BLOCKS, max_model_len=case.max_model_len, model_impl=case.model_impl, **options
         )
         self._engines = Engine(config, allocate=_full_of_nan), Engine(config, allocate=_full_of_nan)
+        self.has_states = bool(self._engines[0].layout.state_blocks)
 
     def generators(self, *, chunk_size: int = 512) -> tuple[Generator, Generator]:
         """Empty pools at both ends, and what drives them."""
