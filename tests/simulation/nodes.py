@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from common import subjects
-from common.messages import Frame, GatewayState, SetRoles, Tokens
+from common.messages import Frame, GatewayState, PagePart, SetRoles, Tokens
 from common.peers import Peers
 from decode.role import DecodeRole
 from engine.config import EngineConfig
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 BLOCK = 4
+KEYS = PagePart(layers=1, planes=2, heads=1, dim=4, dtype="float32")
+STATES = PagePart(layers=2, planes=1, heads=1, dim=24, dtype="float32", per_token=False)  # a block for each layer
 
 
 class SteppedProcess(Process):
@@ -290,12 +292,19 @@ class VirtualThread:
         """Nothing is waited for at the end of a world."""
 
 
+def parts_of(seed: int) -> list[PagePart]:
+    """What blocks hold in the world of a seed: in one of four, layers keep states."""
+    return [KEYS, STATES] if seed % 4 == 1 else [KEYS]
+
+
 class WatchedEngine(FakeEngine):
     """Looks whether a pass touches only blocks that are its sequences'; fails when the weather says so."""
 
     def __init__(self, node: WorkerNode, transport: SimTransport) -> None:
-        config = EngineConfig(model=Path("sim"), num_blocks=node.num_blocks, block_size=BLOCK, max_model_len=64)
-        super().__init__(config, vocab_size=64, num_layers=1, head_dim=4, sleep=None, allocate=transport.allocate)
+        parts = parts_of(node.world.seed)
+        num_blocks = node.num_blocks + len(parts[1:]) * STATES.layers
+        config = EngineConfig(model=Path("sim"), num_blocks=num_blocks, block_size=BLOCK, max_model_len=64)
+        super().__init__(config, vocab_size=64, parts=parts, sleep=None, allocate=transport.allocate)
         self.fingerprint = "sim"  # whatever the size of the pool
         self._node = node
         self.as_on_gpus = node.world.random.random() < 0.5  # a pass is waited for in another thread, its time measured
@@ -309,6 +318,12 @@ class WatchedEngine(FakeEngine):
             leased = {block for lease in node.intake.reservations._table._leases.values() for block in lease.blocks}
         for chunk in chunks:
             table = chunk.sequence.block_table[: -(-chunk.end // BLOCK)]
+            written = [s for s in chunk.states if any(s.covers(at) for at in range(chunk.start, chunk.end))]
+            table += [block for state in written for block in state.blocks]
+            read = chunk.state_behind(chunk.start - 1)
+            table += read.blocks if read is not None else ()
+            if any(node.pool._references[block] > 1 or node.pool._digests[block] for s in written for block in s.blocks):
+                node.world.violate(f"{node.name} changes a state that others read: {chunk.sequence.request_id}")
             if leased.intersection(table):
                 node.world.violate(f"{node.name} attends to blocks under a lease: {chunk.sequence.request_id}")
             if any(node.pool._references[block] < 1 for block in table):

@@ -29,7 +29,7 @@ from gateway.tenants.tenants import Tenant
 from tests.fakes.reading import events_of
 from tests.simulation.bus import Network
 from tests.simulation.clock import EndlessError, Process, VirtualLoop, monotonic_is
-from tests.simulation.nodes import BLOCK, GatewayNode, WorkerNode
+from tests.simulation.nodes import BLOCK, GatewayNode, WorkerNode, parts_of
 from tests.simulation.store import Ledger
 from tests.simulation.transport import Fabric, SimTransport
 from tests.simulation.weather import Weather
@@ -336,7 +336,7 @@ class World:
 
     def _check_answer(self, client: Client) -> None:
         sampling = client.spec.sampling
-        expected = oracle().expected(client.spec.token_ids, sampling.max_tokens, sampling)
+        expected = oracle(self.seed).expected(client.spec.token_ids, sampling.max_tokens, sampling)
         if client.tokens != expected[: len(client.tokens)]:
             self.violate(f"{client.name} got {client.tokens}, expected {expected}")
         if client.end == "complete":
@@ -417,15 +417,16 @@ class FailedPassError(RuntimeError):
     """A pass that the weather failed."""
 
 
-_oracle: list[FakeEngine] = []
+_oracles: dict[int, FakeEngine] = {}
 
 
-def oracle() -> FakeEngine:
+def oracle(seed: int) -> FakeEngine:
     """Says what the answers must be."""
-    if not _oracle:
-        config = EngineConfig(model=Path("sim"), num_blocks=1, block_size=BLOCK, max_model_len=64)
-        _oracle.append(FakeEngine(config, vocab_size=VOCAB, num_layers=1, head_dim=4, sleep=None))
-    return _oracle[0]
+    parts = parts_of(seed)
+    if len(parts) not in _oracles:
+        config = EngineConfig(model=Path("sim"), num_blocks=9, block_size=BLOCK, max_model_len=64)
+        _oracles[len(parts)] = FakeEngine(config, vocab_size=VOCAB, parts=parts, sleep=None)
+    return _oracles[len(parts)]
 
 
 @contextmanager
