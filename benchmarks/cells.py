@@ -16,6 +16,7 @@ from common.blocks import hash_blocks
 from decode.request import DecodeRequest
 from engine.cache.block_pool import BlockPool
 from engine.engine import Engine
+from engine.sequence import State
 from worker.serving.allocation import blocks_for
 
 UNREACHED_TOKENS = 1 << 30  # max_tokens of a sequence that only the measurement ends
@@ -227,4 +228,5 @@ def _pretend_computed(pool: BlockPool, request: DecodeRequest, num_tokens: int) 
     sequence = request.sequence
     sequence.block_table = pool.allocate(blocks_for(num_tokens + 1, pool.block_size))
     sequence.digests = hash_blocks(sequence.hash_root, sequence.token_ids[:num_tokens], pool.block_size)
+    sequence.states = [State(0, None, tuple(pool.allocate(pool.state_blocks)))] if pool.state_blocks else []
     sequence.restart(num_tokens)

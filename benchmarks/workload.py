@@ -31,7 +31,10 @@ class Workload:
     """The decode role's part in the pipeline: requests in, tokens out, and when each pass was over."""
 
     def __init__(self, engine: Engine) -> None:
-        self.pool = BlockPool(num_blocks=engine.layout.num_blocks, block_size=engine.layout.block_size)
+        layout = engine.layout
+        self.pool = BlockPool(
+            num_blocks=layout.num_blocks, block_size=layout.block_size, state_blocks=layout.state_blocks
+        )
         self.scheduler = DecodeScheduler(
             pool=self.pool, max_sequences=engine.config.max_sequences, max_model_len=engine.max_model_len
         )

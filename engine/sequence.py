@@ -148,7 +148,7 @@ class Chunk:
     num_tokens: int
     sample: bool  # the chunk ends at the last token: sample the next one
     scored: int = 0  # leading positions: how likely was the next token?
-    states: tuple[State, ...] = ()  # the sequence's when it was scheduled
+    states: tuple[State, ...] = field(default=(), compare=False)  # the sequence's when it was scheduled
 
     @property
     def end(self) -> int:

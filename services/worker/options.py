@@ -49,7 +49,7 @@ class WorkerOptions(ModelSettings):
         description="memory of the KV pool, MiB; auto: 256 on the CPU, on a GPU what weights and working memory leave",
     )
     block_size: Annotated[Literal[0, 8, 16, 32, 64, 128, 256, 512, 1024], AUTO] = Field(
-        0, description="token positions in a block; auto: 16, up to 1024 for a model that keeps a state in each block"
+        0, description="token positions in a block; auto: 16, up to 1024 for a model that keeps states"
     )
     max_model_len: Annotated[int, Field(ge=0), AUTO] = Field(
         0, description="longest sequence; auto: the model's, up to 1048576"

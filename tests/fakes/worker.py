@@ -172,7 +172,8 @@ class Bench:
         self.bus = MemoryBus()
         self.gateway = HearingGateway()
         self.launching, self.waiting = HandThread(), HandThread()
-        self.pool = BlockPool(num_blocks=engine.layout.num_blocks, block_size=BLOCK)
+        layout = engine.layout
+        self.pool = BlockPool(num_blocks=layout.num_blocks, block_size=BLOCK, state_blocks=layout.state_blocks)
         self.peers = Peers()
         self.roles = Roles(hands_over=True)
         self.roles.status = WorkerStatus.READY
@@ -188,7 +189,7 @@ class Bench:
             layout=engine.layout,
             kv=engine.kv,
             vocab_size=engine.vocab_size,
-            max_model_len=min(engine.max_model_len, self.pool.num_blocks * BLOCK),
+            max_model_len=min(engine.max_model_len, (layout.num_blocks - layout.state_blocks) * BLOCK),
             max_sequences=max_sequences,
             pool=self.pool,
             grammars=engine.grammars,

@@ -191,6 +191,86 @@ def test_what_proved_wrong_is_not_found_again() -> None:
         pool.withdraw(blocks)
 
 
+def with_checkpoints(pool: BlockPool, *lengths: int) -> tuple[list[int], list[list[int]]]:
+    """Publish blocks 1, 2, … and a state behind each of these lengths."""
+    blocks, digests = published(pool, *range(1, max(lengths) + 1)), [digest(at) for at in range(1, max(lengths) + 1)]
+    states = []
+    for length in lengths:
+        states.append(pool.allocate(pool.state_blocks))
+        pool.publish_state(states[-1], digests[:length])
+    return blocks, states
+
+
+def test_a_prefix_is_found_again_up_to_its_last_checkpoint() -> None:
+    pool = BlockPool(num_blocks=12, block_size=16, state_blocks=2)
+    blocks, (first, second) = with_checkpoints(pool, 1, 3)
+    for held in (first, second, blocks):
+        pool.release(held)
+    digests = [digest(at) for at in range(1, 6)]
+    assert pool.match_checkpoint(digests) == (blocks[:3], tuple(second))
+    assert pool.match_checkpoint(digests[:2]) == (blocks[:1], tuple(first))
+    assert pool.num_used == 7
+
+
+def test_a_checkpoint_that_lost_a_block_is_forgotten_whole() -> None:
+    pool = BlockPool(num_blocks=9, block_size=16, state_blocks=3)
+    blocks, (first, second) = with_checkpoints(pool, 1, 3)
+    for held in (second, first, blocks):
+        pool.release(held)
+    assert pool.num_cached == 9
+    pool.allocate(1)
+    assert (pool.num_free, pool.num_cached) == (8, 6)  # the other two of `second` are free
+    digests = [digest(at) for at in range(1, 4)]
+    assert pool.match_checkpoint(digests) == (blocks[:1], tuple(first))
+    assert pool.match_prefix(digests) == blocks
+
+
+def test_only_what_can_be_gone_on_from_is_told() -> None:
+    pool = BlockPool(num_blocks=10, block_size=16, state_blocks=2)
+    blocks, (first, second) = with_checkpoints(pool, 1, 3)
+    (last,) = published(pool, 4)
+    assert pool.drain_events() == ([digest(1), digest(2), digest(3)], [])
+    assert pool.cached_digests() == [digest(1), digest(2), digest(3)]
+    pool.release(second)
+    spare = pool.allocate(pool.num_free - 1)  # takes one of them
+    assert pool.drain_events() == ([], [digest(2), digest(3)])
+    pool.release(first)
+    pool.release(spare)
+    more = pool.allocate(2)
+    pool.publish_state(more, [digest(at) for at in range(1, 5)])
+    assert pool.drain_events() == ([digest(2), digest(3), digest(4)], [])
+    pool.release([*blocks, last, *more])
+
+
+def test_a_state_that_proved_wrong_is_not_found_again() -> None:
+    pool = BlockPool(num_blocks=10, block_size=16, state_blocks=2)
+    blocks, (first, second) = with_checkpoints(pool, 1, 3)
+    digests = [digest(at) for at in range(1, 4)]
+    assert pool.match_checkpoint(digests) == (blocks, tuple(second))  # somebody computes with it
+    pool.release(first)
+    pool.withdraw([*blocks, *second], digests)
+    for _ in range(2):
+        pool.release([*blocks, *second])
+    assert (pool.num_free, pool.num_cached) == (10, 0)
+    blocks = published(pool, 1, 2, 3)
+    assert pool.match_checkpoint(digests) == ([], ())
+    assert pool.drain_events() == ([], [])
+
+
+def test_the_first_publisher_of_a_state_wins() -> None:
+    pool = BlockPool(num_blocks=8, block_size=16, state_blocks=2)
+    _, (first,) = with_checkpoints(pool, 1)
+    second = pool.allocate(2)
+    pool.publish_state(second, [digest(1)])
+    pool.publish_state(first, [digest(1)])
+    assert pool.match_checkpoint([digest(1)])[1] == tuple(first)
+    with pytest.raises(ValueError, match="published already"):
+        pool.publish_state(first, [digest(2)])
+    pool.release(second)
+    with pytest.raises(ValueError, match="nobody holds"):
+        pool.publish_state(second, [digest(2)])
+
+
 class PoolMachine(RuleBasedStateMachine):
     """Random holders against a model that only counts references and remembers contents."""
 
@@ -267,5 +347,88 @@ class PoolMachine(RuleBasedStateMachine):
         assert set(self.pool.cached_digests()) == {digest(number) for number in self.content.values()}
 
 
+class StatesMachine(RuleBasedStateMachine):
+    """Random sequences that leave checkpoints, against a model of which are whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(num_blocks=12, block_size=16, state_blocks=2)
+        self.holds: list[list[int]] = []
+        self.index: set[bytes] = set()
+
+    @staticmethod
+    def chain(branch: int, length: int) -> list[bytes]:
+        """Prefixes that differ from their third block on."""
+        return [digest(at if at < 2 else 10 * branch + at) for at in range(length)]
+
+    @rule(branch=st.integers(1, 2), length=st.integers(1, 4), places=st.sets(st.integers(1, 4)))
+    def run(self, branch: int, length: int, places: set[int]) -> None:
+        digests = self.chain(branch, length)
+        blocks, state = self.pool.match_checkpoint(digests)
+        assert len(state) == (2 if blocks else 0)
+        hold = [*blocks, *state]
+        self.holds.append(hold)
+        try:
+            fresh = self.pool.allocate(length - len(blocks))
+        except OutOfBlocksError:
+            return
+        hold += fresh
+        for at, block in enumerate(fresh, start=len(blocks)):
+            self.pool.publish(block, digests[at])
+        for place in sorted(place for place in places if len(blocks) < place <= length):
+            try:
+                own = self.pool.allocate(2)
+            except OutOfBlocksError:
+                return
+            hold += own
+            self.pool.publish_state(own, digests[:place])
+            found, state = self.pool.match_checkpoint(digests[:place])
+            assert (len(found), len(state)) == (place, 2)
+            self.pool.release([*found, *state])
+
+    @precondition(lambda self: self.holds)
+    @rule(choice=st.randoms(use_true_random=False))
+    def release(self, choice: object) -> None:
+        hold = choice.choice(self.holds)  # type: ignore[attr-defined]
+        self.pool.release(hold)
+        self.holds.remove(hold)
+
+    @rule(count=st.integers(1, 4))
+    def squeeze(self, count: int) -> None:
+        """Others need blocks for a moment."""
+        if count <= self.pool.num_free:
+            self.pool.release(self.pool.allocate(count))
+
+    @precondition(lambda self: self.holds)
+    @rule(choice=st.randoms(use_true_random=False), branch=st.integers(1, 2))
+    def withdraw(self, choice: object, branch: int) -> None:
+        digests = self.chain(branch, 4)
+        self.pool.withdraw(choice.choice(self.holds), digests)  # type: ignore[attr-defined]
+        assert self.pool.match_checkpoint(digests) == ([], ())
+
+    @rule()
+    def listen(self) -> None:
+        added, removed = self.pool.drain_events()
+        assert not self.index & set(added)
+        assert set(removed) <= self.index
+        self.index = (self.index | set(added)) - set(removed)
+        assert self.index == set(self.pool.cached_digests())
+
+    @invariant()
+    def every_block_is_in_one_state(self) -> None:
+        used = {block for hold in self.holds for block in hold}
+        assert self.pool.num_used == len(used)
+        assert self.pool.num_used + self.pool.num_free == 12
+        pool = self.pool
+        assert len({*pool._free, *pool._cached, *pool._spared, *used}) == 12
+        for branch in (1, 2):
+            usable = [length for length in range(1, 5) if self.chain(branch, length)[-1] in pool._states]
+            for at, each in enumerate(self.chain(branch, 4)):
+                told = each in pool.cached_digests()
+                assert not told or any(length > at for length in usable) or at < 2
+
+
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestStatesMachine = StatesMachine.TestCase
+for machine in (TestPoolMachine, TestStatesMachine):
+    machine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

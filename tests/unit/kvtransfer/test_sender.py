@@ -52,6 +52,17 @@ def test_blocks_that_the_receiver_has_are_not_pushed() -> None:
     assert sender.next_run() == Run(indices=[2], destination_blocks=[9])
 
 
+def test_a_state_goes_last_whatever_the_receiver_has() -> None:
+    sender = Sender(num_tokens=32, block_size=16, state_blocks=2)
+    with pytest.raises(HandoffRefusedError, match="the lease has 2 \\+ 0 blocks, the prompt 4"):
+        sender.reserved(reply([], first_block=2))
+    sender.reserved(reply([7, 8, 9], first_block=1))
+    sender.computed(31)
+    assert sender.next_run() is None
+    sender.computed(32)
+    assert sender.next_run() == Run(indices=[1, 2, 3], destination_blocks=[7, 8, 9])
+
+
 def test_a_receiver_that_has_everything_gets_an_empty_manifest() -> None:
     sender = Sender(num_tokens=32, block_size=16)
     sender.reserved(reply([], first_block=2))

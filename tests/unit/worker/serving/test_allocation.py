@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from engine.cache.block_pool import BlockPool
 from engine.sequence import Sequence
 from tests.unit.engine.generate import new_sequence
-from worker.serving.allocation import HeldBlocks, admit
+from worker.serving.allocation import HeldBlocks, admit, publish_computed, receive_state, schedule, withdraw
 
 BLOCK, NUM_BLOCKS = 4, 16
+STATE = 2  # blocks of a state: a checkpoint each 16 tokens
 
 
 def held(pool: BlockPool, name: str = "a", *, tokens: int = 6) -> Sequence:
@@ -71,3 +72,120 @@ def test_whatever_happens_no_block_is_free_while_a_pass_has_it_and_none_is_lost(
         ]
         assert pool.num_used == 2 * sum(holding)
         assert blocks.awaited == sum(given_back[index] and bool(flying[index]) for index in range(4))
+
+
+def compute(pool: BlockPool, sequence: Sequence, *chunks: int, spare: int = 0) -> None:
+    """Passes of so many tokens each."""
+    for num_tokens in chunks:
+        chunk = schedule(pool, sequence, num_tokens, spare=spare)
+        sequence.finish(chunk)
+        publish_computed(pool, sequence)
+        if chunk.sample:
+            sequence.append(1)
+
+
+def admitted(pool: BlockPool, prompt: list[int], *, spare: int = 0) -> Sequence:
+    sequence = new_sequence("a", prompt)
+    admit(pool, sequence, num_tokens=len(prompt) + 8, spare=spare)
+    return sequence
+
+
+def whole(pool: BlockPool, prompt: list[int], *chunks: int) -> Sequence:
+    """Compute a prompt and give its blocks back."""
+    sequence = admitted(pool, prompt)
+    compute(pool, sequence, *(chunks or [sequence.num_unscheduled]))
+    HeldBlocks(pool).give_back(sequence)
+    return sequence
+
+
+def test_a_prompt_leaves_checkpoints_on_the_way_and_behind_its_last_full_block() -> None:
+    pool = BlockPool(num_blocks=64, block_size=BLOCK, state_blocks=STATE)
+    prompt = list(range(40))
+    sequence = admitted(pool, prompt)
+    begun = pool.num_used
+    assert begun == 12 + STATE
+    chunk = schedule(pool, sequence, 40)
+    assert [(state.begin, state.end) for state in chunk.states] == [(0, 16), (16, 32), (32, 36), (36, None)]
+    assert pool.num_used == begun + 3 * STATE
+    sequence.finish(chunk)
+    publish_computed(pool, sequence)
+    assert [state.begin for state in sequence.states] == [36]  # the others stay while there is room
+    assert (pool.num_used, pool.num_cached) == (begun, 3 * STATE)
+    HeldBlocks(pool).give_back(sequence)
+    for length, cached in ((40, 36), (36, 32), (20, 16), (16, 0)):
+        again = admitted(pool, prompt[:length])
+        assert again.num_computed == again.num_cached == cached
+        assert [(state.begin, state.end, state.is_found) for state in again.states] == [
+            *([(cached - 1, cached, True)] if cached else []),
+            (cached, None, False),
+        ]
+        HeldBlocks(pool).give_back(again)
+    assert pool.num_used == 0
+
+
+@pytest.mark.parametrize("chunks", [[40], [13, 27], [16, 16, 8], [36, 4], [1] * 40])
+def test_however_a_prompt_is_cut_its_checkpoints_are_the_same(chunks: list[int]) -> None:
+    pool = BlockPool(num_blocks=64, block_size=BLOCK, state_blocks=STATE)
+    whole(pool, list(range(40)), *chunks)
+    assert sorted(len(state.digests) for state in pool._states.values()) == [4, 8, 9]
+
+
+def test_who_branches_leaves_a_checkpoint_for_the_next() -> None:
+    pool = BlockPool(num_blocks=64, block_size=BLOCK, state_blocks=STATE)
+    stem = list(range(14))
+    cached = [whole(pool, [*stem, *[number] * 9]).num_cached for number in (50, 60, 70)]
+    assert cached == [0, 0, 12]
+
+
+def test_without_room_a_sequence_goes_on_in_the_same_state() -> None:
+    pool = BlockPool(num_blocks=12 + 2 * STATE, block_size=BLOCK, state_blocks=STATE)
+    sequence = admitted(pool, list(range(40)))
+    compute(pool, sequence, 20, 20, spare=1)
+    assert [(state.begin, state.end) for state in sequence.states] == [(0, None)]
+    HeldBlocks(pool).give_back(sequence)
+    assert pool.cached_digests() == []
+
+
+def test_a_checkpoint_that_leaves_no_room_for_its_sequence_is_not_used() -> None:
+    pool = BlockPool(num_blocks=12 + 2 * STATE - 1, block_size=BLOCK, state_blocks=STATE)
+    whole(pool, list(range(20)))
+    assert admitted(pool, list(range(20))).num_cached == 16
+    assert pool.num_used == 7 + 2 * STATE
+    pool = BlockPool(num_blocks=12 + 2 * STATE - 1, block_size=BLOCK, state_blocks=STATE)
+    whole(pool, list(range(20)))
+    long = admitted(pool, list(range(40)))
+    assert (long.num_cached, len(long.block_table), [state.begin for state in long.states]) == (0, 12, [0])
+
+
+def test_a_state_from_elsewhere_changes_in_place_until_the_next_checkpoint() -> None:
+    pool = BlockPool(num_blocks=64, block_size=BLOCK, state_blocks=STATE)
+    sequence = new_sequence("a", list(range(16)), max_tokens=40)
+    sequence.block_table, state = pool.allocate(14), pool.allocate(STATE)
+    receive_state(sequence, state)
+    sequence.restart(16)
+    sequence.append(1)
+    publish_computed(pool, sequence)
+    compute(pool, sequence, *[1] * 17)
+    assert [(state.begin, state.end) for state in sequence.states] == [(32, None)]
+    assert sorted(len(state.digests) for state in pool._states.values()) == [8]
+    assert pool._states[sequence.digests[7]].blocks == tuple(state)
+
+
+def test_states_that_proved_wrong_are_never_found_again() -> None:
+    """Also those that the sequence gave back already."""
+    pool = BlockPool(num_blocks=64, block_size=BLOCK, state_blocks=STATE)
+    sequence = admitted(pool, list(range(40)))
+    compute(pool, sequence, 20, 20)
+    withdraw(pool, sequence)
+    HeldBlocks(pool).give_back(sequence)
+    assert (pool.num_cached, pool.num_used, pool._states) == (0, 0, {})
+
+
+def test_a_state_that_proved_wrong_for_another_is_not_published_again() -> None:
+    pool = BlockPool(num_blocks=64, block_size=BLOCK, state_blocks=STATE)
+    whole(pool, list(range(40)))
+    first, second = (admitted(pool, [*range(36), number, number]) for number in (50, 60))
+    assert first.num_cached == second.num_cached == 36
+    withdraw(pool, first)
+    compute(pool, second, 2)
+    assert pool._states == {}
