@@ -13,20 +13,25 @@ from collections import Counter
 
 import pytest
 
-from common.messages import Cancel, SamplingParams
+from common.messages import Cancel, PagePart, SamplingParams
 from decode.request import DecodeRequest
 from decode.role import DecodeRole
 from engine.cache.block_pool import OutOfBlocksError
 from engine.engine import Chunk, Pass, Sampled
 from engine.fake.engine import FakeEngine
 from engine.passes import Finished
-from engine.sequence import Sequence
+from engine.sequence import Sequence, State
 from prefill.role import PrefillRole
 from prefill.stop import Stop
 from tests.fakes.worker import BLOCK, Bench, claim, new_fake_engine, new_job
 from worker.device.pipeline import MAX_IN_FLIGHT
+from worker.serving.allocation import receive_state
 
 STEPS = 600
+STATES = [
+    PagePart(layers=2, planes=2, heads=1, dim=8, dtype="float32"),
+    PagePart(layers=2, planes=1, heads=1, dim=100, dtype="float32", per_token=False),  # a block for each layer
+]
 
 
 class UnsteadyEngine:
@@ -70,9 +75,10 @@ class Worker:
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
-        num_blocks = rng.randint(10, 40)
-        self.engine = new_fake_engine(num_blocks)
-        self._remote = new_fake_engine(num_blocks, allocate=lambda *_: self.engine.kv)  # writes what is handed over
+        num_blocks, parts = rng.randint(10, 40), STATES if seed % 3 == 2 else STATES[:1]
+        self.engine = new_fake_engine(num_blocks, parts=parts)
+        # It writes what is handed over.
+        self._remote = new_fake_engine(num_blocks, parts=parts, allocate=lambda *_: self.engine.kv)
         self.unsteady = UnsteadyEngine(
             self.engine, rng, is_late=bool(seed % 2), failure_rate=rng.choice([0.0, 0.0, 0.02])
         )
@@ -147,6 +153,9 @@ class Worker:
             chunk: self._tables.get(chunk) or chunk.sequence.block_table[: -(-chunk.end // BLOCK)]
             for chunk in in_flight
         }
+        for chunk in in_flight:
+            its = [state for state in chunk.states if state.end is None or state.end >= chunk.start]
+            assert {block for state in its for block in state.blocks} <= set(_held(chunk.sequence))
         for chunk, blocks in self._tables.items():
             assert len(blocks) * BLOCK >= chunk.end
             assert chunk.sequence.block_table[: len(blocks)] == blocks, "a pass in flight lost its blocks"
@@ -156,7 +165,7 @@ class Worker:
             chunk.num_tokens == 1 and chunk.end > len(chunk.sequence.token_ids) for chunk in in_flight
         )
         self._note_sequences()
-        held = Counter(block for sequence in self.sequences for block in sequence.block_table)
+        held = Counter(block for sequence in self.sequences for block in _held(sequence))
         references = self.bench.pool._references
         assert [held[block] for block in range(len(references))] == references
         for name, stream in self.gateway.streams.items():
@@ -180,7 +189,7 @@ class Worker:
         """What `decode.intake` does with a lease, in one go: blocks, foreign bytes, the sequence with its first token."""
         prompt, sampling = self._new_request(max_tokens=None)
         scheduler, pool = self.decode.scheduler, self.bench.pool
-        needed = -(-(len(prompt) + 1) // BLOCK)
+        needed = -(-(len(prompt) + 1) // BLOCK) + pool.state_blocks
         if sampling.max_tokens == 1 or len(scheduler) >= self.bench.context.max_sequences:
             return
         if pool.num_free < needed + len(scheduler):
@@ -196,17 +205,20 @@ class Worker:
             hash_root=job.hash_root,
         )
         try:
-            sequence.block_table = pool.allocate(needed)
+            blocks = pool.allocate(needed)
         except OutOfBlocksError:
             return
-        (sampled,) = self._remote.launch([Chunk(sequence, 0, len(prompt), True)]).wait()
+        state, sequence.block_table = blocks[: pool.state_blocks], blocks[pool.state_blocks :]
+        chunk = Chunk(sequence, 0, len(prompt), True, states=(State(0, None, tuple(state)),))
+        (sampled,) = self._remote.launch([chunk]).wait()
         assert sampled is not None
+        receive_state(sequence, state)
         sequence.restart(len(prompt))
         sequence.append(sampled.token_id)
         self.gateway.streams[name] = [sampled.token_id]  # sent by the prefill worker
         if sequence.finish_reason():
             self.gateway.ended[name] = sequence.finish_reason()
-            pool.release(sequence.block_table)
+            pool.release(blocks)
             return
         request = DecodeRequest(job=job, sequence=sequence, deadline_at=float("inf"), first_position=1)
         self.decode.activate(request)
@@ -238,6 +250,10 @@ class Worker:
         name = f"r{len(self.expected)}"
         self.expected[name] = self.engine.expected(prompt, self.bench.context.max_model_len - len(prompt), sampling)
         return name
+
+
+def _held(sequence: Sequence) -> list[int]:
+    return [*sequence.block_table, *(block for state in sequence.states for block in state.blocks)]
 
 
 async def run(seed: int) -> Worker:
