@@ -1,8 +1,7 @@
 """What a block of a worker's KV pool holds, as data: sizes, memory layout and compatibility follow from it.
 
 A block is one contiguous run of bytes with the layout's parts one after the other. A part is an array
-[layers, planes, slots, heads, dim] of one dtype; it has `block_size` slots, or one if it is kept per sequence.
-A sequence's state is in blocks of its own (`engine.cache.pages.state_places`).
+[layers, planes, slots, heads, dim] of one dtype; it has `block_size` slots, or one if it is part of a state.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class PagePart(msgspec.Struct, frozen=True, kw_only=True):
     heads: int  # on this worker
     dim: int
     dtype: str
-    per_token: bool = True  # False: one state a block, after its last computed token
+    per_token: bool = True  # False: one a sequence, in blocks of its own
     first_head: int = 0  # first head of this worker in the whole model
     all_heads: int = 0  # heads of the whole model; 0: as many as here
 
@@ -70,8 +69,8 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: _Count
     dtype: str  # a key of `ITEM_BYTES`
     parts: tuple[PagePart, ...] = ()
-    states: tuple[PagePart, ...] = ()  # what a sequence's state consists of
-    state_blocks: _Count = 0  # blocks of a state
+    states: tuple[PagePart, ...] = ()  # what a state consists of, see `engine.cache.pages.state_places`
+    state_blocks: _Count = 0  # blocks that it fills
 
     @classmethod
     def of(cls, parts: Sequence[PagePart], *, num_blocks: int, block_size: int) -> KVLayout:
@@ -104,9 +103,5 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     def compatible_with(self, other: KVLayout) -> bool:
         """Whether blocks can move between the two pools unchanged (pool sizes may differ)."""
-        return (self.block_size, self.pages, self.states, self.state_blocks) == (
-            other.block_size,
-            other.pages,
-            other.states,
-            other.state_blocks,
-        )
+        content = ("block_size", "pages", "states", "state_blocks")
+        return all(getattr(self, name) == getattr(other, name) for name in content)

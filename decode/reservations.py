@@ -50,7 +50,7 @@ class Room:
     cached: list[int]  # the reservation holds one reference on each
     digests: list[bytes]  # one for each of `cached`
     fresh: list[int]
-    num_pushed: int  # of the fresh ones
+    num_pushed: int
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

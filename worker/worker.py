@@ -112,9 +112,7 @@ class Worker:
     ) -> None:
         """`region`: what `transport.open` returned. `end_process()` is called when the device is broken."""
         layout = engine.layout
-        pool = BlockPool(
-            num_blocks=layout.num_blocks, block_size=layout.block_size, state_blocks=layout.state_blocks
-        )
+        pool = BlockPool(num_blocks=layout.num_blocks, block_size=layout.block_size, state_blocks=layout.state_blocks)
         trials = Trials()
         roles = Roles(hands_over=reaches_others(transport.name))
         jobs = JobIntake(bus=bus, identity=identity)

@@ -243,7 +243,7 @@ class BlockPool:
 @dataclass(frozen=True, slots=True)
 class _Checkpoint:
     blocks: tuple[int, ...]
-    digests: tuple[bytes, ...]  # of the prefix that it is behind
+    digests: tuple[bytes, ...]  # the prefix that it is behind
 
 
 def _note(digest: bytes, *, happened: dict[bytes, None], undone: dict[bytes, None]) -> None:

@@ -17,7 +17,7 @@ from engine.model.spec import ModelSpec
 DEFAULT_CPU_BYTES = 256 << 20
 DEFAULT_BLOCK_SIZE = 16  # token positions
 MAX_BLOCK_SIZE = 1024  # a layer's state must fit into a block
-MAX_STATE_WASTE = 0.25  # of a state's bytes: what its blocks have more
+MAX_STATE_WASTE = 0.25  # share of a state's bytes that its blocks have more
 STATE_ALIGNMENT = 16  # bytes
 GPU_HEADROOM = 0.06  # share of the memory for graphs, library workspaces and fragments
 

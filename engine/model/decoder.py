@@ -19,7 +19,6 @@ from engine.model.parameters import Weights
 from engine.model.spec import BranchSpec, ModelSpec
 from engine.step.batch import ForwardBatch
 
-
 Part = torch.Tensor | Sequence[KeptState]
 
 

@@ -24,7 +24,7 @@ class ForwardBatch:
     slots: torch.Tensor  # [T] int32: each token's slot; -1: not written
     attention: Mapping[HeadShape, AttentionPlan]
     has_prompts: bool
-    states: tuple[StateBatch, ...]  # for each block of a state
+    states: tuple[StateBatch, ...]  # one for each block of a state
     # The last layer of a pass with prompts computes the sampled rows alone. None: all rows, or none.
     final: AttentionPlan | None
     sampled_rows: torch.Tensor | None  # [R] int32: rows whose logits are wanted; None: all (decoding)

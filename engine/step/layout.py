@@ -84,7 +84,7 @@ class StatesSize(msgspec.Struct, frozen=True, kw_only=True):
     moves: Count  # places for decoding sequences
     tiles: Count = 0  # tiles of prompts
     runs: Count = 0  # prompts
-    blocks: Count = 1  # of a state: each has its copy of moves and tiles
+    blocks: Count = 1  # each block of a state has its copy of moves and tiles
 
 
 class PassSize(msgspec.Struct, frozen=True, kw_only=True):

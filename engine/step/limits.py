@@ -31,7 +31,7 @@ class Limits:
     attention: tuple[HeadLimits, ...]
     last_heads: int  # index of the last layer's heads in `attention`
     last_window: int
-    state_blocks: int = 0  # of a sequence's state; 0: no layer keeps one
+    state_blocks: int = 0  # blocks of a sequence's state; 0: no layer keeps one
     graph_context: int = 16384  # positions of prompts' contexts in a graph that also decodes
 
     @property

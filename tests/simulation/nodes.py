@@ -322,7 +322,9 @@ class WatchedEngine(FakeEngine):
             table += [block for state in written for block in state.blocks]
             read = chunk.state_behind(chunk.start - 1)
             table += read.blocks if read is not None else ()
-            if any(node.pool._references[block] > 1 or node.pool._digests[block] for s in written for block in s.blocks):
+            if any(
+                node.pool._references[block] > 1 or node.pool._digests[block] for s in written for block in s.blocks
+            ):
                 node.world.violate(f"{node.name} changes a state that others read: {chunk.sequence.request_id}")
             if leased.intersection(table):
                 node.world.violate(f"{node.name} attends to blocks under a lease: {chunk.sequence.request_id}")

@@ -36,7 +36,7 @@ class StateBatch:
 class KeptState:
     """What one layer keeps of each state."""
 
-    number: int  # of the state's block that has it
+    number: int  # which of the state's blocks has it
     kept: torch.Tensor  # [num_blocks, planes, 1, heads, dim], a strided view of the pool
 
 

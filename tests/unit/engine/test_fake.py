@@ -9,8 +9,8 @@ import torch
 
 from common.messages import SamplingParams
 from common.pages import PagePart
-from engine.config import EngineConfig
 from engine.cache.pages import state_views
+from engine.config import EngineConfig
 from engine.engine import Chunk, InvalidChunkError
 from engine.fake.engine import FakeCosts, FakeEngine
 from engine.sequence import Sequence, State

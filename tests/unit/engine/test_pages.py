@@ -61,7 +61,9 @@ def test_a_state_has_blocks_of_its_own_in_the_same_pool(tokens: list[PagePart], 
 
 def test_a_block_that_no_layers_state_fits_into_is_refused() -> None:
     large = msgspec.structs.replace(STATE, heads=128)  # 8,192 bytes a layer, a token's keys 384
-    with pytest.raises(ValueError, match="16 tokens has 6144 bytes, less than a layer's state: give it block_size = 32"):
+    with pytest.raises(
+        ValueError, match="16 tokens has 6144 bytes, less than a layer's state: give it block_size = 32"
+    ):
         layout_of([KEYS, large], CONFIG, 0)
     with pytest.raises(ValueError, match="2 blocks for KV hold no sequence: a state alone has 2 blocks"):
         layout_of([KEYS, large], replace(CONFIG, num_blocks=2, block_size=32), 0)
