@@ -208,6 +208,12 @@ class Packed:
         start += copy * step
         self.words[start : start + count].reshape(shape)[at : at + len(values)] = values
 
+    def put_copies(self, name: str, values: Integers) -> None:
+        """Write values [copies, rows, …] into the first rows of each copy of a field."""
+        start, _, _, step = self.layout.places[name]
+        copies = self.words[start : start + len(values) * step].reshape(len(values), step)
+        copies[:, : values[0].size] = values.reshape(len(values), -1)
+
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(_Message(self.size, self.words.astype("<i4", copy=False).tobytes()))
 

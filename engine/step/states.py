@@ -13,6 +13,8 @@ from engine.sequence import Chunk, State
 from engine.step.layout import Packed, StatesSize
 from engine.step.limits import Limits
 
+_PLACES = [2, 3, 5]  # the columns of tiles that name states
+
 
 @dataclass(frozen=True, slots=True)
 class States:
@@ -48,12 +50,16 @@ class States:
 
     def put(self, packed: Packed) -> None:
         packed.put("state_runs", self.runs)
-        for copy, ids in enumerate(self.blocks.T):
-            packed.put("state_moves", _places(self.moves, ids), copy=copy)
-            tiles = self.tiles.copy()
-            for column in (2, 3, 5):
-                tiles[:, column] = _places(tiles[:, column], ids)
-            packed.put("state_tiles", tiles, copy=copy)
+        if len(self.moves):
+            packed.put_copies("state_moves", self._ids(self.moves))
+        if len(self.tiles):
+            tiles = np.repeat(self.tiles[None], self.blocks.shape[1], axis=0)
+            tiles[:, :, _PLACES] = self._ids(self.tiles[:, _PLACES])
+            packed.put_copies("state_tiles", tiles)
+
+    def _ids(self, numbers: Integers) -> Integers:
+        """For each of a state's blocks the ids instead of the numbers; what is negative says something else."""
+        return np.where(numbers >= 0, self.blocks.T[:, np.maximum(numbers, 0)], numbers)
 
 
 class _Numbers:
@@ -73,10 +79,3 @@ class _Numbers:
         if number == len(self.blocks):
             self.blocks.append(state.blocks)
         return number
-
-
-def _places(numbers: Integers, ids: Ints) -> Integers:
-    """Block ids instead of numbers; what is negative says something else."""
-    if not len(ids):
-        return numbers
-    return np.where(numbers >= 0, ids[np.maximum(numbers, 0)], numbers)

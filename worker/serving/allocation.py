@@ -14,7 +14,7 @@ from common.messages import Job
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.sequence import Chunk, Sequence, State
 
-# Tokens between checkpoints along a sequence, and at least between any two, as multiples of those that a state's blocks would hold.
+# Tokens between checkpoints along a sequence, and at least between any two. The unit: tokens that a state's blocks would hold.
 CHECKPOINT_EVERY = 2.0
 LEAST_CHECKPOINT = 0.25
 
