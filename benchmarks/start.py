@@ -4,8 +4,9 @@
     python -m benchmarks.start --rounds 5 -- --model FOLDER …       with flags of `baton up`
     python -m benchmarks.start --make                              by `make up`, as a newcomer types it
 
-Memory is PSS: pages that processes share count once. CPU seconds are of all processes, those included that ended meanwhile
-and were waited for: they count as their parent's, `up`.
+Memory is PSS: pages that processes share count once. Pages of programs' files count less where other processes of the machine
+have them, too, so own pages, which are of no file, are told beside. CPU seconds are of all processes; those that ended and
+were waited for count as their parent's, `up`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from services.runtime.servers import free_port
 ROOT = Path(__file__).resolve().parents[1]
 GIVE_UP_S = 120.0
 PAUSE_S = 0.01  # between attempts to get an answer
+MEASURED = ("CPU, s", "PSS, MB", "own, MB")
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -75,10 +77,11 @@ def measured(flags: list[str], *, by_make: bool) -> Start:
             pids = list(_family(up.pid))
             parts: dict[str, dict[str, float]] = {}
             for pid in pids:
-                part = parts.setdefault(_name(pid), {"CPU, s": 0.0, "PSS, MB": 0.0})
+                part = parts.setdefault(_name(pid), dict.fromkeys(MEASURED, 0.0))
                 part["CPU, s"] += _cpu_seconds(pid)
-                part["PSS, MB"] += _pss_mb(pid)
-            whole = {name: round(sum(part[name] for part in parts.values()), 2) for name in ("CPU, s", "PSS, MB")}
+                part["PSS, MB"] += _pss_mb(pid, "Pss")
+                part["own, MB"] += _pss_mb(pid, "Pss_Anon")
+            whole = {name: round(sum(part[name] for part in parts.values()), 2) for name in MEASURED}
             return Start({"first token, s": round(first_token_s, 3), **whole, "processes": len(pids)}, parts)
         finally:
             os.killpg(up.pid, signal.SIGTERM)  # make hands it on to nobody
@@ -134,9 +137,9 @@ def _cpu_seconds(pid: int) -> float:
     return sum(map(int, fields[11:15])) / TICKS
 
 
-def _pss_mb(pid: int) -> float:
+def _pss_mb(pid: int, kind: str) -> float:
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{kind}:")) / 1024
 
 
 if __name__ == "__main__":
