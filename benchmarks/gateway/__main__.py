@@ -41,6 +41,7 @@ REFERENCE = "Baton at 905a377, 2026-11-22, the same method on this kind of machi
 SHORT, LONG = 4, 260  # tokens
 STEP_MS, BACKLOG_STEP_MS = 15.0, 2.0
 WORDS = "the quick brown fox jumps over the lazy dog and "
+TEXT_2000 = WORDS * 133  # so many tokens of the demo model, with its template
 SETTLE_S = 0.4  # until what ends a request is done
 PLAIN = ("fastapi", "protocol")
 TOGETHER, LATENCY_STREAMS = 64, 64
@@ -137,8 +138,7 @@ async def _run(bench: Bench) -> None:
                 await _slopes(bench, "backlog_128", [served.gateway, *others], 128)
             await _slopes(bench, "late_128", [served.gateway], 128, held=True)
             await _requests(bench, "request_short", served, lambda count: chat(count))
-            long = WORDS * 222  # 2,000 tokens of the demo's tokenizer
-            await _requests(bench, "request_2000", served, lambda count: chat(count, text=long))
+            await _requests(bench, "request_2000", served, lambda count: chat(count, text=TEXT_2000))
 
 
 def _beside(step_ms: float) -> ExitStack:
