@@ -25,7 +25,7 @@ class Codes:
     """How a layer's part of the pool stands for numbers."""
 
     dtype: torch.dtype  # what codes stand for
-    factors: torch.Tensor  # [2] float32, of fp8 keys and of values
+    factors: torch.Tensor  # [2] float32, of fp8 keys and of values; of latents [1]
     # [num_blocks, 2, B, Hkv, 1] float32, a view of the pool. None: the codes are fp8.
     scales: torch.Tensor | None = None
 

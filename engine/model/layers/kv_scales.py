@@ -21,7 +21,7 @@ UNUSED = ("self_attn.q_scale", "self_attn.prob_scale", "self_attn.q_proj.q_scale
 
 
 def declare_factors(spec: AttentionSpec | LatentAttentionSpec, around: Surroundings) -> torch.Tensor | None:
-    """Declare [2] float32, of keys (latents are both) and of values; None where a layer keeps no codes.
+    """Declare [2] float32, of keys and of values, or [1] of latents, which are both; None where a layer keeps no codes.
 
     Only fp8 reads the checkpoint's.
     """
@@ -31,8 +31,12 @@ def declare_factors(spec: AttentionSpec | LatentAttentionSpec, around: Surroundi
     if spec.codes != "fp8":
         weights.unused |= {under + name for name in names}
         return None if spec.codes is None else torch.ones(2, device=weights.device)
-    whole = Parameter(shape=(2,), parts=_parts(NAMES[0]), format=torch.float32)
-    ways = [Way(Parameter(shape=(2,), parts=_parts(pair))) for pair in NAMES]
+    # Of latents the checkpoint may lack the factors of values.
+    pairs = [pair[:1] for pair in NAMES] if isinstance(spec, LatentAttentionSpec) else NAMES
+    weights.unused |= {under + name for name in names.difference(*pairs)}
+    shape = (len(pairs[0]),)
+    whole = Parameter(shape=shape, parts=_parts(pairs[0]), format=torch.float32)
+    ways = [Way(Parameter(shape=shape, parts=_parts(pair))) for pair in pairs]
     factors = weights.new(whole, ways=ways, under=under, default=1.0)
 
     def check() -> None:
@@ -43,5 +47,5 @@ def declare_factors(spec: AttentionSpec | LatentAttentionSpec, around: Surroundi
     return factors
 
 
-def _parts(names: tuple[str, str]) -> tuple[Part, ...]:
+def _parts(names: tuple[str, ...]) -> tuple[Part, ...]:
     return tuple(Part(name=name, rows=slice(row, row + 1)) for row, name in enumerate(names))

@@ -159,8 +159,12 @@ def test_latents_become_codes_and_their_rotated_keys_stay(start: Start, family: 
     assert len({start(family, kind).fingerprint for kind in ("auto", *KINDS)}) == 3
 
 
-def test_the_factor_of_latents_is_that_of_the_checkpoints_keys(tmp_path: Path, tiny: Callable[[str], Path]) -> None:
-    folder, prompt = with_scales(tmp_path / "model", tiny(LATENT[0]), NAMES["in the projections"]), prompt_of(37)
+@pytest.mark.parametrize("names", ["in the projections", "one of both", "of keys alone"])
+def test_the_factor_of_latents_is_that_of_the_checkpoints_keys(
+    tmp_path: Path, tiny: Callable[[str], Path], names: str
+) -> None:
+    scales = NAMES.get(names) or {"self_attn.k_scale": torch.tensor(0.02)}
+    folder, prompt = with_scales(tmp_path / "model", tiny(LATENT[0]), scales), prompt_of(37)
     pages = []
     for source in (folder, tiny(LATENT[0])):
         engine = engine_of(source, "fp8")
