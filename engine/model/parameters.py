@@ -177,6 +177,8 @@ class Weights:
         self._check_size(self._elements, way.parameter)
         placements = self.share(way.parameter).placements
         names = frozenset(under + placement.name for placement in placements)
+        # What the checkpoint has of other ranks' experts.
+        self.unused |= {under + part.name for part in way.parameter.parts} - names
         if taken := names & self.destinations.keys():
             raise ValueError(f"two parameters are made of {', '.join(sorted(taken))}")
         for placement in placements:
