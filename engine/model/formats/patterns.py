@@ -13,6 +13,7 @@ from re import _parser  # type: ignore[attr-defined]
 from typing import Any
 
 _MAX_LETTERS = 512
+_MAX_GROUPS = 64  # one within another takes several of Python's calls
 _ANY_NUMBER = 1 << 16
 _IN_NAMES = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"
 _ENDS = ("AT_END", "AT_END_STRING")
@@ -52,11 +53,13 @@ def begins(pattern: str, name: str) -> bool:
     return bool(compiled(pattern)(_Name(name), 1))
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=1 << 14)  # more than one config.json may have
 def compiled(pattern: str) -> _Step:
     """Raises PatternError for more than names of modules need: what refers back, looks back or repeats what repeats."""
     if len(pattern) > _MAX_LETTERS:
         raise PatternError(f"it has {len(pattern)} letters, at most {_MAX_LETTERS} are read")
+    if pattern.count("(") > _MAX_GROUPS:
+        raise PatternError(f"it has {pattern.count('(')} groups, at most {_MAX_GROUPS} are read")
     try:
         parsed = _parser.parse(pattern)
     except (re.error, RecursionError, OverflowError) as error:

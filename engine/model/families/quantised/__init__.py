@@ -10,6 +10,7 @@ from typing import Any
 
 from engine.model.families.known import Fields
 from engine.model.families.quantised import awq, compressed_tensors, fp8, gptq, modelopt, mxfp4
+from engine.model.families.quantised.fields import check_letters
 from engine.model.formats.fp8 import FP8_WHILE_LOADING
 from engine.model.formats.int4 import INT4_WHILE_LOADING
 from engine.model.formats.int8 import INT8_TABLES, INT8_WHILE_LOADING
@@ -49,6 +50,7 @@ def read_quantization(fields: Fields) -> Quantization:
             f"config.json: quantization_config ({method}) is not supported; supported: {', '.join(METHODS)}, and"
             " unquantised weights"
         )
+    check_letters(config)
     found = METHODS[method](own)
     if unread := own.unread():
         several = ", ".join(f"{name} = {str(own[name])[:40]}" for name in unread[:4])

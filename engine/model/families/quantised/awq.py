@@ -15,6 +15,7 @@ def read(fields: Fields) -> Quantization:
         fields.only(name, 4)
     for name in ("group_size", "q_group_size"):
         fields.only(name, -1, *GROUPS)
+    fields.only("zero_point", True, False)
     fields.only("version", "gemm", "GEMM")
     fields.ignore("backend", "do_fuse", "exllama_config", "fuse_max_seq_len", "modules_to_fuse")
     group = fields.get("group_size") or fields.get("q_group_size") or 128

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from engine.model.families.known import Fields
 from engine.model.formats.patterns import PatternError, compiled
@@ -25,6 +26,25 @@ def names(fields: Fields, *fields_of_names: str) -> list[str]:
     return found
 
 
+def check_letters(config: Mapping[str, Any]) -> None:
+    """Raise UnsupportedModelError for too many expressions in all lists and groups together, before any is read."""
+    dynamic = config.get("dynamic")
+    letters, waiting = sum(map(len, dynamic)) if isinstance(dynamic, Mapping) else 0, [config]
+    while waiting:
+        value: Any = waiting.pop()
+        if isinstance(value, Mapping):
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+        elif isinstance(value, str) and (value.startswith("re:") or "*" in value):
+            letters += len(value)
+    if letters > _MAX_LETTERS:
+        raise UnsupportedModelError(
+            f"config.json: quantization_config has patterns of {letters} letters for modules, at most {_MAX_LETTERS} are"
+            " read; name the modules instead"
+        )
+
+
 def modules(entries: Iterable[str]) -> Modules:
     """Modules by names, regular expressions behind `re:` for beginnings of names, or with `*` for any letters."""
     named, patterns = set[str](), list[str]()
@@ -35,10 +55,6 @@ def modules(entries: Iterable[str]) -> Modules:
             patterns.append("".join(".*" if letter == "*" else re.escape(letter) for letter in entry) + "$")
         else:
             named.add(entry)
-    if (letters := sum(map(len, patterns))) > _MAX_LETTERS:
-        raise UnsupportedModelError(
-            f"config.json: quantization_config has patterns of {letters} letters for modules, at most {_MAX_LETTERS} are read"
-        )
     for pattern in patterns:
         try:
             compiled(pattern)

@@ -31,8 +31,10 @@ def read(fields: Fields) -> Quantization:
     fields.only("pack_dtype", "int32")
     fields.only("is_marlin_format", False)
     fields.ignore(*_HARMLESS)
+    fields.only("lm_head", True, False)
     ignored = [] if fields.get("lm_head") else ["lm_head"]
-    chosen = [name for inner in fields.get("modules_in_block_to_quantize") or [] for name in _list(inner)]
+    inside = fields.get("modules_in_block_to_quantize") or []
+    chosen = [name for inner in inside for name in _list(inner)] if isinstance(inside, list) else _list(None)
     quantised = modules(["lm_head", *chosen]) if chosen else EVERY
     ignored += names(fields, "modules_to_not_convert")
     groups = [*_overridden(fields), (quantised, _format(fields))]
@@ -42,6 +44,7 @@ def read(fields: Fields) -> Quantization:
 def _format(fields: Fields) -> Gptq:
     fields.only("bits", 2, 3, 4, 8)
     fields.only("group_size", -1, *GROUPS)
+    fields.only("desc_act", True, False)
     stored = fields.get("checkpoint_format") or fields.get("format") or "gptq"
     return Gptq(
         stored_bits=int(fields.get("bits") or 4),

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.model.families.known import Fields
-from engine.model.families.quantised.fields import modules, names
+from engine.model.families.quantised import read_quantization
+from engine.model.families.quantised.fields import modules
 from engine.model.formats.patterns import PatternError, begins, compiled
 from engine.model.spec import UnsupportedModelError
 
@@ -69,7 +71,8 @@ def test_any_one_matches_as_pythons_does_or_is_refused(pattern: str, name: str) 
         ("(?i)A", "flags are not supported"),
         ("(", "no regular expression"),
         ("a{99999999999999}", "no regular expression"),
-        ("(" * 256 + ")" * 256, ""),
+        ("(" * 64 + ")" * 64, ""),
+        ("(|" * 170 + ")" * 170, "170 groups, at most 64"),
         ("a" * 513, "at most 512"),
     ],
 )
@@ -90,10 +93,28 @@ def test_one_that_goes_back_for_ever_in_python_ends_at_once() -> None:
         assert not begins(pattern, name)
 
 
-def test_all_of_them_together_are_bounded() -> None:
-    fields = Fields({"ignore": [f"re:.*layers.{number}.{'a' * 400}" for number in range(100)]})
+def test_the_deepest_one_is_followed() -> None:
+    name = "a" * 100
+    for pattern in ("(a|" * 64 + "b" + ")" * 64, "(a" * 64 + ")?" * 64, "(?:a(?:b|" * 32 + "a" + "))" * 32):
+        assert begins(pattern, name) == bool(re.match(pattern, name))
+
+
+LONG = [f".*layers.{number}.{'a' * 400}" for number in range(100)]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"quant_method": "fp8", "ignore": [f"re:{each}" for each in LONG]},
+        {"quant_method": "fp8", "ignore": [f"re:{each}" for each in LONG[:50]], "ignored_layers": ["a*" * 9_000]},
+        {"quant_method": "gptq", "dynamic": {f"-:{each}": {} for each in LONG}},
+        {"quant_method": "gptq", "dynamic": {each.replace("*", ""): {"bits": 8} for each in LONG}},
+        {"quant_method": "compressed-tensors", "config_groups": {each: {"targets": [f"re:{each}"]} for each in LONG}},
+    ],
+)
+def test_all_of_them_together_are_bounded(config: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedModelError, match="at most 32768 are read"):
-        modules(names(fields, "ignore"))
+        read_quantization(Fields({"quantization_config": config}))
 
 
 def test_stars_stand_for_any_letters_and_are_whole_names() -> None:
