@@ -42,7 +42,7 @@ class Mailbox:
     __slots__ = ("_error", "_event", "_is_closed", "_position", "_wake", "plain")
 
     def __init__(self) -> None:
-        # All that is there, if that is tokens and nothing else. Whoever reads them clears it.
+        # All that is there, if that is tokens and nothing else, and not the end. Whoever reads them clears it.
         self.plain: list[int] = []
         self._position = 0  # the first one's
         self._event: TokenEvent | None = None
@@ -77,6 +77,7 @@ class Mailbox:
 
     def close(self, error: ServingError | None) -> None:
         """No more tokens come."""
+        self._gather()  # what follows them now is to be read, too
         self._error, self._is_closed = error, True
         self._wake()
 

@@ -198,6 +198,7 @@ class RequestState:
         if tokens.position > self.next_position:
             if len(self._held) < MAX_HELD:
                 self._held[tokens.position] = (tokens, sender)
+            self.speaker = None  # its next token brings those behind it
             self.gap_since = self.gap_since if self.gap_since is not None else now
             self.decoder = self.decoder or (sender if sender != self.claimed_by else None)
             return []

@@ -261,6 +261,41 @@ async def test_an_error_comes_behind_the_tokens_before_it_and_ends_all_choices(d
     assert stream.generations[1].cancelled == ["answer ended"]
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_an_error_is_told_behind_tokens_that_are_only_text(demo: ChatTokenizer, is_late: bool) -> None:
+    """They came in one turn, or while the client did not read."""
+    stream = Stream(demo)
+    first, second, third, *_ = cut(ids_of(demo, "so far so good"), [1])
+    if is_late:
+        stream.socket.reads.clear()
+    stream.put([first])
+    await turn_over()
+    stream.put([second, third])
+    stream.generations[0].mailbox.close(UnavailableError("the worker is gone"))
+    stream.socket.reads.set()
+    for _ in range(6):
+        await turn_over()
+    *_, told, error = stream.socket.events
+    assert told["choices"][0]["delta"]["content"]
+    assert error["error"]["message"] == "the worker is gone"
+    assert stream.socket.is_ended
+
+
+async def test_a_whole_answer_fails_behind_tokens_that_are_only_text(demo: ChatTokenizer) -> None:
+    stream = Stream(demo)
+    stream.streamed.close()
+    [choice] = stream.answer.choices
+    choice.generation = generation = Generation()
+    whole = asyncio.ensure_future(stream.answer.whole())
+    first, second, *_ = cut(ids_of(demo, "so far so good"), [1])
+    for event in (first, second):
+        await turn_over()
+        put(generation.mailbox, event)
+    generation.mailbox.close(UnavailableError("the worker is gone"))
+    with pytest.raises(UnavailableError, match="the worker is gone"):
+        await asyncio.wait_for(whole, 60)
+
+
 async def test_nothing_is_written_to_a_client_that_left(demo: ChatTokenizer) -> None:
     stream = Stream(demo)
     first, *rest = cut(ids_of(demo), [1])
