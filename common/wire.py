@@ -55,7 +55,6 @@ class Wire(Client):  # type: ignore[misc]  # nats-py has no types
 
     def __init__(self) -> None:
         super().__init__()
-        self._takers: dict[int, Callable[[Msg], None]] = {}  # by the subscription's number
         self._numbers = count()
         self._deadlines = Deadlines()
 
@@ -63,16 +62,15 @@ class Wire(Client):  # type: ignore[misc]  # nats-py has no types
         """Call `take` for each message, in order, where it is read. It must not raise."""
 
         async def first(message: Msg) -> None:
-            take(message)  # came before its number was known
+            take(message)  # came before `take` was known
 
         subscription = await self.subscribe(subject, cb=first)
-        self._takers[subscription._id] = take
+        subscription.take = take
         return subscription
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        take = self._takers.get(sid)
-        if take is None or sid not in self._subs:
-            self._takers.pop(sid, None)
+        take = getattr(self._subs.get(sid), "take", None)
+        if take is None:
             await super()._process_msg(sid, subject, reply, data, headers)
             return
         self.stats["in_msgs"] += 1
@@ -124,8 +122,8 @@ class Wire(Client):  # type: ignore[misc]  # nats-py has no types
     async def _init_request_sub(self) -> None:
         await super()._init_request_sub()
         prefix = self._resp_sub_prefix.decode()
-        [number] = [sid for sid, known in self._subs.items() if known._subject == f"{prefix}*"]
-        self._takers[number] = self._answered
+        [answers] = [known for known in self._subs.values() if known._subject == f"{prefix}*"]
+        answers.take = self._answered
 
     def _answered(self, message: Msg) -> None:
         answer = self._resp_map.get(message.subject.rpartition(".")[2])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import msgspec
 import nats
@@ -207,3 +209,24 @@ async def test_frames_arrive_in_order(bus: NatsBus) -> None:
     async with asyncio.timeout(LIMIT_S):
         await done.wait()
     assert positions == list(range(500))
+
+
+async def test_nothing_is_kept_of_a_subscription_that_is_closed(bus: NatsBus) -> None:
+    heard: list[Frame] = []
+    last = asyncio.Event()
+
+    def hear(frame: Frame) -> None:
+        heard.append(frame)
+
+    subscription = await bus.subscribe("baton.frames.g", frame_decoder, hear)
+    is_kept = weakref.ref(hear)
+    del hear
+    await subscription.close()
+    del subscription
+    await bus.subscribe("baton.frames.g", frame_decoder, lambda _: last.set())
+    await bus.publish("baton.frames.g", Frame(worker="w", incarnation=1, tokens=[]))
+    async with asyncio.timeout(LIMIT_S):
+        await last.wait()
+    assert heard == []
+    gc.collect()
+    assert is_kept() is None
