@@ -14,7 +14,7 @@ from tests.chaos import checks
 from tests.chaos.__main__ import merged
 from tests.chaos.asks import KINDS, Ask, Oracle, Seen, ask
 from tests.chaos.holdings import Holdings, growth
-from tests.chaos.load import Outcome
+from tests.chaos.load import GRACE_S, Outcome
 
 DEADLINE_S = 10.0
 
@@ -77,7 +77,7 @@ def test_silence_and_lateness_are_unanswered_and_an_error_in_time_is_not(oracle:
     assert checks.unanswered([right(asked, oracle), refused]) == []
     assert checks.errors([refused]) == {"503 unavailable": 1}
     assert checks.unanswered([Outcome(ask=asked, started=0.0, ended=13.0, overdue=True)])
-    assert checks.unanswered([right(asked, oracle, seconds=DEADLINE_S + 4)])
+    assert checks.unanswered([right(asked, oracle, seconds=DEADLINE_S + GRACE_S + 1)])
     assert checks.broken([Outcome(ask=asked, started=0.0, ended=1.0, broken="cut")])
 
 
