@@ -163,8 +163,8 @@ def build_lender(service: str, variables: Mapping[str, str]) -> Engine | None:
 
 
 def _lending(config: EngineConfig) -> EngineConfig:
-    """The smallest engine with the same weights, and in no thread but its caller's."""
-    return replace(config, num_blocks=1, kv_memory_bytes=None, num_threads=1)
+    """An engine with the same weights, in no thread but its caller's. Nobody writes into its pool, so that takes no memory."""
+    return replace(config, num_blocks=None, kv_memory_bytes=None, num_threads=1)
 
 
 def _vocab_size(model: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
@@ -13,6 +14,7 @@ from services.runtime.loading import load_settings
 from services.runtime.worker_process import build_engine, build_lender
 from services.worker.settings import WorkerServiceSettings
 from tests.models import build_tiny_model
+from tests.unit.engine.families import hybrids
 from tests.unit.engine.generate import Generator, new_sequence
 from worker.worker import WorkerEngine
 
@@ -46,8 +48,11 @@ def test_what_keys_and_values_are_kept_as_has_the_same_names_everywhere(tmp_path
     assert (config.kv_cache_dtype, config.kv_cache_dtype_skip_layers) == ("int8_per_token_head", "sliding_window")
 
 
-def test_twins_compute_with_weights_that_were_lent_and_others_with_their_own(tmp_path: Path) -> None:
-    model = build_tiny_model(tmp_path / "tiny", "llama")
+@pytest.mark.parametrize("build", [lambda folder: build_tiny_model(folder / "tiny", "llama"), hybrids.CASES[0].build])
+def test_twins_compute_with_weights_that_were_lent_and_others_with_their_own(
+    tmp_path: Path, build: Callable[[Path], Path]
+) -> None:
+    model = build(tmp_path)
     twin, other = (
         WorkerServiceSettings(model=model, kv_memory_mb=1, dtype=dtype).sized() for dtype in ("auto", "bfloat16")
     )
