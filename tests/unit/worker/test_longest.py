@@ -1,0 +1,40 @@
+"""The longest sequence that a worker takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from common.messages import PagePart, Region
+from common.peers import Peers
+from kvtransfer.local import LocalTransport
+from tests.fakes.bus import MemoryBus
+from tests.fakes.device import HandThread
+from tests.fakes.worker import BLOCK, new_fake_engine
+from worker.device.launcher import Threads
+from worker.identity import Identity
+from worker.settings import WorkerSettings
+from worker.worker import Worker
+
+KEYS = PagePart(layers=1, planes=2, heads=1, dim=4, dtype="float32")
+NO_STORE: Any = None  # none is asked for anything
+STATES = PagePart(layers=2, planes=1, heads=1, dim=24, dtype="float32", per_token=False)  # a block for each layer
+
+
+@pytest.mark.parametrize(("parts", "longest"), [([KEYS], 5 * BLOCK), ([KEYS, STATES], 3 * BLOCK)])
+async def test_it_fits_into_the_pool_beside_its_state(parts: list[PagePart], longest: int) -> None:
+    """Else it would never be admitted, and hold up all who wait behind it."""
+    engine = new_fake_engine(5, parts=parts)
+    worker = Worker(
+        identity=Identity("w", 1),
+        bus=MemoryBus(),
+        store=NO_STORE,
+        peers=Peers(),
+        engine=engine,
+        transport=LocalTransport(),
+        region=Region(transport="memory", incarnation=1, layout=engine.layout, address={}),
+        settings=WorkerSettings(served_model="m", tokenizer_fingerprint=""),
+        threads=Threads(HandThread(), HandThread()),
+    )
+    assert worker.context.max_model_len == longest
