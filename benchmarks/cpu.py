@@ -36,6 +36,7 @@ from demo.data import dialogue
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.sequence import Sequence
+from engine.step.warm import states_at_the_end
 from services.runtime.memory import give_back
 
 CONTEXT, STEPS, PROMPT = 250, 16, 512
@@ -181,6 +182,7 @@ def _sequence(engine: Engine, length: int, index: int, token_ids: list[int] | No
         sampling=GREEDY,
         hash_root=b"",
         block_table=list(range(index * blocks, (index + 1) * blocks)),
+        states=states_at_the_end(engine.layout, index),
     )
 
 

@@ -49,6 +49,7 @@ def _main(config: dict[str, object], prompt: int) -> None:
     from engine.config import EngineConfig
     from engine.engine import Engine
     from engine.sequence import Sequence
+    from engine.step.warm import states_at_the_end
 
     instants = {"imported": time.monotonic()}
     engine = Engine(EngineConfig(**{**config, "model": Path(str(config["model"]))}))  # type: ignore[arg-type]
@@ -61,6 +62,7 @@ def _main(config: dict[str, object], prompt: int) -> None:
         sampling=SamplingParams(temperature=0.0, max_tokens=1),
         hash_root=b"",
         block_table=list(range(-(-prompt // engine.layout.block_size))),
+        states=states_at_the_end(engine.layout),
     )
     engine.launch([sequence.schedule(prompt)]).wait()
     instants["first_token"] = time.monotonic()

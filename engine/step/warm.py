@@ -79,7 +79,6 @@ def _sequence(
 ) -> Sequence:
     """A sequence with blocks for its tokens and `more`. All have one state, whose contents nobody looks at."""
     num_blocks = -(-(num_tokens + more) // layout.block_size)
-    state = State(0, None, tuple(range(layout.num_blocks - layout.state_blocks, layout.num_blocks)))
     return Sequence(
         request_id="warm-up",
         attempt=1,
@@ -88,5 +87,11 @@ def _sequence(
         sampling=sampling,
         hash_root=b"",
         block_table=list(range(first_block, first_block + num_blocks)),
-        states=[state] if layout.state_blocks else [],
+        states=states_at_the_end(layout),
     )
+
+
+def states_at_the_end(layout: KVLayout, number: int = 0) -> list[State]:
+    """What a sequence needs where no pool hands out blocks: one open state in the pool's last blocks, before `number` others."""
+    end = layout.num_blocks - number * layout.state_blocks
+    return [State(0, None, tuple(range(end - layout.state_blocks, end)))] if layout.state_blocks else []
