@@ -6,6 +6,7 @@ So no token waits for a span. A span's context is a W3C `traceparent`, carried b
 
 from __future__ import annotations
 
+import os
 import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ Attributes = Mapping[str, Value]
 
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\Z")
 _random = random.Random()  # ids need to differ, not to be secret
+os.register_at_fork(after_in_child=_random.seed)  # workers of one machine are forked of one process
 trace_id: ContextVar[str] = ContextVar("baton.trace_id", default="")  # 32 hex digits; see `in_trace`
 
 

@@ -39,7 +39,11 @@ def main() -> int:
         if not is_alone():
             return 1
         if forked(caller):
-            begin(birth)
+            try:
+                begin(birth)
+            except OSError:
+                link.send(b"")  # as if the nursery had ended: the caller then finds out what is wrong
+                raise
             link.send(str(os.getpid()).encode())
             link.close()
             return work(birth.service, lender)

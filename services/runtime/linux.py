@@ -25,6 +25,12 @@ def adopt_orphans() -> bool:
     return _LIBC is not None and _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
 
+def leave_orphans() -> None:
+    """Adopt no more: who ends later is the system's to wait for. Those that were adopted stay children."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
 def be_called(arguments: list[str]) -> None:
     """Show these arguments where `ps` looks, as far as there is room: the memory of those that this process began with."""
     if _LIBC is None:

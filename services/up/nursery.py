@@ -7,6 +7,7 @@ started by itself. Where there is no nursery, or it ended, so is each.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -19,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from services.nursery.birth import Birth
-from services.runtime.linux import adopt_orphans, die_with_parent
+from services.runtime.linux import adopt_orphans, die_with_parent, leave_orphans
 from services.up.child import service_environment
 
 log = logging.getLogger("baton.nursery")
@@ -83,27 +84,48 @@ class Nursery:
             try:
                 async with asyncio.timeout(BIRTH_S):
                     await loop.sock_sendall(self._link, msgspec.json.encode(birth))
-                    pid = await loop.sock_recv(self._link, MAX_PID_CHARS)
+                    pid = int(await loop.sock_recv(self._link, MAX_PID_CHARS) or 0)
                 if pid:
-                    return Adopted(int(pid))
+                    return _adopted(pid)
             except OSError as error:  # a timeout is one
                 log.debug("nursery.failed", extra={"error": repr(error)})
             self.close()
             return None
 
     def close(self) -> None:
-        """End it; the workers stay."""
+        """End it; the workers stay, but one that nobody has been told of."""
         if self._is_open:
             self._is_open = False
+            leave_orphans()
+            with contextlib.suppress(OSError):
+                self._link.shutdown(socket.SHUT_RD)  # a worker that tells its pid from now on fails
+                if pid := int(self._link.recv(MAX_PID_CHARS) or 0):
+                    _end(pid)
             self._link.close()
             self._process.kill()
             self._process.wait()
             os.close(self._said)
 
 
+def _adopted(pid: int) -> Adopted:
+    """Raises OSError without leaving a process that nobody watches."""
+    try:
+        return Adopted(pid)
+    except OSError:
+        _end(pid)
+        raise
+
+
+def _end(pid: int) -> None:
+    """End a child that nobody waits for."""
+    with contextlib.suppress(OSError):  # not a child
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
 def open_nursery(workers: int) -> Nursery | None:
     """Start it, for so many; None where the system can't have one."""
-    if not hasattr(os, "pidfd_open") or not adopt_orphans():
+    if not _has_pidfds() or not adopt_orphans():
         return None
     link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     link.setblocking(False)
@@ -119,3 +141,12 @@ def open_nursery(workers: int) -> Nursery | None:
             start_new_session=True,
         )
     return Nursery(process, link, said, workers=workers)
+
+
+def _has_pidfds() -> bool:
+    """Python may know the call, and kernel or sandbox refuse it."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return False
+    return True

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
+from common.settings import ROOT
 from common.tracing import Children, NoTracer, Span, child_of, valid
 
 CONTEXT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -33,6 +37,23 @@ def test_a_child_is_another_span_of_the_same_trace_with_the_same_decision() -> N
         assert valid(child)
         assert (child[:36], child[52:]) == (context[:36], context[52:])
         assert child[36:52] != context[36:52]
+
+
+FORKED = """
+import os
+from common.tracing import child_of
+for _ in range(2):
+    if os.fork() == 0:
+        print(child_of("%s"), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_processes_that_were_forked_of_one_give_different_ids() -> None:
+    command = [sys.executable, "-c", FORKED % CONTEXT]
+    one, other = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    assert valid(one) != valid(other)
 
 
 def test_what_broke_is_an_error_and_what_nobody_needs_any_more_is_none() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from common.settings import ROOT
 from services.up.child import Child
-from services.up.nursery import Adopted, Nursery
+from services.up.nursery import Adopted, Nursery, open_nursery
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each worker is started by itself")
 
@@ -59,6 +59,49 @@ async def test_an_adopted_process_ends_as_one_of_asyncio_does(end: object, code:
     assert await adopted.wait() == code == adopted.returncode
     adopted.kill()  # nobody is there any more: nothing happens
     assert await adopted.wait() == code
+
+
+@pytest.fixture
+def asked() -> Iterator[tuple[Nursery, socket.socket]]:
+    """A nursery that is only a process, and its end of the link, on which the test answers."""
+    link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link.setblocking(False)
+    nursery = Nursery(subprocess.Popen(["sleep", "600"]), link, os.memfd_create("said"), workers=1)
+    with theirs:
+        yield nursery, theirs
+    nursery.close()
+
+
+async def test_a_worker_that_cannot_be_watched_is_ended(
+    asked: tuple[Nursery, socket.socket], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    nursery, theirs = asked
+    pid = started("sleep 600")
+    theirs.send(str(pid).encode())
+    monkeypatch.setattr("os.pidfd_open", refusing)
+    assert await nursery.born("decode", {}, tmp_path / "log") is None
+    with pytest.raises(ChildProcessError):  # it was waited for
+        os.waitpid(pid, os.WNOHANG)
+
+
+def test_a_worker_that_nobody_was_told_of_ends_with_the_nursery(asked: tuple[Nursery, socket.socket]) -> None:
+    nursery, theirs = asked
+    pid = started("sleep 600")
+    theirs.send(str(pid).encode())
+    nursery.close()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+    with pytest.raises(BrokenPipeError):  # the next one ends by itself
+        theirs.send(b"1")
+
+
+def test_there_is_no_nursery_where_processes_cannot_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.pidfd_open", refusing)
+    assert open_nursery(1) is None
+
+
+def refusing(pid: int) -> int:
+    raise PermissionError("pidfd_open")  # as sandboxes do
 
 
 def started(line: str) -> int:
