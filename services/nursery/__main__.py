@@ -42,7 +42,7 @@ def main() -> int:
             try:
                 begin(birth)
             except OSError:
-                link.send(b"")  # as if the nursery had ended: the caller then finds out what is wrong
+                link.send(b"")  # as at the nursery's end
                 raise
             link.send(str(os.getpid()).encode())
             link.close()
