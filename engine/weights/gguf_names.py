@@ -54,6 +54,7 @@ _OWN: Mapping[str, Mapping[str, str]] = {
     "gemma3": _AROUND_BOTH,
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
 }
+_MOST_EXPERTS = 1 << 14
 _ROTATED_IN_PAIRS = ("llama", "granite")
 _NORMS_HOLD_ONE = ("gemma", "gemma2", "gemma3")
 # They became the rope's parameters.
@@ -111,6 +112,10 @@ def _stored(tensor: GgufTensor, name: str, *, shape: tuple[int, ...] = (), **don
 
 def _each_expert(tensor: GgufTensor, name: str) -> Iterator[StoredTensor]:
     num_experts, *shape = tensor.shape
+    if not shape or num_experts > _MOST_EXPERTS:
+        raise CheckpointError(
+            f"{tensor.file}: {tensor.name} of the shape {list(tensor.shape)} is not that of up to {_MOST_EXPERTS} experts"
+        )
     length = (tensor.end - tensor.begin) // num_experts
     for expert in range(num_experts):
         begin = tensor.begin + expert * length

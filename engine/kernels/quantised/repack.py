@@ -30,6 +30,8 @@ class Unpacked:
 def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
     """Return the codes uint8 [..., n * 32 / bits] of words int32 [..., n]; codes of 3 bits go on in the next of three words."""
     if 32 % bits:
+        if words.shape[-1] % bits:
+            raise ValueError(f"{words.shape[-1]} words are no whole runs of {bits}, as codes of {bits} bits take")
         wide = words.unflatten(-1, (-1, bits)).long() & 0xFFFFFFFF
         wide = wide | (wide.roll(-1, dims=-1) << 32)
         at = torch.arange(32, device=words.device) * bits

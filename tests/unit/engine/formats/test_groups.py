@@ -19,6 +19,7 @@ from engine.engine import Engine
 from engine.kernels.experts import Experts
 from engine.kernels.quantised.groups import Groups, values
 from engine.kernels.quantised.int8 import multiplies_bytes
+from engine.kernels.quantised.repack import unpacked
 from engine.model.decoder import Decoder
 from engine.model.formats import grouped
 from engine.model.formats.grouped import Grouped, WhenLoaded, serving
@@ -323,3 +324,8 @@ def test_orders_that_differ_are_refused(tiny_model: Tiny, tmp_path: Path) -> Non
     save_file(tensors | {name: torch.zeros_like(tensors[name])}, folder / "model.safetensors")
     with pytest.raises(ValueError, match=r"layers\.\d\.\S+: g_idx does not share the inputs out among groups of 32"):
         loaded(folder)
+
+
+def test_words_that_no_codes_of_3_bits_fill_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 words are no whole runs of 3"):
+        unpacked(torch.zeros(4, 2, dtype=torch.int32), 3)

@@ -6,6 +6,8 @@ import struct
 from functools import partial
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +16,8 @@ from common.model.files import GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, r
 from common.model.gguf import read_header
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.weights.checkpoint import CheckpointError
+from engine.weights.gguf_names import stored_in_gguf
 from tests.gguf_files import changed, write_gguf
 from tests.models import build_tiny_model
 
@@ -107,3 +111,15 @@ def test_a_size_that_the_file_can_not_hold_takes_no_memory(tmp_path: Path, entry
         ValueError, match=r" of the shape \[.*\], by config.json .* more than the checkpoint's files can"
     ):
         Engine(EngineConfig(model=file, num_blocks=8))
+
+
+@pytest.mark.parametrize("shape", [(2**20,), (2**20, 1, 1)])
+def test_no_tensor_is_of_millions_of_experts(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    writer = gguf.GGUFWriter(file := tmp_path / "experts.gguf", "qwen3moe")
+    writer.add_tensor("blk.0.ffn_gate_exps.weight", np.zeros(shape, dtype=np.int8))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(CheckpointError, match=r"ffn_gate_exps.weight of the shape \[1048576.* up to 16384 experts"):
+        list(stored_in_gguf(file))
