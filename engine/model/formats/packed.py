@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from engine.kernels.quantised import repack
 from engine.kernels.quantised.groups import Groups
 from engine.kernels.quantised.repack import Unpacked
+from engine.model.formats.dense import DENSE
 from engine.model.formats.groups import Grouping, declare_group_experts, declare_groups, plain
 from engine.model.formats.product import ExpertsSpec, Linear, LinearSpec
 from engine.model.formats.stored import StoredPart, plain_matrix
 from engine.model.parameters import Weights
 
 Tensors = Mapping[str, torch.Tensor]
+
+
+class Packed(Grouping, Protocol):
+    """A format of groups whose words may hold neighbouring rows."""
+
+    @property
+    def rows_of_words(self) -> int: ...
 
 
 class _Common:
@@ -31,6 +41,11 @@ class _Common:
     def has_minimums(self) -> bool:
         return False
 
+    @property
+    def rows_of_words(self) -> int:
+        """A module has a multiple of so many rows, or it can't be stored so and is plain, though no field says it."""
+        return 1
+
     def group_of(self, inputs: int) -> int:
         return inputs if self.group <= 0 else self.group
 
@@ -40,7 +55,9 @@ class _Common:
     def plain(self: Grouping, tensors: Tensors) -> torch.Tensor:
         return plain(self, tensors)
 
-    def linear(self: Grouping, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
+    def linear(self: Packed, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
+        if spec.size % self.rows_of_words:
+            return DENSE.linear(spec, weights, under=under)
         if not spec.bias:  # some writers add biases of zeros
             weights.unused.update(f"{under}{spec.module(output)}.bias" for output in spec.outputs)
         return declare_groups(self, spec, weights, under=under)
@@ -49,6 +66,9 @@ class _Common:
         return plain_matrix(self, spec, weights, under=under)
 
     def experts(self: Grouping, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor | Groups:
+        # Some writers add biases of zeros here, too.
+        for expert in range(spec.num_experts):
+            weights.unused.update(f"{under}{module.format(expert)}.bias" for module in spec.each)
         return declare_group_experts(self, spec, weights, under=under)
 
 
@@ -59,6 +79,10 @@ class Awq(_Common):
     group: int
     has_zeros: bool
     bits: int = 4
+
+    @property
+    def rows_of_words(self) -> int:
+        return 8
 
     def tensors(self, rows: int, inputs: int) -> dict[str, StoredPart]:
         num_groups = -(-inputs // self.group_of(inputs))
@@ -91,6 +115,10 @@ class Gptq(_Common):
     def bits(self) -> int:
         """What a code is kept in."""
         return max(4, self.stored_bits)
+
+    @property
+    def rows_of_words(self) -> int:
+        return 32 // math.gcd(32, self.stored_bits)
 
     def tensors(self, rows: int, inputs: int) -> dict[str, StoredPart]:
         num_groups = -(-inputs // self.group_of(inputs))

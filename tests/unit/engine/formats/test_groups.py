@@ -30,7 +30,7 @@ from engine.model.parameters import Weights
 from engine.weights.loader import model_fingerprint
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.experts import CASES
-from tests.unit.engine.formats.checkpoints import Tensors, compressed, plain_of, refused, written
+from tests.unit.engine.formats.checkpoints import Store, Tensors, compressed, plain_of, refused, written
 from tests.unit.engine.formats.loading import Form, Tiny, answer, loaded, single
 from tests.unit.engine.formats.packing import awq, gptq, mxfp4, mxfp4_rows, nvfp4, packed_rows, signed_bytes
 from tests.unit.kernels.group_checks import KINDS, matrix
@@ -57,6 +57,16 @@ def asked(**config: Any) -> dict[str, Any]:
     return {"quantization_config": config}
 
 
+def beside_biases(store: Store) -> Store:
+    """Attention's have values, which zeros would replace."""
+
+    def stored(module: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        parts, same = store(module, weight)
+        return {kind: part for kind, part in parts.items() if kind != "bias" or "self_attn" not in module}, same
+
+    return stored
+
+
 FORMS = {
     "awq": Form("llama", awq(32), asked(**AWQ), HEAD),
     "awq, ignored": Form(
@@ -66,6 +76,10 @@ FORMS = {
         ("lm_head", "k_proj", "layers.0.mlp"),
     ),
     "awq, experts": Form("qwen3_moe", awq(16), asked(**AWQ | {"group_size": 16}), ("lm_head", "mlp.gate.")),
+    "gptq, experts beside one with a gate of one row": Form(
+        "qwen2_moe", beside_biases(gptq(4, 16)), asked(**GPTQ | {"group_size": 16}),
+        ("lm_head", "mlp.gate.", "shared_expert_gate"),
+    ),
     "gptq": Form("llama", gptq(4, 32), asked(**GPTQ), HEAD),
     "gptq, head": Form("llama", gptq(4, 32), asked(**GPTQ, lm_head=True)),
     "compressed, head": Form(
@@ -126,9 +140,10 @@ for _name in ("compressed, nvfp4", "compressed, mxfp4"):
 
 
 def source_of(form: Form, tiny_model: Tiny, tmp_path: Path) -> Path:
-    if form.family != "qwen3_moe":
-        return single(tiny_model, form.family, tmp_path)
-    return replace(MOE, fields={**MOE.fields, "moe_intermediate_size": 48}).build(tmp_path / "moe")
+    for case in CASES:
+        if case.name == form.family and case.name.endswith("moe"):
+            return replace(case, fields={**case.fields, "moe_intermediate_size": 48}).build(tmp_path / "moe")
+    return single(tiny_model, form.family, tmp_path)
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
