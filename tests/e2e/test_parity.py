@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 import torch
 
@@ -24,8 +25,10 @@ from tests.unit.engine.families.catalogue import CASES
 from tests.unit.engine.formats.checkpoints import plain_of, written
 from tests.unit.engine.formats.packing import awq
 from tests.unit.engine.generate import Generator, new_sequence
+from tests.unit.engine.test_scores import scored
 
 NEW_TOKENS = 12
+NEAR_TIE = 0.2  # of natural logarithms; 0.03 was seen
 PROMPT_LENGTHS = (1, 15, 16, 17, 33, 150)  # the cluster's token budget is 64: 150 tokens are three chunks
 
 
@@ -73,7 +76,8 @@ async def test_codes_are_computed_again_where_blocks_run_out(kind: str, tmp_path
         async with httpx.AsyncClient(base_url=cluster.url, timeout=120) as client:
             answers = await asyncio.gather(*(complete(client, prompt, num_tokens=60) for prompt in prompts))
         await until(peers, lambda states: any(state.totals.preemptions for state in states))
-    assert [tokens for tokens, _ in answers] == own_tokens(kind, model, prompts, 60)
+    # Pieces of other sizes round a product's last bit otherwise, and so a number between two codes.
+    assert max(behind_the_likeliest(kind, model, prompts, [tokens for tokens, _ in answers])) < NEAR_TIE
 
 
 @pytest.mark.long
@@ -89,6 +93,21 @@ def own_tokens(kind: str, model: Path, prompts: list[list[int]], num_tokens: int
     torch.set_num_threads(1)
     engine = Engine(EngineConfig(model=model, num_blocks=80, kv_cache_dtype=kind))
     return [Generator(engine).run([new_sequence("a", prompt, max_tokens=num_tokens)])[0] for prompt in prompts]
+
+
+def behind_the_likeliest(kind: str, model: Path, prompts: list[list[int]], answers: list[list[int]]) -> Iterator[float]:
+    """How much likelier than each token another was, by an engine that reads prompt and answer in one pass."""
+    torch.set_num_threads(1)
+    engine = Engine(EngineConfig(model=model, num_blocks=80, kv_cache_dtype=kind))
+    for prompt, answer in zip(prompts, answers, strict=True):
+        sequence = new_sequence("a", prompt + answer, max_tokens=1, prompt_logprobs=1)
+        scored(engine, [sequence])
+        assert sequence.prompt_logprobs is not None
+        chosen, best = (
+            np.frombuffer(found, "<f4")[-len(answer) :]
+            for found in (sequence.prompt_logprobs.logprobs, sequence.prompt_logprobs.top_logprobs)
+        )
+        yield float((best - chosen).max())
 
 
 Expect = Callable[[Path, list[list[int]], int], list[list[int]]]
