@@ -291,8 +291,7 @@ class NatsBus:
         handler: Callable[[M], Awaitable[msgspec.Struct | None]],
     ) -> Subscription:
         def take(raw: Msg) -> None:
-            message = self._arrivals.take(raw, decoder)
-            if message is None:
+            if (message := self._arrivals.take(raw, decoder)) is None:
                 return
             with in_trace(getattr(message, "traceparent", "")):
                 try:
@@ -312,8 +311,7 @@ class NatsBus:
         self, subject: str, decoder: msgspec.msgpack.Decoder[M], handler: Callable[[M], None]
     ) -> Subscription:
         def take(raw: Msg) -> None:
-            message = self._arrivals.take(raw, decoder)
-            if message is None:
+            if (message := self._arrivals.take(raw, decoder)) is None:
                 return
             with in_trace(getattr(message, "traceparent", "")):
                 try:

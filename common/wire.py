@@ -59,7 +59,7 @@ class Wire(Client):  # type: ignore[misc]  # nats-py has no types
         self._deadlines = Deadlines()
 
     async def hear(self, subject: str, take: Callable[[Msg], None]) -> Subscription:
-        """Call `take` for each message, in order, where it is read. It must not raise."""
+        """Call `take` for each message, in order, where it is read. What it raises goes to `error_cb`."""
 
         async def first(message: Msg) -> None:
             take(message)  # came before `take` was known
@@ -76,7 +76,10 @@ class Wire(Client):  # type: ignore[misc]  # nats-py has no types
         self.stats["in_msgs"] += 1
         self.stats["in_bytes"] += len(data)
         known = await self._process_headers(headers) if headers else None
-        take(Msg(_client=self, subject=subject.decode(), reply=reply.decode(), data=data, headers=known, _sid=sid))
+        try:
+            take(Msg(_client=self, subject=subject.decode(), reply=reply.decode(), data=data, headers=known, _sid=sid))
+        except Exception as error:  # it would end the loop that reads all messages
+            await self._error_cb(error)
 
     def say(self, subject: str, data: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
         """As `publish`, which waits only if too much is stored: that is refused here. Raises nats-py's errors."""

@@ -24,8 +24,7 @@ from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.catalogue import CASES
 from tests.unit.engine.formats.checkpoints import plain_of, written
 from tests.unit.engine.formats.packing import awq
-from tests.unit.engine.generate import Generator, new_sequence
-from tests.unit.engine.test_scores import scored
+from tests.unit.engine.generate import Generator, new_sequence, scored
 
 NEW_TOKENS = 12
 NEAR_TIE = 0.2  # of natural logarithms; 0.03 was seen

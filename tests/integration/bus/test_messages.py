@@ -211,6 +211,15 @@ async def test_frames_arrive_in_order(bus: NatsBus) -> None:
     assert positions == list(range(500))
 
 
+async def test_a_message_that_fails_where_it_is_read_costs_no_other(bus: NatsBus) -> None:
+    seen: asyncio.Queue[str] = asyncio.Queue()
+    await bus._client.hear("words", lambda message: seen.put_nowait(message.data.decode()))
+    for word in (b"one", b"\xff", b"two"):
+        await bus._client.publish("words", word)
+    async with asyncio.timeout(LIMIT_S):
+        assert [await seen.get(), await seen.get()] == ["one", "two"]
+
+
 async def test_nothing_is_kept_of_a_subscription_that_is_closed(bus: NatsBus) -> None:
     heard: list[Frame] = []
     last = asyncio.Event()

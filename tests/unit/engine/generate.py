@@ -89,3 +89,18 @@ class Generator:
     def release(self, sequence: Sequence) -> None:
         """Give all blocks of a sequence back."""
         HeldBlocks(self.pool).give_back(sequence)
+
+
+def scored(engine: Engine, sequences: list[Sequence], *, chunk_size: int = 512) -> list[list[int]]:
+    """Compute the sequences together, keeping scores as a worker does; return the generated tokens."""
+    generator = Generator(engine, chunk_size=chunk_size)
+    for sequence in sequences:
+        generator.admit(sequence)
+    while running := [sequence for sequence in sequences if not sequence.finish_reason()]:
+        chunks = [sequence.schedule(min(sequence.num_next, chunk_size)) for sequence in running]
+        pass_ = generator.launch(chunks)
+        for chunk, result in zip(chunks, pass_.wait(), strict=True):
+            if result is not None and result.prompt_logprobs is not None:
+                chunk.sequence.scored(chunk, result.prompt_logprobs)
+        generator.deliver(chunks, pass_)
+    return [sequence.token_ids[sequence.num_prompt_tokens :] for sequence in sequences]

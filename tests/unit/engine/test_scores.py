@@ -13,9 +13,9 @@ import transformers
 
 from common.messages import PromptLogprobs
 from engine.engine import Engine
-from engine.sequence import MAX_SCORED_TOKENS, Sequence
+from engine.sequence import MAX_SCORED_TOKENS
 from tests.models import FAMILIES
-from tests.unit.engine.generate import Generator, new_sequence
+from tests.unit.engine.generate import Generator, new_sequence, scored
 
 PROMPTS = [
     [(7 * position + start) % 500 for position in range(length)] for start, length in ((3, 150), (11, 2), (5, 1))
@@ -33,21 +33,6 @@ def one_thread() -> Iterator[None]:
 @functools.cache
 def reference(folder: Path) -> transformers.PreTrainedModel:
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-
-
-def scored(engine: Engine, sequences: list[Sequence], *, chunk_size: int = 512) -> list[list[int]]:
-    """Compute the sequences together, keeping scores as a worker does; return the generated tokens."""
-    generator = Generator(engine, chunk_size=chunk_size)
-    for sequence in sequences:
-        generator.admit(sequence)
-    while running := [sequence for sequence in sequences if not sequence.finish_reason()]:
-        chunks = [sequence.schedule(min(sequence.num_next, chunk_size)) for sequence in running]
-        pass_ = generator.launch(chunks)
-        for chunk, result in zip(chunks, pass_.wait(), strict=True):
-            if result is not None and result.prompt_logprobs is not None:
-                chunk.sequence.scored(chunk, result.prompt_logprobs)
-        generator.deliver(chunks, pass_)
-    return [sequence.token_ids[sequence.num_prompt_tokens :] for sequence in sequences]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
