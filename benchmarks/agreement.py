@@ -69,6 +69,7 @@ def main(arguments: SequenceOf[str]) -> int:
     text = page(rows, errors, options, sum(map(len, texts)))
     print(text)
     if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "agreement.md").write_text(text, encoding="utf-8")
         (options.out / "agreement.json").write_text(json.dumps({"rows": rows, "errors": errors}, indent=1) + "\n")
     return 0

@@ -75,6 +75,7 @@ def main() -> int:
     text = page(rows, options.shape if options.model is None else options.model.name, options) + of_dialogues(said)
     print(text)
     if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "cpu.md").write_text(text, encoding="utf-8")
         (options.out / "cpu.json").write_text(
             json.dumps({"rounds": rounds, "threads": options.threads, "dialogues": said}, indent=1) + "\n"

@@ -105,6 +105,7 @@ def _tell(rows: Mapping[str, list[dict[str, Any]]], options: argparse.Namespace)
     """The table of what there is, written after every measurement."""
     found = {name: _row(own, rows["bfloat16"][0]) for name, own in rows.items()}
     if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "formats.md").write_text(page(found, options), encoding="utf-8")
         (options.out / "formats.json").write_text(json.dumps(found, indent=1) + "\n")
     return found

@@ -23,8 +23,10 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from common.pages import KVLayout
 from engine.config import EngineConfig
 from engine.engine import Chunk, Engine
+from engine.step.warm import states_at_the_end
 from tests.unit.engine.generate import Generator, new_sequence
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -112,11 +114,11 @@ def launches_of(folder: Path) -> dict[str, list[str]]:
 
     for name, parts in PASSES.items():
         with mock.patch.object(Decoder, "forward", recorded):
-            engine.launch(chunks(parts))
+            engine.launch(chunks(parts, engine.layout))
         if all(count == 1 and samples for _, count, samples in parts):
             name += ", in a graph"
             with mock.patch.object(Decoder, "forward", in_a_graph):
-                engine.launch(chunks(parts))
+                engine.launch(chunks(parts, engine.layout))
     return found
 
 
@@ -171,12 +173,13 @@ def write_record(models: dict[str, Path]) -> None:
     RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def chunks(parts: list[tuple[int, int, bool]]) -> list[Chunk]:
-    blocks, chunks = iter(range(NUM_BLOCKS)), []
+def chunks(parts: list[tuple[int, int, bool]], layout: KVLayout) -> list[Chunk]:
+    """All have one state, if the model keeps any: what it is does not matter."""
+    blocks, states, chunks = iter(range(NUM_BLOCKS)), states_at_the_end(layout), []
     for start, count, samples in parts:
         sequence = new_sequence("a", [(7 * index + start) % 500 for index in range(start + count + (not samples))])
         sequence.block_table = [next(blocks) for _ in range(-(-(start + count) // 16))]
-        chunks.append(Chunk(sequence, start, count, samples))
+        chunks.append(Chunk(sequence, start, count, samples, states=tuple(states)))
     return chunks
 
 

@@ -151,7 +151,7 @@ def passes(case: Case, kv_cache_dtype: str = "auto", format: Format | None = Non
         )
         engine = Engine(asked, load=lambda weights, folder: None)
         for parts in PASSES.values():
-            engine.launch(chunks(parts))
+            engine.launch(chunks(parts, engine.layout))
 
 
 def check(module: str, name: str) -> None:
