@@ -201,12 +201,14 @@ async def test_what_goes_wrong_is_said_and_passes(cluster: Cluster, browser: Any
         await page.get_by_role("button", name="Settings").click()
         await page.get_by_label("Tools, a JSON list").fill("{}")
         await page.get_by_role("button", name="Use").last.click()
+        await page.evaluate("new Promise((done) => setTimeout(done))")  # news of the closed dialog came before that
         await ask(page, "one")
         await page.locator(".toast").get_by_text("Tools, a JSON list: must be a JSON list").wait_for()
         assert await page.get_by_label("Message", exact=True).input_value() == "one"
         await page.get_by_role("button", name="Settings").click()
         await page.get_by_label("Tools, a JSON list").fill("")
         await page.get_by_role("button", name="Use").last.click()
+        await page.evaluate("new Promise((done) => setTimeout(done))")  # news of the closed dialog came before that
         refusal = {"error": {"message": "too much waits: come back in 2 s"}}
         await page.route("**/v1/chat/completions", lambda route: route.fulfill(status=429, json=refusal))
         await ask(page, "two")

@@ -78,13 +78,19 @@ export function toast(text, kind = "") {
   toastTimer = setTimeout(() => element.classList.remove("shown"), 6000);
 }
 
-// Ask before something is done; whether it shall be.
+let answer = () => {}; // of the question before
+
+// Ask before something is done; whether it shall be. News of a closed dialog may come when the next question is already open.
 export function confirmed(title, text, verb) {
   const dialog = byId("confirm");
+  answer(dialog.returnValue === "yes");
   byId("confirm-title").textContent = title;
   byId("confirm-text").textContent = text;
   byId("confirm-yes").textContent = verb;
   dialog.returnValue = "no";
   dialog.showModal();
-  return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true }));
+  return new Promise((resolve) => {
+    answer = resolve;
+    dialog.onclose = () => dialog.open || resolve(dialog.returnValue === "yes");
+  });
 }
