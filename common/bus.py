@@ -20,14 +20,14 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 
 from common import subjects
-from common.errors import NobodyListensError, UnavailableError
+from common.errors import NobodyListensError, UnavailableError, text_of
 from common.job_queue import Delivery, JobQueue, JobStream, QueueLimits
 from common.log import Outage
 from common.messages import Ack, Job, encode
 from common.messages.arrivals import COMPLAINTS_A_SECOND, Arrivals, RateLimit
 from common.tasks import Ready, cancel_all, in_time
 from common.tracing import in_trace
-from common.wire import NatsSettings, Wire, identity_of, text_of, why_not
+from common.wire import NatsSettings, Wire, identity_of, why_not
 
 __all__ = [
     "Bus",
@@ -260,7 +260,7 @@ class NatsBus:
         handler: Callable[[M], Awaitable[msgspec.Struct | None]],
     ) -> Subscription:
         if not asyncio.iscoroutinefunction(handler):
-            return await self._serve_at_once(subject, decoder, handler)
+            return await self._hear(subject, decoder, lambda message: _result(handler(message)), Ack(known=False))
         slots = asyncio.Semaphore(MAX_HANDLERS)
 
         async def answer(raw: Msg, message: M) -> None:
@@ -284,40 +284,32 @@ class NatsBus:
 
         return await self._subscribe(subject, self._client.subscribe(subject, cb=receive))
 
-    async def _serve_at_once(
-        self,
-        subject: str,
-        decoder: msgspec.msgpack.Decoder[M],
-        handler: Callable[[M], Awaitable[msgspec.Struct | None]],
-    ) -> Subscription:
-        def take(raw: Msg) -> None:
-            if (message := self._arrivals.take(raw, decoder)) is None:
-                return
-            with in_trace(getattr(message, "traceparent", "")):
-                try:
-                    ready = handler(message)
-                    assert isinstance(ready, Ready), "it needs a task to wait in"
-                    result: msgspec.Struct | None = ready.result
-                except Exception:  # as in `serve`
-                    log.exception("bus.handler_failed", extra={"subject": subject})
-                    result = Ack(known=False)
-            if raw.reply and result is not None:
-                with contextlib.suppress(*_ERRORS):
-                    self._client.say(raw.reply, encode(result))
-
-        return await self._subscribe(subject, self._client.hear(subject, take))
-
     async def subscribe(
         self, subject: str, decoder: msgspec.msgpack.Decoder[M], handler: Callable[[M], None]
     ) -> Subscription:
+        return await self._hear(subject, decoder, handler)
+
+    async def _hear(
+        self,
+        subject: str,
+        decoder: msgspec.msgpack.Decoder[M],
+        handler: Callable[[M], msgspec.Struct | None],
+        failed: msgspec.Struct | None = None,
+    ) -> Subscription:
+        """Run `handler` where a message is read, and reply with its result; with `failed` where it raises."""
+
         def take(raw: Msg) -> None:
             if (message := self._arrivals.take(raw, decoder)) is None:
                 return
             with in_trace(getattr(message, "traceparent", "")):
                 try:
-                    handler(message)
+                    result = handler(message)
                 except Exception:  # as in `serve`
                     log.exception("bus.handler_failed", extra={"subject": subject})
+                    result = failed
+            if raw.reply and result is not None:
+                with contextlib.suppress(*_ERRORS):
+                    self._client.say(raw.reply, encode(result))
 
         return await self._subscribe(subject, self._client.hear(subject, take))
 
@@ -382,3 +374,9 @@ class _Subscription:
     async def close(self) -> None:
         with contextlib.suppress(*_ERRORS):
             await self._inner.unsubscribe()
+
+
+def _result(ready: Awaitable[msgspec.Struct | None]) -> msgspec.Struct | None:
+    assert isinstance(ready, Ready), "it needs a task to wait in"
+    result: msgspec.Struct | None = ready.result
+    return result

@@ -5,6 +5,11 @@ from __future__ import annotations
 from common.words import Refusal
 
 
+def text_of(error: BaseException) -> str:
+    """What happened, for people."""
+    return f"{type(error).__name__}: {error}"[:200]
+
+
 class ServingError(Exception):
     """A request could not be served. `code` travels on the wire, `retryable` says whether another attempt may help."""
 

@@ -27,7 +27,7 @@ from nats.aio.subscription import Subscription as NatsSubscription
 from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 
 from common import subjects
-from common.errors import InvalidRequestError, MalformedMessageError, OverloadedError, UnavailableError
+from common.errors import InvalidRequestError, MalformedMessageError, OverloadedError, UnavailableError, text_of
 from common.messages import Job, decode, encode, job_decoder
 from common.wire import MESSAGE_ID, Wire
 
@@ -129,7 +129,7 @@ class JobStream:
                 except nats.js.errors.BadRequestError:  # another release made it: the last to start decides
                     await self._update(config)
         except _ERRORS as error:
-            raise UnavailableError(f"JetStream is not ready: {_text(error)}") from error
+            raise UnavailableError(f"JetStream is not ready: {text_of(error)}") from error
 
     async def _update(self, config: StreamConfig) -> None:
         try:
@@ -137,7 +137,7 @@ class JobStream:
         except nats.js.errors.APIError as error:
             remedy = f"stop all gateways, delete it (nats stream rm {config.name}), start them again"
             raise UnavailableError(
-                f"stream {config.name} can't become this release's: {_text(error)}; {remedy}"
+                f"stream {config.name} can't become this release's: {text_of(error)}; {remedy}"
             ) from error
 
     async def publish(self, worker: str, job: Job) -> int:
@@ -158,7 +158,7 @@ class JobStream:
                 raise OverloadedError(f"the job queue takes no more: {error.description}") from error
             raise UnavailableError(f"could not queue the job: {error.description}") from error
         except _ERRORS as error:
-            raise UnavailableError(f"could not queue the job: {_text(error)}") from error
+            raise UnavailableError(f"could not queue the job: {text_of(error)}") from error
 
     async def delete(self, stream_seq: int, job: Job) -> None:
         """Take a job out of the queue; best effort. A restarted server reuses numbers, so check whose message it is."""
@@ -174,7 +174,7 @@ class JobStream:
         except nats.js.errors.NotFoundError:
             return False
         except _ERRORS as error:
-            raise UnavailableError(f"could not look for the job: {_text(error)}") from error
+            raise UnavailableError(f"could not look for the job: {text_of(error)}") from error
         return True
 
     async def queue(self, worker: str) -> NatsJobQueue:
@@ -209,7 +209,7 @@ class JobStream:
                 await self.ensure()
                 await self._jetstream.add_consumer(subjects.JOBS_STREAM, config)
         except _ERRORS as error:
-            raise UnavailableError(f"could not open the job queue: {_text(error)}") from error
+            raise UnavailableError(f"could not open the job queue: {text_of(error)}") from error
 
     async def dead_letter(self, kind: str, raw: bytes, *, subject: str, reason: str, known_as: str = "") -> None:
         """Keep what was given up, best effort; once for each `known_as`. `kind` is `job` or `malformed`."""
@@ -225,7 +225,7 @@ class JobStream:
         try:
             advisory = msgspec.json.decode(raw.data, type=_MaxDeliveries)
         except msgspec.MsgspecError as error:
-            log.warning("job_queue.dead_letter_failed", extra={"error": _text(error)})
+            log.warning("job_queue.dead_letter_failed", extra={"error": text_of(error)})
             return
         for tries_left in reversed(range(BURY_TRIES)):
             try:
@@ -235,7 +235,7 @@ class JobStream:
                 return  # ended or deleted meanwhile
             except _ERRORS as error:
                 if not tries_left:
-                    log.warning("job_queue.dead_letter_failed", extra={"error": _text(error)})
+                    log.warning("job_queue.dead_letter_failed", extra={"error": text_of(error)})
             await asyncio.sleep(BURY_AGAIN_S)
 
     async def _bury(self, advisory: _MaxDeliveries) -> None:
@@ -269,7 +269,7 @@ class NatsJobQueue:
             try:
                 self._arrivals = await self._client.subscribe(f"{self._inbox}.*")
             except _ERRORS as error:
-                raise UnavailableError(f"could not open the job queue: {_text(error)}") from error
+                raise UnavailableError(f"could not open the job queue: {text_of(error)}") from error
         self._lost = self._told = False
 
     async def fetch(self, max_jobs: int, *, expires_s: float = 1.0) -> list[Delivery]:
@@ -287,7 +287,7 @@ class NatsJobQueue:
                 messages = await self._pull(1, wait_s=expires_s)
         except (*_ERRORS, UnavailableError) as error:
             if not self._told:
-                log.warning("job_queue.fetch_failed", extra={"error": _text(error)})
+                log.warning("job_queue.fetch_failed", extra={"error": text_of(error)})
             self._lost = self._told = True
             await asyncio.sleep(min(RETRY_PAUSE_S, expires_s))
             return []
@@ -341,8 +341,8 @@ class NatsJobQueue:
             return NatsDelivery(raw, decode(job_decoder, raw.data))
         except (MalformedMessageError, RecursionError) as error:
             self._stream.malformed += 1
-            log.warning("job_queue.malformed", extra={"error": _text(error)})
-            await self._stream.dead_letter("malformed", raw.data, subject=raw.subject, reason=_text(error))
+            log.warning("job_queue.malformed", extra={"error": text_of(error)})
+            await self._stream.dead_letter("malformed", raw.data, subject=raw.subject, reason=text_of(error))
             with contextlib.suppress(*_ERRORS):
                 await raw.term()
             return None
@@ -374,7 +374,7 @@ class NatsDelivery:
         except nats.errors.MsgAlreadyAckdError:
             return
         except _ERRORS as error:
-            raise UnavailableError(f"could not answer for the job: {_text(error)}") from error
+            raise UnavailableError(f"could not answer for the job: {text_of(error)}") from error
 
 
 def _message_id(job: Job) -> str:
@@ -384,7 +384,3 @@ def _message_id(job: Job) -> str:
 class _MaxDeliveries(msgspec.Struct):
     stream_seq: int
     deliveries: int
-
-
-def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:200]

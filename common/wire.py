@@ -23,6 +23,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from common.access import inbox_of, read_login
+from common.errors import text_of
 from common.tasks import Deadlines
 from common.tls import Tls, client_context
 
@@ -157,7 +158,3 @@ def _address(url: str) -> str:
     """The URL without user and password."""
     parts = urlsplit(url)
     return f"{parts.hostname}:{parts.port or 4222}"
-
-
-def text_of(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:200]

@@ -33,7 +33,7 @@ from nats.js.client import JetStreamContext
 
 from common import subjects
 from common.bus import NatsSettings, identity_of
-from common.errors import InvalidRequestError, OverloadedError, ServingError, UnavailableError
+from common.errors import InvalidRequestError, OverloadedError, ServingError, UnavailableError, text_of
 from common.tasks import in_time
 
 log = logging.getLogger("baton.batches")
@@ -137,7 +137,7 @@ class BatchStreams:
             )
             await in_time(connecting, self._settings.connect_timeout_s)
         except _ERRORS as error:
-            raise UnavailableError(f"no NATS server for batches: {_text(error)}") from error
+            raise UnavailableError(f"no NATS server for batches: {text_of(error)}") from error
         self._beating = asyncio.create_task(self._beat())
 
     async def close(self) -> None:
@@ -275,7 +275,7 @@ class BatchStreams:
             if not isinstance(error, UnavailableError):
                 self._is_open = False  # the consumer may be gone: look
             if not self._told:  # once, until it works again
-                log.warning("batches.no_work", extra={"error": _text(error)})
+                log.warning("batches.no_work", extra={"error": text_of(error)})
             self._told = True
             await asyncio.sleep(RETRY_PAUSE_S)
             return []
@@ -309,7 +309,7 @@ class BatchStreams:
                 for kind in ("line", "step"):
                     await self._make_consumer(kind)
             except _ERRORS as error:
-                raise UnavailableError(f"batches are not ready: {_text(error)}") from error
+                raise UnavailableError(f"batches are not ready: {text_of(error)}") from error
             self._is_open = True
 
     async def _make_streams(self) -> None:
@@ -357,12 +357,8 @@ class BatchStreams:
         self._is_open = False
 
     async def _on_error(self, error: Exception) -> None:
-        log.debug("batches.connection", extra={"error": _text(error)})
+        log.debug("batches.connection", extra={"error": text_of(error)})
 
     def _unavailable(self, what: str, error: BaseException) -> UnavailableError:
         self._is_open = False  # a restarted server may lack our streams
-        return UnavailableError(f"{what} batches: {_text(error)}")
-
-
-def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:200]
+        return UnavailableError(f"{what} batches: {text_of(error)}")

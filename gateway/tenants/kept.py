@@ -21,7 +21,7 @@ from nats.js.api import DiscardPolicy, RawStreamMsg, StorageType, StreamConfig
 
 from common import subjects
 from common.bus import NatsSettings, identity_of
-from common.errors import UnavailableError
+from common.errors import UnavailableError, text_of
 from common.tasks import cancel_all, in_time
 from gateway.tenants.register import NOTHING, Change, Register, register_decoder
 from gateway.tenants.tenants import Tenants
@@ -142,9 +142,9 @@ class KeptKeys:
                 if seq and await self._next(subjects.KEYS_STREAM, subjects.KEYS, after=0) is None:
                     self._seen = 0  # the server lost them: what is known here is written again
                 return 0
-            raise UnavailableError(f"the keys can't be written: {_text(error)}") from error
+            raise UnavailableError(f"the keys can't be written: {text_of(error)}") from error
         except _ERRORS as error:
-            raise UnavailableError(f"the keys can't be written: {_text(error)}") from error
+            raise UnavailableError(f"the keys can't be written: {text_of(error)}") from error
         return ack.seq
 
     # -- usage ---------------------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ class KeptKeys:
             )
             await in_time(connecting, self._settings.connect_timeout_s)
         except _ERRORS as error:
-            raise UnavailableError(f"no NATS server for keys: {_text(error)}") from error
+            raise UnavailableError(f"no NATS server for keys: {text_of(error)}") from error
         self._is_open = True
 
     async def _next(self, stream: str, subject: str, *, after: int) -> RawStreamMsg | None:
@@ -217,7 +217,7 @@ class KeptKeys:
         except _ERRORS as error:
             if self._denied:  # by users of a time without such keys: there are none
                 return None
-            raise UnavailableError(f"the keys can't be read: {_text(error)}") from error
+            raise UnavailableError(f"the keys can't be read: {text_of(error)}") from error
 
     async def _ensure(self, config: StreamConfig) -> None:
         try:
@@ -226,7 +226,7 @@ class KeptKeys:
             pass  # there already, configured otherwise
         except _ERRORS as error:
             remedy = ": make NATS's users again (`baton users`)" if self._denied else ""
-            raise UnavailableError(f"keys can't be kept: {_text(error)}{remedy}") from error
+            raise UnavailableError(f"keys can't be kept: {text_of(error)}{remedy}") from error
 
     async def _asked(self, question: Coroutine[Any, Any, Any]) -> Any:
         if not self._client.is_connected:  # the client would buffer what is sent
@@ -237,7 +237,7 @@ class KeptKeys:
     async def _on_error(self, error: Exception) -> None:
         if "permissions violation" in str(error).lower():
             self._denied = True
-        log.debug("keys.connection", extra={"error": _text(error)})
+        log.debug("keys.connection", extra={"error": text_of(error)})
 
     async def _on_reconnected(self) -> None:
         self._seen, self._denied = 0, False  # the server may have lost its messages, or got other users
@@ -269,7 +269,3 @@ def _usage_stream() -> StreamConfig:
         max_bytes=USAGE_BYTES,
         max_age=KEEP_DAYS * DAY_S,
     )
-
-
-def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:200]
