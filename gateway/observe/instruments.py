@@ -7,6 +7,7 @@ whoever renders `/metrics` reads single numbers.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from math import inf
 
@@ -50,14 +51,11 @@ class Counter:
 
     def __init__(self, name: str, text: str, labels: Sequence[str], *, registry: CollectorRegistry) -> None:
         self._named = name, text, tuple(labels)
-        self._children: dict[tuple[str, ...], Count] = {}
+        self._children = defaultdict[tuple[str, ...], Count](Count)
         registry.register(self)
 
     def labels(self, *values: str) -> Count:
-        child = self._children.get(values)
-        if child is None:
-            child = self._children[values] = Count()
-        return child
+        return self._children[values]
 
     def describe(self) -> Iterable[CounterMetricFamily]:
         name, text, labels = self._named
@@ -79,14 +77,11 @@ class Histogram:
         self._named = name, text, tuple(labels)
         self._bounds = tuple(map(float, buckets))
         self._shown = [*map(floatToGoString, (*self._bounds, inf))]
-        self._children: dict[tuple[str, ...], Distribution] = {}
+        self._children = defaultdict[tuple[str, ...], Distribution](lambda: Distribution(self._bounds))
         registry.register(self)
 
     def labels(self, *values: str) -> Distribution:
-        child = self._children.get(values)
-        if child is None:
-            child = self._children[values] = Distribution(self._bounds)
-        return child
+        return self._children[values]
 
     def describe(self) -> Iterable[HistogramMetricFamily]:
         name, text, labels = self._named

@@ -61,8 +61,8 @@ class Latencies:
 
     def last_token(self, model: str, seconds: float, phases_ms: Mapping[str, float]) -> None:
         """The time of a whole choice, and the phases of its time to first token."""
-        self.e2e.labels(self._models.of(model)).observe(seconds)
         own = self._models.of(model)
+        self.e2e.labels(own).observe(seconds)
         for phase, milliseconds in phases_ms.items():
             self._phase.labels(own, phase).observe(milliseconds / 1000)
 
