@@ -122,7 +122,7 @@ def dialogues(arm: str) -> dict[str, float]:
     logprobs, ranks = list[float](), list[int]()
     for _ in range(DIALOGUES):
         words = "".join(f"<|im_start|>{each['role']}\n{each['content']}<|im_end|>\n" for each in dialogue(draw))
-        sequence = _sequence(engine, 0, 0, tokenizer.encode(words, add_special_tokens=False).ids[:TOKENS])
+        sequence = new_sequence(engine, 0, 0, tokenizer.encode(words, add_special_tokens=False).ids[:TOKENS])
         chunk = replace(sequence.schedule(sequence.num_unscheduled), scored=len(sequence.token_ids) - 1)
         (sampled,) = engine.launch([chunk]).wait()
         assert sampled is not None
@@ -148,19 +148,19 @@ def of(engine: Engine) -> dict[str, float]:
     found = dict[str, float]()
     give_back()  # as a worker does once it is ready
     for batch in BATCHES:
-        sequences = [_sequence(engine, CONTEXT, index) for index in range(batch)]
+        sequences = [new_sequence(engine, CONTEXT, index) for index in range(batch)]
         for sequence in sequences:
-            _step(engine, [sequence])
-        _step(engine, sequences)
+            step(engine, [sequence])
+        step(engine, sequences)
         began = time.process_time()
         for _ in range(STEPS):
-            _step(engine, sequences)
+            step(engine, sequences)
         found[f"decode, batch {batch}"] = batch * STEPS / (time.process_time() - began)
     seconds = []
     for _ in range(2):
-        prompt = _sequence(engine, PROMPT, 0)
+        prompt = new_sequence(engine, PROMPT, 0)
         began = time.process_time()
-        _step(engine, [prompt])
+        step(engine, [prompt])
         seconds.append(time.process_time() - began)
     found[f"prompt of {PROMPT}"] = PROMPT / min(seconds)
     give_back()
@@ -169,7 +169,7 @@ def of(engine: Engine) -> dict[str, float]:
     return found
 
 
-def _sequence(engine: Engine, length: int, index: int, token_ids: list[int] | None = None) -> Sequence:
+def new_sequence(engine: Engine, length: int, index: int, token_ids: list[int] | None = None) -> Sequence:
     """A sequence of made-up tokens, or of these."""
     if token_ids is None:
         token_ids = [(7 * position + index) % engine.vocab_size for position in range(length)]
@@ -192,7 +192,7 @@ def _resident_mb() -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
 
 
-def _step(engine: Engine, sequences: list[Sequence]) -> None:
+def step(engine: Engine, sequences: list[Sequence]) -> None:
     chunks = [sequence.schedule(sequence.num_unscheduled) for sequence in sequences]
     for chunk, sampled in zip(chunks, engine.launch(chunks).wait(), strict=True):
         chunk.sequence.finish(chunk)

@@ -128,6 +128,7 @@ def _all(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, float
             }
     wanted = ["bfloat16", *(name for name in options.only or arms if name != "bfloat16")]
     rows: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, dict[str, float]] = {}
     for number in range(options.rounds):
         for name in wanted:
             model, fields = arms[name]
@@ -137,8 +138,8 @@ def _all(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, float
             command = [sys.executable, "-m", "benchmarks.formats", "--one", str(model), fields, str(texts)]
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
             rows.setdefault(name, []).append(json.loads(done.stdout.splitlines()[-1]))
-            _tell(rows, options)
-    return _tell(rows, options)
+            found = _tell(rows, options)
+    return found
 
 
 def with_large_channels(folder: Path) -> None:
@@ -155,13 +156,13 @@ def with_large_channels(folder: Path) -> None:
 def said_by(model: Path) -> list[list[int]]:
     """Texts that the model draws at temperature 1."""
     engine, draw = Engine(EngineConfig(model=model, num_blocks=256, max_model_len=1024)), random.Random(SEED)
-    sequences = [cpu._sequence(engine, 0, index, draw.sample(range(engine.vocab_size), 4)) for index in range(TEXTS)]
+    sequences = [cpu.new_sequence(engine, 0, index, draw.sample(range(engine.vocab_size), 4)) for index in range(TEXTS)]
     blocks = -(-(TEXT_TOKENS + 16) // engine.layout.block_size)
     for index, sequence in enumerate(sequences):
         sequence.sampling = SamplingParams(temperature=1.0, max_tokens=100_000, seed=SEED + index)
         sequence.block_table = list(range(index * blocks, (index + 1) * blocks))
     while len(sequences[0].token_ids) < TEXT_TOKENS:
-        cpu._step(engine, sequences)
+        cpu.step(engine, sequences)
     return [sequence.token_ids for sequence in sequences]
 
 
