@@ -313,7 +313,8 @@ class ModelSpec:
     @property
     def attentions(self) -> tuple[AttentionSpec | LatentAttentionSpec, ...]:
         """Of the layers that have attention."""
-        return tuple(layer.mixer for layer in self.layers if not isinstance(layer.mixer, DeltaSpec))
+        mixers = (layer.mixer for layer in self.layers)
+        return tuple(mixer for mixer in mixers if isinstance(mixer, AttentionSpec | LatentAttentionSpec))
 
     @property
     def has_state(self) -> bool:
