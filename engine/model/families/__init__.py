@@ -15,7 +15,7 @@ from common.model.gguf import is_gguf
 from engine.model.families import dense, experts, hybrids
 from engine.model.families.fields import Fields
 from engine.model.families.from_gguf import config_of
-from engine.model.families.quantised import beside_config, online
+from engine.model.families.quantised import beside_config, in_files, online
 from engine.model.families.quantised.gguf import kept_as
 from engine.model.spec import ModelSpec, UnsupportedModelError
 
@@ -33,7 +33,9 @@ def read_model_spec(
     spec = model_spec(beside_config(folder, read_fields(folder)))
     if quantization != "auto":
         return online(spec, quantization)
-    return replace(spec, quantization=kept_as(folder, device=device, dtype=dtype)) if is_gguf(folder) else spec
+    if is_gguf(folder):
+        return replace(spec, quantization=kept_as(folder, device=device, dtype=dtype))
+    return in_files(spec, folder)
 
 
 def read_fields(folder: Path) -> dict[str, Any]:

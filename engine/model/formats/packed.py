@@ -1,4 +1,4 @@
-"""Checkpoints' own formats of groups: AWQ, GPTQ, compressed-tensors, NVFP4. N rows, K inputs, G groups of a row."""
+"""Formats of groups: AWQ, GPTQ, compressed-tensors, bitsandbytes' rows, NVFP4. N rows, K inputs, G groups of a row."""
 
 from __future__ import annotations
 
@@ -198,6 +198,24 @@ class SignedBytes(_Common):
         weight, zeros = tensors["weight"], tensors.get("weight_zero_point")
         scales = tensors["weight_scale"].expand(weight.shape[0], -1)
         return repack.from_signed(weight, None if zeros is None else zeros.expand(weight.shape[0], -1), scales)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsOfBytes(_Common):
+    """bitsandbytes: `weight` int8 [N, K] and `SCB` [N], each row's largest number, which 127 stands for."""
+
+    group: int = -1
+    has_zeros: bool = False
+    bits: int = 8
+
+    def tensors(self, rows: int, inputs: int) -> dict[str, StoredPart]:
+        return {"weight": StoredPart((rows, inputs), torch.int8), "SCB": StoredPart((rows,), torch.float32)}
+
+    def unused(self) -> tuple[str, ...]:
+        return ("weight_format",)
+
+    def unpacked(self, tensors: Tensors) -> Unpacked:
+        return repack.from_signed(tensors["weight"], None, tensors["SCB"].view(-1, 1) / 127)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,6 +40,9 @@ class Stored(Protocol):
         ...
 
 
+StoredOf = Callable[[str], Stored]  # by our whole name of the module
+
+
 def stage_rows(spec: LinearSpec, take: Callable[[torch.Tensor, int], None], weights: Weights, *, under: str) -> None:
     """Declare the plain rows of each tensor until `take` has had them, with the row of the share where they begin."""
     begin = 0
@@ -52,21 +55,21 @@ def stage_rows(spec: LinearSpec, take: Callable[[torch.Tensor, int], None], weig
         begin += weights.share(own).shape[0]
 
 
-def plain_linear(stored: Stored, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
+def plain_linear(stored: Stored | StoredOf, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
     """Declare a product with the plain matrix."""
     dense = Dense(plain_matrix(stored, spec, weights, under=under), declare_bias(spec, weights, under=under))
     weights.when_loaded.append(dense.pack)
     return dense
 
 
-def plain_matrix(stored: Stored, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
+def plain_matrix(stored: Stored | StoredOf, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
     """Declare the plain matrix [N, K] of a product's modules."""
-    weights.made_plain[type(stored).__name__] += 1
     matrix = weights.empty(weights.share(spec.parameter("")).shape)
     places = places_by_module(spec, weights)
     for module, own in places.items():
-        rows = own[0].stored_shape[0]
-        stage_module(stored, module, (rows, spec.inputs), _Cut(stored, matrix, own), weights, under=under)
+        each, rows = _of(stored, under + module), own[0].stored_shape[0]
+        stage_module(each, module, (rows, spec.inputs), _Cut(each, matrix, own), weights, under=under)
+    weights.made_plain[type(each).__name__] += 1
     return matrix
 
 
@@ -78,32 +81,37 @@ def places_by_module(spec: LinearSpec, weights: Weights) -> dict[str, list[Place
     return places
 
 
-def own_experts(stored: Stored, spec: ExpertsSpec, weights: Weights, *, under: str) -> range:
+def _of(stored: Stored | StoredOf, module: str) -> Stored:
+    return stored(module) if callable(stored) else stored
+
+
+def own_experts(stored: Stored | StoredOf, spec: ExpertsSpec, weights: Weights, *, under: str) -> range:
     """The experts of this rank. What the checkpoint has of others is not needed."""
     (placement,) = weights.share(spec.parameter()).placements
     own = range(placement.source[0].start, placement.source[0].stop)
     for expert in set(range(spec.num_experts)).difference(own):
         for module, rows in rows_of_each(spec, expert):
-            parts = stored.tensors(rows.stop - rows.start, spec.inputs)
+            each = _of(stored, under + module)
+            parts = each.tensors(rows.stop - rows.start, spec.inputs)
             names = chain.from_iterable(part.names or (kind,) for kind, part in parts.items())
-            weights.unused.update(f"{under}{module}.{name}" for name in (*names, *stored.unused()))
+            weights.unused.update(f"{under}{module}.{name}" for name in (*names, *each.unused()))
     return own
 
 
-def plain_experts(stored: Stored, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor:
+def plain_experts(stored: Stored | StoredOf, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor:
     """Declare the plain matrices [E, N, K] of a rank's experts, which the checkpoint has one by one."""
     if not spec.each:
         raise ValueError(
             f"quantised experts in one tensor ({under}{spec.together[0]}) are not supported in this format"
         )
     own = own_experts(stored, spec, weights, under=under)
-    weights.made_plain[type(stored).__name__] += len(own)
     matrices = weights.empty((len(own), spec.rows, spec.inputs))
     for index, expert in enumerate(own):
         for module, rows in rows_of_each(spec, expert):
             place = Placement(module, (), (slice(None), slice(None)), (index, rows))
-            size = (rows.stop - rows.start, spec.inputs)
-            stage_module(stored, module, size, _Cut(stored, matrices, [place]), weights, under=under)
+            size, one = (rows.stop - rows.start, spec.inputs), _of(stored, under + module)
+            stage_module(one, module, size, _Cut(one, matrices, [place]), weights, under=under)
+        weights.made_plain[type(one).__name__] += 1
     return matrices
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.model.families.known import Fields
-from engine.model.families.quantised import awq, compressed_tensors, fp8, gptq, modelopt, mxfp4
+from engine.model.families.quantised import awq, bitsandbytes, compressed_tensors, fp8, gptq, modelopt, mxfp4
 from engine.model.families.quantised.fields import check_letters
 from engine.model.formats.fp8 import FP8_WHILE_LOADING
 from engine.model.formats.int4 import INT4_WHILE_LOADING
@@ -19,6 +19,7 @@ from engine.model.spec import ModelSpec, UnsupportedModelError
 
 METHODS: dict[str, Callable[[Fields], Quantization]] = {
     "awq": awq.read,
+    "bitsandbytes": bitsandbytes.read,
     "compressed-tensors": compressed_tensors.read,
     "fp8": fp8.read,
     "gptq": gptq.read,
@@ -68,6 +69,13 @@ def beside_config(folder: Path, fields: Mapping[str, Any]) -> Mapping[str, Any]:
     except (ValueError, RecursionError, LookupError, TypeError) as error:
         raise UnsupportedModelError(f"{path} can't be read: {error}") from error
     return {**fields, "quantization_config": {"quant_method": "modelopt", **config}} if config else fields
+
+
+def in_files(spec: ModelSpec, folder: Path) -> ModelSpec:
+    """The same model with what the weights' files say of their quantisation, where config.json leaves it to them."""
+    if spec.quantization is not bitsandbytes.ASKED:
+        return spec
+    return replace(spec, quantization=bitsandbytes.in_files(folder))
 
 
 def online(spec: ModelSpec, name: str) -> ModelSpec:
