@@ -27,7 +27,7 @@ from engine.kernels.linear import computes_in_bfloat16
 from engine.model.decoder import Decoder
 from engine.model.families import read_model_spec
 from engine.model.parameters import Weights
-from engine.model.spec import DeltaSpec, ModelSpec
+from engine.model.spec import ModelSpec
 from engine.passes import Finished, InvalidChunkError, Pass, Sampled
 from engine.sampling.device import DeviceSampler, Draw
 from engine.sampling.host import SampledRow, sample
@@ -295,7 +295,7 @@ def _marks(config: EngineConfig, model: ModelSpec, dtype: str) -> list[str]:
     asked = config.quantization if config.quantization != "auto" else ""
     named = asked or (model.quantization.name if is_gguf(config.model) else "")
     marks = [f"quantization={named}"] if named else []
-    kept = [dtype if isinstance(layer.mixer, DeltaSpec) else layer.mixer.codes or dtype for layer in model.layers]
+    kept = [(layer.attention and layer.attention.codes) or dtype for layer in model.layers]
     # The root of hashes names the dtype that is kept: of codes neither what they were made of nor which layers have them.
     marks += [f"kept={dtype}:{','.join(kept)}"] if set(kept) != {dtype} else []
     return [*marks, "states=apart"] if model.has_state else marks  # once they were in each block

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from engine.config import KV_CACHE_DTYPES, EngineConfig
 from engine.kernels.codes import Kind
-from engine.model.spec import DeltaSpec, LayerSpec, ModelSpec, UnsupportedModelError
+from engine.model.spec import LayerSpec, ModelSpec, UnsupportedModelError
 
 
 def with_codes(model: ModelSpec, config: EngineConfig, dtype: str) -> ModelSpec:
@@ -31,7 +31,7 @@ def with_codes(model: ModelSpec, config: EngineConfig, dtype: str) -> ModelSpec:
 
 def _with_codes(layer: LayerSpec, kind: Kind, config: EngineConfig) -> LayerSpec:
     """States stay: they are changed with every token."""
-    mixer = layer.mixer
-    if isinstance(mixer, DeltaSpec) or (mixer.window and config.kv_cache_dtype_skip_layers):
+    attention = layer.attention
+    if attention is None or (attention.window and config.kv_cache_dtype_skip_layers):
         return layer
-    return replace(layer, mixer=replace(mixer, codes=kind))
+    return layer.with_attention(codes=kind)

@@ -10,7 +10,6 @@ import torch
 
 from engine.kernels.delta.plan import KeptState
 from engine.model.formats.product import Format
-from engine.model.layers.branch import Branch
 from engine.model.layers.building import Rotations, Surroundings, declare_branch
 from engine.model.layers.embedding import Embedding, Head
 from engine.model.layers.kinds import MIXERS, MLPS, Mixer, Mlp
@@ -24,11 +23,12 @@ Part = torch.Tensor | Sequence[KeptState]
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    mixer: Mixer
-    mlp: Mlp
+    mixer: Mixer | None
+    mlp: Mlp | None
     own_input: LayerInput | None
     places: tuple[tuple[int, int], ...]  # see `ModelSpec.places`
     formats: tuple[Format, ...]
+    is_last: bool  # behind its mixer only the sampled tokens matter
 
 
 class Decoder:
@@ -69,14 +69,16 @@ class Decoder:
         `parts` are the pool's, each [num_blocks, layers, planes, slots, heads, dim], then those of states, by layer; the logits
         have the model's dtype. The result is in `logits` if that is given.
         """
-        stream, last = self._embedding(batch), len(self._layers) - 1
+        stream = self._embedding(batch)
         if self._inputs is not None:
             self._inputs(stream, batch)
-        for index, (layer, kept) in enumerate(zip(self._layers, self._views(parts), strict=True)):
-            layer.mixer(stream, batch, kept, is_last=index == last)
-            if stream.is_empty:
-                return None
-            layer.mlp(stream)
+        for layer, kept in zip(self._layers, self._views(parts), strict=True):
+            if layer.mixer is not None:
+                layer.mixer(stream, batch, kept, is_last=layer.is_last)
+                if stream.is_empty:
+                    return None
+            if layer.mlp is not None:
+                layer.mlp(stream)
             if layer.own_input is not None:
                 layer.own_input(stream)
         return self._head(stream, batch, out=logits)
@@ -90,9 +92,9 @@ class Decoder:
 
     def with_a_layer_of_each_kind(self) -> Decoder:
         """Return a decoder that launches every kernel: one layer of each distinct spec and formats, first, last and between."""
-        last, kinds = len(self._layers) - 1, dict[object, int]()
+        kinds = dict[object, int]()
         for index, (spec, layer) in enumerate(zip(self.spec.layers, self._layers, strict=True)):
-            kinds.setdefault((spec, layer.formats, index == 0, index == last), index)
+            kinds.setdefault((spec, layer.formats, index == 0, layer.is_last), index)
         decoder = copy.copy(self)
         decoder._kept = None
         decoder.spec = replace(self.spec, layers=tuple(self.spec.layers[index] for index in kinds.values()))
@@ -108,18 +110,17 @@ def _layer(
     index: int, model: ModelSpec, weights: Weights, rotations: Rotations, places: tuple[tuple[int, int], ...]
 ) -> Layer:
     spec, under = model.layers[index], f"model.layers.{index}."
-    shared = spec.around_mlp.shares
-    first = declare_branch(spec.around_mixer, model, weights, under=under, is_read_again=shared)
-    second = declare_branch(spec.around_mlp, model, weights, under=under)
     formats: list[Format] = []
 
-    def around(branch: Branch) -> Surroundings:
-        return Surroundings(model, weights, rotations, under, branch, formats)
+    def around(branch: BranchSpec, *, is_read_again: bool = False) -> Surroundings:
+        declared = declare_branch(branch, model, weights, under=under, is_read_again=is_read_again)
+        return Surroundings(model, weights, rotations, under, declared, formats)
 
-    mixer = MIXERS[type(spec.mixer)](spec.mixer, around(first))
-    mlp = MLPS[type(spec.mlp)](spec.mlp, around(second))
-    own_input = None
+    mixer = mlp = own_input = None
+    if spec.mixer is not None:
+        mixer = MIXERS[type(spec.mixer)](spec.mixer, around(spec.around_mixer, is_read_again=spec.around_mlp.shares))
+    if spec.mlp is not None:
+        mlp = MLPS[type(spec.mlp)](spec.mlp, around(spec.around_mlp))
     if spec.around_input is not None and model.layer_inputs is not None:
-        third = declare_branch(spec.around_input, model, weights, under=under)
-        own_input = LayerInput(model.layer_inputs, around(third), index=index)
-    return Layer(mixer, mlp, own_input, places, tuple(formats))
+        own_input = LayerInput(model.layer_inputs, around(spec.around_input), index=index)
+    return Layer(mixer, mlp, own_input, places, tuple(formats), is_last=index == model.last_mixer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from engine.kernels.attention import HeadShape
 from engine.kernels.codes import KINDS, Kind
@@ -252,13 +252,26 @@ class LayerInputsSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """One layer: a mixer of tokens, then an MLP on each alone."""
+    """One layer: a mixer of tokens, then an MLP on each alone; or one of them."""
 
-    mixer: MixerSpec
-    mlp: MlpSpec
+    mixer: MixerSpec | None = None
+    mlp: MlpSpec | None = None
     around_mixer: BranchSpec = BEFORE_MIXER
     around_mlp: BranchSpec = BEFORE_MLP
     around_input: BranchSpec | None = None  # where the model has `layer_inputs`
+
+    @property
+    def attention(self) -> AttentionSpec | LatentAttentionSpec | None:
+        return self.mixer if isinstance(self.mixer, AttentionSpec | LatentAttentionSpec) else None
+
+    @property
+    def kept(self) -> tuple[Kept, ...]:
+        return self.mixer.kept if self.mixer is not None else ()
+
+    def with_attention(self, **changes: Any) -> LayerSpec:
+        """Return the same layer with changed fields of its attention."""
+        assert self.attention is not None
+        return replace(self, mixer=replace(self.attention, **changes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,9 +303,7 @@ class ModelSpec:
     def within(self, longest: int) -> ModelSpec:
         """Return the same model for sequences of at most `longest` tokens, without chunks that none outgrows."""
         layers = [
-            replace(layer, mixer=replace(layer.mixer, window=0))
-            if isinstance(layer.mixer, AttentionSpec) and -layer.mixer.window >= longest
-            else layer
+            layer.with_attention(window=0) if layer.attention and -layer.attention.window >= longest else layer
             for layer in self.layers
         ]
         return replace(self, layers=tuple(layers))
@@ -313,8 +324,12 @@ class ModelSpec:
     @property
     def attentions(self) -> tuple[AttentionSpec | LatentAttentionSpec, ...]:
         """Of the layers that have attention."""
-        mixers = (layer.mixer for layer in self.layers)
-        return tuple(mixer for mixer in mixers if isinstance(mixer, AttentionSpec | LatentAttentionSpec))
+        return tuple(layer.attention for layer in self.layers if layer.attention is not None)
+
+    @property
+    def last_mixer(self) -> int:
+        """The last layer in which tokens meet: behind it only the sampled ones matter."""
+        return max(index for index, layer in enumerate(self.layers) if layer.mixer is not None)
 
     @property
     def has_state(self) -> bool:
@@ -335,7 +350,7 @@ class ModelSpec:
 
         What is kept of each token comes first, codes before all else: the first part's dtype is the pool's name elsewhere.
         """
-        found = Counter(kept for layer in self.layers for kept in layer.mixer.kept)
+        found = Counter(kept for layer in self.layers for kept in layer.kept)
         return dict(sorted(found.items(), key=lambda item: (not item[0].per_token, item[0].dtype not in _CODES)))
 
     @property
@@ -344,17 +359,17 @@ class ModelSpec:
         parts, used = list(self.kept), Counter[Kept]()
         places, lent = [], dict[str, tuple[tuple[int, int], ...]]()
         for layer in self.layers:
-            own, mixer = tuple((parts.index(kept), used[kept]) for kept in layer.mixer.kept), layer.mixer
+            own, mixer = tuple((parts.index(kept), used[kept]) for kept in layer.kept), layer.mixer
             if isinstance(mixer, AttentionSpec) and mixer.lends:
                 lent[mixer.lends] = own
             places.append(lent[mixer.borrows] if isinstance(mixer, AttentionSpec) and mixer.borrows else own)
-            used.update(mixer.kept)
+            used.update(layer.kept)
         return tuple(places)
 
     @property
     def widest_mlp(self) -> int:
         """The largest intermediate size of a layer, and what its experts give for a token."""
-        return max(_width(layer.mlp, self.hidden_size) for layer in self.layers)
+        return max((_width(layer.mlp, self.hidden_size) for layer in self.layers if layer.mlp is not None), default=0)
 
     def has_plain_attention(self, heads: HeadShape) -> bool:
         """Whether attention of this shape is a causal softmax over all positions, in all layers."""

@@ -9,6 +9,7 @@ import torch
 
 from tests.unit.kernels import (
     codes_checks,
+    convolution_checks,
     delta_checks,
     expert_checks,
     fp8_checks,
@@ -25,22 +26,23 @@ pytestmark = [
 
 
 MODULES = (
-    triton_checks, expert_checks, switch_checks, delta_checks, latent_checks, group_checks, codes_checks, fp8_checks,
+    triton_checks, expert_checks, switch_checks, latent_checks, group_checks, codes_checks, fp8_checks,
 )  # fmt: skip
+OF_STATES = (convolution_checks, delta_checks)
 
 
 @pytest.mark.parametrize(
     ("module", "name"),
     [
         pytest.param(module, name, id=f"{module.__name__.rpartition('.')[2]}-{name}")
-        for module in MODULES
-        for name in (module.SPECS if module is delta_checks else module.CHECKS)
+        for module in (*MODULES, *OF_STATES)
+        for name in (module.SPECS if module in OF_STATES else module.CHECKS)
     ],
 )
 def test_kernel(module: ModuleType, name: str) -> None:
     if module is fp8_checks and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("needs 8-bit floats")
-    if module is delta_checks:
+    if module in OF_STATES:
         module.run(name, "cuda")
     else:
         module.run(name, "cuda", large=True)

@@ -6,11 +6,14 @@ Triton versions.
 
 from engine.kernels.delta.convolution import convolve
 from engine.kernels.delta.gate import gated_norm
-from engine.kernels.delta.plan import DeltaHeads, StateBatch, deal_out_states, max_tiles
+from engine.kernels.delta.plan import Channels, Columns, DeltaHeads, Span, StateBatch, deal_out_states, max_tiles
 from engine.kernels.delta.rule import delta_rule
 
 __all__ = [
+    "Channels",
+    "Columns",
     "DeltaHeads",
+    "Span",
     "StateBatch",
     "convolve",
     "deal_out_states",

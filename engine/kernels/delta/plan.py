@@ -49,6 +49,37 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Some columns of a product: `groups` times `width` of them."""
+
+    columns: Columns
+    groups: int
+    width: int
+
+    def view(self, x: torch.Tensor) -> torch.Tensor:
+        """The numbers [T, groups, width] in rows x [T, N]."""
+        shape, strides = (len(x), self.groups, self.width), (x.stride(0), self.columns.step, 1)
+        return x.as_strided(shape, strides, x.storage_offset() + self.columns.first)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channels:
+    """What a convolution mixes: one to three spans of a product side by side."""
+
+    spans: tuple[Span, ...]
+    taps: int  # inputs that it reads: a token's own and those before it
+    has_silu: bool = True  # behind the sum
+
+    @property
+    def count(self) -> int:
+        return sum(span.groups * span.width for span in self.spans)
+
+    def of(self, x: torch.Tensor) -> torch.Tensor:
+        """The inputs [T, C] in rows x [T, N]."""
+        return torch.cat([span.view(x).flatten(1) for span in self.spans], dim=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaHeads:
     """The heads of a layer. `ratio` value heads share a key head, and are a group with it."""
 
@@ -77,14 +108,15 @@ class DeltaHeads:
         return self.num_value_heads * self.value_dim
 
     @property
-    def channels(self) -> int:
+    def channels(self) -> Channels:
         """What the convolution mixes: queries, keys and values side by side."""
-        return 2 * self.keys_size + self.values_size
+        parts = ((self.q, self.key_dim), (self.k, self.key_dim), (self.v, self.ratio * self.value_dim))
+        spans = tuple(Span(columns=columns, groups=self.num_key_heads, width=width) for columns, width in parts)
+        return Channels(spans=spans, taps=self.taps)
 
     def view(self, x: torch.Tensor, columns: Columns, width: int) -> torch.Tensor:
         """The numbers [T, groups, width] in rows x [T, N]."""
-        shape, strides = (len(x), self.num_key_heads, width), (x.stride(0), columns.step, 1)
-        return x.as_strided(shape, strides, x.storage_offset() + columns.first)
+        return Span(columns=columns, groups=self.num_key_heads, width=width).view(x)
 
 
 def deal_out_states(

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.delta.plan import TILE_ROWS, DeltaHeads, StateBatch
+from engine.kernels.delta.plan import TILE_ROWS, Channels, StateBatch
 from engine.kernels.launch import Kernel
 
 CHANNELS_OF_A_STEP = 256
@@ -16,103 +16,116 @@ CHANNELS_OF_A_TILE = 64
 
 
 def convolve(
-    x: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor, batch: StateBatch, heads: DeltaHeads
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    kept: torch.Tensor,
+    batch: StateBatch,
+    channels: Channels,
 ) -> torch.Tensor:
-    out = torch.empty((x.shape[0], heads.channels), dtype=x.dtype, device=x.device)
-    columns = (
-        heads.channels, heads.keys_size, heads.key_dim, heads.ratio * heads.value_dim,
-        heads.q.first, heads.q.step, heads.k.first, heads.k.step, heads.v.first, heads.v.step,
-    )  # fmt: skip
-    fixed = (x.stride(0), kept.stride(0), kept.stride(1), heads.taps, *columns)
-    variant = (x.dtype, kept.data_ptr() % 16, fixed)
+    out = torch.empty((x.shape[0], channels.count), dtype=x.dtype, device=x.device)
+    fixed = (x.stride(0), kept.stride(0), kept.stride(1), channels.taps, channels.count, *_columns(channels))
+    ends = (bias is not None, channels.has_silu)
+    variant = (x.dtype, kept.data_ptr() % 16, fixed, ends)
+    biases = weight if bias is None else bias
     if len(batch.moves):
         _STEP.launch(
-            (len(batch.moves), triton.cdiv(heads.channels, CHANNELS_OF_A_STEP)), variant,
-            x, weight, kept, batch.moves, out, *fixed, CHANNELS_OF_A_STEP,
+            (len(batch.moves), triton.cdiv(channels.count, CHANNELS_OF_A_STEP)), variant,
+            x, weight, biases, kept, batch.moves, out, *fixed, *ends, CHANNELS_OF_A_STEP,
         )  # fmt: skip
     if len(batch.runs):
-        blocks = triton.cdiv(heads.channels, CHANNELS_OF_A_TILE)
+        blocks = triton.cdiv(channels.count, CHANNELS_OF_A_TILE)
         _TILES.launch(
-            (len(batch.tiles), blocks),
-            variant,
-            x,
-            weight,
-            kept,
-            batch.tiles,
-            out,
-            *fixed,
-            TILE_ROWS,
-            CHANNELS_OF_A_TILE,
-        )
+            (len(batch.tiles), blocks), variant,
+            x, weight, biases, kept, batch.tiles, out, *fixed, *ends, TILE_ROWS, CHANNELS_OF_A_TILE,
+        )  # fmt: skip
         _KEEP.launch(
-            (len(batch.runs), triton.cdiv(heads.channels, CHANNELS_OF_A_STEP)), variant,
+            (len(batch.runs), triton.cdiv(channels.count, CHANNELS_OF_A_STEP)), variant,
             x, kept, batch.tiles, batch.runs, *fixed, CHANNELS_OF_A_STEP,
         )  # fmt: skip
     return out
 
 
+def _columns(channels: Channels) -> tuple[int, ...]:
+    """For each of three spans its first channel, width, first column and step. Those that aren't there begin at the end."""
+    found, begin = list[int](), 0
+    for span in channels.spans:
+        found += [begin, span.width, span.columns.first, span.columns.step]
+        begin += span.groups * span.width
+    return (*found, *(3 - len(channels.spans)) * [begin, 1, 0, 0])
+
+
 @triton.jit
 def _column(
-    c, KEYS: tl.constexpr, DK: tl.constexpr, WIDTH: tl.constexpr,
-    Q: tl.constexpr, Q_STEP: tl.constexpr, K: tl.constexpr, K_STEP: tl.constexpr, V: tl.constexpr, V_STEP: tl.constexpr,
+    c, A: tl.constexpr, A_WIDTH: tl.constexpr, A_FIRST: tl.constexpr, A_STEP: tl.constexpr,
+    B: tl.constexpr, B_WIDTH: tl.constexpr, B_FIRST: tl.constexpr, B_STEP: tl.constexpr,
+    C: tl.constexpr, C_WIDTH: tl.constexpr, C_FIRST: tl.constexpr, C_STEP: tl.constexpr,
 ):  # fmt: skip
     """The channel's column in a row of the product."""
-    q = Q + c // DK * Q_STEP + c % DK
-    k = K + (c - KEYS) // DK * K_STEP + c % DK
-    at = c - 2 * KEYS
-    v = V + at // WIDTH * V_STEP + at % WIDTH
-    return tl.where(c < KEYS, q, tl.where(c < 2 * KEYS, k, v))
+    column = A_FIRST + c // A_WIDTH * A_STEP + c % A_WIDTH
+    column = tl.where(c >= B, B_FIRST + (c - B) // B_WIDTH * B_STEP + (c - B) % B_WIDTH, column)
+    return tl.where(c >= C, C_FIRST + (c - C) // C_WIDTH * C_STEP + (c - C) % C_WIDTH, column)
 
 
 @triton.jit
-def _silu(x, dtype: tl.constexpr):
-    x = x.to(dtype).to(tl.float32)
-    return (x / (1.0 + tl.exp(-x))).to(dtype)
+def _end(total, dtype: tl.constexpr, HAS_SILU: tl.constexpr):
+    """What follows the sums."""
+    if HAS_SILU:
+        rounded = total.to(dtype).to(tl.float32)
+        total = rounded / (1.0 + tl.exp(-rounded))
+    return total.to(dtype)
 
 
 @triton.jit
 def _step(
-    x, weight_CK, kept, moves_S2, out_TC,
+    x, weight_CK, bias_C, kept, moves_S2, out_TC,
     ROW: tl.constexpr, BLOCK: tl.constexpr, PLANE: tl.constexpr, TAPS: tl.constexpr, C: tl.constexpr,
-    KEYS: tl.constexpr, DK: tl.constexpr, WIDTH: tl.constexpr,
-    Q: tl.constexpr, Q_STEP: tl.constexpr, K: tl.constexpr, K_STEP: tl.constexpr, V: tl.constexpr, V_STEP: tl.constexpr,
-    CHANNELS: tl.constexpr,
+    S0: tl.constexpr, W0: tl.constexpr, F0: tl.constexpr, T0: tl.constexpr,
+    S1: tl.constexpr, W1: tl.constexpr, F1: tl.constexpr, T1: tl.constexpr,
+    S2: tl.constexpr, W2: tl.constexpr, F2: tl.constexpr, T2: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_SILU: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     source, target = tl.load(moves_S2 + row * 2).to(tl.int64), tl.load(moves_S2 + row * 2 + 1).to(tl.int64)
     if target >= 0:
         c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
         inside = c < C
-        column = _column(c, KEYS, DK, WIDTH, Q, Q_STEP, K, K_STEP, V, V_STEP)
+        column = _column(c, S0, W0, F0, T0, S1, W1, F1, T1, S2, W2, F2, T2)
         new = tl.load(x + row * ROW + column, mask=inside, other=0.0)
-        total = new.to(tl.float32) * tl.load(weight_CK + c * TAPS + TAPS - 1, mask=inside, other=0.0).to(tl.float32)
+        total = tl.zeros((CHANNELS,), tl.float32)
+        if HAS_BIAS:
+            total += tl.load(bias_C + c, mask=inside, other=0.0).to(tl.float32)
+        total += new.to(tl.float32) * tl.load(weight_CK + c * TAPS + TAPS - 1, mask=inside, other=0.0).to(tl.float32)
         for tap in tl.static_range(TAPS - 1):
             old = tl.load(kept + source * BLOCK + tap * PLANE + c, mask=inside & (source >= 0), other=0.0)
             total += old.to(tl.float32) * tl.load(weight_CK + c * TAPS + tap, mask=inside, other=0.0).to(tl.float32)
             if tap > 0:
                 tl.store(kept + target * BLOCK + (tap - 1) * PLANE + c, old, mask=inside)
         tl.store(kept + target * BLOCK + (TAPS - 2) * PLANE + c, new, mask=inside)
-        tl.store(out_TC + row * C + c, _silu(total, out_TC.dtype.element_ty), mask=inside)
+        tl.store(out_TC + row * C + c, _end(total, out_TC.dtype.element_ty, HAS_SILU), mask=inside)
 
 
 @triton.jit
 def _tiles(
-    x, weight_CK, kept, tiles_I8, out_TC,
+    x, weight_CK, bias_C, kept, tiles_I8, out_TC,
     ROW: tl.constexpr, BLOCK: tl.constexpr, PLANE: tl.constexpr, TAPS: tl.constexpr, C: tl.constexpr,
-    KEYS: tl.constexpr, DK: tl.constexpr, WIDTH: tl.constexpr,
-    Q: tl.constexpr, Q_STEP: tl.constexpr, K: tl.constexpr, K_STEP: tl.constexpr, V: tl.constexpr, V_STEP: tl.constexpr,
-    ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+    S0: tl.constexpr, W0: tl.constexpr, F0: tl.constexpr, T0: tl.constexpr,
+    S1: tl.constexpr, W1: tl.constexpr, F1: tl.constexpr, T1: tl.constexpr,
+    S2: tl.constexpr, W2: tl.constexpr, F2: tl.constexpr, T2: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_SILU: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     tile = tiles_I8 + tl.program_id(0).to(tl.int64) * 8
     first, count = tl.load(tile).to(tl.int64), tl.load(tile + 1)
     begin, before = tl.load(tile + 4).to(tl.int64), tl.load(tile + 5).to(tl.int64)
     if count > 0:
         c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-        column = _column(c, KEYS, DK, WIDTH, Q, Q_STEP, K, K_STEP, V, V_STEP)[None, :]
+        column = _column(c, S0, W0, F0, T0, S1, W1, F1, T1, S2, W2, F2, T2)[None, :]
         r = tl.arange(0, ROWS)
         row = first + r
         inside = (r < count)[:, None] & (c < C)[None, :]
         total = tl.zeros((ROWS, CHANNELS), tl.float32)
+        if HAS_BIAS:
+            total += tl.load(bias_C + c, mask=c < C, other=0.0).to(tl.float32)[None, :]
         for tap in tl.static_range(TAPS):
             at = row - (TAPS - 1 - tap)
             is_new = (at >= begin)[:, None]
@@ -124,15 +137,17 @@ def _tiles(
                 value = tl.where(is_new, value, old)
             weight = tl.load(weight_CK + c * TAPS + tap, mask=c < C, other=0.0)
             total += value.to(tl.float32) * weight.to(tl.float32)[None, :]
-        tl.store(out_TC + row[:, None] * C + c[None, :], _silu(total, out_TC.dtype.element_ty), mask=inside)
+        out = _end(total, out_TC.dtype.element_ty, HAS_SILU)
+        tl.store(out_TC + row[:, None] * C + c[None, :], out, mask=inside)
 
 
 @triton.jit
 def _keep(
     x, kept, tiles_I8, runs_P2,
     ROW: tl.constexpr, BLOCK: tl.constexpr, PLANE: tl.constexpr, TAPS: tl.constexpr, C: tl.constexpr,
-    KEYS: tl.constexpr, DK: tl.constexpr, WIDTH: tl.constexpr,
-    Q: tl.constexpr, Q_STEP: tl.constexpr, K: tl.constexpr, K_STEP: tl.constexpr, V: tl.constexpr, V_STEP: tl.constexpr,
+    S0: tl.constexpr, W0: tl.constexpr, F0: tl.constexpr, T0: tl.constexpr,
+    S1: tl.constexpr, W1: tl.constexpr, F1: tl.constexpr, T1: tl.constexpr,
+    S2: tl.constexpr, W2: tl.constexpr, F2: tl.constexpr, T2: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """The last tile first: only the first ones may write the block that all read. Planes in order: each reads a later one."""
@@ -140,7 +155,7 @@ def _keep(
     first, count = tl.load(runs_P2 + run * 2).to(tl.int64), tl.load(runs_P2 + run * 2 + 1)
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     inside = c < C
-    column = _column(c, KEYS, DK, WIDTH, Q, Q_STEP, K, K_STEP, V, V_STEP)
+    column = _column(c, S0, W0, F0, T0, S1, W1, F1, T1, S2, W2, F2, T2)
     for back in range(count):
         tile = tiles_I8 + (first + count - 1 - back) * 8
         target = tl.load(tile + 3).to(tl.int64)

@@ -30,7 +30,7 @@ def delta_rule(
     out = torch.empty((mixed.shape[0], num, dim), dtype=mixed.dtype, device=mixed.device)
     keys, values = (max(16, triton.next_power_of_2(size)) for size in (heads.key_dim, dim))
     fixed = (
-        x.stride(0), states.stride(0), num, heads.ratio, heads.keys_size, heads.channels, heads.key_dim, keys, dim,
+        x.stride(0), states.stride(0), num, heads.ratio, heads.keys_size, mixed.shape[1], heads.key_dim, keys, dim,
         heads.b.first, heads.b.step, heads.a.first, heads.a.step, NORM_EPS,
     )  # fmt: skip
     variant = (mixed.dtype, states.data_ptr() % 16, fixed)

@@ -28,8 +28,9 @@ class GatedDelta:
         self._inputs = around.linear(LinearSpec(inputs=hidden, outputs=inputs, bias=False, shard=Shard.NONE))
         output = {"linear_attn.out_proj": hidden}
         self._output = around.linear(LinearSpec(inputs=heads.values_size, outputs=output, bias=False, shard=Shard.NONE))
-        taps = weights.new(whole("linear_attn.conv1d.weight", heads.channels, 1, heads.taps), under=under)
-        self._taps = taps.view(heads.channels, heads.taps)
+        self._channels = heads.channels
+        num = self._channels.count
+        self._taps = weights.new(whole("linear_attn.conv1d.weight", num, 1, heads.taps), under=under).view(num, -1)
         self._decay, self._bias = (_in_float32(name, heads, around) for name in ("A_log", "dt_bias"))
         self._gate_norm = weights.new(whole("linear_attn.norm.weight", heads.value_dim), under=under)
         self._eps = around.model.norm_eps
@@ -38,7 +39,7 @@ class GatedDelta:
         """`kept`: the states [num_blocks, 1, 1, Hv, Dk Dv], and the convolution's last inputs [num_blocks, K - 1, 1, 1, C]."""
         states, inputs = kept
         x = self._inputs(self._branch.read(stream))
-        mixed = convolve(x, self._taps, inputs.kept, batch.states[inputs.number], self._heads)
+        mixed = convolve(x, self._taps, None, inputs.kept, batch.states[inputs.number], self._channels)
         out = delta_rule(mixed, x, self._decay, self._bias, states.kept, batch.states[states.number], self._heads)
         out = gated_norm(out, x, self._gate_norm, self._eps, self._heads)
         if is_last and batch.has_prompts:

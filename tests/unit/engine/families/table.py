@@ -125,7 +125,7 @@ def switches(spec: ModelSpec) -> set[str]:
 
 def _of_layer(layer: LayerSpec) -> set[str]:
     parts = (layer.mixer, layer.mlp, layer.around_mixer, layer.around_mlp)
-    found = {switch for part in parts for switch in _on(part)}
+    found = {switch for part in parts if part is not None for switch in _on(part)}
     if isinstance(layer.mixer, AttentionSpec) and layer.mixer.window < 0:
         found = found - {NAMES["window"]} | {"attention within chunks"}
     if layer.around_mixer.after:

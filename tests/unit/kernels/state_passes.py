@@ -1,0 +1,82 @@
+"""Passes of sequences with states, for checks of the kernels that change them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.kernels.delta import StateBatch, deal_out_states
+
+NUM_BLOCKS = 40
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+# Of each sequence: tokens before and in the pass; those with one token decode.
+_DECODING = ((5, 1), (16, 1), (0, 1), (31, 1))
+_MIXED = ((9, 1), (32, 1), (0, 3), (7, 2), (15, 2), (3, 90))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sequence:
+    """A sequence of `start + count` tokens, `count` of them in the pass, from row `row` on."""
+
+    start: int
+    count: int
+    row: int
+    table: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class StatePass:
+    """Sequences, whose states are in places that are drawn."""
+
+    sequences: list[Sequence]
+    num_rows: int
+    block_size: int
+    batch: StateBatch
+
+    def place(self, sequence: Sequence, position: int) -> int:
+        """Where the state behind the token at this position is."""
+        return sequence.table[position // self.block_size]
+
+
+def passes(block_size: int, device: str) -> Iterator[StatePass]:
+    """Decoding alone, with prompts that leave a state in each block, and with some that go on in a place for three blocks."""
+    for parts, in_place in ((_DECODING, 0), (_MIXED, 1), (_MIXED, 3)):
+        yield _pass(parts, block_size, device, in_place=in_place)
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    torch.testing.assert_close(actual.double(), expected.double(), rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+
+
+def _pass(parts: tuple[tuple[int, int], ...], size: int, device: str, *, in_place: int) -> StatePass:
+    """`in_place`: blocks that change one place of a state before the next block goes on in another; 0: all blocks do."""
+    places, sequences, row = torch.randperm(NUM_BLOCKS).tolist(), list[Sequence](), 0
+    for start, count in parts:
+        num_blocks = -(-(start + count) // size)
+        own = [places.pop() for _ in range(-(-num_blocks // in_place) if in_place else 1)]
+        table = [own[at // in_place if in_place else 0] for at in range(num_blocks)]
+        sequences.append(Sequence(start=start, count=count, row=row, table=table))
+        row += count + 2 * (count == 1)  # rows between: places of a graph that nobody has
+    return StatePass(sequences, row + 5, size, _batch(sequences, size, device))
+
+
+def _batch(sequences: list[Sequence], size: int, device: str) -> StateBatch:
+    """Decoding sequences have the first rows."""
+    decoding = [each for each in sequences if each.count == 1]
+    moves = np.full((max((each.row for each in decoding), default=-3) + 3, 2), -1)
+    for each in decoding:
+        moves[each.row] = each.table[(each.start - 1) // size] if each.start else -1, each.table[each.start // size]
+    prompts = [each for each in sequences if each.count > 1]
+    width = max((len(each.table) for each in prompts), default=0)
+    tables = np.array([each.table + [-7] * (width - len(each.table)) for each in prompts], dtype=np.int32)
+    starts, counts, rows = (
+        np.array([getattr(each, name) for each in prompts], dtype=np.int64) for name in ("start", "count", "row")
+    )
+    tiles, runs = deal_out_states(starts, starts + counts, rows, tables, block_size=size)
+    room = np.zeros((2, 8), dtype=np.int32)
+    if prompts:
+        tiles, runs = np.concatenate((tiles, room)), np.concatenate((runs, room[:, :2]))
+    return StateBatch(*(torch.from_numpy(each.astype(np.int32)).to(device) for each in (moves, tiles, runs)))
