@@ -131,19 +131,25 @@ class BlockPool:
     def publish(self, block: int, digest: bytes) -> None:
         """Declare the content of a held block final and shareable under `digest`.
 
-        The first publisher of a digest wins: a later block of the same content stays private and is freed on release.
-        Raises ValueError for an unheld block, or one published under another digest.
+        The first publisher of a digest wins while its block is held: a later block of the same content stays private and is
+        freed on release. A cached block gives way: it would be evicted before the rest of the later sequence, whose prefix would
+        then have a gap. Raises ValueError for an unheld block, or one published under another digest.
         """
         self._check_used(block)
         known = self._digests[block]
         if known is not None and known != digest:
             raise ValueError(f"block {block} is published under another digest already")
-        if digest in self._by_digest:
+        first = self._by_digest.get(digest)
+        if first is None:
+            if self._is_usable(digest):
+                _note(digest, happened=self._added, undone=self._removed)
+        elif self._references[first]:
             return
+        else:
+            self._found[block] = self._found[first]
+            self._free_cached(first)
         self._by_digest[digest] = block
         self._digests[block] = digest
-        if self._is_usable(digest):
-            _note(digest, happened=self._added, undone=self._removed)
 
     def publish_state(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
         """Declare the contents of these held blocks the final state behind the prefix with these digests.
@@ -220,10 +226,9 @@ class BlockPool:
     def _forget_state(self, digest: bytes, *, but: int = -1) -> None:
         state = self._states.pop(digest)
         for block in state.blocks:
-            if self._references[block] == 0 and block != but:
-                del (self._spared if block in self._spared else self._cached)[block]
-                self._free.append(block)
             del self._state_of[block]
+            if self._references[block] == 0 and block != but:
+                self._free_cached(block)
             self._digests[block] = None
             self._found[block] = False
         for passed in state.digests:
@@ -232,6 +237,12 @@ class BlockPool:
                 del self._usable[passed]
                 if passed in self._by_digest:
                     _note(passed, happened=self._removed, undone=self._added)
+
+    def _free_cached(self, block: int) -> None:
+        del (self._spared if block in self._spared else self._cached)[block]
+        self._digests[block] = None
+        self._found[block] = False
+        self._free.append(block)
 
     def _check_used(self, block: int) -> None:
         if not 0 <= block < self.num_blocks:
