@@ -16,20 +16,33 @@ import asyncio
 import gc
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 
-from benchmarks.environment import ROOT
+from benchmarks.checkpoint import write_checkpoint
+from benchmarks.drawn import DRAWN
+from benchmarks.environment import ROOT, device_of
 from benchmarks.results_format import Result
 from benchmarks.workload import Prompts, Workload, driven
 from engine.config import EngineConfig
 from engine.engine import Engine
 
 SHAPES = {"llama": "llama-small", "mistral": "mistral-small", "qwen2": "qwen2-small", "qwen3": "qwen3-small"}
+# Shapes of `benchmarks/drawn.py` with fewer layers and experts, and windows that short prompts reach.
+_LITTLE = {"num_hidden_layers": 2, "vocab_size": 32_000, "bos_token_id": 1, "eos_token_id": 2}
+DRAWN_SMALLER: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3": ("gemma-3-12b", {"sliding_window_pattern": 2, "sliding_window": 256}),
+    "qwen3_moe": ("qwen3-30b-a3b", {"num_experts": 32}),
+    "gpt_oss": ("gpt-oss-20b", {"num_local_experts": 8}),
+    "qwen3_5": ("qwen3.5-9b", {"num_hidden_layers": 4}),
+    "qwen3_5_moe": ("qwen3.5-35b-a3b", {"num_hidden_layers": 4, "num_experts": 32}),
+    "glm4_moe_lite": ("glm-4.7-flash", {"n_routed_experts": 16}),
+}
 PROMPT_LENGTHS = (5, 17, 64, 100, 129, 250, 333, 511)
 NUM_TOKENS = 32
 DEADLINE_S = 120.0
@@ -73,18 +86,31 @@ class Agreement:
         ]
 
 
-def measure_accuracy(device: str, *, quick: bool, seed: int, checkpoints: Path | None = None) -> list[Agreement]:
-    """Compare one model of each family; the demo model alone if `quick`."""
+def measure_accuracy(device: str, *, quick: bool, seed: int, checkpoints: Path | None = None) -> Iterator[Agreement]:
+    """Compare one model of each family after the other; the demo model alone if `quick`."""
     if quick:
-        return [compare(ROOT / "demo", "demo", device=device, seed=seed)]
-    from benchmarks.checkpoint import write_checkpoint
+        yield compare(ROOT / "demo", "demo", device=device, seed=seed)
+        return
+    for family in (*SHAPES, *DRAWN_SMALLER):
+        with tempfile.TemporaryDirectory(dir=checkpoints, prefix=f"{family}-") as folder:
+            if family in SHAPES:
+                write_checkpoint(Path(folder), SHAPES[family])
+            else:
+                write_smaller(Path(folder), family, device=device)
+            yield compare(Path(folder), family, device=device, seed=seed)
 
-    agreements = []
-    for family, shape in SHAPES.items():
-        with tempfile.TemporaryDirectory(dir=checkpoints, prefix=f"{shape}-") as folder:
-            write_checkpoint(Path(folder), shape)
-            agreements.append(compare(Path(folder), family, device=device, seed=seed))
-    return agreements
+
+def write_smaller(folder: Path, family: str, *, device: str) -> None:
+    """Write a checkpoint of a shape of `DRAWN_SMALLER`, its weights as transformers draws them."""
+    shape, changes = DRAWN_SMALLER[family]
+    fields = DRAWN[shape] | _LITTLE | changes
+    config = transformers.AutoConfig.for_model(**fields)
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    del model
+    release_memory()
 
 
 def compare(model: Path, name: str, *, device: str, seed: int) -> Agreement:
@@ -163,9 +189,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seed", type=int, default=20_261_121)
     options = parser.parse_args(arguments)
-    agreements = measure_accuracy(options.device, quick=options.device == "cpu", seed=options.seed)
-    print(*agreements, sep="\n")
-    return 1 if any(agreement.gaps for agreement in agreements) else 0
+    device_of("benchmarks.accuracy", options.device)
+    is_wrong = False
+    for agreement in measure_accuracy(options.device, quick=options.device == "cpu", seed=options.seed):
+        print(agreement, flush=True)
+        is_wrong |= bool(agreement.gaps)
+    return 1 if is_wrong else 0
 
 
 if __name__ == "__main__":

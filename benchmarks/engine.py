@@ -26,8 +26,9 @@ import torch
 from benchmarks.accuracy import measure_accuracy, release_memory
 from benchmarks.ceilings import measure_ceilings
 from benchmarks.cells import FULL, QUICK, Bench, Cell, PrefillRate
+from benchmarks.checkpoint import SHAPES, write_checkpoint
 from benchmarks.drawn import DRAWN, draw_weights, write_config
-from benchmarks.environment import ROOT, clocks, describe
+from benchmarks.environment import ROOT, clocks, describe, device_of
 from benchmarks.floors import Ceilings, ModelCost, upload
 from benchmarks.kernels import measure_kernels
 from benchmarks.results_format import Result, ResultsPage, number
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     A missed target is no failure.
     """
     options = _parse(arguments)
-    device = torch.device(options.device)
+    device = device_of("benchmarks.engine", options.device)
     facts = describe("benchmarks.engine", arguments, device, commit=options.commit)
     facts["model"] = options.shape if options.model or options.shape == "demo" else f"{options.shape}, random weights"
     if _compared(options) in TARGETS:
@@ -206,8 +207,9 @@ class Run:
 
     def _measure_accuracy(self) -> None:
         release_memory()
-        agreements = measure_accuracy(self._options.device, quick=self._options.quick, seed=SEED)
-        for agreement in agreements:
+        agreements = []
+        for agreement in measure_accuracy(self._options.device, quick=self._options.quick, seed=SEED):
+            agreements.append(agreement)
             self._say(str(agreement))
             self._add(agreement.results())
         self._page.state("accuracy", "; ".join(map(str, agreements)))
@@ -286,6 +288,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--profile", default="", metavar="CELL", help="say where this cell's time goes, instead")
     options = parser.parse_args(arguments)
     options.shape = options.shape or (options.model.name if options.model else DEFAULT_SHAPE)
+    if not options.model and options.shape not in ("demo", *SHAPES, *DRAWN):
+        parser.error(f"--shape {options.shape}: known are demo, {', '.join((*SHAPES, *DRAWN))}")
     if options.quick:
         options.kv_memory_mb = options.kv_memory_mb or 32
     return options
@@ -293,15 +297,15 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _compared(options: argparse.Namespace) -> str:
     """The name of what figures are held against."""
-    return options.shape if options.quantization == "auto" else f"{options.shape} {options.quantization}"
+    formats = [options.quantization] * (options.quantization != "auto")
+    formats += [f"kv-{options.kv_cache_dtype}"] * (options.kv_cache_dtype != "auto")
+    return " ".join((options.shape, *formats))
 
 
 def _checkpoint(shape: str, folder: Path) -> Path:
     """The folder of a checkpoint of `shape`, written now unless an earlier run did."""
     if shape == "demo":
         return ROOT / "demo"
-    from benchmarks.checkpoint import write_checkpoint
-
     target = folder / shape
     if shape in DRAWN:
         write_config(target, shape)

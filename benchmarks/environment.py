@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
+NEEDS_A_CARD = "needs a CUDA device"
 _SMI_FIELDS = (
     "driver_version",
     "clocks.sm",
@@ -39,6 +40,14 @@ def describe(module: str, arguments: Sequence[str], device: torch.device, *, com
     else:
         facts["device"] = f"CPU, {platform.machine()}, {torch.get_num_threads()} threads"
     return facts
+
+
+def device_of(module: str, name: str) -> torch.device:
+    """The device of that name. Without a card there, a program ends here and says so."""
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise SystemExit(f"{module}: {NEEDS_A_CARD}")
+    return device
 
 
 def clocks(device: torch.device) -> str:

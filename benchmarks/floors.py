@@ -1,18 +1,30 @@
 """What physics allows: times that no program can beat on a device with the given ceilings, from config.json alone.
 
 A pass must read its weights and its KV once and do its arithmetic once; of experts, those that its tokens choose, as if each
-choice were as likely. The larger of both times is the floor, as if one hid
-the other perfectly. Activations, logits, norms and kernel launches are left out, because they cost little.
+choice were as likely; and of states, each sequence's. The larger of both times is the floor, as if one hid
+the other perfectly. Activations, logits, norms, what updates a state and kernel launches are left out, because they cost little.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
 from engine.model.experts import SparseMlpSpec
-from engine.model.spec import LayerSpec, MlpSpec, ModelSpec
+from engine.model.spec import (
+    AttentionSpec,
+    DeltaSpec,
+    DenseBesideExpertsSpec,
+    LatentAttentionSpec,
+    LayerSpec,
+    MixerSpec,
+    MlpSpec,
+    ModelSpec,
+    PlainMlpSpec,
+)
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -37,6 +49,10 @@ class ModelCost:
     item_bytes: int
     kv_bytes: int  # one position, all layers
     attention_flops: int  # one query at one position, all layers
+    windows: tuple[tuple[float, float], ...] = (
+        (math.inf, 1.0),
+    )  # positions that a layer attends to, and the share of such layers
+    state_bytes: int = 0  # of one sequence, read and written by each step
     expert_parameters: int = 0  # one expert of each layer that has them
     num_experts: int = 1
     experts_a_token: int = 0
@@ -56,17 +72,24 @@ class ModelCost:
         """Count what a model has; `dtype` is the one that the engine computes in. `kv_bytes` None: it is that of KV, too."""
         head = model.vocab_size * model.hidden_size
         layers = model.hidden_size + sum(_layer_parameters(layer, model.hidden_size) for layer in model.layers)
-        mixers = [layer.mixer for layer in model.layers]
         sparse = [layer.mlp for layer in model.layers if isinstance(layer.mlp, SparseMlpSpec)]
-        one_expert = sum(3 * model.hidden_size * mlp.size for mlp in sparse)
+        windows = Counter(abs(mixer.window) or math.inf for mixer in model.attentions)
+        sizes = dict.fromkeys((True, False), 0)
+        for kept, count in model.kept.items():
+            sizes[kept.per_token] += count * kept.planes * kept.heads * kept.dim * ITEM_BYTES[kept.dtype or dtype]
+        one_expert = sum(
+            3 * model.hidden_size * mlp.size + (2 * mlp.size + model.hidden_size) * mlp.expert_bias for mlp in sparse
+        )
         num_experts = sparse[0].num_experts if sparse else 1
         return cls(
             layer_parameters=layers,
             head_parameters=head,
             stored_parameters=layers + head * (1 if model.has_tied_head else 2) + one_expert * num_experts,
             item_bytes=ITEM_BYTES[dtype],
-            kv_bytes=kv_bytes or 2 * sum(mixer.kv_size for mixer in mixers) * ITEM_BYTES[dtype],
-            attention_flops=4 * sum(mixer.q_size for mixer in mixers),
+            kv_bytes=kv_bytes or sizes[True],
+            attention_flops=sum(_attention_flops(mixer) for mixer in model.attentions),
+            windows=tuple((window, count / windows.total()) for window, count in windows.items()),
+            state_bytes=sizes[False],
             expert_parameters=one_expert,
             num_experts=num_experts,
             experts_a_token=sparse[0].rule.chosen if sparse else 0,
@@ -87,6 +110,16 @@ class ModelCost:
     def token_parameters(self) -> int:
         """Those that a token is multiplied with in the layers."""
         return self.layer_parameters + self.experts_a_token * self.expert_parameters
+
+    def attended(self, context: int) -> float:
+        """Positions that a token behind so many attends to, in the mean of all layers."""
+        return sum(share * min(window, context) for window, share in self.windows)
+
+    def attended_by_prompt(self, length: int) -> float:
+        """The sum of it over a prompt's tokens."""
+        return sum(
+            share * (length - within / 2) * within for window, share in self.windows if (within := min(window, length))
+        )
 
     def expert_bytes(self, tokens: int) -> float:
         """The experts that a pass of so many tokens reads, in the mean."""
@@ -110,9 +143,10 @@ class Work:
 
 def decode_step(cost: ModelCost, *, batch: int, context: int) -> Work:
     """One token for each of `batch` sequences, attending to `context` positions each."""
+    positions = cost.attended(context)
     return Work(
-        cost.weight_bytes + cost.expert_bytes(batch) + batch * context * cost.kv_bytes,
-        batch * (2 * (cost.token_parameters / cost.rate + cost.head_parameters) + context * cost.attention_flops),
+        cost.weight_bytes + cost.expert_bytes(batch) + batch * (positions * cost.kv_bytes + 2 * cost.state_bytes),
+        batch * (2 * (cost.token_parameters / cost.rate + cost.head_parameters) + positions * cost.attention_flops),
     )
 
 
@@ -121,7 +155,7 @@ def prefill(cost: ModelCost, prompts: Iterable[int], *, passes: int = 1) -> Work
     flops, tokens = 0.0, 0
     for length in prompts:
         tokens += length
-        flops += 2 * cost.token_parameters / cost.rate * length + cost.attention_flops * length * length // 2
+        flops += 2 * cost.token_parameters / cost.rate * length + cost.attention_flops * cost.attended_by_prompt(length)
         flops += 2 * cost.head_parameters
     experts = passes * cost.expert_bytes(tokens // passes)
     return Work(passes * cost.weight_bytes + experts + tokens * cost.kv_bytes, flops)
@@ -144,17 +178,46 @@ def upload(cost: ModelCost, ceilings: Ceilings) -> float:
 
 
 def _layer_parameters(layer: LayerSpec, hidden: int) -> int:
-    mixer, mlp = layer.mixer, layer.mlp
-    qkv = mixer.q_size + 2 * mixer.kv_size
-    matrices = hidden * qkv + mixer.q_size * hidden
-    biases = qkv * mixer.qkv_bias + hidden * mixer.output_bias
-    norms = 2 * hidden + 2 * mixer.head_dim * (mixer.qk_norm is not None)
-    return matrices + biases + norms + _mlp_parameters(mlp, hidden)
+    norms = sum(
+        bool(name) for around in (layer.around_mixer, layer.around_mlp) for name in (around.before, around.after)
+    )
+    return norms * hidden + _mixer_parameters(layer.mixer, hidden) + _mlp_parameters(layer.mlp, hidden)
+
+
+def _mixer_parameters(mixer: MixerSpec, hidden: int) -> int:
+    match mixer:
+        case AttentionSpec():
+            qkv = mixer.q_size * (2 if mixer.output_gate else 1) + (0 if mixer.borrows else 2 * mixer.kv_size)
+            biases = qkv * mixer.qkv_bias + hidden * mixer.output_bias + mixer.num_heads * mixer.sinks
+            return hidden * (qkv + mixer.q_size) + biases + 2 * mixer.head_dim * (mixer.qk_norm is not None)
+        case LatentAttentionSpec():
+            queries, heads = mixer.num_heads * mixer.query_dim, mixer.num_heads * (mixer.plain_dim + mixer.value_dim)
+            into = (hidden + queries + 1) * mixer.query_rank if mixer.query_rank else hidden * queries
+            latents = hidden * (mixer.rank + mixer.rotated_dim) + mixer.rank * (1 + heads)
+            return into + latents + hidden * mixer.num_heads * mixer.value_dim
+        case DeltaSpec():
+            channels = 2 * mixer.keys_size + mixer.values_size
+            into = channels + mixer.values_size + 2 * mixer.num_value_heads
+            small = channels * mixer.taps + 2 * mixer.num_value_heads + mixer.value_dim
+            return hidden * (into + mixer.values_size) + small
+
+
+def _attention_flops(mixer: AttentionSpec | LatentAttentionSpec) -> int:
+    """Of one query at one position. Latents cost less opened than absorbed."""
+    if isinstance(mixer, AttentionSpec):
+        return 4 * mixer.q_size
+    return 2 * mixer.num_heads * (mixer.query_dim + mixer.value_dim)
 
 
 def _mlp_parameters(mlp: MlpSpec, hidden: int) -> int:
     """All but the experts that not every token passes through."""
-    if isinstance(mlp, SparseMlpSpec):
-        shared = 0 if mlp.shared is None else mlp.shared.size
-        return hidden * mlp.num_experts + 3 * hidden * shared
-    return 3 * hidden * mlp.size + (2 * mlp.size + hidden) * mlp.bias
+    match mlp:
+        case SparseMlpSpec():
+            shared = 0 if mlp.shared is None else 3 * hidden * mlp.shared.size + hidden * mlp.shared.is_gated
+            return mlp.num_experts * (hidden + mlp.router_bias + bool(mlp.tensors.correction)) + shared
+        case DenseBesideExpertsSpec():
+            return _mlp_parameters(mlp.dense, hidden) + _mlp_parameters(mlp.experts, hidden)
+        case PlainMlpSpec():
+            return 2 * hidden * mlp.size + (mlp.size + hidden) * mlp.bias
+        case _:
+            return 3 * hidden * mlp.size + (2 * mlp.size + hidden) * mlp.bias

@@ -276,7 +276,7 @@ def _print_errors() -> int:
     """Print errors alone. The interpreter computes in float16: it reads some results in bfloat16 as float32."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not use_triton(torch.empty(0, device=device)):
-        raise SystemExit("benchmarks.kernels: without a GPU, --errors needs TRITON_INTERPRET=1")
+        raise SystemExit(f"benchmarks.kernels: {environment.NEEDS_A_CARD}; or --errors TRITON_INTERPRET=1")
     shape, dtype = (REAL, DTYPE) if device.type == "cuda" else (INTERPRETED, torch.float16)
     torch.manual_seed(0)
     for key, fact in environment.describe("benchmarks.kernels", ["--errors"], device).items():
@@ -304,9 +304,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if options.errors:
         return _print_errors()
-    if not torch.cuda.is_available():
-        raise SystemExit("benchmarks.kernels: needs a CUDA device")
-    device = torch.device("cuda")
+    device = environment.device_of("benchmarks.kernels", "cuda")
     cases = quantised_cases(device, REAL, DTYPE) if options.quantised else None
     results = measure_kernels(device, measure_ceilings(device, DTYPE, quick=False), cases)
     for timed, error in zip(results[::2], results[1::2], strict=True):

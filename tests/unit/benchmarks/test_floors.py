@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 from typing import Any
 
 import pytest
 from safetensors import safe_open
 
+from benchmarks.drawn import DRAWN
 from benchmarks.environment import ROOT
 from benchmarks.floors import Ceilings, ModelCost, Work, decode_step, offline, prefill, upload
 from engine.model.families import model_spec
@@ -106,3 +109,21 @@ def test_biases_and_head_norms_are_counted(changes: dict[str, Any]) -> None:
     decoder = Decoder(spec, dtype=torch.float32, device=torch.device("cpu"), max_model_len=16)
     held = sum(place.tensor.numel() for places in decoder.weights.destinations.values() for place in places)
     assert ModelCost.of(spec, "float32").stored_parameters == held
+
+
+def test_a_window_bounds_what_is_attended_to() -> None:
+    cost = dataclasses.replace(llama_8b(), windows=((4, 0.5), (math.inf, 0.5)))
+    assert cost.attended(3) == 3
+    assert cost.attended(10) == 7
+    assert llama_8b().attended_by_prompt(10) == 50
+    assert cost.attended_by_prompt(10) == 25 + (4 * 4 / 2 + 6 * 4) / 2
+
+
+def test_a_step_reads_and_writes_each_sequences_state() -> None:
+    hybrid = ModelCost.of(model_spec(DRAWN["qwen3.5-35b-a3b"]), "bfloat16")
+    assert hybrid.state_bytes == 30 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)
+    one, two = (
+        decode_step(dataclasses.replace(hybrid, num_experts=1, experts_a_token=1), batch=batch, context=8)
+        for batch in (1, 2)
+    )
+    assert two.num_bytes - one.num_bytes == 2 * hybrid.state_bytes + 8 * hybrid.kv_bytes
