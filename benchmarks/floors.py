@@ -16,6 +16,7 @@ from typing import Self
 from engine.model.experts import SparseMlpSpec
 from engine.model.spec import (
     AttentionSpec,
+    BranchSpec,
     DeltaSpec,
     DenseBesideExpertsSpec,
     LatentAttentionSpec,
@@ -178,10 +179,17 @@ def upload(cost: ModelCost, ceilings: Ceilings) -> float:
 
 
 def _layer_parameters(layer: LayerSpec, hidden: int) -> int:
-    norms = sum(
-        bool(name) for around in (layer.around_mixer, layer.around_mlp) for name in (around.before, around.after)
-    )
-    return norms * hidden + _mixer_parameters(layer.mixer, hidden) + _mlp_parameters(layer.mlp, hidden)
+    """Of the halves that the layer has, with the norms around them."""
+    total = 0
+    if layer.mixer is not None:
+        total += _mixer_parameters(layer.mixer, hidden) + hidden * _norms(layer.around_mixer)
+    if layer.mlp is not None:
+        total += _mlp_parameters(layer.mlp, hidden) + hidden * _norms(layer.around_mlp)
+    return total
+
+
+def _norms(around: BranchSpec) -> int:
+    return bool(around.before) + bool(around.after)
 
 
 def _mixer_parameters(mixer: MixerSpec, hidden: int) -> int:
@@ -200,6 +208,8 @@ def _mixer_parameters(mixer: MixerSpec, hidden: int) -> int:
             into = channels + mixer.values_size + 2 * mixer.num_value_heads
             small = channels * mixer.taps + 2 * mixer.num_value_heads + mixer.value_dim
             return hidden * (into + mixer.values_size) + small
+        case _:
+            raise NotImplementedError(f"floors: nobody counted the parameters of {type(mixer).__name__}")
 
 
 def _attention_flops(mixer: AttentionSpec | LatentAttentionSpec) -> int:
