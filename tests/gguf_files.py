@@ -28,6 +28,8 @@ _ARCHITECTURES = {
     "Gemma3ForCausalLM": "gemma3",
     "Phi3ForCausalLM": "phi3",
     "GraniteForCausalLM": "granite",
+    "Lfm2ForCausalLM": "lfm2",
+    "Lfm2MoeForCausalLM": "lfm2moe",
 }
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 
@@ -151,10 +153,17 @@ def _add_sizes(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture:
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_feed_forward_length(_mlp_size(config))
     writer.add_head_count(heads)
-    writer.add_head_count_kv(config.get("num_key_value_heads") or heads)
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    kv_heads = config.get("num_key_value_heads") or heads
+    if architecture.startswith("lfm2"):
+        kv_heads = [kv_heads if kind == "full_attention" else 0 for kind in config["layer_types"]]
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
+    if architecture == "lfm2moe":
+        writer.add_leading_dense_block_count(config["num_dense_layers"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_layer_norm_rms_eps(config.get("rms_norm_eps") or config["norm_eps"])
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     if config.get("head_dim"):
         writer.add_key_length(head_dim)
@@ -187,6 +196,15 @@ def _add_sizes(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture:
         writer.add_expert_count(experts)
 
 
+def _mlp_size(config: Mapping[str, Any]) -> int:
+    """The width that LFM2's layers have, if the field is not it."""
+    size = int(config["intermediate_size"])
+    if not config.get("block_auto_adjust_ff_dim"):
+        return size
+    multiple, factor = config["block_multiple_of"], config["block_ffn_dim_multiplier"]
+    return int(-(-int(factor * int(2 * size / 3)) // multiple) * multiple)
+
+
 def _add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
     kind = rope.get("rope_type", "default")
     if kind in ("linear", "yarn"):
@@ -215,7 +233,8 @@ def _converted(folder: Path, config: Mapping[str, Any], architecture: str) -> li
     names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
     found: list[tuple[str, str, torch.Tensor]] = []
     for name, tensor in _with_experts_together(stored).items():
-        ours = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        known = f"{name}.bias" if name.endswith("expert_bias") else name
+        ours = names.get_name(known, try_suffixes=(".weight", ".bias"))
         if ours is None:
             raise ValueError(f"gguf knows no {name}")
         found.append((ours, name, _as_stored(name, tensor, config, architecture)))
@@ -229,7 +248,7 @@ def _as_stored(name: str, tensor: torch.Tensor, config: Mapping[str, Any], archi
         return halves.swapaxes(1, 2).reshape(tensor.shape).contiguous()
     if architecture.startswith("gemma") and name.endswith("norm.weight"):
         return tensor.float() + 1
-    return tensor
+    return tensor.squeeze(1) if name.endswith("conv.conv.weight") else tensor
 
 
 def _as_ours(name: str, tensor: torch.Tensor, config: Mapping[str, Any], architecture: str) -> dict[str, torch.Tensor]:

@@ -13,6 +13,7 @@ from engine.model.formats.product import Format
 from engine.model.formats.quantization import UNQUANTISED, Quantization
 from engine.model.names import AS_OURS, StoredNames
 from engine.model.scaling import Scaling
+from engine.model.states import DeltaSpec, Kept, ShortConvolutionSpec
 
 
 class UnsupportedModelError(ValueError):
@@ -50,17 +51,6 @@ class QueryGrowth:
     scale: float
     every: int
     shift: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """What a layer keeps in each block of the pool, or in a state: an array [planes, slots, heads, dim], see `common.pages`."""
-
-    planes: int
-    heads: int
-    dim: int
-    dtype: str | None = None  # None: the one that the model computes in
-    per_token: bool = True  # False: one state a sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,39 +141,6 @@ class LatentAttentionSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaSpec:
-    """The gated delta rule behind a short convolution, with an output gate. It keeps a state instead of keys and values."""
-
-    num_key_heads: int
-    num_value_heads: int
-    key_dim: int  # numbers of a head
-    value_dim: int
-    taps: int  # tokens that the convolution reads, the own one included
-    grouped: bool = False  # the checkpoint keeps each key head's rows together
-
-    @property
-    def keys_size(self) -> int:
-        return self.num_key_heads * self.key_dim
-
-    @property
-    def values_size(self) -> int:
-        return self.num_value_heads * self.value_dim
-
-    @property
-    def kept(self) -> tuple[Kept, ...]:
-        """The state, and the convolution's last inputs."""
-        state = Kept(
-            planes=1,
-            heads=self.num_value_heads,
-            dim=self.key_dim * self.value_dim,
-            dtype="float32",
-            per_token=False,
-        )
-        channels = 2 * self.keys_size + self.values_size
-        return (state, Kept(planes=self.taps - 1, heads=1, dim=channels, per_token=False))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GatedMlpSpec:
     """An MLP that computes down(act(gate(x)) * up(x))."""
 
@@ -191,6 +148,8 @@ class GatedMlpSpec:
     bias: bool = False
     activation: Literal["silu", "gelu_tanh"] = "silu"
     under: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
     fused: str = ""  # the module of both, the gate's rows first
     down: str = "mlp.down_proj"
 
@@ -219,7 +178,7 @@ class DenseBesideExpertsSpec:
 
 
 # The next kinds join these unions.
-MixerSpec = AttentionSpec | LatentAttentionSpec | DeltaSpec
+MixerSpec = AttentionSpec | LatentAttentionSpec | DeltaSpec | ShortConvolutionSpec
 MlpSpec = GatedMlpSpec | PlainMlpSpec | SparseMlpSpec | DenseBesideExpertsSpec
 
 

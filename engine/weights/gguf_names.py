@@ -17,7 +17,7 @@ import torch
 from common.model.gguf import GgufHeader, GgufTensor, read_header
 from engine.weights.checkpoint import SAMPLE_BYTES, CheckpointError, StoredTensor
 
-_LAYER = re.compile(r"blk\.(\d+)\.(\w+)(\.weight|\.bias)?\Z")
+_LAYER = re.compile(r"blk\.(\d+)\.([\w.]+?)(\.weight|\.bias)?\Z")
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _IN_LAYER = {
     "attn_norm": "input_layernorm",
@@ -48,11 +48,31 @@ _AROUND_BOTH = {
 }
 _MIXTRAL = {f"ffn_{ours}_exps": f"block_sparse_moe.experts.{{}}.{theirs}" for ours, theirs in
             (("gate", "w1"), ("up", "w3"), ("down", "w2"))} | {"ffn_gate_inp": "block_sparse_moe.gate"}  # fmt: skip
-_OWN: Mapping[str, Mapping[str, str]] = {
+_LFM_2 = {
+    "attn_norm": "operator_norm",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate_inp": "feed_forward.gate",
+    "exp_probs_b": "feed_forward.expert_bias",
+    "token_embd_norm": "model.embedding_norm",
+    "output_norm": "model.embedding_norm",
+} | {
+    f"ffn_{ours}{kind}": f"feed_forward.{under}{theirs}"
+    for ours, theirs in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+    for kind, under in (("", ""), ("_exps", "experts.{}."))
+}
+_OWN: Mapping[str, dict[str, str]] = {
     "llama": _MIXTRAL,
     "gemma2": _AROUND_BOTH,
     "gemma3": _AROUND_BOTH,
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
+    "lfm2": _LFM_2,
+    "lfm2moe": _LFM_2,
 }
 _MOST_EXPERTS = 1 << 14
 _ROTATED_IN_PAIRS = ("llama", "granite")
@@ -83,23 +103,26 @@ def characteristic_bytes_of_gguf(file: Path) -> Iterator[bytes]:
 
 def _renamed(tensor: GgufTensor, header: GgufHeader) -> Iterator[StoredTensor]:
     architecture = header.metadata.get("general.architecture", "")
-    found = _LAYER.match(tensor.name)
+    found, own = _LAYER.match(tensor.name), _OWN.get(architecture, {})
     if found is None:
         module, _, kind = tensor.name.rpartition(".")
         if module not in _IN_CONFIG:
-            name = f"{_OUTSIDE.get(module, module)}.{kind}"
+            name = f"{(_OUTSIDE | own).get(module, module)}.{kind}"
             yield _stored(tensor, name, shift=_shift(architecture, name))
         return
     layer, module, kind = found[1], found[2], found[3] or ""
     if module in _IN_CONFIG:
         return
-    ours = {**_IN_LAYER, **_OWN.get(architecture, {})}.get(module, module)
-    name = f"model.layers.{layer}.{ours}{kind}"
+    ours = (_IN_LAYER | own).get(module, module)
+    # The correction of a router's choice is no module's.
+    name = f"model.layers.{layer}.{ours}{'' if module == 'exp_probs_b' else kind}"
     if "{}" in ours:
         yield from _each_expert(tensor, name)
     elif module in ("attn_q", "attn_k") and architecture in _ROTATED_IN_PAIRS:
         heads = _heads(header, "head_count" if module == "attn_q" else "head_count_kv", int(layer))
         yield _stored(tensor, name, order=_pairs(tensor, heads))
+    elif module == "shortconv.conv" and len(tensor.shape) == 2:
+        yield _stored(tensor, name, shape=(tensor.shape[0], 1, tensor.shape[1]))
     elif module == "ffn_gate_inp_shexp" and len(tensor.shape) == 1:
         yield _stored(tensor, name, shape=(1, *tensor.shape))
     else:

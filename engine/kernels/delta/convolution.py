@@ -21,37 +21,46 @@ def convolve(
     """Return sum_i weight[:, i] * input of K - 1 - i tokens before, plus `bias` [C], or silu of that [T, C].
 
     `x` [T, N] is the layer's product, `weight` [C, K], `kept` [num_blocks, K - 1, 1, 1, C] a strided view of the pool, the oldest
-    input first.
+    input first. With `channels.gates` inputs and outputs are multiplied by other columns of x.
     """
     inputs = channels.of(x)
-    out = torch.empty_like(inputs)
-
-    def window(new: torch.Tensor, source: int, ends: list[tuple[int, int]]) -> torch.Tensor:
-        total = _window(new, weight, last, source, ends)
-        total = (total if bias is None else total + bias.float()).to(new.dtype)
-        return silu(total) if channels.has_silu else total
-
-    last = kept[:, :, 0, 0]  # [num_blocks, K - 1, C]
-    for row, (source, target) in enumerate(batch.moves.tolist()):
-        if target >= 0:
-            out[row] = window(inputs[row : row + 1], source, [(1, target)])[0]
+    sums = torch.empty(inputs.shape, dtype=torch.float32, device=x.device)
+    taps, last = weight.float().T.contiguous(), kept[:, :, 0, 0]  # [K, C] and [num_blocks, K - 1, C]
+    if len(batch.moves):
+        _step(inputs, taps, last, batch.moves, sums)
     for first, count in batch.runs.tolist():
         if not count:
             continue
         tiles = batch.tiles[first : first + count].tolist()
         begin, end = tiles[0][0], tiles[-1][0] + tiles[-1][1]
         ends = [(tile[0] + tile[1] - begin, tile[3]) for tile in tiles if tile[3] >= 0]
-        out[begin:end] = window(inputs[begin:end], tiles[0][2], ends)
-    return out
+        sums[begin:end] = _window(inputs[begin:end], taps, last, tiles[0][2], ends)
+    out = (sums if bias is None else sums + bias.float()).to(x.dtype)
+    return channels.gated(silu(out) if channels.has_silu else out, x)
+
+
+def _step(
+    inputs: torch.Tensor, taps: torch.Tensor, last: torch.Tensor, moves: torch.Tensor, sums: torch.Tensor
+) -> None:
+    """The next token of each sequence, all at once."""
+    there = moves[:, 1].ge(0).nonzero()[:, 0]
+    sources, targets = moves.index_select(0, there).long().unbind(1)
+    before = last[sources.clamp(min=0)].masked_fill_(sources.lt(0)[:, None, None], 0.0)
+    known = torch.cat((before, inputs[there, None]), dim=1)  # [S, K, C]
+    last[targets] = known[:, 1:]
+    sums[there] = (known.float() * taps).sum(dim=1)
 
 
 def _window(
-    inputs: torch.Tensor, weight: torch.Tensor, last: torch.Tensor, source: int, ends: list[tuple[int, int]]
+    inputs: torch.Tensor, taps: torch.Tensor, last: torch.Tensor, source: int, ends: list[tuple[int, int]]
 ) -> torch.Tensor:
-    """The sums [n, C] in float32 over one sequence's new inputs [n, C]; keeps the inputs before each end in its block."""
+    """The sums [n, C] over one sequence's new inputs [n, C]; keeps the inputs before each end in its block."""
     before = last.new_zeros(last.shape[1:]) if source < 0 else last[source]
     known = torch.cat((before, inputs))
     for end, block in ends:
         last[block] = known[end : end + len(before)]
-    rows = known.float().unfold(0, weight.shape[1], 1)  # [n, C, K]
-    return (rows * weight.float()).sum(dim=-1)
+    count, wide = len(inputs), known.float()
+    sums = wide[:count] * taps[0]
+    for tap in range(1, len(taps)):
+        sums.addcmul_(wide[tap : tap + count], taps[tap])
+    return sums

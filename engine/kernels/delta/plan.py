@@ -69,6 +69,8 @@ class Channels:
     spans: tuple[Span, ...]
     taps: int  # inputs that it reads: a token's own and those before it
     has_silu: bool = True  # behind the sum
+    # First columns of what multiplies the inputs, and of what multiplies the outputs.
+    gates: tuple[int, int] | None = None
 
     @property
     def count(self) -> int:
@@ -76,7 +78,16 @@ class Channels:
 
     def of(self, x: torch.Tensor) -> torch.Tensor:
         """The inputs [T, C] in rows x [T, N]."""
-        return torch.cat([span.view(x).flatten(1) for span in self.spans], dim=1)
+        parts = [span.view(x).flatten(1) for span in self.spans]
+        inputs = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return inputs if self.gates is None else inputs * self._gate(x, self.gates[0])
+
+    def gated(self, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """What is given of the outputs [T, C]."""
+        return out if self.gates is None else out * self._gate(x, self.gates[1])
+
+    def _gate(self, x: torch.Tensor, first: int) -> torch.Tensor:
+        return x[:, first : first + self.count]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +133,9 @@ class DeltaHeads:
 def deal_out_states(
     starts: Longs, ends: Longs, rows: Longs, tables: Ints, *, block_size: int
 ) -> tuple[Integers, Integers]:
-    """Cut prompts, positions [start, end) from row `rows` on, into tiles that end with their block. Returns tiles and runs.
+    """Cut prompts, positions [start, end) from row `rows` on, into tiles that end where a state's place does.
+
+    Returns tiles and runs.
 
     `tables` [P, blocks] has the place of the state for each block of tokens; blocks with one place change it one after another.
     A tile's columns: first row, rows, place whose state it begins with (`NOTHING`, `CARRIED`), place that keeps the state
@@ -130,14 +143,11 @@ def deal_out_states(
     """
     tiles, runs = list[tuple[int, ...]](), list[tuple[int, int]]()
     for index, (start, end, row) in enumerate(zip(starts.tolist(), ends.tolist(), rows.tolist(), strict=True)):
-        table = tables[index]
-        before = int(table[(start - 1) // block_size]) if start else NOTHING
+        table: list[int] = tables[index].tolist()
+        before = table[(start - 1) // block_size] if start else NOTHING
         first, source = len(tiles), before
-        for at, count in _cuts(start, end, block_size):
-            behind = at + count
-            own = int(table[at // block_size])
-            keeps = behind == end or (behind % block_size == 0 and int(table[behind // block_size]) != own)
-            target = own if keeps else NOTHING
+        for at, count, is_last in _cuts(start, end, table, block_size):
+            target = table[at // block_size] if is_last else NOTHING
             tiles.append((row + at - start, count, source, target, row, before, 0, 0))
             source = CARRIED
         runs.append((first, len(tiles) - first))
@@ -149,8 +159,13 @@ def max_tiles(num_tokens: int, num_prompts: int, block_size: int) -> int:
     return num_tokens // TILE_ROWS + num_tokens // block_size + 2 * num_prompts
 
 
-def _cuts(start: int, end: int, block_size: int) -> Iterator[tuple[int, int]]:
+def _cuts(start: int, end: int, table: list[int], block_size: int) -> Iterator[tuple[int, int, bool]]:
+    """Tiles from `start` on: the first position, the tokens, and whether the next token's state has another place."""
     while start < end:
-        count = min(end - start, TILE_ROWS, block_size - start % block_size)
-        yield start, count
-        start += count
+        place, block = table[start // block_size], start // block_size + 1
+        while block * block_size < min(end, start + TILE_ROWS) and table[block] == place:
+            block += 1
+        stop = min(end, start + TILE_ROWS, block * block_size)
+        moves = stop == end or (stop % block_size == 0 and table[stop // block_size] != place)
+        yield start, stop - start, moves
+        start = stop

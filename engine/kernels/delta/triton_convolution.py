@@ -24,8 +24,9 @@ def convolve(
     channels: Channels,
 ) -> torch.Tensor:
     out = torch.empty((x.shape[0], channels.count), dtype=x.dtype, device=x.device)
-    fixed = (x.stride(0), kept.stride(0), kept.stride(1), channels.taps, channels.count, *_columns(channels))
-    ends = (bias is not None, channels.has_silu)
+    before, behind = channels.gates or (-1, -1)
+    fixed = (x.stride(0), kept.stride(0), kept.stride(1), channels.taps, channels.count, *_columns(channels), before)
+    ends = (bias is not None, channels.has_silu, behind)
     variant = (x.dtype, kept.data_ptr() % 16, fixed, ends)
     biases = weight if bias is None else bias
     if len(batch.moves):
@@ -56,24 +57,34 @@ def _columns(channels: Channels) -> tuple[int, ...]:
 
 
 @triton.jit
-def _column(
-    c, A: tl.constexpr, A_WIDTH: tl.constexpr, A_FIRST: tl.constexpr, A_STEP: tl.constexpr,
+def _input(
+    row, c, mask, A: tl.constexpr, A_WIDTH: tl.constexpr, A_FIRST: tl.constexpr, A_STEP: tl.constexpr,
     B: tl.constexpr, B_WIDTH: tl.constexpr, B_FIRST: tl.constexpr, B_STEP: tl.constexpr,
-    C: tl.constexpr, C_WIDTH: tl.constexpr, C_FIRST: tl.constexpr, C_STEP: tl.constexpr,
+    C: tl.constexpr, C_WIDTH: tl.constexpr, C_FIRST: tl.constexpr, C_STEP: tl.constexpr, GATE: tl.constexpr,
 ):  # fmt: skip
-    """The channel's column in a row of the product."""
+    """A channel's input in a row of the product, which begins there."""
     column = A_FIRST + c // A_WIDTH * A_STEP + c % A_WIDTH
     column = tl.where(c >= B, B_FIRST + (c - B) // B_WIDTH * B_STEP + (c - B) % B_WIDTH, column)
-    return tl.where(c >= C, C_FIRST + (c - C) // C_WIDTH * C_STEP + (c - C) % C_WIDTH, column)
+    column = tl.where(c >= C, C_FIRST + (c - C) // C_WIDTH * C_STEP + (c - C) % C_WIDTH, column)
+    return _gated(tl.load(row + column, mask=mask, other=0.0), row, c, mask, GATE)
 
 
 @triton.jit
-def _end(total, dtype: tl.constexpr, HAS_SILU: tl.constexpr):
+def _gated(value, row, c, mask, GATE: tl.constexpr):
+    if GATE >= 0:
+        gate = tl.load(row + GATE + c, mask=mask, other=0.0)
+        value = (value.to(tl.float32) * gate.to(tl.float32)).to(value.dtype)
+    return value
+
+
+@triton.jit
+def _output(total, row, c, mask, dtype: tl.constexpr, HAS_SILU: tl.constexpr, GATE: tl.constexpr):
     """What follows the sums."""
+    total = total.to(dtype)
     if HAS_SILU:
-        rounded = total.to(dtype).to(tl.float32)
-        total = rounded / (1.0 + tl.exp(-rounded))
-    return total.to(dtype)
+        wide = total.to(tl.float32)
+        total = (wide / (1.0 + tl.exp(-wide))).to(dtype)
+    return _gated(total, row, c, mask, GATE)
 
 
 @triton.jit
@@ -82,16 +93,16 @@ def _step(
     ROW: tl.constexpr, BLOCK: tl.constexpr, PLANE: tl.constexpr, TAPS: tl.constexpr, C: tl.constexpr,
     S0: tl.constexpr, W0: tl.constexpr, F0: tl.constexpr, T0: tl.constexpr,
     S1: tl.constexpr, W1: tl.constexpr, F1: tl.constexpr, T1: tl.constexpr,
-    S2: tl.constexpr, W2: tl.constexpr, F2: tl.constexpr, T2: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_SILU: tl.constexpr, CHANNELS: tl.constexpr,
+    S2: tl.constexpr, W2: tl.constexpr, F2: tl.constexpr, T2: tl.constexpr, BEFORE: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_SILU: tl.constexpr, BEHIND: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     source, target = tl.load(moves_S2 + row * 2).to(tl.int64), tl.load(moves_S2 + row * 2 + 1).to(tl.int64)
     if target >= 0:
         c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
         inside = c < C
-        column = _column(c, S0, W0, F0, T0, S1, W1, F1, T1, S2, W2, F2, T2)
-        new = tl.load(x + row * ROW + column, mask=inside, other=0.0)
+        own = x + row * ROW
+        new = _input(own, c, inside, S0, W0, F0, T0, S1, W1, F1, T1, S2, W2, F2, T2, BEFORE)
         total = tl.zeros((CHANNELS,), tl.float32)
         if HAS_BIAS:
             total += tl.load(bias_C + c, mask=inside, other=0.0).to(tl.float32)
@@ -102,7 +113,8 @@ def _step(
             if tap > 0:
                 tl.store(kept + target * BLOCK + (tap - 1) * PLANE + c, old, mask=inside)
         tl.store(kept + target * BLOCK + (TAPS - 2) * PLANE + c, new, mask=inside)
-        tl.store(out_TC + row * C + c, _end(total, out_TC.dtype.element_ty, HAS_SILU), mask=inside)
+        out = _output(total, own, c, inside, out_TC.dtype.element_ty, HAS_SILU, BEHIND)
+        tl.store(out_TC + row * C + c, out, mask=inside)
 
 
 @triton.jit
@@ -111,15 +123,14 @@ def _tiles(
     ROW: tl.constexpr, BLOCK: tl.constexpr, PLANE: tl.constexpr, TAPS: tl.constexpr, C: tl.constexpr,
     S0: tl.constexpr, W0: tl.constexpr, F0: tl.constexpr, T0: tl.constexpr,
     S1: tl.constexpr, W1: tl.constexpr, F1: tl.constexpr, T1: tl.constexpr,
-    S2: tl.constexpr, W2: tl.constexpr, F2: tl.constexpr, T2: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_SILU: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+    S2: tl.constexpr, W2: tl.constexpr, F2: tl.constexpr, T2: tl.constexpr, BEFORE: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_SILU: tl.constexpr, BEHIND: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     tile = tiles_I8 + tl.program_id(0).to(tl.int64) * 8
     first, count = tl.load(tile).to(tl.int64), tl.load(tile + 1)
     begin, before = tl.load(tile + 4).to(tl.int64), tl.load(tile + 5).to(tl.int64)
     if count > 0:
         c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-        column = _column(c, S0, W0, F0, T0, S1, W1, F1, T1, S2, W2, F2, T2)[None, :]
         r = tl.arange(0, ROWS)
         row = first + r
         inside = (r < count)[:, None] & (c < C)[None, :]
@@ -129,7 +140,9 @@ def _tiles(
         for tap in tl.static_range(TAPS):
             at = row - (TAPS - 1 - tap)
             is_new = (at >= begin)[:, None]
-            value = tl.load(x + at[:, None] * ROW + column, mask=inside & is_new, other=0.0)
+            value = _input(
+                x + at[:, None] * ROW, c[None, :], inside & is_new, S0, W0, F0, T0, S1, W1, F1, T1, S2, W2, F2, T2, BEFORE
+            )  # fmt: skip
             if tap < TAPS - 1:
                 plane = (at - begin + TAPS - 1)[:, None]
                 there = inside & (at < begin)[:, None] & (before >= 0)
@@ -137,7 +150,8 @@ def _tiles(
                 value = tl.where(is_new, value, old)
             weight = tl.load(weight_CK + c * TAPS + tap, mask=c < C, other=0.0)
             total += value.to(tl.float32) * weight.to(tl.float32)[None, :]
-        out = _end(total, out_TC.dtype.element_ty, HAS_SILU)
+        own = x + row[:, None] * ROW
+        out = _output(total, own, c[None, :], inside, out_TC.dtype.element_ty, HAS_SILU, BEHIND)
         tl.store(out_TC + row[:, None] * C + c[None, :], out, mask=inside)
 
 
@@ -147,7 +161,7 @@ def _keep(
     ROW: tl.constexpr, BLOCK: tl.constexpr, PLANE: tl.constexpr, TAPS: tl.constexpr, C: tl.constexpr,
     S0: tl.constexpr, W0: tl.constexpr, F0: tl.constexpr, T0: tl.constexpr,
     S1: tl.constexpr, W1: tl.constexpr, F1: tl.constexpr, T1: tl.constexpr,
-    S2: tl.constexpr, W2: tl.constexpr, F2: tl.constexpr, T2: tl.constexpr,
+    S2: tl.constexpr, W2: tl.constexpr, F2: tl.constexpr, T2: tl.constexpr, BEFORE: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """The last tile first: only the first ones may write the block that all read. Planes in order: each reads a later one."""
@@ -155,7 +169,6 @@ def _keep(
     first, count = tl.load(runs_P2 + run * 2).to(tl.int64), tl.load(runs_P2 + run * 2 + 1)
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     inside = c < C
-    column = _column(c, S0, W0, F0, T0, S1, W1, F1, T1, S2, W2, F2, T2)
     for back in range(count):
         tile = tiles_I8 + (first + count - 1 - back) * 8
         target = tl.load(tile + 3).to(tl.int64)
@@ -164,7 +177,9 @@ def _keep(
             end = tl.load(tile).to(tl.int64) + tl.load(tile + 1)
             for plane in tl.static_range(TAPS - 1):
                 at = end - (TAPS - 1) + plane
-                new = tl.load(x + at * ROW + column, mask=inside & (at >= begin), other=0.0)
+                new = _input(
+                    x + at * ROW, c, inside & (at >= begin), S0, W0, F0, T0, S1, W1, F1, T1, S2, W2, F2, T2, BEFORE
+                )
                 there = inside & (at < begin) & (before >= 0)
                 old = tl.load(kept + before * BLOCK + (at - begin + TAPS - 1) * PLANE + c, mask=there, other=0.0)
                 tl.store(kept + target * BLOCK + plane * PLANE + c, tl.where(at >= begin, new, old), mask=inside)

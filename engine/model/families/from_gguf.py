@@ -21,7 +21,7 @@ _HARMLESS = {"vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "atte
 _HARMLESS |= {"rope.scaling.yarn_log_multiplier"}
 _ROPE_FREQUENCIES = "rope_freqs.weight"
 _LAYERS_OF_GEMMA_2_27B, _LAYERS_OF_GEMMA_3_27B = 46, 62
-_SOFTMAX = 1  # expert_gating_func
+_SOFTMAX, _SIGMOID = 1, 2  # expert_gating_func
 
 
 def config_of(file: Path) -> Config:
@@ -64,6 +64,15 @@ class _Entries:
             if not value or any(each != value[0] for each in value):
                 raise self.unsupported(name)
             return value[0]
+        return value
+
+    def of_layers(self, name: str) -> list[Any]:
+        """Each layer's value."""
+        self._read.add(name)
+        self.newest = name
+        value = self._header.metadata.get(self._beginning + name)
+        if not isinstance(value, list) or len(value) != self["block_count"]:
+            raise self.unsupported(name)
         return value
 
     def __getitem__(self, name: str) -> Any:
@@ -130,8 +139,11 @@ class _Entries:
                 raise self.unsupported(name)
 
 
-def _common(entries: _Entries, architecture: str) -> Config:
-    """What nearly all have. Sizes that nothing of is there would take memory before a tensor is looked at."""
+def _common(entries: _Entries, architecture: str, *, kv_heads: int | None = None) -> Config:
+    """What nearly all have; `kv_heads`: where layers differ in it.
+
+    Sizes that nothing of is there would take memory before a tensor is looked at.
+    """
     entries.agree("embedding_length", entries.columns("token_embd.weight") == entries["embedding_length"])
     entries.agree("block_count", entries.has(f"blk.{entries.number('block_count') - 1}.attn_norm.weight"))
     return {
@@ -142,7 +154,7 @@ def _common(entries: _Entries, architecture: str) -> Config:
         "intermediate_size": entries["feed_forward_length"],
         "num_hidden_layers": entries["block_count"],
         "num_attention_heads": entries["attention.head_count"],
-        "num_key_value_heads": entries.get("attention.head_count_kv") or entries["attention.head_count"],
+        "num_key_value_heads": kv_heads or entries.get("attention.head_count_kv") or entries["attention.head_count"],
         "max_position_embeddings": entries["context_length"],
         "rms_norm_eps": entries["attention.layer_norm_rms_epsilon"],
         "tie_word_embeddings": not entries.has("output.weight"),
@@ -291,6 +303,37 @@ def _granite(entries: _Entries) -> Config:
     return _common(entries, "GraniteForCausalLM") | _rope(entries) | scales
 
 
+def _lfm_2(entries: _Entries) -> Config:
+    return _with_convolutions(entries, "Lfm2ForCausalLM") | {"block_auto_adjust_ff_dim": False}
+
+
+def _lfm_2_moe(entries: _Entries) -> Config:
+    if entries["expert_gating_func"] != _SIGMOID:
+        raise entries.unsupported("expert_gating_func")
+    num_dense = entries.number("leading_dense_block_count")
+    own = {
+        "num_dense_layers": num_dense,
+        "num_experts": entries["expert_count"],
+        "num_experts_per_tok": entries["expert_used_count"],
+        "moe_intermediate_size": entries["expert_feed_forward_length"],
+        "norm_topk_prob": bool(entries.get("expert_weights_norm", True)),
+        "routed_scaling_factor": entries.get("expert_weights_scale") or 1.0,
+        "use_expert_bias": entries.has(f"blk.{num_dense}.exp_probs_b.bias"),
+    }
+    return _with_convolutions(entries, "Lfm2MoeForCausalLM") | own
+
+
+def _with_convolutions(entries: _Entries, architecture: str) -> Config:
+    """Layers without heads of keys and values are convolutions."""
+    heads = entries.of_layers("attention.head_count_kv")
+    if len(set(heads) - {0}) != 1:
+        raise entries.unsupported("attention.head_count_kv")
+    config = _common(entries, architecture, kv_heads=max(heads)) | _rope(entries, theta=1_000_000.0)
+    config["norm_eps"] = config.pop("rms_norm_eps")
+    kinds = ["full_attention" if there else "conv" for there in heads]
+    return config | {"layer_types": kinds, "conv_L_cache": entries["shortconv.l_cache"], "head_dim": _head_dim(entries)}
+
+
 _ARCHITECTURES: dict[str, Callable[[_Entries], Config]] = {
     "llama": _llama,
     "qwen2": _qwen_2,
@@ -302,4 +345,6 @@ _ARCHITECTURES: dict[str, Callable[[_Entries], Config]] = {
     "gemma3": _gemma_3,
     "phi3": _phi_3,
     "granite": _granite,
+    "lfm2": _lfm_2,
+    "lfm2moe": _lfm_2_moe,
 }

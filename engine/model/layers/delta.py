@@ -14,7 +14,7 @@ from engine.kernels.delta.plan import Columns, KeptState
 from engine.model.formats.product import LinearSpec
 from engine.model.layers.building import Surroundings
 from engine.model.parameters import Parameter, Shard, stacked, whole
-from engine.model.spec import DeltaSpec
+from engine.model.states import DeltaSpec
 from engine.model.stream import Stream
 from engine.step.batch import ForwardBatch
 

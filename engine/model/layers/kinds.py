@@ -12,15 +12,16 @@ from engine.model.layers.delta import GatedDelta
 from engine.model.layers.dense_beside_experts import DenseBesideExperts
 from engine.model.layers.latent import LatentAttention
 from engine.model.layers.mlp import GatedMlp, PlainMlp
+from engine.model.layers.short_convolution import ShortConvolution
 from engine.model.layers.sparse_mlp import SparseMlp
 from engine.model.spec import (
     AttentionSpec,
-    DeltaSpec,
     DenseBesideExpertsSpec,
     GatedMlpSpec,
     LatentAttentionSpec,
     PlainMlpSpec,
 )
+from engine.model.states import DeltaSpec, ShortConvolutionSpec
 from engine.model.stream import Stream
 from engine.step.batch import ForwardBatch
 
@@ -48,6 +49,7 @@ MIXERS: dict[type, Callable[[Any, Surroundings], Mixer]] = {
     AttentionSpec: GroupedQueryAttention,
     DeltaSpec: GatedDelta,
     LatentAttentionSpec: LatentAttention,
+    ShortConvolutionSpec: ShortConvolution,
 }
 MLPS: dict[type, Callable[[Any, Surroundings], Mlp]] = {
     GatedMlpSpec: GatedMlp,

@@ -15,7 +15,7 @@ from engine.model.stream import Stream
 class GatedMlp:
     def __init__(self, spec: GatedMlpSpec, around: Surroundings) -> None:
         hidden = around.model.hidden_size
-        gate_up = {f"{spec.under}.gate_proj": spec.size, f"{spec.under}.up_proj": spec.size}
+        gate_up = {f"{spec.under}.{name}": spec.size for name in (spec.gate, spec.up)}
         down = {spec.down: hidden}
         self._branch = around.branch
         self._gate_up = around.linear(

@@ -113,6 +113,17 @@ def test_blocks_are_as_large_as_a_state_needs_without_much_waste() -> None:
     assert block_size([keys, state]) == 256  # of 6 MiB: three layers' states and nothing else
 
 
+@pytest.mark.parametrize("convolutions", [10, 18])  # of LFM2-1.2B and LFM2-8B-A1B
+def test_a_state_that_is_smaller_than_a_block_of_tokens_is_one_block(convolutions: int) -> None:
+    keys = PagePart(layers=6, planes=2, heads=8, dim=64, dtype="bfloat16")
+    inputs = PagePart(layers=convolutions, planes=2, heads=1, dim=2048, dtype="bfloat16", per_token=False)
+
+    layout = layout_of([keys, inputs], EngineConfig(model=Path("any")), 1 << 30)
+
+    assert (layout.block_size, layout.block_bytes, layout.state_blocks) == (16, 196_608, 1)
+    assert inputs.block_bytes(1) == convolutions * 8192
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for its memory")
 def test_blocks_take_memory_once_they_are_written() -> None:
     before = _resident_mb()

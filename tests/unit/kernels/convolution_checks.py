@@ -21,6 +21,8 @@ SPECS = {
     "one span": (Channels(spans=(_span(7, 1, 70),), taps=4), True),
     "two spans": (Channels(spans=(_span(80, 2, 30, 33), _span(0, 3, 9)), taps=2, has_silu=False), False),
     "three spans": (Channels(spans=(_span(0, 1, 64), _span(70, 1, 5), _span(100, 4, 3, 9)), taps=3), True),
+    "gates": (Channels(spans=(_span(80, 1, 40),), taps=3, has_silu=False, gates=(0, 40)), True),
+    "gates and an activation": (Channels(spans=(_span(5, 2, 20, 30),), taps=4, gates=(60, 109)), False),
 }
 NUM_COLUMNS = 150
 
@@ -73,11 +75,17 @@ def _expected(
         for at in range(span.columns.first, span.columns.first + span.groups * span.columns.step, span.columns.step)
     ]
     known = inputs[of.place(sequence, start - 1), 1:taps] if start else inputs.new_zeros(taps - 1, channels.count)
-    known = torch.cat((known, torch.cat(parts, dim=1)))
+    mixed = torch.cat(parts, dim=1)
+    if channels.gates is not None:
+        mixed = (mixed.double() * new[:, channels.gates[0] :][:, : channels.count].double()).to(x.dtype)
+    known = torch.cat((known, mixed))
     out, behind = [], {}
     for at in range(sequence.count):
         total = (known[at : at + taps].double() * weight.double().T).sum(dim=0)
         out.append(total if bias is None else total + bias.double())
         behind[of.place(sequence, start + at)] = known[at + 1 : at + taps]
     wanted = torch.stack(out)
-    return wanted * wanted.sigmoid() if channels.has_silu else wanted, behind
+    wanted = wanted * wanted.sigmoid() if channels.has_silu else wanted
+    if channels.gates is not None:
+        wanted = wanted * new[:, channels.gates[1] :][:, : channels.count].double()
+    return wanted, behind

@@ -38,13 +38,14 @@ def test_the_convolutions_kernels(interpreter: Interpreter, name: str) -> None:
 @given(
     prompts=st.lists(st.tuples(st.integers(0, 300), st.integers(1, 300)), min_size=1, max_size=4),
     block_size=st.sampled_from([8, 16, 64, 1024]),
+    in_place=st.sampled_from([1, 2, 5, 80]),
 )
-def test_tiles_cover_every_prompt_once_and_end_with_their_blocks(
-    prompts: list[tuple[int, int]], block_size: int
+def test_tiles_cover_every_prompt_once_and_end_where_a_state_moves(
+    prompts: list[tuple[int, int]], block_size: int, in_place: int
 ) -> None:
     starts, counts = np.array(prompts, dtype=np.int64).T
     ends, rows = starts + counts, np.cumsum(counts) - counts
-    tables = np.arange(80 * len(prompts), dtype=np.int32).reshape(len(prompts), 80)
+    tables = np.arange(80 * len(prompts), dtype=np.int32).reshape(len(prompts), 80) // in_place
     tiles, runs = deal_out_states(starts, ends, rows, tables, block_size=block_size)
     assert len(tiles) <= max_tiles(int(counts.sum()), len(prompts), block_size)
     for (first, count), start, end, row, table in zip(runs.tolist(), starts, ends, rows, tables, strict=True):
@@ -55,8 +56,10 @@ def test_tiles_cover_every_prompt_once_and_end_with_their_blocks(
             assert 1 <= tile[1] <= TILE_ROWS
             assert tile[2] == (CARRIED if index else before)
             assert tile[4:6] == [row, before]
-            assert at // block_size == (at + tile[1] - 1) // block_size, "a tile lies in one block"
+            places = set(table[at // block_size : (at + tile[1] - 1) // block_size + 1].tolist())
+            assert len(places) == 1, "a tile changes one place"
             at += tile[1]
-            keeps = at == end or at % block_size == 0
-            assert tile[3] == (table[(at - 1) // block_size] if keeps else NOTHING)
+            moves = at == end or table[at // block_size] not in places
+            assert tile[3] == (places.pop() if moves else NOTHING)
+            assert moves or tile[1] == TILE_ROWS
         assert at == end

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine.model.families.fields import Fields
-from engine.model.families.hybrids import qwen3_5, qwen3_next
+from engine.model.families.hybrids import lfm2, qwen3_5, qwen3_next
 from engine.model.spec import ModelSpec
 
 FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
+    "Lfm2ForCausalLM": lfm2.read,
+    "Lfm2MoeForCausalLM": lfm2.read_moe,
     "Qwen3NextForCausalLM": qwen3_next.read,
     "Qwen3_5ForCausalLM": qwen3_5.read,
     "Qwen3_5ForConditionalGeneration": qwen3_5.read,

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from engine.model.experts import SharedExpertSpec, SparseMlpSpec
 from engine.model.families.experts.fields import softmax_rule, sparse_mlp
 from engine.model.families.fields import FULL, Fields, attention, flag, layer_types, model, number, rope
-from engine.model.spec import AttentionSpec, DeltaSpec, LayerSpec, MlpSpec, ModelSpec, QkNorm, UnsupportedModelError
+from engine.model.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, QkNorm, UnsupportedModelError
+from engine.model.states import DeltaSpec
 
 LINEAR = "linear_attention"
 DEFAULTS = {

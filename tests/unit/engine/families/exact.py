@@ -16,6 +16,7 @@ from engine.sequence import Sequence, State
 from tests.models import VOCAB_SIZE
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.generate import Generator, new_sequence
+from worker.serving.allocation import CHECKPOINT_EVERY
 
 NUM_BLOCKS = 64
 NUM_TOKENS = 8
@@ -50,7 +51,9 @@ class Bench:
             model=model, num_blocks=NUM_BLOCKS, max_model_len=case.max_model_len, model_impl=case.model_impl, **options
         )
         self._engines = Engine(config, allocate=_full_of_nan), Engine(config, allocate=_full_of_nan)
-        self.has_states = bool(self._engines[0].layout.state_blocks)
+        layout = self._engines[0].layout
+        # Tokens between the checkpoints that any sequence leaves; without states each block can be gone on from.
+        self.checkpoint_every = int(CHECKPOINT_EVERY * layout.state_blocks * layout.block_size) or layout.block_size
 
     def generators(self, *, chunk_size: int = 512) -> tuple[Generator, Generator]:
         """Empty pools at both ends, and what drives them."""

@@ -24,6 +24,20 @@ MIXED = {"mlp_only_layers": [1], "layer_types": LAST_IS_LINEAR, "num_hidden_laye
 SMALL_VISION = {
     "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 64, "num_position_embeddings": 16,
 }  # fmt: skip
+CONVOLUTIONS = {
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "full_attention", "conv", "conv"],
+    "block_multiple_of": 16,
+    "tie_word_embeddings": True,
+}
+OF_LFM_2_MOE = {
+    "num_hidden_layers": 3,
+    "layer_types": ["conv", "conv", "full_attention"],
+    "num_dense_layers": 1,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+}
 
 CASES: tuple[Case, ...] = (
     Case(name="qwen3_5", config="Qwen3_5TextConfig", fields=STATE),
@@ -41,6 +55,18 @@ CASES: tuple[Case, ...] = (
         fields=STATE | EXPERTS,
         text_in="Qwen3_5MoeConfig",
         outer={"vision_config": SMALL_VISION},
+    ),
+    Case(name="lfm2", config="Lfm2Config", fields=CONVOLUTIONS),
+    Case(
+        name="lfm2, with biases",
+        config="Lfm2Config",
+        fields={"full_attn_idxs": [1], "conv_bias": True, "conv_L_cache": 4, "block_auto_adjust_ff_dim": False},
+    ),
+    Case(name="lfm2_moe", config="Lfm2MoeConfig", fields=OF_LFM_2_MOE),
+    Case(
+        name="lfm2_moe, not corrected",
+        config="Lfm2MoeConfig",
+        fields=OF_LFM_2_MOE | {"use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 1.5},
     ),
     Case(name="qwen3_next", config="Qwen3NextConfig", fields=STATE | EXPERTS),
     Case(name="qwen3_next, a state in the last layer", config="Qwen3NextConfig", fields=STATE | EXPERTS | MIXED),

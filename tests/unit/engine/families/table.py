@@ -23,6 +23,7 @@ from engine.model.spec import (
     ModelSpec,
     RopeSpec,
 )
+from engine.model.states import ShortConvolutionSpec
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.catalogue import CASES
 
@@ -48,7 +49,7 @@ nothing is fused, and no graph is captured. Refused by name: models with states,
 masks of their own, LongRoPE and dynamic ropes. Six are checked as above.
 
 Not served yet, by use: Qwen3-VL with experts (checkpoints store them in two orders), Granite 4 hybrids, Nemotron-H, Falcon-H1,
-Bamba, Jamba and LFM2 (Mamba and convolutions), Kimi-Linear and OLMo hybrids (other states), DeepSeek-V3.2 and GLM-5 (sparse
+Bamba and Jamba (Mamba), Kimi-Linear and OLMo hybrids (other states), DeepSeek-V3.2 and GLM-5 (sparse
 attention), MiMo-V2 and MiniCPM3 (values of another size), Gemma 3n (other residuals), Phi-3.5-MoE, EXAONE-MoE:
 `--model-impl transformers` refuses them, too. It takes Nemotron, Apertus, StableLM, OPT, GPT-NeoX, GPT-BigCode, OLMo 1,
 HyperCLOVA X, CWM, NanoChat, Jais 2, VaultGemma, BitNet and Granite with windows; it refuses GPT-2, GPT-J, BLOOM, Falcon and MPT.
@@ -75,6 +76,7 @@ NAMES = {
     "window": "windows",
     "fused": "fused tensors",
     "bias": "biases of the MLP",
+    "has_bias": "biases of convolutions",
     "shares": "parallel halves",
     "multiplier": "residual multiplier",
     "scalar": "layer multiplier",
@@ -143,6 +145,8 @@ def _of_layer(layer: LayerSpec) -> set[str]:
     if isinstance(layer.mixer, LatentAttentionSpec):
         found |= {"latents", *_of_rope(layer.mixer.rope)}
         found |= {"queries through fewer features"} if layer.mixer.query_rank else set()
+    if isinstance(layer.mixer, ShortConvolutionSpec):
+        found.add("short convolutions")
     return found
 
 

@@ -39,8 +39,9 @@ def test_a_prompt_begins_with_another_ones_blocks(bench: Bench) -> None:
     other = asked("branched again", prompt[:40] + prompt_of(9, seed=6))
     generator.run([other])
     bench.check([first, again, branched, other], generator)
-    # A state is left where somebody branched: for who comes next.
-    assert (again.num_cached, branched.num_cached, other.num_cached) == (64, 0 if bench.has_states else 32, 32)
+    # A state is left where somebody branched: for who comes next. Small ones are left more often.
+    known = 40 // bench.checkpoint_every * bench.checkpoint_every
+    assert (again.num_cached, branched.num_cached, other.num_cached) == (64, known, 32)
 
 
 def test_prompts_arrive_beside_sequences_that_decode(bench: Bench) -> None:

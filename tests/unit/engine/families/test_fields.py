@@ -54,6 +54,8 @@ OF_FAMILIES = {
     "qwen3_5_moe of a checkpoint with vision": {"intermediate_size", "tie_word_embeddings"},
     "qwen3_next": {"intermediate_size", "mlp_only_layers"},
     "qwen3_next, a state in the last layer": {"intermediate_size", "mlp_only_layers"},
+    "lfm2": {"full_attn_idxs"},  # layer_types say it
+    "lfm2, with biases": {"full_attn_idxs", "block_multiple_of", "block_ffn_dim_multiplier"},
     "cohere2": {"head_dim"},
     "gemma3-vision": {"tie_word_embeddings"},
     "gemma4": OF_GEMMA_4,
@@ -169,6 +171,18 @@ def test_a_text_model_beside_its_vision_is_read() -> None:
     flat["rope_scaling"] = {"type": "mrope", "mrope_section": [2, 3, 3]}
     assert read(flat) == read({**config, "tie_word_embeddings": False})
     assert "rope_type = 'mrope' is not supported" in str(read({**flat, "architectures": ["Qwen2ForCausalLM"]}))
+
+
+def test_lfm2_says_some_things_twice_and_they_agree() -> None:
+    """As its first checkpoints have it: the width of the MLP before it is cut to two thirds, and layers by their numbers."""
+    common = {"architectures": ["Lfm2ForCausalLM"], "hidden_size": 2048, "num_hidden_layers": 16, "rope_theta": 1e6}
+    twice = {"block_dim": 2048, "conv_dim": 2048, "num_heads": 32, "theta": 1e6, "block_use_swiglu": True}
+    first = common | twice | {"full_attn_idxs": [2, 5, 8, 10, 12, 14], "block_ff_dim": 12288, "tie_embedding": True}
+    kinds = ["full_attention" if layer in (2, 5, 8, 10, 12, 14) else "conv" for layer in range(16)]
+    exact = {"intermediate_size": 8192, "block_auto_adjust_ff_dim": False, "layer_types": kinds}
+    assert read(first) == read(common | exact)
+    assert "conv_dim = 1024 is not supported; supported: 2048" in str(read(first | {"conv_dim": 1024}))
+    assert "conv_L_cache = 1 is not supported" in str(read(first | {"conv_L_cache": 1}))
 
 
 def another(value: object) -> object:

@@ -11,6 +11,7 @@ from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.dense import BY_KIND, GEMMA, LLAMA3, LONGROPE, MULTIPLIED, YARN
 from tests.unit.engine.families.exact import Bench, asked, prompt_of
 from tests.unit.engine.families.experts import EXPERTS
+from tests.unit.engine.families.hybrids import CONVOLUTIONS, OF_LFM_2_MOE
 
 LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0}
 CASES = (
@@ -55,6 +56,8 @@ CASES = (
         shortest=17,
     ),
     Case(name="granite", config="GraniteConfig", fields=MULTIPLIED),
+    Case(name="lfm2", config="Lfm2Config", fields=CONVOLUTIONS),
+    Case(name="lfm2moe", config="Lfm2MoeConfig", fields=OF_LFM_2_MOE | {"tie_word_embeddings": True}),
 )
 
 

@@ -1,0 +1,44 @@
+"""A short convolution between two gates as a layer: it keeps its last inputs, once a sequence.
+
+T tokens, E hidden size, K taps. One product gives what is mixed, the gate before and the gate behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.kernels.delta import Channels, Columns, Span, convolve
+from engine.kernels.delta.plan import KeptState
+from engine.model.formats.product import LinearSpec
+from engine.model.layers.building import Surroundings
+from engine.model.parameters import Shard, whole
+from engine.model.states import ShortConvolutionSpec
+from engine.model.stream import Stream
+from engine.step.batch import ForwardBatch
+
+
+class ShortConvolution:
+    def __init__(self, spec: ShortConvolutionSpec, around: Surroundings) -> None:
+        size, hidden, bias = spec.size, around.model.hidden_size, spec.has_bias
+        self._branch = around.branch
+        mixed = Span(columns=Columns(first=2 * size, step=size), groups=1, width=size)
+        self._channels = Channels(spans=(mixed,), taps=spec.taps, has_silu=False, gates=(0, size))
+        inputs, outputs = {"conv.in_proj": 3 * size}, {"conv.out_proj": hidden}
+        self._inputs = around.linear(LinearSpec(inputs=hidden, outputs=inputs, bias=bias, shard=Shard.NONE))
+        self._output = around.linear(LinearSpec(inputs=size, outputs=outputs, bias=bias, shard=Shard.NONE))
+        taps = around.weights.new(whole("conv.conv.weight", size, 1, spec.taps), under=around.under)
+        self._taps = taps.view(size, spec.taps)
+        self._bias = around.weights.new(whole("conv.conv.bias", size), under=around.under) if bias else None
+
+    def __call__(self, stream: Stream, batch: ForwardBatch, kept: Sequence[KeptState], *, is_last: bool) -> None:
+        """`kept`: the last inputs [num_blocks, K - 1, 1, 1, E]."""
+        (inputs,) = kept
+        x = self._branch.product(stream, self._inputs)
+        out = convolve(x, self._taps, self._bias, inputs.kept, batch.states[inputs.number], self._channels)
+        if is_last and batch.has_prompts:
+            rows = batch.sampled_rows if batch.num_sampled else None
+            stream.only(rows)
+            if rows is None:
+                return
+            out = out.index_select(0, rows)
+        self._branch.add(stream, self._output, out)

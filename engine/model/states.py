@@ -1,0 +1,62 @@
+"""What a layer keeps, and the layers that keep a state instead of keys and values, as plain values. Sizes are element counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What a layer keeps in each block of the pool, or in a state: an array [planes, slots, heads, dim], see `common.pages`."""
+
+    planes: int
+    heads: int
+    dim: int
+    dtype: str | None = None  # None: the one that the model computes in
+    per_token: bool = True  # False: one state a sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaSpec:
+    """The gated delta rule behind a short convolution, with an output gate. It keeps a state instead of keys and values."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int  # numbers of a head
+    value_dim: int
+    taps: int  # tokens that the convolution reads, the own one included
+    grouped: bool = False  # the checkpoint keeps each key head's rows together
+
+    @property
+    def keys_size(self) -> int:
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def values_size(self) -> int:
+        return self.num_value_heads * self.value_dim
+
+    @property
+    def kept(self) -> tuple[Kept, ...]:
+        """The state, and the convolution's last inputs."""
+        state = Kept(
+            planes=1,
+            heads=self.num_value_heads,
+            dim=self.key_dim * self.value_dim,
+            dtype="float32",
+            per_token=False,
+        )
+        channels = 2 * self.keys_size + self.values_size
+        return (state, Kept(planes=self.taps - 1, heads=1, dim=channels, per_token=False))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConvolutionSpec:
+    """A convolution of each feature alone over a few tokens, between two gates. It keeps its last inputs."""
+
+    size: int
+    taps: int  # tokens that it reads, the own one included
+    has_bias: bool = False
+
+    @property
+    def kept(self) -> tuple[Kept, ...]:
+        return (Kept(planes=self.taps - 1, heads=1, dim=self.size, per_token=False),)
