@@ -13,18 +13,19 @@ from engine.model.spec import UnsupportedModelError
 
 # They concern training, text generation's defaults, or how transformers runs a model; or other fields say the same.
 _HARMLESS = """
-add_cross_attention architectures attention_dropout attn_implementation auto_map bad_words_ids begin_suppress_tokens
-bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout cross_attention_hidden_size
+add_cross_attention architectures attention_dropout attn_implementation auto_map aux_loss_alpha bad_words_ids
+begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout cross_attention_hidden_size
 decoder_start_token_id dtype embd_pdrop embedding_dropout eod_token_id eos_token_id exponential_decay_length_penalty
 finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout id2label
-initializer_factor initializer_range is_decoder is_encoder_decoder label2id max_length min_length model_type num_beams
+init_method initializer_factor initializer_range is_decoder is_encoder_decoder is_llama_config label2id max_length
+max_sequence_length min_length model_max_length model_type num_beams
 num_return_sequences output_attentions output_hidden_states output_router_logits output_scores pad_token_id prefix
 pretraining_tp problem_type resid_pdrop residual_dropout return_dict return_dict_in_generate router_aux_loss_coef
 router_jitter_noise sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class top_k
 top_p torch_dtype torchscript transformers_version typical_p use_bfloat16 use_cache
 """
 HARMLESS = frozenset(_HARMLESS.split())
-_HARMLESS_BEGINNINGS = ("_", "unsloth_")
+_HARMLESS_BEGINNINGS = ("_", "unsloth_", "transformers.js")
 
 
 class Fields(Mapping[str, Any]):

@@ -55,6 +55,8 @@ def read_2(fields: Fields) -> ModelSpec:
     fields.only("use_parallel_embedding", False, True)
     fields.only("use_gated_activation", True)
     window, period = sliding_window(fields), count(fields, "sliding_window_pattern") or 4
+    fields.only("layer_switch", period)
+    fields.only("use_embedding_sharing", flag(fields, "tie_word_embeddings"))
     sliding, full = _attention(fields, window=window), _attention(fields, has_rope=not window)
     kinds = layer_types(fields, every(fields, period))
     return _model(fields, [_layer(fields, sliding if kind == SLIDING else full) for kind in kinds])

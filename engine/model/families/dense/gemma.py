@@ -61,6 +61,9 @@ AROUND_MLP = BranchSpec(before="pre_feedforward_layernorm", after="post_feedforw
 def read(fields: Fields) -> ModelSpec:
     """Gemma 1: norms of 1 + weight, embeddings multiplied."""
     fields = fields.over(GEMMA)
+    if fields.get("hidden_act") == "gelu" and not fields.get("hidden_activation"):
+        # The first checkpoints said so, and mean the approximation that their makers wrote later.
+        fields = fields.with_values(hidden_act="gelu_pytorch_tanh")
     _refuse_bidirectional(fields)
     bias = flag(fields, "attention_bias")
     layer = LayerSpec(mixer=attention(fields, qkv_bias=bias, output_bias=bias), mlp=gated_mlp(fields))
@@ -70,6 +73,7 @@ def read(fields: Fields) -> ModelSpec:
 def read_2(fields: Fields) -> ModelSpec:
     """Gemma 2: norms around both halves, soft-caps, a window on every other layer."""
     fields = fields.over(GEMMA_2)
+    fields.only("sliding_window_size", sliding_window(fields))
     kinds = layer_types(fields, every(fields, 2))
     rotation = rope(fields)
     return _model(fields, _layers(fields, kinds, {FULL: rotation, SLIDING: rotation}, qk_norm=None))

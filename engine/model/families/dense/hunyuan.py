@@ -17,12 +17,19 @@ DEFAULTS = {
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-5,
 }
+_IMAGES = ("start", "end", "newline")
 QK_NORM = QkNorm(after_rope=True, q_name="self_attn.query_layernorm", k_name="self_attn.key_layernorm")
 
 
 def read(fields: Fields) -> ModelSpec:
     fields = fields.over(DEFAULTS)
-    fields.ignore("eod_token_id", "org_vocab_size", "sep_token_id")
+    fields.ignore("org_vocab_size", "cla_share_factor", "enable_lm_head_fp32", "class_num", "dense_list", "pool_type")
+    fields.ignore("pad_id", "mask_init_id", "text_start_id", "text_end_id", *(f"im_{name}_id" for name in _IMAGES))
+    fields.only("norm_type", "rms", "hf_rms")
+    fields.only("use_rotary_pos_emb", True)
+    fields.only("attention_head_dim", fields.get("head_dim"))
+    fields.only("num_experts", 1)
+    fields.only("routed_scaling_factor", 1.0)
     fields.only("use_qk_norm", True)
     fields.only("use_cla", False)
     bias, mlp = flag(fields, "attention_bias"), gated_mlp(fields)

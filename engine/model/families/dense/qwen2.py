@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from engine.model.families.fields import Fields, attention, gated_mlp, model, windows_by_layer
+from collections.abc import Mapping
+
+from engine.model.families.fields import Fields, attention, gated_mlp, model, number, windows_by_layer
 from engine.model.spec import LayerSpec, ModelSpec
 
 QWEN_2 = {
@@ -19,7 +21,7 @@ QWEN_2 = {
 
 
 def read(fields: Fields) -> ModelSpec:
-    fields = fields.over(QWEN_2)
+    fields = _within_chunks(fields.over(QWEN_2))
     mlp = gated_mlp(fields)
     fields.only("use_mrope", False)
     return model(
@@ -29,3 +31,14 @@ def read(fields: Fields) -> ModelSpec:
             for window in windows_by_layer(fields)
         ],
     )
+
+
+def _within_chunks(fields: Fields) -> Fields:
+    """A model of 1M tokens attends to chunks in ways of its own beyond what it was trained for. It is served up to there."""
+    chunks = fields.get("dual_chunk_attention_config")
+    if not isinstance(chunks, Mapping):
+        return fields
+    own = Fields(chunks)
+    trained = min(number(own, "original_max_position_embeddings"), number(own, "chunk_size"))
+    longest = min(number(fields, "max_position_embeddings"), trained)
+    return fields.with_values(max_position_embeddings=longest, dual_chunk_attention_config=None)

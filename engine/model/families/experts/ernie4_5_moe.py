@@ -32,8 +32,9 @@ STATICS = ("mlp.moe_statics.e_score_correction_bias", "mlp.gate.moe_statics.e_sc
 def read(fields: Fields) -> ModelSpec:
     fields = fields.over(ERNIE)
     fields.only("moe_use_aux_free", True)
-    fields.only("moe_gate", "topk")
+    fields.only("moe_gate", "topk", "topk_fused")
     fields.only("use_bias", False)
+    fields.only("use_rmsnorm", True)
     fields.ignore("moe_capacity", "moe_dropout_prob")
     size, num_experts = number(fields, "moe_intermediate_size"), num_experts_of(fields)
     rule = RoutingRule(

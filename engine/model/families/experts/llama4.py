@@ -92,7 +92,7 @@ def read(fields: Fields) -> ModelSpec:
 def _attention(fields: Fields, *, has_rope: bool, window: int) -> AttentionSpec:
     bias, rotation = flag(fields, "attention_bias"), rope(fields, theta=500_000.0, interleaved=True)
     growth = QueryGrowth(scale=real(fields, "attn_scale", 0.1), every=number(fields, "floor_scale"), shift=1)
-    tuned = flag(fields, "attn_temperature_tuning") and not has_rope
+    tuned = bool(fields.get("attn_temperature_tuning")) and not has_rope
     normed = flag(fields, "use_qk_norm") and has_rope
     return attention(
         fields,

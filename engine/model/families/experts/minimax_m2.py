@@ -39,7 +39,9 @@ def read(fields: Fields) -> ModelSpec:
     fields.only("use_routing_bias", True)
     fields.only("shared_intermediate_size", 0)
     fields.only("attn_type_list", [1] * number(fields, "num_hidden_layers"))
-    fields.ignore("num_mtp_modules", "mtp_transformer_layers", "use_mtp", "shared_moe_mode", "rotary_dim")
+    fields.ignore(
+        "mlp_intermediate_size", "num_mtp_modules", "mtp_transformer_layers", "use_mtp", "shared_moe_mode", "rotary_dim"
+    )
     fields.ignore(*(name for name in fields if name.startswith("layernorm_")))
     rule = RoutingRule(chosen=number(fields, "num_experts_per_tok"), score=Score.SIGMOID, renormalised=True)
     rotation = rope(fields, theta=5_000_000.0)

@@ -8,6 +8,7 @@ from engine.model.spec import LayerSpec, ModelSpec, QkNorm
 
 
 def read(fields: Fields) -> ModelSpec:
+    fields.only("use_qk_norm", True)
     bias, dense, sparse = flag(fields, "attention_bias"), gated_mlp(fields), sparse_mlp(fields, softmax_rule(fields))
     return model(
         fields,

@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from engine.model.families.known import Fields
-from engine.model.families.quantised import awq, bitsandbytes, compressed_tensors, fp8, gptq, modelopt, mxfp4
+from engine.model.families.quantised import (
+    auto_round,
+    awq,
+    bitsandbytes,
+    compressed_tensors,
+    fp8,
+    gptq,
+    modelopt,
+    mxfp4,
+)
 from engine.model.families.quantised.fields import check_letters
 from engine.model.formats.fp8 import FP8_WHILE_LOADING
 from engine.model.formats.int4 import INT4_WHILE_LOADING
@@ -18,6 +27,8 @@ from engine.model.formats.quantization import EVERY, UNQUANTISED, Modules, Quant
 from engine.model.spec import ModelSpec, UnsupportedModelError
 
 METHODS: dict[str, Callable[[Fields], Quantization]] = {
+    "auto-round": auto_round.read,
+    "intel/auto-round": auto_round.read,
     "awq": awq.read,
     "bitsandbytes": bitsandbytes.read,
     "compressed-tensors": compressed_tensors.read,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine.kernels.quantised.groups import GROUPS
 from engine.model.families.known import Fields
+from engine.model.families.quantised.auto_round import HOW_FOUND
 from engine.model.families.quantised.fields import modules, names
 from engine.model.formats.packed import Awq
 from engine.model.formats.quantization import EVERY, Quantization
@@ -17,7 +18,7 @@ def read(fields: Fields) -> Quantization:
         fields.only(name, -1, *GROUPS)
     fields.only("zero_point", True, False)
     fields.only("version", "gemm", "GEMM")
-    fields.ignore("backend", "do_fuse", "exllama_config", "fuse_max_seq_len", "modules_to_fuse")
+    fields.ignore(*HOW_FOUND, "backend", "do_fuse", "exllama_config", "fuse_max_seq_len", "modules_to_fuse")
     group = fields.get("group_size") or fields.get("q_group_size") or 128
     format = Awq(group=int(group), has_zeros=bool(fields.get("zero_point", True)))
     ignored = modules(["lm_head", *names(fields, "modules_to_not_convert")])

@@ -11,7 +11,7 @@ from engine.model.formats.quantization import EVERY, Quantization
 def read(fields: Fields) -> Quantization:
     """The head is never quantised, though no field says so."""
     fields.only("activation_scheme", "dynamic", "static")
-    fields.only("fmt", "e4m3")
+    fields.only("fmt", "e4m3", "float8_e4m3fn")
     fields.only("scale_fmt", "ue8m0", "float")
     fields.ignore("dequantize")
     ignored = modules(["lm_head", *names(fields, "modules_to_not_convert", "ignored_layers", "ignore")])

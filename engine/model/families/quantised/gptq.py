@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from engine.kernels.quantised.groups import GROUPS
 from engine.model.families.known import Fields
+from engine.model.families.quantised.auto_round import HOW_FOUND
 from engine.model.families.quantised.fields import modules, names
 from engine.model.formats.dense import DENSE
 from engine.model.formats.packed import Gptq
@@ -15,10 +16,10 @@ from engine.model.spec import UnsupportedModelError
 
 # How the codes were found, and how others run them.
 _HARMLESS_NAMES = """
-backend batch_size block_name_to_quantize cache_block_outputs damp_percent damp_auto_increment dataset disable_exllama
-exllama_config hyb_act max_input_length meta mse model_file_base_name model_name_or_path model_seqlen
-module_name_preceding_first_block offload_to_disk offload_to_disk_path pad_token_id quant_config static_groups sym
-tokenizer true_sequential use_cuda_fp16 use_exllama v2
+act_group_aware backend batch_size block_name_to_quantize cache_block_outputs damp_auto_increment damp_percent dataset
+disable_exllama exllama_config failsafe fallback foem gptaq hyb_act max_input_length meta model_file_base_name
+model_name_or_path model_seqlen module_name_preceding_first_block moe mse offload_to_disk offload_to_disk_path
+pack_impl pad_token_id quant_config static_groups sym tokenizer true_sequential use_cuda_fp16 use_exllama v2
 """
 _HARMLESS = frozenset(_HARMLESS_NAMES.split())
 _OVERRIDES = {"bits", "group_size", "desc_act"}
@@ -28,9 +29,11 @@ _OF_FORMAT = (*_OVERRIDES, "checkpoint_format", "format")
 def read(fields: Fields) -> Quantization:
     fields.only("checkpoint_format", "gptq", "gptq_v2")
     fields.only("format", "gptq", "gptq_v2")
+    fields.only("method", "gptq")
+    fields.only("data_type", "int")
     fields.only("pack_dtype", "int32")
     fields.only("is_marlin_format", False)
-    fields.ignore(*_HARMLESS)
+    fields.ignore(*_HARMLESS, *HOW_FOUND)
     fields.only("lm_head", True, False)
     ignored = [] if fields.get("lm_head") else ["lm_head"]
     inside = fields.get("modules_in_block_to_quantize") or []
