@@ -34,6 +34,18 @@ def act_and_mul(gate_up: torch.Tensor, activation: str = "silu") -> torch.Tensor
 
 
 @twin("engine.kernels.triton_activation")
+def sparse_act_and_mul(gate_up: torch.Tensor, cutoff: float, activation: str) -> torch.Tensor:
+    """Return act(rest) * up [T, I] for `gate_up` [T, 2 I]: the rest is what of a gate is above mean + `cutoff` * deviation.
+
+    Mean and deviation are of a row's gates, in float32.
+    """
+    gate, up = gate_up.chunk(2, dim=-1)
+    wide = gate.float()
+    deviation, mean = torch.std_mean(wide, dim=-1, keepdim=True, correction=0)
+    return (ACTIVATIONS[activation](relu(wide - (mean + cutoff * deviation))) * up.float()).to(gate_up.dtype)
+
+
+@twin("engine.kernels.triton_activation")
 def gated_heads(x: torch.Tensor, product: torch.Tensor) -> torch.Tensor:
     """Return x * sigmoid(gate) for `x` [T, Hq, D]: a head's gate follows its query in the rows of `product` [T, N]."""
     gate = product[:, : 2 * x.shape[1] * x.shape[2]].unflatten(1, (x.shape[1], 2, x.shape[2]))[:, :, 1]

@@ -58,6 +58,34 @@ def activated(gate, GELU: tl.constexpr):
     return gate
 
 
+def sparse_act_and_mul(gate_up: torch.Tensor, cutoff: float, activation: str) -> torch.Tensor:
+    gate_up = gate_up.contiguous()
+    size = gate_up.shape[-1] // 2
+    out = gate_up.new_empty((*gate_up.shape[:-1], size))
+    wide, is_gelu = triton.next_power_of_2(size), activation != "silu"
+    _SPARSE.launch(
+        (out.numel() // size,), (gate_up.dtype, size, is_gelu),
+        gate_up, out, cutoff, size, wide, is_gelu, num_warps=16 if wide >= 8192 else 4,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _sparse_act_and_mul(
+    gate_up_T2I, out_TI, cutoff, SIZE: tl.constexpr, WIDE: tl.constexpr, GELU: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, WIDE)
+    inside = at < SIZE
+    gate = tl.load(gate_up_T2I + row * 2 * SIZE + at, mask=inside, other=0.0).to(tl.float32)
+    mean = tl.sum(gate, axis=0) / SIZE
+    away = tl.where(inside, gate - mean, 0.0)
+    rest = away - cutoff * tl.sqrt(tl.sum(away * away, axis=0) / SIZE)
+    up = tl.load(gate_up_T2I + row * 2 * SIZE + SIZE + at, mask=inside, other=0.0).to(tl.float32)
+    out = activated(tl.maximum(rest, 0.0), GELU) * up
+    tl.store(out_TI + row * SIZE + at, out.to(out_TI.dtype.element_ty), mask=inside)
+
+
 def gated_heads(x: torch.Tensor, product: torch.Tensor) -> torch.Tensor:
     x = x.contiguous()
     num_tokens, num_heads, dim = x.shape
@@ -80,3 +108,4 @@ def _gated_heads(
 
 
 _SILU, _GELU, _GATE = Kernel(_silu_and_mul), Kernel(_gelu_and_mul), Kernel(_gated_heads)
+_SPARSE = Kernel(_sparse_act_and_mul)

@@ -10,10 +10,12 @@ import torch
 
 from engine.kernels.delta.plan import KeptState
 from engine.model.formats.product import Format
+from engine.model.layers.beside.altup import AltUp, Streams
+from engine.model.layers.beside.laurel import Laurel
+from engine.model.layers.beside.layer_inputs import LayerInput, LayerInputs
 from engine.model.layers.building import Rotations, Surroundings, declare_branch
 from engine.model.layers.embedding import Embedding, Head
 from engine.model.layers.kinds import MIXERS, MLPS, Mixer, Mlp
-from engine.model.layers.layer_inputs import LayerInput, LayerInputs
 from engine.model.parameters import Weights
 from engine.model.spec import BranchSpec, ModelSpec
 from engine.step.batch import ForwardBatch
@@ -23,9 +25,10 @@ Part = torch.Tensor | Sequence[KeptState]
 
 @dataclass(frozen=True, slots=True)
 class Layer:
+    before: tuple[Mlp, ...]
     mixer: Mixer | None
     mlp: Mlp | None
-    own_input: LayerInput | None
+    behind: tuple[Mlp, ...]
     places: tuple[tuple[int, int], ...]  # see `ModelSpec.places`
     formats: tuple[Format, ...]
     is_last: bool  # behind its mixer only the sampled tokens matter
@@ -54,10 +57,13 @@ class Decoder:
             _layer(index, spec, self.weights, rotations, places) for index, places in enumerate(spec.places)
         ]
         self._inputs: LayerInputs | None = None
+        self._streams: Streams | None = None
+        nothing = declare_branch(BranchSpec(), spec, self.weights, under="model.")
+        around = Surroundings(spec, self.weights, rotations, "model.", nothing)
         if spec.layer_inputs is not None:
-            nothing = declare_branch(BranchSpec(), spec, self.weights, under="model.")
-            around = Surroundings(spec, self.weights, rotations, "model.", nothing)
             self._inputs = LayerInputs(spec.layer_inputs, around)
+        if spec.altup is not None:
+            self._streams = Streams(spec.altup, around)
         self._head = Head(spec, self.weights, self._embedding)
         self._kept: tuple[Sequence[Part], list[list[torch.Tensor | KeptState]]] | None = None
 
@@ -72,15 +78,21 @@ class Decoder:
         stream = self._embedding(batch)
         if self._inputs is not None:
             self._inputs(stream, batch)
+        if self._streams is not None:
+            self._streams.begin(stream)
         for layer, kept in zip(self._layers, self._views(parts), strict=True):
+            for half in layer.before:
+                half(stream)
             if layer.mixer is not None:
                 layer.mixer(stream, batch, kept, is_last=layer.is_last)
                 if stream.is_empty:
                     return None
             if layer.mlp is not None:
                 layer.mlp(stream)
-            if layer.own_input is not None:
-                layer.own_input(stream)
+            for half in layer.behind:
+                half(stream)
+        if self._streams is not None:
+            self._streams.end(stream)
         return self._head(stream, batch, out=logits)
 
     def _views(self, parts: Sequence[Part]) -> list[list[torch.Tensor | KeptState]]:
@@ -116,11 +128,18 @@ def _layer(
         declared = declare_branch(branch, model, weights, under=under, is_read_again=is_read_again)
         return Surroundings(model, weights, rotations, under, declared, formats)
 
-    mixer = mlp = own_input = None
+    mixer = mlp = None
+    before, behind = list[Mlp](), list[Mlp]()
+    if spec.laurel is not None:
+        before.append(Laurel(spec.laurel, around(BranchSpec(before=spec.laurel.before), is_read_again=True)))
     if spec.mixer is not None:
         mixer = MIXERS[type(spec.mixer)](spec.mixer, around(spec.around_mixer, is_read_again=spec.around_mlp.shares))
     if spec.mlp is not None:
         mlp = MLPS[type(spec.mlp)](spec.mlp, around(spec.around_mlp))
-    if spec.around_input is not None and model.layer_inputs is not None:
-        own_input = LayerInput(model.layer_inputs, around(spec.around_input), index=index)
-    return Layer(mixer, mlp, own_input, places, tuple(formats), is_last=index == model.last_mixer)
+    if model.layer_inputs is not None and model.altup is not None:
+        altup = AltUp(model.altup, model.layer_inputs, around(BranchSpec()), index=index)
+        before.insert(0, altup.predict)
+        behind.append(altup.correct)
+    elif model.layer_inputs is not None and spec.around_input is not None:
+        behind.append(LayerInput(model.layer_inputs, around(spec.around_input), index=index))
+    return Layer(tuple(before), mixer, mlp, tuple(behind), places, tuple(formats), is_last=index == model.last_mixer)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from engine.kernels.attention import HeadShape
 from engine.kernels.codes import KINDS, Kind
+from engine.model.beside import AltUpSpec, LaurelSpec, LayerInputsSpec, PlaceholderSpec
 from engine.model.experts import SparseMlpSpec
 from engine.model.formats.product import Format
 from engine.model.formats.quantization import UNQUANTISED, Quantization
@@ -147,6 +148,7 @@ class GatedMlpSpec:
     size: int
     bias: bool = False
     activation: Literal["silu", "gelu_tanh"] = "silu"
+    sparsity: float = 0.0  # share of the gates that are 0, by their mean and deviation
     under: str = "mlp"
     gate: str = "gate_proj"
     up: str = "up_proj"
@@ -191,6 +193,7 @@ class BranchSpec:
     multiplier: float = 1.0  # multiplies what it adds
     shares: bool = False  # it reads what the half before has read
     scalar: str = ""  # tensor [1] that the whole stream is multiplied by, after it
+    scale: float = 1.0  # or a number
 
     def with_scalar(self, name: str) -> BranchSpec:
         return replace(self, scalar=name)
@@ -198,15 +201,6 @@ class BranchSpec:
 
 BEFORE_MIXER = BranchSpec(before="input_layernorm")
 BEFORE_MLP = BranchSpec(before="post_attention_layernorm")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerInputsSpec:
-    """Each layer ends with an input of its own: a row that the token has in a second table, and a product of its embedding."""
-
-    vocab_size: int
-    size: int
-    activation: Literal["silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +212,7 @@ class LayerSpec:
     around_mixer: BranchSpec = BEFORE_MIXER
     around_mlp: BranchSpec = BEFORE_MLP
     around_input: BranchSpec | None = None  # where the model has `layer_inputs`
+    laurel: LaurelSpec | None = None  # before the mixer, which shares what it reads
 
     @property
     def attention(self) -> AttentionSpec | LatentAttentionSpec | None:
@@ -250,6 +245,8 @@ class ModelSpec:
     logits_softcap: float = 0.0
     head_bias: bool = False
     layer_inputs: LayerInputsSpec | None = None
+    altup: AltUpSpec | None = None
+    placeholders: tuple[PlaceholderSpec, ...] = ()
     stored: StoredNames = AS_OURS
     dtype: str  # the checkpoint's: "float32", "bfloat16", "float16"
     layers: tuple[LayerSpec, ...]

@@ -28,7 +28,7 @@ class Stream:
     That is nothing, a tensor [T, E] or partial sums [P, T, E]. The next norm adds it up, because it reads the residual anyway.
     """
 
-    __slots__ = ("_added", "_read", "_residual", "is_empty", "layer_inputs", "lent")
+    __slots__ = ("_added", "_read", "_residual", "is_empty", "layer_inputs", "lent", "streams")
 
     def __init__(self, residual: torch.Tensor) -> None:
         self._residual = residual
@@ -37,6 +37,16 @@ class Stream:
         self.is_empty = False  # no row goes on, because none is sampled
         self.layer_inputs: torch.Tensor | None = None  # [T, layers, size]
         self.lent: dict[str, Lent] = {}
+        self.streams: torch.Tensor | None = None  # all of them [S, T, E], where the model has several
+
+    def go_on_with(self, streams: torch.Tensor, active: int) -> None:
+        """Go on with one of several streams. Layers add to it outside of them."""
+        self.become(streams[active])
+        self.streams = streams
+
+    def become(self, residual: torch.Tensor) -> None:
+        """Go on with this one alone."""
+        self._residual, self._added, self.streams = residual, None, None
 
     def normed(self, norm: Norm, *, again: bool = False) -> torch.Tensor:
         """Add up, and return the sum's norm [T, E]: one kernel. `again`: the layer's other half reads it too."""
@@ -91,7 +101,7 @@ class Stream:
         self._settle()
         self._added = added
 
-    def times(self, scalar: torch.Tensor) -> None:
+    def times(self, scalar: torch.Tensor | float) -> None:
         """Multiply all of it by a number."""
         self._settle()
         self._residual = self._residual * scalar
@@ -107,6 +117,8 @@ class Stream:
             self._read = self._read.index_select(0, rows)
         if self.layer_inputs is not None:
             self.layer_inputs = self.layer_inputs.index_select(0, rows)
+        if self.streams is not None:
+            self.streams = self.streams.index_select(1, rows)
         self._residual = self._residual.index_select(0, rows)
 
     def _settle(self) -> None:

@@ -16,7 +16,7 @@ from engine.model.stream import Stream
 
 
 class Branch:
-    """`scalar` [1] is the tensor that `spec.scalar` names; `is_read_again`: the layer's other half shares what this one reads."""
+    """`scalar` is the tensor [1] that `spec.scalar` names, or `spec.scale`; `is_read_again`: the next half reads the same."""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class Branch:
         *,
         before: Norm | None,
         after: Norm | None,
-        scalar: torch.Tensor | None,
+        scalar: torch.Tensor | float | None,
         is_read_again: bool,
     ) -> None:
         self._before, self._after, self._scalar = before, after, scalar

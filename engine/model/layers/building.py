@@ -97,5 +97,7 @@ def declare_branch(
     def norm(name: str) -> Norm | None:
         return declare_norm(model, weights, under + name, model.hidden_size) if name else None
 
-    scalar = weights.new(whole(spec.scalar, 1), under=under) if spec.scalar else None
+    scalar: torch.Tensor | float | None = None if spec.scale == 1.0 else spec.scale
+    if spec.scalar:
+        scalar = weights.new(whole(spec.scalar, 1), under=under)
     return Branch(spec, before=norm(spec.before), after=norm(spec.after), scalar=scalar, is_read_again=is_read_again)

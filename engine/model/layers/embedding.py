@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.model.formats.product import Linear, LinearSpec
+from engine.model.layers.beside.placeholders import Placeholders
 from engine.model.layers.building import declare_norm
 from engine.model.parameters import Shard, Weights, whole
 from engine.model.spec import ModelSpec
@@ -20,13 +21,17 @@ class Embedding:
     def __init__(self, spec: ModelSpec, weights: Weights) -> None:
         table = whole("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
         self.table = spec.quantization.table.declare(table, weights)
+        self._placeholders: Placeholders | None = None
+        if spec.placeholders:
+            self._placeholders = Placeholders(spec.placeholders, spec.hidden_size, weights)
         self._multiplier: torch.Tensor | None = None
         if spec.embedding_multiplier != 1.0:  # rounded, as in the checkpoint's own code
             self._multiplier = torch.tensor(spec.embedding_multiplier, dtype=weights.dtype, device=weights.device)
 
     def __call__(self, batch: ForwardBatch) -> Stream:
         x = self.table.rows(batch.token_ids, batch.sources, batch.newest)
-        return Stream(x if self._multiplier is None else x * self._multiplier)
+        x = x if self._multiplier is None else x * self._multiplier
+        return Stream(x if self._placeholders is None else self._placeholders.instead(x, batch))
 
 
 class Head:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
+
 import torch
 
-from engine.kernels.activation import ACTIVATIONS
+from engine.kernels.activation import ACTIVATIONS, sparse_act_and_mul
 from engine.model.formats.product import LinearSpec
 from engine.model.layers.building import Surroundings
 from engine.model.parameters import Shard
@@ -23,13 +25,25 @@ class GatedMlp:
         )
         self._down = around.linear(LinearSpec(inputs=spec.size, outputs=down, bias=spec.bias, shard=Shard.INPUTS))
         self._activation = spec.activation
+        # Deviations from the mean of a gate: where a normal distribution has the share below.
+        self._cutoff = NormalDist().inv_cdf(spec.sparsity) if spec.sparsity else None
 
     def __call__(self, stream: Stream) -> None:
-        self._branch.add_gated(stream, self._gate_up, self._down, self._activation)
+        if self._cutoff is None:
+            self._branch.add_gated(stream, self._gate_up, self._down, self._activation)
+        else:
+            self._branch.add(
+                stream, self._down, self._sparse(self._branch.product(stream, self._gate_up), self._cutoff)
+            )
 
     def of(self, x: torch.Tensor) -> torch.Tensor:
         """Return what it computes of x [T, E]."""
-        return self._down(self._gate_up.gated(x, self._activation))
+        if self._cutoff is None:
+            return self._down(self._gate_up.gated(x, self._activation))
+        return self._down(self._sparse(self._gate_up(x), self._cutoff))
+
+    def _sparse(self, gate_up: torch.Tensor, cutoff: float) -> torch.Tensor:
+        return sparse_act_and_mul(gate_up, cutoff, self._activation)
 
 
 class PlainMlp:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from engine.kernels.altup import StreamRouter
 from engine.kernels.attention import (
     AttentionBatch,
     AttentionPlan,
@@ -30,6 +31,48 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     gate, up = gate_up.double().chunk(2, dim=-1)
     return gate / (1 + (-gate).exp()) * up
+
+
+def sparse_gelu_and_mul(gate_up: torch.Tensor, cutoff: float) -> torch.Tensor:
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    rest = (gate - gate.mean(-1, keepdim=True) - cutoff * gate.var(-1, keepdim=True, correction=0).sqrt()).clamp(min=0)
+    return torch.nn.functional.gelu(rest, approximate="tanh") * up
+
+
+def routed_streams(x: torch.Tensor, router: StreamRouter) -> torch.Tensor:
+    """[T, S]: see `StreamRouter`."""
+    return ((rms_norm(x, router.norm, router.eps) / x.shape[1]) @ router.rows.double().T).tanh()
+
+
+def predicted_streams(
+    streams: torch.Tensor, router: StreamRouter, coefficients: torch.Tensor, active: int
+) -> torch.Tensor:
+    """Stream by stream."""
+    shares = routed_streams(streams[active], router) @ coefficients.double().T
+    wide, num = streams.double(), len(streams)
+    mixed = [sum(shares[:, of * num + other, None] * wide[other] for other in range(num)) for of in range(num)]
+    return wide + torch.stack([torch.as_tensor(each) for each in mixed])
+
+
+def corrected_streams(
+    streams: torch.Tensor, activated: torch.Tensor, router: StreamRouter, coefficients: torch.Tensor, active: int
+) -> torch.Tensor:
+    shares = 1 + routed_streams(activated, router) @ coefficients.double().T
+    changed = activated.double() - streams[active].double()
+    return torch.stack([each.double() + shares[:, of, None] * changed for of, each in enumerate(streams)])
+
+
+def streams_case(
+    num_streams: int, tokens: int, features: int, dtype: torch.dtype, device: str
+) -> tuple[torch.Tensor, torch.Tensor, StreamRouter, torch.Tensor, torch.Tensor]:
+    """Streams, what a layer made of one, and weights: a router whose numbers are not all near 0, and two matrices."""
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device=device).to(dtype)
+
+    router = StreamRouter(drawn(features), drawn(num_streams, features) * features**0.5, 1e-6)
+    matrices = drawn(num_streams**2, num_streams) / 2, drawn(num_streams, num_streams) / 2
+    return (drawn(num_streams, tokens, features), drawn(tokens, features), router, *matrices)
 
 
 def rotated(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ import itertools
 
 import torch
 
-from engine.kernels import activation, attention, linear, norm, rope
+from engine.kernels import activation, altup, attention, linear, norm, rope
 from tests.unit.kernels import references
 from tests.unit.kernels.references import close
 from tests.unit.kernels.triton_checks import checking
@@ -68,6 +68,26 @@ def check_gates(device: str) -> None:
     close(activation.act_and_mul(extreme, "gelu_tanh"), torch.tensor([[0.0, 200.0]], device=device))
 
 
+def check_sparse_gates(device: str) -> None:
+    for dtype, shape in itertools.product((torch.float32, torch.float16), [(3, 2 * 100), (2, 2 * 2048), (1, 2)]):
+        gate_up = (3 * torch.randn(shape, device=device) + 1).to(dtype)
+        for cutoff in (-0.5, 1.6):
+            expected = references.sparse_gelu_and_mul(gate_up, cutoff)
+            close(activation.sparse_act_and_mul(gate_up, cutoff, "gelu_tanh"), expected, dtype)
+
+
+def check_streams(device: str) -> None:
+    for dtype in (torch.float32, torch.float16):
+        for num_streams, tokens, features, active in [(4, 3, 64, 0), (3, 1, 100, 2), (2, 5, 1, 1), (5, 2, 2048, 0)]:
+            streams, activated, router, predicting, correcting = references.streams_case(
+                num_streams, tokens, features, dtype, device
+            )
+            expected = references.predicted_streams(streams, router, predicting, active)
+            close(altup.predict_streams(streams, router, predicting, active=active), expected, dtype)
+            expected = references.corrected_streams(streams, activated, router, correcting, active)
+            close(altup.correct_streams(streams, activated, router, correcting, active=active), expected, dtype)
+
+
 def check_heads(device: str) -> None:
     """Each switch of a head's way against plain torch, which `test_exact.py` compares with transformers."""
     weights = torch.randn(2, 32, device=device)
@@ -123,7 +143,14 @@ def _check_heads(
         close(ours, expected.double(), dtype)
 
 
-CHECKS = {"scores": check_scores, "norms": check_norms, "gates": check_gates, "heads": check_heads}
+CHECKS = {
+    "scores": check_scores,
+    "norms": check_norms,
+    "gates": check_gates,
+    "sparse_gates": check_sparse_gates,
+    "streams": check_streams,
+    "heads": check_heads,
+}
 
 
 def run(name: str, device: str, *, large: bool) -> None:

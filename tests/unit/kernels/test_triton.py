@@ -99,8 +99,8 @@ def test_a_pass_in_a_larger_graph(interpreter: Interpreter, family: str, tmp_pat
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["gemma4-experts", "gemma4-small"])
-def test_a_pass_of_gemma_4_in_a_larger_graph(interpreter: Interpreter, name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["gemma3n", "gemma4-experts", "gemma4-small"])
+def test_a_pass_of_gemma_in_a_larger_graph(interpreter: Interpreter, name: str, tmp_path: Path) -> None:
     (case,) = (case for case in dense.CASES if case.name == name)
     interpreter.check("graph_checks", str(case.build(tmp_path)))
 

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from engine.kernels import activation, norm, rope
+from engine.kernels import activation, altup, norm, rope
 from engine.kernels.attention import Scores
 from engine.kernels.attention.reference import attend
 from tests.unit.kernels import references
@@ -39,6 +39,27 @@ def test_norm(draw: random.Random, dtype: torch.dtype) -> None:
 def test_activation(draw: random.Random, dtype: torch.dtype) -> None:
     gate_up = (3 * torch.randn(draw.randint(1, 9), 2 * draw.randint(1, 300))).to(dtype)
     close(activation.act_and_mul.reference(gate_up), references.silu_and_mul(gate_up))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sparse_activation(draw: random.Random, dtype: torch.dtype) -> None:
+    gate_up = (3 * torch.randn(draw.randint(1, 9), 2 * draw.randint(1, 300)) + 1).to(dtype)
+    cutoff = draw.uniform(-1, 2)
+    out = activation.sparse_act_and_mul.reference(gate_up, cutoff, "gelu_tanh")
+    close(out, references.sparse_gelu_and_mul(gate_up, cutoff))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_streams(draw: random.Random, dtype: torch.dtype) -> None:
+    num_streams = draw.randint(2, 5)
+    active = draw.randrange(num_streams)
+    streams, activated, router, predicting, correcting = references.streams_case(
+        num_streams, draw.randint(1, 9), draw.randint(1, 100), dtype, "cpu"
+    )
+    out = altup.predict_streams.reference(streams, router, predicting, active=active)
+    close(out, references.predicted_streams(streams, router, predicting, active))
+    out = altup.correct_streams.reference(streams, activated, router, correcting, active=active)
+    close(out, references.corrected_streams(streams, activated, router, correcting, active))
 
 
 @pytest.mark.parametrize("with_norm", [False, True])

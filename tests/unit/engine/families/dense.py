@@ -33,6 +33,17 @@ GEMMA_4 = {
     "sliding_window": 20,
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
 }
+GEMMA_3N = {
+    "head_dim": 16,
+    "hidden_size_per_layer_input": 24,
+    "vocab_size_per_layer_input": 512,
+    "tie_word_embeddings": True,
+    "num_hidden_layers": 7,
+    "layer_types": ["sliding_attention", "full_attention"] * 3 + ["full_attention"],
+    "num_kv_shared_layers": 3,
+    "sliding_window": 20,
+    "laurel_rank": 8,
+}
 BY_KIND = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
     "full_attention": {"rope_type": "linear", "rope_theta": 50_000.0, "factor": 4.0},
@@ -184,6 +195,45 @@ CASES = (
             "hidden_size_per_layer_input": 24,
             "num_kv_shared_layers": 3,
             "use_double_wide_mlp": True,
+        },
+    ),
+    Case(
+        name="gemma3n",
+        config="Gemma3nTextConfig",
+        fields=GEMMA_3N
+        | {
+            "intermediate_size": [96, 64] * 3 + [80],
+            "activation_sparsity_pattern": [0.9, 0.5, 0.9] + [0.0] * 4,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    Case(
+        name="gemma3n, other streams",
+        config="Gemma3nTextConfig",
+        fields=GEMMA_3N
+        | {
+            "altup_num_inputs": 3,
+            "altup_active_idx": 1,
+            "altup_correct_scale": False,
+            "attention_bias": True,
+            "rope_parameters": BY_KIND,
+        },
+    ),
+    Case(
+        name="gemma3n beside vision",
+        config="Gemma3nTextConfig",
+        fields=GEMMA_3N | {"vocab_size_per_layer_input": 470, "head_dim": 32},
+        text_in="Gemma3nConfig",
+        outer={
+            "vision_config": {"hidden_size": 16, "vocab_size": 40, "vocab_offset": 470},
+            "audio_config": {
+                "hidden_size": 20,
+                "vocab_size": 16,
+                "vocab_offset": 500,
+                "conf_num_hidden_layers": 1,
+                "conf_num_attention_heads": 2,
+                "sscp_conv_channel_size": [4, 4],
+            },
         },
     ),
     Case(name="glm", config="GlmConfig", fields={"head_dim": 32}),

@@ -14,7 +14,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.sequence import Sequence, State
 from tests.models import VOCAB_SIZE
-from tests.unit.engine.families.case import Case
+from tests.unit.engine.families.case import Case, without_towers
 from tests.unit.engine.generate import Generator, new_sequence
 from worker.serving.allocation import CHECKPOINT_EVERY
 
@@ -45,7 +45,8 @@ class Bench:
         model = stored(case.build(folder))
         self.shortest = case.shortest
         network = getattr(transformers, case.architecture())
-        self._reference = network.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+        with without_towers():
+            self._reference = network.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
         self._logprobs: dict[tuple[int, ...], torch.Tensor] = {}
         config = EngineConfig(
             model=model, num_blocks=NUM_BLOCKS, max_model_len=case.max_model_len, model_impl=case.model_impl, **options

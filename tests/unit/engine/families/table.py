@@ -50,7 +50,7 @@ masks of their own, LongRoPE and dynamic ropes. Six are checked as above.
 
 Not served yet, by use: Qwen3-VL with experts (checkpoints store them in two orders), Granite 4 hybrids, Nemotron-H, Falcon-H1,
 Bamba and Jamba (Mamba), Kimi-Linear and OLMo hybrids (other states), DeepSeek-V3.2 and GLM-5 (sparse
-attention), MiMo-V2 and MiniCPM3 (values of another size), Gemma 3n (other residuals), Phi-3.5-MoE, EXAONE-MoE:
+attention), MiMo-V2 and MiniCPM3 (values of another size), Phi-3.5-MoE, EXAONE-MoE:
 `--model-impl transformers` refuses them, too. It takes Nemotron, Apertus, StableLM, OPT, GPT-NeoX, GPT-BigCode, OLMo 1,
 HyperCLOVA X, CWM, NanoChat, Jais 2, VaultGemma, BitNet and Granite with windows; it refuses GPT-2, GPT-J, BLOOM, Falcon and MPT.
 
@@ -72,6 +72,10 @@ NAMES = {
     "values_are_keys": "values are keys",
     "borrows": "keys and values of earlier layers",
     "layer_inputs": "inputs of each layer",
+    "altup": "several residual streams",
+    "placeholders": "rows of images' tokens",
+    "laurel": "residual of low rank",
+    "sparsity": "sparse gates",
     "output_gate": "gate of attention's output",
     "window": "windows",
     "fused": "fused tensors",
@@ -127,7 +131,7 @@ def switches(spec: ModelSpec) -> set[str]:
 
 def _of_layer(layer: LayerSpec) -> set[str]:
     parts = (layer.mixer, layer.mlp, layer.around_mixer, layer.around_mlp)
-    found = {switch for part in parts if part is not None for switch in _on(part)}
+    found = {switch for part in (*parts, layer) if part is not None for switch in _on(part)}
     if isinstance(layer.mixer, AttentionSpec) and layer.mixer.window < 0:
         found = found - {NAMES["window"]} | {"attention within chunks"}
     if layer.around_mixer.after:

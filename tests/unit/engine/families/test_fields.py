@@ -32,6 +32,7 @@ OF_LLAMA_4 = {"moe_layers", "interleave_moe_layer_step", "no_rope_layer_interval
 OF_LATENTS = {"num_key_value_heads", "head_dim", "qk_head_dim"}  # they follow from other sizes
 # Windows are off; where a checkpoint has other parts, its outer field ties the head.
 OF_VISION = {"sliding_window", "tie_word_embeddings"}
+OF_GEMMA_3N = {"altup_coef_clip"}  # it is for training
 OF_FAMILIES = {
     "qwen2_vl": OF_VISION,
     "qwen2_5_vl": OF_VISION,
@@ -62,6 +63,9 @@ OF_FAMILIES = {
     "gemma4-experts": {"vocab_size_per_layer_input", "use_double_wide_mlp"},
     "gemma4-small": {"num_experts", "top_k_experts", "moe_intermediate_size"},
     "gemma4-vision": {*OF_GEMMA_4, "tie_word_embeddings"},
+    "gemma3n": OF_GEMMA_3N,
+    "gemma3n, other streams": OF_GEMMA_3N,
+    "gemma3n beside vision": {*OF_GEMMA_3N, "tie_word_embeddings"},
     "mistral3-vision": {"tie_word_embeddings"},
     "granite4": {"intermediate_size", "num_experts_per_tok", "time_step_limit"},
     "phi3": {"original_max_position_embeddings"},

@@ -6,10 +6,10 @@ import torch
 
 from engine.kernels.activation import ACTIVATIONS
 from engine.kernels.embedding import embed
+from engine.model.beside import LayerInputsSpec
 from engine.model.formats.product import LinearSpec
 from engine.model.layers.building import Surroundings
-from engine.model.parameters import Shard, whole
-from engine.model.spec import LayerInputsSpec
+from engine.model.parameters import Shard, Way, whole
 from engine.model.stream import Stream
 from engine.step.batch import ForwardBatch
 
@@ -21,8 +21,11 @@ class LayerInputs:
         model, weights = around.model, around.weights
         self._shape = (model.num_layers, spec.size)
         width = model.num_layers * spec.size
-        table = "model.embed_tokens_per_layer.weight"
-        self._table = weights.new(whole(table, spec.vocab_size, width))
+        stored = whole("model.embed_tokens_per_layer.weight", spec.vocab_size, width)
+        rows = max(model.vocab_size, spec.vocab_size)
+        ways = [Way(stored, seen=lambda table: table[: spec.vocab_size])]
+        self._table, self._num_stored = weights.new(whole("", rows, width), ways=ways), spec.vocab_size
+        weights.when_loaded.append(self._fill)
         outputs = {"per_layer_model_projection": width}
         self._product = around.linear(
             LinearSpec(inputs=model.hidden_size, outputs=outputs, bias=False, shard=Shard.NONE)
@@ -31,6 +34,10 @@ class LayerInputs:
         # Rounded, as in the checkpoint's own code.
         self._multiplier = torch.tensor(spec.size**0.5, dtype=weights.dtype, device=weights.device)
         self._scale = model.hidden_size**-0.5
+
+    def _fill(self) -> None:
+        """Tokens without a row, which stand for images or sound, have the first one."""
+        self._table[self._num_stored :] = self._table[0]
 
     def __call__(self, stream: Stream, batch: ForwardBatch) -> None:
         """Give them to the stream, which has the embeddings."""
@@ -50,7 +57,13 @@ class LayerInput:
         self._projection = around.linear(LinearSpec(inputs=spec.size, outputs=projection, bias=False, shard=Shard.NONE))
         self._activate = ACTIVATIONS[spec.activation]
 
+    def of(self, x: torch.Tensor, stream: Stream) -> torch.Tensor:
+        """Return what it adds [T, E] where x [T, E] is the stream, before a norm."""
+        return self._projection(self._gated(x, stream))
+
     def __call__(self, stream: Stream) -> None:
-        gate = self._activate(self._gate(self._branch.read(stream)))
+        self._branch.add(stream, self._projection, self._gated(self._branch.read(stream), stream))
+
+    def _gated(self, x: torch.Tensor, stream: Stream) -> torch.Tensor:
         assert stream.layer_inputs is not None, "the embedding made them"
-        self._branch.add(stream, self._projection, gate * stream.layer_inputs[:, self._index])
+        return self._activate(self._gate(x)) * stream.layer_inputs[:, self._index]

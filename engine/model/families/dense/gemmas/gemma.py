@@ -88,11 +88,11 @@ def read_3(fields: Fields) -> ModelSpec:
         fields.only("final_logit_softcapping")  # transformers computes none there
     period = count(fields, "sliding_window_pattern") or 6
     kinds = layer_types(fields, every(fields, period))
-    spec = _model(fields, _layers(fields, kinds, _ropes_of_3(fields), qk_norm=QkNorm()))
+    spec = _model(fields, _layers(fields, kinds, ropes_by_kind(fields), qk_norm=QkNorm()))
     return spec.with_names(BESIDE_VISION) if has_vision else spec
 
 
-def _ropes_of_3(fields: Fields) -> dict[str, RopeSpec]:
+def ropes_by_kind(fields: Fields) -> dict[str, RopeSpec]:
     """Sliding layers have a base of their own; what `rope_scaling` says is for the others."""
     local, theta = real(fields, "rope_local_base_freq", 10_000.0), real(fields, "rope_theta", 1_000_000.0)
     if any(kind in (fields.get("rope_parameters") or {}) for kind in (FULL, SLIDING)):

@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from engine.kernels.experts.rule import RoutingRule
+from engine.model.beside import LayerInputsSpec
 from engine.model.experts import ExpertTensors, SparseMlpSpec
-from engine.model.families.dense.gemma import AROUND_MIXER, AROUND_MLP
+from engine.model.families.dense.gemmas.gemma import AROUND_MIXER, AROUND_MLP
 from engine.model.families.fields import (
     FULL,
     SLIDING,
@@ -35,7 +36,6 @@ from engine.model.spec import (
     BranchSpec,
     DenseBesideExpertsSpec,
     GatedMlpSpec,
-    LayerInputsSpec,
     LayerSpec,
     ModelSpec,
     QkNorm,
@@ -79,7 +79,7 @@ def read(fields: Fields) -> ModelSpec:
     fields.only("use_bidirectional_attention", "vision")
     kinds = layer_types(fields, every(fields, 6))
     kinds[-1] = FULL
-    lenders, first = _lenders(fields, kinds)
+    lenders, first = lenders_of(fields, kinds)
     inputs = _layer_inputs(fields)
     layers = [
         LayerSpec(
@@ -103,7 +103,7 @@ def read(fields: Fields) -> ModelSpec:
     return spec.with_names(NAMES) if has_other_parts else spec
 
 
-def _lenders(fields: Fields, kinds: Sequence[str]) -> tuple[set[int], int]:
+def lenders_of(fields: Fields, kinds: Sequence[str]) -> tuple[set[int], int]:
     """The layers whose keys and values later ones attend to, and the first of those."""
     num_borrowing = count(fields, "num_kv_shared_layers")
     first = len(kinds) - num_borrowing

@@ -1,0 +1,20 @@
+"""Gemma: what its families share is in `gemma`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.model.families.dense.gemmas import gemma, gemma3n, gemma4
+from engine.model.families.known import Fields
+from engine.model.spec import ModelSpec
+
+FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
+    "GemmaForCausalLM": gemma.read,
+    "Gemma2ForCausalLM": gemma.read_2,
+    "Gemma3ForCausalLM": gemma.read_3,
+    "Gemma3ForConditionalGeneration": gemma.read_3,
+    "Gemma3nForCausalLM": gemma3n.read,
+    "Gemma3nForConditionalGeneration": gemma3n.read_beside_others,
+    "Gemma4ForCausalLM": gemma4.read,
+    "Gemma4ForConditionalGeneration": gemma4.read,
+}

@@ -1,0 +1,1 @@
+"""What layers have beside a mixer and an MLP on one residual stream."""

@@ -1,0 +1,24 @@
+"""LAuReL: a residual of low rank. What the mixer reads is added, and a normed product of it through few features."""
+
+from __future__ import annotations
+
+from engine.model.beside import LaurelSpec
+from engine.model.formats.product import LinearSpec
+from engine.model.layers.building import Surroundings
+from engine.model.parameters import Shard
+from engine.model.stream import Stream
+
+
+class Laurel:
+    """A half of a layer before the mixer."""
+
+    def __init__(self, spec: LaurelSpec, around: Surroundings) -> None:
+        hidden = around.model.hidden_size
+        inward, outward = {"laurel.linear_left": spec.rank}, {"laurel.linear_right": hidden}
+        self._branch, self._norm = around.branch, around.norm(spec.after, hidden)
+        self._inward = around.linear(LinearSpec(inputs=hidden, outputs=inward, bias=False, shard=Shard.NONE))
+        self._outward = around.linear(LinearSpec(inputs=spec.rank, outputs=outward, bias=False, shard=Shard.NONE))
+
+    def __call__(self, stream: Stream) -> None:
+        x = self._branch.read(stream)
+        self._branch.add_value(stream, x + self._norm(self._outward(self._inward(x))))

@@ -1,0 +1,44 @@
+"""Tokens that stand for images or sound have embeddings of their own, also where no image comes. T tokens, E hidden size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from engine.kernels.embedding import ids_of
+from engine.kernels.norm import rms_norm
+from engine.model.beside import PlaceholderSpec
+from engine.model.parameters import Weights, whole
+from engine.model.stage import Store
+from engine.step.batch import ForwardBatch
+
+
+class Placeholders:
+    """Their rows, which are computed once while they are loaded. The kinds' tokens follow one another."""
+
+    def __init__(self, specs: Sequence[PlaceholderSpec], hidden: int, weights: Weights) -> None:
+        self._first = specs[0].first
+        self._table = weights.empty((sum(spec.count for spec in specs), hidden))
+        for spec in specs:
+            parameters = {
+                "rows": whole(f"{spec.under}.embedding.weight", spec.stored_rows, spec.size),
+                "norm": whole(f"{spec.under}.hard_embedding_norm.weight", spec.size),
+                "projection": whole(f"{spec.under}.embedding_projection.weight", hidden, spec.size),
+            }
+            weights.staged(parameters, self._store(spec))
+
+    def _store(self, spec: PlaceholderSpec) -> Store:
+        begin = spec.first - self._first
+        target = self._table[begin : begin + spec.count]
+
+        def store(loaded: Mapping[str, torch.Tensor]) -> None:
+            normed = rms_norm.reference(loaded["rows"][: spec.count], loaded["norm"], spec.eps)
+            target.copy_(rms_norm.reference(normed @ loaded["projection"].T, None, spec.eps))
+
+        return store
+
+    def instead(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """Return the embeddings [T, E] with their rows."""
+        at = ids_of(batch.token_ids, batch.sources, batch.newest) - self._first
+        return torch.where((at >= 0)[:, None], self._table[at.clamp(min=0)], x)
