@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 
@@ -22,6 +22,12 @@ class StoredNames:
             if name.startswith(theirs):
                 return ours + name[len(theirs) :]
         return name
+
+    def without_keys(self, layers: Iterable[int]) -> StoredNames:
+        """The same, but a checkpoint may have keys' and values' tensors of these layers, which borrow theirs."""
+        parts = [f"layers.{layer}.self_attn.{kind}_" for layer in layers for kind in "kv"]
+        more = (before + part for before in self.theirs("model.") for part in parts)
+        return replace(self, ignored=(*self.ignored, *more))
 
     def theirs(self, name: str) -> list[str]:
         """All names that a checkpoint may have for what we call so, ours first."""

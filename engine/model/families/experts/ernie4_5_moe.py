@@ -6,6 +6,7 @@ from engine.kernels.experts.rule import RoutingRule
 from engine.model.experts import ExpertTensors, SharedExpertSpec
 from engine.model.families.experts.fields import GATE_UP_DOWN, checked, num_experts_of, sparse_mlp
 from engine.model.families.fields import Fields, attention, count, gated_mlp, model, number, real, rope
+from engine.model.names import StoredNames
 from engine.model.spec import LayerSpec, ModelSpec
 
 ERNIE = {
@@ -26,6 +27,7 @@ ERNIE = {
     "moe_layer_end_index": -1,
     "moe_layer_interval": 1,
 }
+NAMES = StoredNames(ignored=("model.mtp_",))  # they predict further tokens
 STATICS = ("mlp.moe_statics.e_score_correction_bias", "mlp.gate.moe_statics.e_score_correction_bias")
 
 
@@ -48,7 +50,8 @@ def read(fields: Fields) -> ModelSpec:
         gated_mlp(fields),
         sparse_mlp(fields, checked(fields, rule), tensors=tensors, shared=shared),
     )
-    return model(fields, [LayerSpec(mixer=mixer, mlp=sparse if there else dense) for there in _sparse_layers(fields)])
+    layers = [LayerSpec(mixer=mixer, mlp=sparse if there else dense) for there in _sparse_layers(fields)]
+    return model(fields, layers).with_names(NAMES)
 
 
 def _sparse_layers(fields: Fields) -> list[bool]:

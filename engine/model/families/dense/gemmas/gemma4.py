@@ -30,7 +30,7 @@ from engine.model.families.fields import (
     rope,
     sliding_window,
 )
-from engine.model.names import StoredNames
+from engine.model.names import AS_OURS, StoredNames
 from engine.model.spec import (
     AttentionSpec,
     BranchSpec,
@@ -100,7 +100,8 @@ def read(fields: Fields) -> ModelSpec:
         embedding_multiplier=number(fields, "hidden_size") ** 0.5,
         logits_softcap=real(fields, "final_logit_softcapping", 0.0),
     )
-    return spec.with_names(NAMES) if has_other_parts else spec
+    names = NAMES if has_other_parts else AS_OURS
+    return spec.with_names(names.without_keys(range(first, len(kinds))))
 
 
 def lenders_of(fields: Fields, kinds: Sequence[str]) -> tuple[set[int], int]:
