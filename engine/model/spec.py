@@ -14,7 +14,7 @@ from engine.model.formats.product import Format
 from engine.model.formats.quantization import UNQUANTISED, Quantization
 from engine.model.names import AS_OURS, StoredNames
 from engine.model.scaling import Scaling
-from engine.model.states import DeltaSpec, Kept, ShortConvolutionSpec
+from engine.model.states import DeltaSpec, Kept, MambaSpec, ShortConvolutionSpec
 
 
 class UnsupportedModelError(ValueError):
@@ -180,7 +180,7 @@ class DenseBesideExpertsSpec:
 
 
 # The next kinds join these unions.
-MixerSpec = AttentionSpec | LatentAttentionSpec | DeltaSpec | ShortConvolutionSpec
+MixerSpec = AttentionSpec | LatentAttentionSpec | DeltaSpec | MambaSpec | ShortConvolutionSpec
 MlpSpec = GatedMlpSpec | PlainMlpSpec | SparseMlpSpec | DenseBesideExpertsSpec
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,34 @@ class DeltaSpec:
             per_token=False,
         )
         channels = 2 * self.keys_size + self.values_size
+        return (state, Kept(planes=self.taps - 1, heads=1, dim=channels, per_token=False))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MambaSpec:
+    """Mamba-2: a state that decays by each token's step, behind a short convolution, with an output gate."""
+
+    num_heads: int
+    head_dim: int
+    groups: int  # whose heads share B and C: keys and queries
+    state_size: int  # numbers of a key
+    taps: int  # tokens that the convolution reads, the own one included
+    taps_bias: bool = False
+    in_bias: bool = False
+    out_bias: bool = False
+    shortest: float = 0.0  # a token's step is at least this
+    longest: float = math.inf  # and at most this
+    norm: Literal["before", "after", "none"] = "after"  # where RMSNorm is, of the gate
+    norm_groups: int = 1  # parts that are normed each alone
+    under: str = "mamba"
+
+    @property
+    def kept(self) -> tuple[Kept, ...]:
+        """The state, and the convolution's last inputs."""
+        state = Kept(
+            planes=1, heads=self.num_heads, dim=self.state_size * self.head_dim, dtype="float32", per_token=False
+        )
+        channels = self.num_heads * self.head_dim + 2 * self.groups * self.state_size
         return (state, Kept(planes=self.taps - 1, heads=1, dim=channels, per_token=False))
 
 

@@ -15,6 +15,7 @@ from tests.unit.kernels import (
     fp8_checks,
     group_checks,
     latent_checks,
+    mamba_checks,
     switch_checks,
     triton_checks,
 )
@@ -28,7 +29,7 @@ pytestmark = [
 MODULES = (
     triton_checks, expert_checks, switch_checks, latent_checks, group_checks, codes_checks, fp8_checks,
 )  # fmt: skip
-OF_STATES = (convolution_checks, delta_checks)
+OF_STATES = (convolution_checks, delta_checks, mamba_checks)
 
 
 @pytest.mark.parametrize(

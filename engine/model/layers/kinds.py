@@ -11,6 +11,7 @@ from engine.model.layers.building import Surroundings
 from engine.model.layers.delta import GatedDelta
 from engine.model.layers.dense_beside_experts import DenseBesideExperts
 from engine.model.layers.latent import LatentAttention
+from engine.model.layers.mamba import Mamba
 from engine.model.layers.mlp import GatedMlp, PlainMlp
 from engine.model.layers.short_convolution import ShortConvolution
 from engine.model.layers.sparse_mlp import SparseMlp
@@ -21,7 +22,7 @@ from engine.model.spec import (
     LatentAttentionSpec,
     PlainMlpSpec,
 )
-from engine.model.states import DeltaSpec, ShortConvolutionSpec
+from engine.model.states import DeltaSpec, MambaSpec, ShortConvolutionSpec
 from engine.model.stream import Stream
 from engine.step.batch import ForwardBatch
 
@@ -49,6 +50,7 @@ MIXERS: dict[type, Callable[[Any, Surroundings], Mixer]] = {
     AttentionSpec: GroupedQueryAttention,
     DeltaSpec: GatedDelta,
     LatentAttentionSpec: LatentAttention,
+    MambaSpec: Mamba,
     ShortConvolutionSpec: ShortConvolution,
 }
 MLPS: dict[type, Callable[[Any, Surroundings], Mlp]] = {

@@ -37,7 +37,6 @@ FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
     "GlmForCausalLM": glm.read,
     "Glm4ForCausalLM": glm.read_4,
     "GraniteForCausalLM": granite.read,
-    "GraniteMoeHybridForCausalLM": granite.read_4,
     "HunYuanDenseV1ForCausalLM": hunyuan.read,
     "MistralForCausalLM": mistral.read,
     "MinistralForCausalLM": mistral.read_by_layer,

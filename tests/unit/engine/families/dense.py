@@ -239,20 +239,6 @@ CASES = (
     Case(name="glm", config="GlmConfig", fields={"head_dim": 32}),
     Case(name="glm4", config="Glm4Config", fields={"head_dim": 32}),
     Case(name="granite", config="GraniteConfig", fields=MULTIPLIED | {"mlp_bias": True}),
-    Case(
-        name="granite4",
-        config="GraniteMoeHybridConfig",
-        fields=MULTIPLIED
-        | {
-            "num_local_experts": 0,
-            "num_experts_per_tok": 0,
-            "shared_intermediate_size": 96,
-            "layer_types": ["full_attention"] * 2,
-            "position_embedding_type": "rope",
-            "mamba_n_heads": 8,
-            "mamba_d_head": 16,
-        },
-    ),
     Case(name="hunyuan", config="HunYuanDenseV1Config", fields={"head_dim": 32}),
     Case(name="olmo2", config="Olmo2Config", fields={"attention_bias": True}),
     Case(name="olmo3", config="Olmo3Config", fields=TWO_KINDS | {"rope_parameters": BY_KIND}),

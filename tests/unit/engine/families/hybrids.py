@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.unit.engine.families.case import Case
+from tests.unit.engine.families.dense import MULTIPLIED
 
 STATE = {
     "num_hidden_layers": 4,
@@ -21,6 +22,26 @@ EXPERTS = {
 }
 LAST_IS_LINEAR = ["full_attention", "linear_attention", "linear_attention"]
 MIXED = {"mlp_only_layers": [1], "layer_types": LAST_IS_LINEAR, "num_hidden_layers": 3, "linear_conv_kernel_dim": 2}
+MAMBA = {
+    "num_hidden_layers": 3,
+    "mamba_expand": 1,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_d_conv": 4,
+    "mamba_chunk_size": 8,
+}
+LAST_IS_ATTENTION = ["linear_attention", "linear_attention", "full_attention"]
+GRANITE_4 = MAMBA | MULTIPLIED | {"shared_intermediate_size": 96, "layer_types": LAST_IS_ATTENTION}
+NO_EXPERTS = {"num_local_experts": 0, "num_experts_per_tok": 0}
+ODD_MAMBA = {
+    "mamba_d_state": 12,
+    "mamba_d_conv": 3,
+    "mamba_conv_bias": False,
+    "mamba_proj_bias": True,
+    "time_step_limit": [0.3, 0.9],
+}
 SMALL_VISION = {
     "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 64, "num_position_embeddings": 16,
 }  # fmt: skip
@@ -40,6 +61,21 @@ OF_LFM_2_MOE = {
 }
 
 CASES: tuple[Case, ...] = (
+    Case(
+        name="granite4",
+        config="GraniteMoeHybridConfig",
+        fields=GRANITE_4 | {"num_local_experts": 6, "num_experts_per_tok": 3},
+    ),
+    Case(
+        name="granite4, a state in the last layer",
+        config="GraniteMoeHybridConfig",
+        fields=GRANITE_4 | NO_EXPERTS | ODD_MAMBA | {"layer_types": LAST_IS_LINEAR},
+    ),
+    Case(
+        name="granite4 without states",
+        config="GraniteMoeHybridConfig",
+        fields=GRANITE_4 | NO_EXPERTS | {"layer_types": ["full_attention"] * 3, "position_embedding_type": "rope"},
+    ),
     Case(name="qwen3_5", config="Qwen3_5TextConfig", fields=STATE),
     Case(
         name="qwen3_5 of a checkpoint with vision",

@@ -48,7 +48,7 @@ so for architectures that are not below, with a line in the log, and `--model-im
 nothing is fused, and no graph is captured. Refused by name: models with states, attention of their own (biases, latents),
 masks of their own, LongRoPE and dynamic ropes. Six are checked as above.
 
-Not served yet, by use: Qwen3-VL with experts (checkpoints store them in two orders), Granite 4 hybrids, Nemotron-H, Falcon-H1,
+Not served yet, by use: Qwen3-VL with experts (checkpoints store them in two orders), Nemotron-H, Falcon-H1,
 Bamba and Jamba (Mamba), Kimi-Linear and OLMo hybrids (other states), DeepSeek-V3.2 and GLM-5 (sparse
 attention), MiMo-V2 and MiniCPM3 (values of another size), Phi-3.5-MoE, EXAONE-MoE:
 `--model-impl transformers` refuses them, too. It takes Nemotron, Apertus, StableLM, OPT, GPT-NeoX, GPT-BigCode, OLMo 1,
@@ -90,6 +90,9 @@ NAMES = {
     "logits_softcap": "soft-cap of logits",
     "head_bias": "bias of the head",
     "interleaved": "interleaved pairs",
+    "taps_bias": "bias of the convolution",
+    "in_bias": "bias of the state's product",
+    "shortest": "limits of steps",
     "share": "partial rotation",
 }
 

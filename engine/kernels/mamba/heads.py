@@ -1,0 +1,52 @@
+"""The heads of a layer, and where its numbers lie in its product: the gate, the convolution's inputs, the steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.kernels.delta.plan import Channels, Columns, Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MambaHeads:
+    """`num_heads` heads in `groups`, each of which has one key and one query for all its heads."""
+
+    num_heads: int
+    head_dim: int  # numbers of a value, which are a token's own
+    groups: int
+    state_size: int  # numbers of a key, and of a query
+    taps: int
+    shortest: float  # a token's step is at least this
+    longest: float  # and at most this
+    norm: str  # see `MambaSpec`
+    norm_groups: int
+
+    @property
+    def size(self) -> int:
+        """Of all values."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def keys_size(self) -> int:
+        return self.groups * self.state_size
+
+    @property
+    def heads_of_a_group(self) -> int:
+        return self.num_heads // self.groups
+
+    @property
+    def channels(self) -> Channels:
+        """What the convolution mixes: values, keys and queries side by side. The gate's columns are before them."""
+        width = self.size + 2 * self.keys_size
+        return Channels(
+            spans=(Span(columns=Columns(first=self.size, step=width), groups=1, width=width),), taps=self.taps
+        )
+
+    @property
+    def first_step(self) -> int:
+        """The first column of the heads' steps."""
+        return 2 * (self.size + self.keys_size)
+
+    @property
+    def num_columns(self) -> int:
+        return self.first_step + self.num_heads

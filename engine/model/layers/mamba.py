@@ -1,0 +1,86 @@
+"""Mamba-2 as a layer: it keeps a state and the last inputs of a convolution, both once a sequence.
+
+T tokens, E hidden size, N what one product gives of a token: gate, values, keys, queries, steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.kernels.delta import convolve
+from engine.kernels.delta.plan import KeptState
+from engine.kernels.mamba import MambaHeads, gate, scan
+from engine.model.formats.product import LinearSpec
+from engine.model.layers.building import Surroundings
+from engine.model.parameters import Parameter, Shard, stacked, whole
+from engine.model.states import MambaSpec
+from engine.model.stream import Stream
+from engine.step.batch import ForwardBatch
+
+
+class Mamba:
+    def __init__(self, spec: MambaSpec, around: Surroundings) -> None:
+        hidden, weights, of = around.model.hidden_size, around.weights, spec.under
+        self._heads = heads = mamba_heads(spec)
+        self._branch = around.branch
+        inputs, output = {f"{of}.in_proj": heads.num_columns}, {f"{of}.out_proj": hidden}
+        self._inputs = around.linear(LinearSpec(inputs=hidden, outputs=inputs, bias=spec.in_bias, shard=Shard.NONE))
+        self._output = around.linear(
+            LinearSpec(inputs=heads.size, outputs=output, bias=spec.out_bias, shard=Shard.NONE)
+        )
+        self._channels = heads.channels
+        num, self._taps_bias = self._channels.count, None
+        taps = weights.new(whole(f"{of}.conv1d.weight", num, 1, heads.taps), under=around.under)
+        self._taps = taps.view(num, -1)
+        if spec.taps_bias:
+            self._taps_bias = weights.new(whole(f"{of}.conv1d.bias", num), under=around.under)
+        self._decay, self._bias, self._skip = (
+            _in_float32(f"{of}.{name}", heads.num_heads, around) for name in ("A_log", "dt_bias", "D")
+        )
+        self._norm: torch.Tensor | None = None
+        if spec.norm != "none":
+            self._norm = weights.new(whole(f"{of}.norm.weight", heads.size), under=around.under)
+        self._eps = around.model.norm_eps
+
+    def __call__(self, stream: Stream, batch: ForwardBatch, kept: Sequence[KeptState], *, is_last: bool) -> None:
+        """`kept`: the states [num_blocks, 1, 1, H, N P], and the convolution's last inputs [num_blocks, K - 1, 1, 1, C]."""
+        out = self._inner(self._branch.read(stream), batch, kept)
+        if is_last and batch.has_prompts:
+            rows = batch.sampled_rows if batch.num_sampled else None
+            stream.only(rows)
+            if rows is None:
+                return
+            out = out.index_select(0, rows)
+        self._branch.add(stream, self._output, out)
+
+    def _inner(self, read: torch.Tensor, batch: ForwardBatch, kept: Sequence[KeptState]) -> torch.Tensor:
+        """Return what the output's product is made of [T, D]."""
+        states, inputs = kept
+        x = self._inputs(read)
+        last = batch.states[inputs.number]
+        mixed = convolve(x, self._taps, self._taps_bias, inputs.kept, last, self._channels)
+        rates = (self._decay, self._bias, self._skip)
+        out = scan(mixed, x, *rates, states.kept, batch.states[states.number], self._heads)
+        return gate(out, x, self._norm, self._eps, self._heads)
+
+
+def mamba_heads(spec: MambaSpec) -> MambaHeads:
+    return MambaHeads(
+        num_heads=spec.num_heads,
+        head_dim=spec.head_dim,
+        groups=spec.groups,
+        state_size=spec.state_size,
+        taps=spec.taps,
+        shortest=spec.shortest,
+        longest=spec.longest,
+        norm=spec.norm,
+        norm_groups=spec.norm_groups,
+    )
+
+
+def _in_float32(name: str, count: int, around: Surroundings) -> torch.Tensor:
+    """A number for each head, which small dtypes can't tell apart."""
+    parameter = Parameter(shape=(count,), parts=stacked({name: count}), format=torch.float32)
+    return around.weights.new(parameter, under=around.under)
