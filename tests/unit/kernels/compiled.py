@@ -48,6 +48,7 @@ from tests.unit.engine.families.case import Case
 from tests.unit.engine.launches import NUM_BLOCKS, PASSES, chunks
 from tests.unit.kernels import references, triton_checks
 from tests.unit.kernels.compiling import HopperDriver
+from tests.unit.kernels.keys import Keys
 
 Programs = dict[str, Callable[[], None]]
 
@@ -101,10 +102,11 @@ QUANTISED: dict[str, tuple[Case, Format]] = {
 
 
 class Compiler:
-    """Compiles each variant once, and remembers what is wrong."""
+    """Compiles each variant once, and remembers what is wrong: also launches whose key has another program."""
 
     def __init__(self) -> None:
         self._seen: set[tuple[str, str]] = set()
+        self._keys = Keys()
         self.count = 0
         self.wrong: list[tuple[str, str, str]] = []
 
@@ -112,6 +114,8 @@ class Compiler:
         """Takes the place of `Kernel.launch`."""
         name = kernel.function.__name__
         key = (name, f"{variant} {options}")
+        if apart := self._keys.wrong(kernel, variant, arguments, options):
+            self.wrong.append((*key, f"one key for two programs: {apart}"))
         if variant is not None and key in self._seen:
             return
         self._seen.add(key)

@@ -1,0 +1,241 @@
+# mypy: allow-untyped-calls
+"""Engines on a GPU that isn't there (`card`): they start, load, capture graphs and compute passes of every kind; no kernel runs.
+
+    python -m tests.unit.kernels.dry [PART/PARTS | NAME...]
+
+What a launch asks of Triton is compared with its key: launches with one key get one program, whatever their arguments are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from triton.runtime import driver
+
+from common.messages import Grammar
+from engine.config import EngineConfig
+from engine.engine import Chunk, Engine, Pass
+from engine.kernels.attention import dispatch
+from engine.kernels.codes import KINDS
+from engine.model.families import read_model_spec
+from engine.model.formats.product import Format
+from engine.model.formats.quantization import EVERY, Quantization
+from engine.model.spec import ModelSpec
+from engine.step.warm import states_at_the_end
+from tests.gguf_files import write_gguf
+from tests.models import build_tiny_model
+from tests.unit.engine.families import dense, experts, hybrids
+from tests.unit.engine.families.case import Case
+from tests.unit.engine.formats.checkpoints import written
+from tests.unit.engine.formats.forms import FORMS, GPT_OSS, in_mxfp4, source_of
+from tests.unit.engine.formats.loading import Form
+from tests.unit.engine.generate import new_sequence
+from tests.unit.engine.launches import NUM_BLOCKS, PASSES, chunks
+from tests.unit.kernels.card import Card, made_up
+from tests.unit.kernels.compiled import QUANTISED, REAL
+from tests.unit.kernels.compiling import HopperDriver
+from tests.unit.kernels.keys import Keys
+
+GGUF_KINDS = ("BF16", "F16", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_XS")
+# Lengths on both sides of what Triton looks at: 1, multiples of 16, and others.
+LENGTHS: list[list[tuple[int, int, bool]]] = [
+    [(start, 1, True)] * count for count, start in ((1, 5), (1, 15), (1, 255), (16, 16), (17, 100), (33, 7))
+]
+LENGTHS += [[(0, count, True)] for count in (1, 2, 15, 16, 17, 32, 65, 128, 256)]
+LENGTHS += [[(start, count, True)] for start, count in ((16, 1), (240, 16), (1, 2), (15, 64))]
+ANY_TOKEN = Grammar(text="start: <[0-300]>*")  # the first one is no text
+SAMPLINGS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.9, "top_p": 0.9, "frequency_penalty": 0.3, "seed": 3},
+    {"temperature": 0.9, "top_k": 40, "logprobs": 3, "repetition_penalty": 1.1},
+    {"temperature": 0.8, "typical_p": 0.9, "min_p": 0.01},
+    {"logit_bias": {1: 2.0}, "stop_token_ids": [2], "min_tokens": 3, "logprobs": 0},
+    {"presence_penalty": 0.5},
+    {},
+)
+
+
+class Launches:
+    """Takes launches instead of a card."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.wrong: dict[str, object] = {}  # a key of each fault
+        self._keys = Keys()
+
+    def __call__(
+        self, kernel: Any, grid: object, variant: object, arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> None:
+        self.count += 1
+        if wrong := self._keys.wrong(kernel, variant, arguments, options):
+            self.wrong[wrong] = variant
+
+
+@contextmanager
+def dry(launches: Launches) -> Iterator[Card]:
+    """A Hopper card whose own prefill kernel is right."""
+
+    def works(device: torch.device, dtype: torch.dtype, *heads: int) -> bool:
+        return dtype.itemsize == 2 and heads[-1] in (64, 128)
+
+    with (
+        mock.patch.object(driver, "_active", HopperDriver()),
+        mock.patch.object(dispatch, "hopper_works", works),
+        made_up(launches) as card,
+    ):
+        yield card
+
+
+def compute(engine: Engine, card: Card) -> None:
+    """Passes of every kind, each launched while the one before runs; only events are waited for."""
+    before = None
+    with card.must_not_wait():
+        for parts in (*PASSES.values(), *LENGTHS):
+            own = [part for part in parts if sum(part[:2]) <= engine.max_model_len]
+            if own and sum(count for _, count, _ in own) <= engine.config.max_batch_tokens:
+                started = engine.launch(chunks(own, engine.layout))
+                if before is not None:
+                    _wait(before)
+                before = started
+    _sample(engine, card)
+
+
+def _sample(engine: Engine, card: Card) -> None:
+    """Prompts and two passes of decoding in flight, for each way to sample, masks and scores of prompts."""
+    sequences = []
+    for row, sampling in enumerate(SAMPLINGS):
+        sequences.append(new_sequence(f"s{row}", [5 + row, 9, 11], **{"max_tokens": 9, **sampling}))
+        sequences[-1].block_table = [row]
+        sequences[-1].states += states_at_the_end(engine.layout, row)
+    for sequence in (sequences[0], sequences[-1]):
+        sequence.grammar = ANY_TOKEN
+    in_flight: list[tuple[list[Chunk], Pass]] = []
+    with card.must_not_wait():
+        for step in range(5):
+            own = [sequence.schedule(sequence.num_unscheduled if step == 0 else 1) for sequence in sequences]
+            in_flight.append((own, engine.launch(own)))
+            if step:
+                _deliver(*in_flight.pop(0))
+        _deliver(*in_flight.pop(0))
+        scored = new_sequence("scored", list(range(5, 45)), prompt_logprobs=3)
+        scored.block_table, scored.states = [7, 8, 9], states_at_the_end(engine.layout)
+        engine.launch([scored.schedule(20)]).wait()
+        engine.launch([scored.schedule(20), sequences[1].schedule(1)]).wait()
+
+
+def _wait(pass_: Pass) -> None:
+    """No kernel ran, so the results are zeros, which say that no row's logits were usable."""
+    results = pass_.wait()
+    assert not any(results), f"results are read before they are there: {results}"
+
+
+def _deliver(chunks: list[Chunk], pass_: Pass) -> None:
+    _wait(pass_)
+    for chunk in chunks:
+        chunk.sequence.finish(chunk)
+        chunk.sequence.append(5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A checkpoint, and what an engine of it is asked for."""
+
+    build: Callable[[Path], Path]  # writes it into an empty folder
+    asked: Mapping[str, Any]  # of EngineConfig
+    format: Format | None = None  # of all matrices; nothing is loaded then
+
+    def run(self, launches: Launches) -> None:
+        """Raise CardError for what a card would refuse."""
+
+        def read(folder: Path, **asked: Any) -> ModelSpec:
+            spec = read_model_spec(folder, **asked)
+            every = Quantization(groups=((EVERY, self.format),)) if self.format is not None else spec.quantization
+            return replace(spec, quantization=every)
+
+        sizes = {"dtype": "bfloat16", "num_blocks": NUM_BLOCKS, "max_sequences": 40}
+        more: dict[str, Any] = {} if self.format is None else {"load": lambda weights, folder: None}
+        with tempfile.TemporaryDirectory() as folder:
+            model = self.build(Path(folder))
+            with dry(launches) as card, mock.patch("engine.engine.read_model_spec", read):
+                compute(Engine(EngineConfig(model=model, device="cuda", **sizes | self.asked), **more), card)
+
+
+def of_case(case: Case, format: Format | None = None, **asked: Any) -> Program:
+    return Program(build=case.build, asked={"max_model_len": case.max_model_len, **asked}, format=format)
+
+
+def of_form(form: Form) -> Program:
+    def build(folder: Path) -> Path:
+        source = source_of(form, lambda family: build_tiny_model(folder / "source", family), folder)
+        return written(source, folder / "quantised", form.store, form.config, keeps=form.keeps)
+
+    return Program(build=build, asked={})
+
+
+def programs() -> dict[str, Program]:
+    """Every family, and each format of weights and of keys and values."""
+    cases = {case.name: case for case in (*dense.CASES, *experts.CASES, *hybrids.CASES)} | REAL
+    found = {name: of_case(case) for name, case in cases.items()}
+    for name in ("llama", "mixtral", "qwen3_5", "phi"):
+        found[f"{name} in float16"] = of_case(cases[name], dtype="float16")
+        found[f"{name} in float32"] = of_case(cases[name], dtype="float32")
+    for name, kind in itertools.product((*REAL, "phi", "deepseek_v3", "mixtral", "gemma3", "qwen3_5"), KINDS):
+        found[f"{name}, {kind} keys and values"] = of_case(cases[name], kv_cache_dtype=kind)
+    for name, (case, format) in QUANTISED.items():
+        found[name] = of_case(case, format)
+        found[f"{name} in float16"] = of_case(case, format, dtype="float16")
+    for name, format in itertools.product(
+        (*REAL, "phi", "deepseek_v3", "mixtral", "gpt_oss", "qwen3_5"), ("fp8", "int4")
+    ):
+        found[f"{name}, {format} while loading"] = of_case(cases[name], quantization=format, kv_cache_dtype="fp8")
+    found |= {f"checkpoint of {name}": of_form(form) for name, form in FORMS.items()}
+    found["checkpoint of gpt-oss in mxfp4"] = Program(
+        build=lambda folder: in_mxfp4(
+            replace(GPT_OSS, fields={**GPT_OSS.fields, "intermediate_size": 96}).build(folder / "plain"),
+            folder / "mxfp4",
+        ),
+        asked={},
+    )
+    wide = Case(name="llama", config="LlamaConfig", fields={"hidden_size": 256, "intermediate_size": 512})
+    for kind in GGUF_KINDS:
+        found[f"GGUF of {kind}"] = Program(
+            build=lambda folder, kind=kind: write_gguf(wide.build(folder / "plain"), folder / "model.gguf", kind=kind),
+            asked={},
+        )
+    return found
+
+
+def run(wanted: Mapping[str, Program]) -> dict[str, tuple[int, str]]:
+    """For each program: how much it launched, and what is wrong. Keys are compared over all of them."""
+    launches, found = Launches(), {}
+    for name, program in wanted.items():
+        before, wrong = launches.count, ""
+        try:
+            program.run(launches)
+        except Exception:  # whatever a program raises
+            wrong = traceback.format_exc(limit=-8)
+        found[name] = (launches.count - before, wrong)
+    keys = "\n".join(f"one key for two programs: {what}; {key}" for what, key in launches.wrong.items())
+    return found | {"keys": (launches.count, keys)}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    every = programs()
+    names = sys.argv[1:] or ["0/1"]
+    if part := re.fullmatch(r"(\d+)/(\d+)", names[0]):  # every so manieth, from this one on
+        names = list(every)[int(part[1]) :: int(part[2])]
+    told = run({name: every[name] for name in names})
+    for name, (count, wrong) in told.items():
+        print(f"{name}: {count} launches", wrong, sep="\n" if wrong else "")
+    sys.exit(any(wrong for _, wrong in told.values()))
