@@ -28,7 +28,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from tests.unit.kernels.card_rules import BY_INDEX, ON_CARD, WAITS, CardError
+from tests.unit.kernels.card_rules import BY_INDEX, MOVES, ON_CARD, WAITS, CardError
 
 CARD = torch.device("cuda:0")
 HOPPER = (9, 0)
@@ -187,29 +187,26 @@ class Card:
         """One of torch's operations."""
         self.num_ops += 1
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        to, packet = kwargs.get("device"), op.overloadpacket
-        to = None if to is None else torch.device(to)
+        packet, everything = op.overloadpacket, [*args, *kwargs.values()]
+        to = next((each for each in everything if isinstance(each, torch.device)), None)
         here = [tensor for tensor in given if isinstance(tensor, OnCard)]
         if packet is aten.copy_:
             return self.copy(args[0], args[1], bool([*args, False][2] or kwargs.get("non_blocking")))
+        if packet is aten._has_compatible_shallow_copy_type:  # `Module.to` asks
+            return False
         if packet in (aten.pin_memory, aten._pin_memory):
             return self._pin(args[0].clone())
-        if to is not None and given and to.type != given[0].device.type and to.type != "meta":
-            return self._moved(op, args, kwargs, to)
-        if here and to is not None and to.type == "cpu":
-            raise CardError(f"{op}: a tensor of the CPU")
+        if to is not None and packet in MOVES and {to.type, given[0].device.type} == {"cpu", "cuda"}:
+            dtype = next((each for each in everything if isinstance(each, torch.dtype)), args[0].dtype)
+            return self._moved(args[0], to, dtype, asks_not_to_wait=bool(kwargs.get("non_blocking")))
         pinned = kwargs.pop("pin_memory", None)
-        if pinned and not here:
-            return self._pin(op(*args, **kwargs))
-        if not here and (to is None or to.type != "cuda"):
-            return op(*args, **kwargs)
+        is_on_card = bool(here) if to is None else to.type == "cuda"
+        if not is_on_card:
+            found = op(*self.held(args), **self.held(kwargs))
+            return self._pin(found) if pinned else found
         self._check(op, given, args)
-        if to is not None:
-            kwargs["device"] = torch.device("cpu")
-        if isinstance(kwargs.get("generator"), torch.Generator):
-            kwargs.pop("generator")
-        args, kwargs = self.held((args, kwargs))
-        return self._results(packet, op, args, kwargs, here)
+        args, kwargs = tree_map_only(torch.device, lambda _: torch.device("cpu"), self.held((args, kwargs)))
+        return self._results(op, args, kwargs, here)
 
     def of_index(self, tensor: OnCard, index: Any, act: Callable[[torch.Tensor, Any], Any]) -> Any:
         """Elements of the tensor at an index as in Python."""
@@ -223,9 +220,9 @@ class Card:
             self.wait("an index by a list")
         return self._wrapped(act(self.held(tensor), self.held(index)), [tensor])
 
-    def _results(self, packet: Any, op: Any, args: Any, kwargs: dict[str, Any], here: list[OnCard]) -> Any:
+    def _results(self, op: Any, args: Any, kwargs: dict[str, Any], here: list[OnCard]) -> Any:
         found = ON_CARD.get(op, op)(*args, **kwargs)
-        if not here and "empty" in packet.__name__:
+        if not here and "empty" in str(op):
             found.zero_()  # the same numbers in each run
         return self._wrapped(found, here)
 
@@ -289,20 +286,16 @@ class Card:
             _bytes(host).fill_(0xFF)  # nobody may read it yet
         return into
 
-    def _moved(self, op: Any, args: Any, kwargs: dict[str, Any], to: torch.device) -> torch.Tensor:
+    def _moved(
+        self, source: torch.Tensor, to: torch.device, dtype: torch.dtype, *, asks_not_to_wait: bool
+    ) -> torch.Tensor:
         """`Tensor.to` between host and card."""
-        source, asks = args[0], bool(kwargs.get("non_blocking"))
-        held = source.held if isinstance(source, OnCard) else source
-        dtype = kwargs.get("dtype") or held.dtype
-        if to.type == "cuda":
-            there = OnCard(torch.empty(held.shape, dtype=held.dtype), self)
-            if self.graph is not None:
-                self.graph.saw(there.held, is_new=True)
-            self.copy(there, source, asks)
-            return there.to(dtype)
-        here = torch.empty(held.shape, dtype=dtype)
-        self.copy(here, source, asks)
-        return here
+        if to.type == "cpu":
+            return self.copy(torch.empty(source.shape, dtype=source.dtype), source, asks_not_to_wait).to(dtype)
+        there = OnCard(torch.empty(source.shape, dtype=source.dtype), self)
+        if self.graph is not None:
+            self.graph.saw(there.held, is_new=True)
+        return self.copy(there, source, asks_not_to_wait).to(dtype)
 
     def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
         ref = StorageWeakRef(tensor.untyped_storage())

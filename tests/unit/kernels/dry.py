@@ -35,7 +35,7 @@ from engine.model.spec import ModelSpec
 from engine.step.warm import states_at_the_end
 from tests.gguf_files import write_gguf
 from tests.models import build_tiny_model
-from tests.unit.engine.families import dense, experts, hybrids
+from tests.unit.engine.families import dense, experts, foreign, hybrids
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.formats.checkpoints import written
 from tests.unit.engine.formats.forms import FORMS, GPT_OSS, in_mxfp4, source_of
@@ -186,6 +186,7 @@ def programs() -> dict[str, Program]:
     """Every family, and each format of weights and of keys and values."""
     cases = {case.name: case for case in (*dense.CASES, *experts.CASES, *hybrids.CASES)} | REAL
     found = {name: of_case(case) for name, case in cases.items()}
+    found |= {case.name: of_case(case, model_impl=case.model_impl) for case in foreign.CASES}
     for name in ("llama", "mixtral", "qwen3_5", "phi"):
         found[f"{name} in float16"] = of_case(cases[name], dtype="float16")
         found[f"{name} in float32"] = of_case(cases[name], dtype="float32")
