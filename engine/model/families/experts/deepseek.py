@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from engine.kernels.experts.rule import GroupScore, RoutingRule
 from engine.model.experts import ExpertTensors
 from engine.model.families.experts.fields import (
@@ -15,9 +13,9 @@ from engine.model.families.experts.fields import (
     sparse_mlp,
     without_predictions,
 )
-from engine.model.families.fields import Fields, count, flag, gated_mlp, model, number, real, rope
-from engine.model.families.ropes import rope_values
-from engine.model.spec import LatentAttentionSpec, LayerSpec, ModelSpec, UnsupportedModelError
+from engine.model.families.fields import Fields, count, flag, gated_mlp, model, number, real
+from engine.model.families.latents import latent_attention
+from engine.model.spec import LayerSpec, ModelSpec, UnsupportedModelError
 
 DENSE, SPARSE = "dense", "sparse"
 COMMON = {
@@ -117,10 +115,10 @@ def read_glm(fields: Fields) -> ModelSpec:
 def _model(fields: Fields, rule: RoutingRule, tensors: ExpertTensors, *, interleaved: bool) -> ModelSpec:
     fields.only("moe_layer_freq", 1)
     fields.only("ep_size", 1)
-    fields.ignore("aux_loss_alpha", "seq_aux", "num_key_value_heads", "head_dim", "qk_head_dim")
+    fields.ignore("aux_loss_alpha", "seq_aux")
     stored, dense = without_predictions(fields), gated_mlp(fields)
     sparse = sparse_mlp(fields, rule, tensors=tensors, shared=shared_experts(fields))
-    mixer = _attention(fields, interleaved=interleaved)
+    mixer = latent_attention(fields, interleaved=interleaved, value_dim=number(fields, "v_head_dim"))
     layers = [LayerSpec(mixer=mixer, mlp=sparse if there else dense) for there in _sparse_layers(fields)]
     return model(fields, layers, stored=stored)
 
@@ -132,27 +130,3 @@ def _sparse_layers(fields: Fields) -> list[bool]:
     if set(kinds) - {DENSE, SPARSE} or len(kinds) != num_layers:
         raise UnsupportedModelError(f"config.json: mlp_layer_types = {kinds!r:.80} is not supported")
     return [kind == SPARSE for kind in kinds]
-
-
-def _attention(fields: Fields, *, interleaved: bool) -> LatentAttentionSpec:
-    nope, turned = number(fields, "qk_nope_head_dim"), number(fields, "qk_rope_head_dim")
-    return LatentAttentionSpec(
-        num_heads=number(fields, "num_attention_heads"),
-        rank=number(fields, "kv_lora_rank"),
-        query_rank=count(fields, "q_lora_rank"),
-        plain_dim=nope,
-        rotated_dim=turned,
-        value_dim=number(fields, "v_head_dim"),
-        rope=rope(fields, interleaved=interleaved),
-        bias=flag(fields, "attention_bias"),
-        scale=_magnitude(fields) ** 2 * (nope + turned) ** -0.5,
-    )
-
-
-def _magnitude(fields: Fields) -> float:
-    """What yarn makes of scores besides cosines and sines."""
-    _, values = rope_values(fields)
-    factor, scale = values.get("factor") or 1.0, values.get("mscale_all_dim") or 0.0
-    if (values.get("rope_type") or values.get("type") or "default") == "default" or factor <= 1:
-        return 1.0
-    return 0.1 * scale * math.log(factor) + 1.0 if scale else 1.0

@@ -20,6 +20,24 @@ LONGROPE = {
     "short_factor": [1.0, 1.1, 1.3, 1.5, 2.0, 2.5],
     "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 9.0],
 }
+LONGROPE_3 = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0, 1.2, 1.5, 2.0],
+    "long_factor": [1.0, 2.0, 4.0, 9.0],
+    "original_max_position_embeddings": 512,
+}
+MINICPM_3 = {
+    "tie_word_embeddings": True,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 40,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "num_key_value_heads": 4,
+    "scale_emb": 6,
+    "scale_depth": 1.1,
+    "dim_model_base": 40,
+}
 NEVER_LONG = {"max_position_embeddings": 512, "original_max_position_embeddings": 256}
 GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 24, "tie_word_embeddings": True, "num_hidden_layers": 3}
 GEMMA_3 = GEMMA | {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
@@ -240,6 +258,18 @@ CASES = (
     Case(name="glm4", config="Glm4Config", fields={"head_dim": 32}),
     Case(name="granite", config="GraniteConfig", fields=MULTIPLIED | {"mlp_bias": True}),
     Case(name="hunyuan", config="HunYuanDenseV1Config", fields={"head_dim": 32}),
+    Case(name="minicpm3", config="MiniCPM3Config", fields=MINICPM_3 | {"attention_bias": True, "mlp_bias": True}),
+    Case(
+        name="minicpm3, longrope",
+        config="MiniCPM3Config",
+        fields=MINICPM_3 | {"q_lora_rank": None, "v_head_dim": 24, "rope_parameters": LONGROPE_3 | {"factor": 1.0}},
+    ),
+    Case(
+        name="minicpm3, long",
+        config="MiniCPM3Config",
+        fields=MINICPM_3 | {"rope_parameters": LONGROPE_3 | {"original_max_position_embeddings": 16, "factor": 32.0}},
+        shortest=17,
+    ),
     Case(name="olmo2", config="Olmo2Config", fields={"attention_bias": True}),
     Case(name="olmo3", config="Olmo3Config", fields=TWO_KINDS | {"rope_parameters": BY_KIND}),
     Case(name="phi", config="PhiConfig", fields={"partial_rotary_factor": 0.5}),

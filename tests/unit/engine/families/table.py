@@ -50,7 +50,7 @@ masks of their own, LongRoPE and dynamic ropes. Six are checked as above.
 
 Not served yet, by use: Qwen3-VL with experts (checkpoints store them in two orders), Nemotron-H, Falcon-H1,
 Bamba and Jamba (Mamba), Kimi-Linear and OLMo hybrids (other states), DeepSeek-V3.2 and GLM-5 (sparse
-attention), MiMo-V2 and MiniCPM3 (values of another size), Phi-3.5-MoE, EXAONE-MoE:
+attention), MiMo-V2 (values of another size), Phi-3.5-MoE, EXAONE-MoE:
 `--model-impl transformers` refuses them, too. It takes Nemotron, Apertus, StableLM, OPT, GPT-NeoX, GPT-BigCode, OLMo 1,
 HyperCLOVA X, CWM, NanoChat, Jais 2, VaultGemma, BitNet and Granite with windows; it refuses GPT-2, GPT-J, BLOOM, Falcon and MPT.
 

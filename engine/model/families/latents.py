@@ -1,0 +1,35 @@
+"""Latent attention as config.json describes it in several families."""
+
+from __future__ import annotations
+
+import math
+
+from engine.model.families.fields import Fields, count, flag, number, rope
+from engine.model.families.ropes import rope_values
+from engine.model.spec import LatentAttentionSpec
+
+
+def latent_attention(fields: Fields, *, interleaved: bool, value_dim: int) -> LatentAttentionSpec:
+    """Read it; heads' sizes that follow from others don't matter."""
+    fields.ignore("num_key_value_heads", "head_dim", "qk_head_dim")
+    nope, turned = number(fields, "qk_nope_head_dim"), number(fields, "qk_rope_head_dim")
+    return LatentAttentionSpec(
+        num_heads=number(fields, "num_attention_heads"),
+        rank=number(fields, "kv_lora_rank"),
+        query_rank=count(fields, "q_lora_rank"),
+        plain_dim=nope,
+        rotated_dim=turned,
+        value_dim=value_dim,
+        rope=rope(fields, interleaved=interleaved),
+        bias=flag(fields, "attention_bias"),
+        scale=_magnitude(fields) ** 2 * (nope + turned) ** -0.5,
+    )
+
+
+def _magnitude(fields: Fields) -> float:
+    """What yarn makes of scores besides cosines and sines."""
+    _, values = rope_values(fields)
+    factor, scale = values.get("factor") or 1.0, values.get("mscale_all_dim") or 0.0
+    if (values.get("rope_type") or values.get("type") or "default") == "default" or factor <= 1:
+        return 1.0
+    return 0.1 * scale * math.log(factor) + 1.0 if scale else 1.0
