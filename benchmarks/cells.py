@@ -228,5 +228,5 @@ def _pretend_computed(pool: BlockPool, request: DecodeRequest, num_tokens: int) 
     sequence = request.sequence
     sequence.block_table = pool.allocate(blocks_for(num_tokens + 1, pool.block_size))
     sequence.digests = hash_blocks(sequence.hash_root, sequence.token_ids[:num_tokens], pool.block_size)
-    sequence.states = [State(0, None, tuple(pool.allocate(pool.state_blocks)))] if pool.state_blocks else []
+    sequence.states = (State(0, None, tuple(pool.allocate(pool.state_blocks))),) if pool.state_blocks else ()
     sequence.restart(num_tokens)

@@ -11,8 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from common.messages import Grammar, PromptLogprobs, SamplingParams
 from common.words import Finish
+from engine.arrays import Longs
 
 # Of a chunk that scores its prompt: each token needs logits, which are as wide as the vocabulary.
 MAX_SCORED_TOKENS = 64
@@ -29,6 +32,16 @@ class State:
     end: int | None  # None: open
     blocks: tuple[int, ...]
     is_found: bool = False  # a checkpoint from the cache, which others read, too
+    ids: Longs = field(init=False, repr=False, compare=False)  # the blocks once more: every pass needs them so
+    bounds: tuple[int, int] = field(init=False, repr=False, compare=False)  # the least and the largest of them
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ids", np.array(self.blocks, dtype=np.int64))
+        object.__setattr__(self, "bounds", (min(self.blocks, default=0), max(self.blocks, default=0)))
+
+    def holds(self, position: int) -> bool:
+        """Whether it is changed in place by the token at this position, and by all that come."""
+        return self.begin < position and self.end is None and not self.is_found
 
     def covers(self, position: int) -> bool:
         return self.begin <= position and (self.end is None or position < self.end)
@@ -54,7 +67,7 @@ class Sequence:
     num_cached: int = 0  # leading tokens whose KV came from the prefix cache
     digests: list[bytes] = field(default_factory=list)  # leading full blocks published so far
     known_digests: list[bytes] = field(default_factory=list)  # leading full blocks, hashed at admission
-    states: list[State] = field(default_factory=list)  # from the one that the oldest pass reads to an open one
+    states: tuple[State, ...] = ()  # from the one that the oldest pass reads to an open one
     checkpoints: tuple[int, ...] = ()  # where a prompt wants some, in tokens
     suspect_until: int = 0  # generated tokens that clear a suspect; see `worker.device.trials`
     prompt_logprobs: PromptLogprobs | None = None  # as far as they are known
@@ -98,7 +111,7 @@ class Sequence:
             num_tokens=num_tokens,
             sample=self.num_scheduled + num_tokens == self.num_tokens,
             scored=self._num_scored(num_tokens) if self.scores_prompt else 0,
-            states=tuple(self.states),
+            states=self.states,
         )
         self.num_scheduled = chunk.end
         self.num_pending += chunk.sample

@@ -11,6 +11,7 @@ import numpy as np
 from engine.arrays import Ints
 from engine.passes import InvalidChunkError
 from engine.sequence import Chunk, Sequence
+from engine.step.states import DecodingStates
 
 
 @dataclass(slots=True)
@@ -30,6 +31,7 @@ class BlockTables:
     num_blocks: int  # the pool's; ids must be below
     num_rows: int = 8  # to begin with
     table: Ints = field(init=False)
+    decoding_states: DecodingStates = field(init=False, default_factory=DecodingStates)
     _rows: weakref.WeakKeyDictionary[Sequence, _Row] = field(init=False, default_factory=weakref.WeakKeyDictionary)
     _free: list[int] = field(init=False)
 

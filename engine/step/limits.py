@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from engine.kernels.attention import HeadShape, Tiling
 from engine.passes import InvalidChunkError
-from engine.sequence import Chunk
+from engine.sequence import Chunk, State
 from engine.step.newest import NewestTokens
 
 
@@ -56,9 +56,20 @@ def check(chunk: Chunk, newest: NewestTokens, limits: Limits) -> None:
     elif end > len(sequence.block_table) * limits.block_size:
         problem = f"{len(sequence.block_table)} blocks don't cover {end} positions"
     else:
-        problem = wrong_state(chunk, limits.state_blocks, limits.num_blocks)
-    if problem:
-        raise InvalidChunkError(f"request {sequence.request_id}: {problem}")
+        return
+    raise InvalidChunkError(f"request {sequence.request_id}: {problem}")
+
+
+def check_states(chunk: Chunk, limits: Limits) -> None:
+    """Raise InvalidChunkError when a chunk's states can't be those that it reads and writes."""
+    if problem := wrong_state(chunk, limits.state_blocks, limits.num_blocks):
+        raise InvalidChunkError(f"request {chunk.sequence.request_id}: {problem}")
+
+
+def is_in_pool(state: State, state_blocks: int, num_blocks: int) -> bool:
+    """Whether these are as many blocks as a state has, and the pool's."""
+    lowest, highest = state.bounds
+    return len(state.blocks) == state_blocks and lowest >= 0 and highest < num_blocks
 
 
 def wrong_state(chunk: Chunk, state_blocks: int, num_blocks: int) -> str:
@@ -69,7 +80,7 @@ def wrong_state(chunk: Chunk, state_blocks: int, num_blocks: int) -> str:
         return f"no state behind token {chunk.start - 1}"
     at = chunk.start
     for state in chunk.states:
-        if len(state.blocks) != state_blocks or not all(0 <= block < num_blocks for block in state.blocks):
+        if not is_in_pool(state, state_blocks, num_blocks):
             return f"a state in blocks {state.blocks}, not {state_blocks} in [0, {num_blocks})"
         if at < chunk.end and state.covers(at) and not state.is_found:
             at = chunk.end if state.end is None else state.end

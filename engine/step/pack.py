@@ -57,7 +57,8 @@ def pack(
     states = None
     if limits.state_blocks:
         places = num_decode if graph is None else graph.decoding
-        states = States.of(chunks[:num_decode], chunks[some], places, limits)
+        moves = tables.decoding_states.moves(chunks[:num_decode], ends[:num_decode] - 1, limits)
+        states = States.of(moves, chunks[some], places, limits)
     if graph is not None:
         size = graph_size(graph, limits, decode, final, num_sampled=len(sampled))
     else:

@@ -9,27 +9,66 @@ import numpy as np
 
 from engine.arrays import Integers, Ints, Longs
 from engine.kernels.delta import deal_out_states
+from engine.kernels.delta.plan import NOTHING
 from engine.sequence import Chunk, State
 from engine.step.layout import Packed, StatesSize
-from engine.step.limits import Limits
+from engine.step.limits import Limits, check_states, is_in_pool
 
 _PLACES = [2, 3, 5]  # the columns of tiles that name states
 
 
+class DecodingStates:
+    """What decoding sequences read and write, kept for the next pass: nearly all of them go on in the same blocks."""
+
+    def __init__(self) -> None:
+        self._states: list[tuple[State, ...]] = []  # of each sequence; none where some did not stay in one state
+        self._begins = np.zeros(0, dtype=np.int64)
+        self._moves: Ints = np.zeros((0, 0, 2), dtype=np.int32)
+
+    def moves(self, decoding: SequenceOf[Chunk], starts: Longs, limits: Limits) -> Ints:
+        """For each of a state's blocks, what each sequence reads and writes [blocks, S, 2]. Raises InvalidChunkError."""
+        states = [chunk.states for chunk in decoding]
+        if not states or states != self._states or not (starts > self._begins).all():
+            self._moves, all_stay = self._found(decoding, limits)
+            self._states = states if all_stay else []
+            self._begins = np.array([own[0].begin for own in self._states], dtype=np.int64)
+        return self._moves
+
+    def _found(self, decoding: SequenceOf[Chunk], limits: Limits) -> tuple[Ints, bool]:
+        """The moves, and whether each sequence changes its only state in place."""
+        written, others = list[Longs](), list[tuple[int, State | None]]()  # those that read another than they write
+        of_state, in_pool = limits.state_blocks, limits.num_blocks
+        for row, chunk in enumerate(decoding):
+            state = chunk.states[0] if len(chunk.states) == 1 else None
+            if state is None or not state.holds(chunk.start) or not is_in_pool(state, of_state, in_pool):
+                check_states(chunk, limits)
+                state = chunk.state_behind(chunk.start)
+                others.append((row, chunk.state_behind(chunk.start - 1) if chunk.start else None))
+                assert state is not None, "checked"
+            written.append(state.ids)
+        moves = np.empty((of_state, len(decoding), 2), dtype=np.int32)
+        if decoding:
+            moves[:] = np.concatenate(written).reshape(len(decoding), -1).T[:, :, None]
+        for row, before in others:
+            moves[:, row, 0] = NOTHING if before is None else before.ids
+        return moves, not others
+
+
 @dataclass(frozen=True, slots=True)
 class States:
-    """The places are numbers of states first; each of a state's blocks has a copy with its own ids instead."""
+    """What changes states in a pass. In prompts' tiles the places are numbers of states first."""
 
-    moves: Longs  # [S, 2]
+    moves: Ints  # [state_blocks, S, 2]
     tiles: Integers  # [I, 8]
     runs: Integers
-    blocks: Ints  # [N, state_blocks]
+    blocks: Longs  # [N, state_blocks], of the prompts' states
 
     @classmethod
-    def of(cls, decoding: SequenceOf[Chunk], prompts: SequenceOf[Chunk], first_row: int, limits: Limits) -> States:
-        """The prompts' rows begin with `first_row`."""
+    def of(cls, moves: Ints, prompts: SequenceOf[Chunk], first_row: int, limits: Limits) -> States:
+        """The prompts' rows begin with `first_row`. Raises InvalidChunkError."""
+        for chunk in prompts:
+            check_states(chunk, limits)
         numbers = _Numbers()
-        moves = [(numbers.behind(chunk, chunk.start - 1), numbers.behind(chunk, chunk.start)) for chunk in decoding]
         size = limits.block_size
         tables = np.full((len(prompts), max((-(-chunk.end // size) for chunk in prompts), default=0)), -1, np.int32)
         for table, chunk in zip(tables, prompts, strict=True):
@@ -40,33 +79,29 @@ class States:
         starts = np.array([chunk.start for chunk in prompts], dtype=np.int64)
         rows = first_row + np.cumsum(lengths) - lengths
         tiles, runs = deal_out_states(starts, starts + lengths, rows, tables, block_size=size)
-        blocks = np.array(numbers.blocks, dtype=np.int32).reshape(-1, limits.state_blocks)
-        return cls(np.array(moves, dtype=np.int64).reshape(-1, 2), tiles, runs, blocks)
+        blocks = np.array([state.ids for state in numbers.states], dtype=np.int64).reshape(-1, limits.state_blocks)
+        return cls(moves, tiles, runs, blocks)
 
     def size(self) -> StatesSize:
-        return StatesSize(
-            moves=len(self.moves), tiles=len(self.tiles), runs=len(self.runs), blocks=self.blocks.shape[1]
-        )
+        blocks, moves, _ = self.moves.shape
+        return StatesSize(moves=moves, tiles=len(self.tiles), runs=len(self.runs), blocks=blocks)
 
     def put(self, packed: Packed) -> None:
+        packed.put_copies("state_moves", self.moves)
+        if not len(self.tiles):
+            return
         packed.put("state_runs", self.runs)
-        if len(self.moves):
-            packed.put_copies("state_moves", self._ids(self.moves))
-        if len(self.tiles):
-            tiles = np.repeat(self.tiles[None], self.blocks.shape[1], axis=0)
-            tiles[:, :, _PLACES] = self._ids(self.tiles[:, _PLACES])
-            packed.put_copies("state_tiles", tiles)
-
-    def _ids(self, numbers: Integers) -> Integers:
-        """For each of a state's blocks the ids instead of the numbers; what is negative says something else."""
-        return np.where(numbers >= 0, self.blocks.T[:, np.maximum(numbers, 0)], numbers)
+        tiles = np.repeat(self.tiles[None], self.blocks.shape[1], axis=0)
+        numbers = self.tiles[:, _PLACES]  # what is negative says something else
+        tiles[:, :, _PLACES] = np.where(numbers >= 0, self.blocks.T[:, np.maximum(numbers, 0)], numbers)
+        packed.put_copies("state_tiles", tiles)
 
 
 class _Numbers:
-    """Numbers the states of a pass."""
+    """Numbers the states of a pass's prompts."""
 
     def __init__(self) -> None:
-        self.blocks: list[tuple[int, ...]] = []
+        self.states: list[State] = []
         self._known: dict[tuple[int, State], int] = {}  # by sequence
 
     def behind(self, chunk: Chunk, position: int) -> int:
@@ -75,7 +110,7 @@ class _Numbers:
             return -1
         state = chunk.state_behind(position)
         assert state is not None, "checked"
-        number = self._known.setdefault((id(chunk), state), len(self.blocks))
-        if number == len(self.blocks):
-            self.blocks.append(state.blocks)
+        number = self._known.setdefault((id(chunk), state), len(self.states))
+        if number == len(self.states):
+            self.states.append(state)
         return number

@@ -91,7 +91,7 @@ def _sequence(
     )
 
 
-def states_at_the_end(layout: KVLayout, number: int = 0) -> list[State]:
+def states_at_the_end(layout: KVLayout, number: int = 0) -> tuple[State, ...]:
     """What a sequence needs where no pool hands out blocks: one open state in the pool's last blocks, before `number` others."""
     end = layout.num_blocks - number * layout.state_blocks
-    return [State(0, None, tuple(range(end - layout.state_blocks, end)))] if layout.state_blocks else []
+    return (State(0, None, tuple(range(end - layout.state_blocks, end))),) if layout.state_blocks else ()

@@ -62,7 +62,7 @@ def admit(pool: BlockPool, sequence: Sequence, *, num_tokens: int, spare: int = 
     sequence.restart(sequence.num_cached)
     if pool.state_blocks:
         found = [State(sequence.num_cached - 1, sequence.num_cached, state, is_found=True)] if state else []
-        sequence.states = [*found, State(sequence.num_cached, None, tuple(fresh[: pool.state_blocks]))]
+        sequence.states = (*found, State(sequence.num_cached, None, tuple(fresh[: pool.state_blocks])))
         # Others may branch from where this one left what is cached, and go on where it ends.
         sequence.checkpoints = (pool.count_prefix(digests) * size, len(digests) * size)
 
@@ -74,7 +74,7 @@ def _cached(pool: BlockPool, digests: list[bytes]) -> tuple[list[int], tuple[int
 
 def receive_state(sequence: Sequence, blocks: list[int]) -> None:
     """Give a sequence the state behind its known tokens, which another worker computed."""
-    sequence.states = [State(len(sequence.token_ids) - 1, None, tuple(blocks))] if blocks else []
+    sequence.states = (State(len(sequence.token_ids) - 1, None, tuple(blocks)),) if blocks else ()
 
 
 def schedule(pool: BlockPool, sequence: Sequence, num_tokens: int, *, spare: int = 0) -> Chunk:
@@ -88,11 +88,12 @@ def _leave_checkpoints(pool: BlockPool, sequence: Sequence, end: int, *, spare: 
     """Go on in other blocks behind each boundary below `end`. Without room there is no checkpoint."""
     of_state = pool.state_blocks * pool.block_size
     every, least = int(CHECKPOINT_EVERY * of_state), LEAST_CHECKPOINT * of_state
-    first = -(-sequence.num_scheduled // every) * every
-    regular = {
-        at for at in range(first, end, every) if not any(0 < other - at < least for other in sequence.checkpoints)
-    }
-    for at in sorted(regular | {at for at in sequence.checkpoints if sequence.num_scheduled <= at < end}):
+    begin, wanted = sequence.num_scheduled, sequence.checkpoints
+    places = [at for at in wanted if begin <= at < end]
+    for at in range(-(-begin // every) * every, end, every):
+        if not any(0 <= other - at < least for other in wanted):
+            places.append(at)
+    for at in sorted(places):
         state = sequence.states[-1]
         if at - state.begin < least or at <= state.begin:
             continue
@@ -100,7 +101,7 @@ def _leave_checkpoints(pool: BlockPool, sequence: Sequence, end: int, *, spare: 
             blocks = pool.allocate(pool.state_blocks, spare=spare)
         except OutOfBlocksError:
             return
-        sequence.states[-1:] = [replace(state, end=at), State(at, None, tuple(blocks))]
+        sequence.states = (*sequence.states[:-1], replace(state, end=at), State(at, None, tuple(blocks)))
 
 
 def grow(pool: BlockPool, sequence: Sequence, *, num_tokens: int) -> None:
@@ -125,7 +126,8 @@ def publish_computed(pool: BlockPool, sequence: Sequence) -> None:
         pool.publish(sequence.block_table[index], digest)
     while sequence.states and (end := sequence.states[0].end) is not None and end < sequence.num_computed:
         # A pass that went on from it is over, so it is final, and no other pass reads it.
-        passed = sequence.states.pop(0)
+        passed, *left = sequence.states
+        sequence.states = tuple(left)
         if not passed.is_found:
             pool.publish_state(passed.blocks, sequence.digests[: end // size])
         pool.release(passed.blocks)
@@ -187,6 +189,6 @@ class HeldBlocks:
     def _release(self, sequence: Sequence) -> None:
         self._pool.release([*sequence.block_table, *_state_blocks(sequence)])
         sequence.block_table = []
-        sequence.states = []
+        sequence.states = ()
         sequence.digests = []
         sequence.restart(0)

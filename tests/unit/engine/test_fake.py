@@ -50,7 +50,7 @@ def with_state(engine: FakeEngine, sequence: Sequence, *, begin: int = 0) -> Seq
     """The same, with the last blocks of the pool for its state if there is one."""
     last = engine.layout.num_blocks - engine.layout.state_blocks
     state = State(begin, None, tuple(range(last, engine.layout.num_blocks)))
-    sequence.states = [state] if state.blocks else []
+    sequence.states = (state,) if state.blocks else ()
     return sequence
 
 
@@ -154,12 +154,12 @@ def test_each_layers_state_changes_the_answer() -> None:
 def test_a_checkpoint_is_gone_on_from_and_never_changes() -> None:
     engine = new_engine(parts=HYBRIDS[STATES])
     first = new_sequence(PROMPT, [5, 6, 7, 8, 9])
-    first.states = [State(0, 32, (20, 21, 22)), State(32, None, (23, 24, 25))]
+    first.states = State(0, 32, (20, 21, 22)), State(32, None, (23, 24, 25))
     assert generate(engine, first, chunk=41) == engine.expected(PROMPT, 20, first.sampling)
     kept = engine.kv[[5, 6, 20, 21, 22]].view(torch.uint8)
     again = new_sequence([*PROMPT[:32], 9], [5, 6, 10, 11])
     again.restart(32)
-    again.states = [State(31, 32, (20, 21, 22), is_found=True), State(32, None, (29, 30, 31))]
+    again.states = State(31, 32, (20, 21, 22), is_found=True), State(32, None, (29, 30, 31))
     assert generate(engine, again) == engine.expected([*PROMPT[:32], 9], 20, again.sampling)
     assert torch.equal(engine.kv[[5, 6, 20, 21, 22]].view(torch.uint8), kept)
 
@@ -180,7 +180,7 @@ def test_a_chunk_without_its_states_is_refused(states: list[State], problem: str
     engine = new_engine(parts=HYBRIDS[STATES])
     sequence = new_sequence(PROMPT, [5, 6, 7, 8])
     sequence.restart(32)
-    sequence.states = states
+    sequence.states = tuple(states)
     with pytest.raises(InvalidChunkError, match=problem):
         engine.launch([sequence.schedule(13)])
     assert not engine.kv.any()

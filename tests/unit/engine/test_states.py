@@ -93,7 +93,7 @@ def test_a_preempted_sequence_goes_on_from_its_checkpoint(bench: Bench, chunk_si
     for tokens, begins in ((70, 64), (75, last_regular(generator, 140))):  # behind the prompt, then on the way
         lost = sequences[0]
         generator.release(lost)
-        assert lost.states == []
+        assert lost.states == ()
         generator.admit(lost)
         assert lost.num_computed == begins
         generator.go_on(sequences, num_tokens=tokens)

@@ -75,7 +75,7 @@ class Bench:
         sequence.restart(num_computed)
         sequence.block_table = target[: len(source)]
         if state:
-            sequence.states = [State(num_computed - 1, None, tuple(target[len(source) :]))]
+            sequence.states = (State(num_computed - 1, None, tuple(target[len(source) :])),)
 
     def lose(self, sequence: Sequence, generator: Generator) -> None:
         """Take all blocks of a sequence of the decode end away, as preemption does; what was in them is lost."""

@@ -1,0 +1,102 @@
+"""What decoding sequences read and write is kept from pass to pass, and is at any time what it would be without."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from engine.passes import InvalidChunkError
+from engine.sequence import Chunk, Sequence, State
+from engine.step.limits import Limits
+from engine.step.states import DecodingStates
+from tests.unit.engine.generate import new_sequence
+
+BLOCKS = 3
+LIMITS = Limits(
+    block_size=4,
+    num_blocks=1000,
+    vocab_size=500,
+    max_model_len=512,
+    attention=(),
+    last_heads=0,
+    last_window=0,
+    state_blocks=BLOCKS,
+)
+
+
+def sequence_at(position: int, blocks: tuple[int, ...]) -> Sequence:
+    sequence = new_sequence("r", [5] * 200)
+    sequence.states = (State(max(0, position - 1), None, blocks),)
+    sequence.restart(position)
+    return sequence
+
+
+def moves_of(kept: DecodingStates, chunks: list[Chunk]) -> list[object]:
+    return kept.moves(chunks, np.array([chunk.start for chunk in chunks], dtype=np.int64), LIMITS).tolist()
+
+
+def by_hand(chunks: list[Chunk]) -> list[object]:
+    def block(chunk: Chunk, position: int, index: int) -> int:
+        state = chunk.state_behind(position) if position >= 0 else None
+        return -1 if state is None else state.blocks[index]
+
+    return [
+        [[block(chunk, chunk.start - 1, index), block(chunk, chunk.start, index)] for chunk in chunks]
+        for index in range(BLOCKS)
+    ]
+
+
+def test_what_is_kept_is_what_would_be_found_anew() -> None:
+    """Sequences come, leave, begin, go on in other blocks, and are resumed in theirs at another place."""
+    chance, kept = random.Random(7), DecodingStates()
+    free = iter(range(0, 999, BLOCKS))
+
+    def new_blocks() -> tuple[int, ...]:
+        first = next(free)
+        return (first, first + 1, first + 2)
+
+    sequences = [sequence_at(position, new_blocks()) for position in (0, 0, 1, 30)]
+    for _ in range(150):
+        for sequence in sequences:
+            match chance.randrange(40):
+                case 0:
+                    at, last = sequence.num_scheduled, sequence.states[-1]
+                    if at > last.begin:
+                        sequence.states = (replace(last, end=at), State(at, None, new_blocks()))
+                case 1:
+                    sequence.states = (
+                        sequence.states[-1:] if sequence.num_scheduled > sequence.states[-1].begin else sequence.states
+                    )
+                case 2:
+                    sequence.restart(sequence.states[0].begin)
+        if not chance.randrange(8):
+            sequences.append(sequence_at(chance.choice((0, 9)), new_blocks()))
+        if not chance.randrange(8):
+            sequences.remove(chance.choice(sequences))
+        sequences = [sequence for sequence in sequences if sequence.num_scheduled < 199]
+        chunks = [
+            sequence.schedule(1)
+            for sequence in sequences
+            if not sequence.num_scheduled or sequence.states[0].begin < sequence.num_scheduled
+        ]
+        assert moves_of(kept, chunks) == by_hand(chunks)
+
+
+@pytest.mark.parametrize("blocks", [(1, 2), (1, 2, 1000), (-1, 2, 3)])
+def test_blocks_that_are_no_states_are_refused(blocks: tuple[int, ...]) -> None:
+    kept, good = DecodingStates(), sequence_at(8, (1, 2, 3))
+    moves_of(kept, [good.schedule(1)])
+    with pytest.raises(InvalidChunkError, match="not 3 in"):
+        moves_of(kept, [good.schedule(1), sequence_at(8, blocks).schedule(1)])
+    assert moves_of(kept, chunks := [good.schedule(1)]) == by_hand(chunks)
+
+
+def test_a_state_that_begins_later_is_refused_though_the_same_was_fine() -> None:
+    kept, sequence = DecodingStates(), sequence_at(8, (1, 2, 3))
+    moves_of(kept, [sequence.schedule(1)])
+    sequence.restart(7)
+    with pytest.raises(InvalidChunkError, match="no state behind token 6"):
+        moves_of(kept, [sequence.schedule(1)])
