@@ -32,7 +32,7 @@ class State:
     end: int | None  # None: open
     blocks: tuple[int, ...]
     is_found: bool = False  # a checkpoint from the cache, which others read, too
-    ids: Longs = field(init=False, repr=False, compare=False)  # the blocks once more: every pass needs them so
+    ids: Longs = field(init=False, repr=False, compare=False)  # the blocks as an array, which every pass needs
     bounds: tuple[int, int] = field(init=False, repr=False, compare=False)  # the least and the largest of them
 
     def __post_init__(self) -> None:
