@@ -21,7 +21,7 @@ class DecodingStates:
     """What decoding sequences read and write, kept for the next pass: nearly all of them go on in the same blocks."""
 
     def __init__(self) -> None:
-        self._states: list[tuple[State, ...]] = []  # of each sequence; none where some did not stay in one state
+        self._states: list[tuple[State, ...]] = []  # each sequence's; none where some did not stay in one
         self._begins = np.zeros(0, dtype=np.int64)
         self._moves: Ints = np.zeros((0, 0, 2), dtype=np.int32)
 
