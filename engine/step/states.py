@@ -36,7 +36,8 @@ class DecodingStates:
 
     def _found(self, decoding: SequenceOf[Chunk], limits: Limits) -> tuple[Ints, bool]:
         """The moves, and whether each sequence changes its only state in place."""
-        written, others = list[Longs](), list[tuple[int, State | None]]()  # rows that read another state than they write
+        written = list[Longs]()
+        others = list[tuple[int, State | None]]()  # rows that read another state than they write
         of_state, in_pool = limits.state_blocks, limits.num_blocks
         for row, chunk in enumerate(decoding):
             state = chunk.states[0] if len(chunk.states) == 1 else None
