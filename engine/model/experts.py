@@ -18,6 +18,7 @@ class Order(Enum):
     ROWS = auto()  # [E, 2 I, H] and [E, H, I]
     COLUMNS = auto()  # [E, H, 2 I] and [E, I, H]
     INTERLEAVED_COLUMNS = auto()
+    ROWS_OR_COLUMNS = auto()  # the shapes in the checkpoint tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,6 +60,7 @@ class Way:
     parameter: Parameter
     # A view of the share whose elements, row by row, are in the stored tensor's order.
     seen: Callable[[torch.Tensor], torch.Tensor] = lambda share: share
+    turned: Way | None = None  # the same tensors, if they are stored in this one's shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ class Destination:
     source: tuple[slice, ...]  # the wanted part of it
     tensor: torch.Tensor  # a view of the share, or of the slot's plan
     slot: Slot | None = None  # it exists only while it is loaded
+    turned: Destination | None = None  # where the tensor goes if it is stored in this one's shape
 
 
 class Weights:
@@ -172,7 +174,6 @@ class Weights:
 
     def _declare(self, way: Way, tensor: torch.Tensor, under: str, slot: Slot | None = None) -> frozenset[str]:
         """Remember where the tensors of one way go; returns their names."""
-        seen = way.seen(tensor)
         self._elements += math.prod(way.parameter.shape)
         self._check_size(self._elements, way.parameter)
         placements = self.share(way.parameter).placements
@@ -181,10 +182,18 @@ class Weights:
         self.unused |= {under + part.name for part in way.parameter.parts} - names
         if taken := names & self.destinations.keys():
             raise ValueError(f"two parameters are made of {', '.join(sorted(taken))}")
-        for placement in placements:
-            place = Destination(placement.stored_shape, placement.source, seen[placement.target], slot)
+        for placement, place in zip(placements, self._places(way, tensor, slot), strict=True):
             self.destinations.setdefault(under + placement.name, []).append(place)
         return names
+
+    def _places(self, way: Way, tensor: torch.Tensor, slot: Slot | None) -> list[Destination]:
+        """Where each of the way's placements goes."""
+        placements, seen = self.share(way.parameter).placements, way.seen(tensor)
+        turned = [None] * len(placements) if way.turned is None else self._places(way.turned, tensor, slot)
+        return [
+            Destination(each.stored_shape, each.source, seen[each.target], slot, other)
+            for each, other in zip(placements, turned, strict=True)
+        ]
 
 
 def whole(name: str, *shape: int) -> Parameter:

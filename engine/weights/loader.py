@@ -13,7 +13,7 @@ import math
 import os
 import queue
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -97,7 +97,8 @@ class _Run:
 
 def _match(folder: Path, weights: Weights) -> list[_Run]:
     """All runs to copy."""
-    runs, found, doubled, unexpected = list[_Run](), set[str](), list[str](), list[str]()
+    found, doubled, unexpected = set[str](), list[str](), list[str]()
+    placed = list[tuple[StoredTensor, Destination]]()
     for name, stored in _computed(folder, weights):
         destinations = weights.destinations.get(name)
         if destinations is None:
@@ -107,7 +108,7 @@ def _match(folder: Path, weights: Weights) -> list[_Run]:
         else:
             found.add(name)
             weights.decoded[stored.dtype] += is_decoded(stored, destinations[0].tensor.dtype)
-            runs += itertools.chain.from_iterable(_runs(stored, destination) for destination in destinations)
+            placed += [(stored, destination) for destination in destinations]
     if unexpected:
         raise CheckpointError(f"{folder}: unexpected weights {some(unexpected)}: config.json describes another model")
     if missing := _missing(weights, found):
@@ -117,7 +118,28 @@ def _match(folder: Path, weights: Weights) -> list[_Run]:
         doubled += [name for names in used[1:] for name in sorted(names)]
     if doubled:
         raise CheckpointError(f"{folder}: weights {some(doubled)} are in several files: remove those of another model")
-    return runs
+    return [run for stored, destination in _by_shape(placed) for run in _runs(stored, destination)]
+
+
+def _by_shape(placed: Sequence[tuple[StoredTensor, Destination]]) -> Iterator[tuple[StoredTensor, Destination]]:
+    """Settle what is stored in one shape or the other. A shape that is both is as the other tensors are."""
+    ways = [_fitting(stored, destination) for stored, destination in placed]
+    told = {turned for fitting in ways if len(fitting) == 1 for turned in fitting}
+    for (stored, destination), fitting in zip(placed, ways, strict=True):
+        if len(fitting) == 2 and len(told) != 1:
+            raise CheckpointError(
+                f"{stored.name} of shape {list(stored.shape)}: no tensor tells which way around it is"
+            )
+        is_turned = (told if len(fitting) == 2 else fitting) == {True}
+        yield stored, (is_turned and destination.turned) or destination
+
+
+def _fitting(stored: StoredTensor, destination: Destination) -> set[bool]:
+    """Whether the stored shape is the turned one, of a destination with two; both, if it is either."""
+    if destination.turned is None:
+        return set()
+    shapes = {False: destination.stored_shape, True: destination.turned.stored_shape}
+    return {turned for turned, shape in shapes.items() if _without_ones(stored.shape) == _without_ones(shape)}
 
 
 def _computed(folder: Path, weights: Weights) -> Iterator[tuple[str, StoredTensor]]:

@@ -12,14 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from common.model.gguf import is_gguf
-from engine.model.families import dense, experts, hybrids
+from engine.model.families import dense, experts, hybrids, vision
 from engine.model.families.fields import Fields
 from engine.model.families.from_gguf import config_of
 from engine.model.families.quantised import beside_config, in_files, online
 from engine.model.families.quantised.gguf import kept_as
 from engine.model.spec import ModelSpec, UnsupportedModelError
 
-FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {**dense.FAMILIES, **experts.FAMILIES, **hybrids.FAMILIES}
+FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
+    **dense.FAMILIES,
+    **experts.FAMILIES,
+    **hybrids.FAMILIES,
+    **vision.FAMILIES,
+}
 
 
 def read_model_spec(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -76,6 +76,9 @@ def rows_of_each(spec: ExpertsSpec, expert: int) -> list[tuple[str, slice]]:
 
 def together(name: str, shape: tuple[int, ...], order: Order, *, halves: bool) -> Way:
     """One tensor with all experts."""
+    if order is Order.ROWS_OR_COLUMNS:
+        rows, columns = (together(name, shape, each, halves=halves) for each in (Order.ROWS, Order.COLUMNS))
+        return replace(rows, turned=columns)
     num_experts, *matrix = shape
     swapped = len(matrix) == 2 and order is not Order.ROWS
     stored = (num_experts, *(reversed(matrix) if swapped else matrix))

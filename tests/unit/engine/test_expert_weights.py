@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,12 @@ from engine.weights.encodings import encoding_of
 from engine.weights.loader import CheckpointError, load_weights
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.experts import CASES
+from tests.unit.engine.families.vision import CASES as WITH_VISION
 
 EXPERT = "model.layers.0.mlp.experts.5.up_proj.weight"
 FUSED = "model.layers.0.mlp.experts.gate_up_proj"
 QWEN3_MOE = CASES[0]
+(QWEN3_VL_MOE,) = (case for case in WITH_VISION if case.name == "qwen3_vl_moe")
 
 
 def load(folder: Path) -> list[torch.Tensor]:
@@ -61,6 +64,34 @@ def test_experts_that_are_there_twice_are_named(tmp_path: Path) -> None:
     fused = load_file(in_memory_format(folder) / "model.safetensors")[FUSED]
     save_file({FUSED: fused} | load_file(folder / "model.safetensors"), folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=FUSED):
+        load(folder)
+
+
+def turned(folder: Path, *endings: str) -> Path:
+    """The same checkpoint with the experts' tensors of these names the other way around."""
+    weights = load_file(folder / "model.safetensors")
+    for name in weights:
+        if name.endswith(endings):
+            weights[name] = weights[name].transpose(1, 2).contiguous()
+    target = Path(shutil.copytree(folder, folder.with_name("turned")))
+    save_file(weights, target / "model.safetensors")
+    return target
+
+
+@pytest.mark.parametrize("size", [40, 32])
+def test_experts_load_either_way_around(size: int, tmp_path: Path) -> None:
+    """Of 32 the tensor of gates is square: the other tensor tells how it lies."""
+    case = replace(QWEN3_VL_MOE, fields={**QWEN3_VL_MOE.fields, "moe_intermediate_size": size})
+    folder = case.build(tmp_path / "hub")
+    other = turned(folder, "experts.gate_up_proj", "experts.down_proj")
+    ours, theirs = load(folder), load(other)
+    assert all(torch.equal(one, another) for one, another in zip(ours, theirs, strict=True))
+
+
+def test_a_square_tensor_among_both_ways_is_refused(tmp_path: Path) -> None:
+    case = replace(QWEN3_VL_MOE, fields={**QWEN3_VL_MOE.fields, "moe_intermediate_size": 32})
+    folder = turned(case.build(tmp_path / "hub"), "layers.0.mlp.experts.down_proj")
+    with pytest.raises(CheckpointError, match=r"gate_up_proj.*no tensor tells which way around it is"):
         load(folder)
 
 

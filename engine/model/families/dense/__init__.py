@@ -11,7 +11,9 @@ from engine.model.families.dense import (
     gemmas,
     glm,
     granite,
+    granite_derived,
     hunyuan,
+    layer_norms,
     llama,
     minicpm3,
     mistral,
@@ -19,8 +21,6 @@ from engine.model.families.dense import (
     phi,
     qwen2,
     qwen3,
-    qwen_vl,
-    starcoder2,
 )
 from engine.model.families.known import Fields
 from engine.model.spec import ModelSpec
@@ -28,7 +28,9 @@ from engine.model.spec import ModelSpec
 FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
     "LlamaForCausalLM": llama.read,
     "ArceeForCausalLM": close_to_llama.read_arcee,
+    "CwmForCausalLM": close_to_llama.read_cwm,
     "Ernie4_5ForCausalLM": close_to_llama.read_ernie,
+    "HeliumForCausalLM": close_to_llama.read_helium,
     "SeedOssForCausalLM": close_to_llama.read_seed_oss,
     "SmolLM3ForCausalLM": close_to_llama.read_smollm3,
     "CohereForCausalLM": cohere.read,
@@ -38,6 +40,8 @@ FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
     "GlmForCausalLM": glm.read,
     "Glm4ForCausalLM": glm.read_4,
     "GraniteForCausalLM": granite.read,
+    "GraniteSWAForCausalLM": granite_derived.read_swa,
+    "HyperCLOVAXForCausalLM": granite_derived.read_hyperclova_x,
     "HunYuanDenseV1ForCausalLM": hunyuan.read,
     "MiniCPM3ForCausalLM": minicpm3.read,
     "MistralForCausalLM": mistral.read,
@@ -50,8 +54,6 @@ FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
     "Phi3ForCausalLM": phi.read_3,
     "Qwen2ForCausalLM": qwen2.read,
     "Qwen3ForCausalLM": qwen3.read,
-    "Qwen2VLForConditionalGeneration": qwen_vl.read_2,
-    "Qwen2_5_VLForConditionalGeneration": qwen_vl.read_2,
-    "Qwen3VLForConditionalGeneration": qwen_vl.read_3,
-    "Starcoder2ForCausalLM": starcoder2.read,
+    "Starcoder2ForCausalLM": layer_norms.read_starcoder2,
+    "Jais2ForCausalLM": layer_norms.read_jais2,
 }

@@ -1,8 +1,9 @@
-"""Llama but for a switch: Arcee (no gate), ERNIE 4.5 (interleaved pairs), Seed-OSS (biases), SmolLM3 (layers without rope)."""
+"""Llama but for a switch: no gate, interleaved pairs, biases, layers without rope, windows."""
 
 from __future__ import annotations
 
 from engine.model.families.fields import (
+    FULL,
     SLIDING,
     Fields,
     attention,
@@ -50,6 +51,37 @@ SEED_OSS = {
     "max_position_embeddings": 524288,
     "attention_bias": True,
 }
+CWM = {
+    "vocab_size": 128256,
+    "hidden_size": 6144,
+    "intermediate_size": 21504,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 48,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "sliding_window": 8192,
+}
+CWM_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 1_000_000.0,
+    "factor": 16.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+HELIUM = {
+    "vocab_size": 48000,
+    "hidden_size": 2560,
+    "intermediate_size": 7040,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 20,
+    "head_dim": 128,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-8,
+}
 SMOLLM3 = {
     "vocab_size": 128256,
     "hidden_size": 2048,
@@ -82,6 +114,28 @@ def read_ernie(fields: Fields) -> ModelSpec:
     mixer = attention(fields, rope=rope(fields, interleaved=True), qkv_bias=bias, output_bias=bias)
     layer = LayerSpec(mixer=mixer, mlp=gated_mlp(fields, bias=bias))
     return model(fields, [layer] * number(fields, "num_hidden_layers"))
+
+
+def read_helium(fields: Fields) -> ModelSpec:
+    """Helium: Llama with interleaved pairs."""
+    fields = fields.over(HELIUM)
+    rotation = rope(fields, theta=100_000.0, interleaved=True)
+    mixer = attention(fields, rope=rotation, qkv_bias=flag(fields, "attention_bias"))
+    layer = LayerSpec(mixer=mixer, mlp=gated_mlp(fields, bias=flag(fields, "mlp_bias")))
+    return model(fields, [layer] * number(fields, "num_hidden_layers"))
+
+
+def read_cwm(fields: Fields) -> ModelSpec:
+    """CWM: Llama with a window on three layers of four."""
+    if not fields.get("rope_parameters") and not fields.get("rope_scaling"):
+        fields = fields.over({"rope_parameters": CWM_ROPE})
+    fields = fields.over(CWM)
+    window, mlp = sliding_window(fields), gated_mlp(fields, bias=flag(fields, "mlp_bias"))
+    kinds = layer_types(
+        fields, [SLIDING if layer % 4 else FULL for layer in range(number(fields, "num_hidden_layers"))]
+    )
+    layers = [LayerSpec(mixer=attention(fields, window=window if kind == SLIDING else 0), mlp=mlp) for kind in kinds]
+    return model(fields, layers)
 
 
 def read_seed_oss(fields: Fields) -> ModelSpec:

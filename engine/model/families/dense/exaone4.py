@@ -13,7 +13,7 @@ from engine.model.families.fields import (
     rope,
     sliding_window,
 )
-from engine.model.spec import BranchSpec, LayerSpec, ModelSpec, QkNorm
+from engine.model.spec import AttentionSpec, BranchSpec, LayerSpec, ModelSpec, QkNorm
 
 DEFAULTS = {
     "vocab_size": 102400,
@@ -33,24 +33,26 @@ AROUND_MLP = BranchSpec(after="post_feedforward_layernorm")
 
 def read(fields: Fields) -> ModelSpec:
     fields = fields.over(DEFAULTS)
+    mlp = gated_mlp(fields)
+    return model(
+        fields,
+        [LayerSpec(mixer=mixer, mlp=mlp, around_mixer=AROUND_MIXER, around_mlp=AROUND_MLP) for mixer in mixers(fields)],
+    )
+
+
+def mixers(fields: Fields) -> list[AttentionSpec]:
+    """Each layer's attention."""
     window, pattern = sliding_window(fields), fields.get("sliding_window_pattern")
-    kinds = layer_types(fields, _kinds(fields, pattern if window else 0))
-    rotation, mlp = rope(fields), gated_mlp(fields)
-    layers = [
-        LayerSpec(
-            mixer=attention(
-                fields,
-                rope=rotation if kind == SLIDING or not window else None,
-                window=window if kind == SLIDING else 0,
-                qk_norm=QkNorm(),
-            ),
-            mlp=mlp,
-            around_mixer=AROUND_MIXER,
-            around_mlp=AROUND_MLP,
+    rotation = rope(fields)
+    return [
+        attention(
+            fields,
+            rope=rotation if kind == SLIDING or not window else None,
+            window=window if kind == SLIDING else 0,
+            qk_norm=QkNorm(),
         )
-        for kind in kinds
+        for kind in layer_types(fields, _kinds(fields, pattern if window else 0))
     ]
-    return model(fields, layers)
 
 
 def _kinds(fields: Fields, pattern: int | str | None) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.model.families.fields import Fields, attention, flag, gated_mlp, model, number, rope
-from engine.model.spec import BEFORE_MIXER, BEFORE_MLP, BranchSpec, LayerSpec, ModelSpec
+from engine.model.spec import BEFORE_MIXER, BEFORE_MLP, AttentionSpec, BranchSpec, LayerSpec, ModelSpec
 
 DEFAULTS = {
     "vocab_size": 151552,
@@ -32,9 +32,21 @@ def read_4(fields: Fields) -> ModelSpec:
     return _read(fields, AROUND_MIXER, AROUND_MLP)
 
 
+def text_model(fields: Fields, others: tuple[str, ...]) -> ModelSpec:
+    """GLM-4-0414 with all fields given; `others` are keys of its rope that change nothing."""
+    mixer = attention(
+        fields, rope=rope(fields, interleaved=True, others=others), qkv_bias=flag(fields, "attention_bias")
+    )
+    return _model(fields, mixer, AROUND_MIXER, AROUND_MLP)
+
+
 def _read(fields: Fields, around_mixer: BranchSpec, around_mlp: BranchSpec) -> ModelSpec:
     fields = fields.over(DEFAULTS)
     mixer = attention(fields, rope=rope(fields, interleaved=True), qkv_bias=flag(fields, "attention_bias"))
+    return _model(fields, mixer, around_mixer, around_mlp)
+
+
+def _model(fields: Fields, mixer: AttentionSpec, around_mixer: BranchSpec, around_mlp: BranchSpec) -> ModelSpec:
     mlp = gated_mlp(fields, fused="mlp.gate_up_proj")
     layer = LayerSpec(mixer=mixer, mlp=mlp, around_mixer=around_mixer, around_mlp=around_mlp)
     return model(fields, [layer] * number(fields, "num_hidden_layers"))

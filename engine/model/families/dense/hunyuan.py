@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from engine.model.families.fields import Fields, attention, flag, gated_mlp, model, number, rope
 from engine.model.families.ropes import rope_values
-from engine.model.spec import LayerSpec, ModelSpec, QkNorm
+from engine.model.spec import AttentionSpec, LayerSpec, ModelSpec, QkNorm
 
 DEFAULTS = {
     "vocab_size": 290943,
@@ -23,20 +23,25 @@ QK_NORM = QkNorm(after_rope=True, q_name="self_attn.query_layernorm", k_name="se
 
 def read(fields: Fields) -> ModelSpec:
     fields = fields.over(DEFAULTS)
+    fields.only("num_experts", 1)
+    fields.only("routed_scaling_factor", 1.0)
+    layer = LayerSpec(mixer=mixer(fields), mlp=gated_mlp(fields))
+    return model(fields, [layer] * number(fields, "num_hidden_layers"))
+
+
+def mixer(fields: Fields) -> AttentionSpec:
+    """Every layer's attention."""
     fields.ignore("org_vocab_size", "cla_share_factor", "enable_lm_head_fp32", "class_num", "dense_list", "pool_type")
     fields.ignore("pad_id", "mask_init_id", "text_start_id", "text_end_id", *(f"im_{name}_id" for name in _IMAGES))
     fields.only("norm_type", "rms", "hf_rms")
     fields.only("use_rotary_pos_emb", True)
     fields.only("attention_head_dim", fields.get("head_dim"))
-    fields.only("num_experts", 1)
-    fields.only("routed_scaling_factor", 1.0)
     fields.only("use_qk_norm", True)
     fields.only("use_cla", False)
-    bias, mlp = flag(fields, "attention_bias"), gated_mlp(fields)
-    others = ("alpha", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
-    mixer = attention(fields, rope=rope(fields, others=others), qk_norm=QK_NORM, qkv_bias=bias, output_bias=bias)
+    bias, others = flag(fields, "attention_bias"), ("alpha", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+    found = attention(fields, rope=rope(fields, others=others), qk_norm=QK_NORM, qkv_bias=bias, output_bias=bias)
     _, values = rope_values(fields)
-    if mixer.rope is not None and (values.get("rope_type") or values.get("type")) == "dynamic" and values.get("alpha"):
-        theta = mixer.rope.theta * float(values["alpha"]) ** (mixer.head_dim / (mixer.head_dim - 2))
-        mixer = replace(mixer, rope=replace(mixer.rope, theta=theta))
-    return model(fields, [LayerSpec(mixer=mixer, mlp=mlp)] * number(fields, "num_hidden_layers"))
+    if found.rope is not None and (values.get("rope_type") or values.get("type")) == "dynamic" and values.get("alpha"):
+        theta = found.rope.theta * float(values["alpha"]) ** (found.head_dim / (found.head_dim - 2))
+        found = replace(found, rope=replace(found.rope, theta=theta))
+    return found

@@ -7,7 +7,9 @@ from engine.model.experts import ExpertTensors
 from engine.model.families.experts.fields import (
     CORRECTED,
     ONE_EACH,
+    behind_dense,
     checked,
+    layers_by_kind,
     shared_experts,
     sigmoid_rule,
     sparse_mlp,
@@ -15,9 +17,8 @@ from engine.model.families.experts.fields import (
 )
 from engine.model.families.fields import Fields, count, flag, gated_mlp, model, number, real
 from engine.model.families.latents import latent_attention
-from engine.model.spec import LayerSpec, ModelSpec, UnsupportedModelError
+from engine.model.spec import LayerSpec, ModelSpec
 
-DENSE, SPARSE = "dense", "sparse"
 COMMON = {
     "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64,
@@ -53,8 +54,6 @@ V3 = COMMON | {
     "routed_scaling_factor": 2.5,
     "rope_interleave": True,
 }
-
-
 GLM_4_7_FLASH = V3 | {
     "vocab_size": 154880,
     "hidden_size": 2048,
@@ -72,6 +71,16 @@ GLM_4_7_FLASH = V3 | {
     "q_lora_rank": 768,
     "qk_nope_head_dim": 192,
     "v_head_dim": 256,
+}
+YOUTU = COMMON | {
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "max_position_embeddings": 131072,
+    "rope_interleave": True,
+    "tie_word_embeddings": True,
 }
 
 
@@ -112,6 +121,16 @@ def read_glm(fields: Fields) -> ModelSpec:
     return _model(fields, sigmoid_rule(fields), CORRECTED, interleaved=flag(fields, "rope_interleave"))
 
 
+def read_youtu(fields: Fields) -> ModelSpec:
+    """Youtu: DeepSeek's latent attention in a dense model."""
+    fields = fields.over(YOUTU)
+    fields.ignore("embedding_initializer_range")
+    interleaved, value_dim = flag(fields, "rope_interleave"), number(fields, "v_head_dim")
+    mixer = latent_attention(fields, interleaved=interleaved, value_dim=value_dim)
+    layer = LayerSpec(mixer=mixer, mlp=gated_mlp(fields, bias=flag(fields, "mlp_bias")))
+    return model(fields, [layer] * number(fields, "num_hidden_layers"))
+
+
 def _model(fields: Fields, rule: RoutingRule, tensors: ExpertTensors, *, interleaved: bool) -> ModelSpec:
     fields.only("moe_layer_freq", 1)
     fields.only("ep_size", 1)
@@ -119,14 +138,7 @@ def _model(fields: Fields, rule: RoutingRule, tensors: ExpertTensors, *, interle
     stored, dense = without_predictions(fields), gated_mlp(fields)
     sparse = sparse_mlp(fields, rule, tensors=tensors, shared=shared_experts(fields))
     mixer = latent_attention(fields, interleaved=interleaved, value_dim=number(fields, "v_head_dim"))
-    layers = [LayerSpec(mixer=mixer, mlp=sparse if there else dense) for there in _sparse_layers(fields)]
+    layers = [
+        LayerSpec(mixer=mixer, mlp=sparse if there else dense) for there in layers_by_kind(fields, behind_dense(fields))
+    ]
     return model(fields, layers, stored=stored)
-
-
-def _sparse_layers(fields: Fields) -> list[bool]:
-    """Whether each layer has experts."""
-    num_layers, num_dense = number(fields, "num_hidden_layers"), count(fields, "first_k_dense_replace")
-    kinds = fields.get("mlp_layer_types") or [SPARSE if at >= num_dense else DENSE for at in range(num_layers)]
-    if set(kinds) - {DENSE, SPARSE} or len(kinds) != num_layers:
-        raise UnsupportedModelError(f"config.json: mlp_layer_types = {kinds!r:.80} is not supported")
-    return [kind == SPARSE for kind in kinds]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from engine.kernels.experts.rule import GroupScore, RoutingRule, Score
 from engine.model.experts import ExpertTensors, SharedExpertSpec, SparseMlpSpec
 from engine.model.families.fields import Fields, count, flag, gated_mlp, number, real
 from engine.model.names import StoredNames
 from engine.model.spec import UnsupportedModelError
 
+DENSE, SPARSE = "dense", "sparse"
 GATE_UP_DOWN = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj", "mlp.experts.{}.down_proj")
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 ONE_EACH = ExpertTensors(each=GATE_UP_DOWN)
@@ -75,9 +78,9 @@ def sparse_mlp(
     )
 
 
-def shared_experts(fields: Fields) -> SharedExpertSpec | None:
-    """`n_shared_experts`, computed as one."""
-    num_shared = count(fields, "n_shared_experts")
+def shared_experts(fields: Fields, name: str = "n_shared_experts") -> SharedExpertSpec | None:
+    """The experts that the field counts, computed as one."""
+    num_shared = count(fields, name)
     if not num_shared:
         return None
     return SharedExpertSpec(size=num_shared * number(fields, "moe_intermediate_size"), under="mlp.shared_experts")
@@ -89,6 +92,20 @@ def without_predictions(fields: Fields) -> StoredNames:
     first = number(fields, "num_hidden_layers")
     extra = count(fields, "num_nextn_predict_layers")
     return StoredNames(ignored=tuple(f"model.layers.{layer}." for layer in range(first, first + extra)))
+
+
+def layers_by_kind(fields: Fields, default: Sequence[str]) -> list[bool]:
+    """Whether each layer has experts, by `mlp_layer_types` or the default."""
+    kinds, num_layers = fields.get("mlp_layer_types") or default, number(fields, "num_hidden_layers")
+    if set(kinds) - {DENSE, SPARSE} or len(kinds) != num_layers:
+        raise UnsupportedModelError(f"config.json: mlp_layer_types = {kinds!r:.80} is not supported")
+    return [kind == SPARSE for kind in kinds]
+
+
+def behind_dense(fields: Fields) -> list[str]:
+    """Layer kinds where the first `first_k_dense_replace` have no experts."""
+    num_dense = count(fields, "first_k_dense_replace")
+    return [SPARSE if layer >= num_dense else DENSE for layer in range(number(fields, "num_hidden_layers"))]
 
 
 def sparse_layers(fields: Fields) -> list[bool]:

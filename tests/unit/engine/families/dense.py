@@ -77,15 +77,6 @@ NO_VISION = {
     "vision_config": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 }
 
-SMALL_VISION = {
-    "depth": 1,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_heads": 2,
-    "out_hidden_size": 64,
-    "deepstack_visual_indexes": [0],
-}
-
 CASES = (
     Case(name="llama", config="LlamaConfig", fields={"attention_bias": True, "mlp_bias": True}),
     Case(name="llama3", config="LlamaConfig", fields={"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
@@ -129,38 +120,6 @@ CASES = (
     ),
     Case(name="qwen2", config="Qwen2Config", fields={"tie_word_embeddings": True}),
     Case(name="qwen3", config="Qwen3Config", fields={"head_dim": 32}),
-    Case(
-        name="qwen2_5_vl",
-        config="Qwen2_5_VLTextConfig",
-        fields={"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}},
-        text_in="Qwen2_5_VLConfig",
-        outer={
-            "vision_config": {
-                "depth": 1,
-                "hidden_size": 16,
-                "num_heads": 2,
-                "intermediate_size": 16,
-                "out_hidden_size": 64,
-            }
-        },
-    ),
-    Case(
-        name="qwen2_vl",
-        config="Qwen2VLTextConfig",
-        fields={"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}},
-        text_in="Qwen2VLConfig",
-        outer={"vision_config": {"depth": 1, "embed_dim": 16, "num_heads": 2, "hidden_size": 64}},
-    ),
-    Case(
-        name="qwen3_vl",
-        config="Qwen3VLTextConfig",
-        fields={
-            "head_dim": 32,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [6, 5, 5]},
-        },
-        text_in="Qwen3VLConfig",
-        outer={"vision_config": SMALL_VISION},
-    ),
     Case(name="arcee", config="ArceeConfig", fields={"head_dim": 16, "mlp_bias": True}),
     Case(
         name="ernie4_5", config="Ernie4_5Config", fields={"head_dim": 32, "use_bias": True, "tie_word_embeddings": True}
@@ -287,4 +246,23 @@ CASES = (
         max_model_len=256,
     ),
     Case(name="starcoder2", config="Starcoder2Config", fields={"sliding_window": 24, "tie_word_embeddings": True}),
+    Case(name="cwm", config="CwmConfig", fields=TWO_KINDS | {"head_dim": 16, "rope_parameters": LLAMA3}),
+    Case(name="helium", config="HeliumConfig", fields={"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+    Case(
+        name="hyperclovax",
+        config="HyperCLOVAXConfig",
+        fields=MULTIPLIED | {"head_dim": 16, "attention_bias": True, "mlp_bias": True},
+    ),
+    Case(
+        name="granite_swa",
+        config="GraniteSWAConfig",
+        fields=MULTIPLIED | TWO_KINDS | {"layer_rope_theta": [1000.0, 0], "mlp_bias": True},
+    ),
+    Case(name="vaultgemma", config="VaultGemmaConfig", fields=GEMMA | {"sliding_window": 20, "num_hidden_layers": 2}),
+    Case(name="jais2", config="Jais2Config", fields={"head_dim": 16}),
+    Case(
+        name="gemma4-unified",
+        config="Gemma4UnifiedTextConfig",
+        fields={**GEMMA_4, "hidden_size_per_layer_input": None, "vocab_size_per_layer_input": None},
+    ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.unit.engine.families.case import Case
+from tests.unit.engine.families.dense import BY_KIND
 
 EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
 GROUPED: dict[str, Any] = {
@@ -198,4 +199,64 @@ CASES: tuple[Case, ...] = (
             },
         },
     ),
+    Case(
+        name="exaone_moe",
+        config="ExaoneMoeConfig",
+        fields={
+            **EXPERTS,
+            "num_shared_experts": 2,
+            "n_group": 4,
+            "topk_group": 2,
+            "sliding_window": 20,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    Case(
+        name="dots1",
+        config="Dots1Config",
+        fields={**GROUPED, "sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"] * 2}
+        | {"num_hidden_layers": 4, "attention_bias": True},
+    ),
+    Case(
+        name="solar_open",
+        config="SolarOpenConfig",
+        fields={**GROUPED, "head_dim": 16, "attention_bias": True, "num_hidden_layers": 2, "first_k_dense_replace": 0},
+    ),
+    Case(
+        name="hunyuan_v1_moe",
+        config="HunYuanMoEV1Config",
+        fields={"num_experts": 6, "moe_topk": 3, "intermediate_size": 40, "head_dim": 16},
+    ),
+    Case(
+        name="flex_olmo",
+        config="FlexOlmoConfig",
+        fields={"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 40},
+    ),
+    Case(
+        name="mellum",
+        config="MellumConfig",
+        fields={
+            **EXPERTS,
+            "head_dim": 16,
+            "sliding_window": 20,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "mlp_layer_types": ["dense", "sparse"],
+            "rope_parameters": BY_KIND,
+        },
+    ),
+    Case(
+        name="granitemoe_swa",
+        config="GraniteMoeSWAConfig",
+        fields={
+            **MULTIPLIED,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 48,
+            "sliding_window": 20,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "layer_rope_theta": [0, 1000.0],
+        },
+    ),
+    # With a padding id transformers zeroes that row of the table as it loads it.
+    Case(name="youtu", config="YoutuConfig", fields={**LATENT, "q_lora_rank": 24, "pad_token_id": None}),
 )

@@ -13,7 +13,7 @@ from inspect import getmodule
 from typing import Any
 
 from engine.model.experts import SparseMlpSpec
-from engine.model.families import FAMILIES, dense, experts, model_spec
+from engine.model.families import FAMILIES, dense, experts, model_spec, vision
 from engine.model.spec import (
     AttentionSpec,
     DenseBesideExpertsSpec,
@@ -48,11 +48,15 @@ so for architectures that are not below, with a line in the log, and `--model-im
 nothing is fused, and no graph is captured. Refused by name: models with states, attention of their own (biases, latents),
 masks of their own, LongRoPE and dynamic ropes. Six are checked as above.
 
-Not served yet, by use: Qwen3-VL with experts (checkpoints store them in two orders), Nemotron-H, Falcon-H1,
-Bamba and Jamba (Mamba), Kimi-Linear and OLMo hybrids (other states), DeepSeek-V3.2 and GLM-5 (sparse
-attention), MiMo-V2 (values of another size), Phi-3.5-MoE, EXAONE-MoE:
-`--model-impl transformers` refuses them, too. It takes Nemotron, Apertus, StableLM, OPT, GPT-NeoX, GPT-BigCode, OLMo 1,
-HyperCLOVA X, CWM, NanoChat, Jais 2, VaultGemma, BitNet and Granite with windows; it refuses GPT-2, GPT-J, BLOOM, Falcon and MPT.
+Not served yet, by use:
+Nemotron-H, Falcon-H1, Bamba and Jamba (Mamba),
+Kimi-Linear and OLMo hybrids (other states),
+DeepSeek-V3.2 and GLM-5 (sparse attention),
+MiMo-V2 (values of another size),
+Phi-3.5-MoE:
+`--model-impl transformers` refuses them, too.
+It takes Nemotron, Apertus, StableLM, OPT, GPT-NeoX, GPT-BigCode, OLMo 1, NanoChat and BitNet;
+it refuses GPT-2, GPT-J, BLOOM, Falcon and MPT.
 
 [GGUF files](gguf.md) of some of them are read, too.
 
@@ -113,6 +117,8 @@ def _row(architecture: str) -> str:
 
 
 def _tier(architecture: str) -> int:
+    if architecture in vision.FAMILIES:
+        return 2 if architecture in vision.WITH_EXPERTS else 1
     return 1 if architecture in dense.FAMILIES else 2 if architecture in experts.FAMILIES else 3
 
 

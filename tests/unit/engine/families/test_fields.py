@@ -12,10 +12,10 @@ import transformers
 from engine.model.families import model_spec
 from engine.model.families.known import HARMLESS
 from engine.model.spec import ModelSpec, UnsupportedModelError
-from tests.unit.engine.families import dense, experts, hybrids
+from tests.unit.engine.families import dense, experts, hybrids, vision
 from tests.unit.engine.families.case import Case
 
-CASES = [*dense.CASES, *experts.CASES, *hybrids.CASES]
+CASES = [*dense.CASES, *experts.CASES, *hybrids.CASES, *vision.CASES]
 # They change nothing in these families: transformers does not read them either, or another field of the same config decides.
 OTHERS = {
     "partial_rotary_factor",
@@ -40,6 +40,15 @@ OF_FAMILIES = {
     "qwen2_vl": OF_VISION,
     "qwen2_5_vl": OF_VISION,
     "qwen3_vl": OF_VISION,
+    "qwen3_vl_moe": {*OF_VISION, "mlp_only_layers"},
+    "glm4v": OF_VISION,
+    "glm4v_moe": OF_VISION,
+    "glm46v": OF_VISION,
+    "kimi_k25": {*OF_VISION, *OF_LATENTS, "num_nextn_predict_layers"},
+    "gemma4-unified": {"use_double_wide_mlp", "vocab_size_per_layer_input"},
+    "exaone_moe": {"first_k_dense_replace"},
+    "solar_open": {"intermediate_size"},  # all its layers have experts
+    "youtu": {*OF_LATENTS, "embedding_initializer_range"},
     "glm4_moe_lite": {*OF_LATENTS, "first_k_dense_replace"},
     "deepseek_v2": OF_LATENTS,
     "deepseek_v3": OF_LATENTS,

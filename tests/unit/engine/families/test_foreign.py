@@ -51,8 +51,8 @@ def test_a_model_that_calls_itself_stateful_is_refused(tmp_path: Path, monkeypat
     [
         ("LlamaConfig", "auto", False),
         ("LlamaConfig", "transformers", True),
-        ("HeliumConfig", "auto", True),
-        ("HeliumConfig", "baton", False),
+        ("GPTNeoXConfig", "auto", True),
+        ("GPTNeoXConfig", "baton", False),
     ],
 )
 def test_transformers_computes_what_no_family_knows(

@@ -17,4 +17,7 @@ FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
     "Gemma3nForConditionalGeneration": gemma3n.read_beside_others,
     "Gemma4ForCausalLM": gemma4.read,
     "Gemma4ForConditionalGeneration": gemma4.read,
+    "Gemma4UnifiedForCausalLM": gemma4.read_unified,
+    "Gemma4UnifiedForConditionalGeneration": gemma4.read_unified,
+    "VaultGemmaForCausalLM": gemma.read_vault,
 }

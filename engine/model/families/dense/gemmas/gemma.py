@@ -5,6 +5,8 @@ From 2 on norms stand before and after each half; 3 norms queries and keys, too.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from engine.model.families.fields import (
     BESIDE_VISION,
     FULL,
@@ -22,7 +24,15 @@ from engine.model.families.fields import (
     rope,
     sliding_window,
 )
-from engine.model.spec import BranchSpec, LayerSpec, ModelSpec, QkNorm, RopeSpec, UnsupportedModelError
+from engine.model.spec import (
+    BEFORE_MIXER,
+    BranchSpec,
+    LayerSpec,
+    ModelSpec,
+    QkNorm,
+    RopeSpec,
+    UnsupportedModelError,
+)
 
 GEMMA = {
     "vocab_size": 256000,
@@ -77,6 +87,16 @@ def read_2(fields: Fields) -> ModelSpec:
     kinds = layer_types(fields, every(fields, 2))
     rotation = rope(fields)
     return _model(fields, _layers(fields, kinds, {FULL: rotation, SLIDING: rotation}, qk_norm=None))
+
+
+def read_vault(fields: Fields) -> ModelSpec:
+    """VaultGemma: Gemma 2 without norms after the halves."""
+    fields = fields.over(GEMMA_2)
+    kinds = layer_types(fields, every(fields, 2))
+    rotation = rope(fields)
+    layers = _layers(fields, kinds, {FULL: rotation, SLIDING: rotation}, qk_norm=None)
+    before_mlp = BranchSpec(before="pre_feedforward_layernorm")
+    return _model(fields, [replace(layer, around_mixer=BEFORE_MIXER, around_mlp=before_mlp) for layer in layers])
 
 
 def read_3(fields: Fields) -> ModelSpec:

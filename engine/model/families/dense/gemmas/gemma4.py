@@ -62,6 +62,12 @@ DEFAULTS = {
         FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
     },
 }
+UNIFIED = DEFAULTS | {
+    "hidden_size_per_layer_input": 0,
+    "max_position_embeddings": 262144,
+    "sliding_window": 1024,
+    "use_bidirectional_attention": "vision",
+}
 SCALAR = "layer_scalar"
 AROUND_INPUT = BranchSpec(after="post_per_layer_input_norm", scalar=SCALAR)
 EXPERTS = ExpertTensors(router=("router.proj",), all=(("experts.gate_up_proj", "experts.down_proj"),))
@@ -72,10 +78,20 @@ NAMES = StoredNames(
 
 
 def read(fields: Fields) -> ModelSpec:
+    """Gemma 4: layers without a window have heads of another size; some sizes have experts, or inputs of each layer."""
+    return _read(fields, DEFAULTS)
+
+
+def read_unified(fields: Fields) -> ModelSpec:
+    """Gemma 4 12B: Gemma 4 with vision and audio inside the text model, of which the text is served."""
+    return _read(fields, UNIFIED)
+
+
+def _read(fields: Fields, defaults: Mapping[str, Any]) -> ModelSpec:
     has_other_parts = "text_config" in fields
     fields.ignore("vision_config", "audio_config", "vision_soft_tokens_per_image")
     fields.ignore(*(name for name in fields if name.endswith(("_token_id", "_token_index"))))
-    fields = fields.text().over(DEFAULTS)
+    fields = fields.text().over(defaults)
     fields.only("use_bidirectional_attention", "vision")
     kinds = layer_types(fields, every(fields, 6))
     kinds[-1] = FULL

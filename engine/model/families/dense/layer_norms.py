@@ -1,11 +1,11 @@
-"""StarCoder2: LayerNorm, biases everywhere, an MLP without a gate."""
+"""Llama with LayerNorm: StarCoder2 and Jais 2."""
 
 from __future__ import annotations
 
 from engine.model.families.fields import Fields, attention, flag, model, number, sliding_window
 from engine.model.spec import LayerSpec, ModelSpec, PlainMlpSpec
 
-DEFAULTS = {
+STARCODER_2 = {
     "vocab_size": 49152,
     "hidden_size": 3072,
     "intermediate_size": 12288,
@@ -17,10 +17,23 @@ DEFAULTS = {
     "use_bias": True,
     "tie_word_embeddings": True,
 }
+JAIS_2 = {
+    "vocab_size": 150272,
+    "hidden_size": 3328,
+    "intermediate_size": 26624,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 26,
+    "max_position_embeddings": 8192,
+    "hidden_act": "relu2",
+    "attention_bias": True,
+    "mlp_bias": True,
+    "layer_norm_eps": 1e-5,
+}
 
 
-def read(fields: Fields) -> ModelSpec:
-    fields = fields.over(DEFAULTS)
+def read_starcoder2(fields: Fields) -> ModelSpec:
+    """StarCoder2: LayerNorm, biases everywhere, an MLP without a gate."""
+    fields = fields.over(STARCODER_2)
     fields.only("hidden_act", "gelu_pytorch_tanh")
     fields.only("norm_type", "layer_norm")
     fields.only("mlp_type", "default")
@@ -33,3 +46,14 @@ def read(fields: Fields) -> ModelSpec:
     )
     layers = [LayerSpec(mixer=mixer, mlp=mlp)] * number(fields, "num_hidden_layers")
     return model(fields, layers, eps="norm_epsilon", norm="layer", norm_bias=True)
+
+
+def read_jais2(fields: Fields) -> ModelSpec:
+    """Jais 2: LayerNorm, biases everywhere, an MLP of relu² without a gate."""
+    fields = fields.over(JAIS_2)
+    fields.only("hidden_act", "relu2")
+    bias, size = flag(fields, "attention_bias"), number(fields, "intermediate_size")
+    mlp = PlainMlpSpec(size=size, bias=flag(fields, "mlp_bias"), activation="relu2")
+    layer = LayerSpec(mixer=attention(fields, qkv_bias=bias, output_bias=bias), mlp=mlp)
+    layers = [layer] * number(fields, "num_hidden_layers")
+    return model(fields, layers, eps="layer_norm_eps", norm="layer", norm_bias=True)

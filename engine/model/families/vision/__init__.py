@@ -1,0 +1,26 @@
+"""Text models in checkpoints that see, too, where the text model is another family's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.model.families.fields import Fields
+from engine.model.families.vision import glm, kimi, qwen
+from engine.model.spec import ModelSpec
+
+_Family = Callable[[Fields], ModelSpec]
+DENSE: dict[str, _Family] = {
+    "Qwen2VLForConditionalGeneration": qwen.read_2,
+    "Qwen2_5_VLForConditionalGeneration": qwen.read_2,
+    "Qwen3VLForConditionalGeneration": qwen.read_3,
+    "Glm4vForConditionalGeneration": glm.read,
+    "Glm46VForConditionalGeneration": glm.read_46,
+}
+WITH_EXPERTS: dict[str, _Family] = {
+    "Qwen3VLMoeForConditionalGeneration": qwen.read_3_moe,
+    "Glm4vMoeForConditionalGeneration": glm.read_moe,
+    "KimiVLForConditionalGeneration": kimi.read,
+    "KimiK25ForConditionalGeneration": kimi.read,
+    "Kimi_K25ForConditionalGeneration": kimi.read,
+}
+FAMILIES = {**DENSE, **WITH_EXPERTS}

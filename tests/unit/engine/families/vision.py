@@ -1,0 +1,105 @@
+"""Text models of other families in checkpoints that see, too."""
+
+from __future__ import annotations
+
+from tests.unit.engine.families.case import Case
+from tests.unit.engine.families.experts import EXPERTS, GROUPED, LATENT
+
+SMALL_VISION = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "deepstack_visual_indexes": [0],
+}
+MROPE = {"rope_type": "default", "rope_theta": 5e6}
+GLM_VISION = SMALL_VISION | {"attention_bias": False, "patch_size": 8, "image_size": 16}
+
+CASES: tuple[Case, ...] = (
+    Case(
+        name="qwen2_5_vl",
+        config="Qwen2_5_VLTextConfig",
+        fields={"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}},
+        text_in="Qwen2_5_VLConfig",
+        outer={
+            "vision_config": {
+                "depth": 1,
+                "hidden_size": 16,
+                "num_heads": 2,
+                "intermediate_size": 16,
+                "out_hidden_size": 64,
+            }
+        },
+    ),
+    Case(
+        name="qwen2_vl",
+        config="Qwen2VLTextConfig",
+        fields={"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}},
+        text_in="Qwen2VLConfig",
+        outer={"vision_config": {"depth": 1, "embed_dim": 16, "num_heads": 2, "hidden_size": 64}},
+    ),
+    Case(
+        name="qwen3_vl",
+        config="Qwen3VLTextConfig",
+        fields={
+            "head_dim": 32,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [6, 5, 5]},
+        },
+        text_in="Qwen3VLConfig",
+        outer={"vision_config": SMALL_VISION},
+    ),
+    Case(
+        name="qwen3_vl_moe",
+        config="Qwen3VLMoeTextConfig",
+        fields={
+            **EXPERTS,
+            "head_dim": 32,
+            "num_hidden_layers": 3,
+            "mlp_only_layers": [1],
+            "rope_parameters": MROPE | {"mrope_section": [6, 5, 5]},
+        },
+        text_in="Qwen3VLMoeConfig",
+        outer={"vision_config": SMALL_VISION},
+    ),
+    Case(
+        name="glm4v",
+        config="Glm4vTextConfig",
+        fields={"rope_parameters": MROPE | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}},
+        text_in="Glm4vConfig",
+        outer={"vision_config": GLM_VISION},
+    ),
+    Case(
+        name="glm4v_moe",
+        config="Glm4vMoeTextConfig",
+        fields={
+            **GROUPED,
+            "head_dim": 16,
+            "attention_bias": True,
+            "rope_parameters": MROPE | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5},
+        },
+        text_in="Glm4vMoeConfig",
+        outer={"vision_config": GLM_VISION},
+    ),
+    Case(
+        name="glm46v",
+        config="Glm4vTextConfig",
+        fields={"rope_parameters": MROPE | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}},
+        text_in="Glm46VConfig",
+        outer={"vision_config": GLM_VISION},
+    ),
+    Case(
+        name="kimi_k25",
+        config="DeepseekV3Config",
+        fields={**LATENT, **GROUPED, "q_lora_rank": 24},
+        text_in="Kimi_K25Config",
+        outer={
+            "vision_config": {
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+            }
+        },
+    ),
+)
