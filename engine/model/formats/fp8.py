@@ -40,7 +40,7 @@ from engine.model.formats.stored import (
 from engine.model.parameters import Placement, Weights
 
 _SCALE = ("weight_scale", "weight_scale_inv")  # both are factors
-_UNUSED = ("input_scale", "activation_scale")
+_UNUSED = ("input_scale", "activation_scale", "input_scale_ub")
 INPUTS_MULTIPLE = 64
 FEWEST_OUTPUTS = 64  # that are worth to be quantised
 

@@ -32,6 +32,7 @@ METHODS: dict[str, Callable[[Fields], Quantization]] = {
     "awq": awq.read,
     "bitsandbytes": bitsandbytes.read,
     "compressed-tensors": compressed_tensors.read,
+    "fbgemm_fp8": fp8.read_rows,
     "fp8": fp8.read,
     "gptq": gptq.read,
     "modelopt": modelopt.read,

@@ -1,4 +1,7 @@
-"""`quant_method` fp8, as models in 8-bit floats come from their makers: scales for tensors, or for blocks."""
+"""`quant_method` fp8, as models in 8-bit floats come from their makers: scales for tensors, or for blocks.
+
+And fbgemm_fp8, as Meta wrote Llama 3.1: a scale for each row.
+"""
 
 from __future__ import annotations
 
@@ -18,3 +21,10 @@ def read(fields: Fields) -> Quantization:
     size = block(fields, "weight_block_size")
     format = Fp8(scales=Scales.TENSOR) if size is None else Fp8(scales=Scales.BLOCK, block=size)
     return Quantization(name="fp8", groups=((EVERY, format),), ignored=ignored, kv_cache=kv_cache(fields))
+
+
+def read_rows(fields: Fields) -> Quantization:
+    """The limit of activations' scales is for products in 8 bits with one for all; ours are for each row."""
+    fields.ignore("activation_scale_ub")
+    ignored = modules(["lm_head", *names(fields, "modules_to_not_convert")])
+    return Quantization(name="fbgemm_fp8", groups=((EVERY, Fp8(scales=Scales.ROW)),), ignored=ignored)

@@ -26,6 +26,7 @@ from engine.weights.loader import load_weights, model_fingerprint
 from tests.models import build_tiny_model
 from tests.unit.engine.formats.checkpoints import (
     FP8,
+    Tensors,
     compressed,
     fp8_block,
     fp8_row,
@@ -39,6 +40,11 @@ from tests.unit.engine.formats.loading import PROMPT, Form, Tiny, answer, loaded
 NATIVE = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
 
 
+def limited_rows(module: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    parts, same = fp8_row(module, weight)
+    return {**parts, "input_scale_ub": torch.tensor([1200.0])}, same
+
+
 FORMS = {
     "compressed, tensor": Form("llama", fp8_tensor, compressed("tensor")),
     "compressed, channel, ignored": Form(
@@ -49,6 +55,18 @@ FORMS = {
     ),
     "compressed, block": Form(
         "llama", fp8_block(16, 32, "weight_scale"), compressed("block", block_structure=[16, 32])
+    ),
+    "rows, as Meta wrote them": Form(
+        "llama",
+        limited_rows,
+        {
+            "quantization_config": {
+                "quant_method": "fbgemm_fp8",
+                "activation_scale_ub": 1200.0,
+                "modules_to_not_convert": ["model.layers.0.mlp.down_proj", "lm_head"],
+            }
+        },
+        keeps=("lm_head", "layers.0.mlp.down_proj"),
     ),
     "native, tensor, static": Form(
         "qwen3",
