@@ -9,8 +9,8 @@ import transformers
 from transformers import AutoConfig
 
 
-def greedy_tokens(model: Path, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
-    """Return `num_tokens` greedy tokens for each prompt, computed one by one, EOS ignored."""
+def greedy_tokens(model: Path, prompts: list[list[int]], num_tokens: int, *, cached: bool = True) -> list[list[int]]:
+    """Return `num_tokens` greedy tokens for each prompt, computed one by one, EOS ignored; `cached`: each alone."""
     torch.set_num_threads(1)
     (architecture,) = AutoConfig.from_pretrained(model).architectures
     # The other implementations of attention leave soft-caps out.
@@ -26,6 +26,7 @@ def greedy_tokens(model: Path, prompts: list[list[int]], num_tokens: int) -> lis
                 do_sample=False,
                 eos_token_id=None,
                 pad_token_id=0,
+                use_cache=cached,
             )
             answers.append(output[0, len(prompt) :].tolist())
     return answers

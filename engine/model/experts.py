@@ -26,7 +26,7 @@ class ExpertTensors:
     """Names below the layer's, and the order of tensors that hold all experts."""
 
     router: tuple[str, ...] = ("mlp.gate",)  # one of these modules
-    each: tuple[str, ...] | None = None  # gate, up and down of expert `{}`
+    each: tuple[str, ...] | None = None  # gate, if any, up, down of expert `{}`
     all: tuple[tuple[str, str], ...] = (("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),)  # or one of these pairs
     order: Order = Order.ROWS
     correction: tuple[str, ...] = ()  # one of these tensors; none: the rule has no correction
@@ -35,18 +35,20 @@ class ExpertTensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedExpertSpec:
-    """A gated MLP that every token passes through beside its experts."""
+    """An MLP that every token passes through beside its experts."""
 
     size: int
     under: str  # name of its module
     is_gated: bool = False  # its result is multiplied by sigmoid of one more product, `{under}_gate`
     gate_up: str | None = None  # name of one tensor with both halves; None: gate_proj and up_proj
     down: str = "down_proj"
+    activation: Literal["silu", "relu2"] = "silu"  # "relu2": there is no gate
+    bias: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseMlpSpec:
-    """Gated MLPs, of which a router chooses some for each token."""
+    """MLPs, of which a router chooses some for each token."""
 
     num_experts: int
     size: int  # one expert has
@@ -57,5 +59,9 @@ class SparseMlpSpec:
     expert_bias: bool = False
     clamp: tuple[float, float] | None = None  # alpha and limit of the clamped activation; None: silu
     weighs_inputs: bool = False
-    activation: Literal["silu", "gelu_tanh"] = "silu"
+    activation: Literal["silu", "gelu_tanh", "relu2"] = "silu"  # "relu2": there are no gates
     weight_scale: str = ""  # tensor [E] that multiplies the experts' weights
+
+    @property
+    def has_gates(self) -> bool:
+        return self.activation != "relu2"

@@ -41,7 +41,8 @@ async def test_a_family_answers_as_transformers_does(family: str, transport: str
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 async def test_every_family_does(case: Case, tmp_path: Path) -> None:
     options = {} if case.max_model_len is None else {"max_model_len": case.max_model_len}
-    await check(case.build(tmp_path / case.name), tmp_path, shortest=case.shortest, **options)
+    expect = partial(greedy_tokens, cached=case.can_be_cached)
+    await check(case.build(tmp_path / case.name), tmp_path, shortest=case.shortest, expect=expect, **options)
 
 
 @pytest.mark.long

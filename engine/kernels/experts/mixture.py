@@ -1,4 +1,4 @@
-"""The experts' gated MLPs, each of its own tokens. T tokens, E experts, K experts a token, H hidden size, I intermediate size."""
+"""The experts' MLPs, each of its own tokens. T tokens, E experts, K experts a token, H hidden size, I intermediate size."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Clamp:
 class Experts:
     """The matrices of all experts of a layer."""
 
-    gate_up: Matrices  # [E, 2 I, H], the gate's rows first
+    gate_up: Matrices  # [E, 2 I or I, H], a gate's rows first
     down: Matrices  # [E, H, I]
     gate_up_bias: torch.Tensor | None = None  # [E, 2 I]
     down_bias: torch.Tensor | None = None  # [E, H]
     clamp: Clamp | None = None  # None: silu(gate) * up
     weighs_inputs: bool = False  # a weight multiplies what an expert reads, not its result
-    activation: str = "silu"  # or "gelu_tanh"; of an unclamped gate
+    activation: str = "silu"  # or "gelu_tanh"; "relu2": without a gate
 
     @property
     def num_experts(self) -> int:
@@ -50,15 +50,19 @@ class Experts:
         """The clamp's alpha and limit; without a clamp silu's alpha, and a limit that nobody reads."""
         return (1.0, 0.0) if self.clamp is None else (self.clamp.alpha, self.clamp.limit)
 
-    def flags(self, *, gated: bool) -> tuple[bool, bool, bool, bool]:
-        """What becomes of a product's sums: plus a bias, times a pair's weight, clamped, through gelu instead of silu."""
-        _, bias = self.product(gated=gated)
-        clamped = gated and self.clamp is not None
-        return bias is not None, gated == self.weighs_inputs, clamped, self.activation == "gelu_tanh"
+    def sides(self, *, first: bool) -> int:
+        """Rows of the first or the second product that become one number."""
+        return 2 if first and self.activation != "relu2" else 1
 
-    def product(self, *, gated: bool) -> tuple[Matrices, torch.Tensor | None]:
+    def flags(self, *, first: bool) -> tuple[bool, bool, bool, bool]:
+        """What becomes of a product's sums: plus a bias, times a pair's weight, clamped, through gelu instead of silu."""
+        _, bias = self.product(first=first)
+        clamped = first and self.clamp is not None
+        return bias is not None, first == self.weighs_inputs, clamped, self.activation == "gelu_tanh"
+
+    def product(self, *, first: bool) -> tuple[Matrices, torch.Tensor | None]:
         """Matrices [E, N, K] and biases [E, N] of gate and up, or of the product down."""
-        return (self.gate_up, self.gate_up_bias) if gated else (self.down, self.down_bias)
+        return (self.gate_up, self.gate_up_bias) if first else (self.down, self.down_bias)
 
 
 @twin("engine.kernels.experts.triton_mixture")
@@ -85,9 +89,10 @@ def mixture(x: torch.Tensor, choice: Choice, experts: Experts) -> torch.Tensor:
 
 def _expert(x: torch.Tensor, experts: Experts, index: int) -> torch.Tensor:
     bias = None if experts.gate_up_bias is None else experts.gate_up_bias[index]
-    gate, up = linear(x, _plain(experts.gate_up, index, x.dtype), bias).chunk(2, dim=-1)
+    sums = linear(x, _plain(experts.gate_up, index, x.dtype), bias).chunk(experts.sides(first=True), dim=-1)
+    inner = gated(*sums, experts.clamp, experts.activation) if len(sums) == 2 else ACTIVATIONS["relu2"](*sums)
     bias = None if experts.down_bias is None else experts.down_bias[index]
-    return linear(gated(gate, up, experts.clamp, experts.activation), _plain(experts.down, index, x.dtype), bias)
+    return linear(inner, _plain(experts.down, index, x.dtype), bias)
 
 
 def _elements(matrices: Matrices) -> torch.Tensor:

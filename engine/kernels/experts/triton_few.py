@@ -52,27 +52,27 @@ def write(
     tiles: torch.Tensor,
     tile: int,
     *,
-    gated: bool,
+    first: bool,
 ) -> None:
-    """Write each pair's gated activation [P, I], or its weighted result to its place in `out` [K, T, H]."""
-    stored, bias = experts.product(gated=gated)
+    """Write each pair's activation [P, I], or its weighted result to its place in `out` [K, T, H]."""
+    stored, bias = experts.product(first=first)
     matrices, scales, kind, block = stored, None, 0, (1, 1)
     if isinstance(stored, Fp8Matrix):
         matrices, scales, kind, block = stored.weight, stored.scale, 2 if stored.block else 1, stored.block or (1, 1)
     num_tokens, num_chosen = weights.shape
     device, num_outputs, num_inputs = describe(x.device), out.shape[-1], matrices.shape[2]
     rows = weights.numel() if tile == 0 else tiles.shape[0]
-    shape = SHAPES[tile][0 if gated else 1]
-    if gated and tile == 0 and rows * triton.cdiv(num_outputs, ONE_ROUND.outputs) <= device.processors:
+    shape = SHAPES[tile][0 if first else 1]
+    if first and tile == 0 and rows * triton.cdiv(num_outputs, ONE_ROUND.outputs) <= device.processors:
         shape = ONE_ROUND
     pdl, is_interpreted = device.has_tma, triton.knobs.runtime.interpret
     step = min(shape.inputs, max(16, triton.next_power_of_2(num_inputs)))
     if kind == 2 and block[1] % step:
         step = 64  # loop steps lie within blocks
     fixed = (
-        num_outputs, num_inputs, num_chosen, max(16, tile), shape.outputs, step, gated, tile == 0,
-        *experts.flags(gated=gated), num_inputs % step != 0,
-        0 if gated or num_inputs < PREFETCH_ELEMENTS or is_interpreted else PREFETCH_ELEMENTS, pdl, shape.stages, kind, *block,
+        num_outputs, num_inputs, num_chosen, max(16, tile), shape.outputs, step, first, experts.sides(first=first), tile == 0,
+        *experts.flags(first=first), num_inputs % step != 0,
+        0 if first or num_inputs < PREFETCH_ELEMENTS or is_interpreted else PREFETCH_ELEMENTS, pdl, shape.stages, kind, *block,
     )  # fmt: skip
     _FEW.launch(
         (triton.cdiv(num_outputs, shape.outputs), rows), (x.dtype, out.dtype, *fixed),
@@ -84,10 +84,11 @@ def write(
 @triton.jit
 def write_result(
     acc, acc_up, out, bias_EN, weights_P, pair, expert, n, there, num_tokens, alpha, limit,
-    N: tl.constexpr, CHOSEN: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr,
+    N: tl.constexpr, CHOSEN: tl.constexpr, FIRST: tl.constexpr, SIDES: tl.constexpr, HAS_BIAS: tl.constexpr,
+    WEIGHTED: tl.constexpr,
     CLAMPED: tl.constexpr, GELU: tl.constexpr, AXIS: tl.constexpr,
 ):  # fmt: skip
-    """Write the gated activation of the pairs [BM], or their weighted results, each to its place.
+    """Write the activation of the pairs [BM], or their weighted results, each to its place.
 
     Products [BN, BM], or [BM, BN]: AXIS is that of the outputs.
     """
@@ -95,7 +96,7 @@ def write_result(
     n_inside, n = tl.expand_dims(n < N, 1 - AXIS), tl.expand_dims(n, 1 - AXIS)
     if WEIGHTED:
         weight = tl.load(weights_P + pair, mask=there, other=0.0)
-    if GATED:
+    if SIDES == 2:
         if WEIGHTED:
             acc, acc_up = acc * weight, acc_up * weight
         if HAS_BIAS:
@@ -109,6 +110,14 @@ def write_result(
             acc = gelu_tanh(acc) * acc_up
         else:
             acc = acc / (1.0 + tl.exp(-alpha * acc)) * acc_up
+        target = out + pair.to(tl.int64) * N + n
+    elif FIRST:
+        if WEIGHTED:
+            acc = acc * weight
+        if HAS_BIAS:
+            acc += tl.load(bias_EN + expert.to(tl.int64) * N + n, mask=n_inside, other=0.0).to(tl.float32)
+        acc = tl.maximum(acc, 0.0)
+        acc = acc * acc
         target = out + pair.to(tl.int64) * N + n
     else:
         if HAS_BIAS:
@@ -124,11 +133,12 @@ def write_result(
 def _few(
     x, w_ENK, out, bias_EN, scales, weights_P, order_P, tiles_S4, num_tokens, alpha, limit,
     N: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    GATED: tl.constexpr, ALONE: tl.constexpr, HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr, CLAMPED: tl.constexpr,
+    FIRST: tl.constexpr, SIDES: tl.constexpr, ALONE: tl.constexpr, HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr,
+    CLAMPED: tl.constexpr,
     GELU: tl.constexpr, RAGGED: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr, STAGES: tl.constexpr,
     SCALES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """`x` is [T, K] for the gated product, else [P, K]. The matrices [E, N, K] have a gate's rows before the N of up.
+    """`x` is [T, K] for the first product, else [P, K]. With two SIDES the matrices [E, 2 N, K] have a gate's rows first.
 
     SCALES of 8-bit floats: 0 none, 1 one for each row, 2 one for each block.
     """
@@ -136,7 +146,7 @@ def _few(
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     m, k = tl.arange(0, BM), tl.arange(0, BK)
     if PDL:
-        if GATED:
+        if FIRST:
             gdc_wait()
             gdc_launch_dependents()
         else:
@@ -149,7 +159,6 @@ def _few(
     if expert >= 0:
         there = m < count
         pair = first + m if ALONE else tl.load(order_P + first + m, mask=there, other=0)
-        SIDES: tl.constexpr = 2 if GATED else 1
         last = tl.minimum(n, N - 1)
         row = (expert.to(tl.int64) * (SIDES * N) + last) * K
         COLUMNS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K if SCALES == 2 else 1
@@ -157,13 +166,13 @@ def _few(
         if PREFETCH > 0:
             LINES: tl.constexpr = PREFETCH // 64  # cache lines of 128 bytes = 64 elements
             prefetch(w_ENK + row[:, None] + tl.arange(0, LINES)[None, :] * 64)
-        if PDL and not GATED:
+        if PDL and not FIRST:
             gdc_wait()
-        x_row = (pair // CHOSEN if GATED else pair).to(tl.int64) * K
+        x_row = (pair // CHOSEN if FIRST else pair).to(tl.int64) * K
         w_at = w_ENK + row[:, None] + k[None, :]
         x_at = x + x_row[:, None] + k[None, :]
         acc = tl.zeros((BN, BM), tl.float32)
-        if GATED:
+        if SIDES == 2:
             up_at = w_at + tl.cast(N, tl.int64) * K
             acc_up = tl.zeros((BN, BM), tl.float32)
         for at in tl.range(0, K, BK, num_stages=STAGES):
@@ -180,7 +189,7 @@ def _few(
                 acc += tl.dot(w.to(rows.dtype), tl.trans(rows), input_precision="ieee") * scale[:, None]
             else:
                 acc = tl.dot(w.to(rows.dtype), tl.trans(rows), acc, input_precision="ieee")
-            if GATED:
+            if SIDES == 2:
                 if RAGGED:
                     up = tl.load(up_at + at, mask=known, other=0.0, eviction_policy="evict_first")
                 else:
@@ -192,11 +201,11 @@ def _few(
                     acc_up = tl.dot(up.to(rows.dtype), tl.trans(rows), acc_up, input_precision="ieee")
         if SCALES == 1:
             acc = acc * tl.load(scales + own_scales + last)[:, None]
-            if GATED:
+            if SIDES == 2:
                 acc_up = acc_up * tl.load(scales + own_scales + last + N)[:, None]
         write_result(
-            acc, acc_up if GATED else acc, out, bias_EN, weights_P, pair, expert, n, there, num_tokens, alpha, limit,
-            N, CHOSEN, GATED, HAS_BIAS, WEIGHTED, CLAMPED, GELU, 0,
+            acc, acc_up if SIDES == 2 else acc, out, bias_EN, weights_P, pair, expert, n, there, num_tokens, alpha, limit,
+            N, CHOSEN, FIRST, SIDES, HAS_BIAS, WEIGHTED, CLAMPED, GELU, 0,
         )  # fmt: skip
 
 

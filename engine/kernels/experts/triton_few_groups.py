@@ -29,18 +29,18 @@ def write(
     tiles: torch.Tensor,
     tile: int,
     *,
-    gated: bool,
+    first: bool,
 ) -> None:
-    """Write each pair's gated activation [P, I], or its weighted result to its place in `out` [K, T, H]."""
-    matrices, bias = experts.product(gated=gated)
+    """Write each pair's activation [P, I], or its weighted result to its place in `out` [K, T, H]."""
+    matrices, bias = experts.product(first=first)
     assert isinstance(matrices, Groups)
     num_tokens, num_chosen = weights.shape
     rows = weights.numel() if tile == 0 else tiles.shape[0]
     dtypes = (matrices.scales.dtype, operands(matrices)[2].dtype)
     pdl = describe(x.device).has_tma
     fixed = (
-        out.shape[-1], matrices.inputs, num_chosen, max(16, tile), OUTPUTS, gated, tile == 0,
-        *experts.flags(gated=gated), pdl, STAGES,
+        out.shape[-1], matrices.inputs, num_chosen, max(16, tile), OUTPUTS, first, experts.sides(first=first), tile == 0,
+        *experts.flags(first=first), pdl, STAGES,
         *constants(matrices).values(),
     )  # fmt: skip
     _FEW_GROUPS.launch(
@@ -53,16 +53,16 @@ def write(
 @triton.jit(do_not_specialize=["num_tokens", "alpha", "limit"])
 def _few_groups(
     x, codes, scales, lower, out, bias_EN, weights_P, order_P, tiles_S4, num_tokens, alpha, limit,
-    N: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GATED: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, FIRST: tl.constexpr,
+    SIDES: tl.constexpr,
     ALONE: tl.constexpr, HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr, CLAMPED: tl.constexpr, GELU: tl.constexpr,
     PDL: tl.constexpr, STAGES: tl.constexpr,
     G: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, MIDDLE: tl.constexpr, HAS_ZEROS: tl.constexpr,
     HAS_MINIMUMS: tl.constexpr, E2M1: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """`x` is [T, K] for the gated product, else [P, K]. The rows of a gate come before the N of up."""
+    """`x` is [T, K] for the first product, else [P, K]. The rows of a gate come before the N of up."""
     COLUMNS: tl.constexpr = 512 // BITS
     BLOCKS: tl.constexpr = (K + COLUMNS - 1) // COLUMNS
-    SIDES: tl.constexpr = 2 if GATED else 1
     tile = tl.program_id(1)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     m, c = tl.arange(0, BM), tl.arange(0, 16)
@@ -79,15 +79,15 @@ def _few_groups(
         pair = first + m if ALONE else tl.load(order_P + first + m, mask=there, other=0)
         known, before = tl.minimum(n, N - 1), expert.to(tl.int64) * (SIDES * N)
         words_at = codes + (before + known)[:, None] * (BLOCKS * 16) + c[None, :]
-        x_row = (pair // CHOSEN if GATED else pair).to(tl.int64) * K
+        x_row = (pair // CHOSEN if FIRST else pair).to(tl.int64) * K
         acc, acc_up = accumulate(
             words_at, tl.cast(N, tl.int64) * (BLOCKS * 16), scales + before * G + known, lower + before * G + known,
             N, SIDES * N, x + x_row[:, None] + c[None, :], there, 0, BLOCKS, K, BM, BN, G, GROUP, BITS, MIDDLE,
-            HAS_ZEROS, HAS_MINIMUMS, E2M1, PLAIN, x.dtype.element_ty, GATED, STAGES,
+            HAS_ZEROS, HAS_MINIMUMS, E2M1, PLAIN, x.dtype.element_ty, SIDES == 2, STAGES,
         )  # fmt: skip
         write_result(
             acc, acc_up, out, bias_EN, weights_P, pair, expert, n, there, num_tokens, alpha, limit,
-            N, CHOSEN, GATED, HAS_BIAS, WEIGHTED, CLAMPED, GELU, 0,
+            N, CHOSEN, FIRST, SIDES, HAS_BIAS, WEIGHTED, CLAMPED, GELU, 0,
         )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ class Shape:
 
 
 GATED_SHAPE = Shape(128, 64, 4, 8)  # 128 outputs of both halves
-DOWN_SHAPE = Shape(256, 64, 4, 8)
+ONE_SHAPE = Shape(256, 64, 4, 8)
 
 
 def write(
@@ -40,19 +40,20 @@ def write(
     tiles: torch.Tensor,
     tile: int,
     *,
-    gated: bool,
+    first: bool,
 ) -> None:
-    """Write each pair's gated activation [P, I], or its weighted result to its place in `out` [K, T, H]."""
-    matrices, bias = experts.product(gated=gated)
+    """Write each pair's activation [P, I], or its weighted result to its place in `out` [K, T, H]."""
+    matrices, bias = experts.product(first=first)
     num_tokens, num_chosen = weights.shape
-    shape = GATED_SHAPE if gated else DOWN_SHAPE
+    sides = experts.sides(first=first)
+    shape = GATED_SHAPE if sides == 2 else ONE_SHAPE
     num_outputs, num_inputs = out.shape[-1], matrices.shape[2]
     step = min(shape.inputs, max(16, triton.next_power_of_2(num_inputs)))
     tall = matrices.flatten(0, 1)
     rows = TensorDescriptor(tall, list(tall.shape), list(tall.stride()), [shape.outputs, step])
     fixed = (
-        num_outputs, num_inputs, num_chosen, tile, shape.outputs, step, gated,
-        *experts.flags(gated=gated), num_inputs % step != 0, shape.stages,
+        num_outputs, num_inputs, num_chosen, tile, shape.outputs, step, first, sides,
+        *experts.flags(first=first), num_inputs % step != 0, shape.stages,
     )  # fmt: skip
     _MANY.launch(
         (triton.cdiv(num_outputs, shape.outputs), tiles.shape[0]), (x.dtype, out.dtype, *fixed),
@@ -66,11 +67,12 @@ def write(
 def _many(
     x, matrices, out, bias_EN, weights_P, order_P, tiles_S4, num_tokens, alpha, limit,
     N: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    GATED: tl.constexpr, HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr, CLAMPED: tl.constexpr, GELU: tl.constexpr,
+    FIRST: tl.constexpr, SIDES: tl.constexpr, HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr, CLAMPED: tl.constexpr,
+    GELU: tl.constexpr,
     RAGGED: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """`x` is [T, K] for the gated product, else [P, K]."""
+    """`x` is [T, K] for the first product, else [P, K]."""
     tile = tl.program_id(1)
     first_output = tl.program_id(0) * BN
     expert = tl.load(tiles_S4 + tile * 4)
@@ -81,12 +83,11 @@ def _many(
         there = m < count
         # Places beyond the tile's own take its first row: what is computed for them is not written.
         pair = tl.load(order_P + first + tl.where(there, m, 0))
-        x_row = (pair // CHOSEN if GATED else pair).to(tl.int64) * K
+        x_row = (pair // CHOSEN if FIRST else pair).to(tl.int64) * K
         x_at = x + x_row[:, None] + k[None, :]
-        SIDES: tl.constexpr = 2 if GATED else 1
         row = expert * (SIDES * N) + first_output
         acc = tl.zeros((BM, BN), tl.float32)
-        if GATED:
+        if SIDES == 2:
             acc_up = tl.zeros((BM, BN), tl.float32)
         for at in tl.range(0, K, BK, num_stages=STAGES):
             if RAGGED:
@@ -94,11 +95,11 @@ def _many(
             else:
                 rows = tl.load(x_at + at)
             acc = tl.dot(rows, matrices.load([row, at]).T, acc, input_precision="ieee")
-            if GATED:
+            if SIDES == 2:
                 acc_up = tl.dot(rows, matrices.load([row + N, at]).T, acc_up, input_precision="ieee")
         write_result(
-            acc, acc_up if GATED else acc, out, bias_EN, weights_P, pair, expert, n, there, num_tokens, alpha, limit,
-            N, CHOSEN, GATED, HAS_BIAS, WEIGHTED, CLAMPED, GELU, 1,
+            acc, acc_up if SIDES == 2 else acc, out, bias_EN, weights_P, pair, expert, n, there, num_tokens, alpha, limit,
+            N, CHOSEN, FIRST, SIDES, HAS_BIAS, WEIGHTED, CLAMPED, GELU, 1,
         )  # fmt: skip
 
 

@@ -35,14 +35,15 @@ def write(
     tiles: torch.Tensor,
     tile: int,
     *,
-    gated: bool,
+    first: bool,
 ) -> None:
-    """Write each pair's gated activation [P, I], or its weighted result to its place in `out` [K, T, H]."""
-    matrices, bias = experts.product(gated=gated)
+    """Write each pair's activation [P, I], or its weighted result to its place in `out` [K, T, H]."""
+    matrices, bias = experts.product(first=first)
     num_tokens, num_chosen = weights.shape
     num_outputs = out.shape[-1]
-    grid = (triton.cdiv(num_outputs, ROWS // 2 if gated else ROWS), tiles.shape[0])
-    cut = (num_outputs, x.shape[1], num_chosen, tile, ROWS, gated, *experts.flags(gated=gated))
+    sides = experts.sides(first=first)
+    grid = (triton.cdiv(num_outputs, ROWS // sides), tiles.shape[0])
+    cut = (num_outputs, x.shape[1], num_chosen, tile, ROWS, first, sides, *experts.flags(first=first))
     behind = (out, weights if bias is None else bias, weights, order, tiles, num_tokens, *experts.bounds, *cut)
     if isinstance(matrices, Groups):
         dtypes = (matrices.scales.dtype, operands(matrices)[2].dtype)
@@ -61,10 +62,10 @@ def write(
 
 
 @triton.jit
-def _rows(expert, N: tl.constexpr, BN: tl.constexpr, GATED: tl.constexpr):
+def _rows(expert, N: tl.constexpr, BN: tl.constexpr, SIDES: tl.constexpr):
     """A program's rows among those of an expert; first half of them: a gate's, and those of up behind."""
     r = tl.arange(0, BN)
-    if GATED:
+    if SIDES == 2:
         HALF: tl.constexpr = BN // 2
         row = tl.minimum(tl.program_id(0) * HALF + r % HALF, N - 1) + (r // HALF) * N
     else:
@@ -73,12 +74,12 @@ def _rows(expert, N: tl.constexpr, BN: tl.constexpr, GATED: tl.constexpr):
 
 
 @triton.jit
-def _pairs(order_P, first, count, CHOSEN: tl.constexpr, BM: tl.constexpr, GATED: tl.constexpr):
+def _pairs(order_P, first, count, CHOSEN: tl.constexpr, BM: tl.constexpr, FIRST: tl.constexpr):
     """The pairs of a tile, which of them are there, and the rows of `x` that they read. Others repeat the first pair."""
     m = tl.arange(0, BM)
     there = m < count
     pair = tl.load(order_P + first + tl.where(there, m, 0))
-    if GATED:
+    if FIRST:
         row = pair // CHOSEN
     else:
         row = pair
@@ -88,11 +89,11 @@ def _pairs(order_P, first, count, CHOSEN: tl.constexpr, BM: tl.constexpr, GATED:
 @triton.jit
 def _write(
     acc, out, bias_EN, weights_P, pair, expert, there, num_tokens, alpha, limit,
-    N: tl.constexpr, CHOSEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GATED: tl.constexpr,
+    N: tl.constexpr, CHOSEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, FIRST: tl.constexpr, SIDES: tl.constexpr,
     HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr, CLAMPED: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip
     """Write sums [BN, BM]."""
-    if GATED:
+    if SIDES == 2:
         HALF: tl.constexpr = BN // 2
         gate, up = tl.split(tl.permute(tl.reshape(acc, (2, HALF, BM)), (1, 2, 0)))
         n = tl.program_id(0) * HALF + tl.arange(0, HALF)
@@ -102,27 +103,27 @@ def _write(
         n = tl.program_id(0) * BN + tl.arange(0, BN)
     write_result(
         gate, up, out, bias_EN, weights_P, pair, expert, n, there, num_tokens, alpha, limit,
-        N, CHOSEN, GATED, HAS_BIAS, WEIGHTED, CLAMPED, GELU, 0,
+        N, CHOSEN, FIRST, SIDES, HAS_BIAS, WEIGHTED, CLAMPED, GELU, 0,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_tokens", "alpha", "limit"])
 def _many_groups(
     x, codes, scales, lower, out, bias_EN, weights_P, order_P, tiles_S4, num_tokens, alpha, limit,
-    N: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GATED: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, FIRST: tl.constexpr,
+    SIDES: tl.constexpr,
     HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr, CLAMPED: tl.constexpr, GELU: tl.constexpr, STAGES: tl.constexpr,
     G: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, MIDDLE: tl.constexpr, HAS_ZEROS: tl.constexpr,
     HAS_MINIMUMS: tl.constexpr, E2M1: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """`x` is [T, K] for the gated product, else [P, K]. The rows of a gate come before the N of up."""
+    """`x` is [T, K] for the first product, else [P, K]. The rows of a gate come before the N of up."""
     COLUMNS: tl.constexpr = 512 // BITS
     BLOCKS: tl.constexpr = (K + COLUMNS - 1) // COLUMNS
-    SIDES: tl.constexpr = 2 if GATED else 1
     at = tiles_S4 + tl.program_id(1) * 4
     expert = tl.load(at)
     if expert >= 0:
-        pair, there, x_row = _pairs(order_P, tl.load(at + 1), tl.load(at + 2), CHOSEN, BM, GATED)
-        row, before = _rows(expert, N, BN, GATED), expert.to(tl.int64) * (SIDES * N)
+        pair, there, x_row = _pairs(order_P, tl.load(at + 1), tl.load(at + 2), CHOSEN, BM, FIRST)
+        row, before = _rows(expert, N, BN, SIDES), expert.to(tl.int64) * (SIDES * N)
         c = tl.arange(0, 16)
         acc, _ = accumulate(
             codes + (before + row)[:, None] * (BLOCKS * 16) + c[None, :], 0,
@@ -132,25 +133,25 @@ def _many_groups(
         )  # fmt: skip
         _write(
             acc, out, bias_EN, weights_P, pair, expert, there, num_tokens, alpha, limit,
-            N, CHOSEN, BM, BN, GATED, HAS_BIAS, WEIGHTED, CLAMPED, GELU,
+            N, CHOSEN, BM, BN, FIRST, SIDES, HAS_BIAS, WEIGHTED, CLAMPED, GELU,
         )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_tokens", "alpha", "limit"])
 def _many_fp8(
     x, w_ENK, scales, out, bias_EN, weights_P, order_P, tiles_S4, num_tokens, alpha, limit,
-    N: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GATED: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, FIRST: tl.constexpr,
+    SIDES: tl.constexpr,
     HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr, CLAMPED: tl.constexpr, GELU: tl.constexpr, BK: tl.constexpr,
     STAGES: tl.constexpr, IN_BLOCKS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """As `_many_groups`; a scale for each row, or for each block."""
-    SIDES: tl.constexpr = 2 if GATED else 1
     COLUMNS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K if IN_BLOCKS else 1
     at = tiles_S4 + tl.program_id(1) * 4
     expert = tl.load(at)
     if expert >= 0:
-        pair, there, x_row = _pairs(order_P, tl.load(at + 1), tl.load(at + 2), CHOSEN, BM, GATED)
-        row, before = _rows(expert, N, BN, GATED), expert.to(tl.int64)
+        pair, there, x_row = _pairs(order_P, tl.load(at + 1), tl.load(at + 2), CHOSEN, BM, FIRST)
+        row, before = _rows(expert, N, BN, SIDES), expert.to(tl.int64)
         k = tl.arange(0, BK)
         w_at = w_ENK + (before * (SIDES * N) + row)[:, None] * K + k[None, :]
         x_at = x + x_row[:, None] * K + k[None, :]
@@ -167,7 +168,7 @@ def _many_fp8(
             acc = acc * tl.load(scale_at)[:, None]
         _write(
             acc, out, bias_EN, weights_P, pair, expert, there, num_tokens, alpha, limit,
-            N, CHOSEN, BM, BN, GATED, HAS_BIAS, WEIGHTED, CLAMPED, GELU,
+            N, CHOSEN, BM, BN, FIRST, SIDES, HAS_BIAS, WEIGHTED, CLAMPED, GELU,
         )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Triton version of `mixture`: both products of the experts, and how each number of tokens is cut.
 
-T tokens, E experts, K experts a token, P = T K pairs, H hidden size, I intermediate size. The first product writes the gated
+T tokens, E experts, K experts a token, P = T K pairs, H hidden size, I intermediate size. The first product writes the
 activation of each pair [P, I], the second each pair's weighted result to its own place [K, T, H]: nothing is added up where
 the order would be left to chance.
 """
@@ -63,9 +63,9 @@ def mixture(x: torch.Tensor, choice: Choice, experts: Experts) -> torch.Tensor:
     if num_tokens == 0:
         return out
     order, tiles = (choice.ids, choice.ids) if cut.tile == 0 else group(choice.ids, num_experts, cut.tile)
-    for rows, result, gated in ((x, inner, True), (inner, out, False)):
-        kernel = _kernel_of(experts.product(gated=gated)[0], is_many=cut.is_many)
-        kernel.write(rows, experts, choice.weights, result, order, tiles, cut.tile, gated=gated)
+    for rows, result, first in ((x, inner, True), (inner, out, False)):
+        kernel = _kernel_of(experts.product(first=first)[0], is_many=cut.is_many)
+        kernel.write(rows, experts, choice.weights, result, order, tiles, cut.tile, first=first)
     return out
 
 

@@ -1,4 +1,4 @@
-"""A mixture of experts: a router's choice of gated MLPs for each token, and those that every token passes through.
+"""A mixture of experts: a router's choice of MLPs for each token, and those that every token passes through.
 
 E experts, H hidden size, I intermediate size of an expert.
 """
@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 
+from engine.kernels.activation import ACTIVATIONS
 from engine.kernels.experts import Clamp, Experts, mixture, route
 from engine.kernels.experts.mixture import Matrices
 from engine.model.experts import ExpertTensors, SharedExpertSpec, SparseMlpSpec
@@ -63,11 +64,13 @@ class Mixture:
 class _SharedExpert:
     def __init__(self, spec: SharedExpertSpec, around: Surroundings) -> None:
         hidden, under = around.model.hidden_size, spec.under
-        halves = {f"{under}.gate_proj": spec.size, f"{under}.up_proj": spec.size}
-        gate_up = halves if spec.gate_up is None else {f"{under}.{spec.gate_up}": 2 * spec.size}
+        self._activation = spec.activation
+        names = ("up_proj",) if spec.activation == "relu2" else ("gate_proj", "up_proj")
+        rows = {f"{under}.{name}": spec.size for name in names}
+        gate_up = rows if spec.gate_up is None else {f"{under}.{spec.gate_up}": 2 * spec.size}
         down = {f"{under}.{spec.down}": hidden}
-        self._gate_up = around.linear(LinearSpec(inputs=hidden, outputs=gate_up, bias=False, shard=Shard.OUTPUTS))
-        self.down = around.linear(LinearSpec(inputs=spec.size, outputs=down, bias=False, shard=Shard.INPUTS))
+        self._gate_up = around.linear(LinearSpec(inputs=hidden, outputs=gate_up, bias=spec.bias, shard=Shard.OUTPUTS))
+        self.down = around.linear(LinearSpec(inputs=spec.size, outputs=down, bias=spec.bias, shard=Shard.INPUTS))
         self._gate: Linear | None = None
         if spec.is_gated:
             outputs = {f"{under}_gate": 1}
@@ -75,6 +78,8 @@ class _SharedExpert:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return what `down` makes the expert's answer of."""
+        if self._activation == "relu2":
+            return ACTIVATIONS[self._activation](self._gate_up(x))
         inner = self._gate_up.gated(x)
         return inner if self._gate is None else inner * self._gate(x).sigmoid()
 
@@ -93,14 +98,15 @@ def _one_of(
 
 
 def _experts(spec: SparseMlpSpec, around: Surroundings) -> Experts:
-    num, size, hidden, tensors = spec.num_experts, spec.size, around.model.hidden_size, spec.tensors
+    num, hidden, tensors = spec.num_experts, around.model.hidden_size, spec.tensors
+    rows = spec.size * (1 + spec.has_gates)
     gate_up_bias = down_bias = None
     if spec.expert_bias:
-        gate_up_bias = _biases(tensors, (num, 2 * size), around, halves=True)
-        down_bias = _biases(tensors, (num, hidden), around, halves=False)
+        gate_up_bias = _biases(tensors, (num, rows), around, first=True)
+        down_bias = _biases(tensors, (num, hidden), around, first=False)
     return Experts(
-        gate_up=_matrices(spec, (2 * size, hidden), around, halves=True),
-        down=_matrices(spec, (hidden, size), around, halves=False),
+        gate_up=_matrices(spec, (rows, hidden), around, first=True),
+        down=_matrices(spec, (hidden, spec.size), around, first=False),
         gate_up_bias=gate_up_bias,
         down_bias=down_bias,
         clamp=None if spec.clamp is None else Clamp(alpha=spec.clamp[0], limit=spec.clamp[1]),
@@ -109,24 +115,24 @@ def _experts(spec: SparseMlpSpec, around: Surroundings) -> Experts:
     )
 
 
-def _matrices(spec: SparseMlpSpec, shape: tuple[int, int], around: Surroundings, *, halves: bool) -> Matrices:
-    """Declare gate and up, which are the two halves, or down of all experts."""
+def _matrices(spec: SparseMlpSpec, shape: tuple[int, int], around: Surroundings, *, first: bool) -> Matrices:
+    """Declare gate and up, which are two halves, or down of all experts."""
     tensors, modules = spec.tensors, spec.tensors.each or ()
     return around.experts(
         ExpertsSpec(
             num_experts=spec.num_experts,
             rows=shape[0],
             inputs=shape[1],
-            each=modules[:2] if halves else modules[2:],
-            together=tuple(pair[0 if halves else 1] for pair in tensors.all),
+            each=modules[:-1] if first else modules[-1:],
+            together=tuple(pair[0 if first else 1] for pair in tensors.all),
             order=tensors.order,
-            halves=halves,
+            halves=first and spec.has_gates,
         )
     )
 
 
-def _biases(tensors: ExpertTensors, shape: tuple[int, int], around: Surroundings, *, halves: bool) -> torch.Tensor:
+def _biases(tensors: ExpertTensors, shape: tuple[int, int], around: Surroundings, *, first: bool) -> torch.Tensor:
     """Declare biases [E, N], which are in one tensor."""
-    names = [pair[0 if halves else 1] + "_bias" for pair in tensors.all]
-    ways = [together(name, shape, tensors.order, halves=halves) for name in names]
+    names = [pair[0 if first else 1] + "_bias" for pair in tensors.all]
+    ways = [together(name, shape, tensors.order, halves=first) for name in names]
     return around.weights.new(of_experts("", *shape), ways=ways, under=around.under)

@@ -100,6 +100,20 @@ def check_mixture_with_bias(device: str, large: bool) -> None:
         _check_mixture(num_tokens, num_experts, 2, 48, 40, device, activation="gelu_tanh")
 
 
+def check_mixture_without_gates(device: str, large: bool) -> None:
+    """Each kernel, with each switch that the sums have."""
+    shapes = [(1, 16, 2, 48, 40), (9, 4, 2, 80, 48), (150, 2, 2, 64, 72)]
+    for num_tokens, num_experts, chosen, hidden, size in shapes + [(4096, 128, 6, 2688, 1856)] * large:
+        sizes = (num_tokens, num_experts, chosen, hidden, size, device)
+        _check_mixture(*sizes, activation="relu2", has_bias=True)
+        _check_mixture(*sizes, activation="relu2", weighs_inputs=True)
+    for num_tokens, num_experts in ((1, 8), (9, 4), (170, 2)):
+        for kind in ("awq", "fp8"):
+            _check_mixture(
+                num_tokens, num_experts, 2, 128, 64, device, kind=kind, activation="relu2", plain_down=kind == "awq"
+            )
+
+
 def check_mixture_in_fp8(device: str, large: bool) -> None:
     """Each row has a scale, or each block; gate and up of 64 rows, where blocks of a row have more."""
     shapes = [(1, 8, 2, 128, 128), (20, 4, 2, 64, 64), (70, 2, 2, 128, 64), (170, 3, 2, 64, 192)]
@@ -136,20 +150,20 @@ def _check_mixture(
     plain_down: bool = False,
     **more: Any,
 ) -> None:
-    x = torch.randn(num_tokens, hidden, device=device).half()
-    gate_up = (torch.randn(num_experts, 2 * size, hidden, device=device) / hidden**0.5).half()
+    x, rows = torch.randn(num_tokens, hidden, device=device).half(), size * (1 + (more.get("activation") != "relu2"))
+    gate_up = (torch.randn(num_experts, rows, hidden, device=device) / hidden**0.5).half()
     down = (torch.randn(num_experts, hidden, size, device=device) / size**0.5).half()
     packed: dict[str, Groups | Fp8Matrix] = {}
     if kind == "fp8":
-        packed["gate_up"], gate_up = _in_fp8(num_experts, 2 * size, hidden, block, device)
+        packed["gate_up"], gate_up = _in_fp8(num_experts, rows, hidden, block, device)
         packed["down"], down = _in_fp8(num_experts, hidden, size, block, device)
     elif kind is not None:
-        packed["gate_up"], gate_up = _in_groups(kind, num_experts, 2 * size, hidden, device)
+        packed["gate_up"], gate_up = _in_groups(kind, num_experts, rows, hidden, device)
         if not plain_down:
             packed["down"], down = _in_groups(kind, num_experts, hidden, size, device)
     biases = {}
     if has_bias:
-        biases["gate_up_bias"] = torch.randn(num_experts, 2 * size, device=device).half()
+        biases["gate_up_bias"] = torch.randn(num_experts, rows, device=device).half()
         biases["down_bias"] = torch.randn(num_experts, hidden, device=device).half()
     experts = Experts(gate_up=gate_up, down=down, **biases, **more)
     # All but the last expert, and the first one more often: no tile is like the other.
@@ -217,7 +231,9 @@ def _mixture_of(x: torch.Tensor, choice: Choice, experts: Experts) -> torch.Tens
         if experts.gate_up_bias is not None:
             inner += experts.gate_up_bias[expert].double()
         gate, up = inner.chunk(2, dim=-1)
-        if experts.clamp is None:
+        if experts.activation == "relu2":
+            inner = inner.relu().square()
+        elif experts.clamp is None:
             inner = (gelu(gate, approximate="tanh") if experts.activation == "gelu_tanh" else silu(gate)) * up
         else:
             gate, up = gate.clamp(max=experts.clamp.limit), up.clamp(-experts.clamp.limit, experts.clamp.limit)
@@ -249,6 +265,7 @@ CHECKS: dict[str, Callable[[str, bool], None]] = {
     "routing_of_nan": check_routing_of_nan,
     "mixture": check_mixture,
     "mixture_with_bias": check_mixture_with_bias,
+    "mixture_without_gates": check_mixture_without_gates,
     "mixture_in_groups": check_mixture_in_groups,
     "mixture_of_many_in_groups": check_mixture_of_many_in_groups,
     "mixture_in_fp8": check_mixture_in_fp8,

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine.model.families.fields import Fields
-from engine.model.families.hybrids import granite4, lfm2, qwen3_5, qwen3_next
+from engine.model.families.hybrids import granite4, lfm2, nemotron_h, qwen3_5, qwen3_next
 from engine.model.spec import ModelSpec
 
 FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
     "GraniteMoeHybridForCausalLM": granite4.read,
     "Lfm2ForCausalLM": lfm2.read,
     "Lfm2MoeForCausalLM": lfm2.read_moe,
+    "NemotronHForCausalLM": nemotron_h.read,
     "Qwen3NextForCausalLM": qwen3_next.read,
     "Qwen3_5ForCausalLM": qwen3_5.read,
     "Qwen3_5ForConditionalGeneration": qwen3_5.read,

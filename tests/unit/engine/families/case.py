@@ -41,6 +41,7 @@ class Case:
     outer: Mapping[str, Any] = field(default_factory=dict)  # that one's other fields
     max_model_len: int | None = None
     shortest: int = 1  # tokens of a prompt: what transformers computes of shorter ones can't be cached
+    can_be_cached: bool = True  # False: transformers computes a decoded token otherwise than in a prompt
     model_impl: str = "auto"
     is_long: bool = False  # too slow for each run
 

@@ -42,6 +42,22 @@ ODD_MAMBA = {
     "mamba_proj_bias": True,
     "time_step_limit": [0.3, 0.9],
 }
+NEMOTRON_H = {
+    "num_hidden_layers": None,
+    "head_dim": 16,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "chunk_size": 8,
+    # It bounds prompts' steps in transformers 5.17, see ADR 0183.
+    "time_step_min": 1e-9,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "moe_shared_expert_intermediate_size": 56,
+    "routed_scaling_factor": 2.5,
+}
 SMALL_VISION = {
     "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 64, "num_position_embeddings": 16,
 }  # fmt: skip
@@ -70,11 +86,37 @@ CASES: tuple[Case, ...] = (
         name="granite4, a state in the last layer",
         config="GraniteMoeHybridConfig",
         fields=GRANITE_4 | NO_EXPERTS | ODD_MAMBA | {"layer_types": LAST_IS_LINEAR},
+        can_be_cached=False,  # it bounds the steps of prompts alone
     ),
     Case(
         name="granite4 without states",
         config="GraniteMoeHybridConfig",
         fields=GRANITE_4 | NO_EXPERTS | {"layer_types": ["full_attention"] * 3, "position_embedding_type": "rope"},
+    ),
+    Case(
+        name="nemotron_h",
+        config="NemotronHConfig",
+        fields=NEMOTRON_H
+        | {"layers_block_type": ["linear_attention", "moe", "linear_attention", "full_attention", "mlp"]},
+    ),
+    Case(
+        name="nemotron_h, a state in the last mixer",
+        config="NemotronHConfig",
+        fields=NEMOTRON_H
+        | {
+            "layers_block_type": ["mlp", "full_attention", "linear_attention", "moe", "linear_attention", "moe"],
+            "num_key_value_heads": 4,
+            "mlp_bias": True,
+            "use_bias": True,
+            "use_conv_bias": False,
+            "conv_kernel": 3,
+            "n_group": 3,
+            "topk_group": 2,
+            "norm_topk_prob": False,
+            "time_step_min": 0.3,
+            "time_step_limit": [0.3, float("inf")],
+        },
+        can_be_cached=False,
     ),
     Case(name="qwen3_5", config="Qwen3_5TextConfig", fields=STATE),
     Case(

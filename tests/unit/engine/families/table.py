@@ -49,7 +49,7 @@ nothing is fused, and no graph is captured. Refused by name: models with states,
 masks of their own, LongRoPE and dynamic ropes. Six are checked as above.
 
 Not served yet, by use:
-Nemotron-H, Falcon-H1, Bamba and Jamba (Mamba),
+Falcon-H1, Bamba and Jamba (Mamba),
 Kimi-Linear and OLMo hybrids (other states),
 DeepSeek-V3.2 and GLM-5 (sparse attention),
 MiMo-V2 (values of another size),
@@ -133,6 +133,8 @@ def switches(spec: ModelSpec) -> set[str]:
         found.add({"rms_plus_one": "norms of 1 + weight", "layer": "LayerNorm"}[spec.norm])
     if len({layer.mixer for layer in spec.layers}) > 1:
         found.add("kinds of layers")
+    if any(None in (layer.mixer, layer.mlp) for layer in spec.layers):
+        found.add("layers of one half")
     for layer in spec.layers:
         found |= _of_layer(layer)
     return found
@@ -172,6 +174,7 @@ def _of_experts(mlp: SparseMlpSpec) -> Iterable[str]:
         "routing scaled": rule.scale != 1.0,
         "routing corrected": bool(mlp.tensors.correction),
         "shared experts": mlp.shared is not None,
+        "experts without gates": not mlp.has_gates,
         "gated shared expert": mlp.shared is not None and mlp.shared.is_gated,
         "biases of experts": mlp.expert_bias,
         "clamped activation": mlp.clamp is not None,

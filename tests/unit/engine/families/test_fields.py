@@ -36,6 +36,17 @@ OF_GEMMA_3N = {"altup_coef_clip"}  # it is for training
 OF_MAMBA = {"mamba_chunk_size"}  # how much is computed at once
 MAMBA = {f"mamba_{name}" for name in ("n_heads", "n_groups", "d_state", "d_head", "d_conv", "expand", "chunk_size")}
 MAMBA |= {"mamba_conv_bias", "mamba_proj_bias"}
+# What training began with, how work is cut, and layers that predict further tokens.
+OF_NEMOTRON_H = {
+    "num_logits_to_keep",
+    "use_mamba_kernels",
+    "expand",
+    "time_step_min",
+    "time_step_max",
+    "time_step_floor",
+}
+OF_NEMOTRON_H |= {"chunk_size", "moe_shared_expert_overlap", "num_nextn_predict_layers", "mtp_layers_block_type"}
+OF_NEMOTRON_H |= {"rescale_prenorm_residual"}
 OF_FAMILIES = {
     "qwen2_vl": OF_VISION,
     "qwen2_5_vl": OF_VISION,
@@ -85,6 +96,8 @@ OF_FAMILIES = {
     "granite4": OF_MAMBA,
     "granite4, a state in the last layer": {*OF_MAMBA, "intermediate_size", "num_experts_per_tok"},
     "granite4 without states": {"intermediate_size", "num_experts_per_tok", "time_step_limit", *MAMBA},
+    "nemotron_h": OF_NEMOTRON_H,
+    "nemotron_h, a state in the last mixer": OF_NEMOTRON_H,
     "phi3": {"original_max_position_embeddings"},
     "qwen2": {"sliding_window"},
     "qwen3": {"sliding_window"},
