@@ -18,6 +18,10 @@ class Kept:
     per_token: bool = True  # False: one state a sequence
 
 
+# Rows of the inputs: queries, keys and values are together, those of each key head are, or all have tensors of their own.
+Stored = Literal["by_kind", "by_group", "apart"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaSpec:
     """The gated delta rule behind a short convolution, with an output gate. It keeps a state instead of keys and values."""
@@ -27,7 +31,9 @@ class DeltaSpec:
     key_dim: int  # numbers of a head
     value_dim: int
     taps: int  # tokens that the convolution reads, the own one included
-    grouped: bool = False  # the checkpoint keeps each key head's rows together
+    stored: Stored = "by_kind"
+    most_strength: float = 1.0
+    norm_eps: float | None = None  # the output's norm has; None: the model's
 
     @property
     def keys_size(self) -> int:

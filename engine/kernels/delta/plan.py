@@ -73,8 +73,12 @@ class Channels:
     gates: tuple[int, int] | None = None
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(span.groups * span.width for span in self.spans)
+
+    @property
     def count(self) -> int:
-        return sum(span.groups * span.width for span in self.spans)
+        return sum(self.sizes)
 
     def of(self, x: torch.Tensor) -> torch.Tensor:
         """The inputs [T, C] in rows x [T, N]."""
@@ -105,6 +109,7 @@ class DeltaHeads:
     z: Columns  # the output's gate
     b: Columns
     a: Columns
+    most_strength: float = 1.0  # what the sigmoid of b is multiplied by
 
     @property
     def num_value_heads(self) -> int:

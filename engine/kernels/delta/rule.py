@@ -27,14 +27,14 @@ def delta_rule(
 ) -> torch.Tensor:
     """Return the outputs [T, Hv, Dv] in the dtype of `mixed`; change the states in the pool.
 
-    `mixed` [T, C] are queries, keys and values from `convolve`; `x` [T, N] has b and a: beta = sigmoid(b), g = -exp(decay) *
-    softplus(a + bias), with `decay` and `bias` [Hv] float32. `states` [num_blocks, 1, 1, Hv, Dk Dv] float32 is a strided view of
-    the pool. Queries and keys get the length 1, queries are scaled by Dk ** -0.5.
+    `mixed` [T, C] are queries, keys and values from `convolve`; `x` [T, N] has b and a: beta = most_strength * sigmoid(b), g =
+    -exp(decay) * softplus(a + bias), with `decay` and `bias` [Hv] float32. `states` [num_blocks, 1, 1, Hv, Dk Dv] float32 is a
+    strided view of the pool. Queries and keys get the length 1, queries are scaled by Dk ** -0.5.
     """
     q, k, v = mixed.float().split((heads.keys_size, heads.keys_size, heads.values_size), dim=1)
     q, k = (_unit(part.unflatten(1, (-1, heads.key_dim))).repeat_interleave(heads.ratio, dim=1) for part in (q, k))
     q, v = q * heads.key_dim**-0.5, v.unflatten(1, (-1, heads.value_dim))
-    beta = heads.view(x, heads.b, heads.ratio).flatten(1).float().sigmoid()
+    beta = heads.most_strength * heads.view(x, heads.b, heads.ratio).flatten(1).float().sigmoid()
     g = -decay.exp() * softplus(heads.view(x, heads.a, heads.ratio).flatten(1).float() + bias)
     kept = states[:, 0, 0].unflatten(-1, (heads.key_dim, heads.value_dim))  # [num_blocks, Hv, Dk, Dv]
     out = torch.empty_like(v)

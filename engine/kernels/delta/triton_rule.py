@@ -31,7 +31,7 @@ def delta_rule(
     keys, values = (max(16, triton.next_power_of_2(size)) for size in (heads.key_dim, dim))
     fixed = (
         x.stride(0), states.stride(0), num, heads.ratio, heads.keys_size, mixed.shape[1], heads.key_dim, keys, dim,
-        heads.b.first, heads.b.step, heads.a.first, heads.a.step, NORM_EPS,
+        heads.b.first, heads.b.step, heads.a.first, heads.a.step, heads.most_strength, NORM_EPS,
     )  # fmt: skip
     variant = (mixed.dtype, states.data_ptr() % 16, fixed)
     if len(batch.moves):
@@ -74,7 +74,8 @@ def _step(
     mixed_TC, x, decay_H, bias_H, states, moves_S2, out_THD,
     ROW: tl.constexpr, BLOCK: tl.constexpr, HV: tl.constexpr, RATIO: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr,
     DK: tl.constexpr, DK_PADDED: tl.constexpr, DV: tl.constexpr,
-    B: tl.constexpr, B_STEP: tl.constexpr, A: tl.constexpr, A_STEP: tl.constexpr, EPS: tl.constexpr, COLUMNS: tl.constexpr,
+    B: tl.constexpr, B_STEP: tl.constexpr, A: tl.constexpr, A_STEP: tl.constexpr, MOST: tl.constexpr, EPS: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     source, target = tl.load(moves_S2 + row * 2).to(tl.int64), tl.load(moves_S2 + row * 2 + 1).to(tl.int64)
@@ -89,7 +90,7 @@ def _step(
         v = tl.load(mixed_TC + row * C + 2 * KEYS + head * DV + n, mask=n < DV, other=0.0).to(tl.float32)
         q *= tl.rsqrt(tl.sum(q * q, axis=0) + EPS) * (1.0 / DK**0.5)
         k *= tl.rsqrt(tl.sum(k * k, axis=0) + EPS)
-        beta = _sigmoid(tl.load(x + row * ROW + B + group * B_STEP + head % RATIO))
+        beta = MOST * _sigmoid(tl.load(x + row * ROW + B + group * B_STEP + head % RATIO))
         a = tl.load(x + row * ROW + A + group * A_STEP + head % RATIO)
         state *= tl.exp(_decay(a, tl.load(decay_H + head), tl.load(bias_H + head)))
         added = beta * (v - tl.sum(state * k[:, None], axis=0))
@@ -111,13 +112,14 @@ def _unit_rows(source, row, there, d, C: tl.constexpr, DK: tl.constexpr, EPS: tl
 def _strengths(
     x, decay_H, bias_H, row, there, head,
     ROW: tl.constexpr, RATIO: tl.constexpr, B: tl.constexpr, B_STEP: tl.constexpr, A: tl.constexpr, A_STEP: tl.constexpr,
+    MOST: tl.constexpr,
 ):  # fmt: skip
     """Beta, and the logarithms of the decay up to each row, both [M]. Rows that aren't there change nothing."""
     group = head // RATIO
     b = tl.load(x + row * ROW + B + group * B_STEP + head % RATIO, mask=there, other=0.0)
     a = tl.load(x + row * ROW + A + group * A_STEP + head % RATIO, mask=there, other=0.0)
     g = tl.where(there, _decay(a, tl.load(decay_H + head), tl.load(bias_H + head)), 0.0)
-    return tl.where(there, _sigmoid(b), 0.0), tl.cumsum(g, axis=0)
+    return tl.where(there, MOST * _sigmoid(b), 0.0), tl.cumsum(g, axis=0)
 
 
 @triton.jit
@@ -132,7 +134,7 @@ def _invert(
     mixed_TC, x, decay_H, bias_H, tiles_I8, inverse_IHMM,
     ROW: tl.constexpr, BLOCK: tl.constexpr, HV: tl.constexpr, RATIO: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr,
     DK: tl.constexpr, DK_PADDED: tl.constexpr, DV: tl.constexpr,
-    B: tl.constexpr, B_STEP: tl.constexpr, A: tl.constexpr, A_STEP: tl.constexpr, EPS: tl.constexpr,
+    B: tl.constexpr, B_STEP: tl.constexpr, A: tl.constexpr, A_STEP: tl.constexpr, MOST: tl.constexpr, EPS: tl.constexpr,
     M: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The inverse of I + L, where L is tril(beta k k^T, -1) with decay, for each tile.
@@ -146,7 +148,7 @@ def _invert(
         m, d = tl.arange(0, M), tl.arange(0, DK_PADDED)
         row, there = first + m, m < count
         k = _unit_rows(mixed_TC + KEYS + head // RATIO * DK, row, there, d, C, DK, EPS)
-        beta, total = _strengths(x, decay_H, bias_H, row, there, head, ROW, RATIO, B, B_STEP, A, A_STEP)
+        beta, total = _strengths(x, decay_H, bias_H, row, there, head, ROW, RATIO, B, B_STEP, A, A_STEP, MOST)
         system = tl.dot(k, tl.trans(k), input_precision=PRECISION) * beta[:, None] * _ratios(total, m, True)
         SIZE: tl.constexpr = M // 4
         i, j, block = tl.arange(0, SIZE)[None, :, None], tl.arange(0, SIZE)[None, None, :], tl.arange(0, 4)
@@ -173,7 +175,7 @@ def _tiles(
     mixed_TC, x, decay_H, bias_H, states, tiles_I8, runs_P2, inverse_IHMM, out_THD,
     ROW: tl.constexpr, BLOCK: tl.constexpr, HV: tl.constexpr, RATIO: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr,
     DK: tl.constexpr, DK_PADDED: tl.constexpr, DV: tl.constexpr,
-    B: tl.constexpr, B_STEP: tl.constexpr, A: tl.constexpr, A_STEP: tl.constexpr, EPS: tl.constexpr,
+    B: tl.constexpr, B_STEP: tl.constexpr, A: tl.constexpr, A_STEP: tl.constexpr, MOST: tl.constexpr, EPS: tl.constexpr,
     M: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     run, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -191,7 +193,7 @@ def _tiles(
         row, there = first + m, m < count
         q = _unit_rows(mixed_TC + head // RATIO * DK, row, there, d, C, DK, EPS) * (1.0 / DK**0.5)
         k = _unit_rows(mixed_TC + KEYS + head // RATIO * DK, row, there, d, C, DK, EPS)
-        beta, total = _strengths(x, decay_H, bias_H, row, there, head, ROW, RATIO, B, B_STEP, A, A_STEP)
+        beta, total = _strengths(x, decay_H, bias_H, row, there, head, ROW, RATIO, B, B_STEP, A, A_STEP, MOST)
         written = there[:, None] & (n < DV)[None, :]
         v = tl.load(mixed_TC + row[:, None] * C + 2 * KEYS + head * DV + n[None, :], mask=written, other=0.0)
         wanted = beta[:, None] * (

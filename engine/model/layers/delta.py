@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.kernels.delta import DeltaHeads, convolve, delta_rule, gated_norm
+from engine.kernels.delta import Channels, DeltaHeads, convolve, delta_rule, gated_norm
 from engine.kernels.delta.plan import Columns, KeptState
 from engine.model.formats.product import LinearSpec
 from engine.model.layers.building import Surroundings
-from engine.model.parameters import Parameter, Shard, stacked, whole
+from engine.model.parameters import Parameter, Shard, Way, stacked, whole
 from engine.model.states import DeltaSpec
 from engine.model.stream import Stream
 from engine.step.batch import ForwardBatch
@@ -25,15 +25,15 @@ class GatedDelta:
         self._heads = heads = delta_heads(spec)
         self._branch = around.branch
         inputs = {f"linear_attn.{name}": count for name, count in _outputs(spec).items()}
+        norm, last = ("o_norm", "o_proj") if spec.stored == "apart" else ("norm", "out_proj")
         self._inputs = around.linear(LinearSpec(inputs=hidden, outputs=inputs, bias=False, shard=Shard.NONE))
-        output = {"linear_attn.out_proj": hidden}
+        output = {f"linear_attn.{last}": hidden}
         self._output = around.linear(LinearSpec(inputs=heads.values_size, outputs=output, bias=False, shard=Shard.NONE))
         self._channels = heads.channels
-        num = self._channels.count
-        self._taps = weights.new(whole("linear_attn.conv1d.weight", num, 1, heads.taps), under=under).view(num, -1)
+        self._taps = declare_taps(self._channels, "linear_attn", around)
         self._decay, self._bias = (_in_float32(name, heads, around) for name in ("A_log", "dt_bias"))
-        self._gate_norm = weights.new(whole("linear_attn.norm.weight", heads.value_dim), under=under)
-        self._eps = around.model.norm_eps
+        self._gate_norm = weights.new(whole(f"linear_attn.{norm}.weight", heads.value_dim), under=under)
+        self._eps = around.model.norm_eps if spec.norm_eps is None else spec.norm_eps
 
     def __call__(self, stream: Stream, batch: ForwardBatch, kept: Sequence[KeptState], *, is_last: bool) -> None:
         """`kept`: the states [num_blocks, 1, 1, Hv, Dk Dv], and the convolution's last inputs [num_blocks, K - 1, 1, 1, C]."""
@@ -53,16 +53,18 @@ class GatedDelta:
 
 def _outputs(spec: DeltaSpec) -> dict[str, int]:
     keys, values, num = spec.keys_size, spec.values_size, spec.num_value_heads
-    if spec.grouped:
+    if spec.stored == "by_group":
         return {"in_proj_qkvz": 2 * keys + 2 * values, "in_proj_ba": 2 * num}
+    if spec.stored == "apart":
+        return {"q_proj": keys, "k_proj": keys, "v_proj": values, "g_proj": values, "b_proj": num, "a_proj": num}
     return {"in_proj_qkv": 2 * keys + values, "in_proj_z": values, "in_proj_b": num, "in_proj_a": num}
 
 
 def delta_heads(spec: DeltaSpec) -> DeltaHeads:
-    """Where the rows of a product have what. `grouped`: each key head's numbers are together, else each kind's."""
+    """Where the rows of a product have what: each kind's numbers are together, or each key head's by kind."""
     ratio, key, value = spec.num_value_heads // spec.num_key_heads, spec.key_dim, spec.value_dim
     widths = {"q": key, "k": key, "v": ratio * value, "z": ratio * value, "b": ratio, "a": ratio}
-    together = [("q", "k", "v", "z"), ("b", "a")] if spec.grouped else [(name,) for name in widths]
+    together = [("q", "k", "v", "z"), ("b", "a")] if spec.stored == "by_group" else [(name,) for name in widths]
     columns, at = {}, 0
     for names in together:
         step = sum(widths[name] for name in names)
@@ -71,8 +73,23 @@ def delta_heads(spec: DeltaSpec) -> DeltaHeads:
             at += widths[name]
         at += (spec.num_key_heads - 1) * step
     return DeltaHeads(
-        num_key_heads=spec.num_key_heads, ratio=ratio, key_dim=key, value_dim=value, taps=spec.taps, **columns
+        num_key_heads=spec.num_key_heads,
+        ratio=ratio,
+        key_dim=key,
+        value_dim=value,
+        taps=spec.taps,
+        most_strength=spec.most_strength,
+        **columns,
     )
+
+
+def declare_taps(channels: Channels, module: str, around: Surroundings) -> torch.Tensor:
+    """The convolution's weights [C, K]: one tensor, or one each of queries, keys and values."""
+    sizes = {f"{module}.{kind}_conv1d.weight": size for kind, size in zip("qkv", channels.sizes, strict=True)}
+    together = whole(f"{module}.conv1d.weight", channels.count, 1, channels.taps)
+    apart = Parameter(shape=together.shape, parts=stacked(sizes))
+    taps = around.weights.new(together, ways=(Way(together), Way(apart)), under=around.under)
+    return taps.view(channels.count, channels.taps)
 
 
 def _in_float32(name: str, heads: DeltaHeads, around: Surroundings) -> torch.Tensor:

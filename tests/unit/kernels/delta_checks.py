@@ -17,9 +17,9 @@ from tests.unit.kernels.triton_checks import poisoned
 
 SPECS = {
     "small": DeltaSpec(num_key_heads=2, num_value_heads=2, key_dim=16, value_dim=16, taps=4),
-    "together": DeltaSpec(num_key_heads=1, num_value_heads=2, key_dim=16, value_dim=24, taps=3, grouped=True),
-    "odd": DeltaSpec(num_key_heads=2, num_value_heads=2, key_dim=20, value_dim=40, taps=2),
-    "large": DeltaSpec(num_key_heads=16, num_value_heads=32, key_dim=128, value_dim=128, taps=4, grouped=True),
+    "together": DeltaSpec(num_key_heads=1, num_value_heads=2, key_dim=16, value_dim=24, taps=3, stored="by_group"),
+    "odd": DeltaSpec(num_key_heads=2, num_value_heads=2, key_dim=20, value_dim=40, taps=2, most_strength=2.0),
+    "large": DeltaSpec(num_key_heads=16, num_value_heads=32, key_dim=128, value_dim=128, taps=4, stored="by_group"),
 }
 BLOCK_SIZES = {"small": 16, "together": 8, "odd": 64, "large": 1024}
 
@@ -104,7 +104,7 @@ def _expected(
     q, k = (part.unflatten(1, (-1, heads.key_dim)).repeat_interleave(ratio, dim=1) for part in (q, k))
     q, k = (part / (part.square().sum(dim=-1, keepdim=True) + 1e-6).sqrt() for part in (q, k))
     v = v.unflatten(1, (-1, heads.value_dim))
-    beta = heads.view(rows, heads.b, ratio).flatten(1).sigmoid()
+    beta = heads.most_strength * heads.view(rows, heads.b, ratio).flatten(1).sigmoid()
     g = -decay.double().exp() * softplus(heads.view(rows, heads.a, ratio).flatten(1) + bias.double())
     out, states, last = [], {}, {}
     for at in range(count):

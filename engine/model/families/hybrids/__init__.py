@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine.model.families.fields import Fields
-from engine.model.families.hybrids import granite4, lfm2, nemotron_h, qwen3_5, qwen3_next
+from engine.model.families.hybrids import granite4, lfm2, nemotron_h, olmo_hybrid, qwen3_5, qwen3_next
 from engine.model.spec import ModelSpec
 
 FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
@@ -13,6 +13,7 @@ FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
     "Lfm2ForCausalLM": lfm2.read,
     "Lfm2MoeForCausalLM": lfm2.read_moe,
     "NemotronHForCausalLM": nemotron_h.read,
+    "OlmoHybridForCausalLM": olmo_hybrid.read,
     "Qwen3NextForCausalLM": qwen3_next.read,
     "Qwen3_5ForCausalLM": qwen3_5.read,
     "Qwen3_5ForConditionalGeneration": qwen3_5.read,

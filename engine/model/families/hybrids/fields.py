@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from engine.model.experts import SharedExpertSpec, SparseMlpSpec
 from engine.model.families.experts.fields import softmax_rule, sparse_mlp
 from engine.model.families.fields import FULL, Fields, attention, flag, layer_types, model, number, rope
 from engine.model.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, QkNorm, UnsupportedModelError
-from engine.model.states import DeltaSpec
+from engine.model.states import DeltaSpec, Stored
 
 LINEAR = "linear_attention"
 DEFAULTS = {
@@ -30,7 +31,7 @@ DEFAULTS = {
 }
 
 
-def hybrid(fields: Fields, mlps: Iterable[MlpSpec], *, grouped: bool) -> ModelSpec:
+def hybrid(fields: Fields, mlps: Iterable[MlpSpec], *, stored: Stored) -> ModelSpec:
     """Read a model of layers with the gated delta rule and, every few, attention with an output gate."""
     period = number(fields, "full_attention_interval")
     period_kinds = [
@@ -39,7 +40,7 @@ def hybrid(fields: Fields, mlps: Iterable[MlpSpec], *, grouped: bool) -> ModelSp
     kinds = layer_types(fields, period_kinds, known=(FULL, LINEAR))
     if FULL not in kinds:
         raise UnsupportedModelError(f"config.json: layer_types without {FULL} is not supported")
-    mixers: dict[str, AttentionSpec | DeltaSpec] = {FULL: _attention(fields), LINEAR: _delta(fields, grouped=grouped)}
+    mixers: dict[str, AttentionSpec | DeltaSpec] = {FULL: _attention(fields), LINEAR: delta(fields, stored=stored)}
     layers = [LayerSpec(mixer=mixers[kind], mlp=mlp) for kind, mlp in zip(kinds, mlps, strict=True)]
     return model(fields, layers, norm="rms_plus_one")
 
@@ -58,7 +59,8 @@ def _attention(fields: Fields) -> AttentionSpec:
     return attention(fields, rope=rotation, qk_norm=QkNorm(), qkv_bias=bias, output_bias=bias, output_gate=True)
 
 
-def _delta(fields: Fields, *, grouped: bool) -> DeltaSpec:
+def delta(fields: Fields, *, stored: Stored, **switches: Any) -> DeltaSpec:
+    """Read heads and convolution; `switches` are further fields of the spec, the family's own."""
     keys, values = number(fields, "linear_num_key_heads"), number(fields, "linear_num_value_heads")
     if values % keys:
         raise UnsupportedModelError(
@@ -73,5 +75,6 @@ def _delta(fields: Fields, *, grouped: bool) -> DeltaSpec:
         key_dim=number(fields, "linear_key_head_dim"),
         value_dim=number(fields, "linear_value_head_dim"),
         taps=taps,
-        grouped=grouped,
+        stored=stored,
+        **switches,
     )

@@ -45,7 +45,7 @@ def _model(fields: Fields, mlp: MlpSpec) -> ModelSpec:
     fields.only("output_gate_type", "swish")
     fields.only("mamba_ssm_dtype", "float32")
     fields.ignore("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
-    return hybrid(fields, [mlp] * number(fields, "num_hidden_layers"), grouped=False).with_names(NAMES)
+    return hybrid(fields, [mlp] * number(fields, "num_hidden_layers"), stored="by_kind").with_names(NAMES)
 
 
 def _text(fields: Fields) -> Fields:

@@ -20,5 +20,5 @@ QWEN_3_NEXT = DEFAULTS | {
 def read(fields: Fields) -> ModelSpec:
     fields = fields.over(QWEN_3_NEXT)
     dense, sparse = gated_mlp(fields), experts(fields)
-    spec = hybrid(fields, [sparse if chosen else dense for chosen in sparse_layers(fields)], grouped=True)
+    spec = hybrid(fields, [sparse if chosen else dense for chosen in sparse_layers(fields)], stored="by_group")
     return spec.with_names(StoredNames(ignored=("mtp.",)))

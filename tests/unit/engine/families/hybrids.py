@@ -75,6 +75,14 @@ OF_LFM_2_MOE = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 48,
 }
+# As large as the values' the keys are: transformers writes the three convolutions as equal parts.
+OLMO = {
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 16,
+}
 
 CASES: tuple[Case, ...] = (
     Case(
@@ -145,6 +153,12 @@ CASES: tuple[Case, ...] = (
         name="lfm2_moe, not corrected",
         config="Lfm2MoeConfig",
         fields=OF_LFM_2_MOE | {"use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 1.5},
+    ),
+    Case(name="olmo_hybrid", config="OlmoHybridConfig", fields=OLMO | {"rope_parameters": {"rope_theta": None}}),
+    Case(
+        name="olmo_hybrid, rotated, weaker",
+        config="OlmoHybridConfig",
+        fields=OLMO | {"num_hidden_layers": 3, "linear_allow_neg_eigval": False, "attention_bias": True},
     ),
     Case(name="qwen3_next", config="Qwen3NextConfig", fields=STATE | EXPERTS),
     Case(name="qwen3_next, a state in the last layer", config="Qwen3NextConfig", fields=STATE | EXPERTS | MIXED),

@@ -50,7 +50,7 @@ masks of their own, LongRoPE and dynamic ropes. Six are checked as above.
 
 Not served yet, by use:
 Falcon-H1, Bamba and Jamba (Mamba),
-Kimi-Linear and OLMo hybrids (other states),
+Kimi-Linear (another state),
 DeepSeek-V3.2 and GLM-5 (sparse attention),
 MiMo-V2 (values of another size),
 Phi-3.5-MoE:
@@ -85,6 +85,7 @@ NAMES = {
     "fused": "fused tensors",
     "bias": "biases of the MLP",
     "has_bias": "biases of convolutions",
+    "most_strength": "negative eigenvalues",
     "shares": "parallel halves",
     "multiplier": "residual multiplier",
     "scalar": "layer multiplier",

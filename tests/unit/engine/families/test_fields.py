@@ -47,6 +47,7 @@ OF_NEMOTRON_H = {
 }
 OF_NEMOTRON_H |= {"chunk_size", "moe_shared_expert_overlap", "num_nextn_predict_layers", "mtp_layers_block_type"}
 OF_NEMOTRON_H |= {"rescale_prenorm_residual"}
+OF_STARTS = {"linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor"}
 OF_FAMILIES = {
     "qwen2_vl": OF_VISION,
     "qwen2_5_vl": OF_VISION,
@@ -80,6 +81,8 @@ OF_FAMILIES = {
     "qwen3_next, a state in the last layer": {"intermediate_size", "mlp_only_layers"},
     "lfm2": {"full_attn_idxs"},  # layer_types say it
     "lfm2, with biases": {"full_attn_idxs", "block_multiple_of", "block_ffn_dim_multiplier"},
+    "olmo_hybrid": {"rope_parameters", *OF_STARTS},  # nothing is rotated
+    "olmo_hybrid, rotated, weaker": OF_STARTS,
     "cohere2": {"head_dim"},
     "gemma3-vision": {"tie_word_embeddings"},
     "gemma4": OF_GEMMA_4,
