@@ -15,6 +15,8 @@ def cos_sin_table(rope: RopeSpec, *, head_dim: int, num_positions: int) -> torch
     frequencies = inverse_frequencies(rope, head_dim, num_positions=num_positions)
     angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequencies
     table = torch.cat((angles.cos(), angles.sin()), dim=1)
+    if rope.backwards:
+        table[:, len(frequencies) :].neg_()
     if isinstance(rope.scaling, YarnScaling | LongRopeScaling):
         table *= rope.scaling.attention_factor
     return table

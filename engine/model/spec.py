@@ -29,6 +29,7 @@ class RopeSpec:
     scaling: Scaling | None = None
     share: float = 1.0  # leading part of a head that is rotated
     interleaved: bool = False  # neighbours are a pair; else dimensions half of the rotated part apart
+    backwards: bool = False  # turned the other way
 
     def rotary_dim(self, head_dim: int) -> int:
         return int(head_dim * self.share)
@@ -41,7 +42,7 @@ class QkNorm:
     over: Literal["head", "all", "each"] = "head"
     has_weight: bool = True
     after_rope: bool = False
-    q_name: str = "self_attn.q_norm"
+    q_name: str = "self_attn.q_norm"  # with `{}`: each head has a module
     k_name: str = "self_attn.k_norm"
 
 
@@ -64,6 +65,7 @@ class AttentionSpec:
     rope: RopeSpec | None  # None: positions are not encoded
     window: int = 0  # positions attended to, see `first_seen`
     qk_norm: QkNorm | None = None
+    clip: float = 0.0  # queries, keys and values are cut off there; 0: they aren't
     qkv_bias: bool = False
     output_bias: bool = False
     scale: float | None = None  # multiplies scores; None: head_dim ** -0.5
@@ -162,7 +164,8 @@ class PlainMlpSpec:
 
     size: int
     bias: bool
-    activation: Literal["gelu_tanh", "gelu", "relu2", "silu"]
+    activation: Literal["gelu_tanh", "gelu", "relu2", "silu", "xielu"]
+    learned: str = ""  # module of the activation's own numbers, which xielu has
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
 
@@ -237,8 +240,10 @@ class ModelSpec:
     max_position_embeddings: int
     norm_eps: float
     has_tied_head: bool  # the head uses the embedding's table
-    norm: Literal["rms", "rms_plus_one", "layer"] = "rms"  # x * weight, x * (1 + weight), LayerNorm
+    norm: Literal["rms", "rms_plus_one", "layer", "layer_plus_one"] = "rms"  # x * weight, x * (1 + weight), LayerNorm
+    norm_weight: bool = True  # else it is 1 everywhere, and the checkpoint has none
     norm_bias: bool = False
+    embedding_norm: str = ""  # norm of the embeddings, by its tensor
     final_norm: str = "model.norm"
     embedding_multiplier: float = 1.0
     logits_multiplier: float = 1.0

@@ -51,7 +51,7 @@ class GroupedQueryAttention:
             LinearSpec(inputs=spec.q_size, outputs=output, bias=spec.output_bias, shard=Shard.INPUTS, unit=head_dim)
         )
         self._turning = _turning(spec, around)
-        self._over_all = _over_all(spec, around)
+        self._over_all, self._clip = _over_all(spec, around), spec.clip
         self._cos_sin = None if spec.rope is None else around.rotations.table(spec.rope, head_dim)
         self._scores = Scores(
             scale=head_dim**-0.5 if spec.scale is None else spec.scale,
@@ -96,8 +96,10 @@ class GroupedQueryAttention:
 
         Also returns the product, with the keys and values that the pool holds if attention reads them there.
         """
-        can_be_parts = plan.prefill is None and self._over_all is None and not self._is_gated
+        can_be_parts = plan.prefill is None and self._over_all is None and not self._is_gated and not self._clip
         qkv = self._branch.product(stream, self._qkv, parts=can_be_parts)
+        if self._clip:
+            qkv = qkv.clamp(-self._clip, self._clip)
         if self._over_all is not None:
             qkv = self._over_all(qkv)
         if self._borrows:  # nothing is written
@@ -163,13 +165,18 @@ def _turning(spec: AttentionSpec, around: Surroundings) -> Heads:
 def _over_all(spec: AttentionSpec, around: Surroundings) -> _OverAll | _OverEach | None:
     norm = spec.qk_norm
     if norm is not None and norm.over == "each":
-        rows = {f"{norm.q_name}.weight": spec.num_heads, f"{norm.k_name}.weight": spec.num_kv_heads}
+        rows = _modules(norm.q_name, spec.num_heads) | _modules(norm.k_name, spec.num_kv_heads)
         shape = (sum(rows.values()), spec.head_dim)
         weights = Parameter(shape=shape, parts=stacked(rows), shard=Shard.HEADS, format=torch.float32)
         return _OverEach(around.weights.new(weights, under=around.under), around.model.norm_eps)
     if norm is None or norm.over != "all":
         return None
     return _OverAll(around.norm(norm.q_name, spec.q_size), around.norm(norm.k_name, spec.kv_size))
+
+
+def _modules(name: str, heads: int) -> dict[str, int]:
+    """The tensors with the heads' weights, and their rows."""
+    return {f"{name.format(head)}.weight": 1 for head in range(heads)} if "{}" in name else {f"{name}.weight": heads}
 
 
 def _sinks(spec: AttentionSpec) -> Parameter:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -82,11 +83,17 @@ class Surroundings:
 
 def declare_norm(model: ModelSpec, weights: Weights, name: str, size: int) -> Norm:
     """Declare a norm of the model's kind."""
-    weight = weights.new(whole(f"{name}.weight", size))
-    if model.norm != "layer":
+    weight = weights.new(whole(f"{name}.weight", size)) if model.norm_weight else weights.empty((size,)).fill_(1)
+    if model.norm in ("rms", "rms_plus_one"):
         return RmsNorm(weight, model.norm_eps, plus_one=model.norm == "rms_plus_one")
     bias = weights.new(whole(f"{name}.bias", size)) if model.norm_bias else None
+    if model.norm == "layer_plus_one":
+        weights.when_loaded.append(partial(_plus_one, weight))
     return LayerNorm(weight, bias, model.norm_eps)
+
+
+def _plus_one(weight: torch.Tensor) -> None:
+    weight.add_(1)
 
 
 def declare_branch(

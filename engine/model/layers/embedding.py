@@ -24,6 +24,7 @@ class Embedding:
         self._placeholders: Placeholders | None = None
         if spec.placeholders:
             self._placeholders = Placeholders(spec.placeholders, spec.hidden_size, weights)
+        self._norm = declare_norm(spec, weights, spec.embedding_norm, spec.hidden_size) if spec.embedding_norm else None
         self._multiplier: torch.Tensor | None = None
         if spec.embedding_multiplier != 1.0:  # rounded, as in the checkpoint's own code
             self._multiplier = torch.tensor(spec.embedding_multiplier, dtype=weights.dtype, device=weights.device)
@@ -31,6 +32,7 @@ class Embedding:
     def __call__(self, batch: ForwardBatch) -> Stream:
         x = self.table.rows(batch.token_ids, batch.sources, batch.newest)
         x = x if self._multiplier is None else x * self._multiplier
+        x = x if self._norm is None else self._norm(x)
         return Stream(x if self._placeholders is None else self._placeholders.instead(x, batch))
 
 

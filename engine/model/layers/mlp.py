@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import NormalDist
 
 import torch
+from torch.nn.functional import softplus
 
 from engine.kernels.activation import ACTIVATIONS, sparse_act_and_mul
 from engine.model.formats.product import LinearSpec
 from engine.model.layers.building import Surroundings
-from engine.model.parameters import Shard
+from engine.model.parameters import Shard, whole
 from engine.model.spec import GatedMlpSpec, PlainMlpSpec
 from engine.model.stream import Stream
 
@@ -56,7 +58,22 @@ class PlainMlp:
         self._down = around.linear(
             LinearSpec(inputs=spec.size, outputs={spec.down: hidden}, bias=spec.bias, shard=Shard.INPUTS)
         )
-        self._activate = ACTIVATIONS[spec.activation]
+        self._activate = Xielu(spec.learned, around) if spec.activation == "xielu" else ACTIVATIONS[spec.activation]
 
     def __call__(self, stream: Stream) -> None:
         self._branch.add(stream, self._down, self._activate(self._up(self._branch.read(stream))))
+
+
+class Xielu:
+    """xIELU: a square above 0, an exponential below, with learned slopes (Huang and Schlag, 2024)."""
+
+    def __init__(self, module: str, around: Surroundings) -> None:
+        self._square, self._below, self._slope, self._near_zero = (
+            around.weights.new(replace(whole(f"{module}.{name}", 1), format=torch.float32), under=around.under)
+            for name in ("alpha_p", "alpha_n", "beta", "eps")
+        )
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        wide, square, below = x.float(), softplus(self._square), self._slope + softplus(self._below)
+        under = (torch.expm1(torch.minimum(wide, self._near_zero)) - wide) * below
+        return (torch.where(wide > 0, square * wide * wide, under) + self._slope * wide).to(x.dtype)

@@ -42,7 +42,7 @@ def read(fields: Fields) -> ModelSpec:
     """Command R and R+: parallel halves, LayerNorm, interleaved pairs."""
     fields = fields.over(COHERE)
     normed = QkNorm(over="each") if flag(fields, "use_qk_norm") else None
-    layer = _layer(fields, _attention(fields, qk_norm=normed))
+    layer = _layer(fields, attention_of(fields, qk_norm=normed))
     return _model(fields, [layer] * number(fields, "num_hidden_layers"))
 
 
@@ -57,12 +57,12 @@ def read_2(fields: Fields) -> ModelSpec:
     window, period = sliding_window(fields), count(fields, "sliding_window_pattern") or 4
     fields.only("layer_switch", period)
     fields.only("use_embedding_sharing", flag(fields, "tie_word_embeddings"))
-    sliding, full = _attention(fields, window=window), _attention(fields, has_rope=not window)
+    sliding, full = attention_of(fields, window=window), attention_of(fields, has_rope=not window)
     kinds = layer_types(fields, every(fields, period))
     return _model(fields, [_layer(fields, sliding if kind == SLIDING else full) for kind in kinds])
 
 
-def _attention(
+def attention_of(
     fields: Fields, *, window: int = 0, has_rope: bool = True, qk_norm: QkNorm | None = None
 ) -> AttentionSpec:
     bias, rotation = flag(fields, "attention_bias"), rope(fields, interleaved=True)

@@ -1,9 +1,9 @@
-"""Llama with LayerNorm: StarCoder2 and Jais 2."""
+"""Llama with LayerNorm: StarCoder2, Jais 2, Nemotron and StableLM."""
 
 from __future__ import annotations
 
-from engine.model.families.fields import Fields, attention, flag, model, number, sliding_window
-from engine.model.spec import LayerSpec, ModelSpec, PlainMlpSpec
+from engine.model.families.fields import Fields, attention, flag, gated_mlp, model, number, sliding_window
+from engine.model.spec import BEFORE_MLP, BranchSpec, LayerSpec, ModelSpec, PlainMlpSpec, QkNorm
 
 STARCODER_2 = {
     "vocab_size": 49152,
@@ -29,6 +29,29 @@ JAIS_2 = {
     "mlp_bias": True,
     "layer_norm_eps": 1e-5,
 }
+NEMOTRON = {
+    "vocab_size": 256000,
+    "hidden_size": 6144,
+    "intermediate_size": 24576,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 48,
+    "max_position_embeddings": 4096,
+    "hidden_act": "relu2",
+    "norm_eps": 1e-5,
+    "partial_rotary_factor": 0.5,
+}
+STABLELM = {
+    "vocab_size": 50304,
+    "hidden_size": 2560,
+    "intermediate_size": 6912,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 4096,
+    "layer_norm_eps": 1e-5,
+    "partial_rotary_factor": 0.25,
+}
+BY_HEAD = QkNorm(over="each", q_name="self_attn.q_layernorm.norms.{}", k_name="self_attn.k_layernorm.norms.{}")
 
 
 def read_starcoder2(fields: Fields) -> ModelSpec:
@@ -55,5 +78,27 @@ def read_jais2(fields: Fields) -> ModelSpec:
     bias, size = flag(fields, "attention_bias"), number(fields, "intermediate_size")
     mlp = PlainMlpSpec(size=size, bias=flag(fields, "mlp_bias"), activation="relu2")
     layer = LayerSpec(mixer=attention(fields, qkv_bias=bias, output_bias=bias), mlp=mlp)
+    layers = [layer] * number(fields, "num_hidden_layers")
+    return model(fields, layers, eps="layer_norm_eps", norm="layer", norm_bias=True)
+
+
+def read_nemotron(fields: Fields) -> ModelSpec:
+    """Nemotron and Minitron: LayerNorm of 1 + weight, half of each head rotated, an MLP of relu² without a gate."""
+    fields = fields.over(NEMOTRON)
+    fields.only("hidden_act", "relu2")
+    bias, size = flag(fields, "attention_bias"), number(fields, "intermediate_size")
+    mlp = PlainMlpSpec(size=size, bias=flag(fields, "mlp_bias"), activation="relu2")
+    layer = LayerSpec(mixer=attention(fields, qkv_bias=bias, output_bias=bias), mlp=mlp)
+    layers = [layer] * number(fields, "num_hidden_layers")
+    return model(fields, layers, eps="norm_eps", norm="layer_plus_one", norm_bias=True)
+
+
+def read_stablelm(fields: Fields) -> ModelSpec:
+    """StableLM 3B and 2: LayerNorm, a quarter of each head rotated; heads normed and parallel halves in the 12B."""
+    fields = fields.over(STABLELM)
+    normed = BY_HEAD if flag(fields, "qk_layernorm") else None
+    mixer = attention(fields, qk_norm=normed, qkv_bias=flag(fields, "use_qkv_bias"))
+    around_mlp = BranchSpec(shares=True) if flag(fields, "use_parallel_residual") else BEFORE_MLP
+    layer = LayerSpec(mixer=mixer, mlp=gated_mlp(fields), around_mlp=around_mlp)
     layers = [layer] * number(fields, "num_hidden_layers")
     return model(fields, layers, eps="layer_norm_eps", norm="layer", norm_bias=True)

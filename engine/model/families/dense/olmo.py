@@ -1,4 +1,4 @@
-"""OLMo 2 and 3: norms after each half, none before; queries and keys are normed over all heads. 3 has windows."""
+"""OLMo 1 to 3. From 2 on norms stand after each half, none before; queries and keys are normed over all heads."""
 
 from __future__ import annotations
 
@@ -28,9 +28,21 @@ OLMO_2 = {
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-5,
 }
+OLMO = OLMO_2 | {"layer_norm_eps": 1e-5}
 OLMO_3 = OLMO_2 | {"sliding_window": 4096}
 AROUND_MIXER = BranchSpec(after="post_attention_layernorm")
 AROUND_MLP = BranchSpec(after="post_feedforward_layernorm")
+
+
+def read(fields: Fields) -> ModelSpec:
+    """OLMo 1: LayerNorm without weights; queries, keys and values may be cut off."""
+    fields = fields.over(OLMO)
+    fields.only("layer_norm_eps", 1e-5)
+    fields.ignore("rms_norm_eps")
+    bias, clip = flag(fields, "attention_bias"), real(fields, "clip_qkv", 0.0)
+    layer = LayerSpec(mixer=attention(fields, clip=clip, qkv_bias=bias, output_bias=bias), mlp=gated_mlp(fields))
+    layers = [layer] * number(fields, "num_hidden_layers")
+    return model(fields, layers, eps="layer_norm_eps", norm="layer", norm_weight=False)
 
 
 def read_2(fields: Fields) -> ModelSpec:

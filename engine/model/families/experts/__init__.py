@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine.model.families.experts import (
+    cohere,
     deepseek,
-    dots1,
     ernie4_5_moe,
-    exaone_moe,
     glm4_moe,
     gpt_oss,
     granite_moe,
     hunyuan,
+    like_deepseek,
     llama4,
     minimax_m2,
     mixtral,
@@ -24,11 +24,12 @@ from engine.model.families.fields import Fields
 from engine.model.spec import ModelSpec
 
 FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
+    "Cohere2MoeForCausalLM": cohere.read,
     "DeepseekV2ForCausalLM": deepseek.read_v2,
     "DeepseekV3ForCausalLM": deepseek.read_v3,
     "Glm4MoeLiteForCausalLM": deepseek.read_glm,
-    "Dots1ForCausalLM": dots1.read,
-    "ExaoneMoeForCausalLM": exaone_moe.read,
+    "Dots1ForCausalLM": like_deepseek.read_dots,
+    "ExaoneMoeForCausalLM": like_deepseek.read_exaone,
     "FlexOlmoForCausalLM": olmoe.read_flex,
     "Ernie4_5_MoeForCausalLM": ernie4_5_moe.read,
     "Glm4MoeForCausalLM": glm4_moe.read,

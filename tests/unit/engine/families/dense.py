@@ -265,4 +265,14 @@ CASES = (
         config="Gemma4UnifiedTextConfig",
         fields={**GEMMA_4, "hidden_size_per_layer_input": None, "vocab_size_per_layer_input": None},
     ),
+    Case(name="apertus", config="ApertusConfig", fields={"attention_bias": True, "rope_parameters": LLAMA3}),
+    Case(name="nanochat", config="NanoChatConfig", fields={"final_logit_softcapping": 3.0, "attention_bias": True}),
+    Case(
+        name="nemotron",
+        config="NemotronConfig",
+        fields={"head_dim": 16, "attention_bias": True, "mlp_bias": True},
+    ),
+    Case(name="stablelm", config="StableLmConfig", fields={"use_qkv_bias": True}),
+    Case(name="stablelm-12b", config="StableLmConfig", fields={"use_parallel_residual": True, "qk_layernorm": True}),
+    Case(name="olmo", config="OlmoConfig", fields={"clip_qkv": 0.7}),
 )

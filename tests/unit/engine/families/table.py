@@ -55,7 +55,7 @@ DeepSeek-V3.2 and GLM-5 (sparse attention),
 MiMo-V2 (values of another size),
 Phi-3.5-MoE:
 `--model-impl transformers` refuses them, too.
-It takes Nemotron, Apertus, StableLM, OPT, GPT-NeoX, GPT-BigCode, OLMo 1, NanoChat and BitNet;
+It takes OPT, GPT-NeoX, GPT-BigCode and BitNet;
 it refuses GPT-2, GPT-J, BLOOM, Falcon and MPT.
 
 [GGUF files](gguf.md) of some of them are read, too.
@@ -66,6 +66,9 @@ This page is written by `python -m tests.unit.engine.families.table > docs/model
 |---|---|---|---|
 """
 NAMES = {
+    "backwards": "rotation backwards",
+    "clip": "queries, keys, values cut off",
+    "embedding_norm": "norm of embeddings",
     "qkv_bias": "biases of queries, keys, values",
     "output_bias": "bias of attention's output",
     "scale": "scale of scores",
@@ -131,7 +134,11 @@ def switches(spec: ModelSpec) -> set[str]:
     """What is on in a model, in words."""
     found = set(_on(spec))
     if spec.norm != "rms":
-        found.add({"rms_plus_one": "norms of 1 + weight", "layer": "LayerNorm"}[spec.norm])
+        found.add(
+            {"rms_plus_one": "norms of 1 + weight", "layer": "LayerNorm"}.get(spec.norm, "LayerNorm of 1 + weight")
+        )
+    if not spec.norm_weight:
+        found.add("norms without weights")
     if len({layer.mixer for layer in spec.layers}) > 1:
         found.add("kinds of layers")
     if any(None in (layer.mixer, layer.mlp) for layer in spec.layers):

@@ -52,6 +52,9 @@ OF_FAMILIES = {
     "qwen2_vl": OF_VISION,
     "qwen2_5_vl": OF_VISION,
     "qwen3_vl": OF_VISION,
+    # Another field has the rotation; a softmax of the chosen adds up to 1.
+    "cohere2_moe": {"rope_theta", "rope_scaling", "norm_topk_prob"},
+    "cohere2_moe-sigmoid": {"rope_theta", "rope_scaling", "layer_norm_eps"},
     "qwen3_vl_moe": {*OF_VISION, "mlp_only_layers"},
     "glm4v": OF_VISION,
     "glm4v_moe": OF_VISION,

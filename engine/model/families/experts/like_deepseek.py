@@ -1,0 +1,89 @@
+"""DeepSeek-V3's experts behind attention of other families: dots.llm1 and K-EXAONE."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.model.families.dense import exaone4
+from engine.model.families.experts.fields import (
+    CORRECTED,
+    DENSE,
+    SPARSE,
+    behind_dense,
+    layers_by_kind,
+    shared_experts,
+    sigmoid_rule,
+    sparse_mlp,
+)
+from engine.model.families.fields import (
+    FULL,
+    SLIDING,
+    Fields,
+    attention,
+    flag,
+    gated_mlp,
+    layer_types,
+    model,
+    number,
+    sliding_window,
+)
+from engine.model.names import StoredNames
+from engine.model.spec import LayerSpec, ModelSpec, QkNorm
+
+DOTS_1 = {
+    "vocab_size": 152064,
+    "hidden_size": 4608,
+    "intermediate_size": 10944,
+    "num_hidden_layers": 62,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 2048,
+    "moe_intermediate_size": 1408,
+    "sliding_window": 4096,
+    "max_window_layers": 62,
+}
+K_EXAONE = exaone4.DEFAULTS | {
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 1024,
+    "num_experts_per_tok": 8,
+    "num_shared_experts": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+}
+ALSO_BESIDE = replace(CORRECTED, correction=(*CORRECTED.correction, "mlp.e_score_correction_bias"))
+PREDICTIONS = StoredNames(ignored=("mtp.",))
+
+
+def read_dots(fields: Fields) -> ModelSpec:
+    """dots.llm1: Qwen3's attention, DeepSeek-V3's experts."""
+    fields = fields.over(DOTS_1)
+    window, first = sliding_window(fields), number(fields, "max_window_layers")
+    default = [SLIDING if window and layer >= first else FULL for layer in range(number(fields, "num_hidden_layers"))]
+    bias, dense = flag(fields, "attention_bias"), gated_mlp(fields)
+    sparse = sparse_mlp(fields, sigmoid_rule(fields), tensors=CORRECTED, shared=shared_experts(fields))
+    layers = [
+        LayerSpec(
+            mixer=attention(
+                fields, qkv_bias=bias, output_bias=bias, qk_norm=QkNorm(), window=window if kind == SLIDING else 0
+            ),
+            mlp=sparse if there else dense,
+        )
+        for kind, there in zip(layer_types(fields, default), layers_by_kind(fields, behind_dense(fields)), strict=True)
+    ]
+    return model(fields, layers)
+
+
+def read_exaone(fields: Fields) -> ModelSpec:
+    """K-EXAONE: EXAONE 4's attention, DeepSeek-V3's experts, norms before each half."""
+    if "num_local_experts" not in fields:
+        fields = fields.over({"num_experts": 64})
+    fields = fields.over(K_EXAONE)
+    fields.ignore("num_nextn_predict_layers", "mtp_loss_scaling_factor")
+    dense, shared = gated_mlp(fields), shared_experts(fields, "num_shared_experts")
+    sparse = sparse_mlp(fields, sigmoid_rule(fields), tensors=ALSO_BESIDE, shared=shared)
+    default = [SPARSE if there else DENSE for there in fields.get("is_moe_layer") or ()] or behind_dense(fields)
+    mixers, has_experts = exaone4.mixers(fields), layers_by_kind(fields, default)
+    layers = [
+        LayerSpec(mixer=mixer, mlp=sparse if there else dense) for mixer, there in zip(mixers, has_experts, strict=True)
+    ]
+    return model(fields, layers, stored=PREDICTIONS)
