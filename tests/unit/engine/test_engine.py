@@ -204,6 +204,16 @@ def test_prompts_as_long_as_the_model_reads_are_timed(tiny_model: Callable[[str]
     assert list(times) == [256, 512]
 
 
+def test_a_layer_of_each_half(tiny_model: Callable[[str], Path]) -> None:
+    """The last mixer is another one's kind: behind it only sampled rows go on."""
+    spec = read_model_spec(tiny_model("mistral"))
+    mixer, mlp = replace(spec.layers[0], mlp=None), replace(spec.layers[0], mixer=None)
+    spec = replace(spec, layers=(mlp, mixer, mlp, mixer, mixer, mlp, mlp))
+    whole = Decoder(spec, dtype=torch.float32, device=torch.device("cpu"), max_model_len=16)
+    numbers = {id(layer): number for number, layer in enumerate(whole._layers)}
+    assert [numbers[id(layer)] for layer in whole.with_a_layer_of_each_kind()._layers] == [0, 1, 2, 4]
+
+
 @pytest.mark.parametrize(
     ("windows", "kept"),
     [((0,), [0]), ((0, 0), [0, 1]), ((7,) * 5, [0, 1, 4]), ((0, 0, 7, 0, 7, 7), [0, 1, 2, 5]), ((7, 0, 0), [0, 1, 2])],

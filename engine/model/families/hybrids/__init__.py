@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine.model.families.fields import Fields
-from engine.model.families.hybrids import granite4, lfm2, nemotron_h, olmo_hybrid, qwen3_5, qwen3_next
+from engine.model.families.hybrids import bamba, granite4, lfm2, nemotron_h, olmo_hybrid, qwen3_5, qwen3_next
 from engine.model.spec import ModelSpec
 
 FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
+    "BambaForCausalLM": bamba.read,
     "GraniteMoeHybridForCausalLM": granite4.read,
     "Lfm2ForCausalLM": lfm2.read,
     "Lfm2MoeForCausalLM": lfm2.read_moe,

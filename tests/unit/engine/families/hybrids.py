@@ -86,6 +86,11 @@ OLMO = {
 
 CASES: tuple[Case, ...] = (
     Case(
+        name="bamba",
+        config="BambaConfig",
+        fields=MAMBA | {"attn_layer_indices": [1], "attention_bias": True, "mlp_bias": True},
+    ),
+    Case(
         name="granite4",
         config="GraniteMoeHybridConfig",
         fields=GRANITE_4 | {"num_local_experts": 6, "num_experts_per_tok": 3},

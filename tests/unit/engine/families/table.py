@@ -49,7 +49,7 @@ nothing is fused, and no graph is captured. Refused by name: models with states,
 masks of their own, LongRoPE and dynamic ropes. Six are checked as above.
 
 Not served yet, by use:
-Falcon-H1, Bamba and Jamba (Mamba),
+Falcon-H1 and Jamba (Mamba),
 Kimi-Linear (another state),
 DeepSeek-V3.2 and GLM-5 (sparse attention),
 MiMo-V2 (values of another size),

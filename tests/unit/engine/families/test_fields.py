@@ -102,6 +102,7 @@ OF_FAMILIES = {
     "granite4": OF_MAMBA,
     "granite4, a state in the last layer": {*OF_MAMBA, "intermediate_size", "num_experts_per_tok"},
     "granite4 without states": {"intermediate_size", "num_experts_per_tok", "time_step_limit", *MAMBA},
+    "bamba": {*OF_MAMBA, "z_loss_coefficient", "num_logits_to_keep"},
     "nemotron_h": OF_NEMOTRON_H,
     "nemotron_h, a state in the last mixer": OF_NEMOTRON_H,
     "phi3": {"original_max_position_embeddings"},
