@@ -65,7 +65,7 @@ def rope_and_write_kv(
     return out
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["scales"])
 def _rope(
     qkv_PTW, positions_T, cos_sin_PD, slots_T, kv, factors_2, scales, out_THD, q_norm_D, k_norm_D, eps, num_tokens,
     kv_block, kv_plane, scale_block, scale_plane,
@@ -183,7 +183,7 @@ def _launch_any(
 NONE, WEIGHT, PLUS_ONE, UNIT = 0, 1, 2, 3  # norms of queries and keys
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["scales"])
 def _rope_any(
     qkv_PTW, positions_T, cos_sin_PR, slots_T, kv, factors_2, scales, out_THD, q_norm_D, k_norm_D, growth_P, eps, num_tokens,
     kv_block, kv_plane, scale_block, scale_plane,

@@ -95,7 +95,7 @@ def softcapped(scores_log2, CAP: tl.constexpr):
     return tl.where(scores_log2 < 0, -CAP_LOG2, CAP_LOG2) * ((1.0 - x) / (1.0 + x))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["scales"])
 def _decode(
     q_SHD, kv, factors_2, scales, items_I8, tables, out_SHD, partial_IHD, stats_IH2, sinks_H, scale_log2,
     kv_block, kv_plane, scale_block, scale_plane,

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -20,7 +21,10 @@ from tests.needs import needs
 
 needs("triton")
 
+from engine.config import EngineConfig
+from engine.engine import Engine
 from engine.kernels import triton_norm
+from tests.unit.engine.families.case import Case
 from tests.unit.kernels import dry
 from tests.unit.kernels.card import CARD, Card, CardError, made_up
 
@@ -41,6 +45,26 @@ def test_an_engine_runs_on_a_card(name: str) -> None:
     told = dry.run({name: replace(program, asked={**program.asked, **FEW_GRAPHS})})
     assert told[name][0] > 1000, told[name][1]
     assert not {name: wrong for name, (_, wrong) in told.items() if wrong}
+
+
+def test_scales_of_the_smallest_blocks_begin_anywhere(tmp_path: Path) -> None:
+    """A layer's begin 8 bytes after those of the one before."""
+    heads = {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 24, "hidden_size": 72}
+    model, launches = Case(name="llama", config="LlamaConfig", fields=heads).build(tmp_path), dry.Launches()
+    with dry.dry(launches):
+        Engine(
+            EngineConfig(
+                model=model,
+                device="cuda",
+                dtype="bfloat16",
+                num_blocks=300,
+                block_size=1,
+                kv_cache_dtype="int8",
+                **FEW_GRAPHS,
+            )
+        )
+    assert launches.count > 500
+    assert not launches.wrong
 
 
 @pytest.mark.long
