@@ -12,6 +12,7 @@ from tests.unit.kernels import (
     convolution_checks,
     delta_checks,
     expert_checks,
+    far_checks,
     fp8_checks,
     group_checks,
     latent_checks,
@@ -28,6 +29,7 @@ pytestmark = [
 
 MODULES = (
     triton_checks, expert_checks, switch_checks, latent_checks, group_checks, codes_checks, fp8_checks,
+    far_checks,
 )  # fmt: skip
 OF_STATES = (convolution_checks, delta_checks, mamba_checks)
 
