@@ -2,8 +2,8 @@
 
 Order of a pass: each running sequence that decodes gets its token; the rest of the budget goes to prompts computed here
 (local prefill, or preempted sequences), oldest first; then waiting sequences are admitted. If a sequence can't grow, the
-youngest of the lowest priority is preempted: its blocks go back (full ones stay cached) and it waits at the front of the
-queue. Sampling depends on (seed, position) alone, so its text does not change.
+youngest of the lowest priority is preempted: its blocks go back (full ones stay cached, and of states its `ResumePoint`) and it
+waits at the front of the queue. Sampling depends on (seed, position) alone, so its text does not change.
 
 A pass in flight keeps its sequences' blocks (`HeldBlocks`). A victim in such a pass is therefore left out of the plan, so
 that the next plan finds it free.
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from decode.request import DecodeRequest
+from decode.resume_point import ResumePoint
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.engine import Chunk
 from engine.sequence import Sequence
@@ -54,6 +55,7 @@ class DecodeScheduler:
         self.running: list[DecodeRequest] = []  # hold blocks, in order of arrival
         self.waiting: deque[DecodeRequest] = deque()  # hold none
         self.blocks = HeldBlocks(pool)
+        self.resume_point = ResumePoint(pool)
         self._in_flight: dict[Sequence, DecodeRequest] = {}
         self.preemptions = 0
 
@@ -79,6 +81,7 @@ class DecodeScheduler:
         elif request in self.waiting:
             self.waiting.remove(request)
         self.blocks.give_back(request.sequence)
+        self.resume_point.drop(request.sequence)
 
     def landed(self, chunk: Chunk) -> DecodeRequest:
         """End the chunk's pass, with or without a result. Its request may have left meanwhile."""
@@ -93,6 +96,8 @@ class DecodeScheduler:
 
         Without a chunk, planning needs a finished pass, blocks or requests.
         """
+        if self._pool.state_blocks:
+            self._keep_resume_point()
         draft = self._draft(token_budget)
         while not draft.shares and draft.has_preempted:  # the one in turn was itself preempted: the others go on
             draft = self._draft(token_budget)
@@ -173,9 +178,17 @@ class DecodeScheduler:
     def _preempt(self, request: DecodeRequest) -> None:
         self.running.remove(request)
         self.blocks.give_back(request.sequence)
+        self.resume_point.drop(request.sequence)
         request.preemptions += 1
         self.preemptions += 1
         self.waiting.appendleft(request)
+
+    def _keep_resume_point(self) -> None:
+        """One alone gives way to nobody, and what it held would be others' room."""
+        if len(self.running) > 1:
+            self.resume_point.keep(self._victim().sequence, spare=self._spare)
+        else:
+            self.resume_point.drop()
 
     def _admit_waiting(self, draft: _Draft, held_back: set[Sequence]) -> None:
         while self.waiting and draft.token_budget > 0 and len(self.running) < self._max_sequences:
@@ -195,7 +208,12 @@ class DecodeScheduler:
     def _schedule(self, request: DecodeRequest, num_tokens: int) -> Chunk:
         self.blocks.launched(request.sequence)
         self._in_flight[request.sequence] = request
-        return schedule(self._pool, request.sequence, num_tokens, spare=len(self.running) + self._pool.state_blocks)
+        return schedule(self._pool, request.sequence, num_tokens, spare=self._spare)
+
+    @property
+    def _spare(self) -> int:
+        """What a checkpoint leaves: a block for each running sequence, and a state's."""
+        return len(self.running) + self._pool.state_blocks
 
 
 def _is_prompt(request: DecodeRequest) -> bool:

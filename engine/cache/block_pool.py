@@ -183,6 +183,13 @@ class BlockPool:
             if digest in self._states:
                 self._forget_state(digest)
 
+    def make_private(self, blocks: Sequence[int]) -> bool:
+        """Stop sharing these held blocks, unless others hold them, too; return whether nobody does."""
+        if any(self._references[block] > 1 for block in blocks):
+            return False
+        self.withdraw(blocks)
+        return True
+
     def drain_events(self) -> tuple[list[bytes], list[bytes]]:
         """Return (digests added, digests removed) since the last call, without those that came and went between."""
         events = list(self._added), list(self._removed)

@@ -47,22 +47,27 @@ def admit(pool: BlockPool, sequence: Sequence, *, num_tokens: int, spare: int = 
     reusable = (len(sequence.token_ids) - 1) // size
     digests = hash_blocks(sequence.hash_root, sequence.token_ids[: reusable * size], size)
     cached, state = _cached(pool, [] if sequence.scores_prompt else digests)
-    wanted = blocks_for(num_tokens, size) + pool.state_blocks
+    num_blocks = blocks_for(num_tokens, size)
+    wanted = num_blocks + pool.state_blocks - len(cached)
+    own: tuple[int, ...] = ()
+    if state and pool.num_free < wanted + spare <= pool.num_free + len(state) and pool.make_private(state):
+        own, state = state, ()  # without room for another state it goes on in the checkpoint itself
     try:
-        fresh = pool.allocate(wanted - len(cached), spare=spare)
+        fresh = pool.allocate(wanted - len(own), spare=spare)
     except OutOfBlocksError:
         pool.release([*cached, *state])
         if not state:
             raise
-        cached, state = [], ()  # the checkpoint is held besides: without it there may be room
-        fresh = pool.allocate(wanted, spare=spare)
-    sequence.block_table = cached + fresh[pool.state_blocks :]
+        cached, state = [], ()  # others hold the checkpoint
+        fresh = pool.allocate(num_blocks + pool.state_blocks, spare=spare)
+    own = own or tuple(fresh[: pool.state_blocks])
+    sequence.block_table = cached + fresh[len(fresh) + len(cached) - num_blocks :]
     sequence.digests, sequence.known_digests = digests[: len(cached)], digests
     sequence.num_cached = len(cached) * size
     sequence.restart(sequence.num_cached)
     if pool.state_blocks:
         found = [State(sequence.num_cached - 1, sequence.num_cached, state, is_found=True)] if state else []
-        sequence.states = (*found, State(sequence.num_cached, None, tuple(fresh[: pool.state_blocks])))
+        sequence.states = (*found, State(max(0, sequence.num_cached - (not found)), None, own))
         # Others may branch from where this one left what is cached, and go on where it ends.
         sequence.checkpoints = (pool.count_prefix(digests) * size, len(digests) * size)
 
@@ -86,22 +91,32 @@ def schedule(pool: BlockPool, sequence: Sequence, num_tokens: int, *, spare: int
 
 def _leave_checkpoints(pool: BlockPool, sequence: Sequence, end: int, *, spare: int) -> None:
     """Go on in other blocks behind each boundary below `end`. Without room there is no checkpoint."""
-    of_state = pool.state_blocks * pool.block_size
-    every, least = int(CHECKPOINT_EVERY * of_state), LEAST_CHECKPOINT * of_state
+    every, least = checkpoint_distance(pool), LEAST_CHECKPOINT * pool.state_blocks * pool.block_size
     begin, wanted = sequence.num_scheduled, sequence.checkpoints
     places = [at for at in wanted if begin <= at < end]
     for at in range(-(-begin // every) * every, end, every):
         if not any(0 <= other - at < least for other in wanted):
             places.append(at)
     for at in sorted(places):
-        state = sequence.states[-1]
-        if at - state.begin < least or at <= state.begin:
-            continue
-        try:
-            blocks = pool.allocate(pool.state_blocks, spare=spare)
-        except OutOfBlocksError:
-            return
-        sequence.states = (*sequence.states[:-1], replace(state, end=at), State(at, None, tuple(blocks)))
+        if at - sequence.states[-1].begin >= least:
+            leave_checkpoint(pool, sequence, at, spare=spare)
+
+
+def checkpoint_distance(pool: BlockPool) -> int:
+    """Tokens from one regular checkpoint of a sequence to the next."""
+    return int(CHECKPOINT_EVERY * pool.state_blocks * pool.block_size)
+
+
+def leave_checkpoint(pool: BlockPool, sequence: Sequence, at: int, *, spare: int) -> None:
+    """Go on in other blocks behind the first `at` tokens, if more than `spare` blocks are left."""
+    state = sequence.states[-1]
+    if at <= state.begin:
+        return
+    try:
+        blocks = pool.allocate(pool.state_blocks, spare=spare)
+    except OutOfBlocksError:
+        return
+    sequence.states = (*sequence.states[:-1], replace(state, end=at), State(at, None, tuple(blocks)))
 
 
 def grow(pool: BlockPool, sequence: Sequence, *, num_tokens: int) -> None:

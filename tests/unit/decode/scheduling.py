@@ -40,9 +40,9 @@ def make_request(name: str, *, prompt: int, max_tokens: int, priority: int = 0, 
 
 
 def new_scheduler(
-    *, num_blocks: int, max_sequences: int = 8, trials: Trials | None = None
+    *, num_blocks: int, max_sequences: int = 8, trials: Trials | None = None, state_blocks: int = 0
 ) -> tuple[DecodeScheduler, BlockPool]:
-    pool = BlockPool(num_blocks=num_blocks, block_size=BLOCK)
+    pool = BlockPool(num_blocks=num_blocks, block_size=BLOCK, state_blocks=state_blocks)
     limit = num_blocks * BLOCK
     return DecodeScheduler(pool=pool, max_sequences=max_sequences, max_model_len=limit, trials=trials), pool
 

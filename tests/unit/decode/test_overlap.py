@@ -166,6 +166,8 @@ class Worker:
         )
         self._note_sequences()
         held = Counter(block for sequence in self.sequences for block in _held(sequence))
+        held += Counter(self.decode.scheduler.resume_point.blocks)
+        self.seen["held a resume point"] += bool(self.decode.scheduler.resume_point.blocks)
         references = self.bench.pool._references
         assert [held[block] for block in range(len(references))] == references
         for name, stream in self.gateway.streams.items():
@@ -284,7 +286,7 @@ async def test_chance_finds_what_matters() -> None:
             **Counter(worker.gateway.ended.values()),
         }
     wanted = ["two passes in flight", "left while in flight", "a pending token was scheduled"]
-    wanted += ["preempted", "cancelled", "failed", "stop", "length"]
+    wanted += ["held a resume point", "preempted", "cancelled", "failed", "stop", "length"]
     assert [what for what in wanted if seen[what] < 5] == []
 
 

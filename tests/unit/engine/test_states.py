@@ -126,6 +126,22 @@ def test_without_room_for_a_checkpoint_a_sequence_goes_on_without(bench: Bench) 
     bench.check([sequence], generator)
 
 
+def test_without_room_for_another_state_a_sequence_goes_on_in_its_checkpoint(bench: Bench) -> None:
+    generator, _ = bench.generators()
+    sequence = asked("first", prompt_of_family(70), max_tokens=20)
+    generator.admit(sequence)
+    generator.go_on([sequence], num_tokens=3)
+    generator.release(sequence)
+    cached, wanted = generator.pool.num_cached, -(-(73 + 20) // generator.pool.block_size)
+    assert cached == 4 + generator.pool.state_blocks
+    generator.pool.allocate(generator.pool.num_free - wanted - generator.pool.state_blocks)
+    generator.admit(sequence)
+    assert (sequence.num_computed, generator.pool.num_free) == (64, 0)
+    assert [(state.begin, state.is_found) for state in sequence.states] == [(63, False)]
+    generator.go_on([sequence])
+    bench.check([sequence], generator)
+
+
 # The fields of Qwen3.6-35B-A3B's config.json that say what is computed.
 TEXT = {
     "attention_bias": False, "attn_output_gate": True, "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cache.block_pool import BlockPool
+from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.sequence import Sequence
 from tests.unit.engine.generate import new_sequence
 from worker.serving.allocation import HeldBlocks, admit, publish_computed, receive_state, schedule, withdraw
@@ -146,7 +146,7 @@ def test_without_room_a_sequence_goes_on_in_the_same_state() -> None:
     assert pool.cached_digests() == []
 
 
-def test_a_checkpoint_that_leaves_no_room_for_its_sequence_is_not_used() -> None:
+def test_without_room_for_its_own_state_a_sequence_goes_on_in_the_checkpoint() -> None:
     pool = BlockPool(num_blocks=12 + 2 * STATE - 1, block_size=BLOCK, state_blocks=STATE)
     whole(pool, list(range(20)))
     assert admitted(pool, list(range(20))).num_cached == 16
@@ -154,7 +154,26 @@ def test_a_checkpoint_that_leaves_no_room_for_its_sequence_is_not_used() -> None
     pool = BlockPool(num_blocks=12 + 2 * STATE - 1, block_size=BLOCK, state_blocks=STATE)
     whole(pool, list(range(20)))
     long = admitted(pool, list(range(40)))
-    assert (long.num_cached, len(long.block_table), [state.begin for state in long.states]) == (0, 12, [0])
+    assert (long.num_cached, len(long.block_table), [(s.begin, s.is_found) for s in long.states]) == (
+        16,
+        12,
+        [(15, False)],
+    )
+    assert pool.num_used == 12 + STATE
+    assert pool._states == {}  # nobody finds what changes now
+    HeldBlocks(pool).give_back(long)
+    assert pool.num_used == 0
+
+
+def test_a_checkpoint_that_others_hold_is_not_taken_over() -> None:
+    pool = BlockPool(num_blocks=12 + 3 * STATE, block_size=BLOCK, state_blocks=STATE)
+    whole(pool, list(range(20)))
+    admitted(pool, list(range(20)))
+    with pytest.raises(OutOfBlocksError):
+        admitted(pool, list(range(40)))
+    (checkpoint,) = pool._states.values()
+    assert pool.num_used == 7 + 2 * STATE
+    assert all(pool._references[block] == 1 for block in checkpoint.blocks)
 
 
 def test_a_state_from_elsewhere_changes_in_place_until_the_next_checkpoint() -> None:
