@@ -1,6 +1,7 @@
 """What each format costs a model of real shape on a CPU: agreement with bfloat16, memory, CPU time.
 
     python -m benchmarks.formats --out benchmarks/results --llama-quantize PATH
+    python -m benchmarks.formats --out DIR --folder KEPT --only GPTQ MXFP4       some rows, beside those that KEPT has already
 
 Qwen2.5 0.5B's shape with random weights, of which some channels are large, as trained models have them. The texts are what the
 model itself says at temperature 1. Without llama.cpp's `llama-quantize` there are no rows of GGUF. Each format has a
@@ -13,6 +14,7 @@ import argparse
 import dataclasses
 import json
 import math
+import os
 import random
 import statistics
 import subprocess
@@ -86,6 +88,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="folder for formats.md and formats.json")
     parser.add_argument("--llama-quantize", type=Path, help="llama.cpp's program that writes GGUF's kinds")
+    parser.add_argument(
+        "--folder", type=Path, help="keeps checkpoints and measurements: a later call adds what is missing"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--shape", default=SHAPE)
     parser.add_argument("--only", nargs="*", help="these rows, beside bfloat16")
@@ -96,7 +101,7 @@ def main(arguments: Sequence[str]) -> int:
         print(json.dumps(_one(Path(options.one[0]), options.one[1], Path(options.one[2]))))
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        found = _all(options, Path(folder))
+        found = _all(options, options.folder or Path(folder))
     print(page(found, options))
     return 0
 
@@ -112,10 +117,11 @@ def _tell(rows: Mapping[str, list[dict[str, Any]]], options: argparse.Namespace)
 
 
 def _all(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, float]]:
-    plain, texts = folder / "plain", folder / "texts.json"
-    write_checkpoint(plain, options.shape, seed=SEED)
-    with_large_channels(plain)
-    texts.write_text(json.dumps(said_by(plain)))
+    plain, texts, kept = folder / "plain", folder / "texts.json", folder / "rows.json"
+    if not texts.exists():
+        write_checkpoint(plain, options.shape, seed=SEED)
+        with_large_channels(plain)
+        texts.write_text(json.dumps(said_by(plain)))
     arms = {name: (plain, fields) for name, fields in PLAIN.items()}
     for name in FORMS:
         model = folder / name.replace(" ", "-")
@@ -127,10 +133,11 @@ def _all(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, float
                 f"GGUF {kind}, CPU": (folder / f"{kind}.gguf", ""),
             }
     wanted = ["bfloat16", *(name for name in options.only or arms if name != "bfloat16")]
-    rows: dict[str, list[dict[str, Any]]] = {}
-    found: dict[str, dict[str, float]] = {}
+    rows: dict[str, list[dict[str, Any]]] = json.loads(kept.read_text()) if kept.exists() else {}
     for number in range(options.rounds):
         for name in wanted:
+            if number < len(rows.get(name, ())):
+                continue
             model, fields = arms[name]
             print(f"round {number + 1}: {name} …", file=sys.stderr, flush=True)
             if not model.exists():
@@ -138,8 +145,9 @@ def _all(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, float
             command = [sys.executable, "-m", "benchmarks.formats", "--one", str(model), fields, str(texts)]
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
             rows.setdefault(name, []).append(json.loads(done.stdout.splitlines()[-1]))
-            found = _tell(rows, options)
-    return found
+            kept.write_text(json.dumps(rows))
+            _tell({name: rows[name] for name in arms if name in rows}, options)
+    return _tell({name: rows[name] for name in arms if name in rows}, options)
 
 
 def with_large_channels(folder: Path) -> None:
@@ -231,7 +239,7 @@ def page(rows: Mapping[str, Mapping[str, float]], options: argparse.Namespace) -
         "",
         *(f"- {name}: {value}" for name, value in described.items()),
         f"- {TEXTS * TEXT_TOKENS} scored tokens, {TEXTS} greedy answers of {ANSWER_TOKENS}",
-        f"- speeds in tokens a second of CPU time, medians of {options.rounds} rounds",
+        f"- speeds in tokens a second of CPU time, medians of {options.rounds} rounds; load average {os.getloadavg()[0]:.1f}",
         "",
         f"| | {' | '.join(names)} |",
         f"|---|{'--:|' * len(names)}",
