@@ -80,6 +80,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen2-small": _QWEN_500M | _SMALL,
     "qwen2.5-0.5b": _QWEN_500M
     | {"vocab_size": 151_936, "num_hidden_layers": 24, "bos_token_id": 151_643, "eos_token_id": 151_645},
+    "qwen2-wide": _QWEN_500M  # layers of Qwen2.5 1.5B: widths are multiples of 256, as GGUF's K kinds need
+    | _SMALL
+    | {"hidden_size": 1536, "intermediate_size": 8960, "num_attention_heads": 12, "num_hidden_layers": 4},
     "qwen3-small": {  # Qwen3 0.6B: all heads together are wider than the hidden state
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",

@@ -2,6 +2,7 @@
 
     python -m benchmarks.formats --out benchmarks/results --llama-quantize PATH
     python -m benchmarks.formats --out DIR --folder KEPT --only GPTQ MXFP4       some rows, beside those that KEPT has already
+    python -m benchmarks.formats --shape qwen2-wide …      four layers, whose widths suit GGUF's K kinds
 
 Qwen2.5 0.5B's shape with random weights, of which some channels are large, as trained models have them. The texts are what the
 model itself says at temperature 1. Without llama.cpp's `llama-quantize` there are no rows of GGUF. Each format has a
@@ -16,10 +17,12 @@ import json
 import math
 import os
 import random
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,7 +34,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks import agreement, cpu
-from benchmarks.checkpoint import write_checkpoint
+from benchmarks.checkpoint import STD, write_checkpoint
 from benchmarks.environment import describe
 from benchmarks.llama_cpp import write_gguf
 from common.messages import SamplingParams
@@ -41,7 +44,7 @@ from tests.unit.engine.formats.checkpoints import Store, compressed, fp8_row
 from tests.unit.engine.formats.packing import awq, gptq, mxfp4_rows, nvfp4, packed_rows
 
 SHAPE, SEED = "qwen2.5-0.5b", 20_261_123
-LARGE_CHANNELS, LARGE, FINAL_NORM = 6, 20.0, 8.0  # the last makes the model as sure as trained ones are
+LARGE_CHANNELS, LARGE, LOGITS_STD = 6, 20.0, 4.79  # the last makes the model as sure as trained ones are
 TEXTS, TEXT_TOKENS, QUESTION_TOKENS, ANSWER_TOKENS = 4, 192, 64, 20
 EXACT = "exact"  # of an arm: its products multiply the numbers that the format stands for
 HEAD = ("lm_head",)
@@ -101,22 +104,25 @@ def main(arguments: Sequence[str]) -> int:
         print(json.dumps(_one(Path(options.one[0]), options.one[1], Path(options.one[2]))))
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        found = _all(options, options.folder or Path(folder))
-    print(page(found, options))
+        print(_all(options, options.folder or Path(folder)))
     return 0
 
 
-def _tell(rows: Mapping[str, list[dict[str, Any]]], options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """The table of what there is, written after every measurement."""
+def _tell(rows: Mapping[str, list[dict[str, Any]]], options: argparse.Namespace) -> str:
+    """The page of what there is, written after every measurement."""
     found = {name: _row(own, rows["bfloat16"][0]) for name, own in rows.items()}
+    notes = [
+        f"{name} has matrices of other kinds: {each}" for name, own in rows.items() if (each := own[0].get("instead"))
+    ]
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "formats.md").write_text(page(found, options), encoding="utf-8")
-        (options.out / "formats.json").write_text(json.dumps(found, indent=1) + "\n")
-    return found
+        name = "formats" if options.shape == SHAPE else f"formats-{options.shape}"
+        (options.out / f"{name}.md").write_text(page(found, notes, options), encoding="utf-8")
+        (options.out / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    return page(found, notes, options)
 
 
-def _all(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, float]]:
+def _all(options: argparse.Namespace, folder: Path) -> str:
     plain, texts, kept = folder / "plain", folder / "texts.json", folder / "rows.json"
     if not texts.exists():
         write_checkpoint(plain, options.shape, seed=SEED)
@@ -145,6 +151,8 @@ def _all(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, float
             command = [sys.executable, "-m", "benchmarks.formats", "--one", str(model), fields, str(texts)]
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
             rows.setdefault(name, []).append(json.loads(done.stdout.splitlines()[-1]))
+            if (instead := model.with_suffix(".instead")).exists():
+                rows[name][-1]["instead"] = instead.read_text()
             kept.write_text(json.dumps(rows))
             _tell({name: rows[name] for name in arms if name in rows}, options)
     return _tell({name: rows[name] for name in arms if name in rows}, options)
@@ -155,7 +163,7 @@ def with_large_channels(folder: Path) -> None:
     tensors, draw = load_file(folder / "model.safetensors"), random.Random(SEED)
     for name, tensor in tensors.items():
         if name == "model.norm.weight":
-            tensor.fill_(FINAL_NORM)
+            tensor.fill_(LOGITS_STD / (STD * len(tensor) ** 0.5))
         elif name.endswith("layernorm.weight"):
             tensor[draw.sample(range(len(tensor)), LARGE_CHANNELS)] = LARGE
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -180,7 +188,9 @@ def _write(options: argparse.Namespace, name: str, plain: Path, target: Path) ->
         if not whole.exists():
             write_gguf(plain, whole)
         command = [options.llama_quantize, "--allow-requantize", whole, target, name.removeprefix("GGUF ")]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        instead = Counter(re.findall(r"falling back to +(\w+)", done.stdout))
+        target.with_suffix(".instead").write_text(", ".join(f"{count} {kind}" for kind, count in instead.items()))
         return
     form, tensors = FORMS[name], load_file(plain / "model.safetensors")
     for stored, weight in list(tensors.items()):
@@ -231,7 +241,7 @@ def _row(rounds: list[dict[str, Any]], base: dict[str, Any]) -> dict[str, float]
     }
 
 
-def page(rows: Mapping[str, Mapping[str, float]], options: argparse.Namespace) -> str:
+def page(rows: Mapping[str, Mapping[str, float]], notes: Sequence[str], options: argparse.Namespace) -> str:
     described = describe("benchmarks.formats", sys.argv[1:], torch.device("cpu"))
     names = list(next(iter(rows.values())))
     lines = [
@@ -240,6 +250,7 @@ def page(rows: Mapping[str, Mapping[str, float]], options: argparse.Namespace) -
         *(f"- {name}: {value}" for name, value in described.items()),
         f"- {TEXTS * TEXT_TOKENS} scored tokens, {TEXTS} greedy answers of {ANSWER_TOKENS}",
         f"- speeds in tokens a second of CPU time, medians of {options.rounds} rounds; load average {os.getloadavg()[0]:.1f}",
+        *(f"- {note}" for note in notes),
         "",
         f"| | {' | '.join(names)} |",
         f"|---|{'--:|' * len(names)}",
