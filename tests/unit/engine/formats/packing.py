@@ -129,7 +129,7 @@ def signed_bytes(*, zeros: bool = False) -> Store:
 
 def _fp4_codes(values: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """The nearest codes, and what they are."""
-    codes = np.abs(np.abs(values)[..., None] - E2M1).argmin(-1)
+    codes = np.searchsorted((E2M1[1:] + E2M1[:-1]) / 2, np.abs(values))
     return codes + 8 * (values < 0), np.sign(values) * E2M1[codes]
 
 
