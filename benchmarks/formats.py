@@ -2,6 +2,7 @@
 
     python -m benchmarks.formats --out benchmarks/results --llama-quantize PATH
     python -m benchmarks.formats --out DIR --folder KEPT --only GPTQ MXFP4       some rows, beside those that KEPT has already
+    python -m benchmarks.formats --errors       how far each format's numbers are from normal weights
     python -m benchmarks.formats --shape qwen2-wide …      four layers, whose widths suit GGUF's K kinds
 
 Qwen2.5 0.5B's shape with random weights, of which some channels are large, as trained models have them. The texts are what the
@@ -25,6 +26,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -40,6 +42,8 @@ from benchmarks.llama_cpp import write_gguf
 from common.messages import SamplingParams
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.kernels.quantised import int8
+from engine.model.formats.int4 import quantise_groups
 from tests.unit.engine.formats.checkpoints import Store, compressed, fp8_row
 from tests.unit.engine.formats.packing import awq, gptq, mxfp4_rows, nvfp4, packed_rows
 
@@ -51,6 +55,7 @@ HEAD = ("lm_head",)
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
 PACKED = {"type": "int", "num_bits": 4, "group_size": 128}
+ERROR_ROWS, ERROR_INPUTS, INT4_GROUPS, GGUF_ALONE = 256, 4096, (128, 64, 32), ("Q4_0", "Q5_0", "Q8_0")
 GGUF = ("Q3_K_M", "Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "IQ4_XS")
 
 
@@ -97,11 +102,15 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--shape", default=SHAPE)
     parser.add_argument("--only", nargs="*", help="these rows, beside bfloat16")
+    parser.add_argument("--errors", action="store_true", help="the errors of normal weights, and nothing else")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)  # a model, fields, texts: in this process
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     if options.one:
         print(json.dumps(_one(Path(options.one[0]), options.one[1], Path(options.one[2]))))
+        return 0
+    if options.errors:
+        print("\n".join(f"| {name} | {100 * error:.2f} |" for name, error in weight_errors().items()))
         return 0
     with tempfile.TemporaryDirectory() as folder:
         print(_all(options, options.folder or Path(folder)))
@@ -225,6 +234,24 @@ def _one(model: Path, fields: str, texts: Path) -> dict[str, Any]:
         "likeliest": found.likeliest.tolist(),
         "answers": found.answers,
     }
+
+
+def weight_errors() -> dict[str, float]:
+    """Root mean square errors of normal weights, as parts of their standard deviation."""
+    quants: Any = import_module("gguf.quants")
+    drawn = torch.randn(ERROR_ROWS, ERROR_INPUTS, generator=torch.Generator().manual_seed(SEED)) * STD
+    found = {name: form.store(name, drawn)[1] for name, form in FORMS.items()}
+    rows = int8.quantise(drawn)
+    found["--quantization int8"] = rows.codes * rows.scales[:, None]
+    for group in INT4_GROUPS:
+        codes, scales = quantise_groups(drawn, group)
+        values = (codes.float() - 8).unflatten(1, (-1, group)) * scales.float()[..., None]
+        found[f"--quantization int4, in groups of {group}"] = values.flatten(1)
+    for kind in GGUF_ALONE:
+        stored = quants.quantize(drawn.numpy(), quants.GGMLQuantizationType[kind])
+        found[f"GGUF {kind}"] = torch.from_numpy(quants.dequantize(stored, quants.GGMLQuantizationType[kind]))
+    errors = {name: float((values - drawn).norm() / drawn.norm()) for name, values in found.items()}
+    return dict(sorted(errors.items(), key=lambda each: each[1]))
 
 
 def _row(rounds: list[dict[str, Any]], base: dict[str, Any]) -> dict[str, float]:

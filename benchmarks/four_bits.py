@@ -1,0 +1,101 @@
+"""A product with 4-bit weights on a CPU: torch's kernel for them, or rows of 8 bits made of them while loading, or plain numbers.
+
+    python -m benchmarks.four_bits --out benchmarks/results
+
+Each in CPU time of one thread, in turn, over copies of the matrix that no cache holds. Groups have 128 inputs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.environment import describe
+from engine.kernels import linear
+from engine.kernels.quantised import int8
+from engine.model.formats.int4 import quantise_groups
+
+GROUP, MIB_IN_TURN, ROUNDS = 128, 64, 5
+ROWS = (1, 2, 8, 64)
+SHAPES = ((4096, 4096), (896, 4864))  # [N, K]: a square one, and Qwen2.5 0.5B's down
+DTYPES = (torch.bfloat16, torch.float32)
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="folder for four_bits.md")
+    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    tables = [
+        _table(f"{outputs} x {inputs}, {str(dtype).removeprefix('torch.')}", options.rows, (outputs, inputs), dtype)
+        for outputs, inputs in SHAPES
+        for dtype in DTYPES
+    ]
+    text = page(tables)
+    print(text)
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "four_bits.md").write_text(text, encoding="utf-8")
+    return 0
+
+
+def kinds(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> dict[str, Product]:
+    """The same codes [N, K], multiplied in each way."""
+    values = (codes.float() - 8).unflatten(1, (-1, GROUP)).mul_(scales.float()[..., None]).flatten(1)
+    plain, rows = linear.packed(values.to(dtype)), int8.Int8Product.of(int8.quantise(values))
+    four = torch._convert_weight_to_int4pack_for_cpu(codes.int(), 1)
+    of_groups = torch.stack([scales.T, torch.zeros_like(scales.T)], dim=2).to(dtype).contiguous()
+    return {
+        "torch's kernel of 4 bits": lambda x: torch._weight_int4pack_mm_for_cpu(x, four, GROUP, of_groups),
+        "rows of 8 bits": lambda x: int8.product(x, rows, None),
+        "plain": lambda x: linear.linear(x, plain, None),
+    }
+
+
+def milliseconds(ways: Sequence[dict[str, Product]], x: torch.Tensor) -> dict[str, float]:
+    """Of one product: medians of rounds, in which each kind goes through all copies of the matrix."""
+    found: dict[str, list[float]] = {name: [] for name in ways[0]}
+    for number in range(ROUNDS + 1):  # the first warms up
+        for name, times in found.items():
+            began = time.process_time()
+            for copy in ways:
+                copy[name](x)
+            if number:
+                times.append(1000 * (time.process_time() - began) / len(ways))
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+def _table(title: str, rows: Sequence[int], shape: tuple[int, int], dtype: torch.dtype) -> str:
+    generator = torch.Generator().manual_seed(0)
+    copies = -(-(MIB_IN_TURN << 20) * 2 // (shape[0] * shape[1]))  # of half a byte an element
+    codes, scales = quantise_groups(torch.randn(shape, generator=generator), GROUP)
+    ways = [kinds(codes, scales, dtype) for _ in range(copies)]
+    lines = [f"| {title} | {' | '.join(ways[0])} |", f"|---|{'--:|' * len(ways[0])}"]
+    for count in rows:
+        x = torch.randn((count, shape[1]), generator=generator).to(dtype)
+        own = milliseconds(ways if count <= 8 else ways[:1], x)  # more rows are bound by arithmetic
+        print(title, count, own, file=sys.stderr, flush=True)
+        lines.append(f"| {count} rows, ms | {' | '.join(f'{each:.3g}' for each in own.values())} |")
+    return "\n".join(lines)
+
+
+def page(tables: Sequence[str]) -> str:
+    facts = describe("benchmarks.four_bits", sys.argv[1:], torch.device("cpu"))
+    lines = ["# Products with 4-bit weights on a CPU", ""]
+    lines += [f"- {name}: {value}" for name, value in facts.items()]
+    lines += [f"- load average: {os.getloadavg()[0]:.1f}; medians of {ROUNDS} rounds", ""]
+    return "\n".join(lines) + "\n" + "\n\n".join(tables) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
