@@ -17,7 +17,6 @@ from engine.model.experts import SparseMlpSpec
 from engine.model.spec import (
     AttentionSpec,
     BranchSpec,
-    DeltaSpec,
     DenseBesideExpertsSpec,
     LatentAttentionSpec,
     LayerSpec,
@@ -26,6 +25,7 @@ from engine.model.spec import (
     ModelSpec,
     PlainMlpSpec,
 )
+from engine.model.states import DeltaSpec, MambaSpec, ShortConvolutionSpec
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -73,13 +73,13 @@ class ModelCost:
         """Count what a model has; `dtype` is the one that the engine computes in. `kv_bytes` None: it is that of KV, too."""
         head = model.vocab_size * model.hidden_size
         layers = model.hidden_size + sum(_layer_parameters(layer, model.hidden_size) for layer in model.layers)
-        sparse = [layer.mlp for layer in model.layers if isinstance(layer.mlp, SparseMlpSpec)]
+        sparse = [mlp for layer in model.layers if (mlp := _experts(layer.mlp)) is not None]
         windows = Counter(abs(mixer.window) or math.inf for mixer in model.attentions)
         sizes = dict.fromkeys((True, False), 0)
         for kept, count in model.kept.items():
             sizes[kept.per_token] += count * kept.planes * kept.heads * kept.dim * ITEM_BYTES[kept.dtype or dtype]
         one_expert = sum(
-            3 * model.hidden_size * mlp.size + (2 * mlp.size + model.hidden_size) * mlp.expert_bias for mlp in sparse
+            _gated(mlp.size, model.hidden_size, has_gate=mlp.has_gates, bias=mlp.expert_bias) for mlp in sparse
         )
         num_experts = sparse[0].num_experts if sparse else 1
         return cls(
@@ -208,6 +208,14 @@ def _mixer_parameters(mixer: MixerSpec, hidden: int) -> int:
             into = channels + mixer.values_size + 2 * mixer.num_value_heads
             small = channels * mixer.taps + 2 * mixer.num_value_heads + mixer.value_dim
             return hidden * (into + mixer.values_size) + small
+        case MambaSpec():
+            size = mixer.num_heads * mixer.head_dim
+            channels = size + 2 * mixer.groups * mixer.state_size
+            columns = size + channels + mixer.num_heads
+            small = channels * (mixer.taps + mixer.taps_bias) + 3 * mixer.num_heads + size * (mixer.norm != "none")
+            return hidden * (columns + size) + columns * mixer.in_bias + hidden * mixer.out_bias + small
+        case ShortConvolutionSpec():
+            return (4 * hidden + mixer.taps) * mixer.size + (4 * mixer.size + hidden) * mixer.has_bias
         case _:
             raise NotImplementedError(f"floors: nobody counted the parameters of {type(mixer).__name__}")
 
@@ -223,11 +231,27 @@ def _mlp_parameters(mlp: MlpSpec, hidden: int) -> int:
     """All but the experts that not every token passes through."""
     match mlp:
         case SparseMlpSpec():
-            shared = 0 if mlp.shared is None else 3 * hidden * mlp.shared.size + hidden * mlp.shared.is_gated
+            shared = 0
+            if own := mlp.shared:
+                shared = _gated(own.size, hidden, has_gate=own.activation != "relu2", bias=own.bias)
+                shared += hidden * own.is_gated
             return mlp.num_experts * (hidden + mlp.router_bias + bool(mlp.tensors.correction)) + shared
         case DenseBesideExpertsSpec():
-            return _mlp_parameters(mlp.dense, hidden) + _mlp_parameters(mlp.experts, hidden)
+            norms = 4 * hidden + mlp.experts.num_experts * bool(mlp.experts.weight_scale)
+            return _mlp_parameters(mlp.dense, hidden) + _mlp_parameters(mlp.experts, hidden) + norms
         case PlainMlpSpec():
-            return 2 * hidden * mlp.size + (mlp.size + hidden) * mlp.bias
+            return _gated(mlp.size, hidden, has_gate=False, bias=mlp.bias)
         case _:
-            return 3 * hidden * mlp.size + (2 * mlp.size + hidden) * mlp.bias
+            return _gated(mlp.size, hidden, has_gate=True, bias=mlp.bias)
+
+
+def _gated(size: int, hidden: int, *, has_gate: bool, bias: bool) -> int:
+    """Of an MLP with a gate, or without one."""
+    wide = 1 + has_gate
+    return (wide + 1) * hidden * size + (wide * size + hidden) * bias
+
+
+def _experts(mlp: MlpSpec | None) -> SparseMlpSpec | None:
+    if isinstance(mlp, DenseBesideExpertsSpec):
+        return mlp.experts
+    return mlp if isinstance(mlp, SparseMlpSpec) else None

@@ -14,6 +14,8 @@ from benchmarks.drawn import DRAWN
 from benchmarks.environment import ROOT
 from benchmarks.floors import Ceilings, ModelCost, Work, decode_step, offline, prefill, upload
 from engine.model.families import model_spec
+from tests.unit.engine.families import hybrids
+from tests.unit.engine.families.case import Case
 
 LLAMA_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -127,3 +129,19 @@ def test_a_step_reads_and_writes_each_sequences_state() -> None:
         for batch in (1, 2)
     )
     assert two.num_bytes - one.num_bytes == 2 * hybrid.state_bytes + 8 * hybrid.kv_bytes
+
+
+@pytest.mark.parametrize("case", hybrids.CASES, ids=lambda case: case.name)
+def test_layers_with_states_are_counted(case: Case) -> None:
+    """All but a few norms."""
+    import torch
+
+    from engine.model.decoder import Decoder
+
+    spec = model_spec(json.loads(case.config_object().to_json_string()) | {"architectures": [case.architecture()]})
+    weights = Decoder(spec, dtype=torch.float32, device=torch.device("meta"), max_model_len=16).weights
+    held = 0
+    for ways in weights.ways:
+        way = max(ways, key=len, default=frozenset[str]())
+        held += sum(place.tensor.numel() for name in way for place in weights.destinations[name])
+    assert ModelCost.of(spec, "float32").stored_parameters == pytest.approx(held, rel=1e-3)
