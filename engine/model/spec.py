@@ -14,7 +14,7 @@ from engine.model.formats.product import Format
 from engine.model.formats.quantization import UNQUANTISED, Quantization
 from engine.model.names import AS_OURS, StoredNames
 from engine.model.scaling import Scaling
-from engine.model.states import DeltaSpec, Kept, MambaSpec, ShortConvolutionSpec
+from engine.model.states import ChannelDeltaSpec, DeltaSpec, Kept, MambaSpec, ShortConvolutionSpec
 
 
 class UnsupportedModelError(ValueError):
@@ -114,7 +114,7 @@ class LatentAttentionSpec:
     plain_dim: int  # features of a query, and of a key, that are not rotated
     rotated_dim: int
     value_dim: int
-    rope: RopeSpec
+    rope: RopeSpec | None  # None: positions are not encoded
     scale: float
     bias: bool = False
     window: int = 0
@@ -183,7 +183,7 @@ class DenseBesideExpertsSpec:
 
 
 # The next kinds join these unions.
-MixerSpec = AttentionSpec | LatentAttentionSpec | DeltaSpec | MambaSpec | ShortConvolutionSpec
+MixerSpec = AttentionSpec | LatentAttentionSpec | DeltaSpec | ChannelDeltaSpec | MambaSpec | ShortConvolutionSpec
 MlpSpec = GatedMlpSpec | PlainMlpSpec | SparseMlpSpec | DenseBesideExpertsSpec
 
 

@@ -58,6 +58,25 @@ class DeltaSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelDeltaSpec:
+    """The delta rule with a decay for each channel of a key, behind a short convolution, with an output gate: Kimi's."""
+
+    num_heads: int
+    head_dim: int  # keys' and values'
+    taps: int  # tokens that the convolution reads, the own one included
+
+    @property
+    def size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kept(self) -> tuple[Kept, ...]:
+        """The state, and the convolution's last inputs."""
+        state = Kept(planes=1, heads=self.num_heads, dim=self.head_dim**2, dtype="float32", per_token=False)
+        return (state, Kept(planes=self.taps - 1, heads=1, dim=3 * self.size, per_token=False))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MambaSpec:
     """Mamba-2: a state that decays by each token's step, behind a short convolution, with an output gate."""
 

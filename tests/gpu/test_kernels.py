@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.unit.kernels import (
+    channel_checks,
     codes_checks,
     convolution_checks,
     delta_checks,
@@ -31,7 +32,7 @@ MODULES = (
     triton_checks, expert_checks, switch_checks, latent_checks, group_checks, codes_checks, fp8_checks,
     far_checks,
 )  # fmt: skip
-OF_STATES = (convolution_checks, delta_checks, mamba_checks)
+OF_STATES = (channel_checks, convolution_checks, delta_checks, mamba_checks)
 
 
 @pytest.mark.parametrize(

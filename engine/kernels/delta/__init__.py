@@ -1,9 +1,10 @@
 """The gated delta rule (Yang, Kautz and Hatamizadeh, 2024): a layer that keeps a state instead of keys and values.
 
-Reading order: `plan` (where states are, and which tokens change them), `convolution`, `rule` and `gate` in plain torch, and their
-Triton versions.
+Reading order: `plan` (where states are, and which tokens change them), `convolution`, `rule`, `channel_rule` and `gate` in plain
+torch, and their Triton versions.
 """
 
+from engine.kernels.delta.channel_rule import channel_delta_rule
 from engine.kernels.delta.convolution import convolve
 from engine.kernels.delta.gate import gated_norm
 from engine.kernels.delta.plan import Channels, Columns, DeltaHeads, Span, StateBatch, deal_out_states, max_tiles
@@ -15,6 +16,7 @@ __all__ = [
     "DeltaHeads",
     "Span",
     "StateBatch",
+    "channel_delta_rule",
     "convolve",
     "deal_out_states",
     "delta_rule",

@@ -11,7 +11,10 @@ from engine.kernels.twin import twin
 
 
 @twin("engine.kernels.delta.triton_gate")
-def gated_norm(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float, heads: DeltaHeads) -> torch.Tensor:
-    """Return rms_norm(out, weight) * silu(z) [T, Hv Dv] for `out` [T, Hv, Dv] and z in the product x [T, N]."""
+def gated_norm(
+    out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float, heads: DeltaHeads, *, has_silu: bool = True
+) -> torch.Tensor:
+    """Return rms_norm(out, weight) * silu(z), or sigmoid(z), [T, Hv Dv] for `out` [T, Hv, Dv] and z in the product x [T, N]."""
     gate = heads.view(x, heads.z, heads.ratio * heads.value_dim).unflatten(2, (-1, heads.value_dim)).flatten(1, 2)
-    return (rms_norm.reference(out, weight, eps) * silu(gate.float())).to(out.dtype).flatten(1)
+    gate = silu(gate.float()) if has_silu else gate.float().sigmoid()
+    return (rms_norm.reference(out, weight, eps) * gate).to(out.dtype).flatten(1)

@@ -32,7 +32,7 @@ def delta_rule(
     strided view of the pool. Queries and keys get the length 1, queries are scaled by Dk ** -0.5.
     """
     q, k, v = mixed.float().split((heads.keys_size, heads.keys_size, heads.values_size), dim=1)
-    q, k = (_unit(part.unflatten(1, (-1, heads.key_dim))).repeat_interleave(heads.ratio, dim=1) for part in (q, k))
+    q, k = (unit(part.unflatten(1, (-1, heads.key_dim))).repeat_interleave(heads.ratio, dim=1) for part in (q, k))
     q, v = q * heads.key_dim**-0.5, v.unflatten(1, (-1, heads.value_dim))
     beta = heads.most_strength * heads.view(x, heads.b, heads.ratio).flatten(1).float().sigmoid()
     g = -decay.exp() * softplus(heads.view(x, heads.a, heads.ratio).flatten(1).float() + bias)
@@ -40,25 +40,25 @@ def delta_rule(
     out = torch.empty_like(v)
     for row, (source, target) in enumerate(batch.moves.tolist()):
         if target >= 0:
-            state = _state(kept, source)
+            state = state_before(kept, source)
             out[row], kept[target] = _step(state, q[row], k[row], v[row], g[row], beta[row])
     for first, count in batch.runs.tolist():
-        state = _state(kept, -1)
+        state = state_before(kept, -1)
         for begin, length, source, target, *_ in batch.tiles[first : first + count].tolist():
             rows = slice(begin, begin + length)
             if source >= -1:
-                state = _state(kept, source)
+                state = state_before(kept, source)
             out[rows], state = _tile(state, q[rows], k[rows], v[rows], g[rows], beta[rows])
             if target >= 0:
                 kept[target] = state
     return out.to(mixed.dtype)
 
 
-def _unit(x: torch.Tensor) -> torch.Tensor:
+def unit(x: torch.Tensor) -> torch.Tensor:
     return x * torch.rsqrt(x.square().sum(dim=-1, keepdim=True) + NORM_EPS)
 
 
-def _state(kept: torch.Tensor, block: int) -> torch.Tensor:
+def state_before(kept: torch.Tensor, block: int) -> torch.Tensor:
     return kept.new_zeros(kept.shape[1:]) if block < 0 else kept[block]
 
 

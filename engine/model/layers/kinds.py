@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from engine.model.experts import SparseMlpSpec
 from engine.model.layers.attention import GroupedQueryAttention
 from engine.model.layers.building import Surroundings
+from engine.model.layers.channel_delta import ChannelDelta
 from engine.model.layers.delta import GatedDelta
 from engine.model.layers.dense_beside_experts import DenseBesideExperts
 from engine.model.layers.latent import LatentAttention
@@ -22,7 +23,7 @@ from engine.model.spec import (
     LatentAttentionSpec,
     PlainMlpSpec,
 )
-from engine.model.states import DeltaSpec, MambaSpec, ShortConvolutionSpec
+from engine.model.states import ChannelDeltaSpec, DeltaSpec, MambaSpec, ShortConvolutionSpec
 from engine.model.stream import Stream
 from engine.step.batch import ForwardBatch
 
@@ -48,6 +49,7 @@ class Mlp(Protocol):
 
 MIXERS: dict[type, Callable[[Any, Surroundings], Mixer]] = {
     AttentionSpec: GroupedQueryAttention,
+    ChannelDeltaSpec: ChannelDelta,
     DeltaSpec: GatedDelta,
     LatentAttentionSpec: LatentAttention,
     MambaSpec: Mamba,

@@ -27,7 +27,8 @@ class LatentAttention:
     def __init__(self, spec: LatentAttentionSpec, around: Surroundings) -> None:
         hidden, inner = around.model.hidden_size, spec.query_rank
         self._spec, self._branch = spec, around.branch
-        self._rope = around.rotations.table(spec.rope, spec.rotated_dim)
+        self._rope = _rotations(spec, around)
+        self._is_interleaved = spec.rope is not None and spec.rope.interleaved
         queries = {QUERIES: inner} if inner else {}
         self._inward = around.linear(
             LinearSpec(
@@ -68,11 +69,13 @@ class LatentAttention:
         """Attend; `kept` is one view of the pool, [num_blocks, 1, block_size, 1, C + R]; with codes, see `opened`."""
         latents = opened(kept, self._spec.rank, self._factors, self._dtype)
         spec, plan, positions = self._spec, batch.attention[self._spec.heads], batch.positions
+        if spec.rope is None:
+            positions = torch.zeros_like(positions)
         x = self._branch.read(stream)
         inward = self._inward(x)
         write_latents(
             inward[:, spec.query_rank :], positions, self._rope, batch.slots, latents,
-            norm=self._latent_norm, eps=NORM_EPS, interleaved=spec.rope.interleaved,
+            norm=self._latent_norm, eps=NORM_EPS, interleaved=self._is_interleaved,
         )  # fmt: skip
         asking = x if self._query_norm is None else inward[:, : spec.query_rank]
         if is_last and plan.prefill is not None:
@@ -94,8 +97,16 @@ class LatentAttention:
         q = self._queries(x).unflatten(-1, (-1, spec.query_dim))
         out = q.new_empty((*q.shape[:2], spec.rank + spec.rotated_dim))
         out[..., : spec.rank] = torch.matmul(q[..., : spec.plain_dim].transpose(0, 1), self._keys).transpose(0, 1)
-        rotate_queries(q, positions, self._rope, out, interleaved=spec.rope.interleaved)
+        rotate_queries(q, positions, self._rope, out, interleaved=self._is_interleaved)
         return out
+
+
+def _rotations(spec: LatentAttentionSpec, around: Surroundings) -> torch.Tensor:
+    """The table of the rotations; without any, of the first position, where nothing turns."""
+    if spec.rope is not None:
+        return around.rotations.table(spec.rope, spec.rotated_dim)
+    half = torch.ones(1, spec.rotated_dim // 2, device=around.weights.device)
+    return torch.cat((half, torch.zeros_like(half)), dim=1)
 
 
 def _norm(name: str, size: int, around: Surroundings) -> torch.Tensor:

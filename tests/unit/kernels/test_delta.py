@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engine.kernels.delta import deal_out_states, max_tiles
 from engine.kernels.delta.plan import CARRIED, NOTHING, TILE_ROWS
-from tests.unit.kernels import convolution_checks, delta_checks
+from tests.unit.kernels import channel_checks, convolution_checks, delta_checks
 from tests.unit.kernels.interpreter import Interpreter
 
 SMALL = ("small", "together", "odd")
@@ -23,6 +23,16 @@ def test_the_reference(name: str) -> None:
 @pytest.mark.parametrize("name", SMALL)
 def test_the_kernels(interpreter: Interpreter, name: str) -> None:
     interpreter.check("delta_checks", name)
+
+
+@pytest.mark.parametrize("name", ["small", "odd"])
+def test_decays_of_channels(name: str) -> None:
+    channel_checks.run(name, "cpu")
+
+
+@pytest.mark.parametrize("name", ["small", "odd"])
+def test_the_kernels_of_decays_of_channels(interpreter: Interpreter, name: str) -> None:
+    interpreter.check("channel_checks", name)
 
 
 @pytest.mark.parametrize("name", convolution_checks.SPECS)

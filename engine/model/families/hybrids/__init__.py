@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine.model.families.fields import Fields
-from engine.model.families.hybrids import bamba, granite4, lfm2, nemotron_h, olmo_hybrid, qwen3_5, qwen3_next
+from engine.model.families.hybrids import (
+    bamba,
+    granite4,
+    kimi_linear,
+    lfm2,
+    nemotron_h,
+    olmo_hybrid,
+    qwen3_5,
+    qwen3_next,
+)
 from engine.model.spec import ModelSpec
 
 FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
     "BambaForCausalLM": bamba.read,
     "GraniteMoeHybridForCausalLM": granite4.read,
+    "KimiLinearForCausalLM": kimi_linear.read,
     "Lfm2ForCausalLM": lfm2.read,
     "Lfm2MoeForCausalLM": lfm2.read_moe,
     "NemotronHForCausalLM": nemotron_h.read,

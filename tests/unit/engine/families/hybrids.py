@@ -83,6 +83,21 @@ OLMO = {
     "linear_key_head_dim": 32,
     "linear_value_head_dim": 16,
 }
+KIMI = {
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+    "mlp_layer_types": ["dense", "sparse", "sparse", "dense"],
+    "linear_num_heads": 2,
+    "linear_head_dim": 24,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 24,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+}
 
 CASES: tuple[Case, ...] = (
     Case(
@@ -164,6 +179,20 @@ CASES: tuple[Case, ...] = (
         name="olmo_hybrid, rotated, weaker",
         config="OlmoHybridConfig",
         fields=OLMO | {"num_hidden_layers": 3, "linear_allow_neg_eigval": False, "attention_bias": True},
+    ),
+    Case(name="kimi_linear", config="KimiLinearConfig", fields=KIMI),
+    Case(
+        name="kimi_linear, queries through fewer features",
+        config="KimiLinearConfig",
+        fields=KIMI
+        | {"layer_types": ["linear_attention", "full_attention", "full_attention", "linear_attention"]}
+        | {
+            "q_lora_rank": 24,
+            "n_group": 2,
+            "norm_topk_prob": False,
+            "linear_conv_kernel_dim": 3,
+            "attention_bias": True,
+        },
     ),
     Case(name="qwen3_next", config="Qwen3NextConfig", fields=STATE | EXPERTS),
     Case(name="qwen3_next, a state in the last layer", config="Qwen3NextConfig", fields=STATE | EXPERTS | MIXED),

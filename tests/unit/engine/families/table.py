@@ -50,7 +50,6 @@ masks of their own, LongRoPE and dynamic ropes. Six are checked as above.
 
 Not served yet, by use:
 Falcon-H1 and Jamba (Mamba),
-Kimi-Linear (another state),
 DeepSeek-V3.2 and GLM-5 (sparse attention),
 MiMo-V2 (values of another size),
 Phi-3.5-MoE:
@@ -198,10 +197,12 @@ def _of_attention(mixer: AttentionSpec) -> set[str]:
         where = "after rope " if norm.after_rope else ""
         found.add(f"QK-norm {where}over {'all heads' if norm.over == 'all' else 'each head'}")
         found |= {"LayerNorm of each head"} if norm.over == "each" else set()
-    return found | ({"layers without rope"} if mixer.rope is None else _of_rope(mixer.rope))
+    return found | _of_rope(mixer.rope)
 
 
-def _of_rope(rope: RopeSpec) -> set[str]:
+def _of_rope(rope: RopeSpec | None) -> set[str]:
+    if rope is None:
+        return {"layers without rope"}
     found = set(_on(rope))
     if rope.scaling is not None:
         found.add("rope " + type(rope.scaling).__name__.removesuffix("Scaling").lower())

@@ -84,6 +84,8 @@ OF_FAMILIES = {
     "qwen3_next, a state in the last layer": {"intermediate_size", "mlp_only_layers"},
     "lfm2": {"full_attn_idxs"},  # layer_types say it
     "lfm2, with biases": {"full_attn_idxs", "block_multiple_of", "block_ffn_dim_multiplier"},
+    "kimi_linear": OF_LATENTS,
+    "kimi_linear, queries through fewer features": OF_LATENTS,
     "olmo_hybrid": {"rope_parameters", *OF_STARTS},  # nothing is rotated
     "olmo_hybrid, rotated, weaker": OF_STARTS,
     "cohere2": {"head_dim"},
@@ -219,6 +221,28 @@ def test_lfm2_says_some_things_twice_and_they_agree() -> None:
     assert read(first) == read(common | exact)
     assert "conv_dim = 1024 is not supported; supported: 2048" in str(read(first | {"conv_dim": 1024}))
     assert "conv_L_cache = 1 is not supported" in str(read(first | {"conv_L_cache": 1}))
+
+
+def test_kimi_linear_is_read_as_it_is_published() -> None:
+    (case,) = (case for case in CASES if case.name == "kimi_linear")
+    config = config_of(case)
+    linear = {
+        "full_attn_layers": [2, 4],
+        "kda_layers": [1, 3],
+        "head_dim": 24,
+        "num_heads": 2,
+        "short_conv_kernel_size": 4,
+    }
+    names = ("layer_types", "linear_head_dim", "linear_num_heads", "linear_conv_kernel_dim")
+    rest = {name: value for name, value in config.items() if name not in names}
+    published = rest | {"linear_attn_config": linear, "mla_use_nope": True, "moe_router_activation_func": "sigmoid"}
+    assert read(published) == read(config)
+    for changed, complaint in (
+        ({"mla_use_nope": False}, "mla_use_nope = False is not supported"),
+        ({"linear_attn_config": linear | {"kda_layers": [1]}}, "linear_attn_config does not name each layer once"),
+        ({"linear_attn_config": linear | {"gate": 2}}, "linear_attn_config.gate is not supported"),
+    ):
+        assert complaint in str(read(published | changed))
 
 
 def another(value: object) -> object:

@@ -1,0 +1,75 @@
+"""The delta rule with a decay for each channel of a key (Kimi's), in plain torch. T tokens, H heads, Dk and Dv their sizes.
+
+For each head, with a token's decays exp(g) [Dk] and strength beta: S = diag(exp(g)) S; S += k (beta (v - S^T k))^T; the output
+is S^T q.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import softplus
+
+from engine.kernels.delta.plan import DeltaHeads, StateBatch
+from engine.kernels.delta.rule import state_before, unit
+from engine.kernels.twin import twin
+
+# Tokens that are computed at once. Each pair has a decay for each channel: that of two parts of a tile has no bound.
+PIECE = 16
+
+
+@twin("engine.kernels.delta.triton_channel_rule")
+def channel_delta_rule(
+    mixed: torch.Tensor,
+    x: torch.Tensor,
+    decays: torch.Tensor,
+    decay: torch.Tensor,
+    bias: torch.Tensor,
+    states: torch.Tensor,
+    batch: StateBatch,
+    heads: DeltaHeads,
+) -> torch.Tensor:
+    """Return the outputs [T, H, Dv] in the dtype of `mixed`; change the states in the pool.
+
+    As `delta_rule`, but g = -exp(decay) * softplus(decays + bias) for `decays` [T, H Dk], `decay` [H] and `bias` [H Dk] float32;
+    `x` has b alone. Each key head has one value head.
+    """
+    q, k, v = mixed.float().split((heads.keys_size, heads.keys_size, heads.values_size), dim=1)
+    q, k = (unit(part.unflatten(1, (-1, heads.key_dim))) for part in (q, k))
+    q, v = q * heads.key_dim**-0.5, v.unflatten(1, (-1, heads.value_dim))
+    beta = heads.view(x, heads.b, 1).flatten(1).float().sigmoid()
+    g = -decay.exp()[:, None] * softplus(decays.float() + bias).unflatten(1, (-1, heads.key_dim))
+    kept = states[:, 0, 0].unflatten(-1, (heads.key_dim, heads.value_dim))  # [num_blocks, H, Dk, Dv]
+    out = torch.empty_like(v)
+    for row, (source, target) in enumerate(batch.moves.tolist()):
+        if target >= 0:
+            one = slice(row, row + 1)
+            out[one], kept[target] = _piece(state_before(kept, source), q[one], k[one], v[one], g[one], beta[one])
+    for first, count in batch.runs.tolist():
+        state = state_before(kept, -1)
+        for begin, length, source, target, *_ in batch.tiles[first : first + count].tolist():
+            if source >= -1:
+                state = state_before(kept, source)
+            for at in range(begin, begin + length, PIECE):
+                rows = slice(at, min(at + PIECE, begin + length))
+                out[rows], state = _piece(state, q[rows], k[rows], v[rows], g[rows], beta[rows])
+            if target >= 0:
+                kept[target] = state
+    return out.to(mixed.dtype)
+
+
+def _piece(
+    state: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Some tokens of a sequence at once: outputs [n, H, Dv] and the state after them. See `rule`."""
+    q, k, v, total = (part.transpose(0, 1) for part in (q, k, v, g.cumsum(dim=0)))  # [H, n, D]
+    beta, count = beta.T[:, :, None], k.shape[1]
+    later = torch.ones(count, count, dtype=torch.bool, device=k.device).tril()[None, :, :, None]
+    # [H, n, n, Dk]: decay from one token to a later one
+    ratios = (total[:, :, None] - total[:, None]).masked_fill(~later, float("-inf")).exp()
+    ending = k[:, None] * ratios
+    system = (beta * torch.einsum("hid,hijd->hij", k, ending)).tril(-1)
+    wanted = beta * (v - (k * total.exp()) @ state)
+    added = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+    out = (q * total.exp()) @ state + torch.einsum("hid,hijd->hij", q, ending) @ added
+    state = total[:, -1].exp()[:, :, None] * state + ending[:, -1].transpose(1, 2) @ added
+    return out.transpose(0, 1), state
