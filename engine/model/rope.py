@@ -17,8 +17,10 @@ def cos_sin_table(rope: RopeSpec, *, head_dim: int, num_positions: int) -> torch
     table = torch.cat((angles.cos(), angles.sin()), dim=1)
     if rope.backwards:
         table[:, len(frequencies) :].neg_()
-    if isinstance(rope.scaling, YarnScaling | LongRopeScaling):
+    if isinstance(rope.scaling, YarnScaling):
         table *= rope.scaling.attention_factor
+    if isinstance(rope.scaling, LongRopeScaling):
+        table *= rope.scaling.magnitude(num_positions)
     return table
 
 

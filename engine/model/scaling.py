@@ -42,6 +42,13 @@ class LongRopeScaling:
     long_factor: tuple[float, ...]
     original_max_position_embeddings: int
     attention_factor: float  # multiplies cosines and sines
+    long_attention_factor: float | None = None  # where the long divisors are used; None: the same
+
+    def magnitude(self, num_positions: int) -> float:
+        """What multiplies cosines and sines where sequences may have so many positions."""
+        if self.long_attention_factor is None or num_positions <= self.original_max_position_embeddings:
+            return self.attention_factor
+        return self.long_attention_factor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ def route(
     expert wins. Numbers that are none count as 0, so ids are always valid.
     """
     logits = linear(x.float(), router.float(), None if bias is None else bias.float())
-    scores = logits if rule.score is Score.SOFTMAX_OF_CHOSEN else _scores(logits, rule.score)
+    scores = logits if rule.score in (Score.SOFTMAX_OF_CHOSEN, Score.NEAR_OF_CHOSEN) else _scores(logits, rule.score)
     scores = scores.nan_to_num(nan=0.0)
     compared = scores if correction is None else scores + correction
     compared = _within_groups(compared, rule)
@@ -43,10 +43,23 @@ def route(
     weights = scores.gather(-1, ids)
     if rule.score is Score.SOFTMAX_OF_CHOSEN:
         weights = weights.softmax(dim=-1)
+    if rule.score is Score.NEAR_OF_CHOSEN:
+        weights = _among_near(compared, scores, ids, rule.near)
     if rule.renormalised:
         weights = weights / weights.sum(dim=-1, keepdim=True).clamp(min=rule.smallest_sum)
     weights = weights * rule.scale
     return Choice(ids.to(torch.int32), weights if scales is None else weights * scales[ids])
+
+
+def _among_near(compared: torch.Tensor, scores: torch.Tensor, ids: torch.Tensor, near: float) -> torch.Tensor:
+    """The weight [T, K] of each chosen logit in a softmax with those that are not chosen before it, and near it."""
+    weights, is_left = [], compared > float("-inf")
+    for chosen in ids.split(1, dim=-1):
+        own = scores.gather(-1, chosen)
+        is_near = is_left & (own - scores <= near * torch.maximum(scores.abs(), own))
+        weights.append(1 / (scores - own).exp().masked_fill(~is_near, 0.0).sum(dim=-1, keepdim=True))
+        is_left = is_left.scatter(-1, chosen, False)
+    return torch.cat(weights, dim=-1)
 
 
 def _scores(logits: torch.Tensor, score: Score) -> torch.Tensor:

@@ -12,6 +12,7 @@ class Score(Enum):
     SOFTMAX = auto()  # over all experts
     SIGMOID = auto()  # each alone
     SOFTMAX_OF_CHOSEN = auto()  # the highest logits are chosen, then weigh against each other
+    NEAR_OF_CHOSEN = auto()  # each of the highest weighs against what is left, near it
 
 
 class GroupScore(Enum):
@@ -32,4 +33,5 @@ class RoutingRule:
     group_score: GroupScore = GroupScore.BEST
     renormalised: bool = False  # the chosen experts' weights add up to `scale`
     scale: float = 1.0
+    near: float = 0.0  # share of the larger of two logits that they differ by
     smallest_sum: float = 1e-20  # weights are divided by no smaller one

@@ -39,13 +39,14 @@ def route(
         logits.shape[0] if logits.dim() == 3 else 1, num_experts, rule.num_groups, triton.next_power_of_2(rule.num_groups),
         group, triton.next_power_of_2(group), rule.groups_kept, rule.group_score is GroupScore.TWO_BEST,
         rule.chosen, triton.next_power_of_2(rule.chosen), rule.score is Score.SIGMOID,
-        rule.score is Score.SOFTMAX_OF_CHOSEN, rule.renormalised, bias is not None, correction is not None,
+        rule.score is Score.SOFTMAX_OF_CHOSEN, rule.score is Score.NEAR_OF_CHOSEN, rule.renormalised,
+        bias is not None, correction is not None,
         scales is not None, pdl,
     )  # fmt: skip
     biased, corrected, scaled = (ids if given is None else given for given in (bias, correction, scales))
     _ROUTE.launch(
         (num_tokens,), (logits.dtype, biased.dtype, *fixed),
-        logits, biased, corrected, scaled, ids, weights, num_tokens, rule.scale, rule.smallest_sum, *fixed,
+        logits, biased, corrected, scaled, ids, weights, num_tokens, rule.scale, rule.smallest_sum, rule.near, *fixed,
         num_warps=1, launch_pdl=pdl,
     )  # fmt: skip
     return Choice(ids, weights)
@@ -66,12 +67,12 @@ def _logits(x: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
     return torch.mm(x.float(), router.float().T)
 
 
-@triton.jit(do_not_specialize=["num_tokens", "scale", "smallest_sum"])
+@triton.jit(do_not_specialize=["num_tokens", "scale", "smallest_sum", "near"])
 def _route(
-    logits_PTE, bias_E, correction_E, scales_E, ids_TK, weights_TK, num_tokens, scale, smallest_sum,
+    logits_PTE, bias_E, correction_E, scales_E, ids_TK, weights_TK, num_tokens, scale, smallest_sum, near,
     PARTS: tl.constexpr, E: tl.constexpr, G: tl.constexpr, G_PADDED: tl.constexpr, N: tl.constexpr,
     N_PADDED: tl.constexpr, KEPT: tl.constexpr, TWO_BEST: tl.constexpr, K: tl.constexpr, K_PADDED: tl.constexpr,
-    SIGMOID: tl.constexpr, OF_CHOSEN: tl.constexpr, RENORMALISED: tl.constexpr, HAS_BIAS: tl.constexpr,
+    SIGMOID: tl.constexpr, OF_CHOSEN: tl.constexpr, NEAR: tl.constexpr, RENORMALISED: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_CORRECTION: tl.constexpr, HAS_SCALES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
@@ -88,7 +89,7 @@ def _route(
         logits += tl.load(bias_E + at, mask=inside, other=0.0).to(tl.float32)
     if SIGMOID:
         scores = 1.0 / (1.0 + tl.exp(-logits))
-    elif OF_CHOSEN:
+    elif OF_CHOSEN or NEAR:
         scores = logits
     else:
         logits = tl.where(inside, logits, float("-inf"))
@@ -118,6 +119,11 @@ def _route(
         highest = tl.max(tl.max(compared, axis=1), axis=0)
         chosen = tl.min(tl.min(tl.where(compared == highest, at, E - 1), axis=1), axis=0)
         weight = tl.sum(tl.sum(tl.where(at == chosen, scores, 0.0), axis=1), axis=0)
+        if NEAR:
+            # What lies before it in the order of choice is gone from `compared`.
+            is_near = (compared > float("-inf")) & (weight - scores <= near * tl.maximum(tl.abs(scores), weight))
+            others = tl.where(is_near, tl.exp(scores - weight), 0.0)
+            weight = 1.0 / tl.sum(tl.sum(others, axis=1), axis=0)
         compared = tl.where(at == chosen, float("-inf"), compared)
         ids = tl.where(k == slot, chosen, ids)
         weights = tl.where(k == slot, weight, weights)

@@ -29,6 +29,7 @@ RULES: list[tuple[int, RoutingRule]] = [
     (1, RoutingRule(chosen=1)),
     (32, RoutingRule(chosen=4, score=Score.SOFTMAX_OF_CHOSEN)),
     (16, RoutingRule(chosen=1, score=Score.SIGMOID)),
+    (16, RoutingRule(chosen=2, score=Score.NEAR_OF_CHOSEN, near=0.3)),
     (
         32,
         RoutingRule(

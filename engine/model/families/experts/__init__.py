@@ -17,6 +17,7 @@ from engine.model.families.experts import (
     minimax_m2,
     mixtral,
     olmoe,
+    phimoe,
     qwen2_moe,
     qwen3_moe,
 )
@@ -46,6 +47,8 @@ FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
     "MiniMaxM2ForCausalLM": minimax_m2.read,
     "MixtralForCausalLM": mixtral.read,
     "OlmoeForCausalLM": olmoe.read,
+    "PhimoeForCausalLM": phimoe.read,
+    "PhiMoEForCausalLM": phimoe.read,
     "Qwen2MoeForCausalLM": qwen2_moe.read,
     "Qwen3MoeForCausalLM": qwen3_moe.read,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.unit.engine.families.case import Case
-from tests.unit.engine.families.dense import BY_KIND
+from tests.unit.engine.families.dense import BY_KIND, LONGROPE
 
 EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
 GROUPED: dict[str, Any] = {
@@ -295,5 +295,35 @@ CASES: tuple[Case, ...] = (
             "shared_expert_combination_strategy": "sum",
             "rms_norm_eps": 1e-5,
         },
+    ),
+    Case(
+        name="phimoe",
+        config="PhimoeConfig",
+        fields={
+            "num_local_experts": 8,
+            "intermediate_size": 40,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "router_jitter_noise": 0.3,
+            "sliding_window": 24,
+        },
+    ),
+    Case(
+        name="phimoe-short",
+        config="PhimoeConfig",
+        fields={
+            "num_local_experts": 4,
+            "intermediate_size": 40,
+            "max_position_embeddings": 512,
+            "rope_parameters": {
+                **LONGROPE,
+                "short_factor": [1.0, 1.1, 1.3, 1.5, 2.0, 2.5, 2.5, 3.0],
+                "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 9.0, 9.0, 9.0],
+                "short_mscale": 1.3,
+                "long_mscale": 1.7,
+                "original_max_position_embeddings": 256,
+            },
+        },
+        max_model_len=256,
     ),
 )

@@ -51,8 +51,7 @@ masks of their own, LongRoPE and dynamic ropes. Six are checked as above.
 Not served yet, by use:
 Falcon-H1 and Jamba (Mamba),
 DeepSeek-V3.2 and GLM-5 (sparse attention),
-MiMo-V2 (values of another size),
-Phi-3.5-MoE:
+MiMo-V2 (values of another size):
 `--model-impl transformers` refuses them, too.
 It takes OPT, GPT-NeoX, GPT-BigCode and BitNet;
 it refuses GPT-2, GPT-J, BLOOM, Falcon and MPT.
