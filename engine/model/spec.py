@@ -151,6 +151,7 @@ class GatedMlpSpec:
     bias: bool = False
     activation: Literal["silu", "gelu_tanh"] = "silu"
     sparsity: float = 0.0  # share of the gates that are 0, by their mean and deviation
+    gate_multiplier: float = 1.0  # multiplies the gate before the activation
     under: str = "mlp"
     gate: str = "gate_proj"
     up: str = "up_proj"
@@ -182,8 +183,30 @@ class DenseBesideExpertsSpec:
     router_norm: str  # a tensor: its weight, before the hidden size's root divides it
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideBySideSpec:
+    """Mamba-2 and attention in one layer: the second reads what the first has read, and both add to the stream."""
+
+    mamba: MambaSpec
+    attention: AttentionSpec
+    around_mamba: BranchSpec
+    around_attention: BranchSpec
+
+    @property
+    def kept(self) -> tuple[Kept, ...]:
+        return (*self.attention.kept, *self.mamba.kept)
+
+
 # The next kinds join these unions.
-MixerSpec = AttentionSpec | LatentAttentionSpec | DeltaSpec | ChannelDeltaSpec | MambaSpec | ShortConvolutionSpec
+MixerSpec = (
+    AttentionSpec
+    | LatentAttentionSpec
+    | DeltaSpec
+    | ChannelDeltaSpec
+    | MambaSpec
+    | ShortConvolutionSpec
+    | SideBySideSpec
+)
 MlpSpec = GatedMlpSpec | PlainMlpSpec | SparseMlpSpec | DenseBesideExpertsSpec
 
 
@@ -219,7 +242,8 @@ class LayerSpec:
 
     @property
     def attention(self) -> AttentionSpec | LatentAttentionSpec | None:
-        return self.mixer if isinstance(self.mixer, AttentionSpec | LatentAttentionSpec) else None
+        mixer = self.mixer.attention if isinstance(self.mixer, SideBySideSpec) else self.mixer
+        return mixer if isinstance(mixer, AttentionSpec | LatentAttentionSpec) else None
 
     @property
     def kept(self) -> tuple[Kept, ...]:
@@ -228,7 +252,10 @@ class LayerSpec:
     def with_attention(self, **changes: Any) -> LayerSpec:
         """Return the same layer with changed fields of its attention."""
         assert self.attention is not None
-        return replace(self, mixer=replace(self.attention, **changes))
+        changed = replace(self.attention, **changes)
+        if isinstance(self.mixer, SideBySideSpec) and isinstance(changed, AttentionSpec):
+            return replace(self, mixer=replace(self.mixer, attention=changed))
+        return replace(self, mixer=changed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

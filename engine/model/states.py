@@ -92,6 +92,7 @@ class MambaSpec:
     longest: float = math.inf  # and at most this
     norm: Literal["before", "after", "none"] = "after"  # where RMSNorm is, of the gate
     norm_groups: int = 1  # parts that are normed each alone
+    multipliers: tuple[float, ...] = ()  # multiply gate, values, keys, queries, steps
     under: str = "mamba"
 
     @property

@@ -15,6 +15,7 @@ from engine.model.layers.latent import LatentAttention
 from engine.model.layers.mamba import Mamba
 from engine.model.layers.mlp import GatedMlp, PlainMlp
 from engine.model.layers.short_convolution import ShortConvolution
+from engine.model.layers.side_by_side import SideBySide
 from engine.model.layers.sparse_mlp import SparseMlp
 from engine.model.spec import (
     AttentionSpec,
@@ -22,6 +23,7 @@ from engine.model.spec import (
     GatedMlpSpec,
     LatentAttentionSpec,
     PlainMlpSpec,
+    SideBySideSpec,
 )
 from engine.model.states import ChannelDeltaSpec, DeltaSpec, MambaSpec, ShortConvolutionSpec
 from engine.model.stream import Stream
@@ -54,6 +56,7 @@ MIXERS: dict[type, Callable[[Any, Surroundings], Mixer]] = {
     LatentAttentionSpec: LatentAttention,
     MambaSpec: Mamba,
     ShortConvolutionSpec: ShortConvolution,
+    SideBySideSpec: SideBySide,
 }
 MLPS: dict[type, Callable[[Any, Surroundings], Mlp]] = {
     GatedMlpSpec: GatedMlp,

@@ -43,6 +43,12 @@ class Mamba:
         if spec.norm != "none":
             self._norm = weights.new(whole(f"{of}.norm.weight", heads.size), under=around.under)
         self._eps = around.model.norm_eps
+        self._multipliers: torch.Tensor | None = None
+        if spec.multipliers:
+            widths = (heads.size, heads.size, heads.keys_size, heads.keys_size, heads.num_heads)
+            each = [value for value, width in zip(spec.multipliers, widths, strict=True) for _ in range(width)]
+            # Rounded, as in the checkpoint's own code.
+            self._multipliers = torch.tensor(each, dtype=weights.dtype, device=weights.device)
 
     def __call__(self, stream: Stream, batch: ForwardBatch, kept: Sequence[KeptState], *, is_last: bool) -> None:
         """`kept`: the states [num_blocks, 1, 1, H, N P], and the convolution's last inputs [num_blocks, K - 1, 1, 1, C]."""
@@ -59,6 +65,8 @@ class Mamba:
         """Return what the output's product is made of [T, D]."""
         states, inputs = kept
         x = self._inputs(read)
+        if self._multipliers is not None:
+            x = x * self._multipliers
         last = batch.states[inputs.number]
         mixed = convolve(x, self._taps, self._taps_bias, inputs.kept, last, self._channels)
         rates = (self._decay, self._bias, self._skip)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from statistics import NormalDist
 
 import torch
 from torch.nn.functional import softplus
 
-from engine.kernels.activation import ACTIVATIONS, sparse_act_and_mul
+from engine.kernels.activation import ACTIVATIONS, act_and_mul, sparse_act_and_mul
 from engine.model.formats.product import LinearSpec
 from engine.model.layers.building import Surroundings
 from engine.model.parameters import Shard, whole
@@ -27,25 +28,35 @@ class GatedMlp:
         )
         self._down = around.linear(LinearSpec(inputs=spec.size, outputs=down, bias=spec.bias, shard=Shard.INPUTS))
         self._activation = spec.activation
-        # Deviations from the mean of a gate: where a normal distribution has the share below.
-        self._cutoff = NormalDist().inv_cdf(spec.sparsity) if spec.sparsity else None
+        self._between = _between(spec)
 
     def __call__(self, stream: Stream) -> None:
-        if self._cutoff is None:
+        if self._between is None:
             self._branch.add_gated(stream, self._gate_up, self._down, self._activation)
         else:
-            self._branch.add(
-                stream, self._down, self._sparse(self._branch.product(stream, self._gate_up), self._cutoff)
-            )
+            self._branch.add(stream, self._down, self._between(self._branch.product(stream, self._gate_up)))
 
     def of(self, x: torch.Tensor) -> torch.Tensor:
         """Return what it computes of x [T, E]."""
-        if self._cutoff is None:
+        if self._between is None:
             return self._down(self._gate_up.gated(x, self._activation))
-        return self._down(self._sparse(self._gate_up(x), self._cutoff))
+        return self._down(self._between(self._gate_up(x)))
 
-    def _sparse(self, gate_up: torch.Tensor, cutoff: float) -> torch.Tensor:
-        return sparse_act_and_mul(gate_up, cutoff, self._activation)
+
+def _between(spec: GatedMlpSpec) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What is computed between the products, [T, 2 I] -> [T, I], where they don't do it themselves."""
+    if spec.sparsity:
+        # Deviations from the mean of a gate: where a normal distribution has the share below.
+        cutoff = NormalDist().inv_cdf(spec.sparsity)
+        return lambda gate_up: sparse_act_and_mul(gate_up, cutoff, spec.activation)
+    if spec.gate_multiplier != 1.0:
+        return lambda gate_up: _multiplied(gate_up, spec)
+    return None
+
+
+def _multiplied(gate_up: torch.Tensor, spec: GatedMlpSpec) -> torch.Tensor:
+    gate_up[:, : spec.size] *= spec.gate_multiplier
+    return act_and_mul(gate_up, spec.activation)
 
 
 class PlainMlp:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from engine.model.families.fields import Fields
 from engine.model.families.hybrids import (
     bamba,
+    falcon_h1,
     granite4,
     kimi_linear,
     lfm2,
@@ -19,6 +20,7 @@ from engine.model.spec import ModelSpec
 
 FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
     "BambaForCausalLM": bamba.read,
+    "FalconH1ForCausalLM": falcon_h1.read,
     "GraniteMoeHybridForCausalLM": granite4.read,
     "KimiLinearForCausalLM": kimi_linear.read,
     "Lfm2ForCausalLM": lfm2.read,

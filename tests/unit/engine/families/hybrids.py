@@ -42,6 +42,18 @@ ODD_MAMBA = {
     "mamba_proj_bias": True,
     "time_step_limit": [0.3, 0.9],
 }
+FALCON_H1 = MAMBA | {
+    "num_hidden_layers": 2,
+    "mamba_d_ssm": 64,
+    "num_key_value_heads": 4,
+    "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.4,
+    "key_multiplier": 0.6,
+    "attention_out_multiplier": 0.7,
+    "ssm_out_multiplier": 1.3,
+    "ssm_multipliers": [0.7, 1.2, 0.9, 1.4, 0.8],
+    "mlp_multipliers": [1.5, 0.6],
+}
 NEMOTRON_H = {
     "num_hidden_layers": None,
     "head_dim": 16,
@@ -120,6 +132,22 @@ CASES: tuple[Case, ...] = (
         name="granite4 without states",
         config="GraniteMoeHybridConfig",
         fields=GRANITE_4 | NO_EXPERTS | {"layer_types": ["full_attention"] * 3, "position_embedding_type": "rope"},
+    ),
+    Case(
+        name="falcon_h1",
+        config="FalconH1Config",
+        fields=FALCON_H1 | {"attention_in_multiplier": 1.3, "ssm_in_multiplier": 0.8},
+    ),
+    Case(
+        name="falcon_h1, normed before the gate",
+        config="FalconH1Config",
+        fields=FALCON_H1 | {"mamba_rms_norm": True, "attention_bias": True, "projectors_bias": True},
+    ),
+    Case(
+        name="falcon_h1, normed behind the gate",
+        config="FalconH1Config",
+        fields=MAMBA
+        | {"mamba_d_ssm": None, "mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_proj_bias": True},
     ),
     Case(
         name="nemotron_h",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import fields as fields_of
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from inspect import getmodule
 from typing import Any
 
@@ -22,8 +22,9 @@ from engine.model.spec import (
     LayerSpec,
     ModelSpec,
     RopeSpec,
+    SideBySideSpec,
 )
-from engine.model.states import ShortConvolutionSpec
+from engine.model.states import MambaSpec, ShortConvolutionSpec
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.catalogue import CASES
 
@@ -49,7 +50,7 @@ nothing is fused, and no graph is captured. Refused by name: models with states,
 masks of their own, LongRoPE and dynamic ropes. Six are checked as above.
 
 Not served yet, by use:
-Falcon-H1 and Jamba (Mamba),
+Jamba (Mamba of another kind),
 DeepSeek-V3.2 and GLM-5 (sparse attention),
 MiMo-V2 (values of another size):
 `--model-impl transformers` refuses them, too.
@@ -97,6 +98,8 @@ NAMES = {
     "head_bias": "bias of the head",
     "interleaved": "interleaved pairs",
     "taps_bias": "bias of the convolution",
+    "multipliers": "multipliers of the state's product",
+    "gate_multiplier": "multiplier of the gate",
     "in_bias": "bias of the state's product",
     "shortest": "limits of steps",
     "share": "partial rotation",
@@ -147,6 +150,12 @@ def switches(spec: ModelSpec) -> set[str]:
 
 
 def _of_layer(layer: LayerSpec) -> set[str]:
+    if isinstance(layer.mixer, SideBySideSpec):
+        halves = (
+            replace(layer, mixer=layer.mixer.mamba, around_mixer=layer.mixer.around_mamba),
+            replace(layer, mixer=layer.mixer.attention, around_mixer=layer.mixer.around_attention),
+        )
+        return {"mixers side by side"}.union(*map(_of_layer, halves)) - {NAMES["shares"]}
     parts = (layer.mixer, layer.mlp, layer.around_mixer, layer.around_mlp)
     found = {switch for part in (*parts, layer) if part is not None for switch in _on(part)}
     if isinstance(layer.mixer, AttentionSpec) and layer.mixer.window < 0:
@@ -168,6 +177,8 @@ def _of_layer(layer: LayerSpec) -> set[str]:
         found |= {"queries through fewer features"} if layer.mixer.query_rank else set()
     if isinstance(layer.mixer, ShortConvolutionSpec):
         found.add("short convolutions")
+    if isinstance(layer.mixer, MambaSpec) and layer.mixer.norm != "after":
+        found.add("no norm of the state's answer" if layer.mixer.norm == "none" else "norm before the gate")
     return found
 
 

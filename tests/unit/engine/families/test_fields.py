@@ -34,6 +34,8 @@ OF_LATENTS = {"num_key_value_heads", "head_dim", "qk_head_dim"}  # they follow f
 OF_VISION = {"sliding_window", "tie_word_embeddings"}
 OF_GEMMA_3N = {"altup_coef_clip"}  # it is for training
 OF_MAMBA = {"mamba_chunk_size"}  # how much is computed at once
+# The size is said; nothing is normed.
+OF_FALCON_H1 = {*OF_MAMBA, "num_logits_to_keep", "mamba_expand", "mamba_norm_before_gate"}
 MAMBA = {f"mamba_{name}" for name in ("n_heads", "n_groups", "d_state", "d_head", "d_conv", "expand", "chunk_size")}
 MAMBA |= {"mamba_conv_bias", "mamba_proj_bias"}
 # What training began with, how work is cut, and layers that predict further tokens.
@@ -106,6 +108,9 @@ OF_FAMILIES = {
     "granite4": OF_MAMBA,
     "granite4, a state in the last layer": {*OF_MAMBA, "intermediate_size", "num_experts_per_tok"},
     "granite4 without states": {"intermediate_size", "num_experts_per_tok", "time_step_limit", *MAMBA},
+    "falcon_h1": OF_FALCON_H1,
+    "falcon_h1, normed before the gate": OF_FALCON_H1,
+    "falcon_h1, normed behind the gate": {*OF_MAMBA, "num_logits_to_keep"},
     "bamba": {*OF_MAMBA, "z_loss_coefficient", "num_logits_to_keep"},
     "nemotron_h": OF_NEMOTRON_H,
     "nemotron_h, a state in the last mixer": OF_NEMOTRON_H,
