@@ -74,6 +74,8 @@ class AttentionSpec:
     query_growth: QueryGrowth | None = None
     value_norm: bool = False  # RMSNorm without a weight over each head of the values
     values_are_keys: bool = False  # values are the product that keys are made of
+    value_features: int = 0  # fewer than a key's, with zeros behind them; 0: as many
+    value_scale: float = 1.0  # multiplies values
     output_gate: bool = False  # behind each query head's rows are those of its output's gate
     lends: str = ""  # later layers attend to its keys and values by this name
     borrows: str = ""  # it has none, and attends to those that were lent so
@@ -102,6 +104,11 @@ class AttentionSpec:
     @property
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
+
+    @property
+    def value_size(self) -> int:
+        """Features that a head's values have in the checkpoint."""
+        return self.value_features or self.head_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

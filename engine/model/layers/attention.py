@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 
 import torch
-from torch.nn.functional import layer_norm
+from torch.nn.functional import layer_norm, pad
 
 from engine.kernels.activation import gated_heads
 from engine.kernels.attention import AttentionPlan, Scores, needs_qkv, paged_attention
@@ -20,12 +21,13 @@ from engine.model.formats.product import LinearSpec
 from engine.model.layers.building import Surroundings
 from engine.model.layers.kv_scales import declare_factors
 from engine.model.layers.norm import RmsNorm
-from engine.model.parameters import Parameter, Shard, stacked
+from engine.model.parameters import Parameter, Shard, Way, stacked
 from engine.model.spec import AttentionSpec
 from engine.model.stream import Lent, Stream
 from engine.step.batch import ForwardBatch
 
 VALUES = "self_attn.v_proj"
+SINKS = ("self_attn.sinks", "self_attn.attention_sink_bias")
 
 
 class GroupedQueryAttention:
@@ -34,30 +36,37 @@ class GroupedQueryAttention:
         self._branch = around.branch
         outputs = {"self_attn.q_proj": spec.q_size * (1 + spec.output_gate)}
         if not spec.borrows:
-            outputs |= {"self_attn.k_proj": spec.kv_size, VALUES: spec.kv_size}
+            outputs |= {"self_attn.k_proj": spec.kv_size, VALUES: spec.num_kv_heads * spec.value_size}
         self._qkv = around.linear(
             LinearSpec(
                 inputs=hidden,
                 outputs=outputs,
                 bias=spec.qkv_bias,
                 shard=Shard.HEADS,
-                unit=head_dim,
+                unit=gcd(head_dim, spec.value_size),
                 fused=spec.fused,
                 twice={VALUES: "self_attn.k_proj"} if spec.values_are_keys and not spec.borrows else {},
             )
         )
         output = {spec.output: hidden}
         self._output = around.linear(
-            LinearSpec(inputs=spec.q_size, outputs=output, bias=spec.output_bias, shard=Shard.INPUTS, unit=head_dim)
+            LinearSpec(
+                inputs=spec.num_heads * spec.value_size,
+                outputs=output,
+                bias=spec.output_bias,
+                shard=Shard.INPUTS,
+                unit=spec.value_size,
+            )
         )
         self._turning = _turning(spec, around)
-        self._over_all, self._clip = _over_all(spec, around), spec.clip
+        self._of_product, self._clip = _of_product(spec, around), spec.clip
+        self._value_size = spec.value_size
         self._cos_sin = None if spec.rope is None else around.rotations.table(spec.rope, head_dim)
         self._scores = Scores(
             scale=head_dim**-0.5 if spec.scale is None else spec.scale,
             window=spec.window,
             softcap=spec.softcap,
-            sinks=around.weights.new(_sinks(spec), under=around.under) if spec.sinks else None,
+            sinks=_sinks(spec, around) if spec.sinks else None,
         )
         self._heads = spec.heads
         self._lends, self._borrows = spec.lends, spec.borrows
@@ -87,7 +96,7 @@ class GroupedQueryAttention:
         x = paged_attention(q, kv, plan, self._scores, qkv=qkv, codes=codes, once=batch.once)
         if self._is_gated:
             x = gated_heads(x, product)
-        self._branch.add(stream, self._output, x.flatten(-2))
+        self._branch.add(stream, self._output, x[..., : self._value_size].flatten(-2))
 
     def _project(
         self, stream: Stream, batch: ForwardBatch, plan: AttentionPlan, kv: torch.Tensor, codes: Codes | None
@@ -96,12 +105,12 @@ class GroupedQueryAttention:
 
         Also returns the product, with the keys and values that the pool holds if attention reads them there.
         """
-        can_be_parts = plan.prefill is None and self._over_all is None and not self._is_gated and not self._clip
+        can_be_parts = plan.prefill is None and self._of_product is None and not self._is_gated and not self._clip
         qkv = self._branch.product(stream, self._qkv, parts=can_be_parts)
         if self._clip:
             qkv = qkv.clamp(-self._clip, self._clip)
-        if self._over_all is not None:
-            qkv = self._over_all(qkv)
+        if self._of_product is not None:
+            qkv = self._of_product(qkv)
         if self._borrows:  # nothing is written
             nothing = kv[:, :, :, :0].to(self._dtype)
             return rope_and_write_kv(qkv, batch.positions, self._cos_sin, batch.slots, nothing, self._turning), qkv
@@ -140,6 +149,21 @@ class _OverEach:
         return torch.cat(((normed * self.weights).to(qkv.dtype).flatten(-2), values), dim=-1)
 
 
+@dataclass(frozen=True, slots=True)
+class _WiderValues:
+    """Values times a number, with zeros behind each head's up to the size of a key: the pool has planes of one size."""
+
+    values: int  # numbers of a token
+    value_size: int
+    more: int  # zeros behind them
+    scale: float
+
+    def __call__(self, qkv: torch.Tensor) -> torch.Tensor:
+        others, values = qkv.split((qkv.shape[-1] - self.values, self.values), dim=-1)
+        wider = pad((values * self.scale).unflatten(-1, (-1, self.value_size)), (0, self.more))
+        return torch.cat((others, wider.flatten(-2)), dim=-1)
+
+
 def _turning(spec: AttentionSpec, around: Surroundings) -> Heads:
     """What happens to each head between the product and the pool."""
     norm, weights = spec.qk_norm, list[torch.Tensor | None]([None, None])
@@ -162,8 +186,13 @@ def _turning(spec: AttentionSpec, around: Surroundings) -> Heads:
     )
 
 
-def _over_all(spec: AttentionSpec, around: Surroundings) -> _OverAll | _OverEach | None:
+def _of_product(spec: AttentionSpec, around: Surroundings) -> _OverAll | _OverEach | _WiderValues | None:
+    """What happens to the product as a whole."""
     norm = spec.qk_norm
+    if spec.value_size != spec.head_dim or spec.value_scale != 1.0:
+        assert norm is None or norm.over == "head", "no family has both"
+        size = spec.value_size
+        return _WiderValues(spec.num_kv_heads * size, size, spec.head_dim - size, spec.value_scale)
     if norm is not None and norm.over == "each":
         rows = _modules(norm.q_name, spec.num_heads) | _modules(norm.k_name, spec.num_kv_heads)
         shape = (sum(rows.values()), spec.head_dim)
@@ -179,7 +208,12 @@ def _modules(name: str, heads: int) -> dict[str, int]:
     return {f"{name.format(head)}.weight": 1 for head in range(heads)} if "{}" in name else {f"{name}.weight": heads}
 
 
-def _sinks(spec: AttentionSpec) -> Parameter:
+def _sinks(spec: AttentionSpec, around: Surroundings) -> torch.Tensor:
     """[Hq] float32: the kernels add up in it."""
-    parts = stacked({"self_attn.sinks": spec.num_heads})
-    return Parameter(shape=(spec.num_heads,), parts=parts, shard=Shard.OUTPUTS, format=torch.float32)
+    named = [
+        Parameter(
+            shape=(spec.num_heads,), parts=stacked({name: spec.num_heads}), shard=Shard.OUTPUTS, format=torch.float32
+        )
+        for name in SINKS
+    ]
+    return around.weights.new(named[0], ways=[Way(each) for each in named], under=around.under)

@@ -66,6 +66,23 @@ REAL = {
         config="Gemma4TextConfig",
         fields=dense.GEMMA_4 | REAL_HEADS | {"head_dim": 256, "global_head_dim": 512},
     ),
+    "mimo_v2_flash, real heads": Case(
+        name="mimo_v2_flash",
+        config="MiMoV2FlashConfig",
+        fields=experts.MIMO | REAL_HEADS | {"head_dim": 192, "v_head_dim": 128, "num_key_value_heads": 4},
+    ),
+    "gemma3n, real sizes": Case(
+        name="gemma3n",
+        config="Gemma3nTextConfig",
+        fields=dense.GEMMA_3N
+        | {
+            "hidden_size": 2048,
+            "intermediate_size": 16384,
+            "activation_sparsity_pattern": [0.95] + [0.0] * 6,
+            "head_dim": 256,
+            "num_attention_heads": 8,
+        },
+    ),
 }
 REAL_EXPERTS = REAL_HEADS | {"num_local_experts": 4, "num_experts_per_tok": 3}
 QUANTISED: dict[str, tuple[Case, Format]] = {

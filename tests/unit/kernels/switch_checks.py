@@ -26,6 +26,8 @@ def check_scores(device: str) -> None:
         _check_scores(lengths, 16, dtype, device, attention.Scores(scale=0.3, window=-chunk))
     for lengths in ([(1, 40), (1, 9)], [(5, 40), (20, 20)]):  # Gemma 4's widest heads
         _check_scores(lengths, 512, torch.float16, device, attention.Scores(scale=0.1))
+        sinks = 2 * torch.randn(4, device=device)  # MiMo-V2's keys
+        _check_scores(lengths, 192, torch.float16, device, attention.Scores(scale=0.1, window=20, sinks=sinks))
 
 
 def _check_scores(

@@ -9,7 +9,6 @@ from engine.model.families.experts import (
     deepseek,
     ernie4_5_moe,
     glm4_moe,
-    gpt_oss,
     granite_moe,
     hunyuan,
     like_deepseek,
@@ -21,6 +20,7 @@ from engine.model.families.experts import (
     qwen2_moe,
     qwen3_moe,
 )
+from engine.model.families.experts.with_sinks import gpt_oss, mimo
 from engine.model.families.fields import Fields
 from engine.model.spec import ModelSpec
 
@@ -44,6 +44,7 @@ FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
     "YoutuForCausalLM": deepseek.read_youtu,
     "Llama4ForCausalLM": llama4.read,
     "Llama4ForConditionalGeneration": llama4.read_with_vision,
+    "MiMoV2FlashForCausalLM": mimo.read,
     "MiniMaxM2ForCausalLM": minimax_m2.read,
     "MixtralForCausalLM": mixtral.read,
     "OlmoeForCausalLM": olmoe.read,

@@ -35,6 +35,19 @@ MULTIPLIED: dict[str, Any] = {
     "intermediate_size": 40,
 }
 
+MIMO = {
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "head_dim": 24,
+    "v_head_dim": 16,
+    "sliding_window": 20,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "routed_scaling_factor": 1.5,
+}
+
 CASES: tuple[Case, ...] = (
     Case(
         name="qwen3_moe",
@@ -87,6 +100,23 @@ CASES: tuple[Case, ...] = (
             "intermediate_size": 40,
             "head_dim": 32,
             "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5},
+        },
+    ),
+    Case(name="mimo_v2_flash", config="MiMoV2FlashConfig", fields=MIMO),
+    Case(
+        name="mimo_v2_flash, other ropes",
+        config="MiMoV2FlashConfig",
+        fields=MIMO
+        | {
+            "attention_value_scale": None,
+            "attention_bias": True,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "n_group": 2,
+            "topk_group": 1,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 50_000.0, "partial_rotary_factor": 0.5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.5},
+            },
         },
     ),
     Case(

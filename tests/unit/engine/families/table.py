@@ -40,7 +40,8 @@ over, prompts are cut into chunks, begin with cached blocks, join a batch, and l
 (`tests/unit/engine/families/`). `make models` does it with separate processes. Kernels are checked for each switch in
 Triton's interpreter (`tests/unit/kernels/`).
 
-Layers with a window, or attention within chunks, keep all positions: all layers' blocks are one group. LongRoPE's long
+Layers with a window, or attention within chunks, keep all positions: all layers' blocks are one group. Values that are smaller
+than keys (MiMo-V2) are kept with zeros up to a key's size: its pool is a fifth larger than it could be. LongRoPE's long
 factors are used where `--max-model-len` is above `original_max_position_embeddings`, for short prompts too. Dynamic NTK
 changes nothing up to `max_position_embeddings`, and no worker goes beyond.
 
@@ -51,8 +52,7 @@ masks of their own, LongRoPE and dynamic ropes. Six are checked as above.
 
 Not served yet, by use:
 Jamba (Mamba of another kind),
-DeepSeek-V3.2 and GLM-5 (sparse attention),
-MiMo-V2 (values of another size):
+DeepSeek-V3.2 and GLM-5 (sparse attention):
 `--model-impl transformers` refuses them, too.
 It takes OPT, GPT-NeoX, GPT-BigCode and BitNet;
 it refuses GPT-2, GPT-J, BLOOM, Falcon and MPT.
@@ -76,6 +76,8 @@ NAMES = {
     "query_growth": "queries grow with the position",
     "value_norm": "norm of values",
     "values_are_keys": "values are keys",
+    "value_features": "values of another size",
+    "value_scale": "scale of values",
     "borrows": "keys and values of earlier layers",
     "layer_inputs": "inputs of each layer",
     "altup": "several residual streams",

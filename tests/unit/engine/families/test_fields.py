@@ -207,6 +207,42 @@ def test_a_value_that_cannot_be_meant_is_refused(name: str, value: object) -> No
         model_spec({"architectures": ["MistralForCausalLM"], **config, name: value})
 
 
+def test_mimo_as_it_was_published_is_read() -> None:
+    """Its own names of fields; sizes are the defaults."""
+    pattern = [int(layer > 0 and layer % 6 != 5) for layer in range(48)]
+    published = {"architectures": ["MiMoV2FlashForCausalLM"], "hybrid_layer_pattern": pattern}
+    published |= {"moe_layer_freq": [0] + [1] * 47, "layernorm_epsilon": 1e-5, "routed_scaling_factor": None}
+    published |= {
+        "swa_num_key_value_heads": 8,
+        "swa_num_attention_heads": 64,
+        "swa_head_dim": 192,
+        "swa_v_head_dim": 128,
+    }
+    published |= {
+        "rope_theta": 5_000_000,
+        "swa_rope_theta": 10_000,
+        "partial_rotary_factor": 0.334,
+        "rope_scaling": None,
+    }
+    published |= {"add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False, "n_shared_experts": None}
+    published |= {
+        "sliding_window_size": 128,
+        "attention_chunk_size": 128,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+    }
+    theirs = transformers.MiMoV2FlashConfig().to_dict() | {"architectures": published["architectures"]}
+    assert read(published) == read(theirs)
+    for name in (
+        "swa_num_key_value_heads",
+        "swa_rope_theta",
+        "moe_layer_freq",
+        "add_full_attention_sink_bias",
+        "swa_v_head_dim",
+    ):
+        assert read({**published, name: another(published[name])}) != read(theirs)
+
+
 def test_a_text_model_beside_its_vision_is_read() -> None:
     """As Qwen2.5-VL's checkpoints have it: no `text_config`, and a rotation by sections."""
     (case,) = (case for case in CASES if case.name == "qwen2_5_vl")

@@ -1,0 +1,1 @@
+"""Families with experts whose windows have attention sinks."""
