@@ -47,6 +47,16 @@ class SharedExpertSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentExperts:
+    """Experts read fewer features, which a product makes, and another one makes hidden states of what they give."""
+
+    size: int
+    before: str  # modules
+    behind: str
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SparseMlpSpec:
     """MLPs, of which a router chooses some for each token."""
 
@@ -55,6 +65,7 @@ class SparseMlpSpec:
     rule: RoutingRule
     tensors: ExpertTensors
     shared: SharedExpertSpec | None = None
+    latent: LatentExperts | None = None
     router_bias: bool = False
     expert_bias: bool = False
     clamp: tuple[float, float] | None = None  # alpha and limit of the clamped activation; None: silu

@@ -12,7 +12,7 @@ import torch
 from engine.kernels.activation import ACTIVATIONS
 from engine.kernels.experts import Clamp, Experts, mixture, route
 from engine.kernels.experts.mixture import Matrices
-from engine.model.experts import ExpertTensors, SharedExpertSpec, SparseMlpSpec
+from engine.model.experts import ExpertTensors, LatentExperts, SharedExpertSpec, SparseMlpSpec
 from engine.model.formats.dense import together
 from engine.model.formats.product import ExpertsSpec, Linear, LinearSpec
 from engine.model.layers.building import Surroundings
@@ -24,15 +24,21 @@ class SparseMlp:
     def __init__(self, spec: SparseMlpSpec, around: Surroundings) -> None:
         self._branch = around.branch
         self._mixture = Mixture(spec, around)
+        self._latents = None if spec.latent is None else _latents(spec.latent, around)
         self._shared = None if spec.shared is None else _SharedExpert(spec.shared, around)
 
     def __call__(self, stream: Stream) -> None:
         x = self._branch.read(stream)
-        chosen = self._mixture(x)
+        chosen = self._mixture(x) if self._latents is None else self._through(*self._latents, x)
         if self._shared is None:
             self._branch.add_value(stream, chosen)
         else:
             self._branch.add_both(stream, chosen, self._shared.down, self._shared(x))
+
+    def _through(self, before: Linear, behind: Linear, x: torch.Tensor) -> torch.Tensor:
+        """Return what the experts give of latents, for a router that reads x."""
+        terms = self._mixture(before(x), routed=x)
+        return behind((terms.sum(dim=0) if terms.dim() == 3 else terms).to(x.dtype))
 
 
 class Mixture:
@@ -97,8 +103,17 @@ def _one_of(
     return around.weights.new(parameters[0], ways=[Way(parameter) for parameter in parameters], under=around.under)
 
 
+def _latents(spec: LatentExperts, around: Surroundings) -> tuple[Linear, Linear]:
+    hidden, before, behind = around.model.hidden_size, {spec.before: spec.size}, {spec.behind: around.model.hidden_size}
+    return (
+        around.linear(LinearSpec(inputs=hidden, outputs=before, bias=spec.bias, shard=Shard.NONE)),
+        around.linear(LinearSpec(inputs=spec.size, outputs=behind, bias=spec.bias, shard=Shard.NONE)),
+    )
+
+
 def _experts(spec: SparseMlpSpec, around: Surroundings) -> Experts:
-    num, hidden, tensors = spec.num_experts, around.model.hidden_size, spec.tensors
+    num, tensors = spec.num_experts, spec.tensors
+    hidden = around.model.hidden_size if spec.latent is None else spec.latent.size
     rows = spec.size * (1 + spec.has_gates)
     gate_up_bias = down_bias = None
     if spec.expert_bias:

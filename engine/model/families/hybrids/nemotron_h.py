@@ -1,10 +1,10 @@
-"""Nemotron-H, Nemotron Nano 2 and Nemotron 3 Nano: each layer is Mamba-2, attention, an MLP or experts, without gates or rope."""
+"""Nemotron-H, Nemotron Nano 2 and Nemotron 3: each layer is Mamba-2, attention, an MLP or experts, without gates or rope."""
 
 from __future__ import annotations
 
-from engine.model.experts import ExpertTensors, SharedExpertSpec, SparseMlpSpec
+from engine.model.experts import ExpertTensors, LatentExperts, SharedExpertSpec, SparseMlpSpec
 from engine.model.families.experts.fields import num_experts_of, sigmoid_rule
-from engine.model.families.fields import FULL, Fields, attention, flag, model, number, real
+from engine.model.families.fields import FULL, Fields, attention, count, flag, model, number, real
 from engine.model.families.hybrids import mamba
 from engine.model.families.hybrids.fields import LINEAR
 from engine.model.names import StoredNames
@@ -86,12 +86,16 @@ def _layer(fields: Fields, kind: str) -> LayerSpec:
 
 
 def _experts(fields: Fields) -> SparseMlpSpec:
-    shared = number(fields, "moe_shared_expert_intermediate_size")
+    shared, bias = number(fields, "moe_shared_expert_intermediate_size"), flag(fields, "mlp_bias")
+    latent = None
+    if size := count(fields, "moe_latent_size"):
+        latent = LatentExperts(size=size, before="mlp.fc1_latent_proj", behind="mlp.fc2_latent_proj", bias=bias)
     return SparseMlpSpec(
         num_experts=num_experts_of(fields),
         size=number(fields, "moe_intermediate_size"),
         rule=sigmoid_rule(fields),
         tensors=TENSORS,
+        latent=latent,
         shared=SharedExpertSpec(
             size=shared, under="mlp.shared_experts", activation="relu2", bias=flag(fields, "mlp_bias")
         ),
@@ -124,8 +128,7 @@ def _refuse_what_differs(fields: Fields) -> None:
     fields.only("n_shared_experts", 1)
     for name in ("attention_bias", "mamba_proj_bias", "residual_in_fp32", "tie_word_embeddings"):
         fields.only(name, False)
-    for name in ("sliding_window", "moe_latent_size"):
-        fields.only(name)
+    fields.only("sliding_window")
     fields.only("attention_head_dim", number(fields, "head_dim"))
     for name in ("norm_eps", "rms_norm_eps"):
         fields.only(name, real(fields, "layer_norm_epsilon", 1e-5))

@@ -162,6 +162,7 @@ CASES: tuple[Case, ...] = (
         | {
             "layers_block_type": ["mlp", "full_attention", "linear_attention", "moe", "linear_attention", "moe"],
             "num_key_value_heads": 4,
+            "moe_latent_size": 32,
             "mlp_bias": True,
             "use_bias": True,
             "use_conv_bias": False,

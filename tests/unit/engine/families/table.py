@@ -194,6 +194,7 @@ def _of_experts(mlp: SparseMlpSpec) -> Iterable[str]:
         "routing corrected": bool(mlp.tensors.correction),
         "shared experts": mlp.shared is not None,
         "experts without gates": not mlp.has_gates,
+        "experts of fewer features": mlp.latent is not None,
         "gated shared expert": mlp.shared is not None and mlp.shared.is_gated,
         "biases of experts": mlp.expert_bias,
         "clamped activation": mlp.clamp is not None,
