@@ -54,15 +54,65 @@ class Experts:
         """Rows of the first or the second product that become one number."""
         return 2 if first and self.activation != "relu2" else 1
 
-    def flags(self, *, first: bool) -> tuple[bool, bool, bool, bool]:
-        """What becomes of a product's sums: plus a bias, times a pair's weight, clamped, through gelu instead of silu."""
-        _, bias = self.product(first=first)
-        clamped = first and self.clamp is not None
-        return bias is not None, first == self.weighs_inputs, clamped, self.activation == "gelu_tanh"
 
-    def product(self, *, first: bool) -> tuple[Matrices, torch.Tensor | None]:
-        """Matrices [E, N, K] and biases [E, N] of gate and up, or of the product down."""
-        return (self.gate_up, self.gate_up_bias) if first else (self.down, self.down_bias)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """One of the two products of a layer's experts, as kernels are given it. P = T K pairs in S tiles."""
+
+    x: torch.Tensor  # [T, H], or [P, I] for the second
+    experts: Experts
+    weights: torch.Tensor  # [T, K]
+    out: torch.Tensor  # [P, I], or [K, T, H]
+    order: torch.Tensor  # [P], those of an expert in a row
+    tiles: torch.Tensor  # [S, 4]; where each pair is alone, the experts chosen [T, K]
+    tile: int  # pairs; 0: one each, without an order
+    first: bool
+
+    @property
+    def matrices(self) -> Matrices:
+        """[E, N, K]."""
+        return self.experts.gate_up if self.first else self.experts.down
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """[E, N]."""
+        return self.experts.gate_up_bias if self.first else self.experts.down_bias
+
+    @property
+    def sides(self) -> int:
+        """Rows that become one number."""
+        return self.experts.sides(first=self.first)
+
+    @property
+    def outputs(self) -> int:
+        """Numbers of a pair."""
+        return self.out.shape[-1]
+
+    @property
+    def chosen(self) -> int:
+        """K."""
+        return self.weights.shape[1]
+
+    @property
+    def num_tiles(self) -> int:
+        return self.tiles.shape[0] if self.tile else self.weights.numel()
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, torch.dtype]:
+        return self.x.dtype, self.out.dtype
+
+    @property
+    def flags(self) -> tuple[bool, int, bool, bool, bool, bool]:
+        """Which product, its sides, and what becomes of sums: plus a bias, times a pair's weight, clamped, gelu not silu."""
+        experts, clamped = self.experts, self.first and self.experts.clamp is not None
+        weighted, has_gelu = self.first == experts.weighs_inputs, experts.activation == "gelu_tanh"
+        return self.first, self.sides, self.bias is not None, weighted, clamped, has_gelu
+
+    @property
+    def behind(self) -> tuple[torch.Tensor | int | float, ...]:
+        """What every kernel takes behind `x` and the matrices. Nobody reads a bias that is not there."""
+        bias = self.weights if self.bias is None else self.bias
+        return self.out, bias, self.weights, self.order, self.tiles, self.weights.shape[0], *self.experts.bounds
 
 
 @twin("engine.kernels.experts.triton_mixture")

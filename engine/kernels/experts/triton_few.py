@@ -7,13 +7,12 @@ begins while the first one runs and asks for its first weights: the experts are 
 
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.device import describe
-from engine.kernels.experts.mixture import Experts
+from engine.kernels.experts.mixture import Product
 from engine.kernels.launch import Kernel
 from engine.kernels.quantised.fp8 import Fp8Matrix
 from engine.kernels.triton_activation import gelu_tanh
@@ -43,41 +42,29 @@ SHAPES: dict[int, tuple[Shape, Shape]] = {
 ONE_ROUND = Shape(64, 64, 6, 4)
 
 
-def write(
-    x: torch.Tensor,
-    experts: Experts,
-    weights: torch.Tensor,
-    out: torch.Tensor,
-    order: torch.Tensor,
-    tiles: torch.Tensor,
-    tile: int,
-    *,
-    first: bool,
-) -> None:
-    """Write each pair's activation [P, I], or its weighted result to its place in `out` [K, T, H]."""
-    stored, bias = experts.product(first=first)
+def write(product: Product) -> None:
+    """Write each pair's activation, or its weighted result to its place."""
+    stored, x, tile, first = product.matrices, product.x, product.tile, product.first
     matrices, scales, kind, block = stored, None, 0, (1, 1)
     if isinstance(stored, Fp8Matrix):
         matrices, scales, kind, block = stored.weight, stored.scale, 2 if stored.block else 1, stored.block or (1, 1)
-    num_tokens, num_chosen = weights.shape
-    device, num_outputs, num_inputs = describe(x.device), out.shape[-1], matrices.shape[2]
-    rows = weights.numel() if tile == 0 else tiles.shape[0]
+    device, num_outputs, num_inputs = describe(x.device), product.outputs, x.shape[1]
     shape = SHAPES[tile][0 if first else 1]
-    if first and tile == 0 and rows * triton.cdiv(num_outputs, ONE_ROUND.outputs) <= device.processors:
+    if first and tile == 0 and product.num_tiles * triton.cdiv(num_outputs, ONE_ROUND.outputs) <= device.processors:
         shape = ONE_ROUND
     pdl, is_interpreted = device.has_tma, triton.knobs.runtime.interpret
     step = min(shape.inputs, max(16, triton.next_power_of_2(num_inputs)))
     if kind == 2 and block[1] % step:
         step = 64  # loop steps lie within blocks
     fixed = (
-        num_outputs, num_inputs, num_chosen, max(16, tile), shape.outputs, step, first, experts.sides(first=first), tile == 0,
-        *experts.flags(first=first), num_inputs % step != 0,
+        num_outputs, num_inputs, product.chosen, max(16, tile), shape.outputs, step, tile == 0,
+        *product.flags, num_inputs % step != 0,
         0 if first or num_inputs < PREFETCH_ELEMENTS or is_interpreted else PREFETCH_ELEMENTS, pdl, shape.stages, kind, *block,
     )  # fmt: skip
     _FEW.launch(
-        (triton.cdiv(num_outputs, shape.outputs), rows), (x.dtype, out.dtype, *fixed),
-        x, matrices, out, matrices if bias is None else bias, scales, weights, order, tiles, num_tokens,
-        *experts.bounds, *fixed, num_warps=shape.warps, num_stages=shape.stages, launch_pdl=pdl,
+        (triton.cdiv(num_outputs, shape.outputs), product.num_tiles), (*product.dtypes, *fixed),
+        x, matrices, scales, *product.behind, *fixed,
+        num_warps=shape.warps, num_stages=shape.stages, launch_pdl=pdl,
     )  # fmt: skip
 
 
@@ -131,9 +118,9 @@ def write_result(
 
 @triton.jit(do_not_specialize=["num_tokens", "alpha", "limit"])
 def _few(
-    x, w_ENK, out, bias_EN, scales, weights_P, order_P, tiles_S4, num_tokens, alpha, limit,
+    x, w_ENK, scales, out, bias_EN, weights_P, order_P, tiles_S4, num_tokens, alpha, limit,
     N: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    FIRST: tl.constexpr, SIDES: tl.constexpr, ALONE: tl.constexpr, HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr,
+    ALONE: tl.constexpr, FIRST: tl.constexpr, SIDES: tl.constexpr, HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr,
     CLAMPED: tl.constexpr,
     GELU: tl.constexpr, RAGGED: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr, STAGES: tl.constexpr,
     SCALES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,

@@ -4,59 +4,42 @@ Tiles are those of `triton_few`: the codes of a tile are read from memory, made 
 pairs. More go to `triton_many_codes` where the device has room for its tiles.
 """
 
-import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.device import describe
-from engine.kernels.experts.mixture import Experts
+from engine.kernels.experts.mixture import Product
 from engine.kernels.experts.triton_few import write_result
 from engine.kernels.launch import Kernel
 from engine.kernels.quantised.groups import Groups
 from engine.kernels.quantised.triton_codes import accumulate
-from engine.kernels.quantised.triton_groups import constants, operands
+from engine.kernels.quantised.triton_groups import constants, dtypes, operands
 
 OUTPUTS, STAGES, WARPS = 64, 4, 4
 
 
-def write(
-    x: torch.Tensor,
-    experts: Experts,
-    weights: torch.Tensor,
-    out: torch.Tensor,
-    order: torch.Tensor,
-    tiles: torch.Tensor,
-    tile: int,
-    *,
-    first: bool,
-) -> None:
-    """Write each pair's activation [P, I], or its weighted result to its place in `out` [K, T, H]."""
-    matrices, bias = experts.product(first=first)
+def write(product: Product) -> None:
+    """Write each pair's activation, or its weighted result to its place."""
+    matrices, x = product.matrices, product.x
     assert isinstance(matrices, Groups)
-    num_tokens, num_chosen = weights.shape
-    rows = weights.numel() if tile == 0 else tiles.shape[0]
-    dtypes = (matrices.scales.dtype, operands(matrices)[2].dtype)
     pdl = describe(x.device).has_tma
     fixed = (
-        out.shape[-1], matrices.inputs, num_chosen, max(16, tile), OUTPUTS, first, experts.sides(first=first), tile == 0,
-        *experts.flags(first=first), pdl, STAGES,
-        *constants(matrices).values(),
+        product.outputs, matrices.inputs, product.chosen, max(16, product.tile), OUTPUTS, product.tile == 0,
+        *product.flags, pdl, STAGES, *constants(matrices).values(),
     )  # fmt: skip
     _FEW_GROUPS.launch(
-        (triton.cdiv(out.shape[-1], OUTPUTS), rows), (x.dtype, out.dtype, *dtypes, *fixed),
-        x, *operands(matrices), out, weights if bias is None else bias, weights, order, tiles, num_tokens,
-        *experts.bounds, *fixed, num_warps=WARPS, num_stages=STAGES, launch_pdl=pdl,
+        (triton.cdiv(product.outputs, OUTPUTS), product.num_tiles), (*product.dtypes, *dtypes(matrices), *fixed),
+        x, *operands(matrices), *product.behind, *fixed, num_warps=WARPS, num_stages=STAGES, launch_pdl=pdl,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_tokens", "alpha", "limit"])
 def _few_groups(
     x, codes, scales, lower, out, bias_EN, weights_P, order_P, tiles_S4, num_tokens, alpha, limit,
-    N: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, FIRST: tl.constexpr,
-    SIDES: tl.constexpr,
-    ALONE: tl.constexpr, HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr, CLAMPED: tl.constexpr, GELU: tl.constexpr,
-    PDL: tl.constexpr, STAGES: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, ALONE: tl.constexpr,
+    FIRST: tl.constexpr, SIDES: tl.constexpr, HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr, CLAMPED: tl.constexpr,
+    GELU: tl.constexpr, PDL: tl.constexpr, STAGES: tl.constexpr,
     G: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, MIDDLE: tl.constexpr, HAS_ZEROS: tl.constexpr,
     HAS_MINIMUMS: tl.constexpr, E2M1: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip

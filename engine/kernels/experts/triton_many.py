@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from engine.kernels.experts.mixture import Experts
+from engine.kernels.experts.mixture import Product
 from engine.kernels.experts.triton_few import write_result
 from engine.kernels.launch import Kernel
 
@@ -31,35 +31,21 @@ GATED_SHAPE = Shape(128, 64, 4, 8)  # 128 outputs of both halves
 ONE_SHAPE = Shape(256, 64, 4, 8)
 
 
-def write(
-    x: torch.Tensor,
-    experts: Experts,
-    weights: torch.Tensor,
-    out: torch.Tensor,
-    order: torch.Tensor,
-    tiles: torch.Tensor,
-    tile: int,
-    *,
-    first: bool,
-) -> None:
-    """Write each pair's activation [P, I], or its weighted result to its place in `out` [K, T, H]."""
-    matrices, bias = experts.product(first=first)
-    num_tokens, num_chosen = weights.shape
-    sides = experts.sides(first=first)
-    shape = GATED_SHAPE if sides == 2 else ONE_SHAPE
-    num_outputs, num_inputs = out.shape[-1], matrices.shape[2]
+def write(product: Product) -> None:
+    """Write each pair's activation, or its weighted result to its place."""
+    x, shape = product.x, GATED_SHAPE if product.sides == 2 else ONE_SHAPE
+    num_outputs, num_inputs = product.outputs, x.shape[1]
     step = min(shape.inputs, max(16, triton.next_power_of_2(num_inputs)))
-    tall = matrices.flatten(0, 1)
+    assert isinstance(product.matrices, torch.Tensor)
+    tall = product.matrices.flatten(0, 1)
     rows = TensorDescriptor(tall, list(tall.shape), list(tall.stride()), [shape.outputs, step])
     fixed = (
-        num_outputs, num_inputs, num_chosen, tile, shape.outputs, step, first, sides,
-        *experts.flags(first=first), num_inputs % step != 0, shape.stages,
+        num_outputs, num_inputs, product.chosen, product.tile, shape.outputs, step,
+        *product.flags, num_inputs % step != 0, shape.stages,
     )  # fmt: skip
     _MANY.launch(
-        (triton.cdiv(num_outputs, shape.outputs), tiles.shape[0]), (x.dtype, out.dtype, *fixed),
-        x, rows, out, matrices if bias is None else bias, weights, order, tiles, num_tokens,
-        *experts.bounds, *fixed,
-        num_warps=shape.warps, num_stages=shape.stages,
+        (triton.cdiv(num_outputs, shape.outputs), product.num_tiles), (*product.dtypes, *fixed),
+        x, rows, *product.behind, *fixed, num_warps=shape.warps, num_stages=shape.stages,
     )  # fmt: skip
 
 

@@ -6,17 +6,16 @@ rows and those of up share a program's rows, so one sum holds both. Codes are a 
 the bulk copy engine, which can't gather rows, would save nothing.
 """
 
-import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.experts.mixture import Experts
+from engine.kernels.experts.mixture import Product
 from engine.kernels.experts.triton_few import write_result
 from engine.kernels.launch import Kernel
 from engine.kernels.quantised.fp8 import Fp8Matrix
 from engine.kernels.quantised.groups import Groups
 from engine.kernels.quantised.triton_codes import accumulate
-from engine.kernels.quantised.triton_groups import constants, operands
+from engine.kernels.quantised.triton_groups import constants, dtypes, operands
 
 TILE = 128  # pairs
 # A program's weight rows; half of them are a gate's, half of up.
@@ -26,37 +25,22 @@ GROUP_STAGES = 3
 FP8_STAGES, FP8_INPUTS = 4, 64
 
 
-def write(
-    x: torch.Tensor,
-    experts: Experts,
-    weights: torch.Tensor,
-    out: torch.Tensor,
-    order: torch.Tensor,
-    tiles: torch.Tensor,
-    tile: int,
-    *,
-    first: bool,
-) -> None:
-    """Write each pair's activation [P, I], or its weighted result to its place in `out` [K, T, H]."""
-    matrices, bias = experts.product(first=first)
-    num_tokens, num_chosen = weights.shape
-    num_outputs = out.shape[-1]
-    sides = experts.sides(first=first)
-    grid = (triton.cdiv(num_outputs, ROWS // sides), tiles.shape[0])
-    cut = (num_outputs, x.shape[1], num_chosen, tile, ROWS, first, sides, *experts.flags(first=first))
-    behind = (out, weights if bias is None else bias, weights, order, tiles, num_tokens, *experts.bounds, *cut)
+def write(product: Product) -> None:
+    """Write each pair's activation, or its weighted result to its place."""
+    matrices, x = product.matrices, product.x
+    grid = (triton.cdiv(product.outputs, ROWS // product.sides), product.num_tiles)
+    cut = (product.outputs, x.shape[1], product.chosen, product.tile, ROWS, *product.flags)
     if isinstance(matrices, Groups):
-        dtypes = (matrices.scales.dtype, operands(matrices)[2].dtype)
-        fixed = (GROUP_STAGES, *constants(matrices).values())
+        fixed = (*cut, GROUP_STAGES, *constants(matrices).values())
         _MANY_GROUPS.launch(
-            grid, (x.dtype, out.dtype, *dtypes, *cut, *fixed), x, *operands(matrices), *behind, *fixed,
+            grid, (*product.dtypes, *dtypes(matrices), *fixed), x, *operands(matrices), *product.behind, *fixed,
             num_warps=WARPS, num_stages=GROUP_STAGES,
         )  # fmt: skip
     else:
         assert isinstance(matrices, Fp8Matrix)
-        blocks = (FP8_INPUTS, FP8_STAGES, matrices.block is not None, *(matrices.block or (1, 1)))
+        fixed = (*cut, FP8_INPUTS, FP8_STAGES, matrices.block is not None, *(matrices.block or (1, 1)))
         _MANY_FP8.launch(
-            grid, (x.dtype, out.dtype, *cut, *blocks), x, matrices.weight, matrices.scale, *behind, *blocks,
+            grid, (*product.dtypes, *fixed), x, matrices.weight, matrices.scale, *product.behind, *fixed,
             num_warps=WARPS, num_stages=FP8_STAGES,
         )  # fmt: skip
 

@@ -12,7 +12,7 @@ import torch
 
 from engine.kernels.device import describe
 from engine.kernels.experts import triton_few, triton_few_groups, triton_many, triton_many_codes
-from engine.kernels.experts.mixture import Experts, Matrices
+from engine.kernels.experts.mixture import Experts, Matrices, Product
 from engine.kernels.experts.routing import Choice
 from engine.kernels.experts.triton_grouping import group
 from engine.kernels.quantised.groups import Groups
@@ -64,8 +64,11 @@ def mixture(x: torch.Tensor, choice: Choice, experts: Experts) -> torch.Tensor:
         return out
     order, tiles = (choice.ids, choice.ids) if cut.tile == 0 else group(choice.ids, num_experts, cut.tile)
     for rows, result, first in ((x, inner, True), (inner, out, False)):
-        kernel = _kernel_of(experts.product(first=first)[0], is_many=cut.is_many)
-        kernel.write(rows, experts, choice.weights, result, order, tiles, cut.tile, first=first)
+        product = Product(
+            x=rows, experts=experts, weights=choice.weights, out=result,
+            order=order, tiles=tiles, tile=cut.tile, first=first,
+        )  # fmt: skip
+        _kernel_of(product.matrices, is_many=cut.is_many).write(product)
     return out
 
 

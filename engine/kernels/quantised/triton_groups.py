@@ -132,6 +132,12 @@ def operands(weight: Groups) -> tuple[torch.Tensor, ...]:
     return weight.codes, weight.scales, weight.scales if lower is None else lower
 
 
+def dtypes(weight: Groups) -> tuple[torch.dtype, torch.dtype]:
+    """Of the scales, and of zeros or minimums."""
+    _, scales, lower = operands(weight)
+    return scales.dtype, lower.dtype
+
+
 def constants(weight: Groups) -> dict[str, int | bool]:
     return {
         "G": weight.scales.shape[-2],
