@@ -22,12 +22,13 @@ from engine.foreign import ForeignDecoder, is_foreign
 from engine.grammars.grammars import Grammars, Masks
 from engine.kernels.attention import HeadShape, items_at_once, tiling
 from engine.kernels.device import describe
+from engine.kernels.latent import Forms, forms_on
 from engine.kernels.launch import compiled_ahead
 from engine.kernels.linear import computes_in_bfloat16
 from engine.model.decoder import Decoder
 from engine.model.families import read_model_spec
 from engine.model.parameters import Weights
-from engine.model.spec import ModelSpec
+from engine.model.spec import LatentAttentionSpec, ModelSpec
 from engine.passes import Finished, InvalidChunkError, Pass, Sampled
 from engine.sampling.device import DeviceSampler, Draw
 from engine.sampling.host import SampledRow, sample
@@ -165,7 +166,15 @@ class Engine:
             tiling=tiling(
                 device, self._decoder.weights.dtype, heads, is_plain=self._decoder.spec.has_plain_attention(heads)
             ),
+            forms=self._forms(heads),
         )
+
+    def _forms(self, heads: HeadShape) -> Forms | None:
+        """Of the layers that attend to latents with this shape."""
+        dtype, device = self._decoder.weights.dtype, self.kv.device
+        mixers = (mixer for mixer in self._decoder.spec.attentions if mixer.heads == heads)
+        found = (mixer.shape(dtype.itemsize) for mixer in mixers if isinstance(mixer, LatentAttentionSpec))
+        return next((forms_on(device, shape) for shape in found), None)
 
     def warm_up(self) -> None:
         """Compute passes of every kind while the pool is empty, so that no request waits for a compilation."""
@@ -194,7 +203,7 @@ class Engine:
         """
         if not chunks:
             return Finished([])
-        ordered = sorted(chunks, key=lambda chunk: not chunk.decodes)  # stable
+        ordered = self._runner.ordered(chunks)
         logits = self._runner.execute(self._runner.pack(ordered, self._newest))
         if logits is not None and any(chunk.scored for chunk in ordered):
             scores, logits = split(logits, ordered)

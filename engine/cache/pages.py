@@ -12,7 +12,8 @@ import torch
 from common.pages import LANE_BYTES, KVLayout, PagePart
 from engine.config import EngineConfig
 from engine.kernels.delta.plan import KeptState
-from engine.model.spec import ModelSpec
+from engine.kernels.latent import ROOM_ON_GPUS
+from engine.model.spec import LatentAttentionSpec, ModelSpec
 
 DEFAULT_CPU_BYTES = 256 << 20
 DEFAULT_BLOCK_SIZE = 16  # token positions
@@ -124,10 +125,14 @@ def _sizes() -> list[int]:
 
 def _free_bytes(model: ModelSpec, config: EngineConfig) -> int:
     free, total = torch.cuda.mem_get_info(config.device)
-    # The widest moment of a pass: the MLP's input, its two halves and their product; and the logits, twice, in float32.
-    token_bytes = 2 * (4 * model.hidden_size + 3 * model.widest_mlp)
+    # The widest moment of a pass: the MLP's input, its two halves and their product, or attention over what is made of
+    # latents; and the logits, twice, in float32.
+    mixers = (mixer for mixer in model.attentions if isinstance(mixer, LatentAttentionSpec))
+    latent_bytes = [mixer.shape(2).token_bytes for mixer in mixers]
+    token_bytes = 2 * 4 * model.hidden_size + max(2 * 3 * model.widest_mlp, *latent_bytes, 0)
     logits_bytes = 8 * model.vocab_size * min(config.max_sequences, config.max_batch_tokens)
-    return free - config.max_batch_tokens * token_bytes - logits_bytes - int(GPU_HEADROOM * total)
+    made_bytes = ROOM_ON_GPUS if latent_bytes else 0
+    return free - config.max_batch_tokens * token_bytes - logits_bytes - made_bytes - int(GPU_HEADROOM * total)
 
 
 def pool_shape(layout: KVLayout) -> tuple[int, ...]:

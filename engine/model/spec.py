@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from engine.kernels.attention import HeadShape
 from engine.kernels.codes import KINDS, Kind
+from engine.kernels.latent import LatentShape
 from engine.model.beside import AltUpSpec, LaurelSpec, LayerInputsSpec, PlaceholderSpec
 from engine.model.experts import SparseMlpSpec
 from engine.model.formats.product import Format
@@ -137,6 +138,17 @@ class LatentAttentionSpec:
     def heads(self) -> HeadShape:
         """Of the queries among the latents."""
         return HeadShape(self.num_heads, 1, self.rank + self.rotated_dim)
+
+    def shape(self, itemsize: int) -> LatentShape:
+        """The sizes, with numbers of so many bytes."""
+        return LatentShape(
+            num_heads=self.num_heads,
+            rank=self.rank,
+            plain=self.plain_dim,
+            rotated=self.rotated_dim,
+            value=self.value_dim,
+            itemsize=itemsize,
+        )
 
     @property
     def kept(self) -> tuple[Kept, ...]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from engine.kernels.attention import AttentionBatch, AttentionPlan, DecodeItems, HeadShape, PrefillPlan
+from engine.kernels.attention import AttentionBatch, AttentionPlan, DecodeItems, HeadShape, MadePlan, PrefillPlan
 from engine.kernels.delta import StateBatch
 from engine.kernels.once import Once
-from engine.step.layout import HeadsSize, Layout, PassSize, PromptsSize, SinglesSize
+from engine.step.layout import HeadsSize, Layout, MadeSize, PassSize, PromptsSize, SinglesSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +74,12 @@ class _Views:
             if size.decode.places:
                 items = {window: self.items("decode", copy + index) for index, window in enumerate(shape.windows)}
             copy += len(shape.windows)
-            prefill = None
+            prefill, made = None, None
             if size.prompts is not None and prompts is not None:
                 prefill = self.prefill(size.prompts, prompts, shape, number)
-            yield shape.heads, AttentionPlan(size.decode.places, decoding, items, self.buffer, prefill)
+                if shape.made is not None:
+                    prefill, made = _apart(prefill, shape.made)
+            yield shape.heads, AttentionPlan(size.decode.places, decoding, items, self.buffer, prefill, made)
 
     def states(self, count: int) -> tuple[StateBatch, ...]:
         def each(number: int) -> StateBatch:
@@ -118,3 +120,27 @@ class _Views:
         blocks = self["context_blocks"] if size.blocks else None
         tiles = self.layout.view(self.buffer, "tiles", copy)
         return PrefillPlan(batch, tiles, shape.tile_rows, shape.tiles_at_once, blocks)
+
+
+def _apart(plan: PrefillPlan, size: MadeSize) -> tuple[PrefillPlan | None, MadePlan]:
+    """Prompts whose queries are absorbed, if there are any, and those behind them whose keys and values are made."""
+    batch, first = plan.batch, size.prompts
+    assert plan.blocks is not None, "contexts are gathered"
+
+    def some(starts: slice, prompts: slice) -> AttentionBatch:
+        return replace(
+            batch,
+            query_start=batch.query_start[starts],
+            context_len=batch.context_len[prompts],
+            block_table=batch.block_table[prompts],
+        )
+
+    made = replace(
+        plan,
+        batch=some(slice(first, None), slice(first, None)),
+        tiles=plan.tiles[size.tiles :],
+        rows=size.tile_rows,
+        blocks=plan.blocks[size.blocks :],
+    )
+    absorbed = replace(plan, batch=some(slice(first + 1), slice(first)), tiles=plan.tiles[: size.tiles])
+    return absorbed if first else None, MadePlan(size.rows, made)

@@ -58,6 +58,16 @@ class SinglesSize(msgspec.Struct, frozen=True, kw_only=True):
     longest: Count = 0  # positions of the longest context
 
 
+class MadeSize(msgspec.Struct, frozen=True, kw_only=True):
+    """Prompts at a pass's end whose keys and values are made of latents: how many of each come before theirs."""
+
+    prompts: Count
+    rows: Count
+    tiles: Count
+    blocks: Count  # contexts'
+    tile_rows: Count  # queries of each of their tiles
+
+
 class HeadsSize(msgspec.Struct, frozen=True, kw_only=True):
     """Attention with one shape of heads."""
 
@@ -65,6 +75,7 @@ class HeadsSize(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[int, ...]  # distinct windows of its layers
     tile_rows: Count = 0  # prompts' queries of a tile
     tiles_at_once: Count = 0  # the limit with which tiles were cut into parts
+    made: MadeSize | None = None
 
 
 class PromptsSize(msgspec.Struct, frozen=True, kw_only=True):

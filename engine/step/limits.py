@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.kernels.attention import HeadShape, Tiling
+from engine.kernels.latent import Forms
 from engine.passes import InvalidChunkError
 from engine.sequence import Chunk, State
 from engine.step.newest import NewestTokens
@@ -18,6 +19,7 @@ class HeadLimits:
     windows: tuple[int, ...]  # distinct windows of its layers
     items_at_once: int  # items of decode attention that the device computes at once
     tiling: Tiling
+    forms: Forms | None = None  # None: nothing attends to latents
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,13 @@ class Limits:
     @property
     def graph_blocks(self) -> int:
         return self.graph_context // self.block_size
+
+    def place(self, chunk: Chunk) -> int:
+        """Chunks are in a pass by this number: those that decode, then prompts, last those whose keys and values are made."""
+        if chunk.decodes:
+            return 0
+        forms = (heads.forms for heads in self.attention)
+        return 2 if any(each is not None and each.makes(chunk.num_tokens, chunk.end) for each in forms) else 1
 
 
 def check(chunk: Chunk, newest: NewestTokens, limits: Limits) -> None:

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from engine.arrays import Integers, Ints, Longs
 from engine.kernels.attention import deal_out, max_items, point
 from engine.kernels.delta import max_tiles
+from engine.kernels.latent import MADE_TILING
 from engine.passes import InvalidChunkError
 from engine.sequence import Chunk
 from engine.step.block_tables import BlockTables
-from engine.step.layout import GraphSize, HeadsSize, Packed, PassSize, PromptsSize, SinglesSize, StatesSize
+from engine.step.layout import GraphSize, HeadsSize, MadeSize, Packed, PassSize, PromptsSize, SinglesSize, StatesSize
 from engine.step.limits import HeadLimits, Limits, check
 from engine.step.newest import NewestTokens
 from engine.step.states import States
@@ -51,7 +53,7 @@ def pack(
     some = slice(num_decode, None)
     if num_decode < len(chunks):
         matrix = _block_tables(tables, rows[some], ends[some], limits)
-        prompts = _Prompts.of(lengths[some], ends[some], matrix, limits, graph)
+        prompts = _Prompts.of(lengths[some], ends[some], matrix, limits, graph, num_decode)
         its = (limits.attention[limits.last_heads], limits.last_window)
         final = _Singles.of(sampled_ends, rows[sampled], tables, limits, [its])
     states = None
@@ -149,19 +151,35 @@ class _Prompts:
     is_captured: bool
 
     @classmethod
-    def of(cls, lengths: Longs, ends: Longs, tables: Ints, limits: Limits, graph: GraphSize | None) -> _Prompts:
+    def of(
+        cls, lengths: Longs, ends: Longs, tables: Ints, limits: Limits, graph: GraphSize | None, first_row: int
+    ) -> _Prompts:
         """A graph of prompts alone reads them from the projection; others read contexts from the pool."""
+        made_from = [len(ends)] * len(limits.attention)
         if graph is not None:
             has_context, longest = graph.decoding > 0, 1
         else:
-            has_context, longest = bool(np.any(lengths < ends)), int(lengths.max())
+            made_from = [_first_made(heads, lengths, ends) for heads in limits.attention]
+            has_context, longest = bool(np.any(lengths < ends)) or min(made_from) < len(ends), int(lengths.max())
         starts, blocks = np.cumsum(lengths) - lengths, None
         if has_context:
             blocks, starts = _context_blocks(ends, tables, limits)
         cuts = []
-        for heads in limits.attention:
+        for heads, first in zip(limits.attention, made_from, strict=True):
             size = _heads_size(heads, longest, behind=has_context)
-            cuts.append((heads.tiling.deal_out(lengths, ends, starts, rows=size.tile_rows), size))
+            tiles = heads.tiling.deal_out(lengths[:first], ends[:first], starts[:first], rows=size.tile_rows)
+            if first < len(ends):
+                rows = MADE_TILING.rows(int(lengths[first:].max()), behind=False)
+                behind = MADE_TILING.deal_out(lengths[first:], ends[first:], starts[first:] - starts[first], rows=rows)
+                before = MadeSize(
+                    prompts=first,
+                    rows=first_row + int(lengths[:first].sum()),
+                    tiles=len(tiles),
+                    blocks=int(starts[first]) // limits.block_size,
+                    tile_rows=rows,
+                )
+                tiles, size = np.concatenate((tiles, behind)), msgspec.structs.replace(size, made=before)
+            cuts.append((tiles, size))
         return cls(lengths, ends, tables, cuts, blocks, graph is not None)
 
     def size(self) -> PromptsSize:
@@ -183,6 +201,16 @@ class _Prompts:
             packed.put("query_start", np.cumsum(self.lengths), at=1)
             packed.put("context_len", self.ends)
             packed.put("prompt_tables", self.tables)
+
+
+def _first_made(heads: HeadLimits, lengths: Longs, ends: Longs) -> int:
+    """The first of those prompts at the end whose keys and values are made of latents; behind all prompts, if none are."""
+    if heads.forms is None:
+        return len(ends)
+    first = len(ends)
+    while first and heads.forms.makes(int(lengths[first - 1]), int(ends[first - 1])):
+        first -= 1
+    return first
 
 
 def _tight_size(

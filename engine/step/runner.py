@@ -61,6 +61,10 @@ class Runner:
         self._inputs = torch.zeros(room, dtype=torch.int32, device=self._device)
         self._newest = torch.zeros(max(max_sequences, max_tokens), dtype=torch.int64, device=self._device)
 
+    def ordered(self, chunks: SequenceOf[Chunk]) -> list[Chunk]:
+        """The chunks in the order in which they are packed; alike ones stay as they are."""
+        return sorted(chunks, key=self._limits.place)
+
     def pack(self, chunks: SequenceOf[Chunk], newest: NewestTokens) -> Packed:
         """Lay out one pass over the chunks, decoding ones first; `newest`: the samples of the pass before.
 

@@ -53,7 +53,8 @@ class HeadShape:
 class AttentionBatch:
     """Sequences whose new tokens follow one another."""
 
-    query_start: torch.Tensor  # [S + 1] int32: first row of each sequence, and the end
+    # [S + 1] int32: first row of each sequence, and the end. In a part of a batch the first may not be 0.
+    query_start: torch.Tensor
     context_len: torch.Tensor  # [S] int32: positions in the pool, new tokens included
     block_table: torch.Tensor  # [S, most blocks] int32
     max_query_len: int
@@ -80,11 +81,23 @@ class PrefillPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class MadePlan:
+    """Prompts at the end of a pass whose keys and values are made of latents first."""
+
+    first: int  # row of T of their first token
+    prompts: PrefillPlan
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """What one pass attends to: `num_decode` sequences of one new token each, then prompts or parts of them."""
+    """What one pass attends to: `num_decode` sequences of one new token each, then prompts or parts of them.
+
+    Prompts are in `prefill`, or behind those in `made`.
+    """
 
     num_decode: int
     decode: AttentionBatch | None  # None in a captured graph, where the items say everything
     items: Mapping[int, DecodeItems]  # by window
     tables: torch.Tensor  # [...] int32: the items' table offsets count from its start
     prefill: PrefillPlan | None
+    made: MadePlan | None = None  # only over latents: the last prompts

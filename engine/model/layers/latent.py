@@ -1,4 +1,6 @@
-"""Attention over latents, absorbed: queries are taken among the latents, so each token keeps one vector for all heads.
+"""Attention over latents: each token keeps one vector for all heads, of which keys and values can be made.
+
+Absorbed, queries are taken among the latents, and nothing is made. The pass's plan says which prompts are not.
 
 T tokens, E hidden size, Hq heads, C size of the latents, R rotated and N other features of a query, V features of a value.
 """
@@ -9,7 +11,16 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.kernels.latent import latent_attention, opened, rotate_queries, write_latents
+from engine.kernels.attention import AttentionPlan
+from engine.kernels.latent import (
+    Latents,
+    forms_on,
+    latent_attention,
+    made_attention,
+    opened,
+    rotate_queries,
+    write_latents,
+)
 from engine.kernels.norm import rms_norm
 from engine.model.formats.product import LinearSpec
 from engine.model.layers.building import Surroundings
@@ -51,8 +62,9 @@ class LatentAttention:
         self._factors, self._dtype = declare_factors(spec, around), around.weights.dtype
         self._latent_norm = _norm("self_attn.kv_a_layernorm", spec.rank, around)
         # Of each head, [N + V, C]: what makes keys and values of latents.
-        out_of_latents = around.matrix(_out_of_latents(spec))
-        self._keys, self._values = out_of_latents.unflatten(0, (-1, spec.plain_dim + spec.value_dim)).split(
+        self._out_of_latents = around.matrix(_out_of_latents(spec))
+        self._forms = forms_on(around.weights.device, spec.shape(around.weights.dtype.itemsize))
+        self._keys, self._values = self._out_of_latents.unflatten(0, (-1, spec.plain_dim + spec.value_dim)).split(
             (spec.plain_dim, spec.value_dim), dim=1
         )
         self._output = around.linear(
@@ -78,27 +90,44 @@ class LatentAttention:
             norm=self._latent_norm, eps=NORM_EPS, interleaved=self._is_interleaved,
         )  # fmt: skip
         asking = x if self._query_norm is None else inward[:, : spec.query_rank]
-        if is_last and plan.prefill is not None:
+        if is_last and batch.has_prompts:
             rows = batch.sampled_rows
             if batch.final is None or rows is None:
                 stream.only(None)
                 return
             asking, positions, plan = asking.index_select(0, rows), positions.index_select(0, rows), batch.final
             stream.only(rows)
-        found = latent_attention(self._absorbed(asking, positions), latents, plan, rank=spec.rank, scale=spec.scale)
-        values = torch.matmul(found.transpose(0, 1), self._values.transpose(1, 2))  # [Hq, T, V]
-        self._branch.add(stream, self._output, values.transpose(0, 1).flatten(1))
+        self._branch.add(stream, self._output, self._attend(self._asked(asking), positions, latents, plan).flatten(1))
 
-    def _absorbed(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Turn x [T, E], or its projection, into queries among the latents, [T, Hq, C + R]."""
-        spec = self._spec
+    def _asked(self, x: torch.Tensor) -> torch.Tensor:
+        """Turn x [T, E], or its projection, into queries [T, Hq, N + R], not rotated yet."""
         if self._query_norm is not None:
             x = rms_norm(x.contiguous(), self._query_norm, NORM_EPS)
-        q = self._queries(x).unflatten(-1, (-1, spec.query_dim))
-        out = q.new_empty((*q.shape[:2], spec.rank + spec.rotated_dim))
-        out[..., : spec.rank] = torch.matmul(q[..., : spec.plain_dim].transpose(0, 1), self._keys).transpose(0, 1)
-        rotate_queries(q, positions, self._rope, out, interleaved=self._is_interleaved)
-        return out
+        return self._queries(x).unflatten(-1, (-1, self._spec.query_dim))
+
+    def _attend(self, q: torch.Tensor, positions: torch.Tensor, latents: Latents, plan: AttentionPlan) -> torch.Tensor:
+        """Return [T, Hq, V]."""
+        made = plan.made
+        if made is None:
+            return self._absorbed(q, positions, latents, plan)
+        spec, behind = self._spec, slice(made.first, None)
+        queries = q[behind].clone()
+        rotate_queries(q[behind], positions[behind], self._rope, queries, interleaved=self._is_interleaved)
+        found = made_attention(queries, latents, made.prompts, self._out_of_latents, self._forms, scale=spec.scale)
+        if not made.first:
+            return found
+        return torch.cat((self._absorbed(q[: made.first], positions[: made.first], latents, plan), found))
+
+    def _absorbed(
+        self, q: torch.Tensor, positions: torch.Tensor, latents: Latents, plan: AttentionPlan
+    ) -> torch.Tensor:
+        """Return [T, Hq, V], by queries among the latents, [T, Hq, C + R]."""
+        spec = self._spec
+        absorbed = q.new_empty((*q.shape[:2], spec.rank + spec.rotated_dim))
+        absorbed[..., : spec.rank] = torch.matmul(q[..., : spec.plain_dim].transpose(0, 1), self._keys).transpose(0, 1)
+        rotate_queries(q, positions, self._rope, absorbed, interleaved=self._is_interleaved)
+        found = latent_attention(absorbed, latents, plan, rank=spec.rank, scale=spec.scale)
+        return torch.matmul(found.transpose(0, 1), self._values.transpose(1, 2)).transpose(0, 1)
 
 
 def _rotations(spec: LatentAttentionSpec, around: Surroundings) -> torch.Tensor:

@@ -84,6 +84,30 @@ REAL = {
         },
     ),
 }
+REAL_LATENTS = {
+    "hidden_size": 512,
+    "intermediate_size": 512,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 128,
+    "first_k_dense_replace": 1,
+}
+REAL |= {
+    "deepseek_v2, real heads": Case(
+        name="deepseek_v2",
+        config="DeepseekV2Config",
+        fields=REAL_LATENTS
+        | {"num_attention_heads": 16, "qk_nope_head_dim": 128, "v_head_dim": 128, "q_lora_rank": None},
+    ),
+    "glm4_moe_lite, real heads": Case(
+        name="glm4_moe_lite",
+        config="Glm4MoeLiteConfig",
+        fields=REAL_LATENTS
+        | {"num_attention_heads": 20, "qk_nope_head_dim": 192, "v_head_dim": 256, "q_lora_rank": 64},
+    ),
+}
 REAL_EXPERTS = REAL_HEADS | {"num_local_experts": 4, "num_experts_per_tok": 3}
 QUANTISED: dict[str, tuple[Case, Format]] = {
     f"{case.name}, {name}": (case, format)

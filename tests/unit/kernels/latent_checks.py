@@ -10,8 +10,18 @@ from collections.abc import Callable
 
 import torch
 
+from engine.kernels.attention.tiles import LARGE_TILE, SMALL_TILE, Tiling
 from engine.kernels.codes import KINDS, Kind, decoded, encoded
-from engine.kernels.latent import Latents, latent_attention, opened, rotate_queries, write_latents
+from engine.kernels.latent import (
+    Forms,
+    Latents,
+    LatentShape,
+    latent_attention,
+    made_attention,
+    opened,
+    rotate_queries,
+    write_latents,
+)
 from tests.unit.kernels import references
 from tests.unit.kernels.references import close
 from tests.unit.kernels.triton_checks import checking
@@ -102,6 +112,54 @@ def _check_attention(
         close(compute(q.contiguous(), kept, plan, rank=rank, scale=scale), expected)
 
 
+def check_made(device: str, large: bool) -> None:
+    """Keys and values are made, of contexts in one piece and in several."""
+    lengths = [(9, 9), (70, 85), (1, 30), (3, 70)]
+    for room in (10_000, 1 << 30):  # of one piece, or less than all
+        for sizes in [(2, 32, 16, 24, 40), (3, 40, 8, 8, 24), (1, 16, 24, 48, 16)]:
+            _check_made(lengths, sizes, torch.float16, device, room)
+        _check_made(lengths, (2, 32, 16, 24, 40), torch.float32, device, room)
+    _check_made([(130, 140)], (1, 16, 16, 16, 16), torch.float16, device, 10_000, cut=(LARGE_TILE, LARGE_TILE))
+    for kind in KINDS:
+        _check_made([(70, 85), (1, 30)], (2, 40, 8, 24, 16), torch.float16, device, 20_000, kind)
+    if large:
+        lengths = [(200, 3000), (1, 1), (700, 700), (90, 2500)]
+        for heads, plain, value in [(16, 128, 128), (20, 192, 256), (128, 128, 128)]:
+            for room in (64 << 20, 1 << 30):
+                _check_made(lengths, (heads, 512, 64, plain, value), torch.bfloat16, device, room)
+
+
+def _check_made(
+    lengths: list[tuple[int, int]],
+    sizes: tuple[int, int, int, int, int],
+    dtype: torch.dtype,
+    device: str,
+    room: int,
+    kind: Kind | None = None,
+    cut: tuple[int, int] = (SMALL_TILE, LARGE_TILE),
+) -> None:
+    heads, rank, size, plain, value = sizes
+    shape = LatentShape(num_heads=heads, rank=rank, plain=plain, rotated=size, value=value, itemsize=dtype.itemsize)
+    forms = Forms(shape=shape, per_byte=1, room=room)
+    _, both, batch = references.attention_case(
+        lengths, heads=(heads, 1), head_dim=rank + size, block_size=16, dtype=dtype, device=device
+    )
+    kept, scale = kept_of(both[:, :1], rank, kind), (plain + size) ** -0.5
+    q = torch.randn(sum(new for new, _ in lengths), heads, plain + size, device=device).to(dtype)
+    out_of_latents = (torch.randn(heads * (plain + value), rank, device=device) / rank**0.5).to(dtype)
+    prompts = references.prefill_plan(batch, Tiling(*cut), 16)
+    latents, keys = meant(kept).double(), kept.rotated.double().expand(-1, -1, -1, heads, -1)
+    made = torch.matmul(latents, out_of_latents.double().T)[:, :, :, 0].unflatten(-1, (heads, -1))
+    wide = max(plain + size, value)
+    pool = torch.zeros((*made.shape[:-1], 2, wide), dtype=torch.float64, device=device).movedim(-2, 1)[:, :, 0]
+    pool[:, 0, ..., : plain + size] = torch.cat((made[..., :plain], keys), dim=-1)[:, 0]
+    pool[:, 1, ..., :value] = made[:, 0, ..., plain:]
+    asked = torch.nn.functional.pad(q, (0, wide - plain - size))
+    expected = references.attention(asked, pool, batch, scale, 0)[..., :value]
+    for compute in (made_attention, made_attention.reference):
+        close(compute(q, kept, prompts, out_of_latents, forms, scale=scale), expected)
+
+
 def check_writing(device: str, large: bool) -> None:
     for interleaved in (False, True):
         for tokens, heads, rank, size in [(5, 4, 32, 16), (3, 3, 40, 8)] + [(300, 128, 512, 64)] * large:
@@ -178,6 +236,7 @@ CHECKS: dict[str, Callable[[str, bool], None]] = {
     "prompts": check_prompts,
     "decode": check_decode,
     "codes": check_codes,
+    "made": check_made,
     "writing": check_writing,
     "writing_codes": check_writing_codes,
 }

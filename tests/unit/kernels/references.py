@@ -160,7 +160,7 @@ def plan_of(
     if batch.max_query_len > 1:
         num_heads, head_dim = q.shape[1:]
         cut = tiling(q.device, q.dtype, HeadShape(num_heads, num_kv_heads, head_dim), is_plain=is_plain and not window)
-        return AttentionPlan(0, None, {}, batch.block_table, _prefill_plan(batch, cut, block_size))
+        return AttentionPlan(0, None, {}, batch.block_table, prefill_plan(batch, cut, block_size))
     contexts = batch.context_len.cpu().long().numpy()
     at_once = items_at_once(describe(q.device), num_kv_heads)
     items, parts = deal_out(contexts, window=window, at_once=at_once)
@@ -172,7 +172,7 @@ def plan_of(
     return AttentionPlan(num_sequences, batch, {window: dealt}, batch.block_table, None)
 
 
-def _prefill_plan(batch: AttentionBatch, cut: Tiling, block_size: int) -> PrefillPlan:
+def prefill_plan(batch: AttentionBatch, cut: Tiling, block_size: int) -> PrefillPlan:
     """Contexts are gathered from the pool, also where they consist of new tokens alone."""
     device = batch.block_table.device
     lengths, contexts = batch.query_start.cpu().diff().long(), batch.context_len.cpu().long()

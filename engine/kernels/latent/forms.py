@@ -1,0 +1,99 @@
+"""Two forms of a prompt's attention over latents, and which of them costs less.
+
+Absorbed: queries are taken among the latents. Made: each head's keys and values are made of the latents first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.kernels.attention.tiles import LARGE_TILE, SMALL_TILE, Tiling
+
+# Multiplications (and additions) in the time in which a byte comes from memory, or goes there.
+# Of 16-bit numbers an H200 makes 100, an A100 80, a B200 140.
+PER_BYTE_ON_GPUS = 100
+PER_BYTE_ON_CPUS = 5
+# Bytes of latents, keys and values that are there at once.
+ROOM_ON_GPUS = 256 << 20
+ROOM_ON_CPUS = 32 << 20
+COPIED_BYTES = 16  # all bulk copies begin at multiples
+# How the queries are cut whose keys and values are made.
+MADE_TILING = Tiling(SMALL_TILE, LARGE_TILE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentShape:
+    """The sizes that both forms' cost depends on."""
+
+    num_heads: int  # H
+    rank: int  # C, size of the latents
+    plain: int  # N, features of a key that are made of latents
+    rotated: int  # R, features of a key that all heads share
+    value: int  # V
+    itemsize: int  # b, bytes of a number
+
+    @property
+    def made(self) -> int:
+        """Numbers that are made of a position's latents."""
+        return self.num_heads * (self.plain + self.value)
+
+    @property
+    def position_bytes(self) -> int:
+        """What a position takes while its keys and values are there."""
+        return self.itemsize * (self.made + self.rank + self.rotated)
+
+    @property
+    def token_bytes(self) -> int:
+        """What a new token takes meanwhile: its queries before and after they are rotated, what they find, a float32 state."""
+        numbers = 2 * (self.plain + self.rotated) + self.value
+        return self.num_heads * (self.itemsize * numbers + 4 * (self.value + 2))
+
+
+def forms_on(device: torch.device, shape: LatentShape) -> Forms:
+    """The forms of a model with these sizes."""
+    if device.type == "cpu":
+        return Forms(shape=shape, per_byte=PER_BYTE_ON_CPUS, room=ROOM_ON_CPUS)
+    return Forms(shape=shape, per_byte=PER_BYTE_ON_GPUS, room=ROOM_ON_GPUS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forms:
+    """How a model's prompts attend to latents on a device."""
+
+    shape: LatentShape
+    per_byte: int
+    room: int  # bytes
+
+    def makes(self, new: int, context: int) -> bool:
+        """Whether keys and values are made for `new` tokens at the end of `context` positions, theirs included.
+
+        With T new tokens, S positions, P = T S - T (T - 1) / 2 pairs of a token and a position that it sees, w multiplications
+        a byte, and the letters of `LatentShape`, the costs are
+
+            made      H (S C (N + V) + P (N + R + V)) + 2 w b S (H (N + V) + C + R)
+            absorbed  H (T C (N + V) + P (2 C + R)) + 2 w b T H (2 C + R)
+
+        Making a position's keys and values takes as much as absorbing a query and turning what it found into values. Both write
+        what they made and read it again. With DeepSeek-V2-Lite's sizes on a GPU, chunks of fewer than about 310 tokens behind
+        30,000 cached ones are absorbed, and all prompts without cached tokens are made.
+        """
+        its = self.shape
+        if any(features * its.itemsize % COPIED_BYTES for features in (its.plain, its.rotated, its.value)):
+            return False
+        pairs = new * context - new * (new - 1) // 2
+        heads, out_of_latents, moved = (
+            its.num_heads,
+            its.rank * (its.plain + its.value),
+            2 * self.per_byte * its.itemsize,
+        )
+        found = 2 * its.rank + its.rotated
+        made = heads * (context * out_of_latents + pairs * (its.plain + its.rotated + its.value))
+        made += moved * context * (its.made + its.rank + its.rotated)
+        absorbed = heads * (new * (out_of_latents + moved * found) + pairs * found)
+        return made < absorbed
+
+    def positions(self, block_size: int) -> int:
+        """The most positions of a piece of contexts, in whole blocks: at least one."""
+        return max(1, self.room // (self.shape.position_bytes * block_size)) * block_size
