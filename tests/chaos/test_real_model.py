@@ -20,7 +20,7 @@ async def test_answers_of_the_demo_model_are_the_same_although_a_decode_worker_i
 
 @pytest.mark.long
 async def test_so_are_those_of_a_model_that_keeps_states(tmp_path: Path) -> None:
-    await _kill_a_decode_worker(tmp_path, hybrids.CASES[0].build(tmp_path / "model"))
+    await _kill_a_decode_worker(tmp_path, hybrids.QWEN_3_5.build(tmp_path / "model"))
 
 
 async def _kill_a_decode_worker(folder: Path, model: Path) -> dict[str, dict[int, Seen]]:

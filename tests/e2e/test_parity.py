@@ -48,7 +48,7 @@ async def test_every_family_does(case: Case, tmp_path: Path) -> None:
 @pytest.mark.long
 async def test_states_are_computed_again_where_blocks_run_out(tmp_path: Path) -> None:
     """In blocks of 32 tokens, of which a pool has 64, and twelve sequences need 92: two for the state of each."""
-    model = hybrids.CASES[0].build(tmp_path / "model")
+    model = hybrids.QWEN_3_5.build(tmp_path / "model")
     prompts = [[(31 * index + 7 * at) % 400 + 10 for at in range(40 + 9 * index)] for index in range(12)]
     options = {"kv_memory_mb": 1, "block_size": 32, "max_batch_tokens": 64}
     async with Cluster(tmp_path / "run", model=model, **options) as cluster, watching(cluster) as (_, peers):

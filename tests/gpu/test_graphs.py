@@ -81,12 +81,12 @@ def test_graphs_answer_alike(dtype: str, tolerance: float, monkeypatch: pytest.M
 
 
 def test_so_they_do_with_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _check(hybrids.CASES[0].build(tmp_path), "float16", 0.02, monkeypatch)
+    _check(hybrids.QWEN_3_5.build(tmp_path), "float16", 0.02, monkeypatch)
 
 
 def test_states_on_a_gpu_are_those_on_a_cpu(tmp_path: Path) -> None:
     """In float32: prompts whole and in chunks beside decoding, decoding from graphs."""
-    model = hybrids.CASES[0].build(tmp_path)
+    model = hybrids.QWEN_3_5.build(tmp_path)
     answers = []
     for device in ("cpu", "cuda"):
         engine = Engine(EngineConfig(model=model, device=device, dtype="float32", num_blocks=300, max_sequences=8))

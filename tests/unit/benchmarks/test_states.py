@@ -13,7 +13,7 @@ from tests.unit.engine.families import hybrids
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return hybrids.CASES[0].build(tmp_path_factory.mktemp("hybrid"))
+    return hybrids.QWEN_3_5.build(tmp_path_factory.mktemp("hybrid"))
 
 
 def test_the_cells_of_a_cpu(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

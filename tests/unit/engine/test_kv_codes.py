@@ -189,7 +189,7 @@ def test_layers_with_a_window_may_stay_as_they_are(tmp_path: Path) -> None:
 
 
 def test_states_stay_as_they_are_beside_codes(tmp_path: Path) -> None:
-    engine = engine_of(hybrids.CASES[0].build(tmp_path), "fp8")
+    engine = engine_of(hybrids.QWEN_3_5.build(tmp_path), "fp8")
     assert [part.dtype for part in engine.layout.pages] == ["float8_e4m3fn"]
     assert {(part.dtype, part.per_token) for part in engine.layout.states} == {("float32", False)}
     prompt = prompt_of(70)

@@ -22,7 +22,7 @@ from worker.serving.allocation import CHECKPOINT_EVERY
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return hybrids.CASES[0].build(tmp_path_factory.mktemp("hybrid"))
+    return hybrids.QWEN_3_5.build(tmp_path_factory.mktemp("hybrid"))
 
 
 def prompt_of(length: int) -> list[int]:

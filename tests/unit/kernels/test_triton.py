@@ -114,4 +114,4 @@ def test_a_pass_over_codes_in_a_larger_graph(interpreter: Interpreter, kind: str
 
 @pytest.mark.long
 def test_a_pass_with_states_in_a_larger_graph(interpreter: Interpreter, tmp_path: Path) -> None:
-    interpreter.check("graph_checks", str(hybrids.CASES[0].build(tmp_path)))
+    interpreter.check("graph_checks", str(hybrids.QWEN_3_5.build(tmp_path)))

@@ -48,7 +48,7 @@ def test_what_keys_and_values_are_kept_as_has_the_same_names_everywhere(tmp_path
     assert (config.kv_cache_dtype, config.kv_cache_dtype_skip_layers) == ("int8_per_token_head", "sliding_window")
 
 
-@pytest.mark.parametrize("build", [lambda folder: build_tiny_model(folder / "tiny", "llama"), hybrids.CASES[0].build])
+@pytest.mark.parametrize("build", [lambda folder: build_tiny_model(folder / "tiny", "llama"), hybrids.QWEN_3_5.build])
 def test_twins_compute_with_weights_that_were_lent_and_others_with_their_own(
     tmp_path: Path, build: Callable[[Path], Path]
 ) -> None:

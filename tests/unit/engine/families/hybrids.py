@@ -111,6 +111,7 @@ KIMI = {
     "moe_intermediate_size": 48,
 }
 
+QWEN_3_5 = Case(name="qwen3_5", config="Qwen3_5TextConfig", fields=STATE)
 CASES: tuple[Case, ...] = (
     Case(
         name="bamba",
@@ -175,7 +176,7 @@ CASES: tuple[Case, ...] = (
         },
         can_be_cached=False,
     ),
-    Case(name="qwen3_5", config="Qwen3_5TextConfig", fields=STATE),
+    QWEN_3_5,
     Case(
         name="qwen3_5 of a checkpoint with vision",
         config="Qwen3_5TextConfig",
