@@ -28,9 +28,13 @@ _ARCHITECTURES = {
     "Gemma3ForCausalLM": "gemma3",
     "Phi3ForCausalLM": "phi3",
     "GraniteForCausalLM": "granite",
+    "SmolLM3ForCausalLM": "smollm3",
+    "Olmo2ForCausalLM": "olmo2",
+    "Olmo3ForCausalLM": "olmo2",
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2moe",
 }
+_PAIRED = ("llama", "granite", "smollm3")
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 
 
@@ -43,15 +47,16 @@ def write_gguf(
     tokenizer: bool = True,
     parts: int = 1,
     rounded: bool = False,
+    architecture: str = "",
 ) -> Path:
     """Write the checkpoint in `folder` as `file`: matrices as `kind`, all else in float32. Returns the first file.
 
     `kind` may be one for each part of a tensor's name, the last that fits. With `rounded` the folder gets the values that the
-    file stands for. Kinds that `gguf` can't quantise to become random blocks.
+    file stands for. Kinds that `gguf` can't quantise to become random blocks. `architecture`: another with the same tensors.
     """
     config = json.loads((folder / "config.json").read_text())
-    architecture = _ARCHITECTURES[config["architectures"][0]]
-    options = {"split_max_tensors": -(-_num_tensors(folder, config) // parts)} if parts > 1 else {}
+    architecture = architecture or _ARCHITECTURES[config["architectures"][0]]
+    options = {"split_max_tensors": -(-_num_tensors(folder, config, architecture) // parts)} if parts > 1 else {}
     writer = gguf.GGUFWriter(file, architecture, **options)
     writer.add_vocab_size(config["vocab_size"])
     _add_sizes(writer, config, architecture)
@@ -144,8 +149,8 @@ def _scores(tokens: list[str], merges: list[str]) -> list[float]:
     return [made.get(token, -1e6) for token in tokens]
 
 
-def _num_tensors(folder: Path, config: Mapping[str, Any]) -> int:
-    return sum(1 for _ in _converted(folder, config, _ARCHITECTURES[config["architectures"][0]]))
+def _num_tensors(folder: Path, config: Mapping[str, Any], architecture: str) -> int:
+    return sum(1 for _ in _converted(folder, config, architecture))
 
 
 def _add_sizes(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture: str) -> None:
@@ -174,6 +179,11 @@ def _add_sizes(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture:
     rope = rope.get("full_attention", rope)
     if "rope_theta" in rope:
         writer.add_rope_freq_base(rope["rope_theta"])
+    if architecture == "olmo2" and "layer_types" in config:
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    if "vl" in architecture:
+        writer.add_rope_dimension_sections([head_dim // 4, head_dim // 8, head_dim // 8, 0])
+        writer.add_num_deepstack_layers(3)
     if architecture in ("llama", "phi3", "granite"):
         share = config.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1
         writer.add_rope_dimension_count(int(head_dim * share))
@@ -242,7 +252,7 @@ def _converted(folder: Path, config: Mapping[str, Any], architecture: str) -> li
 
 
 def _as_stored(name: str, tensor: torch.Tensor, config: Mapping[str, Any], architecture: str) -> torch.Tensor:
-    if architecture in ("llama", "granite") and ("q_proj" in name or "k_proj" in name):
+    if architecture in _PAIRED and ("q_proj" in name or "k_proj" in name):
         heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
         halves = tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:])
         return halves.swapaxes(1, 2).reshape(tensor.shape).contiguous()
@@ -253,7 +263,7 @@ def _as_stored(name: str, tensor: torch.Tensor, config: Mapping[str, Any], archi
 
 def _as_ours(name: str, tensor: torch.Tensor, config: Mapping[str, Any], architecture: str) -> dict[str, torch.Tensor]:
     """The checkpoint's tensors of one that was converted."""
-    if architecture in ("llama", "granite") and ("q_proj" in name or "k_proj" in name):
+    if architecture in _PAIRED and ("q_proj" in name or "k_proj" in name):
         heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
         pairs = tensor.reshape(heads, tensor.shape[0] // heads // 2, 2, *tensor.shape[1:])
         return {name: pairs.swapaxes(1, 2).reshape(tensor.shape).contiguous()}

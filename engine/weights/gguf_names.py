@@ -68,6 +68,7 @@ _LFM_2 = {
 }
 _OWN: Mapping[str, dict[str, str]] = {
     "llama": _MIXTRAL,
+    "olmo2": _AROUND_BOTH,
     "gemma2": _AROUND_BOTH,
     "gemma3": _AROUND_BOTH,
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
@@ -75,7 +76,7 @@ _OWN: Mapping[str, dict[str, str]] = {
     "lfm2moe": _LFM_2,
 }
 _MOST_EXPERTS = 1 << 14
-_ROTATED_IN_PAIRS = ("llama", "granite")
+_ROTATED_IN_PAIRS = ("llama", "granite", "smollm3")
 _NORMS_HOLD_ONE = ("gemma", "gemma2", "gemma3")
 # They became the rope's parameters.
 _IN_CONFIG = ("rope_freqs", "rope_factors_long", "rope_factors_short", "attn_rot_embd")

@@ -19,8 +19,11 @@ _MAX_LAYERS = 1 << 12  # families refuse more
 # They say what other fields say, or nothing about the arithmetic.
 _HARMLESS = {"vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "attention.value_length", "pooling_type"}
 _HARMLESS |= {"rope.scaling.yarn_log_multiplier"}
+# Of images: the three positions of text are one, and it has no features of other layers.
+_HARMLESS |= {"rope.dimension_sections", "n_deepstack_layers"}
 _ROPE_FREQUENCIES = "rope_freqs.weight"
 _LAYERS_OF_GEMMA_2_27B, _LAYERS_OF_GEMMA_3_27B = 46, 62
+_LAYERS_TO_NO_ROPE_OF_SMOLLM3 = 4
 _SOFTMAX, _SIGMOID = 1, 2  # expert_gating_func
 
 
@@ -139,13 +142,13 @@ class _Entries:
                 raise self.unsupported(name)
 
 
-def _common(entries: _Entries, architecture: str, *, kv_heads: int | None = None) -> Config:
-    """What nearly all have; `kv_heads`: where layers differ in it.
+def _common(entries: _Entries, architecture: str, *, kv_heads: int | None = None, norm: str = "attn_norm") -> Config:
+    """What nearly all have; `kv_heads`: where layers differ in it; `norm`: a tensor of each layer.
 
     Sizes that nothing of is there would take memory before a tensor is looked at.
     """
     entries.agree("embedding_length", entries.columns("token_embd.weight") == entries["embedding_length"])
-    entries.agree("block_count", entries.has(f"blk.{entries.number('block_count') - 1}.attn_norm.weight"))
+    entries.agree("block_count", entries.has(f"blk.{entries.number('block_count') - 1}.{norm}.weight"))
     return {
         "architectures": [architecture],
         "dtype": entries.dtype(),
@@ -204,6 +207,31 @@ def _llama(entries: _Entries) -> Config:
         return config | {"num_experts_per_tok": entries["expert_used_count"]}
     biases = {"attention_bias": entries.has("blk.0.attn_q.bias"), "mlp_bias": entries.has("blk.0.ffn_up.bias")}
     return config | biases
+
+
+def _smollm_3(entries: _Entries) -> Config:
+    """Every fourth layer has no rotation. Later files may say which step that is."""
+    biases = {"attention_bias": entries.has("blk.0.attn_q.bias"), "mlp_bias": entries.has("blk.0.ffn_up.bias")}
+    config = _common(entries, "SmolLM3ForCausalLM") | _rope(entries) | biases
+    return config | {"no_rope_layer_interval": _LAYERS_TO_NO_ROPE_OF_SMOLLM3, "use_sliding_window": False}
+
+
+def _olmo_2(entries: _Entries) -> Config:
+    """Norms stand behind both halves; OLMo 3 has windows too."""
+    config = _common(entries, "Olmo2ForCausalLM", norm="post_attention_norm") | _rope(entries)
+    config |= {"attention_bias": entries.has("blk.0.attn_q.bias")}
+    window = entries.get("attention.sliding_window")
+    if not window:
+        return config
+    windowed = entries.of_layers("attention.sliding_window_pattern")
+    full, theta = config.pop("rope_parameters"), float(entries.get("rope.freq_base", 10_000.0))
+    sliding = {"rope_type": "default", "rope_theta": float(entries.get("rope.freq_base_swa", theta))}
+    return config | {
+        "architectures": ["Olmo3ForCausalLM"],
+        "sliding_window": window,
+        "layer_types": ["sliding_attention" if there else "full_attention" for there in windowed],
+        "rope_parameters": {"full_attention": {"rope_type": "default"} | full, "sliding_attention": sliding},
+    }
 
 
 def _qwen_2(entries: _Entries) -> Config:
@@ -336,10 +364,15 @@ def _with_convolutions(entries: _Entries, architecture: str) -> Config:
 
 _ARCHITECTURES: dict[str, Callable[[_Entries], Config]] = {
     "llama": _llama,
+    "smollm3": _smollm_3,
+    "olmo2": _olmo_2,
     "qwen2": _qwen_2,
+    "qwen2vl": _qwen_2,
     "qwen2moe": _qwen_2_moe,
     "qwen3": _qwen_3,
+    "qwen3vl": _qwen_3,
     "qwen3moe": _qwen_3_moe,
+    "qwen3vlmoe": _qwen_3_moe,
     "gemma": _gemma,
     "gemma2": _gemma_2,
     "gemma3": _gemma_3,

@@ -8,7 +8,7 @@ import pytest
 
 from tests.gguf_files import write_gguf
 from tests.unit.engine.families.case import Case
-from tests.unit.engine.families.dense import BY_KIND, GEMMA, LLAMA3, LONGROPE, MULTIPLIED, YARN
+from tests.unit.engine.families.dense import BY_KIND, GEMMA, LLAMA3, LONGROPE, MULTIPLIED, TWO_KINDS, YARN
 from tests.unit.engine.families.exact import Bench, asked, prompt_of
 from tests.unit.engine.families.experts import EXPERTS
 from tests.unit.engine.families.hybrids import CONVOLUTIONS, OF_LFM_2_MOE
@@ -56,6 +56,11 @@ CASES = (
         shortest=17,
     ),
     Case(name="granite", config="GraniteConfig", fields=MULTIPLIED),
+    Case(name="smollm3", config="SmolLM3Config", fields={"num_hidden_layers": 5}),
+    Case(name="olmo2", config="Olmo2Config"),
+    Case(name="olmo3", config="Olmo3Config", fields=TWO_KINDS | {"rope_parameters": BY_KIND}),
+    Case(name="qwen2vl", config="Qwen2Config"),
+    Case(name="qwen3vlmoe", config="Qwen3MoeConfig", fields={**EXPERTS, "norm_topk_prob": True}),
     Case(name="lfm2", config="Lfm2Config", fields=CONVOLUTIONS),
     Case(name="lfm2moe", config="Lfm2MoeConfig", fields=OF_LFM_2_MOE | {"tie_word_embeddings": True}),
 )
@@ -63,7 +68,12 @@ CASES = (
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_it_answers_as_transformers(case: Case, tmp_path: Path) -> None:
-    bench = Bench(case, tmp_path / "model", stored=lambda folder: write_gguf(folder, tmp_path / "model.gguf"))
+    other = case.name if "vl" in case.name else ""
+
+    def stored(folder: Path) -> Path:
+        return write_gguf(folder, tmp_path / "model.gguf", architecture=other)
+
+    bench = Bench(case, tmp_path / "model", stored=stored)
     prefill, decode = bench.generators(chunk_size=23)
     sequence = asked("alone", prompt_of(70))
     prefill.start(sequence)
