@@ -26,8 +26,12 @@ def convolve(
     inputs = channels.of(x)
     sums = torch.empty(inputs.shape, dtype=torch.float32, device=x.device)
     taps, last = weight.float().T.contiguous(), kept[:, :, 0, 0]  # [K, C] and [num_blocks, K - 1, C]
-    if len(batch.moves):
-        _step(inputs, taps, last, batch.moves, sums)
+    steps = [(row, *move) for row, move in enumerate(batch.moves.tolist()) if move[1] >= 0]
+    if len(steps) == 1:
+        ((row, source, target),) = steps
+        sums[row : row + 1] = _window(inputs[row : row + 1], taps, last, source, [(1, target)])
+    elif steps:
+        _step(inputs, taps, last, steps, sums)
     for first, count in batch.runs.tolist():
         if not count:
             continue
@@ -40,15 +44,16 @@ def convolve(
 
 
 def _step(
-    inputs: torch.Tensor, taps: torch.Tensor, last: torch.Tensor, moves: torch.Tensor, sums: torch.Tensor
+    inputs: torch.Tensor, taps: torch.Tensor, last: torch.Tensor, steps: list[tuple[int, int, int]], sums: torch.Tensor
 ) -> None:
-    """The next token of each sequence, all at once."""
-    there = moves[:, 1].ge(0).nonzero()[:, 0]
-    sources, targets = moves.index_select(0, there).long().unbind(1)
-    before = last[sources.clamp(min=0)].masked_fill_(sources.lt(0)[:, None, None], 0.0)
-    known = torch.cat((before, inputs[there, None]), dim=1)  # [S, K, C]
+    """The next token of several sequences at once: their rows, and the blocks read and written."""
+    rows, sources, targets = (list(each) for each in zip(*steps, strict=True))
+    before = last[sources]
+    if new := [at for at, source in enumerate(sources) if source < 0]:
+        before[new] = 0.0
+    known = torch.cat((before, inputs[rows, None]), dim=1)  # [S, K, C]
     last[targets] = known[:, 1:]
-    sums[there] = (known.float() * taps).sum(dim=1)
+    sums[rows] = (known.float() * taps).sum(dim=1)
 
 
 def _window(
