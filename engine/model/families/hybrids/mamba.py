@@ -45,7 +45,10 @@ def mamba(fields: Fields, *, head_dim: int, names: Mapping[str, str] = NAMES, **
     if taps < 2:
         raise UnsupportedModelError(f"config.json: {names['taps']} = 1 is not supported")
     fields.only(names["activation"], "silu")
-    fields.ignore(names["chunk"])  # tokens that are computed at once
+    # Tokens that are computed at once, by which kernels, and where training began.
+    fields.ignore(
+        names["chunk"], "use_mamba_kernels", *(f"time_step_{name}" for name in ("min", "max", "floor", "rank"))
+    )
     shortest, longest = _limits(fields)
     spec = MambaSpec(
         num_heads=num_heads,

@@ -132,8 +132,7 @@ def _refuse_what_differs(fields: Fields) -> None:
     fields.only("attention_head_dim", number(fields, "head_dim"))
     for name in ("norm_eps", "rms_norm_eps"):
         fields.only(name, real(fields, "layer_norm_epsilon", 1e-5))
-    # Where training began, how kernels cut their work, and layers that predict further tokens.
-    fields.ignore("time_step_min", "time_step_max", "time_step_floor", "time_step_rank", "rescale_prenorm_residual")
-    fields.ignore("use_mamba_kernels", "moe_shared_expert_overlap", "num_logits_to_keep", "expand")
+    # Where training began, what is computed at the same time, and layers that predict further tokens.
+    fields.ignore("rescale_prenorm_residual", "moe_shared_expert_overlap", "num_logits_to_keep", "expand")
     fields.ignore("num_nextn_predict_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern")
     fields.ignore("rope_theta", "rope_parameters", "partial_rotary_factor")  # nothing is rotated

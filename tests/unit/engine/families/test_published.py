@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from engine.cache.pages import layout_of, page_parts
+from engine.config import EngineConfig
 from engine.model.families import model_spec
 from engine.model.formats.dense import DENSE
 from engine.model.formats.packed import Awq, Gptq
@@ -33,6 +35,25 @@ def test_what_is_published_is_read(name: str) -> None:
 def test_a_field_more_is_refused(name: str) -> None:
     with pytest.raises(UnsupportedModelError, match="another_arithmetic = 2"):
         model_spec(PUBLISHED[name] | {"another_arithmetic": 2})
+
+
+@pytest.mark.parametrize(
+    ("name", "block_size", "state_blocks"),
+    [
+        ("granite-4.0-h-small", 256, 37),
+        ("nemotron-nano-9b-v2", 1024, 9),
+        ("nemotron-3-nano-30b-a3b", 1024, 8),
+        ("falcon-h1-7b", 256, 15),
+        ("bamba-9b", 1024, 10),
+    ],
+)
+def test_states_fill_their_blocks(name: str, block_size: int, state_blocks: int) -> None:
+    """As docs/kv.md says of some."""
+    parts = page_parts(model_spec(PUBLISHED[name]), "bfloat16")
+    layout = layout_of(parts, EngineConfig(model=Path(name)), 8 << 30)
+    assert (layout.block_size, layout.state_blocks) == (block_size, state_blocks)
+    needed = sum(part.block_bytes(1) for part in parts if not part.per_token)
+    assert needed <= layout.state_blocks * layout.block_bytes <= 1.25 * needed
 
 
 def test_a_model_of_a_million_tokens_is_served_within_its_chunks() -> None:
