@@ -22,7 +22,7 @@ from engine.foreign import ForeignDecoder, is_foreign
 from engine.grammars.grammars import Grammars, Masks
 from engine.kernels.attention import HeadShape, items_at_once, tiling
 from engine.kernels.device import describe
-from engine.kernels.latent import Forms, forms_on
+from engine.kernels.latent import Forms, forms_on, latent_items_at_once
 from engine.kernels.launch import compiled_ahead
 from engine.kernels.linear import computes_in_bfloat16
 from engine.model.decoder import Decoder
@@ -158,15 +158,17 @@ class Engine:
         )
 
     def _head_limits(self, heads: HeadShape, windows: tuple[int, ...]) -> HeadLimits:
-        device = self.kv.device
+        device, forms = self.kv.device, self._forms(heads)
         return HeadLimits(
             heads,
             windows,
-            items_at_once=items_at_once(describe(device), heads.num_kv_heads),
+            items_at_once=items_at_once(describe(device), heads.num_kv_heads)
+            if forms is None
+            else latent_items_at_once(describe(device), heads.num_heads),
             tiling=tiling(
                 device, self._decoder.weights.dtype, heads, is_plain=self._decoder.spec.has_plain_attention(heads)
             ),
-            forms=self._forms(heads),
+            forms=forms,
         )
 
     def _forms(self, heads: HeadShape) -> Forms | None:

@@ -4,7 +4,7 @@
 it (`made`, `triton_made`).
 """
 
-from engine.kernels.latent.forms import MADE_TILING, ROOM_ON_GPUS, Forms, LatentShape, forms_on
+from engine.kernels.latent.forms import MADE_TILING, ROOM_ON_GPUS, Forms, LatentShape, forms_on, latent_items_at_once
 from engine.kernels.latent.latent import Latents, latent_attention, opened, rotate_queries, write_latents
 from engine.kernels.latent.made import made_attention
 
@@ -16,6 +16,7 @@ __all__ = [
     "Latents",
     "forms_on",
     "latent_attention",
+    "latent_items_at_once",
     "made_attention",
     "opened",
     "rotate_queries",

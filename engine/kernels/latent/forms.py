@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.kernels.attention.tiles import LARGE_TILE, SMALL_TILE, Tiling
+from engine.kernels.device import Device
 
 # Multiplications (and additions) in the time in which a byte comes from memory, or goes there.
 # Of 16-bit numbers an H200 makes 100, an A100 80, a B200 140.
@@ -19,6 +20,7 @@ PER_BYTE_ON_CPUS = 5
 ROOM_ON_GPUS = 256 << 20
 ROOM_ON_CPUS = 32 << 20
 COPIED_BYTES = 16  # all bulk copies begin at multiples
+ROWS = 64  # queries of all heads in a program of the absorbed form
 # How the queries are cut whose keys and values are made.
 MADE_TILING = Tiling(SMALL_TILE, LARGE_TILE)
 
@@ -56,6 +58,11 @@ def forms_on(device: torch.device, shape: LatentShape) -> Forms:
     if device.type == "cpu":
         return Forms(shape=shape, per_byte=PER_BYTE_ON_CPUS, room=ROOM_ON_CPUS)
     return Forms(shape=shape, per_byte=PER_BYTE_ON_GPUS, room=ROOM_ON_GPUS)
+
+
+def latent_items_at_once(device: Device, num_heads: int) -> int:
+    """Items of decoding sequences that the device computes at once. A program's registers leave no room for a second one."""
+    return max(1, device.processors // -(-num_heads // ROWS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,10 @@ import triton.language as tl
 
 from engine.kernels.attention import AttentionPlan
 from engine.kernels.codes.triton_codes import FP8, INT8, bytes_of, kind_of, scales_of, widened
+from engine.kernels.latent.forms import ROWS
 from engine.kernels.latent.latent import Latents
 from engine.kernels.launch import Kernel
 
-ROWS = 64  # queries of all heads in a program
 STEP, STAGES, WARPS = 32, 2, 8
 LOG2_E = 1.4426950408889634
 

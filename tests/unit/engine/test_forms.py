@@ -8,14 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 
 from engine.cache.pages import plan_layout
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.kernels.attention import AttentionPlan
-from engine.kernels.latent import ROOM_ON_GPUS, Forms, LatentShape, forms_on
+from engine.kernels.attention import AttentionPlan, deal_out
+from engine.kernels.device import Device
+from engine.kernels.latent import ROOM_ON_GPUS, Forms, LatentShape, forms_on, latent_items_at_once
 from engine.model.decoder import Decoder
 from engine.model.families import read_model_spec
 from engine.model.layers import latent
@@ -84,6 +86,16 @@ def test_a_piece_is_whole_blocks_within_the_room() -> None:
     assert forms.positions(16) == 28_720
     assert 28_720 * V2_LITE.position_bytes <= ROOM_ON_GPUS < 28_736 * V2_LITE.position_bytes
     assert replace(forms, room=1).positions(16) == 16, "at least one"
+
+
+def test_one_long_context_fills_the_processors_once() -> None:
+    h200 = Device(processors=132, has_tma=True, is_hopper=True)
+    for num_heads, programs_of_an_item in ((16, 1), (128, 2)):
+        at_once = latent_items_at_once(h200, num_heads)
+        for context in (8_000, 30_000, 128_000):
+            items, _ = deal_out(np.array([context]), window=0, at_once=at_once)
+            assert 110 < len(items) * programs_of_an_item <= 132
+    assert latent_items_at_once(h200, 128 * 132) == 1
 
 
 def test_the_pool_leaves_room_for_what_is_made(tmp_path: Path) -> None:
