@@ -102,7 +102,9 @@ class Engine:
             f"differing={name}" for name in sorted(self._decoder.weights.differing)
         ]
         self.fingerprint = model_fingerprint(config.model, marks)
-        self.layout: KVLayout = plan_layout(model, config, dtype_name)
+        self.layout: KVLayout = plan_layout(
+            model, config, dtype_name, while_loading=self._decoder.weights.bytes_while_loading
+        )
         self.kv = (allocate or allocate_zeros)(pool_shape(self.layout), pool_dtype(self.layout), config.device)
         self.grammars = Grammars(config.model, self.vocab_size)
         self._newest = NewestTokens.none(device)

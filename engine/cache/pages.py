@@ -21,6 +21,7 @@ MAX_BLOCK_SIZE = 1024  # a layer's state must fit into a block
 MAX_STATE_WASTE = 0.25  # share of a state's bytes that its blocks have more
 STATE_ALIGNMENT = 16  # bytes
 GPU_HEADROOM = 0.06  # share of the memory for graphs, library workspaces and fragments
+LOADING_HEADROOM = 0.01  # the same before there are graphs
 
 
 def page_parts(model: ModelSpec, dtype: str) -> list[PagePart]:
@@ -38,14 +39,15 @@ def page_parts(model: ModelSpec, dtype: str) -> list[PagePart]:
     ]
 
 
-def plan_layout(model: ModelSpec, config: EngineConfig, dtype: str) -> KVLayout:
+def plan_layout(model: ModelSpec, config: EngineConfig, dtype: str, *, while_loading: int = 0) -> KVLayout:
     """Return the pool's layout: `config.num_blocks` blocks, or as many as fit into `config.kv_memory_bytes`.
 
-    With neither, on a GPU: as many as fit into what weights and a pass leave. Raises ValueError when no block fits.
+    With neither, on a GPU: as many as fit into what weights and a pass leave, or their loading, which takes `while_loading`
+    bytes before there are passes. Raises ValueError when no block fits.
     """
     memory = config.kv_memory_bytes
     if memory is None and config.num_blocks is None:
-        memory = DEFAULT_CPU_BYTES if config.device == "cpu" else _free_bytes(model, config)
+        memory = DEFAULT_CPU_BYTES if config.device == "cpu" else _free_bytes(model, config, while_loading)
     return layout_of(page_parts(model, dtype), config, memory or 0)
 
 
@@ -123,7 +125,7 @@ def _sizes() -> list[int]:
     return [DEFAULT_BLOCK_SIZE << step for step in range((MAX_BLOCK_SIZE // DEFAULT_BLOCK_SIZE).bit_length())]
 
 
-def _free_bytes(model: ModelSpec, config: EngineConfig) -> int:
+def _free_bytes(model: ModelSpec, config: EngineConfig, while_loading: int) -> int:
     free, total = torch.cuda.mem_get_info(config.device)
     # The widest moment of a pass: the MLP's input, its two halves and their product, or attention over what is made of
     # latents; and the logits, twice, in float32.
@@ -132,7 +134,8 @@ def _free_bytes(model: ModelSpec, config: EngineConfig) -> int:
     token_bytes = 2 * 4 * model.hidden_size + max(2 * 3 * model.widest_mlp, *latent_bytes, 0)
     logits_bytes = 8 * model.vocab_size * min(config.max_sequences, config.max_batch_tokens)
     made_bytes = ROOM_ON_GPUS if latent_bytes else 0
-    return free - config.max_batch_tokens * token_bytes - logits_bytes - made_bytes - int(GPU_HEADROOM * total)
+    of_passes = config.max_batch_tokens * token_bytes + logits_bytes + made_bytes + int(GPU_HEADROOM * total)
+    return free - max(of_passes, while_loading + int(LOADING_HEADROOM * total))
 
 
 def pool_shape(layout: KVLayout) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ asks `Weights` where each tensor goes.
 from __future__ import annotations
 
 import math
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -92,6 +93,10 @@ class Destination:
     turned: Destination | None = None  # where the tensor goes if it is stored in this one's shape
 
 
+# One layer is stored while the next ones are read; experts' gate and up, and down, are the most of it.
+LAYERS_AT_ONCE, STAGES_OF_A_LAYER = 3, 2
+
+
 class Weights:
     """Allocates this rank's share of every parameter and knows what of the checkpoint goes there."""
 
@@ -116,6 +121,8 @@ class Weights:
         self.differing = Counter[str]()  # they stand for other numbers than the format
         self.unused: set[str] = set()  # a checkpoint may have these tensors; the model does not need them
         self._rank, self._size = rank, size
+        self._storing = threading.Lock()
+        self._passing: list[tuple[int, int]] = []  # of each stage: its bytes, and those that storing takes
         self._most_elements, self._elements = most_elements, 0
 
     def new(
@@ -141,13 +148,24 @@ class Weights:
         *,
         ways: Mapping[str, Sequence[Way]] | None = None,
         under: str = "",
+        temporary: int = 0,
     ) -> None:
-        """Declare parameters that exist only while they are loaded: `store` gets the shares of all of them, see `Stage`."""
-        stage = Stage(store, self.device)
+        """Declare parameters that exist only while they are loaded: `store` gets the shares of all of them, see `Stage`.
+
+        `temporary`: bytes that it takes for a while.
+        """
+        stage = Stage(store, self.device, self._storing)
         for kind, parameter in parameters.items():
             slot = stage.slot(kind, self.share(parameter).shape, parameter.format or self.dtype)
             own = (ways or {}).get(kind) or (Way(parameter),)
             self.ways.append(tuple(self._declare(way, slot.plan, under, slot) for way in own))
+        self._passing.append((stage.num_bytes, temporary))
+
+    @property
+    def bytes_while_loading(self) -> int:
+        """About as many as are taken at once while weights are loaded, and not afterwards."""
+        largest = sorted((size for size, _ in self._passing), reverse=True)[:STAGES_OF_A_LAYER]
+        return LAYERS_AT_ONCE * sum(largest) + max((temporary for _, temporary in self._passing), default=0)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return memory for weights, uninitialised."""

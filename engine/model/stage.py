@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 
 import torch
 
@@ -16,21 +17,25 @@ Store = Callable[[Mapping[str, torch.Tensor]], None]
 class Stage:
     """Some tensors, from their first bytes until `store` has taken all of them. Threads of a loader share it.
 
-    `store` uses torch alone: on a GPU it runs while our kernels are compiled, and then they aren't launched.
+    `store` uses torch alone: on a GPU it runs while our kernels are compiled, and then they aren't launched. There one stage is
+    stored at a time (`storing`): what it takes for a while is much of what a GPU has left, and a GPU is not faster with two.
     """
 
-    def __init__(self, store: Store, device: torch.device) -> None:
+    def __init__(self, store: Store, device: torch.device, storing: threading.Lock | None = None) -> None:
         self._store, self._device = store, device
+        self._storing = storing if device.type == "cuda" else None
         self._lock = threading.Lock()
         self._tensors: dict[str, torch.Tensor] = {}
         self._allocated: dict[str, torch.cuda.Event] = {}
         self._written: dict[int, torch.cuda.Event] = {}  # by the stream that has written
         self._missing = 0  # elements
+        self.num_bytes = 0
 
     def slot(self, kind: str, shape: tuple[int, ...], dtype: torch.dtype) -> Slot:
         """Join a tensor of this shape."""
         plan = torch.empty(shape, dtype=dtype, device="meta")
         self._missing += plan.numel()
+        self.num_bytes += plan.nbytes
         return Slot(self, kind, plan)
 
     def tensor(self, kind: str, plan: torch.Tensor) -> torch.Tensor:
@@ -66,10 +71,11 @@ class Stage:
             tensors, self._tensors = self._tensors, {}
         for event in self._written.values():
             torch.cuda.current_stream().wait_event(event)
-        self._store(tensors)
-        if self._device.type == "cuda":
-            # The memory is free for every stream afterwards.
-            torch.cuda.current_stream().synchronize()
+        with self._storing or nullcontext():
+            self._store(tensors)
+            if self._device.type == "cuda":
+                # The memory is free for every stream afterwards.
+                torch.cuda.current_stream().synchronize()
 
 
 class Slot:

@@ -65,7 +65,7 @@ def _launch(
     latents, rotated = kept.latents, kept.rotated
     factors, scales, scale_block, _ = scales_of(kept.codes)
     _LATENT.launch(
-        (triton.cdiv(num_heads, heads), items.shape[0] * max(1, pieces)), None,
+        (triton.cdiv(num_heads, heads) * items.shape[0] * max(1, pieces),), None,
         q, bytes_of(latents, kept.codes), rotated, factors, scales, items, tables, out, partial, stats, scale * LOG2_E,
         latents.stride(0), latents.stride(2), rotated.stride(0), rotated.stride(2), scale_block, table_row,
         HQ=num_heads, C=rank, C_PADDED=max(16, triton.next_power_of_2(rank)), R=size,
@@ -83,10 +83,12 @@ def _latent(
     HEADS: tl.constexpr, QUERIES: tl.constexpr, N: tl.constexpr, PIECES: tl.constexpr, DECODE: tl.constexpr,
     STAGES: tl.constexpr, CODES: tl.constexpr,
 ):  # fmt: skip
-    """Rows are the heads of a query, then those of the next one."""
+    """Rows are the heads of a query, then those of the next one. A grid's first axis alone has room for long prompts' pieces."""
+    SHARES: tl.constexpr = (HQ + HEADS - 1) // HEADS
+    share, index = tl.program_id(0) % SHARES, tl.program_id(0) // SHARES
     row = tl.arange(0, HEADS * QUERIES)
-    head, query = tl.program_id(0) * HEADS + row % HEADS, row // HEADS
-    item = items_I8 + tl.program_id(1) // PIECES * 8
+    head, query = share * HEADS + row % HEADS, row // HEADS
+    item = items_I8 + index // PIECES * 8
     if DECODE:
         first_row, num_queries = tl.load(item), 1
         if first_row < 0:
@@ -95,7 +97,7 @@ def _latent(
         position = end - 1 + query
         table = tables + tl.load(item + 4)
     else:
-        skipped = tl.program_id(1) % PIECES * QUERIES
+        skipped = index % PIECES * QUERIES
         num_queries = tl.minimum(QUERIES, tl.load(item + 1) - skipped)
         if num_queries <= 0:
             return
@@ -148,7 +150,7 @@ def _latent(
     mask = there[:, None] & (c < C)[None, :]
     if DECODE:
         if tl.load(item + 3) == 0:
-            base = tl.program_id(1).to(tl.int64) * HQ + head
+            base = index.to(tl.int64) * HQ + head
             tl.store(partial_IHC + base[:, None] * C + c[None, :], sums, mask=mask)
             tl.store(stats_IH2 + base * 2, top, mask=there)
             tl.store(stats_IH2 + base * 2 + 1, total, mask=there)

@@ -42,6 +42,7 @@ from engine.model.parameters import Placement, Weights
 _SCALE = ("weight_scale", "weight_scale_inv")  # both are factors
 _UNUSED = ("input_scale", "activation_scale", "input_scale_ub")
 INPUTS_MULTIPLE = 64
+_ELEMENTS_AT_ONCE = 1 << 22  # made floats of 32 bits, several times
 FEWEST_OUTPUTS = 64  # that are worth to be quantised
 
 
@@ -262,6 +263,11 @@ class _Rounded:
     scale: torch.Tensor | None
 
     def __call__(self, rows: torch.Tensor, begin: int) -> None:
+        step = max(1, _ELEMENTS_AT_ONCE // rows.shape[1])
+        for at in range(0, len(rows), step):
+            self._round(rows[at : at + step], begin + at)
+
+    def _round(self, rows: torch.Tensor, begin: int) -> None:
         place = slice(begin, begin + len(rows))
         # The plain version: kernels of ours are not launched while weights are loaded.
         found = quantise_rows.reference(rows)

@@ -17,7 +17,7 @@ from engine.model.parameters import Weights
 
 _SHRUNK = (1.0, 0.94, 0.88, 0.82, 0.76)  # tried ranges of a group, in parts of the widest
 _ELEMENTS_AT_ONCE = 1 << 20  # stays in the cache of a CPU's core
-_ELEMENTS_AT_ONCE_ON_GPU = 1 << 26
+_ELEMENTS_AT_ONCE_ON_GPU = 1 << 23  # made floats of 32 bits, several times
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from engine.model.formats.product import ExpertsSpec, Linear, LinearSpec, declar
 from engine.model.parameters import Parameter, Placement, Way, Weights, stacked
 from engine.model.stage import Store
 
+TEMPORARY_BYTES = 10  # of an element, while a module is taken apart: two whole numbers of 32 bits, two of 8
+
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
@@ -134,10 +136,13 @@ def stage_module(
 ) -> None:
     """Declare one module's tensors, whole, until they are taken."""
     weights.unused.update(f"{under}{module}.{kind}" for kind in stored.unused())
-    stage_parts(stored.tensors(*size), module, take, weights, under=under)
+    temporary = TEMPORARY_BYTES * size[0] * size[1]
+    stage_parts(stored.tensors(*size), module, take, weights, under=under, temporary=temporary)
 
 
-def stage_parts(parts: Mapping[str, StoredPart], module: str, store: Store, weights: Weights, *, under: str) -> None:
+def stage_parts(
+    parts: Mapping[str, StoredPart], module: str, store: Store, weights: Weights, *, under: str, temporary: int = 0
+) -> None:
     """Declare some tensors of a module, whole, until `store` has taken them. Its errors then name the module."""
 
     def take(tensors: Mapping[str, torch.Tensor]) -> None:
@@ -153,4 +158,4 @@ def stage_parts(parts: Mapping[str, StoredPart], module: str, store: Store, weig
             for name in part.names or (kind,)
         ]
         parameters[kind], ways[kind] = named[0], [Way(parameter) for parameter in named]
-    weights.staged(parameters, take, ways=ways, under=under)
+    weights.staged(parameters, take, ways=ways, under=under, temporary=temporary)

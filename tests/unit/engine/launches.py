@@ -178,7 +178,7 @@ def chunks(parts: list[tuple[int, int, bool]], layout: KVLayout) -> list[Chunk]:
     blocks, states, chunks = iter(range(NUM_BLOCKS)), states_at_the_end(layout), []
     for start, count, samples in parts:
         sequence = new_sequence("a", [(7 * index + start) % 500 for index in range(start + count + (not samples))])
-        sequence.block_table = [next(blocks) for _ in range(-(-(start + count) // 16))]
+        sequence.block_table = [next(blocks) for _ in range(-(-(start + count) // layout.block_size))]
         chunks.append(Chunk(sequence, start, count, samples, states=tuple(states)))
     return chunks
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,23 @@ import msgspec
 import pytest
 import torch
 
+from benchmarks.drawn import DRAWN
 from common.pages import KVLayout, PagePart
-from engine.cache.pages import allocate_zeros, block_size, layout_of, part_views, pool_dtype, pool_shape, state_views
+from engine.cache.pages import (
+    allocate_zeros,
+    block_size,
+    layout_of,
+    part_views,
+    plan_layout,
+    pool_dtype,
+    pool_shape,
+    state_views,
+)
 from engine.config import EngineConfig
+from engine.model.families import model_spec
+from engine.model.parameters import Parameter, Part, Shard, Weights
 from engine.model.stage import Stage
+from tests.needs import needs
 
 KEYS = PagePart(layers=3, planes=2, heads=4, dim=8, dtype="bfloat16")
 LATENT = PagePart(layers=2, planes=1, heads=1, dim=24, dtype="float32")
@@ -149,6 +163,44 @@ def test_what_weights_are_made_of_is_given_back() -> None:
     slot.arrived(slot.plan.numel())
     assert seen[0] - before > 48
     assert _resident_mb() - before < 16
+
+
+def test_a_gpu_keeps_room_for_what_loading_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where that is more than passes need: their room is free until all is loaded."""
+    gb = 10**9
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 * gb, 24 * gb))
+    config = EngineConfig(model=tmp_path, device="cuda")
+    model = model_spec(DRAWN["qwen3-30b-a3b"])
+    layouts = [plan_layout(model, config, "bfloat16", while_loading=size) for size in (0, gb, 4 * gb)]
+    pools = [layout.num_blocks * layout.block_bytes for layout in layouts]
+    assert pools[0] == pools[1] < 8.6 * gb
+    assert 10 * gb - pools[2] == pytest.approx((4 + 0.24) * gb, abs=layouts[0].block_bytes)
+
+
+def test_what_loading_takes_is_known_before() -> None:
+    weights = Weights(torch.bfloat16, torch.device("cpu"))
+    for number, rows in enumerate((64, 128, 256)):
+        parameter = Parameter(shape=(rows, 32), parts=(Part(name=f"{number}", rows=slice(0, rows)),), shard=Shard.NONE)
+        weights.staged({"weight": parameter}, lambda tensors: None, temporary=100 * number)
+    assert weights.bytes_while_loading == 3 * 2 * 32 * (256 + 128) + 200
+    weights.new(replace(parameter, parts=(Part(name="kept", rows=slice(0, 256)),)))
+    assert weights.bytes_while_loading == 3 * 2 * 32 * (256 + 128) + 200
+    assert Weights(torch.bfloat16, torch.device("cpu")).bytes_while_loading == 0
+
+
+def test_a_gpu_stores_one_stage_at_a_time() -> None:
+    needs("triton")
+    from tests.unit.kernels.card import made_up
+
+    storing, seen = threading.Lock(), list[bool]()
+    with made_up(lambda *launch: None):
+        for device in ("cuda", "cpu"):
+            stage = Stage(lambda tensors: seen.append(storing.locked()), torch.device(device), storing)
+            slot = stage.slot("weight", (4, 8), torch.bfloat16)
+            slot.real(slot.plan).fill_(2)
+            slot.arrived(32)
+    assert seen == [True, False]
+    assert not storing.locked()
 
 
 def _resident_mb() -> float:

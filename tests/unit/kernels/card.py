@@ -15,6 +15,7 @@ All streams are one: work begins in the order in which it is launched.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -25,6 +26,7 @@ from unittest import mock
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -150,6 +152,7 @@ class Card:
         self._pinned: dict[int, StorageWeakRef] = {}
         self._copies: list[_Copy] = []
         self._over = 0  # of all copies there ever were
+        self._lock = threading.Lock()  # a loader's threads copy, too
 
     @contextmanager
     def must_not_wait(self) -> Iterator[None]:
@@ -170,14 +173,21 @@ class Card:
 
     def begun(self) -> int:
         """How many copies there were."""
-        return self._over + len(self._copies)
+        with self._lock:
+            return self._over + len(self._copies)
 
     def finish(self, count: int) -> None:
         """The first `count` copies are over."""
-        done, self._copies = self._copies[: count - self._over], self._copies[max(0, count - self._over) :]
-        self._over = max(self._over, count)
-        for copy in done:
-            copy.finish()
+        with self._lock:
+            more = max(0, count - self._over)
+            done, self._copies = self._copies[:more], self._copies[more:]
+            self._over += more
+            for copy in done:
+                copy.finish()
+
+    def _begin(self, copy: _Copy) -> None:
+        with self._lock:
+            self._copies.append(copy)
 
     def launch(self, kernel: Any, grid: tuple[int, ...], variant: object, *arguments: Any, **options: Any) -> None:
         """Takes the place of `Kernel.launch`."""
@@ -285,9 +295,9 @@ class Card:
         elif ends == (True, False):
             into_card = numbers[0]
             into_card.copy_(host)
-            self._copies.append(_Copy(host, host.clone(), comes_back=False))
+            self._begin(_Copy(host, host.clone(), comes_back=False))
         else:
-            self._copies.append(_Copy(host, numbers[1].clone(), comes_back=True))
+            self._begin(_Copy(host, numbers[1].clone(), comes_back=True))
             _bytes(host).fill_(0xFF)  # nobody may read it yet
         return into
 
@@ -422,7 +432,7 @@ def made_up(kernels: Callable[..., None], *, capability: tuple[int, int] = HOPPE
         "graph": captured,
         "is_current_stream_capturing": lambda: card.graph is not None,
     }
-    torch._C._ensureCUDADeviceGuardSet()
+    _device_constructors()  # torch remembers the functions of its first call
     with ExitStack() as stack:
         for name, fake in fakes.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, fake))

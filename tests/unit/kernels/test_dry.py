@@ -42,9 +42,7 @@ QUICK = (
 @pytest.mark.parametrize("name", QUICK)
 def test_an_engine_runs_on_a_card(name: str) -> None:
     program = dry.programs()[name]
-    told = dry.run({name: replace(program, asked={**program.asked, **FEW_GRAPHS})})
-    assert told[name][0] > 1000, told[name][1]
-    assert not {name: wrong for name, (_, wrong) in told.items() if wrong}
+    assert not dry.run({name: replace(program, asked={**program.asked, **FEW_GRAPHS})})
 
 
 def test_scales_of_the_smallest_blocks_begin_anywhere(tmp_path: Path) -> None:

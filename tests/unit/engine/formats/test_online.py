@@ -41,6 +41,19 @@ def test_rows_of_one_tensor_are_quantised_as_those_of_several(
     assert (expected - x @ torch.cat(list(half.values())).T).abs().mean() < 2.0
 
 
+@pytest.mark.parametrize("name", ["fp8", "int4"])
+def test_rows_are_quantised_a_few_at_a_time(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it takes for a while does not grow with the matrix, and no row depends on its piece."""
+    spec = LinearSpec(inputs=INPUTS, outputs=OUTPUTS, bias=False, shard=Shard.OUTPUTS)
+    generator = torch.Generator().manual_seed(5)
+    tensors = {f"{module}.weight": torch.randn(rows, INPUTS, generator=generator) for module, rows in OUTPUTS.items()}
+    x, found = torch.randn(3, INPUTS, generator=generator), []
+    for elements in (1 << 22, 5 * INPUTS):
+        monkeypatch.setattr(f"engine.model.formats.{name}._ELEMENTS_AT_ONCE", elements)
+        found.append(_product(name, spec, tensors, tmp_path / str(elements), 0, x))
+    assert torch.equal(*found)
+
+
 def _product(
     name: str, spec: LinearSpec, tensors: dict[str, torch.Tensor], folder: Path, rank: int, x: torch.Tensor
 ) -> torch.Tensor:
