@@ -122,7 +122,8 @@ class Weights:
         self.unused: set[str] = set()  # a checkpoint may have these tensors; the model does not need them
         self._rank, self._size = rank, size
         self._storing = threading.Lock()
-        self._passing: list[tuple[int, int]] = []  # of each stage: its bytes, and those that storing takes
+        # Of each stage its bytes, and those that storing it takes.
+        self._passing: list[tuple[int, int]] = []
         self._most_elements, self._elements = most_elements, 0
 
     def new(

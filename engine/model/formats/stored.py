@@ -14,7 +14,8 @@ from engine.model.formats.product import ExpertsSpec, Linear, LinearSpec, declar
 from engine.model.parameters import Parameter, Placement, Way, Weights, stacked
 from engine.model.stage import Store
 
-TEMPORARY_BYTES = 10  # of an element, while a module is taken apart: two whole numbers of 32 bits, two of 8
+# Of an element, while a module is taken apart: two whole numbers of 32 bits and two of 8.
+TEMPORARY_BYTES = 10
 
 
 @dataclass(frozen=True, slots=True)

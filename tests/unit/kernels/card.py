@@ -15,7 +15,6 @@ All streams are one: work begins in the order in which it is launched.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -30,6 +29,7 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from tests.unit.kernels.card_memory import PinnedMemory
 from tests.unit.kernels.card_rules import BY_INDEX, MOVES, ON_CARD, WAITS, CardError
 
 CARD = torch.device("cuda:0")
@@ -126,21 +126,6 @@ class Graph:
             self.outside.setdefault(ref.cdata, ref)
 
 
-@dataclass(frozen=True, slots=True)
-class _Copy:
-    """A copy between pinned memory and the card that may not be over."""
-
-    pinned: torch.Tensor
-    numbers: torch.Tensor  # as they were when it began
-    comes_back: bool
-
-    def finish(self) -> None:
-        if self.comes_back:
-            self.pinned.copy_(self.numbers)
-        elif not torch.equal(_bytes(self.pinned), _bytes(self.numbers)):
-            raise CardError("pinned memory was written anew before its copy to the card was over")
-
-
 class Card:
     """`kernels(kernel, grid, variant, arguments, options)` is called for each launch, with the tensors' numbers."""
 
@@ -149,10 +134,7 @@ class Card:
         self.graph: Graph | None = None
         self.num_ops = 0
         self._may_wait = True
-        self._pinned: dict[int, StorageWeakRef] = {}
-        self._copies: list[_Copy] = []
-        self._over = 0  # of all copies there ever were
-        self._lock = threading.Lock()  # a loader's threads copy, too
+        self.pinned = PinnedMemory()
 
     @contextmanager
     def must_not_wait(self) -> Iterator[None]:
@@ -169,25 +151,7 @@ class Card:
             raise CardError(f"{what} waits for the card while a graph is captured")
         if not self._may_wait:
             raise CardError(f"{what} waits for the card")
-        self.finish(self.begun())
-
-    def begun(self) -> int:
-        """How many copies there were."""
-        with self._lock:
-            return self._over + len(self._copies)
-
-    def finish(self, count: int) -> None:
-        """The first `count` copies are over."""
-        with self._lock:
-            more = max(0, count - self._over)
-            done, self._copies = self._copies[:more], self._copies[more:]
-            self._over += more
-            for copy in done:
-                copy.finish()
-
-    def _begin(self, copy: _Copy) -> None:
-        with self._lock:
-            self._copies.append(copy)
+        self.pinned.finish(self.pinned.begun())
 
     def launch(self, kernel: Any, grid: tuple[int, ...], variant: object, *arguments: Any, **options: Any) -> None:
         """Takes the place of `Kernel.launch`."""
@@ -212,7 +176,7 @@ class Card:
         if packet is aten._has_compatible_shallow_copy_type:  # `Module.to` asks
             return False
         if packet in (aten.pin_memory, aten._pin_memory):
-            return self._pin(args[0].clone())
+            return self.pinned.take(args[0].clone())
         if to is not None and packet in MOVES and {to.type, given[0].device.type} == {"cpu", "cuda"}:
             dtype = next((each for each in everything if isinstance(each, torch.dtype)), args[0].dtype)
             return self._moved(args[0], to, dtype, asks_not_to_wait=bool(kwargs.get("non_blocking")))
@@ -220,7 +184,7 @@ class Card:
         is_on_card = bool(here) if to is None else to.type == "cuda"
         if not is_on_card:
             found = op(*self.held(args), **self.held(kwargs))
-            return self._pin(found) if pinned else found
+            return self.pinned.take(found) if pinned else found
         self._check(op, given, args)
         args, kwargs = tree_map_only(torch.device, lambda _: torch.device("cpu"), self.held((args, kwargs)))
         return self._results(op, args, kwargs, here)
@@ -287,18 +251,17 @@ class Card:
         host = numbers[ends.index(False)]
         if self.graph is not None:
             raise CardError("a copy between host and card is captured")
-        if asks_not_to_wait and ends == (False, True) and not self.is_pinned(host):
+        if asks_not_to_wait and ends == (False, True) and not self.pinned.has(host):
             raise CardError("a copy into memory that isn't pinned, without waiting")
-        if not (asks_not_to_wait and self.is_pinned(host)):
+        if not (asks_not_to_wait and self.pinned.has(host)):
             self.wait("a copy of memory that isn't pinned" if asks_not_to_wait else "a copy")
             numbers[0].copy_(numbers[1])
         elif ends == (True, False):
             into_card = numbers[0]
             into_card.copy_(host)
-            self._begin(_Copy(host, host.clone(), comes_back=False))
+            self.pinned.begin(host, host, comes_back=False)
         else:
-            self._begin(_Copy(host, numbers[1].clone(), comes_back=True))
-            _bytes(host).fill_(0xFF)  # nobody may read it yet
+            self.pinned.begin(host, numbers[1], comes_back=True)
         return into
 
     def _moved(
@@ -311,15 +274,6 @@ class Card:
         if self.graph is not None:
             self.graph.saw(there.held, is_new=True)
         return self.copy(there, source, asks_not_to_wait).to(dtype)
-
-    def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
-        ref = StorageWeakRef(tensor.untyped_storage())
-        self._pinned[ref.cdata] = ref
-        return tensor
-
-    def is_pinned(self, tensor: torch.Tensor) -> bool:
-        ref = self._pinned.get(tensor.untyped_storage()._cdata)
-        return ref is not None and not ref.expired()
 
 
 class _Mode(TorchDispatchMode):
@@ -338,12 +292,12 @@ class _Event:
         self._card, self._begun = card, 0
 
     def record(self, stream: object = None) -> None:
-        self._begun = self._card.begun()
+        self._begun = self._card.pinned.begun()
 
     def synchronize(self) -> None:
         if self._card.graph is not None:
             raise CardError("an event is waited for while a graph is captured")
-        self._card.finish(self._begun)
+        self._card.pinned.finish(self._begun)
 
     def elapsed_time(self, other: object) -> float:
         return 1.0
@@ -373,10 +327,6 @@ class _Generator(torch.Generator):
         return super().__new__(cls)
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)
-
-
 @contextmanager
 def made_up(kernels: Callable[..., None], *, capability: tuple[int, int] = HOPPER) -> Iterator[Card]:
     """Within, torch has a card; threads of pools that begin within have it as well."""
@@ -396,7 +346,7 @@ def made_up(kernels: Callable[..., None], *, capability: tuple[int, int] = HOPPE
     def a_tensor(data: Any, *, pin_memory: bool = False, device: Any = None, **named: Any) -> torch.Tensor:
         made = tensor(data, **named)
         if pin_memory:
-            return card._pin(made)
+            return card.pinned.take(made)
         return made if device is None else made.to(device)
 
     @contextmanager
