@@ -78,6 +78,7 @@ class AttentionSpec:
     value_features: int = 0  # fewer than a key's, with zeros behind them; 0: as many
     value_scale: float = 1.0  # multiplies values
     output_gate: bool = False  # behind each query head's rows are those of its output's gate
+    gate: str = ""  # module with a gate for each number of the output; "": none
     lends: str = ""  # later layers attend to its keys and values by this name
     borrows: str = ""  # it has none, and attends to those that were lent so
     fused: str = ""  # the module that holds queries', keys' and values' rows; "": one each
@@ -239,9 +240,6 @@ class BranchSpec:
     shares: bool = False  # it reads what the half before has read
     scalar: str = ""  # tensor [1] that the whole stream is multiplied by, after it
     scale: float = 1.0  # or a number
-
-    def with_scalar(self, name: str) -> BranchSpec:
-        return replace(self, scalar=name)
 
 
 BEFORE_MIXER = BranchSpec(before="input_layernorm")

@@ -37,6 +37,9 @@ class GroupedQueryAttention:
         outputs = {"self_attn.q_proj": spec.q_size * (1 + spec.output_gate)}
         if not spec.borrows:
             outputs |= {"self_attn.k_proj": spec.kv_size, VALUES: spec.num_kv_heads * spec.value_size}
+        self._gate_rows = spec.num_heads * spec.value_size if spec.gate else 0
+        if spec.gate:
+            outputs[spec.gate] = self._gate_rows
         self._qkv = around.linear(
             LinearSpec(
                 inputs=hidden,
@@ -78,7 +81,7 @@ class GroupedQueryAttention:
         lent = stream.lent[self._borrows] if self._borrows else None
         kv, codes = opened(kept, self._factors if lent is None else lent.factors, self._dtype)
         plan = batch.attention[self._heads]
-        q, product = self._project(stream, batch, plan, kv, codes)
+        q, product, gate = self._project(stream, batch, plan, kv, codes)
         qkv = None
         if needs_qkv(plan, kv, codes):
             qkv = product if lent is None else lent.product
@@ -92,34 +95,43 @@ class GroupedQueryAttention:
                 return
             q, qkv, plan = q.index_select(0, rows), None, batch.final
             product = product.index_select(0, rows) if self._is_gated else product
+            gate = None if gate is None else gate.index_select(0, rows)
             stream.only(rows)
         x = paged_attention(q, kv, plan, self._scores, qkv=qkv, codes=codes, once=batch.once)
         if self._is_gated:
             x = gated_heads(x, product)
-        self._branch.add(stream, self._output, x[..., : self._value_size].flatten(-2))
+        x = x[..., : self._value_size].flatten(-2)
+        self._branch.add(stream, self._output, x if gate is None else x * gate.sigmoid())
 
     def _project(
         self, stream: Stream, batch: ForwardBatch, plan: AttentionPlan, kv: torch.Tensor, codes: Codes | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Turn what is read of the stream into rotated queries [T, Hq, D]; keys and values go into the pool.
 
-        Also returns the product, with the keys and values that the pool holds if attention reads them there.
+        Also returns the product, with the keys and values that the pool holds if attention reads them there, and the gates.
         """
-        can_be_parts = plan.prefill is None and self._of_product is None and not self._is_gated and not self._clip
-        qkv = self._branch.product(stream, self._qkv, parts=can_be_parts)
+        is_cut = self._of_product is not None or self._is_gated or self._clip or self._gate_rows
+        qkv = self._branch.product(stream, self._qkv, parts=plan.prefill is None and not is_cut)
+        gate = None
+        if self._gate_rows:
+            qkv, gate = qkv[:, : -self._gate_rows].contiguous(), qkv[:, -self._gate_rows :]
         if self._clip:
             qkv = qkv.clamp(-self._clip, self._clip)
         if self._of_product is not None:
             qkv = self._of_product(qkv)
         if self._borrows:  # nothing is written
             nothing = kv[:, :, :, :0].to(self._dtype)
-            return rope_and_write_kv(qkv, batch.positions, self._cos_sin, batch.slots, nothing, self._turning), qkv
+            return (
+                rope_and_write_kv(qkv, batch.positions, self._cos_sin, batch.slots, nothing, self._turning),
+                qkv,
+                gate,
+            )
         stays = needs_qkv(plan, kv, codes)
         q = rope_and_write_kv(
             qkv, batch.positions, self._cos_sin, batch.slots, kv, self._turning,
             codes=codes, in_place=stays, is_spare=not stays, once=batch.once,
         )  # fmt: skip
-        return q, qkv
+        return q, qkv, gate
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from engine.model.families.fields import Fields
 from engine.model.spec import ModelSpec
 
 FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
+    "AfmoeForCausalLM": like_deepseek.read_trinity,
     "Cohere2MoeForCausalLM": cohere.read,
     "DeepseekV2ForCausalLM": deepseek.read_v2,
     "DeepseekV3ForCausalLM": deepseek.read_v3,

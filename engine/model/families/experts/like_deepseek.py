@@ -1,15 +1,19 @@
-"""DeepSeek-V3's experts behind attention of other families: dots.llm1 and K-EXAONE."""
+"""DeepSeek-V3's experts behind other attention: dots.llm1, K-EXAONE and Trinity."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from engine.kernels.experts.rule import RoutingRule, Score
+from engine.model.experts import ExpertTensors
 from engine.model.families.dense import exaone4
 from engine.model.families.experts.fields import (
     CORRECTED,
     DENSE,
+    GATE_UP_DOWN,
     SPARSE,
     behind_dense,
+    checked,
     layers_by_kind,
     shared_experts,
     sigmoid_rule,
@@ -20,15 +24,19 @@ from engine.model.families.fields import (
     SLIDING,
     Fields,
     attention,
+    count,
+    every,
     flag,
     gated_mlp,
     layer_types,
     model,
     number,
+    real,
+    rope,
     sliding_window,
 )
 from engine.model.names import StoredNames
-from engine.model.spec import LayerSpec, ModelSpec, QkNorm
+from engine.model.spec import BranchSpec, LayerSpec, ModelSpec, QkNorm
 
 DOTS_1 = {
     "vocab_size": 152064,
@@ -52,6 +60,27 @@ K_EXAONE = exaone4.DEFAULTS | {
 }
 ALSO_BESIDE = replace(CORRECTED, correction=(*CORRECTED.correction, "mlp.e_score_correction_bias"))
 PREDICTIONS = StoredNames(ignored=("mtp.",))
+
+AFMOE = {
+    "vocab_size": 200192,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "head_dim": 128,
+    "max_position_embeddings": 16384,
+    "rms_norm_eps": 1e-5,
+    "moe_intermediate_size": 1408,
+    "num_dense_layers": 1,
+    "num_experts_per_tok": 6,
+    "num_shared_experts": 2,
+    "global_attn_every_n_layers": 4,
+    "sliding_window": 1024,
+}
+AROUND_MIXER = BranchSpec(before="input_layernorm", after="post_attention_layernorm")
+AROUND_MLP = BranchSpec(before="pre_mlp_layernorm", after="post_mlp_layernorm")
+TENSORS = ExpertTensors(router=("mlp.router.gate",), each=GATE_UP_DOWN, correction=("mlp.expert_bias",))
+ONE_GROUP = ("n_group", "topk_group", "num_expert_groups", "num_limited_groups")
 
 
 def read_dots(fields: Fields) -> ModelSpec:
@@ -87,3 +116,43 @@ def read_exaone(fields: Fields) -> ModelSpec:
         LayerSpec(mixer=mixer, mlp=sparse if there else dense) for mixer, there in zip(mixers, has_experts, strict=True)
     ]
     return model(fields, layers, stored=PREDICTIONS)
+
+
+def read_trinity(fields: Fields) -> ModelSpec:
+    """Trinity (Arcee): gated attention, with a rotation where it has a window; norms around both halves."""
+    if "num_local_experts" not in fields:
+        fields = fields.over({"num_experts": 64})
+    fields = fields.over(AFMOE)
+    fields.only("attention_bias", False)
+    fields.only("score_func", "sigmoid")
+    fields.only("route_norm", True)
+    for name in ONE_GROUP:
+        fields.only(name, 1)
+    fields.ignore("load_balance_coeff", "use_grouped_mm")
+    rule = RoutingRule(
+        chosen=number(fields, "num_experts_per_tok"),
+        score=Score.SIGMOID,
+        renormalised=True,
+        scale=real(fields, "route_scale", 1.0),
+    )
+    shared = shared_experts(fields, "num_shared_experts")
+    dense, sparse = gated_mlp(fields), sparse_mlp(fields, checked(fields, rule), tensors=TENSORS, shared=shared)
+    window, rotation, num_dense = sliding_window(fields), rope(fields), count(fields, "num_dense_layers")
+    kinds = layer_types(fields, every(fields, number(fields, "global_attn_every_n_layers")))
+    layers = [
+        LayerSpec(
+            mixer=attention(
+                fields,
+                rope=rotation if kind == SLIDING else None,
+                window=window if kind == SLIDING else 0,
+                qk_norm=QkNorm(),
+                gate="self_attn.gate_proj",
+            ),
+            mlp=sparse if index >= num_dense else dense,
+            around_mixer=AROUND_MIXER,
+            around_mlp=AROUND_MLP,
+        )
+        for index, kind in enumerate(kinds)
+    ]
+    scale = number(fields, "hidden_size") ** 0.5 if flag(fields, "mup_enabled") else 1.0
+    return model(fields, layers, embedding_multiplier=scale)

@@ -356,4 +356,16 @@ CASES: tuple[Case, ...] = (
         },
         max_model_len=256,
     ),
+    Case(
+        name="afmoe",
+        config="AfmoeConfig",
+        fields={
+            **EXPERTS,
+            "head_dim": 16,
+            "sliding_window": 20,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "mup_enabled": True,
+            "route_scale": 1.5,
+        },
+    ),
 )

@@ -66,6 +66,7 @@ This page is written by `python -m tests.unit.engine.families.table > docs/model
 """
 NAMES = {
     "backwards": "rotation backwards",
+    "gate": "gate beside attention's product",
     "clip": "queries, keys, values cut off",
     "embedding_norm": "norm of embeddings",
     "qkv_bias": "biases of queries, keys, values",

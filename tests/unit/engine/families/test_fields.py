@@ -57,6 +57,7 @@ OF_FAMILIES = {
     # Another field has the rotation; a softmax of the chosen adds up to 1.
     "cohere2_moe": {"rope_theta", "rope_scaling", "norm_topk_prob"},
     "cohere2_moe-sigmoid": {"rope_theta", "rope_scaling", "layer_norm_eps"},
+    "afmoe": {"global_attn_every_n_layers"},
     "phimoe": {"input_jitter_noise"},  # of training
     "phimoe-short": {"input_jitter_noise"},
     "qwen3_vl_moe": {*OF_VISION, "mlp_only_layers"},

@@ -104,7 +104,7 @@ def _read(fields: Fields, defaults: Mapping[str, Any]) -> ModelSpec:
             ),
             mlp=_mlp(fields, borrows=index >= first),
             around_mixer=AROUND_MIXER,
-            around_mlp=AROUND_MLP if inputs else AROUND_MLP.with_scalar(SCALAR),
+            around_mlp=AROUND_MLP if inputs else replace(AROUND_MLP, scalar=SCALAR),
             around_input=AROUND_INPUT if inputs else None,
         )
         for index, kind in enumerate(kinds)
