@@ -109,6 +109,7 @@ def _match(folder: Path, weights: Weights) -> list[_Run]:
             found.add(name)
             weights.decoded[stored.dtype] += is_decoded(stored, destinations[0].tensor.dtype)
             placed += [(stored, destination) for destination in destinations]
+    runs = [run for stored, destination in _by_shape(placed) for run in _runs(stored, destination)]
     if unexpected:
         raise CheckpointError(f"{folder}: unexpected weights {some(unexpected)}: config.json describes another model")
     if missing := _missing(weights, found):
@@ -118,7 +119,7 @@ def _match(folder: Path, weights: Weights) -> list[_Run]:
         doubled += [name for names in used[1:] for name in sorted(names)]
     if doubled:
         raise CheckpointError(f"{folder}: weights {some(doubled)} are in several files: remove those of another model")
-    return [run for stored, destination in _by_shape(placed) for run in _runs(stored, destination)]
+    return runs
 
 
 def _by_shape(placed: Sequence[tuple[StoredTensor, Destination]]) -> Iterator[tuple[StoredTensor, Destination]]:
