@@ -8,8 +8,10 @@ The next pass is planned while the device computes one. A sequence therefore has
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import numpy as np
 
@@ -19,6 +21,8 @@ from engine.arrays import Longs
 
 # Of a chunk that scores its prompt: each token needs logits, which are as wide as the vocabulary.
 MAX_SCORED_TOKENS = 64
+
+_BEGIN = attrgetter("begin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ class Sequence:
     num_cached: int = 0  # leading tokens whose KV came from the prefix cache
     digests: list[bytes] = field(default_factory=list)  # leading full blocks published so far
     known_digests: list[bytes] = field(default_factory=list)  # leading full blocks, hashed at admission
-    states: tuple[State, ...] = ()  # from the one that the oldest pass reads to an open one
+    states: tuple[State, ...] = ()  # by position, from what the oldest pass reads to an open one
     checkpoints: tuple[int, ...] = ()  # where a prompt wants some, in tokens
     suspect_until: int = 0  # generated tokens that clear a suspect; see `worker.device.trials`
     prompt_logprobs: PromptLogprobs | None = None  # as far as they are known
@@ -175,7 +179,11 @@ class Chunk:
 
     def state_behind(self, position: int) -> State | None:
         """Where the state behind the token at this position is; None before the first one, or where it is nowhere."""
-        return next((state for state in self.states if state.covers(position)), None)
+        # By bisection: a prompt's chunk asks for every block of tokens, and has a state for each checkpoint.
+        if not (number := bisect_right(self.states, position, key=_BEGIN)):
+            return None
+        state = self.states[number - 1]
+        return state if state.covers(position) else None
 
     def known_tokens(self, newest: Mapping[Sequence, int]) -> list[int]:
         """Return the sequence's tokens up to the chunk's end; `newest` has the last one if the sequence lacks it."""
