@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 from engine.kernels.quantised.groups import GROUPS
 from engine.model.families.known import Fields
-from engine.model.families.quantised.fields import modules, names
+from engine.model.families.quantised.fields import is_expression, modules, names
 from engine.model.formats.dense import DENSE
 from engine.model.formats.packed import Awq, Gptq
 from engine.model.formats.product import Format
@@ -31,7 +31,7 @@ _PACKINGS = ("auto_round:auto_gptq", "auto_round:gptq", "auto_round:auto_awq", "
 def read(fields: Fields) -> Quantization:
     """The head is quantised only where a field of its own says so."""
     fields.ignore(*HOW_FOUND)
-    groups = list(_overridden(fields))
+    groups = _overridden(fields)
     ignored = ["lm_head"] if not any(chosen.has("lm_head") for chosen, _ in groups) else []
     ignored += names(fields, "modules_to_not_convert")
     blocks = _blocks(fields)
@@ -69,20 +69,29 @@ def _format(fields: Fields) -> Format:
     return Gptq(stored_bits=int(fields.get("bits") or 4), group=group, less_one=less_one, has_order=False)
 
 
-def _overridden(fields: Fields) -> Iterator[tuple[Modules, Format]]:
-    """Modules with some fields of their own, by names or expressions for beginnings of names; 16 bits leave them plain."""
+def _overridden(fields: Fields) -> list[tuple[Modules, Format]]:
+    """Modules with some fields of their own, by names or expressions for beginnings of names; 16 bits leave them plain.
+
+    Names go before expressions. Those of one format are one group: a checkpoint may name each expert of each layer.
+    """
     extra = fields.get("extra_config") or {}
     if not isinstance(extra, Mapping):
         raise UnsupportedModelError(f"config.json: extra_config must be an object, not {extra!r:.40}")
+    named, expressions = dict[Format, list[str]](), list[tuple[Modules, Format]]()
     for name, own in extra.items():
         if not isinstance(own, Mapping):
             raise UnsupportedModelError(f"config.json: extra_config.{name!r:.40} must be an object, not {own!r:.40}")
-        chosen = modules([f"re:{name}" if re.search(r"[\\*^$+?()\[\]|]", name) else name])
-        if int(own.get("bits") or 0) >= _PLAIN_BITS:
-            yield chosen, DENSE
-            continue
-        if unknown := sorted(own.keys() - set(_OF_FORMAT) - set(HOW_FOUND)):
-            raise UnsupportedModelError(
-                f"config.json: extra_config.{name!r:.40} has {unknown[0]}, which is not supported"
-            )
-        yield chosen, _format(Fields({field: fields.get(field) for field in _OF_FORMAT} | dict(own)))
+        format = _own_format(fields, name, own)
+        if is_expression(name):
+            expressions.append((modules([f"re:{name}"]), format))
+        else:
+            named.setdefault(format, []).append(name)
+    return [(modules(each), format) for format, each in named.items()] + expressions
+
+
+def _own_format(fields: Fields, name: str, own: Mapping[str, Any]) -> Format:
+    if int(own.get("bits") or 0) >= _PLAIN_BITS:
+        return DENSE
+    if unknown := sorted(own.keys() - set(_OF_FORMAT) - set(HOW_FOUND)):
+        raise UnsupportedModelError(f"config.json: extra_config.{name!r:.40} has {unknown[0]}, which is not supported")
+    return _format(Fields({field: fields.get(field) for field in _OF_FORMAT} | dict(own)))

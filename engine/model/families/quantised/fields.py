@@ -13,6 +13,7 @@ from engine.model.spec import UnsupportedModelError
 
 # Whoever wrote a config.json must not decide for how long a worker reads it.
 _MAX_LETTERS = 1 << 15
+_OF_EXPRESSIONS = re.compile(r"\Are:|[\\*^$+?()\[\]|]")
 
 
 def names(fields: Fields, *fields_of_names: str) -> list[str]:
@@ -28,21 +29,27 @@ def names(fields: Fields, *fields_of_names: str) -> list[str]:
 
 def check_letters(config: Mapping[str, Any]) -> None:
     """Raise UnsupportedModelError for too many expressions in all lists and groups together, before any is read."""
-    dynamic = config.get("dynamic")
+    dynamic, extra = config.get("dynamic"), config.get("extra_config")
     letters, waiting = sum(map(len, dynamic)) if isinstance(dynamic, Mapping) else 0, [config]
+    letters += sum(len(name) for name in extra if is_expression(name)) if isinstance(extra, Mapping) else 0
     while waiting:
         value: Any = waiting.pop()
         if isinstance(value, Mapping):
             waiting += value.values()
         elif isinstance(value, list):
             waiting += value
-        elif isinstance(value, str) and (value.startswith("re:") or "*" in value):
+        elif isinstance(value, str) and ("re:" in value or "*" in value):
             letters += len(value)
     if letters > _MAX_LETTERS:
         raise UnsupportedModelError(
             f"config.json: quantization_config has patterns of {letters} letters for modules, at most {_MAX_LETTERS} are"
             " read; name the modules instead"
         )
+
+
+def is_expression(name: str) -> bool:
+    """Whether a name that nothing marks as an expression has letters that only these have."""
+    return _OF_EXPRESSIONS.search(name) is not None
 
 
 def modules(entries: Iterable[str]) -> Modules:

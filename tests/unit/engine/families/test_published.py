@@ -100,6 +100,11 @@ def auto_round(**changes: Any) -> dict[str, Any]:
             Gptq(stored_bits=8, group=32, less_one=True, has_order=False),
         ),
         (
+            {"extra_config": {".*up_proj": {"bits": 16}, "model.layers.2.mlp.up_proj": {"bits": 8}}},
+            "model.layers.2.mlp.up_proj",
+            Gptq(stored_bits=8, group=128, less_one=True, has_order=False),
+        ),
+        (
             {"packing_format": "auto_round:auto_awq", "sym": False},
             "model.layers.2.mlp.up_proj",
             Awq(group=128, has_zeros=True),
@@ -131,6 +136,12 @@ def test_auto_round_says_what_it_packed(changes: dict[str, Any], module: str, fo
     assert model_spec(auto_round(**changes)).format_of(module) == format
 
 
+def test_modules_that_are_named_one_by_one_are_few_groups() -> None:
+    """Else each module is looked for in as many groups: a mixture names each expert of each layer."""
+    extra = {f"model.layers.{layer}.mlp.up_proj": {"bits": 16 if layer % 2 else 8} for layer in range(1000)}
+    assert len(model_spec(auto_round(extra_config=extra)).quantization.groups) == 3
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -141,6 +152,8 @@ def test_auto_round_says_what_it_packed(changes: dict[str, Any], module: str, fo
         ({"bits": 5}, "bits = 5"),
         ({"extra_config": ["a"]}, "extra_config must be an object"),
         ({"extra_config": {"up_proj": {"rank": 8}}}, "extra_config.'up_proj' has rank"),
+        ({"extra_config": {f".*{number}": {"bits": 16} for number in range(9999)}}, "patterns of .* at most 32768"),
+        ({"block_name_to_quantize": "a," + "re:a+," * 9999}, "patterns of .* at most 32768"),
         ({"extra_config": {"up_proj": 4}}, "extra_config.'up_proj' must be an object"),
         ({"block_name_to_quantize": 7}, "must be a list of names"),
         ({"new_rounding": True}, "new_rounding = True"),
