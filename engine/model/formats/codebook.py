@@ -94,7 +94,12 @@ class OfCodebook:
         if size := self.format.scales_block:
             of_scales = tensors["weight.nested_absmax"].repeat_interleave(size)[: len(scales)]
             scales = tensors["weight.nested_quant_map"][scales.int()] * of_scales + self.module.mean
-        pairs = tensors["weight"].view(-1)
-        codes = torch.stack((pairs >> 4, pairs & 15), dim=-1).view(-1)[: rows * inputs]
-        wide = scales.repeat_interleave(self.format.block)[: rows * inputs]
-        return (tensors["weight.quant_map"][codes.int()] * wide).view(rows, inputs)
+        # By whole bytes: a module's numbers of 32 bits are there once, beside half as many indices.
+        book = tensors["weight.quant_map"]
+        pairs = torch.stack((book.repeat_interleave(16), book.repeat(16)), dim=1)
+        numbers = pairs.index_select(0, tensors["weight"].view(-1).int()).view(-1)[: rows * inputs]
+        whole, size = len(numbers) // self.format.block, self.format.block
+        numbers[: whole * size].view(whole, size).mul_(scales[:whole, None])
+        # The last block may be smaller.
+        numbers[whole * size :].mul_(scales[whole:])
+        return numbers.view(rows, inputs)

@@ -76,7 +76,7 @@ def _module(stored: StoredTensor, name: str) -> tuple[int, int, Module4]:
         if not math.isfinite(mean):
             raise ValueError(f"nested_offset = {mean}")
         return int(said["blocksize"]), int(said.get("nested_blocksize", 0)), Module4(name, (shape[0], shape[1]), mean)
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
         raise UnsupportedModelError(f"{stored.name} can't be read: {error}") from error
 
 

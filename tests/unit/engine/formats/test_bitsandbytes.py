@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.model.families import read_model_spec
 from engine.model.families.quantised.bitsandbytes import in_files
-from engine.model.formats.codebook import Codebook4, OfCodebook
+from engine.model.formats.codebook import Codebook4, Module4, OfCodebook
 from engine.model.formats.packed import RowsOfBytes
 from engine.model.formats.product import Format
 from engine.model.spec import UnsupportedModelError
@@ -89,6 +89,20 @@ def test_what_bitsandbytes_wrote_stands_for_the_numbers_that_it_said(module: str
     assert hashlib.sha256(matrix.numpy().tobytes()).hexdigest() == DIGESTS[module]
 
 
+def test_the_last_block_may_be_smaller() -> None:
+    format = Codebook4(kind="nf4", block=16, scales_block=0, modules={})
+    parts = {
+        "weight": torch.tensor([0x1F] * 10, dtype=torch.uint8),
+        "weight.quant_map": torch.arange(16.0),
+        "weight.absmax": torch.tensor([1.0, 2.0]),
+    }
+    stored = OfCodebook(format, Module4("m", (1, 19)))
+    assert {kind: tuple(part.shape) for kind, part in parts.items()} == {
+        kind: part.shape for kind, part in stored.tensors(1, 19).items()
+    }
+    assert stored.plain(parts).tolist() == [[1, 15] * 8 + [2, 30, 2]]
+
+
 def test_modules_of_a_stack_keep_what_is_said_of_each(tiny_model: Tiny, tmp_path: Path) -> None:
     form = FORMS["nf4"]
     folder = written(tiny_model("llama"), tmp_path / "quantised", form.store, form.config, keeps=HEAD)
@@ -112,6 +126,7 @@ def test_modules_of_a_stack_keep_what_is_said_of_each(tiny_model: Tiny, tmp_path
         ({"nested_dtype": "float16"}, "nested_dtype"),
         ({"nested_offset": "much"}, "much"),
         ({"nested_offset": float("inf")}, "nested_offset = inf"),
+        ({"nested_offset": 10**400}, "too large"),
         ({"more": "x" * 5000}, "at most 4096 bytes"),
     ],
 )
