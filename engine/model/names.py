@@ -29,6 +29,11 @@ class StoredNames:
         more = (before + part for before in self.theirs("model.") for part in parts)
         return replace(self, ignored=(*self.ignored, *more))
 
+    def within(self, whole: StoredNames) -> StoredNames:
+        """The names of a checkpoint in which what we call so is named as `whole` says, and that holds more."""
+        hidden = (theirs for each in self.ignored for theirs in whole.theirs(each))
+        return StoredNames(renamed={**whole.renamed, **self.renamed}, ignored=(*whole.ignored, *hidden))
+
     def theirs(self, name: str) -> list[str]:
         """All names that a checkpoint may have for what we call so, ours first."""
         renamed = [theirs + name[len(ours) :] for theirs, ours in self.renamed.items() if name.startswith(ours)]

@@ -302,8 +302,8 @@ class ModelSpec:
     quantization: Quantization = UNQUANTISED
 
     def with_names(self, stored: StoredNames) -> ModelSpec:
-        """Return the same model in a checkpoint with other names."""
-        return replace(self, stored=stored)
+        """Return the same model in a checkpoint with other names. What is ignored stays so, under these."""
+        return replace(self, stored=self.stored.within(stored))
 
     def within(self, longest: int) -> ModelSpec:
         """Return the same model for sequences of at most `longest` tokens, without chunks that none outgrows."""

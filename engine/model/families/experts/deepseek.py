@@ -53,6 +53,7 @@ V3 = COMMON | {
     "norm_topk_prob": True,
     "routed_scaling_factor": 2.5,
     "rope_interleave": True,
+    "num_nextn_predict_layers": 1,
 }
 GLM_4_7_FLASH = V3 | {
     "vocab_size": 154880,

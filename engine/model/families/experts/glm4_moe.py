@@ -27,12 +27,14 @@ GLM_4_5 = {
     "first_k_dense_replace": 1,
     "norm_topk_prob": True,
     "partial_rotary_factor": 0.5,
+    "num_nextn_predict_layers": 1,
 }
 
 
 SOLAR_OPEN = {
     "vocab_size": 196608,
     "hidden_size": 4096,
+    "intermediate_size": 10240,
     "num_hidden_layers": 48,
     "num_attention_heads": 64,
     "num_key_value_heads": 8,
@@ -71,12 +73,12 @@ def text_model(fields: Fields, others: tuple[str, ...] = ()) -> ModelSpec:
 
 def read_solar(fields: Fields) -> ModelSpec:
     """Solar Open: GLM-4.5's experts in every layer, Llama's attention."""
+    # No layer is dense: `intermediate_size` changes nothing, and transformers writes none.
     if "num_local_experts" not in fields:
         fields = fields.over({"n_routed_experts": 128})
     fields = fields.over(SOLAR_OPEN)
     fields.only("first_k_dense_replace", 0)
     fields.only("use_qk_norm", False)
-    fields.ignore("intermediate_size")
     sparse = sparse_mlp(fields, sigmoid_rule(fields), tensors=CORRECTED, shared=shared_experts(fields))
     mixer = attention(fields, rope=rope(fields, theta=1_000_000.0), qkv_bias=flag(fields, "attention_bias"))
     layer = LayerSpec(mixer=mixer, mlp=sparse)

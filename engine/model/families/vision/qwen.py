@@ -34,7 +34,6 @@ QWEN_3_VL_MOE = {
     "max_position_embeddings": 128000,
     "moe_intermediate_size": 1408,
     "num_experts_per_tok": 4,
-    "tie_word_embeddings": True,
 }
 QWEN_3_VL = {
     "vocab_size": 151936,

@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.weights.checkpoint import CheckpointError
-from tests.unit.engine.families import dense, experts, hybrids
+from tests.unit.engine.families import dense, experts, hybrids, vision
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.formats.loading import loaded
 
-CASES = {case.name: case for case in (*dense.CASES, *experts.CASES, *hybrids.CASES)}
+CASES = {case.name: case for case in (*dense.CASES, *experts.CASES, *hybrids.CASES, *vision.CASES)}
 
 
 def with_fields(case: Case, **fields: object) -> Case:
@@ -27,6 +27,18 @@ LEFT = {
     "the same beside vision": (
         replace(CASES["gemma4-small"], text_in="Gemma4Config", outer=CASES["gemma4-vision"].outer),
         [f"model.language_model.layers.5.self_attn.{key}" for key in KEYS],
+    ),
+    "keys of Gemma 3n's layers that borrow them": (
+        CASES["gemma3n"],
+        [f"model.layers.6.self_attn.{key}" for key in KEYS],
+    ),
+    "the same beside other parts": (
+        CASES["gemma3n beside vision"],
+        [f"model.language_model.layers.6.self_attn.{key}" for key in KEYS],
+    ),
+    "GLM's layer for further tokens beside vision": (
+        CASES["glm4v_moe"],
+        [f"model.language_model.layers.3.{name}" for name in ("eh_proj.weight", "mlp.gate.weight")],
     ),
     "ERNIE's layers for further tokens": (
         CASES["ernie4_5_moe"],

@@ -25,7 +25,7 @@ from engine.model.families.fields import (
     real,
     sliding_window,
 )
-from engine.model.names import StoredNames
+from engine.model.names import AS_OURS, StoredNames
 from engine.model.spec import BranchSpec, GatedMlpSpec, LayerSpec, ModelSpec, QkNorm, UnsupportedModelError
 
 DEFAULTS = {
@@ -104,6 +104,7 @@ def read(fields: Fields) -> ModelSpec:
         altup=_altup(fields),
         embedding_multiplier=number(fields, "hidden_size") ** 0.5,
         logits_softcap=real(fields, "final_logit_softcapping", 0.0),
+        stored=AS_OURS.without_keys(range(first, len(kinds))),
     )
 
 
@@ -119,7 +120,7 @@ def read_beside_others(fields: Fields) -> ModelSpec:
     placeholders = _placeholders(parts, spec.vocab_size)
     unused = tuple(f"model.{part}." for part in parts if not any(part in each.under for each in placeholders))
     names = replace(NAMES, ignored=(*NAMES.ignored, *unused))
-    return replace(spec, placeholders=placeholders, stored=names)
+    return replace(spec, placeholders=placeholders).with_names(names)
 
 
 def _part(fields: Fields, name: str, defaults: Mapping[str, Any]) -> Fields:

@@ -115,9 +115,9 @@ def _read(fields: Fields, defaults: Mapping[str, Any]) -> ModelSpec:
         layer_inputs=inputs,
         embedding_multiplier=number(fields, "hidden_size") ** 0.5,
         logits_softcap=real(fields, "final_logit_softcapping", 0.0),
+        stored=AS_OURS.without_keys(range(first, len(kinds))),
     )
-    names = NAMES if has_other_parts else AS_OURS
-    return spec.with_names(names.without_keys(range(first, len(kinds))))
+    return spec.with_names(NAMES) if has_other_parts else spec
 
 
 def lenders_of(fields: Fields, kinds: Sequence[str]) -> tuple[set[int], int]:
