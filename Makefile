@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python -m
 PIP := $(RUN) pip --disable-pip-version-check -q
 # a test that waits for ever ends the run, which names it (tests/conftest.py has the bound of an async one)
 PYTEST := $(RUN) pytest -q -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true --max-worker-restart=0
-.PHONY: up setup test long check tiers unit-long models properties unit integration e2e fuzz-short fuzz audit simulation simulation-short chaos-short chaos redis-7 chart clients hardened clean
+.PHONY: up setup test long check tiers unit-long compiled models properties unit integration e2e fuzz-short fuzz audit simulation simulation-short chaos-short chaos redis-7 chart clients hardened clean
 
 up: setup
 	@exec ./baton up $(ARGS)
@@ -29,6 +29,7 @@ $(VENV)/.testing: $(VENV)/.serving
 test: check tiers fuzz-short simulation-short
 
 # What takes longer than a person waits: more seeds, longer fuzzing. CI's script runs it after `make test`.
+# `make compiled` is apart: a change of kernels needs it.
 long: chaos-short unit-long properties simulation fuzz
 
 check: $(VENV)/.testing
@@ -45,7 +46,11 @@ tiers: $(VENV)/.testing
 	$(PYTEST) -n 3 --dist loadfile -m "not long" tests/unit tests/integration tests/e2e tests/chaos/test_kills.py
 
 unit-long: $(VENV)/.testing
-	$(PYTEST) -n 2 --dist worksteal -m long tests
+	$(PYTEST) -n 2 --dist worksteal -m long tests --ignore=tests/unit/kernels/test_compiled.py
+
+# Every kernel compiled for Hopper, without a card, in 22 parts: the first took 103 s beside other work.
+compiled: $(VENV)/.testing
+	$(PYTEST) -n 2 --dist worksteal -m long tests/unit/kernels/test_compiled.py
 
 # Every family's answers through separate processes against transformers: some seconds each.
 models: $(VENV)/.testing
