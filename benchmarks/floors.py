@@ -24,8 +24,9 @@ from engine.model.spec import (
     MlpSpec,
     ModelSpec,
     PlainMlpSpec,
+    SideBySideSpec,
 )
-from engine.model.states import DeltaSpec, MambaSpec, ShortConvolutionSpec
+from engine.model.states import ChannelDeltaSpec, DeltaSpec, MambaSpec, ShortConvolutionSpec
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -79,7 +80,8 @@ class ModelCost:
         for kept, count in model.kept.items():
             sizes[kept.per_token] += count * kept.planes * kept.heads * kept.dim * ITEM_BYTES[kept.dtype or dtype]
         one_expert = sum(
-            _gated(mlp.size, model.hidden_size, has_gate=mlp.has_gates, bias=mlp.expert_bias) for mlp in sparse
+            _gated(mlp.size, _expert_features(mlp, model.hidden_size), has_gate=mlp.has_gates, bias=mlp.expert_bias)
+            for mlp in sparse
         )
         num_experts = sparse[0].num_experts if sparse else 1
         return cls(
@@ -195,19 +197,25 @@ def _norms(around: BranchSpec) -> int:
 def _mixer_parameters(mixer: MixerSpec, hidden: int) -> int:
     match mixer:
         case AttentionSpec():
-            qkv = mixer.q_size * (2 if mixer.output_gate else 1) + (0 if mixer.borrows else 2 * mixer.kv_size)
-            biases = qkv * mixer.qkv_bias + hidden * mixer.output_bias + mixer.num_heads * mixer.sinks
-            return hidden * (qkv + mixer.q_size) + biases + 2 * mixer.head_dim * (mixer.qk_norm is not None)
+            return _attention_parameters(mixer, hidden)
+        case SideBySideSpec():
+            both = _mixer_parameters(mixer.mamba, hidden) + _attention_parameters(mixer.attention, hidden)
+            return both + hidden * (_norms(mixer.around_mamba) + _norms(mixer.around_attention))
         case LatentAttentionSpec():
             queries, heads = mixer.num_heads * mixer.query_dim, mixer.num_heads * (mixer.plain_dim + mixer.value_dim)
             into = (hidden + queries + 1) * mixer.query_rank if mixer.query_rank else hidden * queries
             latents = hidden * (mixer.rank + mixer.rotated_dim) + mixer.rank * (1 + heads)
-            return into + latents + hidden * mixer.num_heads * mixer.value_dim
+            biases = (mixer.query_rank + mixer.rank + mixer.rotated_dim + hidden) * mixer.bias
+            return into + latents + biases + hidden * mixer.num_heads * mixer.value_dim
         case DeltaSpec():
             channels = 2 * mixer.keys_size + mixer.values_size
             into = channels + mixer.values_size + 2 * mixer.num_value_heads
             small = channels * mixer.taps + 2 * mixer.num_value_heads + mixer.value_dim
             return hidden * (into + mixer.values_size) + small
+        case ChannelDeltaSpec():
+            size, dim, heads = mixer.size, mixer.head_dim, mixer.num_heads
+            small = size * (3 * mixer.taps + 1) + heads + dim
+            return hidden * (4 * size + heads + 2 * dim) + 2 * dim * size + small
         case MambaSpec():
             size = mixer.num_heads * mixer.head_dim
             channels = size + 2 * mixer.groups * mixer.state_size
@@ -218,6 +226,16 @@ def _mixer_parameters(mixer: MixerSpec, hidden: int) -> int:
             return (4 * hidden + mixer.taps) * mixer.size + (4 * mixer.size + hidden) * mixer.has_bias
         case _:
             raise NotImplementedError(f"floors: nobody counted the parameters of {type(mixer).__name__}")
+
+
+def _attention_parameters(mixer: AttentionSpec, hidden: int) -> int:
+    """A gate beside the product has as many rows as the output has features."""
+    values = 0 if mixer.values_are_keys else mixer.value_size
+    kv = 0 if mixer.borrows else mixer.num_kv_heads * (mixer.head_dim + values)
+    qkv, output = mixer.q_size * (1 + mixer.output_gate) + kv, mixer.num_heads * mixer.value_size
+    biases = qkv * mixer.qkv_bias + hidden * mixer.output_bias + mixer.num_heads * mixer.sinks
+    norms = 2 * mixer.head_dim * (mixer.qk_norm is not None)
+    return hidden * (qkv + output * (1 + bool(mixer.gate))) + biases + norms
 
 
 def _attention_flops(mixer: AttentionSpec | LatentAttentionSpec) -> int:
@@ -235,6 +253,8 @@ def _mlp_parameters(mlp: MlpSpec, hidden: int) -> int:
             if own := mlp.shared:
                 shared = _gated(own.size, hidden, has_gate=own.activation != "relu2", bias=own.bias)
                 shared += hidden * own.is_gated
+            if latent := mlp.latent:
+                shared += 2 * hidden * latent.size + (hidden + latent.size) * latent.bias
             return mlp.num_experts * (hidden + mlp.router_bias + bool(mlp.tensors.correction)) + shared
         case DenseBesideExpertsSpec():
             norms = 4 * hidden + mlp.experts.num_experts * bool(mlp.experts.weight_scale)
@@ -249,6 +269,11 @@ def _gated(size: int, hidden: int, *, has_gate: bool, bias: bool) -> int:
     """Of an MLP with a gate, or without one."""
     wide = 1 + has_gate
     return (wide + 1) * hidden * size + (wide * size + hidden) * bias
+
+
+def _expert_features(mlp: SparseMlpSpec, hidden: int) -> int:
+    """Features that an expert reads and gives."""
+    return hidden if mlp.latent is None else mlp.latent.size
 
 
 def _experts(mlp: MlpSpec | None) -> SparseMlpSpec | None:

@@ -14,7 +14,7 @@ from benchmarks.drawn import DRAWN
 from benchmarks.environment import ROOT
 from benchmarks.floors import Ceilings, ModelCost, Work, decode_step, offline, prefill, upload
 from engine.model.families import model_spec
-from tests.unit.engine.families import hybrids
+from tests.unit.engine.families import experts, hybrids
 from tests.unit.engine.families.case import Case
 
 LLAMA_8B: dict[str, Any] = {
@@ -131,8 +131,11 @@ def test_a_step_reads_and_writes_each_sequences_state() -> None:
     assert two.num_bytes - one.num_bytes == 2 * hybrid.state_bytes + 8 * hybrid.kv_bytes
 
 
-@pytest.mark.parametrize("case", hybrids.CASES, ids=lambda case: case.name)
-def test_layers_with_states_are_counted(case: Case) -> None:
+WITH_OWN_VALUES = [case for case in experts.CASES if case.name in ("mimo_v2_flash", "afmoe")]
+
+
+@pytest.mark.parametrize("case", [*hybrids.CASES, *WITH_OWN_VALUES], ids=lambda case: case.name)
+def test_layers_of_other_shapes_are_counted(case: Case) -> None:
     """All but a few norms."""
     import torch
 
