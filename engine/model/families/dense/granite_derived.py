@@ -71,6 +71,8 @@ def mixers_with_windows(fields: Fields) -> list[AttentionSpec]:
     bases = fields.get("layer_rope_theta") or [rotation.theta] * num_layers
     if len(bases) != num_layers:
         raise UnsupportedModelError(f"config.json: layer_rope_theta names {len(bases)} layers of {num_layers}")
+    if wrong := [base for base in bases if isinstance(base, str) or base < 0]:
+        raise UnsupportedModelError(f"config.json: layer_rope_theta has {wrong[0]!r:.40}: 0 or more")
     bias, scale = flag(fields, "attention_bias"), real(fields, "attention_multiplier", 1.0)
     window = sliding_window(fields)
     return [

@@ -36,6 +36,8 @@ def read(fields: Fields) -> ModelSpec:
     fields.ignore("input_jitter_noise", "original_max_position_embeddings")
     fields.only("num_experts_per_tok", 2)
     bias, near = flag(fields, "attention_bias"), 2 * real(fields, "router_jitter_noise", 0.01)
+    if near < 0:
+        raise UnsupportedModelError(f"config.json: router_jitter_noise = {near / 2} is below 0")
     rule = RoutingRule(chosen=2, score=Score.NEAR_OF_CHOSEN, near=near)
     window = sliding_window(fields)
     layer = LayerSpec(

@@ -211,6 +211,19 @@ def test_a_value_that_cannot_be_meant_is_refused(name: str, value: object) -> No
         model_spec({"architectures": ["MistralForCausalLM"], **config, name: value})
 
 
+@pytest.mark.parametrize(
+    ("architecture", "name", "value"),
+    [
+        ("GraniteSWAForCausalLM", "layer_rope_theta", [10_000.0] * 23 + [-1.0]),
+        ("GraniteSWAForCausalLM", "layer_rope_theta", ["10000"] * 24),
+        ("PhimoeForCausalLM", "router_jitter_noise", -0.01),
+    ],
+)
+def test_a_value_that_makes_no_numbers_is_refused(architecture: str, name: str, value: object) -> None:
+    assert isinstance(read({"architectures": [architecture]}), ModelSpec)
+    assert f"config.json: {name}" in str(read({"architectures": [architecture], name: value}))
+
+
 def test_mimo_as_it_was_published_is_read() -> None:
     """Its own names of fields; sizes are the defaults."""
     pattern = [int(layer > 0 and layer % 6 != 5) for layer in range(48)]
