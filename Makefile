@@ -30,7 +30,7 @@ test: check tiers fuzz-short simulation-short
 
 # What takes longer than a person waits: more seeds, longer fuzzing. CI's script runs it after `make test`.
 # `make compiled` is apart: a change of kernels needs it.
-long: chaos-short unit-long properties simulation fuzz
+long: chaos-short unit-long models properties simulation fuzz
 
 check: $(VENV)/.testing
 	$(RUN) ruff check .
@@ -45,8 +45,9 @@ unit integration e2e: $(VENV)/.testing
 tiers: $(VENV)/.testing
 	$(PYTEST) -n 3 --dist loadfile -m "not long" tests/unit tests/integration tests/e2e tests/chaos/test_kills.py
 
+# The rest that is marked long: `compiled` and `models` run their own.
 unit-long: $(VENV)/.testing
-	$(PYTEST) -n 2 --dist worksteal -m long tests --ignore=tests/unit/kernels/test_compiled.py
+	$(PYTEST) -n 2 --dist worksteal -m long tests --ignore=tests/unit/kernels/test_compiled.py --ignore=tests/e2e/test_parity.py
 
 # Every kernel compiled for Hopper, without a card, in 22 parts: the first took 103 s beside other work.
 compiled: $(VENV)/.testing
