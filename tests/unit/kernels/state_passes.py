@@ -14,7 +14,7 @@ NUM_BLOCKS = 40
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 # Of each sequence: tokens before and in the pass; those with one token decode.
 _DECODING = ((5, 1), (16, 1), (0, 1), (31, 1))
-_MIXED = ((9, 1), (32, 1), (0, 3), (7, 2), (15, 2), (3, 90))
+_MIXED = ((9, 1), (32, 1), (0, 3), (7, 2), (15, 2), (32, 2), (3, 90))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
