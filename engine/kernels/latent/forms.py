@@ -21,6 +21,8 @@ ROOM_ON_GPUS = 256 << 20
 ROOM_ON_CPUS = 32 << 20
 COPIED_BYTES = 16  # all bulk copies begin at multiples
 ROWS = 64  # queries of all heads in a program of the absorbed form
+# Plain, rotated and value features of a head that `triton_made` has room for.
+MOST = (256, 64, 256)
 # How the queries are cut whose keys and values are made.
 MADE_TILING = Tiling(SMALL_TILE, LARGE_TILE)
 
@@ -87,7 +89,8 @@ class Forms:
         30,000 cached ones are absorbed, and all prompts without cached tokens are made.
         """
         its = self.shape
-        if any(features * its.itemsize % COPIED_BYTES for features in (its.plain, its.rotated, its.value)):
+        sizes = zip((its.plain, its.rotated, its.value), MOST, strict=True)
+        if any(size > most or size * its.itemsize % COPIED_BYTES for size, most in sizes):
             return False
         pairs = new * context - new * (new - 1) // 2
         heads, out_of_latents, moved = (

@@ -81,6 +81,13 @@ def test_what_bulk_copies_can_not_load_is_not_made() -> None:
         assert not forms_on(GPU, replace(V2_LITE, **{field: 20})).makes(100, 100)
 
 
+def test_heads_that_the_kernel_has_no_room_for_are_not_made() -> None:
+    """No prompt of such a model could be computed on a GPU."""
+    for field, most in (("plain", 256), ("rotated", 64), ("value", 256)):
+        assert forms_on(GPU, replace(V2_LITE, **{field: most})).makes(100, 100)
+        assert not forms_on(GPU, replace(V2_LITE, **{field: most + 8})).makes(100, 100)
+
+
 def test_a_piece_is_whole_blocks_within_the_room() -> None:
     forms = forms_on(GPU, V2_LITE)
     assert forms.positions(16) == 28_720
