@@ -55,11 +55,9 @@ def admit(pool: BlockPool, sequence: Sequence, *, num_tokens: int, spare: int = 
     try:
         fresh = pool.allocate(wanted - len(own), spare=spare)
     except OutOfBlocksError:
+        # From zero it would need as many: what it let go of, others hold, or it needs anew.
         pool.release([*cached, *state])
-        if not state:
-            raise
-        cached, state = [], ()  # others hold the checkpoint
-        fresh = pool.allocate(num_blocks + pool.state_blocks, spare=spare)
+        raise
     own = own or tuple(fresh[: pool.state_blocks])
     sequence.block_table = cached + fresh[len(fresh) + len(cached) - num_blocks :]
     sequence.digests, sequence.known_digests = digests[: len(cached)], digests
