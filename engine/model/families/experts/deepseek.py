@@ -107,7 +107,7 @@ def read_v2(fields: Fields) -> ModelSpec:
 
 
 def read_v3(fields: Fields) -> ModelSpec:
-    """DeepSeek-V3 and R1 (16-bit weights): latent attention; sigmoid routing within groups, corrected; a shared expert."""
+    """DeepSeek-V3 and R1: latent attention; sigmoid routing within groups, corrected; a shared expert."""
     if "num_local_experts" not in fields:
         fields = fields.over({"n_routed_experts": 256})
     fields = fields.over(V3)
