@@ -21,6 +21,7 @@ from engine.kernels.codes import Codes
 from engine.kernels.delta import Channels, Columns, Span, StateBatch, convolve
 from engine.kernels.embedding import embed
 from engine.kernels.experts import Experts, triton_few, triton_few_groups, triton_many, triton_many_codes
+from engine.kernels.experts.mixture import Product
 from engine.kernels.latent import Latents, latent_attention, write_latents
 from engine.kernels.quantised.fp8 import Fp8Matrix
 from engine.kernels.quantised.groups import Groups
@@ -209,9 +210,15 @@ def _check_experts(
             order, tiles = ids, ids
             if tile:
                 order = torch.tensor([1, 3, 0, 2], dtype=torch.int32, device=device)
-                rows = [(at, 0, 1, 0), (at + 1, 1, 1, 0), (at + 2, 2, 2, 0), (-1, 4, 0, 0)]
-                tiles = torch.tensor(rows, dtype=torch.int32, device=device)
-            kernel.write(x if gated else inner, experts, weights, out, order, tiles, tile, gated=gated)
+                cuts = [(at, 0, 1, 0), (at + 1, 1, 1, 0), (at + 2, 2, 2, 0), (-1, 4, 0, 0)]
+                tiles = torch.tensor(cuts, dtype=torch.int32, device=device)
+            rows = x if gated else inner
+            kernel.write(
+                Product(
+                    x=rows, experts=experts, weights=weights, out=out,
+                    order=order, tiles=tiles, tile=tile, first=gated,
+                )
+            )  # fmt: skip
             found.append(out)
         assert bool(found[0].any()), name
         same(found[1], found[0], (name, gated))
