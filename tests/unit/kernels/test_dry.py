@@ -28,7 +28,7 @@ from tests.unit.engine.families.case import Case
 from tests.unit.kernels import dry
 from tests.unit.kernels.card import CARD, Card, CardError, made_up
 
-PARTS = 8
+PARTS = 16
 TIMEOUT_S = 1800
 FEW_GRAPHS = {"max_sequences": 12, "max_batch_tokens": 256}
 QUICK = (
