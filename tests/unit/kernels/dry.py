@@ -247,4 +247,4 @@ if __name__ == "__main__":
     if part := re.fullmatch(r"(\d+)/(\d+)", names[0]):  # every so manieth, from this one on
         names = list(every)[int(part[1]) :: int(part[2])]
     wrong = run({name: every[name] for name in names}, partial(print, end="", flush=True))
-    sys.exit("\n".join(f"{name}: {what}" for name, what in wrong.items()))
+    sys.exit("\n".join(f"{name}: {what}" for name, what in wrong.items()) or 0)
