@@ -46,15 +46,8 @@ class DeltaSpec:
     @property
     def kept(self) -> tuple[Kept, ...]:
         """The state, and the convolution's last inputs."""
-        state = Kept(
-            planes=1,
-            heads=self.num_value_heads,
-            dim=self.key_dim * self.value_dim,
-            dtype="float32",
-            per_token=False,
-        )
         channels = 2 * self.keys_size + self.values_size
-        return (state, Kept(planes=self.taps - 1, heads=1, dim=channels, per_token=False))
+        return (_state(self.num_value_heads, self.key_dim * self.value_dim), _last_inputs(self.taps, channels))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +65,7 @@ class ChannelDeltaSpec:
     @property
     def kept(self) -> tuple[Kept, ...]:
         """The state, and the convolution's last inputs."""
-        state = Kept(planes=1, heads=self.num_heads, dim=self.head_dim**2, dtype="float32", per_token=False)
-        return (state, Kept(planes=self.taps - 1, heads=1, dim=3 * self.size, per_token=False))
+        return (_state(self.num_heads, self.head_dim**2), _last_inputs(self.taps, 3 * self.size))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +90,8 @@ class MambaSpec:
     @property
     def kept(self) -> tuple[Kept, ...]:
         """The state, and the convolution's last inputs."""
-        state = Kept(
-            planes=1, heads=self.num_heads, dim=self.state_size * self.head_dim, dtype="float32", per_token=False
-        )
         channels = self.num_heads * self.head_dim + 2 * self.groups * self.state_size
-        return (state, Kept(planes=self.taps - 1, heads=1, dim=channels, per_token=False))
+        return (_state(self.num_heads, self.state_size * self.head_dim), _last_inputs(self.taps, channels))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,4 +104,14 @@ class ShortConvolutionSpec:
 
     @property
     def kept(self) -> tuple[Kept, ...]:
-        return (Kept(planes=self.taps - 1, heads=1, dim=self.size, per_token=False),)
+        return (_last_inputs(self.taps, self.size),)
+
+
+def _state(heads: int, dim: int) -> Kept:
+    """`dim` numbers for each head. Rounding them to a small dtype would add up over the tokens."""
+    return Kept(planes=1, heads=heads, dim=dim, dtype="float32", per_token=False)
+
+
+def _last_inputs(taps: int, channels: int) -> Kept:
+    """What a convolution has read before a token."""
+    return Kept(planes=taps - 1, heads=1, dim=channels, per_token=False)
