@@ -13,6 +13,7 @@ from engine.model.formats.product import Linear
 from engine.model.layers.norm import Norm, RmsNorm
 from engine.model.spec import BranchSpec
 from engine.model.stream import Stream
+from engine.step.batch import ForwardBatch
 
 
 class Branch:
@@ -84,6 +85,18 @@ class Branch:
         stream.plus(linear, x)
         if self._scalar is not None:
             stream.times(self._scalar)
+
+    def add_wanted(
+        self, stream: Stream, linear: Linear, x: torch.Tensor, batch: ForwardBatch, *, is_last: bool
+    ) -> None:
+        """Add the product of x. Behind the last layer of a pass with prompts only the sampled rows go on."""
+        if is_last and batch.has_prompts:
+            rows = batch.sampled_rows if batch.num_sampled else None
+            stream.only(rows)
+            if rows is None:
+                return
+            x = x.index_select(0, rows)
+        self.add(stream, linear, x)
 
     def add_both(self, stream: Stream, value: torch.Tensor, linear: Linear, x: torch.Tensor) -> None:
         """Add a value [T, E], or its terms [P, T, E], and the product of x."""

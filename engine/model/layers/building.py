@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -56,6 +56,10 @@ class Surroundings:
         norm = declare_norm(self.model, self.weights, self.under + name, size)
         assert isinstance(norm, RmsNorm), "a model with LayerNorm has no other norms"
         return norm
+
+    def in_float32(self, name: str, count: int) -> torch.Tensor:
+        """Declare a tensor [count] of numbers that small dtypes can't tell apart."""
+        return self.weights.new(replace(whole(name, count), format=torch.float32), under=self.under)
 
     def linear(self, spec: LinearSpec) -> Linear:
         """Declare a product in the checkpoint's format."""

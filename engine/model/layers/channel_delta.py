@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from engine.kernels.delta import DeltaHeads, channel_delta_rule, convolve, gated_norm
 from engine.kernels.delta.plan import Columns, KeptState
 from engine.model.formats.product import Linear, LinearSpec
 from engine.model.layers.building import Surroundings
 from engine.model.layers.delta import declare_taps
-from engine.model.parameters import Parameter, Shard, stacked, whole
+from engine.model.parameters import Shard, whole
 from engine.model.states import ChannelDeltaSpec
 from engine.model.stream import Stream
 from engine.step.batch import ForwardBatch
@@ -32,7 +30,9 @@ class ChannelDelta:
         self._output = around.linear(LinearSpec(inputs=size, outputs=output, bias=False, shard=Shard.NONE))
         self._channels = self._heads.channels
         self._taps = declare_taps(self._channels, "self_attn", around)
-        self._decay, self._bias = _in_float32("A_log", heads, around), _in_float32("dt_bias", size, around)
+        self._decay, self._bias = (
+            around.in_float32(f"self_attn.{name}", count) for name, count in (("A_log", heads), ("dt_bias", size))
+        )
         self._norm, self._eps = (
             around.weights.new(whole("self_attn.o_norm.weight", dim), under=around.under),
             around.model.norm_eps,
@@ -51,13 +51,7 @@ class ChannelDelta:
             mixed, x, decays, self._decay, self._bias, states.kept, batch.states[states.number], self._heads
         )
         out = gated_norm(out, gate, self._norm, self._eps, self._heads, has_silu=False)
-        if is_last and batch.has_prompts:
-            rows = batch.sampled_rows if batch.num_sampled else None
-            stream.only(rows)
-            if rows is None:
-                return
-            out = out.index_select(0, rows)
-        self._branch.add(stream, self._output, out)
+        self._branch.add_wanted(stream, self._output, out, batch, is_last=is_last)
 
 
 def channel_heads(spec: ChannelDeltaSpec) -> DeltaHeads:
@@ -74,8 +68,3 @@ def channel_heads(spec: ChannelDeltaSpec) -> DeltaHeads:
 def _widening(name: str, spec: ChannelDeltaSpec, around: Surroundings) -> Linear:
     outputs = {f"self_attn.{name}": spec.size}
     return around.linear(LinearSpec(inputs=spec.head_dim, outputs=outputs, bias=False, shard=Shard.NONE))
-
-
-def _in_float32(name: str, count: int, around: Surroundings) -> torch.Tensor:
-    parts = stacked({f"self_attn.{name}": count})
-    return around.weights.new(Parameter(shape=(count,), parts=parts, format=torch.float32), under=around.under)

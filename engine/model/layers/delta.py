@@ -31,7 +31,9 @@ class GatedDelta:
         self._output = around.linear(LinearSpec(inputs=heads.values_size, outputs=output, bias=False, shard=Shard.NONE))
         self._channels = heads.channels
         self._taps = declare_taps(self._channels, "linear_attn", around)
-        self._decay, self._bias = (_in_float32(name, heads, around) for name in ("A_log", "dt_bias"))
+        self._decay, self._bias = (
+            around.in_float32(f"linear_attn.{name}", heads.num_value_heads) for name in ("A_log", "dt_bias")
+        )
         self._gate_norm = weights.new(whole(f"linear_attn.{norm}.weight", heads.value_dim), under=under)
         self._eps = around.model.norm_eps if spec.norm_eps is None else spec.norm_eps
 
@@ -42,13 +44,7 @@ class GatedDelta:
         mixed = convolve(x, self._taps, None, inputs.kept, batch.states[inputs.number], self._channels)
         out = delta_rule(mixed, x, self._decay, self._bias, states.kept, batch.states[states.number], self._heads)
         out = gated_norm(out, x, self._gate_norm, self._eps, self._heads)
-        if is_last and batch.has_prompts:
-            rows = batch.sampled_rows if batch.num_sampled else None
-            stream.only(rows)
-            if rows is None:
-                return
-            out = out.index_select(0, rows)
-        self._branch.add(stream, self._output, out)
+        self._branch.add_wanted(stream, self._output, out, batch, is_last=is_last)
 
 
 def _outputs(spec: DeltaSpec) -> dict[str, int]:
@@ -90,10 +86,3 @@ def declare_taps(channels: Channels, module: str, around: Surroundings) -> torch
     apart = Parameter(shape=together.shape, parts=stacked(sizes))
     taps = around.weights.new(together, ways=(Way(together), Way(apart)), under=around.under)
     return taps.view(channels.count, channels.taps)
-
-
-def _in_float32(name: str, heads: DeltaHeads, around: Surroundings) -> torch.Tensor:
-    """A number for each value head, which small dtypes can't tell apart."""
-    count = heads.num_value_heads
-    parts = stacked({f"linear_attn.{name}": count})
-    return around.weights.new(Parameter(shape=(count,), parts=parts, format=torch.float32), under=around.under)

@@ -14,7 +14,7 @@ from engine.kernels.delta.plan import KeptState
 from engine.kernels.mamba import MambaHeads, gate, scan
 from engine.model.formats.product import LinearSpec
 from engine.model.layers.building import Surroundings
-from engine.model.parameters import Parameter, Shard, stacked, whole
+from engine.model.parameters import Shard, whole
 from engine.model.states import MambaSpec
 from engine.model.stream import Stream
 from engine.step.batch import ForwardBatch
@@ -37,7 +37,7 @@ class Mamba:
         if spec.taps_bias:
             self._taps_bias = weights.new(whole(f"{of}.conv1d.bias", num), under=around.under)
         self._decay, self._bias, self._skip = (
-            _in_float32(f"{of}.{name}", heads.num_heads, around) for name in ("A_log", "dt_bias", "D")
+            around.in_float32(f"{of}.{name}", heads.num_heads) for name in ("A_log", "dt_bias", "D")
         )
         self._norm: torch.Tensor | None = None
         if spec.norm != "none":
@@ -53,13 +53,7 @@ class Mamba:
     def __call__(self, stream: Stream, batch: ForwardBatch, kept: Sequence[KeptState], *, is_last: bool) -> None:
         """`kept`: the states [num_blocks, 1, 1, H, N P], and the convolution's last inputs [num_blocks, K - 1, 1, 1, C]."""
         out = self._inner(self._branch.read(stream), batch, kept)
-        if is_last and batch.has_prompts:
-            rows = batch.sampled_rows if batch.num_sampled else None
-            stream.only(rows)
-            if rows is None:
-                return
-            out = out.index_select(0, rows)
-        self._branch.add(stream, self._output, out)
+        self._branch.add_wanted(stream, self._output, out, batch, is_last=is_last)
 
     def _inner(self, read: torch.Tensor, batch: ForwardBatch, kept: Sequence[KeptState]) -> torch.Tensor:
         """Return what the output's product is made of [T, D]."""
@@ -86,9 +80,3 @@ def mamba_heads(spec: MambaSpec) -> MambaHeads:
         norm=spec.norm,
         norm_groups=spec.norm_groups,
     )
-
-
-def _in_float32(name: str, count: int, around: Surroundings) -> torch.Tensor:
-    """A number for each head, which small dtypes can't tell apart."""
-    parameter = Parameter(shape=(count,), parts=stacked({name: count}), format=torch.float32)
-    return around.weights.new(parameter, under=around.under)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from statistics import NormalDist
 
 import torch
@@ -12,7 +11,7 @@ from torch.nn.functional import softplus
 from engine.kernels.activation import ACTIVATIONS, act_and_mul, sparse_act_and_mul
 from engine.model.formats.product import LinearSpec
 from engine.model.layers.building import Surroundings
-from engine.model.parameters import Shard, whole
+from engine.model.parameters import Shard
 from engine.model.spec import GatedMlpSpec, PlainMlpSpec
 from engine.model.stream import Stream
 
@@ -80,8 +79,7 @@ class Xielu:
 
     def __init__(self, module: str, around: Surroundings) -> None:
         self._square, self._below, self._slope, self._near_zero = (
-            around.weights.new(replace(whole(f"{module}.{name}", 1), format=torch.float32), under=around.under)
-            for name in ("alpha_p", "alpha_n", "beta", "eps")
+            around.in_float32(f"{module}.{name}", 1) for name in ("alpha_p", "alpha_n", "beta", "eps")
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

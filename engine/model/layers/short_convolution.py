@@ -35,10 +35,4 @@ class ShortConvolution:
         (inputs,) = kept
         x = self._branch.product(stream, self._inputs)
         out = convolve(x, self._taps, self._bias, inputs.kept, batch.states[inputs.number], self._channels)
-        if is_last and batch.has_prompts:
-            rows = batch.sampled_rows if batch.num_sampled else None
-            stream.only(rows)
-            if rows is None:
-                return
-            out = out.index_select(0, rows)
-        self._branch.add(stream, self._output, out)
+        self._branch.add_wanted(stream, self._output, out, batch, is_last=is_last)

@@ -56,8 +56,7 @@ class Mixture:
             correction = _one_of(spec.tensors.correction, "", shape, around, format=torch.float32)
             self._correction = correction.view(-1)
         if spec.weight_scale:
-            scale = replace(whole(spec.weight_scale, spec.num_experts), format=torch.float32)
-            self._weight_scale = around.weights.new(scale, under=around.under)
+            self._weight_scale = around.in_float32(spec.weight_scale, spec.num_experts)
         self._experts = _experts(spec, around)
 
     def __call__(self, x: torch.Tensor, *, routed: torch.Tensor | None = None) -> torch.Tensor:
