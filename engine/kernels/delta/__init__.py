@@ -1,7 +1,7 @@
 """The gated delta rule (Yang, Kautz and Hatamizadeh, 2024): a layer that keeps a state instead of keys and values.
 
-Reading order: `plan` (where states are, and which tokens change them), `convolution`, `rule`, `channel_rule` and `gate` in plain
-torch, and their Triton versions.
+Reading order: `plan` (where states are, and which tokens change them), `convolution`, `walk`, `rule`, `channel_rule` and `gate`
+in plain torch, and their Triton versions.
 """
 
 from engine.kernels.delta.channel_rule import channel_delta_rule

@@ -10,7 +10,8 @@ import torch
 from torch.nn.functional import softplus
 
 from engine.kernels.delta.plan import DeltaHeads, StateBatch
-from engine.kernels.delta.rule import state_before, unit
+from engine.kernels.delta.rule import unit
+from engine.kernels.delta.walk import walk
 from engine.kernels.twin import twin
 
 # Tokens that are computed at once. Each pair has a decay for each channel: that of two parts of a tile has no bound.
@@ -40,21 +41,23 @@ def channel_delta_rule(
     g = -decay.exp()[:, None] * softplus(decays.float() + bias).unflatten(1, (-1, heads.key_dim))
     kept = states[:, 0, 0].unflatten(-1, (heads.key_dim, heads.value_dim))  # [num_blocks, H, Dk, Dv]
     out = torch.empty_like(v)
-    for row, (source, target) in enumerate(batch.moves.tolist()):
-        if target >= 0:
-            one = slice(row, row + 1)
-            out[one], kept[target] = _piece(state_before(kept, source), q[one], k[one], v[one], g[one], beta[one])
-    for first, count in batch.runs.tolist():
-        state = state_before(kept, -1)
-        for begin, length, source, target, *_ in batch.tiles[first : first + count].tolist():
-            if source >= -1:
-                state = state_before(kept, source)
-            for at in range(begin, begin + length, PIECE):
-                rows = slice(at, min(at + PIECE, begin + length))
-                out[rows], state = _piece(state, q[rows], k[rows], v[rows], g[rows], beta[rows])
-            if target >= 0:
-                kept[target] = state
+    walk((q, k, v, g, beta), kept, out, batch, step=_step, tile=_tile)
     return out.to(mixed.dtype)
+
+
+def _step(state: torch.Tensor, *token: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token of a sequence: output [H, Dv] and the state after it."""
+    out, state = _piece(state, *(part[None] for part in token))
+    return out[0], state
+
+
+def _tile(state: torch.Tensor, *tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Some tokens of a sequence: outputs [n, H, Dv] and the state after them."""
+    found = []
+    for piece in zip(*(part.split(PIECE) for part in tokens), strict=True):
+        out, state = _piece(state, *piece)
+        found.append(out)
+    return torch.cat(found), state
 
 
 def _piece(

@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import softplus
 
 from engine.kernels.delta.plan import DeltaHeads, StateBatch
+from engine.kernels.delta.walk import walk
 from engine.kernels.twin import twin
 
 NORM_EPS = 1e-6
@@ -38,28 +39,12 @@ def delta_rule(
     g = -decay.exp() * softplus(heads.view(x, heads.a, heads.ratio).flatten(1).float() + bias)
     kept = states[:, 0, 0].unflatten(-1, (heads.key_dim, heads.value_dim))  # [num_blocks, Hv, Dk, Dv]
     out = torch.empty_like(v)
-    for row, (source, target) in enumerate(batch.moves.tolist()):
-        if target >= 0:
-            state = state_before(kept, source)
-            out[row], kept[target] = _step(state, q[row], k[row], v[row], g[row], beta[row])
-    for first, count in batch.runs.tolist():
-        state = state_before(kept, -1)
-        for begin, length, source, target, *_ in batch.tiles[first : first + count].tolist():
-            rows = slice(begin, begin + length)
-            if source >= -1:
-                state = state_before(kept, source)
-            out[rows], state = _tile(state, q[rows], k[rows], v[rows], g[rows], beta[rows])
-            if target >= 0:
-                kept[target] = state
+    walk((q, k, v, g, beta), kept, out, batch, step=_step, tile=_tile)
     return out.to(mixed.dtype)
 
 
 def unit(x: torch.Tensor) -> torch.Tensor:
     return x * torch.rsqrt(x.square().sum(dim=-1, keepdim=True) + NORM_EPS)
-
-
-def state_before(kept: torch.Tensor, block: int) -> torch.Tensor:
-    return kept.new_zeros(kept.shape[1:]) if block < 0 else kept[block]
 
 
 def _step(

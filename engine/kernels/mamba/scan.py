@@ -5,10 +5,13 @@ For each head, with a token's step d and value v: S = exp(-exp(decay) d) S + k (
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch.nn.functional import softplus
 
 from engine.kernels.delta.plan import StateBatch
+from engine.kernels.delta.walk import walk
 from engine.kernels.mamba.heads import MambaHeads
 from engine.kernels.twin import twin
 
@@ -37,27 +40,13 @@ def scan(
     g, added = -decay.exp() * steps, steps[:, :, None] * v
     kept = states[:, 0, 0].unflatten(-1, (heads.state_size, heads.head_dim))  # [num_blocks, H, N, P]
     out = torch.empty_like(v)
-    for row, (source, target) in enumerate(batch.moves.tolist()):
-        if target >= 0:
-            out[row], kept[target] = _step(_state(kept, source), q[row], k[row], added[row], g[row], heads)
-    for first, count in batch.runs.tolist():
-        state = _state(kept, -1)
-        for begin, length, source, target, *_ in batch.tiles[first : first + count].tolist():
-            rows = slice(begin, begin + length)
-            if source >= -1:
-                state = _state(kept, source)
-            out[rows], state = _tile(state, q[rows], k[rows], added[rows], g[rows], heads)
-            if target >= 0:
-                kept[target] = state
+    step, tile = (partial(each, heads=heads) for each in (_step, _tile))
+    walk((q, k, added, g), kept, out, batch, step=step, tile=tile)
     return (out + skip[:, None] * v).to(mixed.dtype).flatten(1)
 
 
-def _state(kept: torch.Tensor, block: int) -> torch.Tensor:
-    return kept.new_zeros(kept.shape[1:]) if block < 0 else kept[block]
-
-
 def _step(
-    state: torch.Tensor, q: torch.Tensor, k: torch.Tensor, added: torch.Tensor, g: torch.Tensor, heads: MambaHeads
+    state: torch.Tensor, q: torch.Tensor, k: torch.Tensor, added: torch.Tensor, g: torch.Tensor, *, heads: MambaHeads
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One token of a sequence: what it reads [H, P], and the state after it."""
     q, k = (part.repeat_interleave(heads.heads_of_a_group, dim=0)[:, :, None] for part in (q, k))
@@ -66,7 +55,7 @@ def _step(
 
 
 def _tile(
-    state: torch.Tensor, q: torch.Tensor, k: torch.Tensor, added: torch.Tensor, g: torch.Tensor, heads: MambaHeads
+    state: torch.Tensor, q: torch.Tensor, k: torch.Tensor, added: torch.Tensor, g: torch.Tensor, *, heads: MambaHeads
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Some tokens of a sequence at once: what they read [n, H, P], and the state after them."""
     q, k, added = (part.transpose(0, 1) for part in (q, k, added))  # [G, n, N], [H, n, P]

@@ -1,0 +1,43 @@
+"""How tokens go through the states of their sequences, in plain torch: one of a sequence at a time, or the tiles of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from engine.kernels.delta.plan import CARRIED, StateBatch
+
+# Takes a state and a token's parts, or those of several tokens; returns what is read, and the state after them.
+Advance = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
+def walk(
+    parts: Sequence[torch.Tensor],
+    kept: torch.Tensor,
+    out: torch.Tensor,
+    batch: StateBatch,
+    *,
+    step: Advance,
+    tile: Advance,
+) -> None:
+    """Give `out` [T, ...] what each token reads, and change the states `kept` [num_blocks, ...].
+
+    Each of `parts` [T, ...] has something of each token. `step` takes one token, `tile` several of one sequence.
+    """
+    for row, (source, target) in enumerate(batch.moves.tolist()):
+        if target >= 0:
+            out[row], kept[target] = step(_before(kept, source), *(part[row] for part in parts))
+    for first, count in batch.runs.tolist():
+        state = None
+        for begin, length, source, target, *_ in batch.tiles[first : first + count].tolist():
+            rows = slice(begin, begin + length)
+            if source != CARRIED:
+                state = _before(kept, source)
+            out[rows], state = tile(state, *(part[rows] for part in parts))
+            if target >= 0:
+                kept[target] = state
+
+
+def _before(kept: torch.Tensor, block: int) -> torch.Tensor:
+    return kept.new_zeros(kept.shape[1:]) if block < 0 else kept[block]
