@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,68 +16,10 @@ import torch
 
 from common.model.gguf import GgufHeader, GgufTensor, read_header
 from engine.weights.checkpoint import SAMPLE_BYTES, CheckpointError, StoredTensor
+from engine.weights.gguf_tables import IN_LAYER, NORMS_HOLD_ONE, OUTSIDE, OWN, ROTATED_IN_PAIRS
 
 _LAYER = re.compile(r"blk\.(\d+)\.([\w.]+?)(\.weight|\.bias)?\Z")
-_OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_IN_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_qkv": "self_attn.qkv_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
-    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{}.up_proj",
-    "ffn_down_exps": "mlp.experts.{}.down_proj",
-}
-_AROUND_BOTH = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_MIXTRAL = {f"ffn_{ours}_exps": f"block_sparse_moe.experts.{{}}.{theirs}" for ours, theirs in
-            (("gate", "w1"), ("up", "w3"), ("down", "w2"))} | {"ffn_gate_inp": "block_sparse_moe.gate"}  # fmt: skip
-_LFM_2 = {
-    "attn_norm": "operator_norm",
-    "attn_output": "self_attn.out_proj",
-    "attn_q_norm": "self_attn.q_layernorm",
-    "attn_k_norm": "self_attn.k_layernorm",
-    "shortconv.conv": "conv.conv",
-    "shortconv.in_proj": "conv.in_proj",
-    "shortconv.out_proj": "conv.out_proj",
-    "ffn_norm": "ffn_norm",
-    "ffn_gate_inp": "feed_forward.gate",
-    "exp_probs_b": "feed_forward.expert_bias",
-    "token_embd_norm": "model.embedding_norm",
-    "output_norm": "model.embedding_norm",
-} | {
-    f"ffn_{ours}{kind}": f"feed_forward.{under}{theirs}"
-    for ours, theirs in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
-    for kind, under in (("", ""), ("_exps", "experts.{}."))
-}
-_OWN: Mapping[str, dict[str, str]] = {
-    "llama": _MIXTRAL,
-    "olmo2": _AROUND_BOTH,
-    "gemma2": _AROUND_BOTH,
-    "gemma3": _AROUND_BOTH,
-    "phi3": {"ffn_up": "mlp.gate_up_proj"},
-    "lfm2": _LFM_2,
-    "lfm2moe": _LFM_2,
-}
 _MOST_EXPERTS = 1 << 14
-_ROTATED_IN_PAIRS = ("llama", "granite", "smollm3")
-_NORMS_HOLD_ONE = ("gemma", "gemma2", "gemma3")
 # They became the rope's parameters.
 _IN_CONFIG = ("rope_freqs", "rope_factors_long", "rope_factors_short", "attn_rot_embd")
 
@@ -104,22 +46,22 @@ def characteristic_bytes_of_gguf(file: Path) -> Iterator[bytes]:
 
 def _renamed(tensor: GgufTensor, header: GgufHeader) -> Iterator[StoredTensor]:
     architecture = header.metadata.get("general.architecture", "")
-    found, own = _LAYER.match(tensor.name), _OWN.get(architecture, {})
+    found, own = _LAYER.match(tensor.name), OWN.get(architecture, {})
     if found is None:
         module, _, kind = tensor.name.rpartition(".")
         if module not in _IN_CONFIG:
-            name = f"{(_OUTSIDE | own).get(module, module)}.{kind}"
+            name = f"{(OUTSIDE | own).get(module, module)}.{kind}"
             yield _stored(tensor, name, shift=_shift(architecture, name))
         return
     layer, module, kind = found[1], found[2], found[3] or ""
     if module in _IN_CONFIG:
         return
-    ours = (_IN_LAYER | own).get(module, module)
+    ours = (IN_LAYER | own).get(module, module)
     # The correction of a router's choice is no module's.
     name = f"model.layers.{layer}.{ours}{'' if module == 'exp_probs_b' else kind}"
     if "{}" in ours:
         yield from _each_expert(tensor, name)
-    elif module in ("attn_q", "attn_k") and architecture in _ROTATED_IN_PAIRS:
+    elif module in ("attn_q", "attn_k") and architecture in ROTATED_IN_PAIRS:
         heads = _heads(header, "head_count" if module == "attn_q" else "head_count_kv", int(layer))
         yield _stored(tensor, name, order=_pairs(tensor, heads))
     elif module == "shortconv.conv" and len(tensor.shape) == 2:
@@ -147,7 +89,7 @@ def _each_expert(tensor: GgufTensor, name: str) -> Iterator[StoredTensor]:
 
 
 def _shift(architecture: str, name: str) -> float:
-    return -1.0 if architecture in _NORMS_HOLD_ONE and name.endswith("norm.weight") else 0.0
+    return -1.0 if architecture in NORMS_HOLD_ONE and name.endswith("norm.weight") else 0.0
 
 
 def _heads(header: GgufHeader, name: str, layer: int) -> int:

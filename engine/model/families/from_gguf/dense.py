@@ -1,0 +1,85 @@
+"""Dense models close to Llama, and Mixtral, which files call Llama."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.model.families.from_gguf.entries import Config, Entries
+from engine.model.families.from_gguf.shared import common, full_attention, head_dim, rope
+
+_LAYERS_TO_NO_ROPE_OF_SMOLLM3 = 4
+
+
+def _llama(entries: Entries) -> Config:
+    config = common(entries, "LlamaForCausalLM") | rope(entries) | {"head_dim": head_dim(entries)}
+    if experts := entries.get("expert_count"):
+        config |= {"architectures": ["MixtralForCausalLM"], "num_local_experts": experts}
+        return config | {"num_experts_per_tok": entries["expert_used_count"]}
+    biases = {"attention_bias": entries.has("blk.0.attn_q.bias"), "mlp_bias": entries.has("blk.0.ffn_up.bias")}
+    return config | biases
+
+
+def _smollm_3(entries: Entries) -> Config:
+    """Every fourth layer has no rotation. Later files may say which step that is."""
+    biases = {"attention_bias": entries.has("blk.0.attn_q.bias"), "mlp_bias": entries.has("blk.0.ffn_up.bias")}
+    config = common(entries, "SmolLM3ForCausalLM") | rope(entries) | biases
+    return config | {"no_rope_layer_interval": _LAYERS_TO_NO_ROPE_OF_SMOLLM3, "use_sliding_window": False}
+
+
+def _olmo_2(entries: Entries) -> Config:
+    """Norms stand behind both halves; OLMo 3 has windows too."""
+    config = common(entries, "Olmo2ForCausalLM", norm="post_attention_norm") | rope(entries)
+    config |= {"attention_bias": entries.has("blk.0.attn_q.bias")}
+    window = entries.get("attention.sliding_window")
+    if not window:
+        return config
+    windowed = entries.of_layers("attention.sliding_window_pattern")
+    full, theta = config.pop("rope_parameters"), float(entries.get("rope.freq_base", 10_000.0))
+    sliding = {"rope_type": "default", "rope_theta": float(entries.get("rope.freq_base_swa", theta))}
+    return config | {
+        "architectures": ["Olmo3ForCausalLM"],
+        "sliding_window": window,
+        "layer_types": ["sliding_attention" if there else "full_attention" for there in windowed],
+        "rope_parameters": {"full_attention": {"rope_type": "default"} | full, "sliding_attention": sliding},
+    }
+
+
+def _qwen_2(entries: Entries) -> Config:
+    return common(entries, "Qwen2ForCausalLM") | rope(entries) | full_attention(entries)
+
+
+def _qwen_3(entries: Entries) -> Config:
+    own = {"head_dim": head_dim(entries), "attention_bias": entries.has("blk.0.attn_q.bias")}
+    return common(entries, "Qwen3ForCausalLM") | rope(entries) | own | full_attention(entries)
+
+
+def _phi_3(entries: Entries) -> Config:
+    config = common(entries, "Phi3ForCausalLM") | rope(entries)
+    config["sliding_window"] = entries.get("attention.sliding_window") or None
+    if original := entries.get("rope.scaling.original_context_length"):
+        config["original_max_position_embeddings"] = original
+    return config
+
+
+def _granite(entries: Entries) -> Config:
+    scales = {
+        "attention_multiplier": entries["attention.scale"],
+        "embedding_multiplier": entries.get("embedding_scale", 1.0),
+        "residual_multiplier": entries.get("residual_scale", 1.0),
+        "logits_scaling": entries.get("logit_scale", 1.0),
+        "attention_bias": entries.has("blk.0.attn_q.bias"),
+    }
+    return common(entries, "GraniteForCausalLM") | rope(entries) | scales
+
+
+DENSE: dict[str, Callable[[Entries], Config]] = {
+    "llama": _llama,
+    "smollm3": _smollm_3,
+    "olmo2": _olmo_2,
+    "qwen2": _qwen_2,
+    "qwen2vl": _qwen_2,
+    "qwen3": _qwen_3,
+    "qwen3vl": _qwen_3,
+    "phi3": _phi_3,
+    "granite": _granite,
+}

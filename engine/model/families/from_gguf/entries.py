@@ -1,0 +1,109 @@
+"""A GGUF file's metadata of one architecture, and which entries of them were read."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from common.model.gguf import GgufHeader
+from engine.model.spec import UnsupportedModelError
+
+Config = dict[str, Any]
+_MAX_FACTORS = 1 << 12
+# They say what other fields say, or nothing about the arithmetic.
+_HARMLESS = {"vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "attention.value_length", "pooling_type"}
+_HARMLESS |= {"rope.scaling.yarn_log_multiplier"}
+# Of images: the three positions of text are one, and it has no features of other layers.
+_HARMLESS |= {"rope.dimension_sections", "n_deepstack_layers"}
+
+
+class Entries:
+    """The metadata of one architecture, and which of them were read."""
+
+    def __init__(self, header: GgufHeader, architecture: str) -> None:
+        self._header, self._beginning = header, f"{architecture}."
+        self._read: set[str] = set()
+        self.newest = ""  # was read last
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A value; one for all layers where each has the same."""
+        self._read.add(name)
+        self.newest = name
+        value = self._header.metadata.get(self._beginning + name, default)
+        if isinstance(value, list):
+            if not value or any(each != value[0] for each in value):
+                raise self.unsupported(name)
+            return value[0]
+        return value
+
+    def of_layers(self, name: str) -> list[Any]:
+        """Each layer's value."""
+        self._read.add(name)
+        self.newest = name
+        value = self._header.metadata.get(self._beginning + name)
+        if not isinstance(value, list) or len(value) != self["block_count"]:
+            raise self.unsupported(name)
+        return value
+
+    def __getitem__(self, name: str) -> Any:
+        value = self.get(name)
+        if value is None:
+            raise UnsupportedModelError(f"{self._header.file}: {self._beginning}{name} is missing")
+        return value
+
+    def number(self, name: str) -> int:
+        value = self[name]
+        if type(value) is not int:
+            raise self.unsupported(name)
+        return value
+
+    def has(self, tensor: str) -> bool:
+        return tensor in self._header.tensors
+
+    def rows(self, tensor: str) -> int:
+        if tensor not in self._header.tensors:
+            raise UnsupportedModelError(f"{self._header.file}: there is no tensor {tensor}")
+        return self._header.tensors[tensor].shape[0]
+
+    def columns(self, tensor: str) -> int:
+        self.rows(tensor)
+        return self._header.tensors[tensor].shape[-1]
+
+    def floats(self, tensor: str) -> list[float]:
+        """A short tensor's values."""
+        found = self._header.tensors[tensor]
+        count = found.shape[0]
+        if found.kind != "F32" or len(found.shape) != 1 or count > _MAX_FACTORS:
+            raise UnsupportedModelError(f"{found.file}: {tensor} is no list of up to {_MAX_FACTORS} F32")
+        with found.file.open("rb") as opened:
+            opened.seek(found.begin)
+            return list(struct.unpack(f"<{count}f", opened.read(found.end - found.begin)))
+
+    def dtype(self) -> str:
+        """What most weights are stored in, where that can be computed in."""
+        sizes: dict[str, int] = {}
+        for tensor in self._header.tensors.values():
+            if len(tensor.shape) > 1:
+                sizes[tensor.kind] = sizes.get(tensor.kind, 0) + tensor.end - tensor.begin
+        most = max(sizes, key=lambda kind: sizes[kind], default="")
+        return {"F32": "float32", "F16": "float16"}.get(most, "bfloat16")
+
+    def agree(self, name: str, does: bool) -> None:
+        """Raise UnsupportedModelError for a size that is not that of the tensors."""
+        if not does:
+            value = self._header.metadata.get(self._beginning + name)
+            raise UnsupportedModelError(
+                f"{self._header.file}: {self._beginning}{name} = {value!r:.40}, but the file's tensors say otherwise"
+            )
+
+    def unsupported(self, name: str) -> UnsupportedModelError:
+        value = self._header.metadata.get(self._beginning + name)
+        return UnsupportedModelError(
+            f"{self._header.file}: {self._beginning}{name} = {str(value)[:40]} is not supported"
+        )
+
+    def check_all_read(self) -> None:
+        for key, value in self._header.metadata.items():
+            name = key.removeprefix(self._beginning)
+            if name != key and value and name not in self._read | _HARMLESS:
+                raise self.unsupported(name)

@@ -1,0 +1,89 @@
+"""What several architectures say in the same entries."""
+
+from __future__ import annotations
+
+from engine.model.families.from_gguf.entries import Config, Entries
+
+_MAX_LAYERS = 1 << 12  # families refuse more
+_ROPE_FREQUENCIES = "rope_freqs.weight"
+_SOFTMAX = 1  # expert_gating_func
+
+
+def common(entries: Entries, architecture: str, *, kv_heads: int | None = None, norm: str = "attn_norm") -> Config:
+    """What nearly all have; `kv_heads`: where layers differ in it; `norm`: a tensor of each layer.
+
+    Sizes that nothing of is there would take memory before a tensor is looked at.
+    """
+    entries.agree("embedding_length", entries.columns("token_embd.weight") == entries["embedding_length"])
+    entries.agree("block_count", entries.has(f"blk.{entries.number('block_count') - 1}.{norm}.weight"))
+    return {
+        "architectures": [architecture],
+        "dtype": entries.dtype(),
+        "vocab_size": entries.rows("token_embd.weight"),
+        "hidden_size": entries["embedding_length"],
+        "intermediate_size": entries["feed_forward_length"],
+        "num_hidden_layers": entries["block_count"],
+        "num_attention_heads": entries["attention.head_count"],
+        "num_key_value_heads": kv_heads or entries.get("attention.head_count_kv") or entries["attention.head_count"],
+        "max_position_embeddings": entries["context_length"],
+        "rms_norm_eps": entries["attention.layer_norm_rms_epsilon"],
+        "tie_word_embeddings": not entries.has("output.weight"),
+    }
+
+
+def head_dim(entries: Entries) -> int:
+    return entries.get("attention.key_length") or entries.number("embedding_length") // entries.number(
+        "attention.head_count"
+    )
+
+
+def rope(entries: Entries, *, theta: float = 10_000.0) -> Config:
+    """The rotation. Factors that a tensor has are LongRoPE's of any length."""
+    values: Config = {"rope_theta": float(entries.get("rope.freq_base", theta))}
+    share = entries.get("rope.dimension_count", head_dim(entries)) / head_dim(entries)
+    if share != 1:
+        values["partial_rotary_factor"] = share
+    kind = entries.get("rope.scaling.type", "none")
+    factor = entries.get("rope.scaling.factor") or entries.get("rope.scale_linear")
+    original = entries.get("rope.scaling.original_context_length")
+    magnitude = entries.get("rope.scaling.attn_factor")
+    if entries.has("rope_factors_long.weight"):
+        factors = {f"{length}_factor": entries.floats(f"rope_factors_{length}.weight") for length in ("short", "long")}
+        values |= {"rope_type": "longrope", "original_max_position_embeddings": original} | factors
+    elif entries.has(_ROPE_FREQUENCIES):
+        divisors = entries.floats(_ROPE_FREQUENCIES)
+        values |= {"rope_type": "longrope", "short_factor": divisors, "long_factor": divisors}
+        values |= {"original_max_position_embeddings": entries["context_length"], "attention_factor": 1.0}
+    elif kind == "yarn":
+        values |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        for name, key in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
+            values |= {name: given} if (given := entries.get(f"rope.scaling.{key}")) else {}
+    elif kind == "linear" and factor:
+        values |= {"rope_type": "linear", "factor": factor}
+    elif kind not in ("none", "linear", "longrope") or (kind == "none" and factor not in (None, 0, 1)):
+        raise entries.unsupported("rope.scaling.type")
+    if magnitude is not None:
+        values["attention_factor"] = magnitude
+    return {"rope_parameters": values}
+
+
+def experts(entries: Entries, *, renormalised: bool) -> Config:
+    """Of a mixture whose router's softmax is over all experts."""
+    if entries.get("expert_gating_func", _SOFTMAX) != _SOFTMAX:
+        raise entries.unsupported("expert_gating_func")
+    if entries.get("expert_weights_scale", 1.0) not in (0.0, 1.0):
+        raise entries.unsupported("expert_weights_scale")
+    layers = range(min(entries.number("block_count"), _MAX_LAYERS))
+    return {
+        "num_experts": entries["expert_count"],
+        "num_experts_per_tok": entries["expert_used_count"],
+        "moe_intermediate_size": entries["expert_feed_forward_length"],
+        "norm_topk_prob": bool(entries.get("expert_weights_norm", renormalised)),
+        "mlp_only_layers": [layer for layer in layers if not entries.has(f"blk.{layer}.ffn_gate_inp.weight")],
+    }
+
+
+def full_attention(entries: Entries) -> Config:
+    """Qwen's windows are never used by such files."""
+    entries.get("attention.sliding_window")
+    return {"use_sliding_window": False}
