@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from engine.model.families.fields import Fields, count, flag, number, rope
 from engine.model.families.ropes import rope_values
@@ -10,19 +11,25 @@ from engine.model.spec import LatentAttentionSpec
 
 
 def latent_attention(fields: Fields, *, interleaved: bool, value_dim: int) -> LatentAttentionSpec:
+    """Read it, with rotated parts of heads."""
+    plain = without_rope(fields, value_dim=value_dim)
+    return replace(plain, rope=rope(fields, interleaved=interleaved), scale=plain.scale * _magnitude(fields) ** 2)
+
+
+def without_rope(fields: Fields, *, value_dim: int) -> LatentAttentionSpec:
     """Read it; heads' sizes that follow from others don't matter."""
     fields.ignore("num_key_value_heads", "head_dim", "qk_head_dim")
-    nope, turned = number(fields, "qk_nope_head_dim"), number(fields, "qk_rope_head_dim")
+    own, shared = number(fields, "qk_nope_head_dim"), number(fields, "qk_rope_head_dim")
     return LatentAttentionSpec(
         num_heads=number(fields, "num_attention_heads"),
         rank=number(fields, "kv_lora_rank"),
         query_rank=count(fields, "q_lora_rank"),
-        plain_dim=nope,
-        rotated_dim=turned,
+        plain_dim=own,
+        rotated_dim=shared,
         value_dim=value_dim,
-        rope=rope(fields, interleaved=interleaved),
+        rope=None,
         bias=flag(fields, "attention_bias"),
-        scale=_magnitude(fields) ** 2 * (nope + turned) ** -0.5,
+        scale=(own + shared) ** -0.5,
     )
 
 

@@ -74,23 +74,22 @@ def read_starcoder2(fields: Fields) -> ModelSpec:
 def read_jais2(fields: Fields) -> ModelSpec:
     """Jais 2: LayerNorm, biases everywhere, an MLP of relu² without a gate."""
     fields = fields.over(JAIS_2)
-    fields.only("hidden_act", "relu2")
-    bias, size = flag(fields, "attention_bias"), number(fields, "intermediate_size")
-    mlp = PlainMlpSpec(size=size, bias=flag(fields, "mlp_bias"), activation="relu2")
-    layer = LayerSpec(mixer=attention(fields, qkv_bias=bias, output_bias=bias), mlp=mlp)
-    layers = [layer] * number(fields, "num_hidden_layers")
-    return model(fields, layers, eps="layer_norm_eps", norm="layer", norm_bias=True)
+    return model(fields, _squared_layers(fields), eps="layer_norm_eps", norm="layer", norm_bias=True)
 
 
 def read_nemotron(fields: Fields) -> ModelSpec:
     """Nemotron and Minitron: LayerNorm of 1 + weight, half of each head rotated, an MLP of relu² without a gate."""
     fields = fields.over(NEMOTRON)
+    return model(fields, _squared_layers(fields), eps="norm_eps", norm="layer_plus_one", norm_bias=True)
+
+
+def _squared_layers(fields: Fields) -> list[LayerSpec]:
+    """Layers with an MLP of relu² without a gate."""
     fields.only("hidden_act", "relu2")
     bias, size = flag(fields, "attention_bias"), number(fields, "intermediate_size")
     mlp = PlainMlpSpec(size=size, bias=flag(fields, "mlp_bias"), activation="relu2")
     layer = LayerSpec(mixer=attention(fields, qkv_bias=bias, output_bias=bias), mlp=mlp)
-    layers = [layer] * number(fields, "num_hidden_layers")
-    return model(fields, layers, eps="norm_eps", norm="layer_plus_one", norm_bias=True)
+    return [layer] * number(fields, "num_hidden_layers")
 
 
 def read_stablelm(fields: Fields) -> ModelSpec:

@@ -13,8 +13,9 @@ from engine.model.families.experts.fields import (
     sparse_mlp,
     without_predictions,
 )
-from engine.model.families.fields import FULL, Fields, count, flag, gated_mlp, layer_types, model, number
+from engine.model.families.fields import FULL, Fields, count, gated_mlp, layer_types, model, number
 from engine.model.families.hybrids.fields import LINEAR
+from engine.model.families.latents import without_rope
 from engine.model.names import StoredNames
 from engine.model.spec import LatentAttentionSpec, LayerSpec, MlpSpec, ModelSpec, UnsupportedModelError
 from engine.model.states import ChannelDeltaSpec
@@ -68,8 +69,7 @@ def read(fields: Fields) -> ModelSpec:
     fields.only("use_grouped_topk", True)
     fields.only("moe_router_activation_func", "sigmoid")
     fields.only("moe_layer_freq", 1)
-    fields.ignore("num_key_value_heads", "head_dim", "qk_head_dim", "rope_theta", "rope_parameters", "rope_scaling")
-    fields.ignore("linear_attn_config", *OURS)
+    fields.ignore("rope_theta", "rope_parameters", "rope_scaling", "linear_attn_config", *OURS)
     num_layers, num_dense = number(fields, "num_hidden_layers"), count(fields, "first_k_dense_replace")
     kinds = layer_types(fields, _default_kinds(num_layers), known=(FULL, LINEAR))
     if FULL not in kinds:
@@ -77,7 +77,8 @@ def read(fields: Fields) -> ModelSpec:
     mlps = list(fields.get("mlp_layer_types") or [SPARSE if at >= num_dense else DENSE for at in range(num_layers)])
     if set(mlps) - {DENSE, SPARSE} or len(mlps) != num_layers:
         raise UnsupportedModelError(f"config.json: mlp_layer_types = {mlps!r:.80} is not supported")
-    mixers: dict[str, LatentAttentionSpec | ChannelDeltaSpec] = {FULL: _attention(fields), LINEAR: _delta(fields)}
+    attention = without_rope(fields, value_dim=number(fields, "v_head_dim"))
+    mixers: dict[str, LatentAttentionSpec | ChannelDeltaSpec] = {FULL: attention, LINEAR: _delta(fields)}
     sparse = sparse_mlp(fields, sigmoid_rule(fields), tensors=TENSORS, shared=shared_experts(fields))
     by_kind: dict[str, MlpSpec] = {DENSE: gated_mlp(fields), SPARSE: sparse}
     layers = [LayerSpec(mixer=mixers[kind], mlp=by_kind[mlp]) for kind, mlp in zip(kinds, mlps, strict=True)]
@@ -105,21 +106,6 @@ def _with_our_names(fields: Fields) -> Fields:
 
 def _default_kinds(num_layers: int) -> list[str]:
     return [FULL if layer and layer % 4 == 0 else LINEAR for layer in range(num_layers)]
-
-
-def _attention(fields: Fields) -> LatentAttentionSpec:
-    plain, shared = number(fields, "qk_nope_head_dim"), number(fields, "qk_rope_head_dim")
-    return LatentAttentionSpec(
-        num_heads=number(fields, "num_attention_heads"),
-        rank=number(fields, "kv_lora_rank"),
-        query_rank=count(fields, "q_lora_rank"),
-        plain_dim=plain,
-        rotated_dim=shared,
-        value_dim=number(fields, "v_head_dim"),
-        rope=None,
-        bias=flag(fields, "attention_bias"),
-        scale=(plain + shared) ** -0.5,
-    )
 
 
 def _delta(fields: Fields) -> ChannelDeltaSpec:
