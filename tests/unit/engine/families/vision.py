@@ -14,6 +14,8 @@ SMALL_VISION = {
     "deepstack_visual_indexes": [0],
 }
 MROPE = {"rope_type": "default", "rope_theta": 5e6}
+OF_QWEN = MROPE | {"mrope_section": [6, 5, 5]}
+OF_GLM = MROPE | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
 GLM_VISION = SMALL_VISION | {"attention_bias": False, "patch_size": 8, "image_size": 16}
 
 CASES: tuple[Case, ...] = (
@@ -44,7 +46,7 @@ CASES: tuple[Case, ...] = (
         config="Qwen3VLTextConfig",
         fields={
             "head_dim": 32,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [6, 5, 5]},
+            "rope_parameters": OF_QWEN,
         },
         text_in="Qwen3VLConfig",
         outer={"vision_config": SMALL_VISION},
@@ -57,7 +59,7 @@ CASES: tuple[Case, ...] = (
             "head_dim": 32,
             "num_hidden_layers": 3,
             "mlp_only_layers": [1],
-            "rope_parameters": MROPE | {"mrope_section": [6, 5, 5]},
+            "rope_parameters": OF_QWEN,
         },
         text_in="Qwen3VLMoeConfig",
         outer={"vision_config": SMALL_VISION},
@@ -65,7 +67,7 @@ CASES: tuple[Case, ...] = (
     Case(
         name="glm4v",
         config="Glm4vTextConfig",
-        fields={"rope_parameters": MROPE | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}},
+        fields={"rope_parameters": OF_GLM},
         text_in="Glm4vConfig",
         outer={"vision_config": GLM_VISION},
     ),
@@ -76,7 +78,7 @@ CASES: tuple[Case, ...] = (
             **GROUPED,
             "head_dim": 16,
             "attention_bias": True,
-            "rope_parameters": MROPE | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5},
+            "rope_parameters": OF_GLM,
         },
         text_in="Glm4vMoeConfig",
         outer={"vision_config": GLM_VISION},
@@ -84,7 +86,7 @@ CASES: tuple[Case, ...] = (
     Case(
         name="glm46v",
         config="Glm4vTextConfig",
-        fields={"rope_parameters": MROPE | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}},
+        fields={"rope_parameters": OF_GLM},
         text_in="Glm46VConfig",
         outer={"vision_config": GLM_VISION},
     ),
