@@ -15,15 +15,18 @@ def _llama(entries: Entries) -> Config:
     if experts := entries.get("expert_count"):
         config |= {"architectures": ["MixtralForCausalLM"], "num_local_experts": experts}
         return config | {"num_experts_per_tok": entries["expert_used_count"]}
-    biases = {"attention_bias": entries.has("blk.0.attn_q.bias"), "mlp_bias": entries.has("blk.0.ffn_up.bias")}
-    return config | biases
+    return config | _biases(entries)
 
 
 def _smollm_3(entries: Entries) -> Config:
     """Every fourth layer has no rotation. Later files may say which step that is."""
-    biases = {"attention_bias": entries.has("blk.0.attn_q.bias"), "mlp_bias": entries.has("blk.0.ffn_up.bias")}
-    config = common(entries, "SmolLM3ForCausalLM") | rope(entries) | biases
+    config = common(entries, "SmolLM3ForCausalLM") | rope(entries) | _biases(entries)
     return config | {"no_rope_layer_interval": _LAYERS_TO_NO_ROPE_OF_SMOLLM3, "use_sliding_window": False}
+
+
+def _biases(entries: Entries) -> Config:
+    """Only the tensors tell whether products have biases."""
+    return {"attention_bias": entries.has("blk.0.attn_q.bias"), "mlp_bias": entries.has("blk.0.ffn_up.bias")}
 
 
 def _olmo_2(entries: Entries) -> Config:
