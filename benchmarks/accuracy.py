@@ -86,13 +86,13 @@ class Agreement:
         ]
 
 
-def measure_accuracy(device: str, *, quick: bool, seed: int, checkpoints: Path | None = None) -> Iterator[Agreement]:
+def measure_accuracy(device: str, *, quick: bool, seed: int) -> Iterator[Agreement]:
     """Compare one model of each family after the other; the demo model alone if `quick`."""
     if quick:
         yield compare(ROOT / "demo", "demo", device=device, seed=seed)
         return
     for family in (*SHAPES, *DRAWN_SMALLER):
-        with tempfile.TemporaryDirectory(dir=checkpoints, prefix=f"{family}-") as folder:
+        with tempfile.TemporaryDirectory(prefix=f"{family}-") as folder:
             if family in SHAPES:
                 write_checkpoint(Path(folder), SHAPES[family])
             else:

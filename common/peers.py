@@ -62,9 +62,8 @@ class _Seen:
 class PeerTable:
     """The table without clock or I/O: heartbeats in, lost (worker, incarnation) pairs out."""
 
-    def __init__(self, *, dead_after_s: float = DEAD_AFTER_S, stuck_after_s: float = STUCK_AFTER_S) -> None:
+    def __init__(self, *, dead_after_s: float = DEAD_AFTER_S) -> None:
         self._dead_after_s = dead_after_s
-        self._stuck_after_s = stuck_after_s
         self._seen: dict[str, _Seen] = {}
         self._ready: dict[Role, tuple[float, list[WorkerState]]] = {}  # until when, unless somebody is heard or lost
 
@@ -140,7 +139,7 @@ class PeerTable:
             for seen in self._seen.values():
                 if role not in seen.state.roles or seen.state.status != WorkerStatus.READY:
                     continue
-                stuck_at, settled_at = seen.moved_at + self._stuck_after_s, seen.contested_at + self._dead_after_s
+                stuck_at, settled_at = seen.moved_at + STUCK_AFTER_S, seen.contested_at + self._dead_after_s
                 if now < stuck_at and now >= settled_at:
                     ready.append(seen.state)
                 until = min(until, *(instant for instant in (stuck_at, settled_at) if now < instant), math.inf)

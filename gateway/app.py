@@ -9,7 +9,6 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
@@ -78,7 +77,6 @@ def create_app(
     generations: Generations,
     catalogue: Catalogue,
     settings: HttpSettings,
-    registry: CollectorRegistry | None = None,
     tracer: Tracer | None = None,
     budgets: Budgets | None = None,
     control: FleetControl | None = None,
@@ -88,9 +86,9 @@ def create_app(
 ) -> FastAPI:
     """Build the application. It owns no connection: start and stop `generations` around it.
 
-    `catalogue` has at least one model. `budgets` are counted in this process by default. `registry` takes the metrics of
-    `/metrics`. Other gateways are asked, and answered, through `control`; without it there is no console. `batches` makes the
-    Batch API's routes; without it there are none. `keys` are those made at run time; without them nobody makes any.
+    `catalogue` has at least one model. `budgets` are counted in this process by default. Other gateways are asked, and answered,
+    through `control`; without it there is no console. `batches` makes the Batch API's routes; without it there are none. `keys`
+    are those made at run time; without them nobody makes any.
     """
     table = DialectTable(dialects)
     budgets = budgets or LocalBudgets()
@@ -101,7 +99,7 @@ def create_app(
         default_deadline_s=settings.request_timeout_s,
     )
     labels = TenantLabels()
-    metrics = GatewayMetrics(catalogue.names, registry, tenants=labels)
+    metrics = GatewayMetrics(catalogue.names, tenants=labels)
     tenant_metrics = _observe(generations, catalogue, settings, metrics, budgets, labels)
     body_limits = BodyLimits(max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s)
     elsewhere = control.find if control is not None else None

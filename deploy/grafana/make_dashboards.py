@@ -22,12 +22,10 @@ class Panel(NamedTuple):
     about: str = ""
 
 
-def quantiles(histogram: str, *, by: str = "") -> list[tuple[str, str]]:
+def quantiles(histogram: str) -> list[tuple[str, str]]:
     """p50, p95 and p99 of a histogram."""
-    group = f"le, {by}" if by else "le"
-    legend = f"{{{{{by}}}}} " if by else ""
-    rate = f"sum by ({group}) (rate({histogram}_bucket{{{MODEL}}}[$__rate_interval]))"
-    return [(f"histogram_quantile({q}, {rate})", f"{legend}p{round(100 * q)}") for q in (0.5, 0.95, 0.99)]
+    rate = f"sum by (le) (rate({histogram}_bucket{{{MODEL}}}[$__rate_interval]))"
+    return [(f"histogram_quantile({q}, {rate})", f"p{round(100 * q)}") for q in (0.5, 0.95, 0.99)]
 
 
 def rate(counter: str, *, by: str = "", labels: str = MODEL) -> str:

@@ -64,15 +64,15 @@ class Asset:
         return Response(self.body, headers=headers, media_type=self.media_type)
 
 
-def load_assets(folder: Path = FOLDER) -> dict[str, Asset]:
-    """The files by their paths below `folder`."""
-    paths = [path for path in sorted(folder.rglob("*")) if path.suffix in _TYPES]
-    return {path.relative_to(folder).as_posix(): _asset(path.suffix, path.read_bytes()) for path in paths}
+def load_assets() -> dict[str, Asset]:
+    """The files by their paths below `FOLDER`."""
+    paths = [path for path in sorted(FOLDER.rglob("*")) if path.suffix in _TYPES]
+    return {path.relative_to(FOLDER).as_posix(): _asset(path.suffix, path.read_bytes()) for path in paths}
 
 
-def load_pages(folder: Path = FOLDER) -> list[Asset]:
+def load_pages() -> list[Asset]:
     """The page by the number of folders in its address: its links are relative, so a proxy may put it below a path."""
-    page = (folder / PAGE).read_bytes()
+    page = (FOLDER / PAGE).read_bytes()
     return [_asset(".html", page.replace(_LINK, b'"' + b"../" * depth + _LINK[1:])) for depth in range(MAX_DEPTH + 1)]
 
 

@@ -43,11 +43,10 @@ class ByteStream(StreamingResponse):
         self,
         chunks: AsyncGenerator[bytes, None],
         *,
-        media_type: str = EVENTS,
         close: Callable[[], Awaitable[None]],
         headers: Mapping[str, str],
     ) -> None:
-        super().__init__(chunks, media_type=media_type, headers={**_HEADERS, **headers})
+        super().__init__(chunks, media_type=EVENTS, headers={**_HEADERS, **headers})
         self._chunks = chunks
         self._close = close
 

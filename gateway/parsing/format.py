@@ -90,10 +90,6 @@ class Format:
     closes_reasoning: str = ""  # what ends it
 
     @property
-    def knows_calls(self) -> bool:
-        return any(exit_.calls for state in self.states.values() for exit_ in state.exits)
-
-    @property
     def knows_reasoning(self) -> bool:
         return any(state.means == Means.REASONING for state in self.states.values())
 

@@ -149,9 +149,9 @@ class ChaosCluster(Cluster):
                     return max(states, key=lambda state: state.running).worker
                 await asyncio.sleep(0.02)
 
-    async def until_idle(self, limit_s: float = IDLE_WITHIN_S) -> list[str]:
-        """Wait until no worker holds anything; return what is still held after `limit_s`."""
-        give_up_at = time.monotonic() + limit_s
+    async def until_idle(self) -> list[str]:
+        """Wait until no worker holds anything; return what is still held after `IDLE_WITHIN_S`."""
+        give_up_at = time.monotonic() + IDLE_WITHIN_S
         while True:
             left = held([state for state in self.peers.states.values() if state.worker in self.names], self.names)
             if not left or time.monotonic() > give_up_at:

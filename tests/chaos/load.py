@@ -18,6 +18,7 @@ import httpx
 from tests.chaos.asks import Ask, Oracle, Seen, ask
 
 DEADLINE_S = 30.0
+ANSWERED_WITHIN_S = 120.0
 GRACE_S = 10.0  # past its deadline, for a gateway, its clients and the clock that share two cores
 BACK_OFF_S = 0.25  # of a client that was refused; Retry-After would make a short test idle
 
@@ -92,10 +93,10 @@ class Load:
         await asyncio.gather(*self._clients)
         return self.outcomes
 
-    async def until_answered(self, count: int, *, limit_s: float = 120.0) -> None:
+    async def until_answered(self, count: int) -> None:
         """Wait for `count` more requests to end."""
         goal = len(self.outcomes) + count
-        async with asyncio.timeout(limit_s):
+        async with asyncio.timeout(ANSWERED_WITHIN_S):
             while len(self.outcomes) < goal:
                 self._progress.clear()
                 await self._progress.wait()

@@ -59,18 +59,13 @@ async def open_page(
     url: str,
     *,
     admin_key: str = "",
-    width: int = 1440,
-    scheme: str = "light",
     motion: str = "no-preference",
 ) -> AsyncIterator[Watched]:
     """The console in a window of its own, once it has its first answer."""
     origin = "/".join(url.split("/", 3)[:3])
     context = await browser.new_context(
-        viewport={"width": width, "height": 900},
-        color_scheme=scheme,  # type: ignore[arg-type]
+        viewport={"width": 1440, "height": 900},
         reduced_motion=motion,  # type: ignore[arg-type]
-        is_mobile=width < 500,
-        has_touch=width < 500,
     )
     if admin_key:
         await context.add_init_script(f"sessionStorage.setItem('baton.admin-key', '{admin_key}')")

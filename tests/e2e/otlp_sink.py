@@ -87,10 +87,10 @@ class OtlpSink:
             raise AssertionError(f"spans so far: {sorted((s.name, s.instance, s.error) for s in self.spans)}") from None
         return list(self.spans)
 
-    async def until_refused(self, timeout_s: float = 60.0) -> None:
+    async def until_refused(self) -> None:
         """Wait until one more request was refused."""
         before = self._refused
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(60.0):
             while self._refused == before:
                 await asyncio.sleep(0.01)
 

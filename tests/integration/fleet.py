@@ -121,9 +121,9 @@ def a_request(request_id: str = "request", **changes: Any) -> PlacementRequest:
     return PlacementRequest(request_id=request_id, **(values | changes))
 
 
-def a_prompt(first: int = 0, *, blocks: int = 4) -> list[bytes]:
+def a_prompt(*, blocks: int = 4) -> list[bytes]:
     """The digests of a prompt's blocks."""
-    return hash_blocks(ROOT, range(first, first + blocks * BLOCK_SIZE), BLOCK_SIZE)
+    return hash_blocks(ROOT, range(blocks * BLOCK_SIZE), BLOCK_SIZE)
 
 
 async def release(

@@ -95,8 +95,8 @@ def ask(*, version: str = "1.1", headers: str = "", path: str = COMPLETIONS, **f
     return f"{head}{headers}\r\n{body}".encode()
 
 
-def chunked(body: bytes = b"", *, then: bytes = b"", headers: str = "") -> bytes:
+def chunked(body: bytes = b"", *, then: bytes = b"") -> bytes:
     """A request for a completion whose body comes in chunks, here one, and `then` what follows its last."""
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     framed = b"%x\r\n%b\r\n0\r\n%b" % (len(body), body, then) if body else b""
-    return f"{head}{headers}transfer-encoding: chunked\r\n\r\n".encode() + framed
+    return f"{head}transfer-encoding: chunked\r\n\r\n".encode() + framed

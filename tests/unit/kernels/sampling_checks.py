@@ -20,7 +20,7 @@ Row = dict[str, float]
 FILTERS = {"top_k", "top_p", "min_p", "typical_p"}
 
 
-def choice_of(rows: list[Row], vocab_size: int, device: str, *, logprobs: bool = True) -> SamplingInputs:
+def choice_of(rows: list[Row], vocab_size: int, device: str) -> SamplingInputs:
     """The words for these rows: names of words, `bias` and `bans` (how many), `counts` (whether it has a line)."""
     words = np.zeros((len(rows), len(RowWord)), dtype=np.int64)
     lists: list[int] = []
@@ -54,7 +54,7 @@ def choice_of(rows: list[Row], vocab_size: int, device: str, *, logprobs: bool =
         filtered_at=words.size,
         random=any(asked.get("temperature") for asked in rows),
         extras=any(asked.keys() & {"bias", "bans", "counts"} for asked in rows),
-        logprobs=logprobs,
+        logprobs=True,
         typical=any("typical_p" in asked for asked in rows),
     )
 

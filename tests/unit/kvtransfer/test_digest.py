@@ -17,9 +17,9 @@ SHAPE = (6, 2, 2, 4, 2, 8)  # num_blocks, layers, 2, block_size, heads, head_dim
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def random_pool(dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+def random_pool(dtype: torch.dtype) -> torch.Tensor:
     pool = torch.empty(SHAPE, dtype=dtype)
-    bits = torch.randint(0, 256, (pool.nbytes,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    bits = torch.randint(0, 256, (pool.nbytes,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     pool.view(torch.uint8).reshape(-1).copy_(bits)
     return pool
 

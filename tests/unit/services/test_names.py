@@ -25,11 +25,11 @@ from tests.fakes.workers import a_worker
 BEATS = subjects.gateway_heartbeat("a")
 
 
-def name_on(bus: MemoryBus, incarnation: int = 5) -> Name:
+def name_on(bus: MemoryBus) -> Name:
     async def ask() -> object:
         return await bus.request(subjects.worker("a"), ANYBODY_THERE, worker_reply_decoder, timeout_s=1.0)
 
-    return Name(id="a", incarnation=incarnation, flag="--worker-id", beats=BEATS, beat_decoder=decoder, ask=ask)
+    return Name(id="a", incarnation=5, flag="--worker-id", beats=BEATS, beat_decoder=decoder, ask=ask)
 
 
 async def answer(message: object) -> Ack:

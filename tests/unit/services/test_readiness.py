@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,6 @@ import pytest
 from services.runtime.servers import free_port
 from services.up.readiness import reason_not_ready
 from tests.certificates import make_certificates
-
-Saying = Callable[..., AbstractAsyncContextManager[str]]
 
 
 def answer(status: str, body: object) -> bytes:

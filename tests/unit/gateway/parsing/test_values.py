@@ -19,11 +19,11 @@ values = st.recursive(
 )
 
 
-def through(text: str, size: int = 1, quote: str = "", *, is_whole: bool = True) -> str:
-    reader, out = JsonText(quote), ""
+def through(text: str, size: int = 1) -> str:
+    reader, out = JsonText(), ""
     for start in range(0, len(text), size):
         out += reader.push(text[start : start + size])[0]
-    return out + reader.finish(is_whole=is_whole)
+    return out + reader.finish(is_whole=True)
 
 
 @settings(max_examples=150, deadline=None)
