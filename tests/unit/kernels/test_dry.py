@@ -24,6 +24,7 @@ needs("triton")
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.kernels import triton_norm
+from tests.gpu.waves import WITH_STATES, run_both_ways
 from tests.unit.engine.families.case import Case
 from tests.unit.kernels import dry
 from tests.unit.kernels.card import CARD, Card, CardError, made_up
@@ -60,6 +61,20 @@ def test_scales_of_the_smallest_blocks_begin_anywhere(tmp_path: Path) -> None:
                 kv_cache_dtype="int8",
                 **FEW_GRAPHS,
             )
+        )
+    assert launches.count > 500
+    assert not launches.wrong
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", WITH_STATES)
+def test_graphs_with_states_are_replayed(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `tests/gpu/test_graphs.py` does begins and ends on a card."""
+    model, launches = WITH_STATES[family].build(tmp_path), dry.Launches(token=5)
+    with dry.dry(launches):
+        run_both_ways(
+            Engine(EngineConfig(model=model, device="cuda", dtype="float16", num_blocks=600, max_sequences=32)),
+            monkeypatch,
         )
     assert launches.count > 500
     assert not launches.wrong
