@@ -33,6 +33,7 @@ _ARCHITECTURES = {
     "Olmo3ForCausalLM": "olmo2",
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2moe",
+    "GptOssForCausalLM": "gpt-oss",
 }
 _PAIRED = ("llama", "granite", "smollm3")
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
@@ -54,7 +55,7 @@ def write_gguf(
     `kind` may be one for each part of a tensor's name, the last that fits. With `rounded` the folder gets the values that the
     file stands for. Kinds that `gguf` can't quantise to become random blocks. `architecture`: another with the same tensors.
     """
-    config = json.loads((folder / "config.json").read_text())
+    config = _fields(folder)
     architecture = architecture or _ARCHITECTURES[config["architectures"][0]]
     options = {"split_max_tensors": -(-_num_tensors(folder, config, architecture) // parts)} if parts > 1 else {}
     writer = gguf.GGUFWriter(file, architecture, **options)
@@ -65,7 +66,11 @@ def write_gguf(
     kinds = {"": kind} if isinstance(kind, str) else kind
     values: dict[str, torch.Tensor] = {}
     for name, theirs, tensor in _converted(folder, config, architecture):
-        wanted = [kinds[part] for part in kinds if part in name][-1] if tensor.dim() > 1 else "F32"
+        wanted = (
+            [kinds[part] for part in kinds if part in name][-1]
+            if tensor.dim() > 1 and not name.endswith(".bias")
+            else "F32"
+        )
         stored = gguf.GGMLQuantizationType[wanted if tensor.shape[-1] % 32 == 0 else "F32"]
         data = _blocks(tensor.float().numpy(), stored)
         writer.add_tensor(name, data, raw_dtype=stored)
@@ -73,12 +78,23 @@ def write_gguf(
             plain = torch.from_numpy(gguf.dequantize(data, stored)).view(tensor.shape)
             values |= _as_ours(theirs, plain, config, architecture)
     if rounded:
-        save_file(values, folder / "model.safetensors", metadata={"format": "pt"})
+        save_file(_with_halves_together(values, config), folder / "model.safetensors", metadata={"format": "pt"})
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return file if parts == 1 else sorted(file.parent.glob(f"{file.stem}-00001-of-*.gguf"))[0]
+
+
+def _fields(folder: Path) -> dict[str, Any]:
+    """Of config.json, where gpt-oss has another name for an expert's width."""
+    fields: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    own = {"moe_intermediate_size": fields["intermediate_size"]} if _is_gpt_oss(fields) else {}
+    return fields | own
+
+
+def _is_gpt_oss(config: Mapping[str, Any]) -> bool:
+    return bool(config["architectures"] == ["GptOssForCausalLM"])
 
 
 def changed(file: Path, target: Path, **entries: Any) -> Path:
@@ -232,6 +248,12 @@ def _original(config: Mapping[str, Any], rope: Mapping[str, Any]) -> int:
     return int(config.get("original_max_position_embeddings") or rope["original_max_position_embeddings"])
 
 
+def _known(name: str) -> str:
+    """As `gguf` looks for it."""
+    kind = {"expert_bias": ".bias", "sinks": ".weight"}.get(name.rpartition(".")[2], "")
+    return name + kind
+
+
 def _converted(folder: Path, config: Mapping[str, Any], architecture: str) -> list[tuple[str, str, torch.Tensor]]:
     """What the file holds, by the names of the `gguf` package and of the checkpoint."""
     stored: dict[str, torch.Tensor] = {}
@@ -242,9 +264,8 @@ def _converted(folder: Path, config: Mapping[str, Any], architecture: str) -> li
     kind = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
     found: list[tuple[str, str, torch.Tensor]] = []
-    for name, tensor in _with_experts_together(stored).items():
-        known = f"{name}.bias" if name.endswith("expert_bias") else name
-        ours = names.get_name(known, try_suffixes=(".weight", ".bias"))
+    for name, tensor in _with_experts_together(_with_halves_apart(stored)).items():
+        ours = names.get_name(_known(name), try_suffixes=(".weight", ".bias"))
         if ours is None:
             raise ValueError(f"gguf knows no {name}")
         found.append((ours, name, _as_stored(name, tensor, config, architecture)))
@@ -301,6 +322,45 @@ def _random_blocks(array: np.ndarray[Any, Any], kind: gguf.GGMLQuantizationType)
     for at, factor in _FACTORS[kind.name]:
         blocks[:, at : at + 2] = np.frombuffer(np.float16(array.std() * factor).tobytes(), dtype=np.uint8)
     return blocks.reshape(*array.shape[:-1], -1)
+
+
+def _with_halves_apart(stored: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """gpt-oss's experts, all in one tensor whose columns alternate, as if each had its own."""
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in stored.items():
+        before, marker, matrix = name.partition(".experts.")
+        if matrix not in _OF_GPT_OSS:
+            found[name] = tensor
+            continue
+        kind = "bias" if matrix.endswith("_bias") else "weight"
+        rows = tensor if kind == "bias" else tensor.transpose(1, 2)
+        halves = {"gate": rows[:, ::2], "up": rows[:, 1::2]} if "gate_up" in matrix else {"down": rows}
+        for half, own in halves.items():
+            found |= {f"{before}{marker}{i}.{half}_proj.{kind}": one.contiguous() for i, one in enumerate(own)}
+    return found
+
+
+def _with_halves_together(values: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The other way around."""
+    if not _is_gpt_oss(config):
+        return dict(values)
+    found = {name: tensor for name, tensor in values.items() if ".experts." not in name}
+    for before in {name.partition(".experts.")[0] for name in values.keys() - found.keys()}:
+        for kind, ending in (("weight", ""), ("bias", "_bias")):
+            gate, up, down = (
+                torch.stack(
+                    [values[f"{before}.experts.{i}.{half}_proj.{kind}"] for i in range(config["num_local_experts"])]
+                )
+                for half in ("gate", "up", "down")
+            )
+            both = torch.stack((gate, up), dim=2).flatten(1, 2)
+            for name, tensor in (("gate_up", both), ("down", down)):
+                turned = tensor if ending else tensor.transpose(1, 2)
+                found[f"{before}.experts.{name}_proj{ending}"] = turned.contiguous()
+    return found
+
+
+_OF_GPT_OSS = ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")
 
 
 def _with_experts_together(stored: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

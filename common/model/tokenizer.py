@@ -20,6 +20,9 @@ _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # Words for the end of a turn that files written before `eot_token_id` have as plain control tokens.
 _END_TEXTS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|return|>")
 
+# gpt-oss ends an answer with one of these, and a part of it, such as its reasoning, with a token that ends others' answers.
+_HARMONY, _END_OF_A_PART = {"<|return|>", "<|call|>"}, "<|end|>"
+
 
 def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Raises GgufError for rules that are not known."""
@@ -68,14 +71,17 @@ def generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Which tokens end an answer."""
     tokens, types = _list(metadata, "tokens", str), _list(metadata, "token_type", int)
     ends = [index for key in _ENDS if (index := _id(metadata, key, len(tokens))) is not None]
-    if _id(metadata, "eot_token_id", len(tokens)) is None:
-        texts = {tokens[index] for index in ends}
-        ends += [
-            index
-            for index, (text, kind) in enumerate(zip(tokens, types, strict=False))
-            if kind == _CONTROL and text in _END_TEXTS and text not in texts
-        ]
+    controls = {text: index for index, (text, kind) in enumerate(zip(tokens, types, strict=False)) if kind == _CONTROL}
+    if controls.keys() >= _HARMONY:
+        others = controls.keys() & {*_HARMONY, "<|endoftext|>"}
+        ends = [index for index in ends if tokens[index] != _END_OF_A_PART] + sorted(controls[text] for text in others)
+    elif _id(metadata, "eot_token_id", len(tokens)) is None:
+        ends += _ends_by_text(controls, {tokens[index] for index in ends})
     return {"eos_token_id": list(dict.fromkeys(ends))} if ends else {}
+
+
+def _ends_by_text(controls: Mapping[str, int], known: set[str]) -> list[int]:
+    return [index for text, index in controls.items() if text in _END_TEXTS and text not in known]
 
 
 def num_tokens(metadata: Mapping[str, Any]) -> int:

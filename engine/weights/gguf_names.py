@@ -16,7 +16,7 @@ import torch
 
 from common.model.gguf import GgufHeader, GgufTensor, read_header
 from engine.weights.checkpoint import SAMPLE_BYTES, CheckpointError, StoredTensor
-from engine.weights.gguf_tables import IN_LAYER, NORMS_HOLD_ONE, OUTSIDE, OWN, ROTATED_IN_PAIRS
+from engine.weights.gguf_tables import IN_LAYER, NORMS_HOLD_ONE, OUTSIDE, OWN, ROTATED_IN_PAIRS, WITHOUT_KIND
 
 _LAYER = re.compile(r"blk\.(\d+)\.([\w.]+?)(\.weight|\.bias)?\Z")
 _MOST_EXPERTS = 1 << 14
@@ -57,8 +57,7 @@ def _renamed(tensor: GgufTensor, header: GgufHeader) -> Iterator[StoredTensor]:
     if module in _IN_CONFIG:
         return
     ours = (IN_LAYER | own).get(module, module)
-    # The correction of a router's choice is no module's.
-    name = f"model.layers.{layer}.{ours}{'' if module == 'exp_probs_b' else kind}"
+    name = f"model.layers.{layer}.{ours}{'' if module in WITHOUT_KIND else kind}"
     if "{}" in ours:
         yield from _each_expert(tensor, name)
     elif module in ("attn_q", "attn_k") and architecture in ROTATED_IN_PAIRS:

@@ -60,7 +60,14 @@ OWN: Mapping[str, dict[str, str]] = {
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
     "lfm2": _LFM_2,
     "lfm2moe": _LFM_2,
+    "gpt-oss": {
+        "attn_sinks": "self_attn.sinks",
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_gate_inp": "mlp.router",
+    },
 }
+# No module's: sinks, and the correction of a router's choice.
+WITHOUT_KIND = ("exp_probs_b", "attn_sinks")
 
 ROTATED_IN_PAIRS = ("llama", "granite", "smollm3")
 NORMS_HOLD_ONE = ("gemma", "gemma2", "gemma3")

@@ -59,19 +59,28 @@ def ways_of(spec: ExpertsSpec) -> list[Way]:
     """How a checkpoint may store experts' plain matrices: each by itself, or all in one tensor."""
     ways = [together(name, spec.shape, spec.order, halves=spec.halves) for name in spec.together]
     if spec.each:
-        parts = tuple(
-            Part(name=f"{module}.weight", rows=rows, expert=expert)
-            for expert in range(spec.num_experts)
-            for module, rows in rows_of_each(spec, expert)
-        )
-        ways.insert(0, Way(Parameter(shape=spec.shape, parts=parts, shard=Shard.EXPERTS)))
+        ways.insert(0, one_by_one(spec.each, "weight", spec.shape))
     return ways
+
+
+def one_by_one(each: tuple[str, ...], kind: str, shape: tuple[int, ...]) -> Way:
+    """A tensor of each expert's modules, whose rows follow one another."""
+    parts = tuple(
+        Part(name=f"{module}.{kind}", rows=rows, expert=expert)
+        for expert in range(shape[0])
+        for module, rows in _rows(each, shape[1], expert)
+    )
+    return Way(Parameter(shape=shape, parts=parts, shard=Shard.EXPERTS))
 
 
 def rows_of_each(spec: ExpertsSpec, expert: int) -> list[tuple[str, slice]]:
     """The modules of one expert, and their rows in its matrix."""
-    rows = spec.rows // len(spec.each)
-    return [(module.format(expert), slice(at * rows, (at + 1) * rows)) for at, module in enumerate(spec.each)]
+    return _rows(spec.each, spec.rows, expert)
+
+
+def _rows(each: tuple[str, ...], all_rows: int, expert: int) -> list[tuple[str, slice]]:
+    rows = all_rows // len(each)
+    return [(module.format(expert), slice(at * rows, (at + 1) * rows)) for at, module in enumerate(each)]
 
 
 def together(name: str, shape: tuple[int, ...], order: Order, *, halves: bool) -> Way:

@@ -19,7 +19,10 @@ from engine.model.parameters import Weights
 
 @dataclass(frozen=True, slots=True)
 class GgufBlocks:
-    """The bytes of whole blocks as `weight`. Codes and groups stay; scales and minimums are rounded to 16 bits."""
+    """The bytes of whole blocks as `weight`. Codes and groups stay; scales and minimums are rounded to 16 bits.
+
+    MXFP4's are exponents of 2, which nothing rounds.
+    """
 
     kind: str  # "Q4_K", a key of `KEPT`
 
@@ -37,7 +40,11 @@ class GgufBlocks:
 
     @property
     def is_e2m1(self) -> bool:
-        return False
+        return self.kind == "MXFP4"
+
+    @property
+    def scales(self) -> torch.dtype:
+        return torch.bfloat16 if self.is_e2m1 else torch.float32
 
     def group_of(self, inputs: int) -> int:
         return KEPT[self.kind].group
@@ -56,6 +63,8 @@ class GgufBlocks:
     def unpacked(self, tensors: Mapping[str, torch.Tensor]) -> Unpacked:
         data = tensors["weight"]
         blocks, kept = decoded(self.kind, data), KEPT[self.kind]
+        if self.is_e2m1:  # its decoder has twice the levels
+            return Unpacked(blocks.codes.view(len(data), -1), (2 * blocks.scales).view(len(data), -1), None)
         middle = 0 if kept.has_minimums else 1 << (kept.bits - 1)
         minimums = None if blocks.minimums is None else _rounded(blocks.minimums).view(len(data), -1)
         codes = (blocks.codes + (middle - blocks.zero)).view(len(data), -1)
@@ -92,6 +101,7 @@ KEPT = {
     "Q4_K": Kept(4, 32, has_minimums=True),
     "Q5_K": Kept(8, 32, has_minimums=True),
     "Q6_K": Kept(8, 16),
+    "MXFP4": Kept(4, 32),
 }
 
 

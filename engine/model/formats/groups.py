@@ -33,6 +33,11 @@ class Grouping(Stored, Protocol):
     @property
     def is_e2m1(self) -> bool: ...
 
+    @property
+    def scales(self) -> torch.dtype:
+        """Holds each scale as it is stored."""
+        ...
+
     def group_of(self, inputs: int) -> int:
         """Inputs of a group of a row."""
         ...
@@ -91,6 +96,7 @@ def _allocate(format: Grouping, shape: tuple[int, ...], inputs: int, device: tor
         has_zeros=format.has_zeros,
         has_minimums=format.has_minimums,
         is_e2m1=format.is_e2m1,
+        scales=format.scales,
     )
 
 

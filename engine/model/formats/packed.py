@@ -42,6 +42,10 @@ class _Common:
         return False
 
     @property
+    def scales(self) -> torch.dtype:
+        return torch.float32
+
+    @property
     def rows_of_words(self) -> int:
         """A module has a multiple of so many rows, or it can't be stored so and is plain, though no field says it."""
         return 1
@@ -234,6 +238,10 @@ class Fp4(_Common):
     @property
     def is_e2m1(self) -> bool:
         return True
+
+    @property
+    def scales(self) -> torch.dtype:
+        return torch.bfloat16 if self.is_exponent else torch.float32
 
     def tensors(self, rows: int, inputs: int) -> dict[str, StoredPart]:
         scale = torch.uint8 if self.is_exponent else torch.float8_e4m3fn

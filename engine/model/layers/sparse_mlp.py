@@ -13,7 +13,7 @@ from engine.kernels.activation import ACTIVATIONS
 from engine.kernels.experts import Clamp, Experts, mixture, route
 from engine.kernels.experts.mixture import Matrices
 from engine.model.experts import ExpertTensors, LatentExperts, SharedExpertSpec, SparseMlpSpec
-from engine.model.formats.dense import together
+from engine.model.formats.dense import one_by_one, together
 from engine.model.formats.product import ExpertsSpec, Linear, LinearSpec
 from engine.model.layers.building import Surroundings
 from engine.model.parameters import Shard, Way, of_experts, whole
@@ -146,7 +146,9 @@ def _matrices(spec: SparseMlpSpec, shape: tuple[int, int], around: Surroundings,
 
 
 def _biases(tensors: ExpertTensors, shape: tuple[int, int], around: Surroundings, *, first: bool) -> torch.Tensor:
-    """Declare biases [E, N], which are in one tensor."""
-    names = [pair[0 if first else 1] + "_bias" for pair in tensors.all]
+    """Declare biases [E, N], which are in one tensor, or beside each expert's matrices."""
+    names, modules = [pair[0 if first else 1] + "_bias" for pair in tensors.all], tensors.each or ()
     ways = [together(name, shape, tensors.order, halves=first) for name in names]
+    if own := modules[:-1] if first else modules[-1:]:
+        ways.append(one_by_one(own, "bias", shape))
     return around.weights.new(of_experts("", *shape), ways=ways, under=around.under)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from common.model.files import read_file
 from common.model.gguf import GgufError
-from common.model.tokenizer import tokenizer_json
+from common.model.tokenizer import generation_config, tokenizer_json
 from gateway.answers.tokenizer import ChatTokenizer
 from tests.gguf_files import add_tokenizer
 from tests.unit.gateway.tokenizers_of_others import write_folder
@@ -102,3 +102,13 @@ def test_a_piece_that_takes_forever_to_cut_up_is_refused() -> None:
     metadata = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["a", "a" * 513]}
     with pytest.raises(GgufError, match=r"one of more than 512 letters \(513\)"):
         tokenizer_json(metadata | {"tokenizer.ggml.scores": [0.0, 0.0]})
+
+
+@pytest.mark.parametrize("named", [{}, {"tokenizer.ggml.eot_token_id": 2}])
+def test_the_end_of_a_part_of_gpt_oss_does_not_end_its_answer(named: dict[str, int]) -> None:
+    tokens = ["a", "<|return|>", "<|end|>", "<|call|>", "<|endoftext|>"]
+    file = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [1, 3, 3, 3, 3], **named}
+    assert sorted(generation_config(file | {"tokenizer.ggml.eos_token_id": 1})["eos_token_id"]) == [1, 3, 4]
+    others = {"tokenizer.ggml.tokens": [text for text in tokens if text != "<|call|>"]}
+    others |= {"tokenizer.ggml.token_type": [1, 3, 3, 3], "tokenizer.ggml.eos_token_id": 1}
+    assert generation_config(others)["eos_token_id"] == [1, 2, 3]

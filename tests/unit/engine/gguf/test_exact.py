@@ -14,6 +14,14 @@ from tests.unit.engine.families.experts import EXPERTS
 from tests.unit.engine.families.hybrids import CONVOLUTIONS, OF_LFM_2_MOE
 
 LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0}
+OF_GPT_OSS = {
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 40,
+    "head_dim": 16,
+    "sliding_window": 24,
+    "rope_parameters": YARN | {"truncate": False},
+}
 CASES = (
     Case(name="llama", config="LlamaConfig", fields={"attention_bias": True, "mlp_bias": True}),
     Case(name="llama3", config="LlamaConfig", fields={"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
@@ -59,6 +67,7 @@ CASES = (
     Case(name="smollm3", config="SmolLM3Config", fields={"num_hidden_layers": 5}),
     Case(name="olmo2", config="Olmo2Config"),
     Case(name="olmo3", config="Olmo3Config", fields=TWO_KINDS | {"rope_parameters": BY_KIND}),
+    Case(name="gpt_oss", config="GptOssConfig", fields=OF_GPT_OSS),
     Case(name="qwen2vl", config="Qwen2Config"),
     Case(name="qwen3vlmoe", config="Qwen3MoeConfig", fields={**EXPERTS, "norm_topk_prob": True}),
     Case(name="lfm2", config="Lfm2Config", fields=CONVOLUTIONS),

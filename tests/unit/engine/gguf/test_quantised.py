@@ -12,8 +12,9 @@ import torch
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.kernels.experts import Experts
 from engine.kernels.quantised.gguf_blocks import BLOCK_BYTES, BLOCK_ELEMENTS
-from engine.kernels.quantised.groups import pack, values
+from engine.kernels.quantised.groups import Groups, pack, values
 from engine.model.decoder import Decoder
 from engine.model.families import read_model_spec
 from engine.model.families.quantised import gguf as quantised
@@ -21,6 +22,7 @@ from engine.model.formats.dense import Dense
 from engine.model.formats.gguf import KEPT, GgufBlocks
 from engine.model.formats.grouped import Grouped, WhenLoaded
 from engine.model.formats.int8 import Int8Linear
+from engine.model.layers.sparse_mlp import SparseMlp
 from engine.weights.loader import load_weights
 from tests.gguf_files import write_gguf
 from tests.unit.engine.families.case import Case
@@ -37,11 +39,25 @@ MOE = Case(
     config="Qwen3MoeConfig",
     fields={**EXPERTS, **WIDE, "moe_intermediate_size": 256, "head_dim": 64, "norm_topk_prob": True},
 )
+GPT_OSS = Case(
+    name="gpt_oss",
+    config="GptOssConfig",
+    fields={
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 96,
+        "head_dim": 32,
+        "sliding_window": 24,
+    },
+)
 CASES = {
     **{kind: (LLAMA, {"": kind}) for kind in ("BF16", "F16", *KEPT, "IQ4_XS")},
     "mixed": (LLAMA, MIXED),
     "tied": (TIED, {"": "Q4_K", "token_embd": "Q6_K"}),
     "experts": (MOE, MIXED_EXPERTS),
+    "gpt-oss": (GPT_OSS, {"": "Q8_0", "ffn_gate_inp": "F32", "_exps.weight": "MXFP4"}),
+    "gpt-oss, the rest in 16 bits": (GPT_OSS, {"": "BF16", "ffn_gate_inp": "F32", "_exps.weight": "MXFP4"}),
+    "gpt-oss, Q8_0": (GPT_OSS, {"": "Q8_0"}),
 }
 
 
@@ -69,11 +85,14 @@ def test_groups_are_the_blocks_but_for_factors_in_16_bits(kind: str) -> None:
     for at in {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}.get(kind, (0, 2) if KEPT[kind].has_minimums else (0,)):
         factors = random.normal(0, 1e-3, len(blocks)).astype(np.float16)
         blocks[:, at : at + 2] = factors[:, None].view(np.uint8)
+    if kind == "MXFP4":
+        blocks[:, 0] = random.integers(100, 130, len(blocks))
     expected = torch.from_numpy(gguf.dequantize(data, gguf.GGMLQuantizationType[kind]))
     format = GgufBlocks(kind)
     found = format.unpacked({"weight": torch.from_numpy(data)})
     assert int(found.codes.max()) < 1 << format.bits
-    groups = pack(found.codes, found.scales, bits=format.bits, group=format.group_of(inputs), minimums=found.minimums)
+    like = {"bits": format.bits, "group": format.group_of(inputs), "is_e2m1": format.is_e2m1}
+    groups = pack(found.codes, found.scales.to(format.scales), minimums=found.minimums, **like)
     largest = expected.unflatten(1, (-1, format.group_of(inputs))).abs().amax(-1, keepdim=True)
     error = (values(groups) - expected).unflatten(1, (-1, format.group_of(inputs))).abs()
     bound = 4 * 2.0**-11 if kind.endswith("_K") else 1e-6  # rounded scale and minimum may cancel
@@ -105,6 +124,27 @@ def test_a_gpu_keeps_the_files_groups(mixed: Path) -> None:
     for one, other in zip(grouped(decoder), grouped(plain), strict=True):
         assert one.shape == other.shape
         assert (one - other).abs().max() < 4e-3 * other.abs().max()
+
+
+def test_a_gpu_keeps_experts_in_the_files_floats_of_4_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = {"": "BF16", "_exps": "MXFP4"}
+    file = write_gguf(GPT_OSS.build(tmp_path / "model"), tmp_path / "model.gguf", kind=kinds, tokenizer=False)
+    plain = experts_of(file, device="cpu")
+    monkeypatch.setattr("engine.model.formats.groups.use_triton", lambda x: True)
+    kept = experts_of(file, device="cuda:0")
+    for one, other in zip(kept, plain, strict=True):
+        for matrix, floats in ((one.gate_up, other.gate_up), (one.down, other.down)):
+            assert isinstance(matrix, Groups)
+            assert (matrix.bits, matrix.is_e2m1, matrix.scales.dtype) == (4, True, torch.bfloat16)
+            assert torch.equal(values(matrix), floats)
+
+
+def experts_of(file: Path, *, device: str) -> list[Experts]:
+    """Of each layer, in the formats for a device, loaded here."""
+    spec = read_model_spec(file, device=device)
+    decoder = Decoder(spec, dtype=torch.float32, device=torch.device("cpu"), max_model_len=64)
+    load_weights(decoder.weights, file)
+    return [layer.mlp._mixture._experts for layer in decoder._layers if isinstance(layer.mlp, SparseMlp)]
 
 
 def grouped(decoder: Decoder) -> list[torch.Tensor]:
