@@ -319,7 +319,7 @@ class _Buffer:
 
     def __init__(self, size: int, *, pinned: bool) -> None:
         self._bytes = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-        self._view = memoryview(self._bytes.numpy())  # type: ignore[arg-type]
+        self._view = self._bytes.numpy().data
         self._copied = torch.cuda.Event() if pinned else None
 
     def carry(self, piece: _Piece, files: Mapping[Path, int]) -> None:
